@@ -1,0 +1,135 @@
+//! The one error type of the house: a kind that says what to do, a sentence, and context.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What the caller should do about an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The call was wrong and changed nothing. The message says what to call instead.
+    Invalid,
+    /// Nothing is lost; the same call may succeed later.
+    Retry,
+    /// The bytes asked for cannot be had. Compute them.
+    Miss,
+    /// The handle cannot go on. The message says what to do before opening again.
+    Fatal,
+    /// The handle was closed, or belongs to another process (a fork).
+    Closed,
+}
+
+impl ErrorKind {
+    /// The kind in one lower-case word, as it appears in logs and in Python.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::Retry => "retry",
+            Self::Miss => "miss",
+            Self::Fatal => "fatal",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// An error: kind, message (which names the remedy where there is one), context and cause.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    context: Vec<(&'static str, String)>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// The result of anything in Ritornello that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error of `kind`. Shortcuts: [`Error::invalid`], [`Error::retry`], [`Error::fatal`].
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner { kind, message: message.into(), context: Vec::new(), source: None }))
+    }
+
+    /// See [`ErrorKind::Invalid`].
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
+    }
+
+    /// See [`ErrorKind::Retry`].
+    pub fn retry(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Retry, message)
+    }
+
+    /// See [`ErrorKind::Miss`].
+    pub fn miss(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Miss, message)
+    }
+
+    /// See [`ErrorKind::Fatal`].
+    pub fn fatal(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Fatal, message)
+    }
+
+    /// Adds one key/value pair of context.
+    #[must_use]
+    pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
+        self.0.context.push((key, value.to_string()));
+        self
+    }
+
+    /// Adds the cause.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// What the caller should do.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The sentence, without context or cause.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)?;
+        for (at, (key, value)) in self.0.context.iter().enumerate() {
+            write!(f, "{}{key}={value}", if at == 0 { " [" } else { ", " })?;
+        }
+        if !self.0.context.is_empty() {
+            f.write_str("]")?;
+        }
+        if let Some(source) = &self.0.source {
+            write!(f, ": {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {self}", self.0.kind.word())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_ref().map(|source| &**source as &(dyn StdError + 'static))
+    }
+}
+
+/// A failed system call is worth a retry unless the caller knows better: the sites that do say so
+/// with their own kind.
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::retry("the file system refused").because(error)
+    }
+}

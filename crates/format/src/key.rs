@@ -1,0 +1,119 @@
+//! Page keys, and the 16-byte hashes the index keeps of them.
+
+use crate::{Error, Result, ScopeId};
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+/// The shortest page key, in bytes.
+pub const KEY_BYTES_MIN: usize = 8;
+/// The longest page key, in bytes.
+pub const KEY_BYTES_MAX: usize = 64;
+
+/// Refuses keys whose length is outside [`KEY_BYTES_MIN`]`..=`[`KEY_BYTES_MAX`].
+///
+/// # Errors
+/// `Invalid`, naming the first key that does not fit.
+pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
+    match keys.iter().position(|key| !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len())) {
+        None => Ok(()),
+        Some(at) => Err(Error::invalid(format!(
+            "a page key is {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes: pass the engine's block hash"
+        ))
+        .with("key", at)
+        .with("bytes", keys[at].len())),
+    }
+}
+
+/// What the index knows a page by: XXH3-128 of its key, seeded with its scope.
+///
+/// Not collision-proof against an adversary, and it need not be: full keys are compared with the
+/// run header before any byte is believed. Never all zeroes, so zero can mean "no page".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[repr(transparent)]
+pub struct PageHash(pub [u8; 16]);
+
+impl PageHash {
+    /// The value no page has.
+    pub const NONE: Self = Self([0; 16]);
+
+    /// The hash of `key` in `scope`.
+    #[must_use]
+    #[inline]
+    pub fn of(scope: &ScopeId, key: &[u8]) -> Self {
+        let hash = xxh3_128_with_seed(key, scope.seed());
+        Self(if hash == 0 { 1u128 } else { hash }.to_le_bytes())
+    }
+
+    /// The low 64 bits: where a hash table starts to look.
+    #[must_use]
+    #[inline]
+    pub fn low(self) -> u64 {
+        u128::from_le_bytes(self.0) as u64
+    }
+
+    /// The high 64 bits, independent of [`PageHash::low`].
+    #[must_use]
+    #[inline]
+    pub fn high(self) -> u64 {
+        (u128::from_le_bytes(self.0) >> 64) as u64
+    }
+}
+
+/// A sequence of page hashes that are computed when asked for: a probe looks at few of them.
+pub trait PageHashes {
+    /// Number of pages.
+    fn len(&self) -> usize;
+    /// Hash of page `at`; `at < len()`.
+    fn at(&self, at: usize) -> PageHash;
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl PageHashes for [PageHash] {
+    fn len(&self) -> usize {
+        <[PageHash]>::len(self)
+    }
+    #[inline]
+    fn at(&self, at: usize) -> PageHash {
+        self[at]
+    }
+}
+
+/// Keys of one scope, hashed lazily.
+#[derive(Clone, Copy, Debug)]
+pub struct ScopedKeys<'a> {
+    /// The scope all keys belong to.
+    pub scope: &'a ScopeId,
+    /// The engine's block hashes, in sequence order.
+    pub keys: &'a [&'a [u8]],
+}
+
+impl PageHashes for ScopedKeys<'_> {
+    fn len(&self) -> usize {
+        self.keys.len()
+    }
+    #[inline]
+    fn at(&self, at: usize) -> PageHash {
+        PageHash::of(self.scope, self.keys[at])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_any_allowed_length_pass_and_others_are_named() {
+        assert!(check_keys(&[&[0; 8], &[0; 64]]).is_ok());
+        let error = check_keys(&[&[0; 8], &[0; 65]]).unwrap_err().to_string();
+        assert!(error.contains("key=1") && error.contains("bytes=65"), "{error}");
+    }
+
+    #[test]
+    fn the_same_key_in_two_scopes_is_two_pages() {
+        let (a, b) = (ScopeId([1; 16]), ScopeId([2; 16]));
+        assert_ne!(PageHash::of(&a, b"12345678"), PageHash::of(&b, b"12345678"));
+        assert_eq!(PageHash::of(&a, b"12345678"), PageHash::of(&a, b"12345678"));
+    }
+}

@@ -1,0 +1,27 @@
+//! # ritornello-format
+//!
+//! The words of the house as types, and every persistent byte: scopes, page keys, places, run
+//! headers, journal, checkpoint, manifest. `docs/format.md` specifies them byte by byte.
+//!
+//! **Promises.** Decoding never panics and never believes bytes whose checksum disagrees. Encoding
+//! is canonical: equal values, equal bytes.
+//!
+//! **May not know** files, threads, clocks, or anything above it: this crate is pure.
+
+#![forbid(unsafe_code)]
+
+mod checksum;
+mod error;
+mod key;
+mod place;
+mod scope;
+pub mod wire;
+
+pub use checksum::{SliceChecksum, checksum};
+pub use error::{Error, ErrorKind, Result};
+pub use key::{KEY_BYTES_MAX, KEY_BYTES_MIN, PageHash, PageHashes, ScopedKeys, check_keys};
+pub use place::{Extent, PIECE_UNITS, Place, SegmentId, UNIT, WHOLE_PAGE_UNITS, units_of};
+pub use scope::{PAGE_BYTES_MAX, Scope, ScopeId, ScopeSlot};
+
+/// The version of everything on disk. Zero may still change; another version is refused.
+pub const FORMAT_VERSION: u32 = 0;

@@ -1,0 +1,217 @@
+//! Where the pages of a run lie: extents in units of 4 KiB, and the arithmetic over them.
+
+use crate::{Error, Result};
+
+/// The unit of allocation, alignment and direct I/O, in bytes.
+pub const UNIT: u64 = 4096;
+
+/// Pages up to this many units are never split over extents.
+pub const WHOLE_PAGE_UNITS: u32 = (256 * 1024 / UNIT) as u32;
+/// The smallest piece of a page that is split, in units.
+pub const PIECE_UNITS: u32 = WHOLE_PAGE_UNITS;
+
+/// `bytes` rounded up to whole units.
+#[must_use]
+pub const fn units_of(bytes: u64) -> u64 {
+    bytes.div_ceil(UNIT)
+}
+
+/// A segment file: its volume (directory) in the top 8 bits, its number there in the lower 24.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct SegmentId(pub u32);
+
+impl SegmentId {
+    /// Segment `number` of volume `volume`; `number < 2^24`.
+    #[must_use]
+    pub const fn new(volume: u8, number: u32) -> Self {
+        Self((volume as u32) << 24 | (number & 0x00ff_ffff))
+    }
+    /// Which directory.
+    #[must_use]
+    pub const fn volume(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+    /// Which file of that directory.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0 & 0x00ff_ffff
+    }
+}
+
+/// A span of one segment, in units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Extent {
+    /// The file.
+    pub segment: SegmentId,
+    /// First unit.
+    pub start: u32,
+    /// Number of units, at least one.
+    pub units: u32,
+}
+
+impl Extent {
+    /// First byte in the segment file.
+    #[must_use]
+    pub const fn offset(&self) -> u64 {
+        self.start as u64 * UNIT
+    }
+    /// Length in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.units as u64 * UNIT
+    }
+    /// One past the last unit.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.start + self.units
+    }
+    /// The part of this extent that starts `skip` units in and is `units` long.
+    #[must_use]
+    pub const fn part(&self, skip: u32, units: u32) -> Self {
+        Self { segment: self.segment, start: self.start + skip, units }
+    }
+}
+
+/// Where one run lies.
+///
+/// The extents, laid end to end, hold the run header in the first `header_units` units, then page
+/// after page, each padded to `page_units`. So page `p` starts at logical unit
+/// `header_units + p * page_units`.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Place {
+    /// Unique in the store and never reused, across restarts too.
+    pub generation: u64,
+    /// Checksum of the encoded run header: the root of the run's two-level checksum tree.
+    pub header_checksum: u64,
+    /// Length of the header, padded.
+    pub header_units: u32,
+    /// Length of a page, padded.
+    pub page_units: u32,
+    /// In logical order.
+    pub extents: Vec<Extent>,
+}
+
+impl Place {
+    /// The extents of the header.
+    #[must_use]
+    pub fn header(&self) -> Vec<Extent> {
+        slice(&self.extents, 0, u64::from(self.header_units))
+    }
+
+    /// The extents of page `page`, in order. Empty if the place does not reach that far.
+    #[must_use]
+    pub fn page(&self, page: u32) -> Vec<Extent> {
+        self.pages(page, 1)
+    }
+
+    /// The extents of `count` pages from page `first`, in order.
+    #[must_use]
+    pub fn pages(&self, first: u32, count: u32) -> Vec<Extent> {
+        let units = u64::from(self.page_units);
+        let from = u64::from(self.header_units) + u64::from(first) * units;
+        slice(&self.extents, from, u64::from(count) * units)
+    }
+
+    /// Cuts the place after `keep` pages and returns the extents behind the cut. With `keep == 0`
+    /// that is everything, the header included.
+    pub fn truncate(&mut self, keep: u32) -> Vec<Extent> {
+        if keep == 0 {
+            return std::mem::take(&mut self.extents);
+        }
+        let total = self.units();
+        let head = u64::from(self.header_units) + u64::from(keep) * u64::from(self.page_units);
+        let freed = slice(&self.extents, head, total.saturating_sub(head));
+        self.extents = slice(&self.extents, 0, head);
+        freed
+    }
+
+    /// Total length in units.
+    #[must_use]
+    pub fn units(&self) -> u64 {
+        self.extents.iter().map(|extent| u64::from(extent.units)).sum()
+    }
+
+    /// Checks that the extents hold exactly the header and `pages` pages, and lie inside segments
+    /// of `segment_units` units.
+    ///
+    /// # Errors
+    /// `Miss`: a place that does not add up is not believed.
+    pub fn check(&self, pages: u32, segment_units: u32) -> Result<()> {
+        let expected =
+            u64::from(self.header_units) + u64::from(pages) * u64::from(self.page_units);
+        let inside = |e: &Extent| {
+            e.units > 0 && e.start.checked_add(e.units).is_some_and(|end| end <= segment_units)
+        };
+        if self.units() == expected && self.extents.iter().all(inside) {
+            Ok(())
+        } else {
+            Err(Error::miss("a run's place does not add up")
+                .with("generation", self.generation)
+                .with("pages", pages))
+        }
+    }
+}
+
+/// Units `from .. from + units` of the concatenation of `extents`.
+fn slice(extents: &[Extent], from: u64, units: u64) -> Vec<Extent> {
+    let mut out = Vec::with_capacity(1);
+    let (mut skip, mut left) = (from, units);
+    for extent in extents {
+        let length = u64::from(extent.units);
+        if left == 0 {
+            break;
+        }
+        if skip >= length {
+            skip -= length;
+            continue;
+        }
+        let take = left.min(length - skip);
+        // Both fit: they are at most `extent.units`.
+        out.push(extent.part(skip as u32, take as u32));
+        left -= take;
+        skip = 0;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(start: u32, units: u32) -> Extent {
+        Extent { segment: SegmentId::new(0, 1), start, units }
+    }
+
+    fn place() -> Place {
+        Place {
+            generation: 1,
+            header_checksum: 0,
+            header_units: 1,
+            page_units: 4,
+            extents: vec![extent(10, 7), extent(100, 6)],
+        }
+    }
+
+    #[test]
+    fn pages_are_found_across_extents() {
+        let place = place();
+        assert_eq!(place.header(), vec![extent(10, 1)]);
+        assert_eq!(place.page(0), vec![extent(11, 4)]);
+        assert_eq!(place.page(1), vec![extent(15, 2), extent(100, 2)]);
+        assert_eq!(place.pages(1, 2), vec![extent(15, 2), extent(100, 6)]);
+        assert!(place.page(3).is_empty());
+        assert!(place.check(3, 1000).is_ok());
+        assert!(place.check(2, 1000).is_err());
+        assert!(place.check(3, 105).is_err());
+    }
+
+    #[test]
+    fn truncation_frees_exactly_what_is_behind_the_cut() {
+        let mut kept = place();
+        assert_eq!(kept.truncate(1), vec![extent(15, 2), extent(100, 6)]);
+        assert_eq!(kept.extents, vec![extent(10, 5)]);
+        assert!(kept.check(1, 1000).is_ok());
+        assert_eq!(kept.truncate(0), vec![extent(10, 5)]);
+        assert_eq!(kept.units(), 0);
+    }
+}

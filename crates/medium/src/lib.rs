@@ -1,0 +1,78 @@
+//! # ritornello-medium
+//!
+//! The seam between Ritornello and the file system: the few operations it uses, behind two small
+//! traits, so that tests can put a faulty or a forgetful disk underneath everything.
+//!
+//! **Promises.** [`Host`] is the machine's own file system, nothing added. [`Faulty`] fails on
+//! schedule; [`SimDisk`] loses and tears what was not synced when it crashes.
+//!
+//! **May not know** what is stored: this crate sees bytes and paths.
+
+#![forbid(unsafe_code)]
+
+use std::ffi::OsString;
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Access {
+    /// Writable, too.
+    pub write: bool,
+    /// Created if it is not there.
+    pub create: bool,
+    /// Past the page cache (`O_DIRECT`): offsets, lengths and memory are then multiples of 4 KiB.
+    pub direct: bool,
+}
+
+/// Room on the file system that holds a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Bytes an unprivileged process can still take.
+    pub available: u64,
+    /// Bytes in all.
+    pub total: u64,
+    /// `f_type` of `statfs(2)`.
+    pub kind: u64,
+}
+
+/// A file system.
+pub trait Medium: Send + Sync + Debug {
+    /// Creates `path` and its parents, mode 0700.
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
+    /// Opens a file; mode 0600 if it is created.
+    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>>;
+    /// Replaces `to` by `from`, atomically.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Names in a directory, sorted.
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>>;
+    /// Makes creations, renames and removals in `dir` durable.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Room where `dir` is.
+    fn room(&self, dir: &Path) -> io::Result<Room>;
+}
+
+/// An open file.
+pub trait MediumFile: Send + Sync + Debug {
+    /// Reads up to `buffer.len()` bytes at `offset`; fewer only at the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes all of `buffer` at `offset`.
+    fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()>;
+    /// `fdatasync`: everything written to the file, by any process, is durable.
+    fn sync_data(&self) -> io::Result<()>;
+    /// Allocates blocks for the first `length` bytes and extends the file to them.
+    fn allocate(&self, length: u64) -> io::Result<()>;
+    /// Cuts or extends the file.
+    fn set_len(&self, length: u64) -> io::Result<()>;
+    /// Length in bytes.
+    fn length(&self) -> io::Result<u64>;
+    /// Bytes of allocated blocks.
+    fn allocated(&self) -> io::Result<u64>;
+    /// The descriptor, for `io_uring`; a simulated file has none and is driven by the calls above.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}

@@ -1,0 +1,221 @@
+"""The compiled core. Everything here releases the GIL while it waits or moves bytes."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, TypeAlias, final
+
+class _Tensor(Protocol):
+    """A contiguous CPU tensor, by duck typing (torch's, without importing torch)."""
+
+    def data_ptr(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+
+# Anything with the buffer protocol (bytes, bytearray, memoryview, NumPy arrays) or a CPU tensor.
+Buffer: TypeAlias = Any
+# One page: a buffer, or several that together, in order, make the page.
+Page: TypeAlias = Buffer | Sequence[Buffer]
+
+__version__: str
+
+class RitornelloError(Exception):
+    """Base class. `kind` is "retry", "miss", "invalid" or "fatal"."""
+
+    kind: str
+
+class InvalidError(RitornelloError, ValueError):
+    """The call was wrong and changed nothing; the message says what to write instead."""
+
+class RetryError(RitornelloError):
+    """Nothing is lost; the same call may succeed later."""
+
+class FatalError(RitornelloError):
+    """The store cannot go on; the message says what to do."""
+
+class ClosedError(RitornelloError):
+    """The store was closed, or the process was forked after it was opened."""
+
+@final
+class Scope:
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        page_tokens: int,
+        *,
+        layers: tuple[int, int],
+        kv_heads: tuple[int, int],
+        head_dim: int,
+        layout: str = "page_first",
+        salt: bytes = b"",
+        weights: bytes = b"",
+        adapter: str = "",
+        kv_scale: str = "none",
+        hash_algorithm: str = "",
+        epoch: bytes = b"",
+        part: int = 0,
+        extra: Mapping[str, str] = ...,
+        chained: bool = True,
+        page_bytes: int | None = None,
+    ) -> None: ...
+    @staticmethod
+    def opaque(name: str, page_bytes: int, *, chained: bool = False) -> Scope: ...
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def chained(self) -> bool: ...
+    def describe(self) -> dict[str, Any]: ...
+
+@final
+class PagePool:
+    """Registered source or target memory of an engine: page `i` is the concatenation, over
+    `buffers` in order, of bytes `[i * page_bytes[k], (i + 1) * page_bytes[k])` of buffer `k`
+    (its base plus `i * strides[k]` where strides are given). The pool keeps the buffers alive."""
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        page_bytes: Sequence[int],
+        *,
+        strides: Sequence[int] | None = None,
+    ) -> None: ...
+    @property
+    def page_bytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def pages(self, ids: Sequence[int]) -> PoolPages: ...
+
+@final
+class PoolPages:
+    """Some pages of a pool, in the order of the ids; accepted wherever a list of pages is."""
+
+    def __len__(self) -> int: ...
+
+@final
+class Match:
+    """The longest reusable prefix, kept readable until `release()`, or until `ttl` runs out."""
+
+    @property
+    def pages(self) -> int: ...
+    @property
+    def lease(self) -> int: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Match: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+@final
+class Outcome:
+    """What a ticket came to. `pages`: leading pages stored (put) or filled and verified (get).
+    `bytes`: payload moved. `reason`: "" when all pages came; else why the first one did not
+    ("absent", "checksum", "header", "io", "no_space", "staging_full", "cancelled",
+    "deadline", ...). `ok[i]`: page i."""
+
+    @property
+    def pages(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def ok(self) -> list[bool]: ...
+
+@final
+class Ticket:
+    """A submitted put or get. It owns its buffers until it is done."""
+
+    def fileno(self) -> int:
+        """An eventfd, readable once the ticket is done."""
+    def done(self) -> bool: ...
+    def cancel(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> Outcome | None:
+        """The outcome, or None if it is not there within `timeout` seconds."""
+
+@final
+class Store:
+    @staticmethod
+    def open(
+        path: str,
+        capacity: str | int | None = None,
+        *,
+        paths: Sequence[str] = (),
+        durability: Literal["cache", "durable"] = "cache",
+        io: Literal["auto", "uring", "pool", "buffered"] = "auto",
+        index: Literal["run", "memory"] = "run",
+        segment_bytes: int | None = None,
+    ) -> Store:
+        """Owner of the directory, or client of the process that owns it. `capacity` may be
+        omitted for a directory that holds a store."""
+    def put_batch(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        pages: Sequence[Page] | PoolPages,
+        *,
+        parent: bytes | None = None,
+        timeout: float | None = None,
+    ) -> int: ...
+    def probe(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
+    def match(self, scope: Scope, keys: Sequence[bytes], *, ttl: float = 60.0) -> Match: ...
+    def release(self, lease: int) -> None: ...
+    def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]: ...
+    def get_batch(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        out: Sequence[Page] | PoolPages,
+        *,
+        timeout: float | None = None,
+    ) -> int: ...
+    def submit_put(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        pages: Sequence[Page] | PoolPages,
+        *,
+        parent: bytes | None = None,
+        copy: bool = False,
+        timeout: float | None = None,
+    ) -> Ticket:
+        """`copy=True`: the bytes are taken into bounded staging before this returns, so the
+        memory may be reused at once; if staging is full the pages that do not fit are skipped
+        (reason "staging_full"). `copy=False`: the memory must not change until the ticket is
+        done."""
+    def submit_get(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        out: Sequence[Page] | PoolPages,
+        *,
+        timeout: float | None = None,
+    ) -> Ticket: ...
+    def touch(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
+    def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
+    def drop_scope(self, scope: Scope) -> None: ...
+    def flush(self) -> None: ...
+    def clear(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def role(self) -> Literal["owner", "client"]: ...
+    def __enter__(self) -> Store: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+def run_cli(argv: Sequence[str], python: str) -> int: ...
