@@ -13,14 +13,20 @@
 mod checksum;
 mod error;
 mod key;
+mod manifest;
 mod place;
+mod registry;
+mod reservation;
 mod scope;
 pub mod wire;
 
 pub use checksum::{SliceChecksum, checksum};
 pub use error::{Error, ErrorKind, Result};
 pub use key::{KEY_BYTES_MAX, KEY_BYTES_MIN, PageHash, PageHashes, ScopedKeys, check_keys};
+pub use manifest::Manifest;
 pub use place::{Extent, PIECE_UNITS, Place, SegmentId, UNIT, WHOLE_PAGE_UNITS, units_of};
+pub use registry::ScopeRegistry;
+pub use reservation::ReservationRecord;
 pub use scope::{PAGE_BYTES_MAX, Scope, ScopeId, ScopeSlot};
 
 /// The version of everything on disk. Zero may still change; another version is refused.

@@ -1,6 +1,7 @@
 //! Where the pages of a run lie: extents in units of 4 KiB, and the arithmetic over them.
 
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// The unit of allocation, alignment and direct I/O, in bytes.
 pub const UNIT: u64 = 4096;
@@ -17,7 +18,9 @@ pub const fn units_of(bytes: u64) -> u64 {
 }
 
 /// A segment file: its volume (directory) in the top 8 bits, its number there in the lower 24.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 pub struct SegmentId(pub u32);
 
 impl SegmentId {
@@ -39,7 +42,9 @@ impl SegmentId {
 }
 
 /// A span of one segment, in units.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 pub struct Extent {
     /// The file.
     pub segment: SegmentId,
@@ -77,7 +82,7 @@ impl Extent {
 /// The extents, laid end to end, hold the run header in the first `header_units` units, then page
 /// after page, each padded to `page_units`. So page `p` starts at logical unit
 /// `header_units + p * page_units`.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Place {
     /// Unique in the store and never reused, across restarts too.
     pub generation: u64,

@@ -2,11 +2,12 @@
 
 use crate::wire::{Reader, Writer};
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// The digest of a scope's identity: the first 16 bytes of the BLAKE3 of its canonical encoding.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct ScopeId(pub [u8; 16]);
 
 impl ScopeId {
@@ -32,7 +33,9 @@ impl fmt::Debug for ScopeId {
 
 /// The number a store gave to a scope when it was registered. Never reused: a scope that is
 /// dropped and comes back gets another slot, which is what makes dropping durable at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 pub struct ScopeSlot(pub u32);
 
 /// The full description of a scope.
@@ -40,7 +43,7 @@ pub struct ScopeSlot(pub u32);
 /// The fields up to `extra` are its **identity** and make its [`ScopeId`]. `layout`, `page_bytes`
 /// and `chained` are **attributes**: stored beside it, and opening the scope with others is an
 /// error rather than another scope.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scope {
     /// Model: its normalised configuration after overrides, or a name that stands for it.
     pub model: String,

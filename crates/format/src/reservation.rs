@@ -1,0 +1,109 @@
+//! Records of the reservation log: space that a client process may still be writing to.
+
+use crate::wire::{Reader, Writer};
+use crate::{Extent, Result, SegmentId, checksum};
+
+/// One record of the reservation log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReservationRecord {
+    /// Space handed to a client.
+    Reserved {
+        /// The reservation.
+        id: u64,
+        /// The client's name: that of the lock file it holds while it lives.
+        client: String,
+        /// What it may write to.
+        extents: Vec<Extent>,
+    },
+    /// Committed or aborted: the client writes there no more.
+    Settled {
+        /// The reservation.
+        id: u64,
+    },
+}
+
+impl ReservationRecord {
+    /// The record: length `u32` of the body, body, CRC-64 of length and body.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::new();
+        match self {
+            Self::Reserved { id, client, extents } => {
+                body.u8(1).u64(*id).blob(client.as_bytes()).u32(extents.len() as u32);
+                for extent in extents {
+                    body.u32(extent.segment.0).u32(extent.start).u32(extent.units);
+                }
+            }
+            Self::Settled { id } => {
+                body.u8(2).u64(*id);
+            }
+        }
+        let mut record = Writer::new();
+        record.blob(body.as_slice());
+        let sum = checksum(record.as_slice());
+        record.u64(sum);
+        record.into_vec()
+    }
+
+    /// Reads records until the log ends or one is damaged (a torn tail).
+    #[must_use]
+    pub fn decode_all(log: &[u8]) -> Vec<Self> {
+        let mut reader = Reader::new(log);
+        let mut records = Vec::new();
+        while let Ok(record) = Self::decode(&mut reader) {
+            records.push(record);
+        }
+        records
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+        let whole = reader.rest();
+        let body = reader.blob()?;
+        let sum = reader.u64()?;
+        if sum != checksum(&whole[..4 + body.len()]) {
+            return Err(crate::Error::miss("a reservation record is damaged"));
+        }
+        let mut body = Reader::new(body);
+        match body.u8()? {
+            1 => {
+                let (id, client) = (body.u64()?, body.text()?);
+                let count = body.u32()?;
+                let mut extents = Vec::new();
+                for _ in 0..count {
+                    extents.push(Extent {
+                        segment: SegmentId(body.u32()?),
+                        start: body.u32()?,
+                        units: body.u32()?,
+                    });
+                }
+                Ok(Self::Reserved { id, client, extents })
+            }
+            2 => Ok(Self::Settled { id: body.u64()? }),
+            _ => Err(crate::Error::miss("a reservation record is of an unknown kind")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_tail_ends_the_log_and_nothing_else() {
+        let first = ReservationRecord::Reserved {
+            id: 1,
+            client: "c".into(),
+            extents: vec![Extent { segment: SegmentId(2), start: 3, units: 4 }],
+        };
+        let second = ReservationRecord::Settled { id: 1 };
+        let mut log = first.encode();
+        let whole = log.len();
+        log.extend(second.encode());
+        assert_eq!(ReservationRecord::decode_all(&log), vec![first.clone(), second]);
+        for cut in whole..log.len() {
+            assert_eq!(ReservationRecord::decode_all(&log[..cut]), vec![first.clone()]);
+        }
+        log[whole + 6] ^= 1;
+        assert_eq!(ReservationRecord::decode_all(&log), vec![first]);
+    }
+}

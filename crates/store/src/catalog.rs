@@ -1,0 +1,157 @@
+//! The questions the owner of a store answers. Payload never passes through here.
+
+use crate::stats::CatalogStats;
+use ritornello_format::{Place, Result, Scope, ScopeId, ScopeSlot};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// A registered scope, as short as every call needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScopeRef {
+    /// Digest of its identity.
+    pub id: ScopeId,
+    /// Its slot: goes stale when the scope is dropped.
+    pub slot: ScopeSlot,
+    /// Bytes a page.
+    pub page_bytes: u64,
+    /// Whether keys commit to all keys before them.
+    pub chained: bool,
+}
+
+/// A lease's name, in this owner's lifetime. Zero is no lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct LeaseNumber(pub u64);
+
+/// The longest reusable prefix, readable until its lease is released or runs out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leased {
+    /// Leading pages that are there.
+    pub pages: usize,
+    /// Keeps them readable; zero if there are none.
+    pub lease: LeaseNumber,
+}
+
+/// Consecutive pages of one run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocatedRun {
+    /// Where the run lies.
+    pub place: Place,
+    /// First page, counted in the run.
+    pub first: u32,
+    /// Number of pages.
+    pub pages: u32,
+    /// Position of the first page in the keys asked for.
+    pub at: u32,
+}
+
+/// Where the leading pages of some keys lie, under a lease of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Located {
+    /// To be released when the bytes have been read.
+    pub lease: LeaseNumber,
+    /// In key order, without gaps from the first key on.
+    pub runs: Vec<LocatedRun>,
+}
+
+/// One run of a reservation: the caller writes it, header and pages, and commits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReservedRun {
+    /// Where to write; `header_checksum` is the caller's to find out.
+    pub place: Place,
+    /// Position of its first page in the keys given.
+    pub at: u32,
+    /// Number of pages.
+    pub pages: u32,
+}
+
+/// Space for the pages of a put that are not there yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reserved {
+    /// The reservation's name, to commit or abort; zero if `runs` is empty.
+    pub id: u64,
+    /// The store's identity, for the run headers.
+    pub store: [u8; 16],
+    /// In key order. Keys in no run are in the store already, or behind `refused`.
+    pub runs: Vec<ReservedRun>,
+    /// Leading pages in the store at the time of the call.
+    pub present: usize,
+    /// Why some pages got no space, if so.
+    pub refused: Option<Refusal>,
+}
+
+/// Why a page was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Refusal {
+    /// Everything is leased or being written, and the budget or the floor is reached.
+    NoSpace,
+    /// The deadline passed while space was being reclaimed.
+    Deadline,
+    /// The index has reached its share of the budget.
+    MetadataFull,
+}
+
+impl Refusal {
+    /// The reason in one word, as in metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::NoSpace => "no_space",
+            Self::Deadline => "deadline",
+            Self::MetadataFull => "metadata_full",
+        }
+    }
+}
+
+/// What the owner of a store answers, to its own process or, through a socket, to others.
+///
+/// Keys are the engine's block hashes in sequence order. A stale [`ScopeRef`] is answered with
+/// `Retry`: resolve the scope again.
+pub trait Catalog: Send + Sync {
+    /// The scope's reference; `None` if it is unknown and `create` is false.
+    ///
+    /// # Errors
+    /// `Invalid` if the scope is stored with another description.
+    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>>;
+    /// Number of leading pages that are there.
+    fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
+    /// Like `probe`, with a lease for `ttl`; counts as a use of the pages.
+    fn lease(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<Leased>;
+    /// Ends a lease; an unknown one (timed out, another owner's) is ended already.
+    fn release(&self, lease: LeaseNumber) -> Result<()>;
+    /// Where the leading pages lie, under a short lease.
+    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
+    /// Which pages are there, each by itself.
+    fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>>;
+    /// Space for the pages that are missing; waits for reclaim at most `patience`.
+    ///
+    /// # Errors
+    /// `Invalid` for malformed or duplicate keys.
+    fn reserve(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        parent: Option<&[u8]>,
+        patience: Duration,
+    ) -> Result<Reserved>;
+    /// Makes runs visible: one entry a reserved run, its header checksum, or `None` if it could
+    /// not be written. Returns how many leading pages of the put are now stored.
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize>;
+    /// Gives a reservation back unwritten; an unknown one is gone already.
+    fn abort(&self, reservation: u64) -> Result<()>;
+    /// Says that page `key` of the run of `generation` could not be believed: it is removed and
+    /// its space quarantined.
+    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()>;
+    /// Counts as a use of the leading pages; returns their number.
+    fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
+    /// Removes pages (in chained scopes with all behind them); returns how many of `keys` were
+    /// there.
+    fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
+    /// Forgets a scope and its pages, durably at once. The bytes stay until overwritten.
+    fn drop_scope(&self, scope: ScopeRef) -> Result<()>;
+    /// Drops every scope.
+    fn clear(&self) -> Result<()>;
+    /// Everything committed before survives power loss.
+    fn flush(&self) -> Result<()>;
+    /// Figures.
+    fn stats(&self) -> Result<CatalogStats>;
+}
