@@ -12,6 +12,7 @@
 
 mod checksum;
 mod error;
+mod header;
 mod key;
 mod manifest;
 mod place;
@@ -22,6 +23,7 @@ pub mod wire;
 
 pub use checksum::{SliceChecksum, checksum};
 pub use error::{Error, ErrorKind, Result};
+pub use header::{RUN_HEADER_UNITS_MAX, RUN_MAGIC, RunHeader, Slice};
 pub use key::{KEY_BYTES_MAX, KEY_BYTES_MIN, PageHash, PageHashes, ScopedKeys, check_keys};
 pub use manifest::Manifest;
 pub use place::{Extent, PIECE_UNITS, Place, SegmentId, UNIT, WHOLE_PAGE_UNITS, units_of};

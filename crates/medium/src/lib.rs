@@ -17,6 +17,19 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+mod change;
+mod faulty;
+mod host;
+mod schedule;
+mod sim;
+mod sparse;
+mod tree;
+
+pub use faulty::Faulty;
+pub use host::Host;
+pub use schedule::{Fault, Op, Rule, Schedule};
+pub use sim::SimDisk;
+
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Access {

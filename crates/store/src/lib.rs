@@ -15,10 +15,28 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod catalog;
+mod directory;
+mod engine;
+pub mod eviction;
+mod get;
+pub mod lease;
+mod options;
+mod outcome;
+mod put;
 mod stats;
+mod store;
+mod ticket;
 
+pub use budget::Budget;
 pub use catalog::{
-    Catalog, Leased, LeaseNumber, Located, LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef,
+    Catalog, LeaseNumber, Leased, Located, LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef,
 };
+pub use directory::{Directory, open_segments};
+pub use engine::{Alive, ClientId, Engine, Finding, Session, Verification};
+pub use options::{Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN};
+pub use outcome::Outcome;
 pub use stats::{CatalogStats, Counter, Counters, IoStats};
+pub use store::{Store, StoreStats, TransferStats};
+pub use ticket::Ticket;

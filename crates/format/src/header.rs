@@ -1,0 +1,372 @@
+//! The run header: what lies in front of a run's pages and says which they are.
+
+use crate::wire::{Reader, Writer};
+use crate::{
+    Error, Extent, FORMAT_VERSION, KEY_BYTES_MAX, KEY_BYTES_MIN, PAGE_BYTES_MAX, Result, ScopeId,
+    ScopeSlot, SegmentId, UNIT, checksum, units_of,
+};
+
+/// The first eight bytes of every run header.
+pub const RUN_MAGIC: [u8; 8] = *b"RITORUN\0";
+/// The longest run header, in units: longer batches are several runs.
+pub const RUN_HEADER_UNITS_MAX: u32 = 4;
+
+/// Extents a header always has room for. Further ones are listed while they fit; only salvage
+/// misses those that do not.
+const EXTENT_ROOM: usize = 32;
+/// Magic, version, length, store, scope, slot, slices a page, units of header and page, generation,
+/// page bytes, extents in all, extents listed, pages, parent length.
+const FIXED_BYTES: usize = 8 + 4 + 4 + 16 + 16 + 4 + 2 + 2 + 4 + 8 + 8 + 4 + 4 + 4 + 1;
+const EXTENT_BYTES: usize = 12;
+const SLICE_BYTES: usize = 4 + 1 + 8;
+const CHECKSUM_BYTES: usize = 8;
+const BYTES_MAX: usize = RUN_HEADER_UNITS_MAX as usize * UNIT as usize;
+
+/// One slice of a page as it lies on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Slice {
+    /// Encoded length in bytes.
+    pub bytes: u32,
+    /// How it is encoded; [`Slice::RAW`] is as it came.
+    pub codec: u8,
+    /// [`crate::SliceChecksum`] of the encoded bytes.
+    pub checksum: u64,
+}
+
+impl Slice {
+    /// The codec of bytes that are stored as they came.
+    pub const RAW: u8 = 0;
+}
+
+/// A run header. Its checksum ([`RunHeader::encode`]) is what the index keeps, which makes the
+/// index the root of a two-level checksum tree over all pages.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct RunHeader {
+    /// The store it belongs to.
+    pub store: [u8; 16],
+    /// The scope of all its keys.
+    pub scope: ScopeId,
+    /// The scope's slot when the run was written; salvage honours dropped slots by it.
+    pub slot: ScopeSlot,
+    /// See [`crate::Place::generation`].
+    pub generation: u64,
+    /// Length of a page as the engine knows it.
+    pub page_bytes: u64,
+    /// See [`crate::Place::header_units`].
+    pub header_units: u32,
+    /// See [`crate::Place::page_units`].
+    pub page_units: u32,
+    /// Key of the page before the run's first, where it is known.
+    pub parent: Option<Vec<u8>>,
+    /// The run's extents when it was written (a truncated run has fewer), the leading ones of
+    /// [`RunHeader::extents_total`] if they did not all fit.
+    pub extents: Vec<Extent>,
+    /// Number of the run's extents when it was written.
+    pub extents_total: u32,
+    /// Key of every page.
+    pub keys: Vec<Vec<u8>>,
+    /// Slices a page, the same for all.
+    pub slices_per_page: u16,
+    /// All slices, page after page.
+    pub slices: Vec<Slice>,
+}
+
+impl RunHeader {
+    /// Units that hold the header of a run whose pages' keys are of these lengths. More than
+    /// [`RUN_HEADER_UNITS_MAX`] means the batch must be split, see [`RunHeader::pages_that_fit`].
+    #[must_use]
+    pub fn units(key_lengths: impl IntoIterator<Item = usize>, slices_per_page: u16) -> u32 {
+        let bytes = key_lengths
+            .into_iter()
+            .fold(least_bytes(), |sum, key| sum.saturating_add(page_room(key, slices_per_page)));
+        u32::try_from(units_of(bytes as u64)).unwrap_or(u32::MAX)
+    }
+
+    /// How many of the leading pages fit into one run. Zero only if there are none, or if a single
+    /// page has more slices than a header can describe.
+    #[must_use]
+    pub fn pages_that_fit(
+        key_lengths: impl IntoIterator<Item = usize>,
+        slices_per_page: u16,
+    ) -> usize {
+        let mut bytes = least_bytes();
+        key_lengths
+            .into_iter()
+            .take_while(|&key| {
+                bytes = bytes.saturating_add(page_room(key, slices_per_page));
+                bytes <= BYTES_MAX
+            })
+            .count()
+    }
+
+    /// The slices of page `page`; none if there is no such page.
+    #[must_use]
+    pub fn slices_of(&self, page: usize) -> &[Slice] {
+        let count = usize::from(self.slices_per_page);
+        let from = page.saturating_mul(count);
+        self.slices.get(from..from.saturating_add(count)).unwrap_or(&[])
+    }
+
+    /// The encoded header, not padded, and its checksum: CRC-64 over all of it but its last eight
+    /// bytes, which hold that very CRC.
+    ///
+    /// (A CRC over those eight bytes as well would be the same number for every header.)
+    /// `extents_total` is taken from `extents`; those that do not fit into `header_units` are left
+    /// out.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not fit into `header_units`, or if keys and slices do not match.
+    pub fn encode(&self) -> Result<(Vec<u8>, u64)> {
+        let units = self.header_units;
+        let parent = self.parent.as_deref().unwrap_or(&[]);
+        let key_fits = |key: &[u8]| (KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len());
+        if !self.keys.iter().all(|key| key_fits(key))
+            || !(self.parent.is_none() || key_fits(parent))
+            || self.slices.len() != self.keys.len() * usize::from(self.slices_per_page)
+        {
+            return Err(Error::invalid("a run header's keys and slices do not match"));
+        }
+        let bare = FIXED_BYTES
+            + parent.len()
+            + self.keys.iter().map(|key| page_room(key.len(), self.slices_per_page)).sum::<usize>()
+            + CHECKSUM_BYTES;
+        let room = units as usize * UNIT as usize;
+        if bare > room || units == 0 || units > RUN_HEADER_UNITS_MAX {
+            return Err(Error::invalid("a run header does not fit: put fewer pages into one run")
+                .with("bytes", bare)
+                .with("room", room));
+        }
+        let listed = self.extents.len().min((room - bare) / EXTENT_BYTES);
+        let length = bare + listed * EXTENT_BYTES;
+
+        let mut writer = Writer::new();
+        writer
+            .raw(&RUN_MAGIC)
+            .u32(FORMAT_VERSION)
+            .u32(length as u32)
+            .raw(&self.store)
+            .raw(&self.scope.0)
+            .u32(self.slot.0)
+            .u16(self.slices_per_page)
+            .u16(units as u16)
+            .u32(self.page_units)
+            .u64(self.generation)
+            .u64(self.page_bytes)
+            .u32(self.extents.len() as u32)
+            .u32(listed as u32)
+            .u32(self.keys.len() as u32)
+            .u8(parent.len() as u8)
+            .raw(parent);
+        for extent in &self.extents[..listed] {
+            writer.u32(extent.segment.0).u32(extent.start).u32(extent.units);
+        }
+        for (page, key) in self.keys.iter().enumerate() {
+            writer.u8(key.len() as u8).raw(key);
+            for slice in self.slices_of(page) {
+                writer.u32(slice.bytes).u8(slice.codec).u64(slice.checksum);
+            }
+        }
+        let sum = checksum(writer.as_slice());
+        writer.u64(sum);
+        Ok((writer.into_vec(), sum))
+    }
+
+    /// Reads what [`RunHeader::encode`] wrote, from bytes that may go on behind it, and returns the
+    /// header with its checksum. Nothing is looked at before the checksum is right.
+    ///
+    /// # Errors
+    /// `Miss` for anything else.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, u64)> {
+        let mut reader = Reader::new(bytes);
+        if reader.array()? != RUN_MAGIC {
+            return Err(Error::miss("no run header here"));
+        }
+        let version = reader.u32()?;
+        if version != FORMAT_VERSION {
+            return Err(Error::miss("a run header of another format").with("version", version));
+        }
+        let length = reader.u32()? as usize;
+        let whole = bytes
+            .get(..length)
+            .filter(|_| (FIXED_BYTES + CHECKSUM_BYTES..=BYTES_MAX).contains(&length))
+            .ok_or_else(|| Error::miss("a run header of impossible length"))?;
+        let (body, tail) = whole.split_at(length - CHECKSUM_BYTES);
+        let sum = Reader::new(tail).u64()?;
+        if checksum(body) != sum {
+            return Err(Error::miss("a run header fails its checksum"));
+        }
+        let mut reader = Reader::new(&body[16..]);
+        let header = Self::decode_fields(&mut reader)?;
+        if reader.remaining() != 0 {
+            return Err(Error::miss("a run header is longer than its fields"));
+        }
+        Ok((header, sum))
+    }
+
+    fn decode_fields(reader: &mut Reader<'_>) -> Result<Self> {
+        let mut header = Self {
+            store: reader.array()?,
+            scope: ScopeId(reader.array()?),
+            slot: ScopeSlot(reader.u32()?),
+            slices_per_page: reader.u16()?,
+            header_units: u32::from(reader.u16()?),
+            page_units: reader.u32()?,
+            generation: reader.u64()?,
+            page_bytes: reader.u64()?,
+            extents_total: reader.u32()?,
+            ..Self::default()
+        };
+        let (listed, pages) = (reader.u32()? as usize, reader.u32()? as usize);
+        let parent = reader.u8()? as usize;
+        header.parent = match parent {
+            0 => None,
+            length => Some(reader.raw(length)?.to_vec()),
+        };
+        // Both counts are bounded by the bytes that are there before anything is allocated.
+        if listed > reader.remaining() / EXTENT_BYTES || listed > header.extents_total as usize {
+            return Err(Error::miss("a run header lists more extents than it holds"));
+        }
+        for _ in 0..listed {
+            let (segment, start, units) = (SegmentId(reader.u32()?), reader.u32()?, reader.u32()?);
+            header.extents.push(Extent { segment, start, units });
+        }
+        let slices = header.slices_per_page;
+        if pages > reader.remaining() / page_room(KEY_BYTES_MIN, slices) {
+            return Err(Error::miss("a run header lists more pages than it holds"));
+        }
+        header.keys.reserve_exact(pages);
+        header.slices.reserve_exact(pages * usize::from(slices));
+        for _ in 0..pages {
+            let length = reader.u8()? as usize;
+            header.keys.push(reader.raw(length)?.to_vec());
+            for _ in 0..slices {
+                header.slices.push(Slice {
+                    bytes: reader.u32()?,
+                    codec: reader.u8()?,
+                    checksum: reader.u64()?,
+                });
+            }
+        }
+        let sane = (1..=RUN_HEADER_UNITS_MAX).contains(&header.header_units)
+            && (1..=PAGE_BYTES_MAX).contains(&header.page_bytes)
+            && header
+                .keys
+                .iter()
+                .chain(&header.parent)
+                .all(|key| (KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len()));
+        if sane { Ok(header) } else { Err(Error::miss("a run header's fields are out of range")) }
+    }
+}
+
+/// Bytes of a header without pages, with the longest parent and the extents it must have room for.
+const fn least_bytes() -> usize {
+    FIXED_BYTES + KEY_BYTES_MAX + EXTENT_ROOM * EXTENT_BYTES + CHECKSUM_BYTES
+}
+
+const fn page_room(key: usize, slices: u16) -> usize {
+    1 + key + slices as usize * SLICE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn header(pages: usize, extents: usize) -> RunHeader {
+        let keys: Vec<Vec<u8>> = (0..pages).map(|n| vec![n as u8; 8 + n % 57]).collect();
+        RunHeader {
+            store: [3; 16],
+            scope: ScopeId([4; 16]),
+            slot: ScopeSlot(5),
+            generation: 6,
+            page_bytes: 70_000,
+            header_units: RunHeader::units(keys.iter().map(Vec::len), 1),
+            page_units: 18,
+            parent: Some(vec![9; 32]),
+            extents: (0..extents as u32)
+                .map(|n| Extent { segment: SegmentId::new(1, n), start: n, units: 1 + n })
+                .collect(),
+            extents_total: extents as u32,
+            slices_per_page: 1,
+            slices: (0..pages as u64)
+                .map(|n| Slice { bytes: 70_000, codec: Slice::RAW, checksum: n * 77 })
+                .collect(),
+            keys,
+        }
+    }
+
+    #[test]
+    fn a_header_comes_back_whatever_lies_behind_it() {
+        for (pages, extents) in [(0, 0), (1, 1), (57, 3), (200, 32)] {
+            let header = header(pages, extents);
+            let (mut bytes, sum) = header.encode().unwrap();
+            assert!(bytes.len() <= header.header_units as usize * UNIT as usize);
+            bytes.resize(BYTES_MAX, 0xab);
+            assert_eq!(RunHeader::decode(&bytes).unwrap(), (header, sum));
+        }
+    }
+
+    #[test]
+    fn different_headers_have_different_checksums() {
+        let (a, mut b) = (header(3, 1), header(3, 1));
+        b.generation += 1;
+        assert_ne!(a.encode().unwrap().1, b.encode().unwrap().1);
+    }
+
+    #[test]
+    fn extents_that_do_not_fit_are_left_out_and_counted() {
+        let big = header(10, 2000);
+        let (bytes, _) = big.encode().unwrap();
+        let (read, _) = RunHeader::decode(&bytes).unwrap();
+        assert_eq!(read.extents_total, 2000);
+        assert!((EXTENT_ROOM..2000).contains(&read.extents.len()));
+        assert_eq!(read.extents[..], big.extents[..read.extents.len()]);
+    }
+
+    #[test]
+    fn a_batch_is_split_where_the_header_is_full() {
+        let lengths = || std::iter::repeat_n(32, 10_000);
+        let fit = RunHeader::pages_that_fit(lengths(), 1);
+        assert!(fit > 300, "{fit}");
+        assert_eq!(RunHeader::units(lengths().take(fit), 1), RUN_HEADER_UNITS_MAX);
+        assert_eq!(RunHeader::units(lengths().take(fit + 1), 1), RUN_HEADER_UNITS_MAX + 1);
+        assert_eq!(RunHeader::units(lengths().take(32), 1), 1);
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_noticed() {
+        let (bytes, _) = header(5, 2).encode().unwrap();
+        for at in 0..bytes.len() {
+            assert!(RunHeader::decode(&bytes[..at]).is_err(), "cut at {at}");
+            for bit in 0..8 {
+                let mut bad = bytes.clone();
+                bad[at] ^= 1 << bit;
+                assert!(RunHeader::decode(&bad).is_err(), "bit {bit} of byte {at}");
+            }
+        }
+    }
+
+    proptest! {
+        /// Fields may lie even under a right checksum: no panic, no absurd allocation.
+        #[test]
+        fn lies_under_a_right_checksum_do_no_harm(
+            at in 16usize..400, value in any::<[u8; 4]>(), pages in 0usize..8
+        ) {
+            let (mut bytes, _) = header(pages, 2).encode().unwrap();
+            let body = bytes.len() - CHECKSUM_BYTES;
+            let at = at.min(body - 4);
+            bytes[at..at + 4].copy_from_slice(&value);
+            let sum = checksum(&bytes[..body]).to_le_bytes();
+            bytes[body..].copy_from_slice(&sum);
+            let _ = RunHeader::decode(&bytes);
+        }
+
+        #[test]
+        fn noise_is_no_header(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let mut bytes = RUN_MAGIC.to_vec();
+            bytes.extend(FORMAT_VERSION.to_le_bytes());
+            bytes.extend(noise);
+            prop_assert!(RunHeader::decode(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Changes to a simulated file that no sync has made durable, and what a power loss does to them.
+
+use crate::sparse::{BLOCK, SECTOR, Sparse};
+use std::sync::Arc;
+
+/// One change to a file.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    Write { offset: u64, bytes: Arc<[u8]> },
+    Allocate(u64),
+    SetLen(u64),
+}
+
+impl Change {
+    pub(crate) fn apply(&self, file: &mut Sparse) {
+        match self {
+            Self::Write { offset, bytes } => file.write(bytes, *offset),
+            Self::Allocate(length) => file.allocate(*length),
+            Self::SetLen(length) => file.set_len(*length),
+        }
+    }
+
+    /// Applies what is left of the change after a power loss: each 4 KiB of a write is kept, lost,
+    /// or torn into 512-byte sectors that are kept or lost by themselves; other changes are kept
+    /// or lost.
+    pub(crate) fn survive(&self, file: &mut Sparse, chance: &mut Chance) {
+        let Self::Write { offset, bytes } = self else {
+            if chance.keep() {
+                self.apply(file);
+            }
+            return;
+        };
+        let end = offset + bytes.len() as u64;
+        let mut at = *offset;
+        while at < end {
+            let next = ((at / BLOCK + 1) * BLOCK).min(end);
+            let torn = chance.one_in(4);
+            let step = if torn { SECTOR } else { BLOCK };
+            while at < next {
+                let stop = ((at / step + 1) * step).min(next);
+                if chance.keep() {
+                    file.write(&bytes[(at - offset) as usize..(stop - offset) as usize], at);
+                }
+                at = stop;
+            }
+        }
+        if file.length() < end && chance.one_in(2) {
+            // The new length reached the disk, the bytes did not.
+            file.set_len(end);
+        }
+    }
+}
+
+/// Coins, all from one seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Chance {
+    state: u64,
+    /// Of four unsynced things, about this many survive.
+    quarters: u64,
+}
+
+impl Chance {
+    /// The seed also decides how much survives: from nothing to everything.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut chance = Self { state: seed, quarters: 0 };
+        chance.quarters = chance.next() % 5;
+        chance
+    }
+
+    pub(crate) fn keep(&mut self) -> bool {
+        self.next() % 4 < self.quarters
+    }
+
+    pub(crate) fn one_in(&mut self, sides: u64) -> bool {
+        self.next().is_multiple_of(sides)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}

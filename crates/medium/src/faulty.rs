@@ -1,0 +1,260 @@
+//! A medium that fails on schedule.
+
+use crate::{Access, Fault, Medium, MediumFile, Op, Room, Schedule};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Damage happens in units of the smallest sector that disks have.
+const SECTOR: usize = 512;
+/// Direct I/O goes in units of this.
+const BLOCK: usize = 4096;
+
+/// Wraps any medium and plays a [`Schedule`] of faults over it.
+#[derive(Clone, Debug)]
+pub struct Faulty {
+    inner: Arc<dyn Medium>,
+    schedule: Schedule,
+}
+
+impl Faulty {
+    /// `inner`, with faults from `schedule` (of which the caller keeps a clone).
+    #[must_use]
+    pub fn new(inner: Arc<dyn Medium>, schedule: Schedule) -> Self {
+        Self { inner, schedule }
+    }
+
+    fn check(&self, op: Op, path: &Path) -> io::Result<()> {
+        self.schedule.next(op, path).map_or(Ok(()), |fault| Err(fault.error()))
+    }
+}
+
+impl Medium for Faulty {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.check(Op::CreateDir, path)?;
+        self.inner.create_dir(path)
+    }
+
+    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
+        self.check(Op::Open, path)?;
+        let inner = self.inner.open(path, access)?;
+        let (path, schedule) = (path.to_owned(), self.schedule.clone());
+        Ok(Arc::new(FaultyFile { inner, path, schedule }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.check(Op::Rename, to)?;
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.check(Op::Remove, path)?;
+        self.inner.remove(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        self.check(Op::List, dir)?;
+        self.inner.list(dir)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.check(Op::SyncDir, dir)?;
+        self.inner.sync_dir(dir)
+    }
+
+    fn room(&self, dir: &Path) -> io::Result<Room> {
+        self.check(Op::Room, dir)?;
+        self.inner.room(dir)
+    }
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    inner: Arc<dyn MediumFile>,
+    path: PathBuf,
+    schedule: Schedule,
+}
+
+impl FaultyFile {
+    fn next(&self, op: Op) -> Option<Fault> {
+        self.schedule.next(op, &self.path)
+    }
+
+    fn check(&self, op: Op) -> io::Result<()> {
+        self.next(op).map_or(Ok(()), |fault| Err(fault.error()))
+    }
+
+    /// Stores every other sector of `buffer`.
+    fn write_torn(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        // In one write from aligned memory, so that direct files take it, too.
+        let (mut memory, start) = aligned(buffer.len());
+        let torn = &mut memory[start..start + buffer.len()];
+        let had = self.inner.read_at(torn, offset)?;
+        torn[had..].fill(0);
+        for (to, from) in torn.chunks_mut(SECTOR).zip(buffer.chunks(SECTOR)).step_by(2) {
+            to.copy_from_slice(from);
+        }
+        self.inner.write_at(torn, offset)
+    }
+}
+
+/// Memory that holds `length` bytes from the returned offset on, aligned for direct I/O.
+fn aligned(length: usize) -> (Vec<u8>, usize) {
+    let memory = vec![0; length + BLOCK];
+    let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
+    (memory, start)
+}
+
+/// The first half of `length`, in whole blocks if `length` is.
+fn half(length: usize) -> usize {
+    let unit = if length.is_multiple_of(BLOCK) { BLOCK } else { SECTOR };
+    length / 2 / unit * unit
+}
+
+impl MediumFile for FaultyFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        match self.next(Op::Read) {
+            None => self.inner.read_at(buffer, offset),
+            Some(Fault::Short) => {
+                let length = half(buffer.len());
+                self.inner.read_at(&mut buffer[..length], offset)
+            }
+            Some(Fault::Torn) => {
+                let read = self.inner.read_at(buffer, offset)?;
+                for sector in buffer[..read].chunks_mut(SECTOR).step_by(2) {
+                    sector.iter_mut().for_each(|byte| *byte = !*byte);
+                }
+                Ok(read)
+            }
+            Some(fault @ (Fault::Io | Fault::NoSpace)) => Err(fault.error()),
+        }
+    }
+
+    fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        match self.next(Op::Write) {
+            None => self.inner.write_at(buffer, offset),
+            Some(Fault::Short) => {
+                self.inner.write_at(&buffer[..half(buffer.len())], offset)?;
+                Err(Fault::Short.error())
+            }
+            Some(Fault::Torn) => self.write_torn(buffer, offset),
+            Some(fault @ (Fault::Io | Fault::NoSpace)) => Err(fault.error()),
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.check(Op::SyncData)?;
+        self.inner.sync_data()
+    }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        self.check(Op::Allocate)?;
+        self.inner.allocate(length)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.check(Op::SetLen)?;
+        self.inner.set_len(length)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        self.check(Op::Stat)?;
+        self.inner.length()
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.check(Op::Stat)?;
+        self.inner.allocated()
+    }
+
+    /// None: what goes through the descriptor could not fail on schedule.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Host, Rule, SimDisk};
+
+    const WRITE: Access = Access { write: true, create: true, direct: false };
+
+    fn disk(schedule: &Schedule) -> Faulty {
+        Faulty::new(Arc::new(SimDisk::new(1 << 20)), schedule.clone())
+    }
+
+    #[test]
+    fn the_nth_match_fails_and_only_it() {
+        let schedule = Schedule::new();
+        let disk = disk(&schedule);
+        let (a, b) =
+            (disk.open(Path::new("/a"), WRITE).unwrap(), disk.open(Path::new("/b"), WRITE));
+        schedule.add(Rule::nth(2, Fault::NoSpace).on(Op::Write).at("a"));
+        a.write_at(b"1", 0).unwrap();
+        b.unwrap().write_at(b"1", 0).unwrap();
+        let error = a.write_at(b"2", 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        a.write_at(b"3", 0).unwrap();
+        assert_eq!((schedule.count(Op::Write), schedule.injected()), (4, 1));
+        assert_eq!(schedule.total(), 6);
+    }
+
+    #[test]
+    fn from_the_nth_on_until_healed() {
+        let schedule = Schedule::new();
+        let disk = disk(&schedule);
+        let file = disk.open(Path::new("/a"), WRITE).unwrap();
+        schedule.add(Rule::nth(2, Fault::Io).onward().on(Op::SyncData));
+        assert!(file.sync_data().is_ok());
+        assert!(file.sync_data().is_err() && file.sync_data().is_err());
+        schedule.heal();
+        assert!(file.sync_data().is_ok());
+        schedule.add(Rule::always(Fault::Io));
+        assert!(disk.room(Path::new("/")).is_err() && disk.list(Path::new("/")).is_err());
+    }
+
+    #[test]
+    fn short_and_torn_transfers() {
+        let schedule = Schedule::new();
+        let disk = disk(&schedule);
+        let file = disk.open(Path::new("/a"), WRITE).unwrap();
+        file.write_at(&[1; 2048], 0).unwrap();
+        schedule.add(Rule::nth(1, Fault::Short).on(Op::Write));
+        assert!(file.write_at(&[2; 2048], 0).is_err());
+        let mut got = [0; 2048];
+        file.read_at(&mut got, 0).unwrap();
+        assert!(got[..1024].iter().all(|&byte| byte == 2) && got[1024..].iter().all(|&b| b == 1));
+
+        schedule.add(Rule::nth(1, Fault::Torn).on(Op::Write));
+        file.write_at(&[3; 2048], 0).unwrap();
+        file.read_at(&mut got, 0).unwrap();
+        assert_eq!([got[0], got[512], got[1024], got[1536]], [3, 2, 3, 1]);
+
+        schedule.add(Rule::nth(1, Fault::Torn).on(Op::Read));
+        schedule.add(Rule::nth(2, Fault::Short).on(Op::Read));
+        file.read_at(&mut got, 0).unwrap();
+        assert_eq!([got[0], got[512]], [!3, 2]);
+        assert_eq!(file.read_at(&mut got, 0).unwrap(), 1024);
+    }
+
+    #[test]
+    fn torn_direct_writes_reach_the_host() {
+        let root = tempfile::tempdir().unwrap();
+        let schedule = Schedule::new();
+        let disk = Faulty::new(Arc::new(Host), schedule.clone());
+        let path = root.path().join("f");
+        let Ok(file) = disk.open(&path, Access { direct: true, ..WRITE }) else {
+            return; // no direct I/O here
+        };
+        assert!(file.descriptor().is_none());
+        schedule.add(Rule::nth(1, Fault::Torn).on(Op::Write));
+        let (mut memory, start) = aligned(8192);
+        memory[start..start + 8192].fill(7);
+        file.write_at(&memory[start..start + 8192], 0).unwrap();
+        let read = std::fs::read(&path).unwrap();
+        assert_eq!([read[0], read[512], read[1024], read.len() as u8], [7, 0, 7, 0]);
+    }
+}

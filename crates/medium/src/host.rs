@@ -1,0 +1,178 @@
+//! The machine's own file system.
+
+use crate::{Access, Medium, MediumFile, Room};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::retry_on_intr;
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Offsets and lengths of direct I/O are multiples of this many bytes.
+const SECTOR: usize = 4096;
+/// `st_blocks` counts in these, whatever the file system's block size is.
+const STAT_BLOCK: u64 = 512;
+
+/// The machine's own file system, through system calls and nothing else.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Host;
+
+impl Medium for Host {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)
+    }
+
+    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+        flags |= if access.write { OFlags::RDWR } else { OFlags::RDONLY };
+        if access.create {
+            flags |= OFlags::CREATE;
+        }
+        if access.direct {
+            flags |= OFlags::DIRECT;
+        }
+        let fd = retry_on_intr(|| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR))?;
+        Ok(Arc::new(HostFile { file: File::from(fd), direct: access.direct }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        let mut names = std::fs::read_dir(dir)?
+            .map(|entry| entry.map(|entry| entry.file_name()))
+            .collect::<io::Result<Vec<_>>>()?;
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::RDONLY;
+        let fd = retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()))?;
+        Ok(rustix::fs::fsync(fd)?)
+    }
+
+    fn room(&self, dir: &Path) -> io::Result<Room> {
+        let stat = retry_on_intr(|| rustix::fs::statfs(dir))?;
+        // Block counts are in fragments; kernels that do not know them leave zero.
+        let unit = if stat.f_frsize > 0 { stat.f_frsize } else { stat.f_bsize } as u64;
+        Ok(Room {
+            available: stat.f_bavail.saturating_mul(unit),
+            total: stat.f_blocks.saturating_mul(unit),
+            // Magic numbers have 32 bits; some of them reach the sign bit.
+            kind: u64::from(stat.f_type as u32),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct HostFile {
+    file: File,
+    direct: bool,
+}
+
+impl MediumFile for HostFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.file.read_at(&mut buffer[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+            if self.direct && filled % SECTOR != 0 {
+                // A direct read stops inside a sector only where the file does; going on from
+                // there would be refused as unaligned.
+                break;
+            }
+        }
+        Ok(filled)
+    }
+
+    fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(buffer, offset)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        // Not retried on any error: after a failed sync the kernel may have dropped the pages.
+        Ok(rustix::fs::fdatasync(&self.file)?)
+    }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        if length == 0 {
+            return Ok(());
+        }
+        Ok(retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, length))?)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * STAT_BLOCK)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const WRITE: Access = Access { write: true, create: true, direct: false };
+
+    #[test]
+    fn files_are_private_and_come_back() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a/b");
+        Host.create_dir(&dir).unwrap();
+        Host.create_dir(&dir).unwrap();
+        let file = Host.open(&dir.join("f"), WRITE).unwrap();
+        file.write_at(b"hello", 3).unwrap();
+        file.sync_data().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir), mode(&root.path().join("a"))), (0o700, 0o700));
+        assert_eq!(mode(&dir.join("f")), 0o600);
+
+        Host.rename(&dir.join("f"), &dir.join("g")).unwrap();
+        Host.sync_dir(&dir).unwrap();
+        assert_eq!(Host.list(&dir).unwrap(), ["g"]);
+        let mut buffer = [1; 16];
+        let again = Host.open(&dir.join("g"), Access::default()).unwrap();
+        assert_eq!(again.read_at(&mut buffer, 0).unwrap(), 8);
+        assert_eq!(&buffer[..8], b"\0\0\0hello");
+        assert!(again.write_at(b"x", 0).is_err(), "opened to read");
+        Host.remove(&dir.join("g")).unwrap();
+        assert!(Host.open(&dir.join("g"), Access::default()).is_err());
+    }
+
+    #[test]
+    fn allocation_takes_blocks_and_length() {
+        let root = tempfile::tempdir().unwrap();
+        let file = Host.open(&root.path().join("f"), WRITE).unwrap();
+        file.allocate(1 << 20).unwrap();
+        assert_eq!(file.length().unwrap(), 1 << 20);
+        assert!(file.allocated().unwrap() >= 1 << 20);
+        file.set_len(100).unwrap();
+        assert_eq!(file.length().unwrap(), 100);
+        let room = Host.room(root.path()).unwrap();
+        assert!(room.available > 0 && room.total >= room.available && room.kind != 0);
+    }
+}

@@ -1,0 +1,189 @@
+//! Which operations fail, when, and how: the script that a [`Faulty`](crate::Faulty) medium plays.
+
+use parking_lot::Mutex;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The kinds of operation that are counted and can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Op {
+    /// [`Medium::create_dir`](crate::Medium::create_dir).
+    CreateDir,
+    /// [`Medium::open`](crate::Medium::open).
+    Open,
+    /// [`Medium::rename`](crate::Medium::rename); its path is the new name.
+    Rename,
+    /// [`Medium::remove`](crate::Medium::remove).
+    Remove,
+    /// [`Medium::list`](crate::Medium::list).
+    List,
+    /// [`Medium::sync_dir`](crate::Medium::sync_dir).
+    SyncDir,
+    /// [`Medium::room`](crate::Medium::room).
+    Room,
+    /// [`MediumFile::read_at`](crate::MediumFile::read_at).
+    Read,
+    /// [`MediumFile::write_at`](crate::MediumFile::write_at).
+    Write,
+    /// [`MediumFile::sync_data`](crate::MediumFile::sync_data).
+    SyncData,
+    /// [`MediumFile::allocate`](crate::MediumFile::allocate).
+    Allocate,
+    /// [`MediumFile::set_len`](crate::MediumFile::set_len).
+    SetLen,
+    /// [`MediumFile::length`](crate::MediumFile::length) and `allocated`.
+    Stat,
+}
+
+/// Number of kinds in [`Op`].
+const OPS: usize = Op::Stat as usize + 1;
+
+/// What happens instead of the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// Nothing is done; `EIO`.
+    Io,
+    /// Nothing is done; `ENOSPC`.
+    NoSpace,
+    /// A write stores its first half (whole sectors of it) and reports `EIO`; a read returns its
+    /// first half as if the file ended there. Anything else: as [`Fault::Io`].
+    Short,
+    /// Silent damage: a write stores every other 512-byte sector and reports success; a read
+    /// returns every other sector with its bits flipped. Anything else: as [`Fault::Io`].
+    Torn,
+}
+
+impl Fault {
+    /// The error a caller sees.
+    #[must_use]
+    pub fn error(self) -> io::Error {
+        let code = match self {
+            Self::NoSpace => rustix::io::Errno::NOSPC,
+            Self::Io | Self::Short | Self::Torn => rustix::io::Errno::IO,
+        };
+        code.into()
+    }
+}
+
+/// One line of the script: which operations match, and from which match on they fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Only this kind; `None`: any.
+    pub op: Option<Op>,
+    /// Only paths that contain this; empty: any.
+    pub path: String,
+    /// Fails at this match, counted from 1 since the rule was added.
+    pub nth: u64,
+    /// And at every match after it.
+    pub onward: bool,
+    /// How.
+    pub fault: Fault,
+}
+
+impl Rule {
+    /// The `nth` operation (from 1) of any kind on any path fails with `fault`.
+    #[must_use]
+    pub fn nth(nth: u64, fault: Fault) -> Self {
+        Self { op: None, path: String::new(), nth, onward: false, fault }
+    }
+
+    /// Every operation fails with `fault`.
+    #[must_use]
+    pub fn always(fault: Fault) -> Self {
+        Self::nth(1, fault).onward()
+    }
+
+    /// Only operations of this kind match.
+    #[must_use]
+    pub fn on(mut self, op: Op) -> Self {
+        self.op = Some(op);
+        self
+    }
+
+    /// Only paths that contain `part` match.
+    #[must_use]
+    pub fn at(mut self, part: impl Into<String>) -> Self {
+        self.path = part.into();
+        self
+    }
+
+    /// Every match from the `nth` on fails.
+    #[must_use]
+    pub fn onward(mut self) -> Self {
+        self.onward = true;
+        self
+    }
+
+    fn matches(&self, op: Op, path: &Path) -> bool {
+        self.op.is_none_or(|only| only == op)
+            && (self.path.is_empty() || path.to_string_lossy().contains(&self.path))
+    }
+}
+
+/// Rules and counters, shared by every handle to a faulty medium and the test that drives it.
+#[derive(Clone, Debug, Default)]
+pub struct Schedule(Arc<Mutex<Script>>);
+
+#[derive(Debug, Default)]
+struct Script {
+    /// Each with the number of matches seen.
+    rules: Vec<(Rule, u64)>,
+    counts: [u64; OPS],
+    injected: u64,
+}
+
+impl Schedule {
+    /// No faults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a rule; it counts its matches from now on. Of several that fire at once the oldest
+    /// decides.
+    pub fn add(&self, rule: Rule) {
+        debug_assert!(rule.nth > 0, "matches are counted from 1");
+        self.0.lock().rules.push((rule, 0));
+    }
+
+    /// Drops all rules: from now on everything works. Counters stay.
+    pub fn heal(&self) {
+        self.0.lock().rules.clear();
+    }
+
+    /// Operations of one kind so far, failed ones included.
+    #[must_use]
+    pub fn count(&self, op: Op) -> u64 {
+        self.0.lock().counts[op as usize]
+    }
+
+    /// Operations so far, failed ones included.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.lock().counts.iter().sum()
+    }
+
+    /// Operations that a rule made fail so far.
+    #[must_use]
+    pub fn injected(&self) -> u64 {
+        self.0.lock().injected
+    }
+
+    /// Counts an operation and says what to do instead of it.
+    pub(crate) fn next(&self, op: Op, path: &Path) -> Option<Fault> {
+        let mut script = self.0.lock();
+        script.counts[op as usize] += 1;
+        let mut fault = None;
+        for (rule, seen) in &mut script.rules {
+            if rule.matches(op, path) {
+                *seen += 1;
+                if *seen == rule.nth || (rule.onward && *seen > rule.nth) {
+                    fault = fault.or(Some(rule.fault));
+                }
+            }
+        }
+        script.injected += u64::from(fault.is_some());
+        fault
+    }
+}

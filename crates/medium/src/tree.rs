@@ -1,0 +1,179 @@
+//! The directories of a simulated disk: what they hold, and what a power loss may undo.
+
+use crate::change::Chance;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Names a file's contents, whatever the file is called.
+pub(crate) type Inode = u64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    Dir,
+    File(Inode),
+}
+
+/// A change to a directory, in terms of what is named, so that any subset of changes, in order,
+/// makes sense.
+#[derive(Clone, Debug)]
+enum Link {
+    Dir(PathBuf),
+    Create(PathBuf, Inode),
+    Remove(PathBuf, Inode),
+    /// Atomic: both names change, or none.
+    Rename(PathBuf, PathBuf, Inode),
+}
+
+impl Link {
+    /// The path whose directory has to be synced.
+    fn path(&self) -> &Path {
+        match self {
+            Self::Dir(path) | Self::Create(path, _) | Self::Remove(path, _) => path,
+            Self::Rename(_, to, _) => to,
+        }
+    }
+
+    fn apply(&self, names: &mut BTreeMap<PathBuf, Entry>) {
+        let unlink = |names: &mut BTreeMap<PathBuf, Entry>, path: &Path, inode| {
+            if names.get(path) == Some(&Entry::File(inode)) {
+                names.remove(path);
+            }
+        };
+        match self {
+            Self::Dir(path) => {
+                names.insert(path.clone(), Entry::Dir);
+            }
+            Self::Create(path, inode) => {
+                names.insert(path.clone(), Entry::File(*inode));
+            }
+            Self::Remove(path, inode) => unlink(names, path, *inode),
+            Self::Rename(from, to, inode) => {
+                unlink(names, from, *inode);
+                names.insert(to.clone(), Entry::File(*inode));
+            }
+        }
+    }
+}
+
+/// All names, as programs see them and as a power loss would leave them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tree {
+    now: BTreeMap<PathBuf, Entry>,
+    durable: BTreeMap<PathBuf, Entry>,
+    /// In order; not yet in `durable`.
+    pending: Vec<Link>,
+}
+
+impl Tree {
+    pub(crate) fn files(&self) -> impl Iterator<Item = Inode> {
+        self.now.values().filter_map(|entry| match entry {
+            Entry::File(inode) => Some(*inode),
+            Entry::Dir => None,
+        })
+    }
+
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    pub(crate) fn is_dir(&self, path: &Path) -> bool {
+        // The root is there without an entry.
+        path.parent().is_none() || self.now.get(path) == Some(&Entry::Dir)
+    }
+
+    pub(crate) fn get(&self, path: &Path) -> io::Result<Option<Inode>> {
+        match self.now.get(path) {
+            Some(Entry::File(inode)) => Ok(Some(*inode)),
+            Some(Entry::Dir) => Err(io::ErrorKind::IsADirectory.into()),
+            None if path.parent().is_some_and(|parent| self.is_dir(parent)) => Ok(None),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    pub(crate) fn find(&self, path: &Path) -> io::Result<Inode> {
+        self.get(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    pub(crate) fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        if !self.is_dir(dir) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let inside = self.now.keys().filter(|path| path.parent() == Some(dir));
+        Ok(inside.filter_map(|path| path.file_name().map(OsString::from)).collect())
+    }
+
+    pub(crate) fn create_dir(&mut self, path: &Path) -> io::Result<()> {
+        let mut missing: Vec<&Path> = path.ancestors().filter(|up| !self.is_dir(up)).collect();
+        if missing.iter().any(|up| self.now.contains_key(*up)) {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        while let Some(up) = missing.pop() {
+            self.link(Link::Dir(up.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// `path` is not taken, its directory is there.
+    pub(crate) fn create(&mut self, path: &Path, inode: Inode) {
+        self.link(Link::Create(path.to_owned(), inode));
+    }
+
+    pub(crate) fn remove(&mut self, path: &Path) -> io::Result<()> {
+        let inode = self.find(path)?;
+        self.link(Link::Remove(path.to_owned(), inode));
+        Ok(())
+    }
+
+    pub(crate) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let inode = self.find(from)?;
+        self.get(to)?;
+        if from != to {
+            self.link(Link::Rename(from.to_owned(), to.to_owned(), inode));
+        }
+        Ok(())
+    }
+
+    /// Changes in `dir` are durable, and so is the way to it (as on the journaling file systems of
+    /// Linux).
+    pub(crate) fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
+        if !self.is_dir(dir) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let durable = &mut self.durable;
+        self.pending.retain(|link| {
+            let way = matches!(link, Link::Dir(path) if dir.starts_with(path));
+            let settled = way || link.path().parent() == Some(dir);
+            if settled {
+                link.apply(durable);
+            }
+            !settled
+        });
+        Ok(())
+    }
+
+    /// The names after a power loss.
+    pub(crate) fn crash(&self, chance: &mut Chance) -> Self {
+        let mut names = self.durable.clone();
+        for link in &self.pending {
+            if chance.keep() {
+                link.apply(&mut names);
+            }
+        }
+        // What lies in a directory that was lost is lost, too.
+        let dirs: Vec<PathBuf> = names
+            .iter()
+            .filter(|(_, entry)| **entry == Entry::Dir)
+            .map(|(path, _)| path.clone())
+            .collect();
+        let known = |up: &Path| up.parent().is_none() || dirs.iter().any(|dir| dir == up);
+        names.retain(|path, _| path.ancestors().skip(1).all(known));
+        Self { now: names.clone(), durable: names, pending: Vec::new() }
+    }
+
+    fn link(&mut self, link: Link) {
+        link.apply(&mut self.now);
+        self.pending.push(link);
+    }
+}

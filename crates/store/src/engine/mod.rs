@@ -1,0 +1,308 @@
+//! The owner's half of a store: which pages exist and where, who gets space, who stays.
+
+mod commit;
+mod open;
+mod reclaim;
+mod reserve;
+mod reservations;
+mod scopes;
+mod session;
+mod verify;
+
+pub use session::Session;
+pub use verify::{Finding, Verification};
+
+use crate::budget::Budget;
+use crate::directory::Directory;
+use crate::eviction::{Eviction, RecencyClock};
+use crate::lease::LeaseTable;
+use crate::options::{Durability, Options};
+use crate::stats::{CatalogStats, Counters, IoStats};
+use parking_lot::{Condvar, Mutex};
+use reservations::{ReservationLog, Reservations};
+use ritornello_format::{Error, ErrorKind, Extent, Manifest, Result, SegmentId, UNIT};
+use ritornello_index::{PrefixIndex, Removed, RunId};
+use ritornello_medium::Medium;
+use ritornello_volume::segments::Segments;
+use ritornello_volume::space::Space;
+use scopes::Scopes;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// Who asks: the owner's own process, or a connected one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+impl ClientId {
+    /// The owner's own process. Its writes end with it, so they need no log.
+    pub const LOCAL: Self = Self(0);
+}
+
+/// Says whether the client process of that name may still be writing.
+pub type Alive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// The owner of a store. The caller holds the directory's lock for as long as this lives.
+pub struct Engine {
+    options: Options,
+    manifest: Manifest,
+    budget: Budget,
+    medium: Arc<dyn Medium>,
+    segments: Arc<Segments>,
+    index: Arc<dyn PrefixIndex>,
+    scopes: Scopes,
+    clock: RecencyClock,
+    state: Mutex<State>,
+    log: Mutex<ReservationLog>,
+    sync: Mutex<SyncRound>,
+    sync_wanted: AtomicU64,
+    next_generation: AtomicU64,
+    upkeep: Upkeep,
+    alive: Alive,
+    poison: OnceLock<String>,
+    closed: AtomicBool,
+    counters: Counters,
+    opened: OpenReport,
+}
+
+/// What is decided together: space, eviction order, leases, reservations. Never held across I/O,
+/// and not taken by a probe.
+struct State {
+    space: Space,
+    eviction: Box<dyn Eviction>,
+    leases: LeaseTable,
+    reservations: Reservations,
+    clients: HashMap<ClientId, String>,
+    /// Freed, but the record that frees it is not durable yet.
+    limbo: Vec<Extent>,
+    limbo_units: u64,
+    /// Committed since the last sync.
+    dirty: BTreeSet<SegmentId>,
+    /// Space whose bytes could not be believed; bounded, oldest out first.
+    quarantine: std::collections::VecDeque<Extent>,
+    quarantine_units: u64,
+    /// Growth failed: not tried again before then.
+    growth_after: Option<Instant>,
+}
+
+/// The highest sync request that a finished round has covered.
+#[derive(Default)]
+struct SyncRound {
+    covered: u64,
+}
+
+/// The upkeep thread's alarm clock.
+#[derive(Default)]
+struct Upkeep {
+    asleep: Mutex<Alarm>,
+    changed: Condvar,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Alarm {
+    ring: bool,
+    stop: bool,
+}
+
+impl Upkeep {
+    fn ring(&self) {
+        self.asleep.lock().ring = true;
+        self.changed.notify_one();
+    }
+}
+
+/// What opening found.
+#[derive(Default)]
+struct OpenReport {
+    millis: f64,
+    dropped: BTreeMap<String, u64>,
+}
+
+impl Engine {
+    /// The segment files.
+    #[must_use]
+    pub fn segments(&self) -> Arc<Segments> {
+        Arc::clone(&self.segments)
+    }
+
+    /// What the store is.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// A catalog for one client. `name` is the client's lock file; empty for the own process.
+    #[must_use]
+    pub fn session(self: &Arc<Self>, client: ClientId, name: &str) -> Session {
+        self.state.lock().clients.insert(client, name.to_owned());
+        Session::new(Arc::clone(self), client)
+    }
+
+    /// The connection of a client is gone: its leases end; its reservations are withheld until
+    /// the process is proven gone or somebody of its name aborts them.
+    pub fn client_left(&self, client: ClientId) {
+        let mut state = self.state.lock();
+        let name = state.clients.remove(&client).unwrap_or_default();
+        let freed = state.leases.drop_client(client);
+        state.release_later(freed);
+        let ids: Vec<u64> = state
+            .reservations
+            .open
+            .iter()
+            .filter(|(_, reservation)| reservation.client == client)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            if let Some(reservation) = state.reservations.open.remove(&id) {
+                let extents = reservation.runs.into_iter().flat_map(|run| run.place.extents);
+                let withheld =
+                    reservations::Withheld { client: name.clone(), extents: extents.collect() };
+                state.reservations.withheld.insert(id, withheld);
+            }
+        }
+        drop(state);
+        self.upkeep.ring();
+    }
+
+    /// Makes everything durable, stops the upkeep and refuses what comes later.
+    ///
+    /// # Errors
+    /// Those of the last sync.
+    pub fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.upkeep.asleep.lock().stop = true;
+        self.upkeep.changed.notify_one();
+        let thread = self.upkeep.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // It only sleeps and syncs; a panic in it was reported where it happened.
+            let _ = thread.join();
+        }
+        self.make_durable()
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
+        }
+        Ok(())
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        self.check_open()?;
+        match self.poison.get() {
+            None => Ok(()),
+            Some(cause) => Err(Error::fatal(
+                "a sync failed, so nothing written since is certain: close the store, \
+                 check the disk, open it again",
+            )
+            .with("cause", cause)),
+        }
+    }
+
+    fn durable_puts(&self) -> bool {
+        self.options.durability == Durability::Durable
+    }
+
+    fn unique_number(&self) -> u64 {
+        self.next_generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The owner's figures.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn stats(&self) -> Result<CatalogStats> {
+        let index = self.index.stats();
+        let existing = self.segments.existing()?.len() as u64;
+        let allocated = self.segments.allocated_bytes()? + index.disk_bytes;
+        let report = self.segments.report();
+        let state = self.state.lock();
+        let space = state.space.stats();
+        Ok(CatalogStats {
+            uuid: self.manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+            epoch: self.manifest.epoch,
+            owner_pid: std::process::id(),
+            durability: self.options.durability.word().to_owned(),
+            index: self.manifest.index.clone(),
+            capacity_bytes: self.budget.capacity,
+            allocated_bytes: allocated,
+            segment_bytes: self.budget.segment_bytes,
+            segments: existing,
+            segments_max: u64::from(self.budget.segments_max),
+            files: existing + index.files + 4,
+            used_bytes: (state.space.total_units() - state.space.free_units()) * UNIT
+                - (state.limbo_units + state.quarantine_units + state.reservations.units()) * UNIT,
+            free_bytes: state.space.free_units() * UNIT,
+            limbo_bytes: state.limbo_units * UNIT,
+            deferred_bytes: state.leases.deferred_units() * UNIT,
+            reserved_bytes: state.reservations.units() * UNIT,
+            quarantined_bytes: state.quarantine_units * UNIT,
+            free_extents: space.free_extents.clone(),
+            extents_per_run: space.extents_per_run(),
+            scopes: self.scopes.len() as u64,
+            runs: index.runs,
+            pages: index.pages,
+            index_memory_bytes: index.memory_bytes,
+            index_disk_bytes: index.disk_bytes,
+            index_written_bytes: index.written_bytes,
+            leases: state.leases.len() as u64,
+            clients: state.clients.keys().filter(|c| **c != ClientId::LOCAL).count() as u64,
+            reservations: state.reservations.open.len() as u64,
+            io: IoStats {
+                mode: report.mode.word().to_owned(),
+                direct: report.direct,
+                huge_pages: report.huge_pages,
+                file_system: report.file_system.clone(),
+                warnings: report.warnings.clone(),
+            },
+            poisoned: self.poison.get().cloned(),
+            counters: self.counters.snapshot(),
+            open_ms: self.opened.millis,
+            dropped_at_open: self.opened.dropped.clone(),
+        })
+    }
+}
+
+impl State {
+    /// Files what the index gave up: at once into limbo, or, while leased, deferred. What lay in
+    /// the run `suspect` is returned instead: its bytes could not be believed.
+    fn settle(&mut self, removed: Vec<Removed>, suspect: Option<RunId>) -> (u64, Vec<Extent>) {
+        let (mut pages, mut suspects) = (0, Vec::new());
+        for gone in removed {
+            pages += u64::from(gone.pages);
+            let units: u64 = gone.extents.iter().map(|e| u64::from(e.units)).sum();
+            if gone.whole {
+                self.eviction.remove(gone.run);
+            } else {
+                self.eviction.shrink(gone.run, units);
+            }
+            if suspect == Some(gone.run) {
+                suspects.extend(gone.extents);
+            } else if self.leases.pinned(gone.run) {
+                self.leases.defer(gone.run, gone.extents);
+            } else {
+                self.limbo.extend(gone.extents);
+                self.limbo_units += units;
+            }
+        }
+        (pages, suspects)
+    }
+
+    /// Space that a lease held back joins the limbo: the record that freed it may be young.
+    fn release_later(&mut self, extents: Vec<Extent>) {
+        self.limbo_units += extents.iter().map(|e| u64::from(e.units)).sum::<u64>();
+        self.limbo.extend(extents);
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("dir", &self.options.dir).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,214 @@
+//! Becoming the owner: read what is on disk, believe what adds up, drop the rest.
+
+use super::reservations::{ReservationLog, Reservations};
+use super::scopes::Scopes;
+use super::{Alive, ClientId, Engine, OpenReport, State, SyncRound, Upkeep};
+use crate::budget::Budget;
+use crate::directory::Directory;
+use crate::eviction::{Lru, RecencyClock};
+use crate::lease::LeaseTable;
+use crate::options::{IndexKind, Options};
+use crate::stats::Counters;
+use parking_lot::Mutex;
+use ritornello_format::{Error, Extent, Manifest, Result, ScopeRegistry, UNIT, units_of};
+use ritornello_index::{MemoryIndex, PrefixIndex, RunId, RunIndex, RunOptions, RunView};
+use ritornello_medium::Medium;
+use ritornello_volume::segments::Segments;
+use ritornello_volume::space::{Space, SpaceConfig};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// Part of the space that is kept free, in percent.
+const RESERVE_PERCENT: u8 = 5;
+
+impl Engine {
+    /// Opens the store in `options.dir`, or makes one. The caller holds the directory's lock.
+    /// `alive` says whether the client process of a name may still be writing.
+    ///
+    /// # Errors
+    /// `Invalid` for options that do not fit, a directory that is no store, or a file system that
+    /// cannot be trusted; `Fatal` for a damaged manifest. Damage to anything else is not an
+    /// error: what cannot be believed is dropped and counted.
+    pub fn open(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Arc<Self>> {
+        let started = Instant::now();
+        let directory = Directory::new(Arc::clone(&medium), &options.dir);
+        let mut manifest = directory.manifest_for(options)?;
+        let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
+        let segments = directory.segments(&manifest, options.io)?;
+        check_trust(&segments)?;
+        manifest.epoch += 1;
+        manifest.owner = owner_line();
+        directory.write_manifest(&manifest)?;
+        let index = open_index(&medium, &directory, &manifest, &budget)?;
+        let mut dropped = BTreeMap::new();
+        let registry = directory.registry()?.unwrap_or_else(|| {
+            tracing::warn!(dir = %options.dir.display(), "the scope registry is damaged: starting without any");
+            *dropped.entry("scope_registry".to_owned()).or_default() += 1;
+            ScopeRegistry::default()
+        });
+        let registry = never_reuse_slots(registry, index.as_ref());
+        let scopes = Scopes::new(directory.clone(), registry)?;
+        let mut space = Space::new(SpaceConfig {
+            segment_units: (manifest.segment_bytes / UNIT) as u32,
+            volumes: budget.per_volume(manifest.volumes.len()),
+            reserve_percent: RESERVE_PERCENT,
+        });
+        for segment in segments.existing()? {
+            space.add_segment(segment);
+        }
+        let kept = believe(index.as_ref(), &scopes, &mut space, &manifest, &mut dropped);
+        let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
+        let mut eviction = Lru::new();
+        restore(&mut eviction, kept);
+        let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
+        withheld.retain(|_, held| alive(&held.client) && space.mark(&held.extents).is_ok());
+        let log = ReservationLog::restart(&directory, &withheld)?;
+        for (reason, count) in &dropped {
+            tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
+        }
+        let engine = Arc::new(Self {
+            options: options.clone(),
+            next_generation: AtomicU64::new((u64::from(manifest.epoch) << 32) | 1),
+            manifest,
+            budget,
+            medium,
+            segments,
+            index,
+            scopes,
+            clock,
+            state: Mutex::new(State {
+                space,
+                eviction: Box::new(eviction),
+                leases: LeaseTable::new(),
+                reservations: Reservations { open: HashMap::new(), withheld },
+                clients: HashMap::from([(ClientId::LOCAL, String::new())]),
+                limbo: Vec::new(),
+                limbo_units: 0,
+                dirty: BTreeSet::new(),
+                quarantine: VecDeque::new(),
+                quarantine_units: 0,
+                growth_after: None,
+            }),
+            log: Mutex::new(log),
+            sync: Mutex::new(SyncRound::default()),
+            sync_wanted: AtomicU64::new(0),
+            upkeep: Upkeep::default(),
+            alive,
+            poison: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            counters: Counters::default(),
+            opened: OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
+        });
+        engine.start_upkeep()?;
+        Ok(engine)
+    }
+}
+
+fn check_trust(segments: &Segments) -> Result<()> {
+    let report = segments.report();
+    if report.trusted {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "this file system cannot be trusted to keep one owner's writes in order: \
+         put the store on a local disk",
+    )
+    .with("file_system", &report.file_system)
+    .with("why", report.warnings.join("; ")))
+}
+
+/// Host and boot, for people who find the directory on a shared file system.
+fn owner_line() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{host} {} pid {}", boot.trim(), std::process::id())
+}
+
+fn open_index(
+    medium: &Arc<dyn Medium>,
+    directory: &Directory,
+    manifest: &Manifest,
+    budget: &Budget,
+) -> Result<Arc<dyn PrefixIndex>> {
+    Ok(match IndexKind::parse(&manifest.index)? {
+        IndexKind::Run => {
+            let options = RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
+            Arc::new(RunIndex::open(Arc::clone(medium), &directory.index(), options)?)
+        }
+        IndexKind::Memory => Arc::new(MemoryIndex::new()),
+    })
+}
+
+/// A registry that was lost must not hand out slots that runs in the index still carry.
+fn never_reuse_slots(mut registry: ScopeRegistry, index: &dyn PrefixIndex) -> ScopeRegistry {
+    index.for_each(&mut |_, run| registry.next = registry.next.max(run.scope.0.saturating_add(1)));
+    registry
+}
+
+/// A run that was kept, as the eviction order wants it.
+struct Kept {
+    run: RunId,
+    parent: Option<RunId>,
+    units: u64,
+    recency: u64,
+}
+
+/// Marks the space of every run that adds up, and takes the others out of the index.
+fn believe(
+    index: &dyn PrefixIndex,
+    scopes: &Scopes,
+    space: &mut Space,
+    manifest: &Manifest,
+    dropped: &mut BTreeMap<String, u64>,
+) -> Vec<Kept> {
+    let mut kept: Vec<Kept> = Vec::new();
+    let mut refused: Vec<(RunId, &'static str)> = Vec::new();
+    let segment_units = (manifest.segment_bytes / UNIT) as u32;
+    index.for_each(&mut |run, view| match doubt(&view, scopes, segment_units) {
+        Some(reason) => refused.push((run, reason)),
+        None => {
+            let extents: Vec<Extent> = view.live_extents();
+            if space.mark(&extents).is_err() {
+                refused.push((run, "space"));
+                return;
+            }
+            let units = extents.iter().map(|e| u64::from(e.units)).sum();
+            let parent = view.parent.map(|(parent, _)| parent);
+            kept.push(Kept { run, parent, units, recency: view.recency });
+        }
+    });
+    // What hangs behind a dropped run goes with it, and its space is free again.
+    let mut gone = HashSet::new();
+    for (run, reason) in refused {
+        let removed = index.truncate(run, 0);
+        *dropped.entry(reason.to_owned()).or_default() +=
+            removed.iter().map(|r| u64::from(r.pages)).sum::<u64>();
+        for lost in removed {
+            gone.insert(lost.run);
+            if lost.run != run && kept.iter().any(|k| k.run == lost.run) {
+                // It was marked a moment ago, so freeing it cannot fail.
+                let _ = space.free(&lost.extents);
+            }
+        }
+    }
+    kept.retain(|run| !gone.contains(&run.run));
+    kept
+}
+
+/// Why a run is not believed, if it is not.
+fn doubt(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
+    let Some(scope) = scopes.by_slot(view.scope) else { return Some("dropped_scope") };
+    let metadata_only = view.place.extents.is_empty();
+    let adds_up = view.place.page_units == units_of(scope.page_bytes) as u32
+        && view.place.check(view.pages.len() as u32, segment_units).is_ok();
+    if metadata_only || adds_up { None } else { Some("place") }
+}
+
+fn restore(eviction: &mut dyn crate::eviction::Eviction, mut kept: Vec<Kept>) {
+    kept.sort_unstable_by_key(|run| run.recency);
+    for run in kept {
+        eviction.admit(run.run, run.parent, run.units);
+    }
+}

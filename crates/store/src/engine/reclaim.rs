@@ -1,0 +1,193 @@
+//! Getting space back: eviction, the limbo of freed space, and the sync that ends it.
+//!
+//! Space freed by an eviction is not reused before the journal record that frees it is durable.
+//! Otherwise a crash could bring back entries whose place holds somebody else's bytes: the
+//! checksums would catch them, but the engine would have been promised a hit.
+
+use super::{Engine, State};
+use parking_lot::MutexGuard;
+use ritornello_format::{Error, Extent, Result, UNIT};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// The upkeep thread looks around at least this often.
+const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
+/// The index is synced when this much of its journal is only in memory.
+const PENDING_BYTES_MAX: u64 = 16 << 20;
+
+impl Engine {
+    /// Evicts about `units`, leaves first. Returns whether anything went.
+    pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
+        let state = &mut **state;
+        let leases = &state.leases;
+        let victims = state.eviction.victims(units, &|run| leases.pinned(run));
+        let mut pages = 0;
+        for victim in &victims {
+            let removed = self.index.truncate(victim.run, victim.keep_pages);
+            pages += state.settle(removed, None).0;
+        }
+        self.counters.pages_evicted.add(pages);
+        self.ring_if_limbo_is_large(state);
+        pages > 0
+    }
+
+    pub(super) fn ring_if_limbo_is_large(&self, state: &State) {
+        if state.limbo_units * 2 > state.space.reserve_units() {
+            self.upkeep.ring();
+        }
+    }
+
+    /// Data, then index, then the limbo is free. Requests that arrive while a round runs share
+    /// the next one.
+    ///
+    /// # Errors
+    /// `Fatal`: the store is poisoned then.
+    pub(super) fn make_durable(&self) -> Result<()> {
+        let request = self.sync_wanted.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut round = self.sync.lock();
+        if round.covered >= request {
+            return Ok(());
+        }
+        self.check_poison()?;
+        let covers = self.sync_wanted.load(Ordering::Acquire);
+        let started = Instant::now();
+        let (dirty, limbo) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.dirty), std::mem::take(&mut state.limbo))
+        };
+        let dirty: Vec<_> = dirty.into_iter().collect();
+        self.segments.sync(&dirty).and_then(|()| self.index.sync()).map_err(|error| {
+            // Not retried: after a failed fsync the kernel may report success for pages it has
+            // dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
+            let _ = self.poison.set(error.to_string());
+            tracing::error!(%error, dir = %self.options.dir.display(), "a sync failed: the store is poisoned");
+            error
+        })?;
+        let mut state = self.state.lock();
+        self.free(&mut state, &limbo);
+        state.limbo_units -= limbo.iter().map(|e| u64::from(e.units)).sum::<u64>();
+        drop(state);
+        round.covered = covers;
+        self.counters.syncs.add(1);
+        self.counters.sync_micros.add(started.elapsed().as_micros() as u64);
+        Ok(())
+    }
+
+    /// Gives extents back to the allocator. A double free is a bug: the space is leaked rather
+    /// than handed out twice.
+    pub(super) fn free(&self, state: &mut State, extents: &[Extent]) {
+        for extent in extents {
+            if let Err(error) = state.space.free(std::slice::from_ref(extent)) {
+                tracing::error!(%error, "freed twice: the extent is left out of use until reopened");
+            }
+        }
+    }
+
+    fn check_poison(&self) -> Result<()> {
+        match self.poison.get() {
+            None => Ok(()),
+            Some(cause) => Err(Error::fatal("the store is poisoned: reopen it").with("cause", cause)),
+        }
+    }
+
+    /// Puts aside space whose bytes could not be believed, and lets the oldest go where that
+    /// would be more than a sixty-fourth of the store.
+    pub(super) fn quarantine(&self, state: &mut State, extents: Vec<Extent>) {
+        let bound = (state.space.total_units() / 64).max(1);
+        state.quarantine_units += extents.iter().map(|e| u64::from(e.units)).sum::<u64>();
+        state.quarantine.extend(extents);
+        while state.quarantine_units > bound {
+            let Some(oldest) = state.quarantine.pop_front() else { break };
+            state.quarantine_units -= u64::from(oldest.units);
+            state.limbo_units += u64::from(oldest.units);
+            state.limbo.push(oldest);
+        }
+    }
+
+    /// Starts the thread that syncs in the background and buries dead clients. It ends when the
+    /// engine is closed or dropped.
+    pub(super) fn start_upkeep(self: &Arc<Self>) -> Result<()> {
+        let engine = Arc::downgrade(self);
+        let thread = std::thread::Builder::new()
+            .name("ritornello-upkeep".to_owned())
+            .spawn(move || upkeep(&engine))
+            .map_err(|e| Error::retry("no thread for the store's upkeep").because(e))?;
+        *self.upkeep.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    fn look_around(&self, last_sync: &mut Instant) {
+        let mut state = self.state.lock();
+        let (freed, expired) = state.leases.expire();
+        state.release_later(freed);
+        self.counters.leases_expired.add(expired);
+        let names: Vec<(u64, String)> = state
+            .reservations
+            .withheld
+            .iter()
+            .map(|(id, withheld)| (*id, withheld.client.clone()))
+            .collect();
+        let pressing = state.limbo_units * 2 > state.space.reserve_units();
+        let busy = !state.dirty.is_empty() || !state.limbo.is_empty();
+        drop(state);
+        for (id, name) in names {
+            if !(self.alive)(&name) {
+                tracing::info!(client = %name, "a client died while writing: its space is free");
+                self.abandon(id);
+            }
+        }
+        let due = last_sync.elapsed() >= self.options.sync_interval
+            || self.index.stats().pending_bytes > PENDING_BYTES_MAX;
+        if busy && (pressing || due) && self.poison.get().is_none() {
+            // An error has poisoned the store, and its next writer is told.
+            let _ = self.make_durable();
+            *last_sync = Instant::now();
+        }
+    }
+
+    /// Frees a reservation of somebody who will not write any more.
+    pub(super) fn abandon(&self, id: u64) {
+        let mut state = self.state.lock();
+        let mut extents = Vec::new();
+        if let Some(withheld) = state.reservations.withheld.remove(&id) {
+            extents = withheld.extents;
+        } else if let Some(reservation) = state.reservations.open.remove(&id) {
+            self.counters.runs_abandoned.add(reservation.runs.len() as u64);
+            let freed = state.leases.release(reservation.lease.0);
+            state.release_later(freed);
+            extents = reservation.runs.into_iter().flat_map(|run| run.place.extents).collect();
+        }
+        // Nothing on disk or in the journal ever named this space: it needs no limbo.
+        self.free(&mut state, &extents);
+        drop(state);
+        if !extents.is_empty() {
+            self.log.lock().settled(id);
+        }
+    }
+
+    /// Bytes in units that a put may count on soon.
+    pub(super) fn reclaimable(state: &State) -> u64 {
+        state.space.free_units() + state.limbo_units
+    }
+}
+
+const _: () = assert!(UNIT == 4096, "the arithmetic above counts 4 KiB units");
+
+fn upkeep(engine: &Weak<Engine>) {
+    let mut last_sync = Instant::now();
+    loop {
+        let Some(engine) = engine.upgrade() else { return };
+        {
+            let mut alarm = engine.upkeep.asleep.lock();
+            if !alarm.ring && !alarm.stop {
+                engine.upkeep.changed.wait_for(&mut alarm, UPKEEP_INTERVAL);
+            }
+            alarm.ring = false;
+            if alarm.stop {
+                return;
+            }
+        }
+        engine.look_around(&mut last_sync);
+    }
+}

@@ -1,0 +1,280 @@
+//! Reserving space for a put: what is missing, in runs, each with its place.
+
+use super::reservations::{PlannedRun, Reservation};
+use super::{ClientId, Engine};
+use crate::budget::Budget;
+use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef};
+use ritornello_format::{
+    Error, Extent, PageHash, Place, Result, RunHeader, SegmentId, check_keys, units_of,
+};
+use ritornello_index::RunId;
+use ritornello_volume::space::Reserve;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A run holds at most this much payload: what is evicted and read together stays handy.
+const RUN_BYTES_MAX: u64 = 64 << 20;
+/// A page is one slice as long as it is stored as it came.
+const SLICES_PER_PAGE: u16 = 1;
+/// Pages of one put at most.
+const PUT_PAGES_MAX: usize = 65_535;
+/// The parents of a put are pinned this long; a put that takes longer finds out at commit.
+const PUT_LEASE: Duration = Duration::from_secs(600);
+/// Growth that failed is tried again after this long.
+const GROWTH_PAUSE: Duration = Duration::from_secs(10);
+/// Rounds of evict-and-sync for one run before it is refused.
+const RECLAIM_ROUNDS: u32 = 16;
+
+/// What stands between a run and its space.
+enum Obstacle {
+    Grow(SegmentId),
+    Sync,
+    Full,
+}
+
+impl Engine {
+    pub(super) fn reserve(
+        &self,
+        client: ClientId,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        parent: Option<&[u8]>,
+        patience: Duration,
+    ) -> Result<Reserved> {
+        self.check_writable()?;
+        self.scopes.check(scope)?;
+        let deadline = Instant::now() + patience;
+        let hashes = hash_batch(scope, keys)?;
+        let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
+        let parent = parent.transpose()?.filter(|p| self.index.locate(scope.slot, *p).is_some());
+        let present = self.index.exists(scope.slot, hashes.as_slice());
+        let leading = present.iter().take_while(|there| **there).count();
+        let mut reserved = Reserved {
+            id: 0,
+            store: self.manifest.uuid,
+            runs: Vec::new(),
+            present: leading,
+            refused: None,
+        };
+        self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
+        if leading == keys.len() {
+            return Ok(reserved);
+        }
+        let lease = self.pin_neighbours(client, scope, &hashes, &present, parent)?;
+        let mut runs = Vec::new();
+        for (at, pages) in self.missing_runs(scope, keys, &present) {
+            match self.place_run(scope, &keys[at..at + pages], deadline) {
+                Ok(place) => {
+                    let before = at.checked_sub(1).map(|before| hashes[before]).or(parent);
+                    let parent = before.filter(|_| scope.chained);
+                    runs.push(PlannedRun { place, at: at as u32, pages: pages as u32, parent });
+                }
+                Err(refusal) => {
+                    reserved.refused = Some(refusal);
+                    break;
+                }
+            }
+        }
+        let planned: usize = runs.iter().map(|run| run.pages as usize).sum();
+        let missing = present.iter().filter(|there| !**there).count();
+        self.counters.pages_refused.add((missing - planned) as u64);
+        reserved.runs = runs
+            .iter()
+            .map(|run| ReservedRun { place: run.place.clone(), at: run.at, pages: run.pages })
+            .collect();
+        if runs.is_empty() {
+            let freed = self.state.lock().leases.release(lease.0);
+            self.state.lock().release_later(freed);
+            return Ok(reserved);
+        }
+        reserved.id = self.unique_number();
+        self.log_reservation(client, reserved.id, &runs)?;
+        let reservation = Reservation { client, scope, hashes, runs, parent, lease };
+        self.state.lock().reservations.open.insert(reserved.id, reservation);
+        Ok(reserved)
+    }
+
+    /// Before a client hears of its space, the log knows: see [`super::reservations`].
+    fn log_reservation(&self, client: ClientId, id: u64, runs: &[PlannedRun]) -> Result<()> {
+        if client == ClientId::LOCAL {
+            return Ok(());
+        }
+        let name = self.state.lock().clients.get(&client).cloned().unwrap_or_default();
+        let logged = self.log.lock().reserved(id, &name, runs);
+        logged.map_err(|error| {
+            let extents: Vec<Extent> = runs.iter().flat_map(|r| r.place.extents.clone()).collect();
+            self.free(&mut self.state.lock(), &extents);
+            Error::retry("the reservation log cannot be written").because(error)
+        })
+    }
+
+    /// Pins the runs that the missing pages will hang behind, and with them their ancestors.
+    fn pin_neighbours(
+        &self,
+        client: ClientId,
+        scope: ScopeRef,
+        hashes: &[PageHash],
+        present: &[bool],
+        parent: Option<PageHash>,
+    ) -> Result<LeaseNumber> {
+        if !scope.chained {
+            return Ok(LeaseNumber::default());
+        }
+        let before_gaps = (1..hashes.len()).filter(|&at| !present[at] && present[at - 1]);
+        let pages = before_gaps.map(|at| hashes[at - 1]).chain(parent);
+        let mut state = self.state.lock();
+        let mut runs: Vec<RunId> =
+            pages.filter_map(|page| self.index.locate(scope.slot, page)).map(|(run, _)| run).collect();
+        runs.sort_unstable();
+        runs.dedup();
+        if runs.is_empty() {
+            return Ok(LeaseNumber::default());
+        }
+        state.leases.grant(&runs, PUT_LEASE, client).map(LeaseNumber)
+    }
+
+    /// The missing pages as (position, count), cut so that each run's header holds its keys and
+    /// no run is unwieldy.
+    fn missing_runs(&self, scope: ScopeRef, keys: &[&[u8]], present: &[bool]) -> Vec<(usize, usize)> {
+        let bytes = RUN_BYTES_MAX.min(self.budget.segment_bytes / 2);
+        let by_size = usize::try_from(bytes / scope.page_bytes).unwrap_or(usize::MAX).max(1);
+        let mut runs = Vec::new();
+        let mut at = 0;
+        while at < keys.len() {
+            if present[at] {
+                at += 1;
+                continue;
+            }
+            let gap = present[at..].iter().take_while(|there| !**there).count();
+            let lengths = keys[at..at + gap].iter().map(|key| key.len());
+            let fit = RunHeader::pages_that_fit(lengths, SLICES_PER_PAGE).max(1);
+            let pages = gap.min(by_size).min(fit);
+            runs.push((at, pages));
+            at += pages;
+        }
+        runs
+    }
+
+    /// Space for one run, by growth, eviction and reclaim, in that order.
+    fn place_run(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        deadline: Instant,
+    ) -> std::result::Result<Place, Refusal> {
+        let header_units = RunHeader::units(keys.iter().map(|key| key.len()), SLICES_PER_PAGE);
+        let page_units = units_of(scope.page_bytes) as u32;
+        let pages = keys.len() as u32;
+        for round in 0..RECLAIM_ROUNDS {
+            let obstacle = match self.try_place(header_units, page_units, pages, round) {
+                Ok(extents) => {
+                    return Ok(Place {
+                        generation: self.unique_number(),
+                        header_checksum: 0,
+                        header_units,
+                        page_units,
+                        extents,
+                    });
+                }
+                Err(obstacle) => obstacle,
+            };
+            match obstacle {
+                Obstacle::Full => return Err(Refusal::NoSpace),
+                Obstacle::Grow(segment) => self.grow(segment),
+                Obstacle::Sync => {
+                    if Instant::now() >= deadline {
+                        return Err(Refusal::Deadline);
+                    }
+                    self.counters.reclaim_waits.add(1);
+                    if self.make_durable().is_err() {
+                        return Err(Refusal::NoSpace);
+                    }
+                }
+            }
+        }
+        Err(Refusal::NoSpace)
+    }
+
+    fn try_place(
+        &self,
+        header_units: u32,
+        page_units: u32,
+        pages: u32,
+        round: u32,
+    ) -> std::result::Result<Vec<Extent>, Obstacle> {
+        let mut state = self.state.lock();
+        let place = |state: &mut super::State, reserve| {
+            state.space.allocate(header_units, page_units, pages, reserve)
+        };
+        if let Some(extents) = place(&mut state, Reserve::Keep) {
+            return Ok(extents);
+        }
+        if state.growth_after.is_none_or(|after| Instant::now() >= after)
+            && let Some(segment) = state.space.next_segment()
+        {
+            return Err(Obstacle::Grow(segment));
+        }
+        // Free space may be in pieces that are too small: each round makes more room.
+        let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
+        let wanted = state.space.reserve_units() + run * u64::from(round + 1);
+        let have = Self::reclaimable(&state);
+        if have < wanted || round > 0 {
+            self.evict(&mut state, (wanted.saturating_sub(have)).max(run));
+        }
+        if let Some(extents) = place(&mut state, Reserve::Use) {
+            return Ok(extents);
+        }
+        if state.limbo_units > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
+    }
+
+    /// Adds a segment file, unless the floor or the file system says no.
+    fn grow(&self, segment: SegmentId) {
+        let refused = match self.segments.room(segment.volume()) {
+            Ok(room) if room.available < self.budget.segment_bytes + Budget::floor(room.total) => {
+                Some(format!("the free-space floor is reached ({} bytes left)", room.available))
+            }
+            Ok(_) => self.segments.create(segment).err().map(|error| error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        let mut state = self.state.lock();
+        match refused {
+            // Another put may have added it meanwhile.
+            None if state.space.next_segment() == Some(segment) => state.space.add_segment(segment),
+            None => {}
+            Some(reason) => {
+                tracing::warn!(%reason, segment = segment.number(), "the store stops growing for now");
+                state.growth_after = Some(Instant::now() + GROWTH_PAUSE);
+            }
+        }
+    }
+
+    /// Whether the engine still runs: checked where a loop may be long.
+    pub(super) fn running(self: &Arc<Self>) -> bool {
+        !self.closed.load(Ordering::Acquire)
+    }
+}
+
+/// The hashes of a batch.
+///
+/// # Errors
+/// `Invalid` for keys of a wrong length, too many of them, or one that comes twice.
+fn hash_batch(scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<PageHash>> {
+    check_keys(keys)?;
+    if keys.len() > PUT_PAGES_MAX {
+        return Err(Error::invalid(format!("a put takes at most {PUT_PAGES_MAX} pages"))
+            .with("pages", keys.len()));
+    }
+    let hashes: Vec<PageHash> = keys.iter().map(|key| PageHash::of(&scope.id, key)).collect();
+    let mut sorted = hashes.clone();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(hashes),
+        Some(pair) => {
+            let twice: Vec<usize> =
+                (0..hashes.len()).filter(|&at| hashes[at] == pair[0]).collect();
+            Err(Error::invalid("a key comes twice in one batch: pass each page once")
+                .with("positions", format!("{twice:?}")))
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The owner's [`Catalog`], for one client.
+
+use super::{ClientId, Engine, State};
+use crate::catalog::{
+    Catalog, Leased, LeaseNumber, Located, LocatedRun, Reserved, ScopeRef,
+};
+use crate::stats::CatalogStats;
+use ritornello_format::{PageHash, Result, Scope, ScopedKeys, check_keys};
+use ritornello_index::{RunId, Step};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a read may take between being located and being released.
+const READ_LEASE: Duration = Duration::from_secs(120);
+/// A lease lasts at most this long.
+const LEASE_MAX: Duration = Duration::from_secs(3600);
+
+/// What one client sees of an engine.
+#[derive(Clone, Debug)]
+pub struct Session {
+    engine: Arc<Engine>,
+    client: ClientId,
+}
+
+impl Session {
+    pub(super) fn new(engine: Arc<Engine>, client: ClientId) -> Self {
+        Self { engine, client }
+    }
+
+    /// Walks the leading pages and pins their runs, in one step as evictions see it.
+    fn pin(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<(LeaseNumber, Vec<Step>)> {
+        let engine = &self.engine;
+        engine.check_open()?;
+        engine.scopes.check(scope)?;
+        check_keys(keys)?;
+        let mut state = engine.state.lock();
+        let steps = engine.index.walk(scope.slot, &ScopedKeys { scope: &scope.id, keys });
+        if steps.is_empty() {
+            return Ok((LeaseNumber::default(), steps));
+        }
+        let mut runs: Vec<RunId> = steps.iter().map(|step| step.run).collect();
+        let tick = engine.clock.tick();
+        state.eviction.hit(&runs);
+        if !scope.chained {
+            runs.sort_unstable();
+            runs.dedup();
+        }
+        let lease = state.leases.grant(&runs, ttl.min(LEASE_MAX), self.client)?;
+        drop(state);
+        runs.iter().for_each(|run| engine.index.touch(*run, tick));
+        Ok((LeaseNumber(lease), steps))
+    }
+}
+
+fn pages(steps: &[Step]) -> usize {
+    steps.iter().map(|step| step.pages as usize).sum()
+}
+
+impl Catalog for Session {
+    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
+        self.engine.check_open()?;
+        match self.engine.scopes.find(scope)? {
+            None if create => self.engine.scopes.register(scope).map(Some),
+            found => Ok(found),
+        }
+    }
+
+    fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let engine = &self.engine;
+        engine.check_open()?;
+        engine.scopes.check(scope)?;
+        let hit =
+            engine.index.longest_prefix(scope.slot, &ScopedKeys { scope: &scope.id, keys });
+        engine.counters.probes.add(1);
+        engine.counters.pages_probed.add(keys.len() as u64);
+        engine.counters.pages_hit.add(hit as u64);
+        Ok(hit)
+    }
+
+    fn lease(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+        let (lease, steps) = self.pin(scope, keys, ttl)?;
+        let counters = &self.engine.counters;
+        counters.probes.add(1);
+        counters.pages_probed.add(keys.len() as u64);
+        counters.pages_hit.add(pages(&steps) as u64);
+        Ok(Leased { pages: pages(&steps), lease })
+    }
+
+    fn release(&self, lease: LeaseNumber) -> Result<()> {
+        let mut state = self.engine.state.lock();
+        let freed = state.leases.release(lease.0);
+        state.release_later(freed);
+        Ok(())
+    }
+
+    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
+        let mut runs = Vec::with_capacity(steps.len());
+        for step in steps {
+            // Deleted between the walk and here: the prefix ends before it.
+            let Some(place) = self.engine.index.place(step.run) else { break };
+            runs.push(LocatedRun { place, first: step.first, pages: step.pages, at: step.at });
+        }
+        Ok(Located { lease, runs })
+    }
+
+    fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        self.engine.check_open()?;
+        self.engine.scopes.check(scope)?;
+        check_keys(keys)?;
+        Ok(self.engine.index.exists(scope.slot, &ScopedKeys { scope: &scope.id, keys }))
+    }
+
+    fn reserve(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        parent: Option<&[u8]>,
+        patience: Duration,
+    ) -> Result<Reserved> {
+        self.engine.reserve(self.client, scope, keys, parent, patience)
+    }
+
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize> {
+        self.engine.commit(reservation, written)
+    }
+
+    fn abort(&self, reservation: u64) -> Result<()> {
+        self.engine.abandon(reservation);
+        Ok(())
+    }
+
+    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+        let engine = &self.engine;
+        engine.check_open()?;
+        engine.scopes.check(scope)?;
+        let hash = PageHash::of(&scope.id, key);
+        let mut state = engine.state.lock();
+        let Some((run, page)) = engine.index.locate(scope.slot, hash) else { return Ok(()) };
+        // Read under a lease that ran out, and reused since: what lies there now is fine.
+        if engine.index.place(run).is_none_or(|place| place.generation != generation) {
+            return Ok(());
+        }
+        tracing::warn!(reason, generation, page, scope = %scope.id, "bytes on disk could not be believed: the page is gone");
+        engine.distrust_page(&mut state, scope, run, hash);
+        Ok(())
+    }
+
+    fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
+        self.release(lease)?;
+        Ok(pages(&steps))
+    }
+
+    fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let engine = &self.engine;
+        engine.check_writable()?;
+        engine.scopes.check(scope)?;
+        check_keys(keys)?;
+        let scoped = ScopedKeys { scope: &scope.id, keys };
+        let mut state = engine.state.lock();
+        let there = engine.index.exists(scope.slot, &scoped);
+        let removed = engine.index.remove(scope.slot, &scoped);
+        let (pages, _) = state.settle(removed, None);
+        engine.counters.pages_deleted.add(pages);
+        engine.ring_if_limbo_is_large(&state);
+        Ok(there.into_iter().filter(|there| *there).count())
+    }
+
+    fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
+        self.engine.check_writable()?;
+        self.engine.scopes.check(scope)?;
+        self.engine.drop_scopes(|slot| slot == scope.slot)
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.engine.check_writable()?;
+        self.engine.drop_scopes(|_| true)?;
+        self.engine.make_durable()
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.engine.check_writable()?;
+        self.engine.make_durable()
+    }
+
+    fn stats(&self) -> Result<CatalogStats> {
+        self.engine.stats()
+    }
+}
+
+impl Engine {
+    /// Removes a page whose bytes could not be believed and quarantines where it lay.
+    pub(super) fn distrust_page(&self, state: &mut State, scope: ScopeRef, run: RunId, page: PageHash) {
+        let removed = self.index.remove(scope.slot, [page].as_slice());
+        let (pages, suspects) = state.settle(removed, Some(run));
+        self.counters.pages_distrusted.add(pages);
+        self.quarantine(state, suspects);
+    }
+
+    /// Durable first, then in memory: whoever is told a scope is gone never sees it again.
+    fn drop_scopes(&self, which: impl Fn(ritornello_format::ScopeSlot) -> bool) -> Result<()> {
+        for slot in self.scopes.forget(which)? {
+            let removed = self.index.remove_scope(slot);
+            let mut state = self.state.lock();
+            let (pages, _) = state.settle(removed, None);
+            self.counters.pages_deleted.add(pages);
+            self.ring_if_limbo_is_large(&state);
+        }
+        Ok(())
+    }
+}

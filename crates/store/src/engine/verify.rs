@@ -1,0 +1,195 @@
+//! Reading everything, for `fsck`; and bringing back runs that the index has lost.
+
+use super::Engine;
+use crate::catalog::ScopeRef;
+use ritornello_format::{PageHash, Place, Result, RunHeader, UNIT};
+use ritornello_index::{NewRun, RunId, RunView};
+use ritornello_volume::transfer::PageFate;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Findings listed one by one; further ones are only counted.
+const FINDINGS_MAX: usize = 10_000;
+
+/// A page that could not be believed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Its run.
+    pub generation: u64,
+    /// Its scope, in hexadecimal digits.
+    pub scope: String,
+    /// Its number in the run.
+    pub page: u32,
+    /// What was wrong.
+    pub reason: String,
+}
+
+/// What a verification found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Verification {
+    /// Runs read.
+    pub runs: u64,
+    /// Pages read.
+    pub pages: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// The first of the pages that could not be believed.
+    pub findings: Vec<Finding>,
+    /// Pages that were removed, those behind a bad page in a chained scope included.
+    pub pages_dropped: u64,
+    /// Pages that were brought back.
+    pub pages_salvaged: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Engine {
+    /// Reads and verifies every page; takes out what cannot be believed. With `salvage`, then
+    /// looks through all segments for runs that the index does not know, and takes in those whose
+    /// scope is live, whose place is free and whose pages verify.
+    ///
+    /// # Errors
+    /// `Closed`; `Fatal` if the result could not be made durable.
+    pub fn verify(
+        self: &Arc<Self>,
+        salvage: bool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Verification> {
+        self.check_writable()?;
+        let started = Instant::now();
+        let mut report = Verification::default();
+        let mut runs: Vec<(RunId, RunView)> = Vec::new();
+        self.index.for_each(&mut |run, view| runs.push((run, view)));
+        let used: u64 = runs.iter().map(|(_, view)| view.place.units() * UNIT).sum();
+        let segments = if salvage { self.segments.existing()? } else { Vec::new() };
+        let total = used + segments.len() as u64 * self.manifest.segment_bytes;
+        for (run, view) in runs {
+            if !self.running() {
+                break;
+            }
+            self.verify_run(run, &view, &mut report);
+            progress(report.bytes, total);
+        }
+        let mut lost = Vec::new();
+        for (at, segment) in segments.iter().enumerate() {
+            lost.extend(self.segments.scan_headers(*segment)?);
+            progress(used + (at as u64 + 1) * self.manifest.segment_bytes, total);
+        }
+        // Parents were written before their children, so they come back first and are found.
+        lost.sort_by_key(|(header, _)| header.generation);
+        for (header, checksum) in &lost {
+            report.pages_salvaged += self.salvage_run(header, *checksum);
+        }
+        self.make_durable()?;
+        report.seconds = started.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn verify_run(&self, run: RunId, view: &RunView, report: &mut Verification) {
+        let Some(scope) = self.scopes.by_slot(view.scope) else { return };
+        report.runs += 1;
+        report.bytes += view.place.units() * UNIT;
+        for (page, reason) in self.bad_pages(scope, view) {
+            let hash = view.pages[page as usize];
+            let mut state = self.state.lock();
+            let before = self.index.stats().pages;
+            if self.index.locate(scope.slot, hash) != Some((run, page)) {
+                continue;
+            }
+            self.distrust_page(&mut state, scope, run, hash);
+            report.pages_dropped += before.saturating_sub(self.index.stats().pages);
+            if report.findings.len() < FINDINGS_MAX {
+                report.findings.push(Finding {
+                    generation: view.place.generation,
+                    scope: scope.id.to_string(),
+                    page,
+                    reason: reason.to_owned(),
+                });
+            }
+        }
+        report.pages += view.pages.iter().filter(|hash| **hash != PageHash::NONE).count() as u64;
+    }
+
+    /// Pages of a run that do not verify, with the reason. Every page if the header does not.
+    fn bad_pages(&self, scope: ScopeRef, view: &RunView) -> Vec<(u32, &'static str)> {
+        let count = view.pages.len() as u32;
+        let live = |page: &u32| view.pages[*page as usize] != PageHash::NONE;
+        let all = |reason| (0..count).filter(live).map(|page| (page, reason)).collect();
+        let (header, fates) = match self.segments.verify_run(&view.place, count) {
+            Ok(found) => found,
+            Err(_) => return all("header"),
+        };
+        if header.scope != scope.id || header.page_bytes != scope.page_bytes {
+            return all("scope");
+        }
+        let known = |page: u32| {
+            let key = header.keys.get(page as usize);
+            key.is_some_and(|key| PageHash::of(&scope.id, key) == view.pages[page as usize])
+        };
+        (0..count)
+            .filter(live)
+            .filter_map(|page| match fates.get(page as usize) {
+                Some(PageFate::Verified) if known(page) => None,
+                Some(PageFate::Verified) => Some((page, "key")),
+                Some(PageFate::Missed(reason)) => Some((page, reason.word())),
+                None => Some((page, "header")),
+            })
+            .collect()
+    }
+
+    /// Takes a run back in, as far as its pages verify. Returns how many pages came.
+    fn salvage_run(&self, header: &RunHeader, checksum: u64) -> u64 {
+        let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
+        let ours = header.store == self.manifest.uuid
+            && header.scope == scope.id
+            && header.page_bytes == scope.page_bytes;
+        if !ours || header.extents_total as usize != header.extents.len() {
+            return 0;
+        }
+        let mut place = Place {
+            generation: header.generation,
+            header_checksum: checksum,
+            header_units: header.header_units,
+            page_units: header.page_units,
+            extents: header.extents.clone(),
+        };
+        let count = header.keys.len() as u32;
+        let segment_units = (self.manifest.segment_bytes / UNIT) as u32;
+        if place.check(count, segment_units).is_err() {
+            return 0;
+        }
+        let Ok((_, fates)) = self.segments.verify_run(&place, count) else { return 0 };
+        let good = fates.iter().take_while(|fate| matches!(fate, PageFate::Verified)).count();
+        let hashes: Vec<PageHash> =
+            header.keys[..good].iter().map(|key| PageHash::of(&scope.id, key)).collect();
+        if good == 0 || self.index.exists(scope.slot, hashes.as_slice()).contains(&true) {
+            return 0;
+        }
+        place.truncate(good as u32);
+        let mut state = self.state.lock();
+        if state.space.mark(&place.extents).is_err() {
+            return 0;
+        }
+        let parent = header.parent.as_deref().map(|key| PageHash::of(&scope.id, key));
+        let found = parent.and_then(|page| self.index.locate(scope.slot, page));
+        let new = NewRun {
+            scope: scope.slot,
+            chained: scope.chained,
+            parent: parent.filter(|_| found.is_some()),
+            pages: &hashes,
+            place: &place,
+            recency: self.clock.tick(),
+        };
+        match self.index.insert(&new) {
+            Ok(run) => {
+                state.eviction.admit(run, found.map(|(run, _)| run), place.units());
+                good as u64
+            }
+            Err(_) => {
+                self.free(&mut state, &place.extents);
+                0
+            }
+        }
+    }
+}

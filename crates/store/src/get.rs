@@ -1,0 +1,84 @@
+//! Getting: locate under a lease, read, verify, release.
+
+use crate::catalog::{Located, ScopeRef};
+use crate::outcome::Outcome;
+use crate::store::Store;
+use ritornello_format::Result;
+use ritornello_volume::memory::PageTarget;
+use ritornello_volume::transfer::{Control, MissReason, PageFate, RunRead};
+use std::time::Instant;
+
+impl Store {
+    pub(crate) fn get(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        target: &dyn PageTarget,
+        control: &Control,
+    ) -> Result<Outcome> {
+        let started = Instant::now();
+        let located = self.catalog.locate(scope, keys)?;
+        let reads: Vec<RunRead<'_>> = located
+            .runs
+            .iter()
+            .map(|run| RunRead {
+                place: &run.place,
+                scope: scope.id,
+                page_bytes: scope.page_bytes,
+                keys: &keys[run.at as usize..(run.at + run.pages) as usize],
+                first: run.first,
+                target,
+                target_first: run.at as usize,
+            })
+            .collect();
+        let fates = self.segments.read_runs(&reads, control);
+        // What cannot be delivered runs out by itself.
+        let _ = self.catalog.release(located.lease);
+        let (mut ok, mut reason) = (vec![false; keys.len()], "");
+        for (run, fates) in located.runs.iter().zip(&fates) {
+            for (at, fate) in (run.at as usize..).zip(fates) {
+                match fate {
+                    PageFate::Verified => ok[at] = true,
+                    PageFate::Missed(missed) if reason.is_empty() => reason = missed.word(),
+                    PageFate::Missed(_) => {}
+                }
+            }
+        }
+        self.report(scope, keys, &located, &fates);
+        let verified = ok.iter().filter(|ok| **ok).count() as u64;
+        let pages = ok.iter().take_while(|ok| **ok).count();
+        if pages < keys.len() && reason.is_empty() {
+            reason = "absent";
+        }
+        let bytes = verified * scope.page_bytes;
+        let located: u64 = located.runs.iter().map(|run| u64::from(run.pages)).sum();
+        self.moved.gets.add(1);
+        self.moved.get_bytes.add(bytes);
+        self.moved.get_micros.add(started.elapsed().as_micros() as u64);
+        self.moved.pages_read.add(verified);
+        self.moved.pages_missed.add(located - verified);
+        Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
+    }
+
+    /// Tells the owner which pages could not be believed, so that nobody is promised them again.
+    /// One page a run is enough in a chained scope, and for a header.
+    fn report(&self, scope: ScopeRef, keys: &[&[u8]], located: &Located, fates: &[Vec<PageFate>]) {
+        for (run, fates) in located.runs.iter().zip(fates) {
+            for (at, fate) in (run.at as usize..).zip(fates) {
+                let PageFate::Missed(reason) = fate else { continue };
+                let on_disk = matches!(
+                    reason,
+                    MissReason::Header | MissReason::Checksum | MissReason::Io | MissReason::Place
+                );
+                if on_disk {
+                    // If the owner cannot be told, the next reader will.
+                    let generation = run.place.generation;
+                    let _ = self.catalog.distrust(scope, keys[at], generation, reason.word());
+                }
+                if on_disk && scope.chained {
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Tickets: puts and gets that go on while the caller does something else.
+
+use crate::outcome::Outcome;
+use parking_lot::{Condvar, Mutex};
+use ritornello_format::{Error, ErrorKind, Result};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk.
+const WORKERS: usize = 4;
+/// Puts may hold all workers but this many: reads come first.
+const WORKERS_FOR_GETS: usize = 1;
+/// Tickets waiting at most.
+const QUEUE_MAX: usize = 4096;
+
+/// A submitted put or get. Its buffers are kept until it is done, also if the ticket is dropped.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    outcome: Mutex<Option<Arc<Outcome>>>,
+    finished: Condvar,
+    event: OwnedFd,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Ticket {
+    pub(crate) fn new() -> Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+            Error::retry("no eventfd for a ticket: raise the limit of open files (ulimit -n)")
+                .because(std::io::Error::from(error))
+        })?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                outcome: Mutex::new(None),
+                finished: Condvar::new(),
+                event,
+                cancelled: Arc::default(),
+            }),
+        })
+    }
+
+    /// An eventfd, readable from the moment the ticket is done.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+
+    /// Whether the outcome is there.
+    #[must_use]
+    pub fn done(&self) -> bool {
+        self.shared.outcome.lock().is_some()
+    }
+
+    /// Asks to stop: no further I/O is started. The ticket is done when what is in flight has
+    /// landed; pages that were complete by then count.
+    pub fn cancel(&self) {
+        self.shared.cancelled.store(true, Ordering::Release);
+    }
+
+    /// Waits for the outcome, at most `timeout`.
+    #[must_use]
+    pub fn wait(&self, timeout: Option<Duration>) -> Option<Arc<Outcome>> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut outcome = self.shared.outcome.lock();
+        while outcome.is_none() {
+            match deadline {
+                None => self.shared.finished.wait(&mut outcome),
+                Some(deadline) => {
+                    if self.shared.finished.wait_until(&mut outcome, deadline).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        outcome.clone()
+    }
+
+    pub(crate) fn cancelled(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.shared.cancelled)
+    }
+
+    pub(crate) fn finish(&self, outcome: Outcome) {
+        *self.shared.outcome.lock() = Some(Arc::new(outcome));
+        self.shared.finished.notify_all();
+        // It can only fail by overflow, and it is written once.
+        let _ = rustix::io::write(&self.shared.event, &1u64.to_ne_bytes());
+    }
+}
+
+type Job = Box<dyn FnOnce(Closing) + Send>;
+
+/// Whether a job may do its work, or the workers are closing and it should only say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    No,
+    Yes,
+}
+
+/// Which queue a job waits in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Get,
+    Put,
+}
+
+#[derive(Default)]
+struct Queues {
+    gets: VecDeque<Job>,
+    puts: VecDeque<Job>,
+    puts_running: usize,
+    closing: bool,
+}
+
+/// The threads that work on tickets, gets before puts.
+pub(crate) struct Workers {
+    shared: Arc<(Mutex<Queues>, Condvar)>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+}
+
+impl Workers {
+    pub(crate) fn new() -> Self {
+        Self { shared: Arc::default(), threads: Mutex::default() }
+    }
+
+    /// Queues a job; the first one starts the threads.
+    pub(crate) fn submit(&self, lane: Lane, job: Job) -> Result<()> {
+        self.start()?;
+        let (queues, wake) = &*self.shared;
+        let mut queues = queues.lock();
+        if queues.closing {
+            return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
+        }
+        if queues.gets.len() + queues.puts.len() >= QUEUE_MAX {
+            return Err(Error::retry("too many tickets are waiting").with("tickets", QUEUE_MAX));
+        }
+        match lane {
+            Lane::Get => queues.gets.push_back(job),
+            Lane::Put => queues.puts.push_back(job),
+        }
+        wake.notify_one();
+        Ok(())
+    }
+
+    fn start(&self) -> Result<()> {
+        let mut threads = self.threads.lock();
+        while threads.len() < WORKERS {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new()
+                .name("ritornello-io".to_owned())
+                .spawn(move || work(&shared))
+                .map_err(|e| Error::retry("no thread for tickets").because(e))?;
+            threads.push(thread);
+        }
+        Ok(())
+    }
+
+    /// Finishes what runs, answers what waits, and joins the threads.
+    pub(crate) fn close(&self) {
+        let waiting: Vec<Job> = {
+            let mut queues = self.shared.0.lock();
+            queues.closing = true;
+            let queues = &mut *queues;
+            queues.gets.drain(..).chain(queues.puts.drain(..)).collect()
+        };
+        self.shared.1.notify_all();
+        waiting.into_iter().for_each(|job| job(Closing::Yes));
+        let threads = std::mem::take(&mut *self.threads.lock());
+        let me = std::thread::current().id();
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
+            // A panic in it was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(shared: &(Mutex<Queues>, Condvar)) {
+    let (queues, wake) = shared;
+    let mut guard = queues.lock();
+    loop {
+        let put_allowed = guard.puts_running < WORKERS - WORKERS_FOR_GETS;
+        if let Some(job) = guard.gets.pop_front() {
+            drop(guard);
+            job(Closing::No);
+        } else if put_allowed && let Some(job) = guard.puts.pop_front() {
+            guard.puts_running += 1;
+            drop(guard);
+            job(Closing::No);
+            queues.lock().puts_running -= 1;
+            wake.notify_one();
+        } else if guard.closing {
+            return;
+        } else {
+            wake.wait(&mut guard);
+            continue;
+        }
+        guard = queues.lock();
+    }
+}
+
+impl std::fmt::Debug for Workers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workers").finish_non_exhaustive()
+    }
+}

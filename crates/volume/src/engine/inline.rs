@@ -1,0 +1,36 @@
+//! One operation after the other, on the calling thread: for simulated files.
+
+use super::{Engine, Op, Port, Work, drive};
+use std::io;
+
+/// The engine without concurrency.
+#[derive(Debug)]
+pub(crate) struct Inline;
+
+impl Engine for Inline {
+    fn run(&self, work: &mut dyn Work) {
+        drive(&mut Done(Vec::new()), work);
+    }
+    fn name(&self) -> &'static str {
+        "inline"
+    }
+}
+
+/// Operations are over when they are submitted.
+struct Done(Vec<(u64, io::Result<()>)>);
+
+impl Port for Done {
+    fn has_room(&self) -> bool {
+        self.0.is_empty()
+    }
+    fn submit(&mut self, mut op: Op) {
+        let result = op.perform();
+        self.0.push((op.tag, result));
+    }
+    fn in_flight(&self) -> usize {
+        self.0.len()
+    }
+    fn reap(&mut self, _: bool, ended: &mut Vec<(u64, io::Result<()>)>) {
+        ended.append(&mut self.0);
+    }
+}

@@ -1,0 +1,232 @@
+//! One read or write: a span of a file and the memory it goes to or comes from.
+
+use ritornello_medium::MediumFile;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+/// The most entries one vectored call takes (`IOV_MAX`).
+const SPANS_MAX: usize = 1024;
+/// Refusals in a row (`EAGAIN` and the like) before one is taken for an error.
+const REFUSALS_MAX: u32 = 1000;
+
+/// Some bytes of memory, laid out as an `iovec`.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Span(libc::iovec);
+
+// SAFETY: an address and a length; `Op::new` says when they may be used.
+unsafe impl Send for Span {}
+
+impl Span {
+    pub(crate) const fn new(ptr: *mut u8, len: usize) -> Self {
+        Self(libc::iovec { iov_base: ptr.cast(), iov_len: len })
+    }
+    pub(crate) const fn ptr(&self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+    pub(crate) const fn len(&self) -> usize {
+        self.0.iov_len
+    }
+    /// Appends to a list, joining neighbours.
+    pub(crate) fn push_to(self, list: &mut Vec<Self>) {
+        match list.last_mut() {
+            _ if self.len() == 0 => {}
+            // Addresses, not provenance: the kernel sees numbers.
+            Some(last) if last.ptr() as usize + last.len() == self.ptr() as usize => {
+                last.0.iov_len += self.len();
+            }
+            _ => list.push(self),
+        }
+    }
+}
+
+/// One operation. It may be continued after a short transfer.
+pub(crate) struct Op {
+    pub(crate) tag: u64,
+    file: Arc<dyn MediumFile>,
+    write: bool,
+    offset: u64,
+    spans: Vec<Span>,
+    /// Spans before this one are done.
+    at: usize,
+    left: usize,
+    refusals: u32,
+}
+
+impl Op {
+    /// A read into, or write from, `spans` at `offset` of `file`.
+    ///
+    /// # Safety
+    /// Until the operation has ended, the spans are valid for reads, and for a read of the file
+    /// also for writes that nobody else observes.
+    pub(crate) unsafe fn new(
+        tag: u64,
+        file: Arc<dyn MediumFile>,
+        write: bool,
+        offset: u64,
+        spans: Vec<Span>,
+    ) -> Self {
+        let left = spans.iter().map(Span::len).sum();
+        Self { tag, file, write, offset, spans, at: 0, left, refusals: 0 }
+    }
+
+    pub(super) const fn is_write(&self) -> bool {
+        self.write
+    }
+    pub(super) const fn offset(&self) -> u64 {
+        self.offset
+    }
+    pub(super) fn descriptor(&self) -> Option<RawFd> {
+        self.file.descriptor().map(|fd| fd.as_raw_fd())
+    }
+
+    /// The next vector to move.
+    pub(super) fn window(&self) -> &[libc::iovec] {
+        let rest = &self.spans[self.at..];
+        let rest = &rest[..rest.len().min(SPANS_MAX)];
+        // SAFETY: `Span` is a transparent `iovec`.
+        unsafe { std::slice::from_raw_parts(rest.as_ptr().cast(), rest.len()) }
+    }
+
+    /// Takes note of what a system call returned: `None` if the operation goes on (submit it
+    /// again), otherwise its end.
+    pub(super) fn advance(&mut self, result: io::Result<usize>) -> Option<io::Result<()>> {
+        match result {
+            Ok(0) if self.left > 0 => {
+                let kind = if self.write {
+                    io::ErrorKind::WriteZero
+                } else {
+                    io::ErrorKind::UnexpectedEof
+                };
+                Some(Err(kind.into()))
+            }
+            Ok(moved) => {
+                self.refusals = 0;
+                self.skip(moved.min(self.left));
+                (self.left == 0).then_some(Ok(()))
+            }
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                ) && self.refusals < REFUSALS_MAX =>
+            {
+                self.refusals += 1;
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn skip(&mut self, mut bytes: usize) {
+        self.offset += bytes as u64;
+        self.left -= bytes;
+        while bytes > 0 {
+            let span = &mut self.spans[self.at];
+            if bytes < span.len() {
+                *span = Span::new(span.ptr().wrapping_add(bytes), span.len() - bytes);
+                return;
+            }
+            bytes -= span.len();
+            self.at += 1;
+        }
+    }
+
+    /// Does it here and now.
+    pub(super) fn perform(&mut self) -> io::Result<()> {
+        match self.descriptor() {
+            Some(fd) => loop {
+                if self.left == 0 {
+                    return Ok(());
+                }
+                let moved = self.call(fd);
+                if let Some(end) = self.advance(moved) {
+                    return end;
+                }
+            },
+            None => self.simulate(),
+        }
+    }
+
+    fn call(&self, fd: RawFd) -> io::Result<usize> {
+        let spans = self.window();
+        let (ptr, count) = (spans.as_ptr(), spans.len() as libc::c_int);
+        let offset = self.offset as libc::off_t;
+        // SAFETY: `Op::new` promised that the spans are valid; `self` borrows the open file.
+        let moved = unsafe {
+            if self.write {
+                libc::pwritev(fd, ptr, count, offset)
+            } else {
+                libc::preadv(fd, ptr, count, offset)
+            }
+        };
+        usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Through the calls of a file that has no descriptor.
+    fn simulate(&mut self) -> io::Result<()> {
+        for span in &self.spans {
+            // SAFETY: `Op::new` promised validity, and for a read that nobody else observes it.
+            // For a write only a shared slice is made of it.
+            if self.write {
+                let bytes = unsafe { std::slice::from_raw_parts(span.ptr(), span.len()) };
+                self.file.write_at(bytes, self.offset)?;
+            } else {
+                // SAFETY: as above; all memory handed to us is initialised.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr(), span.len()) };
+                if self.file.read_at(bytes, self.offset)? < bytes.len() {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            self.offset += span.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_medium::{Access, Host, Medium};
+
+    fn op(spans: Vec<Span>) -> Op {
+        let dir = tempfile::tempdir().unwrap();
+        let access = Access { write: true, create: true, direct: false };
+        let file = Host.open(&dir.path().join("f"), access).unwrap();
+        // SAFETY: never performed.
+        unsafe { Op::new(1, file, false, 100, spans) }
+    }
+
+    #[test]
+    fn a_short_transfer_goes_on_where_it_stopped() {
+        let mut memory = [0u8; 30];
+        let base = memory.as_mut_ptr();
+        let mut op = op((0..3).map(|n| Span::new(base.wrapping_add(n * 10), 10)).collect());
+        assert!(op.advance(Ok(13)).is_none());
+        assert_eq!((op.offset(), op.window().len(), op.window()[0].iov_len), (113, 2, 7));
+        assert!(op.advance(Err(io::ErrorKind::Interrupted.into())).is_none());
+        assert!(op.advance(Ok(17)).unwrap().is_ok());
+    }
+
+    #[test]
+    fn the_end_of_the_file_and_endless_refusal_are_errors() {
+        let mut memory = [0u8; 10];
+        let mut op = op(vec![Span::new(memory.as_mut_ptr(), 10)]);
+        let refused = || Err(io::ErrorKind::WouldBlock.into());
+        assert!((0..REFUSALS_MAX).all(|_| op.advance(refused()).is_none()));
+        assert!(op.advance(refused()).unwrap().is_err());
+        assert!(op.advance(Ok(0)).unwrap().is_err());
+    }
+
+    #[test]
+    fn neighbours_are_joined() {
+        let mut memory = [0u8; 30];
+        let base = memory.as_mut_ptr();
+        let mut list = Vec::new();
+        for (at, len) in [(0, 10), (10, 5), (20, 0), (20, 10)] {
+            Span::new(base.wrapping_add(at), len).push_to(&mut list);
+        }
+        assert_eq!(list.iter().map(Span::len).collect::<Vec<_>>(), [15, 10]);
+    }
+}

@@ -1,0 +1,53 @@
+//! A little aligned memory of our own: run headers, and the last unit of a page whose length is
+//! not whole units.
+
+use ritornello_format::UNIT;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// Some 4 KiB-aligned bytes on the heap, zero at first.
+pub(crate) struct Block {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a block owns its memory.
+unsafe impl Send for Block {}
+// SAFETY: as above; it is changed through `&mut` or by the I/O its owner waits for.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// `bytes`, rounded up to whole units, at least one.
+    pub(crate) fn new(bytes: usize) -> Self {
+        let unit = UNIT as usize;
+        let size = bytes.clamp(1, isize::MAX as usize / 2).next_multiple_of(unit);
+        // SAFETY: a power of two, and the size, a multiple of it, does not overflow `isize`.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, unit) };
+        // SAFETY: the size is not zero.
+        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        Self { ptr, layout }
+    }
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+    pub(crate) fn len(&self) -> usize {
+        self.layout.size()
+    }
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: ours and initialised.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: ours and initialised, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.as_ptr(), self.layout) };
+    }
+}

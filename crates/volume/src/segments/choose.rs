@@ -1,0 +1,114 @@
+//! The choice of an engine: what was asked for, what the directories can do, what the kernel lets.
+
+use super::kind::Trust;
+use super::report::{IoChoice, IoMode, IoReport};
+use super::selftest::{Finding, examine};
+use crate::engine::{Engine, Inline, Pool, Uring};
+use crate::staging::Backing;
+use ritornello_format::{Error, Result};
+use ritornello_medium::Medium;
+use std::path::PathBuf;
+
+pub(super) struct Choice {
+    pub(super) engine: Box<dyn Engine>,
+    pub(super) direct: Vec<bool>,
+    pub(super) report: IoReport,
+}
+
+pub(super) fn choose(
+    medium: &dyn Medium,
+    dirs: &[PathBuf],
+    asked: IoChoice,
+    backing: Backing,
+) -> Result<Choice> {
+    let findings: Vec<Finding> =
+        dirs.iter().map(|dir| examine(medium, dir)).collect::<Result<_>>()?;
+    let mut warnings = Vec::new();
+    let mut distrust = String::new();
+    for (dir, finding) in dirs.iter().zip(&findings) {
+        let (dir, kind) = (dir.display(), &finding.kind);
+        if finding.real && !finding.direct && asked != IoChoice::Buffered {
+            warnings.push(format!(
+                "{dir} ({kind}) is driven through the page cache, several times the CPU: {}; \
+                 put the store on ext4 or XFS",
+                finding.why
+            ));
+        }
+        match finding.trust {
+            Trust::Foreign if distrust.is_empty() => {
+                distrust = format!(
+                    "{dir} is on {kind}, which is served from elsewhere: locks and durability \
+                     are not this machine's to promise; put the store on a local disk"
+                );
+            }
+            Trust::Unknown => warnings.push(format!("{dir} is on a file system unknown to us")),
+            _ => {}
+        }
+    }
+    if !backing.is_huge() {
+        warnings.push(
+            "staging has no huge pages, which halves the bandwidth of direct I/O: write madvise \
+             to /sys/kernel/mm/transparent_hugepage/enabled"
+                .to_owned(),
+        );
+    }
+
+    let real = findings.iter().all(|finding| finding.real);
+    let mut direct: Vec<bool> =
+        findings.iter().map(|finding| finding.direct && asked != IoChoice::Buffered).collect();
+    let some_direct = direct.contains(&true);
+    let (engine, mode, why): (Box<dyn Engine>, _, _) = match asked {
+        _ if !real && asked != IoChoice::Pool => {
+            direct.fill(false);
+            (Box::new(Inline), IoMode::Simulated, "the files are simulated".to_owned())
+        }
+        IoChoice::Buffered => (pool(), IoMode::Buffered, "asked for".to_owned()),
+        IoChoice::Auto if !some_direct => {
+            let why = findings.first().map(|finding| finding.why.clone());
+            (pool(), IoMode::Buffered, why.unwrap_or_default())
+        }
+        IoChoice::Pool => (pool(), IoMode::Pool, "asked for".to_owned()),
+        IoChoice::Auto | IoChoice::Uring => match Uring::new() {
+            Ok(engine) => (Box::new(engine), IoMode::Uring, String::new()),
+            Err(error) if asked == IoChoice::Uring => {
+                return Err(Error::invalid(
+                    "io_uring was asked for and is forbidden or unknown here: allow it (seccomp, \
+                     kernel.io_uring_disabled), or choose io=auto",
+                )
+                .because(error));
+            }
+            Err(error) => {
+                let why = format!("io_uring cannot be used: {error}");
+                warnings.push(format!("{why}; allow it (seccomp, kernel.io_uring_disabled)"));
+                (pool(), IoMode::Pool, why)
+            }
+        },
+    };
+    let report = IoReport {
+        mode,
+        why,
+        file_systems: findings.into_iter().map(|finding| finding.kind).collect(),
+        direct: !direct.contains(&false),
+        backing,
+        trusted: distrust.is_empty(),
+        distrust,
+        warnings,
+    };
+    tracing::info!(
+        mode = report.mode.word(),
+        why = report.why,
+        direct = report.direct,
+        file_systems = ?report.file_systems,
+        staging = report.backing.word(),
+        trusted = report.trusted,
+        "segments opened"
+    );
+    for warning in report.warnings.iter().chain((!report.trusted).then_some(&report.distrust)) {
+        tracing::warn!("{warning}");
+    }
+    Ok(Choice { engine, direct, report })
+}
+
+fn pool() -> Box<dyn Engine> {
+    Box::new(Pool::new())
+}

@@ -1,0 +1,49 @@
+//! File systems by the magic number that `statfs(2)` gives.
+
+/// How far a file system can be relied on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// Local and durable; direct I/O if the self-test says so.
+    Local,
+    /// Local, but accepts `O_DIRECT` without meaning it.
+    PageCache,
+    /// Served by another machine or process: locks, durability and cache coherence are its word.
+    Foreign,
+    /// Not in the list.
+    Unknown,
+}
+
+/// Name and trust of the file system with this magic number. Zero is a simulated one.
+pub(super) fn of(magic: u64) -> (&'static str, Trust) {
+    use Trust::{Foreign, Local, PageCache, Unknown};
+    match magic {
+        0 => ("simulated", Local),
+        0xef53 => ("ext4", Local),
+        0x5846_5342 => ("xfs", Local),
+        0x9123_683e => ("btrfs", Local),
+        0xf2f5_2010 => ("f2fs", Local),
+        0x2fc1_2fc1 => ("zfs", Local),
+        0xca45_1a4e => ("bcachefs", Local),
+        0x3153_464a => ("jfs", Local),
+        0x3434 => ("nilfs2", Local),
+        0x0102_1994 => ("tmpfs", PageCache),
+        0x8584_58f6 => ("ramfs", PageCache),
+        0x794c_7630 => ("overlayfs", PageCache),
+        0xf15f => ("ecryptfs", PageCache),
+        0x6969 => ("nfs", Foreign),
+        0x517b => ("smb", Foreign),
+        0xff53_4d42 => ("cifs", Foreign),
+        0xfe53_4d42 => ("smb2", Foreign),
+        0x6573_5546 => ("fuse", Foreign),
+        0x0102_1997 => ("9p", Foreign),
+        0x00c3_6400 => ("ceph", Foreign),
+        0x0bd0_0bd0 => ("lustre", Foreign),
+        0x4750_4653 => ("gpfs", Foreign),
+        0x5346_414f | 0x6b41_4653 => ("afs", Foreign),
+        0x0116_1970 => ("gfs2", Foreign),
+        0x7461_636f => ("ocfs2", Foreign),
+        0x786f_4256 => ("vboxsf", Foreign),
+        0xbacb_acbc => ("vmhgfs", Foreign),
+        _ => ("unknown", Unknown),
+    }
+}

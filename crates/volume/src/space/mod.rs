@@ -1,0 +1,391 @@
+//! The map of free space, and the allocator of its owner.
+//!
+//! Purely in memory and never persisted: which space is free is derived, at open, from what the
+//! index says is in use ([`Space::mark`]), so the two cannot disagree after a crash.
+//!
+//! **Rules** (found by simulation, see `DESIGN.md` 3.5): a run's header and page 0 lie together;
+//! pages up to 256 KiB are never split, longer ones only into pieces of at least 256 KiB; a run has
+//! as few extents as possible and lies on one volume where it can; a share of all space stays free
+//! so that there is something to choose from.
+//!
+//! **Growth.** Segments are created as they are needed. When [`Space::allocate`] returns `None`,
+//! ask [`Space::next_segment`] first: if it names a segment, create it, add it, try again; if the
+//! file system has no room for it, [`Space::stop_growth`] and try again; only then evict.
+
+mod free;
+mod pick;
+mod shape;
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod steady;
+#[cfg(test)]
+mod tests;
+
+pub use free::SIZE_CLASSES;
+
+use free::{FreeMap, SEGMENT_UNITS_LIMIT};
+use pick::Pick;
+use ritornello_format::{Error, Extent, Result, SegmentId};
+use shape::Shape;
+use std::fmt;
+
+/// A run is not cut into more extents than this: evicting a little more serves it better.
+pub const RUN_EXTENTS_MAX: usize = 64;
+
+/// What a [`Space`] manages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpaceConfig {
+    /// Length of every segment, in units.
+    pub segment_units: u32,
+    /// Most segments of each volume.
+    pub volumes: Vec<u32>,
+    /// Share of the capacity that allocations with [`Reserve::Keep`] leave free, in percent.
+    pub reserve_percent: u8,
+}
+
+/// Whether an allocation may draw on the free reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reserve {
+    /// It leaves the reserve free.
+    Keep,
+    /// It may use the last unit.
+    Use,
+}
+
+/// Extents that cannot be what the caller says they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpaceError {
+    /// No such segment, past its end, or empty.
+    OutOfRange(Extent),
+    /// Marked, but not free: it overlaps something in use.
+    InUse(Extent),
+    /// Freed, but free at least in part.
+    FreeAlready(Extent),
+    /// Added, but there already, of an unknown volume, or one too many.
+    Segment(SegmentId),
+}
+
+impl fmt::Display for SpaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, extent) = match self {
+            Self::OutOfRange(extent) => ("lies outside the segments", extent),
+            Self::InUse(extent) => ("overlaps space in use", extent),
+            Self::FreeAlready(extent) => ("is free already", extent),
+            Self::Segment(id) => {
+                return write!(
+                    f,
+                    "segment {} of volume {} cannot be added",
+                    id.number(),
+                    id.volume()
+                );
+            }
+        };
+        let (id, start, units) = (extent.segment, extent.start, extent.units);
+        write!(f, "the extent {units}@{start} of segment {}/{} {what}", id.volume(), id.number())
+    }
+}
+
+impl std::error::Error for SpaceError {}
+
+/// Sizes of a [`Space`] and what it did since it was made. All lengths are in units of 4 KiB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpaceStats {
+    /// Free now.
+    pub free_units: u64,
+    /// All of the segments that exist.
+    pub total_units: u64,
+    /// All of the segments that may exist.
+    pub capacity_units: u64,
+    /// What [`Reserve::Keep`] leaves free.
+    pub reserve_units: u64,
+    /// Number of free extents.
+    pub holes: u64,
+    /// Length of the largest.
+    pub largest: u32,
+    /// Number of free extents of `2^i` to `2^(i+1) - 1` units, for each `i`.
+    pub classes: [u64; SIZE_CLASSES],
+    /// Runs placed.
+    pub runs: u64,
+    /// Extents they were placed in; over `runs`, the mean number of extents a run.
+    pub extents: u64,
+    /// Allocations refused to keep the reserve.
+    pub refused_reserve: u64,
+    /// Allocations refused for want of room in the right shape.
+    pub refused_shape: u64,
+}
+
+/// The free space of all volumes.
+#[derive(Debug)]
+pub struct Space {
+    segment_units: u32,
+    reserve_percent: u8,
+    volumes: Vec<Volume>,
+    /// The volume that comes next.
+    turn: usize,
+    runs: u64,
+    extents: u64,
+    refused_reserve: u64,
+    refused_shape: u64,
+}
+
+#[derive(Debug, Default)]
+struct Volume {
+    free: FreeMap,
+    /// Most segments it may have.
+    max: u32,
+    /// No segment is created for now.
+    stopped: bool,
+}
+
+impl Volume {
+    fn can_grow(&self) -> bool {
+        !self.stopped && self.free.segments() < self.max
+    }
+
+    fn creatable(&self) -> u32 {
+        if self.stopped { 0 } else { self.max.saturating_sub(self.free.segments()) }
+    }
+}
+
+impl Space {
+    /// A space without segments.
+    ///
+    /// # Errors
+    /// `Invalid` if the segments are empty or of 4 GiB and more, or there are no volumes or more
+    /// than 256, or the reserve is over 50 %.
+    pub fn new(config: SpaceConfig) -> Result<Self> {
+        let SpaceConfig { segment_units, volumes, reserve_percent } = config;
+        if segment_units == 0 || segment_units >= SEGMENT_UNITS_LIMIT {
+            return Err(Error::invalid("a segment is 4 KiB to less than 4 GiB")
+                .with("segment_units", segment_units));
+        }
+        if volumes.is_empty() || volumes.len() > 256 || reserve_percent > 50 {
+            return Err(Error::invalid("1 to 256 volumes, and a reserve of at most 50 %")
+                .with("volumes", volumes.len())
+                .with("reserve_percent", reserve_percent));
+        }
+        let volume = |max: u32| Volume { max: max.min(1 << 24), ..Volume::default() };
+        let volumes = volumes.into_iter().map(volume).collect();
+        Ok(Self {
+            segment_units,
+            reserve_percent,
+            volumes,
+            turn: 0,
+            runs: 0,
+            extents: 0,
+            refused_reserve: 0,
+            refused_shape: 0,
+        })
+    }
+
+    /// Adds a segment that exists now; all of it is free.
+    ///
+    /// # Errors
+    /// [`SpaceError::Segment`] if it is there already, of an unknown volume, or one too many.
+    pub fn add_segment(&mut self, id: SegmentId) -> std::result::Result<(), SpaceError> {
+        let units = self.segment_units;
+        match self.volumes.get_mut(usize::from(id.volume())) {
+            Some(volume)
+                if volume.free.segments() < volume.max && !volume.free.has_segment(id.number()) =>
+            {
+                volume.free.add_segment(id.number(), units);
+                Ok(())
+            }
+            _ => Err(SpaceError::Segment(id)),
+        }
+    }
+
+    /// The segment to create when there is no room in those that exist, if there may be another:
+    /// on the volume whose turn it is, else on the one that is filled least.
+    #[must_use]
+    pub fn next_segment(&self) -> Option<SegmentId> {
+        let count = self.volumes.len();
+        let turns = (0..count).map(|step| (self.turn + step) % count);
+        // Shares of two volumes are compared without division.
+        let less = |a: &Volume, b: &Volume| {
+            u64::from(a.free.segments()) * u64::from(b.max)
+                < u64::from(b.free.segments()) * u64::from(a.max)
+        };
+        let mut best: Option<usize> = None;
+        for at in turns.filter(|&at| self.volumes[at].can_grow()) {
+            let better = best.is_none_or(|best| {
+                best != self.turn && less(&self.volumes[at], &self.volumes[best])
+            });
+            if better {
+                best = Some(at);
+            }
+        }
+        let at = best?;
+        Some(SegmentId::new(u8::try_from(at).ok()?, self.volumes[at].free.unused_number()))
+    }
+
+    /// The file system of `volume` has no room for another segment now. Until
+    /// [`Space::resume_growth`] it counts with those it has.
+    pub fn stop_growth(&mut self, volume: u8) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            volume.stopped = true;
+        }
+    }
+
+    /// Takes [`Space::stop_growth`] back.
+    pub fn resume_growth(&mut self, volume: u8) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            volume.stopped = false;
+        }
+    }
+
+    /// Marks `extents` as in use (at open). All of them or none: if one is not free or not inside
+    /// a segment, nothing changes, and the caller drops the run that claims them.
+    ///
+    /// # Errors
+    /// Says which extent cannot be, and why.
+    pub fn mark(&mut self, extents: &[Extent]) -> std::result::Result<(), SpaceError> {
+        for (at, &extent) in extents.iter().enumerate() {
+            let carved = self.volume_of(extent).and_then(|volume| volume.free.carve(extent));
+            if let Err(error) = carved {
+                let undone = self.free(&extents[..at]);
+                debug_assert!(undone.is_ok(), "what was just carved can be released");
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Room for a run of `pages` pages and its header, under the rules of this module; `None` if
+    /// there is none (see there for what to do then). The extents, end to end, are exactly the
+    /// header and the pages.
+    pub fn allocate(
+        &mut self,
+        header_units: u32,
+        page_units: u32,
+        pages: u32,
+        reserve: Reserve,
+    ) -> Option<Vec<Extent>> {
+        debug_assert!(page_units > 0 && pages > 0, "an empty run needs no room");
+        if page_units == 0 || pages == 0 {
+            return None;
+        }
+        let shape = Shape { header_units, page_units, pages };
+        if self.shortfall(shape.units(), reserve) > 0 {
+            self.refused_reserve += 1;
+            return None;
+        }
+        let Some(picks) = self.pick(shape) else {
+            self.refused_shape += 1;
+            return None;
+        };
+        debug_assert_eq!(
+            picks.iter().map(|pick| u64::from(pick.units)).sum::<u64>(),
+            shape.units(),
+            "the extents are exactly the run"
+        );
+        let extents: Vec<Extent> = picks.into_iter().map(|pick| self.take(pick)).collect();
+        self.runs += 1;
+        self.extents += extents.len() as u64;
+        self.turn = (self.turn + 1) % self.volumes.len();
+        Some(extents)
+    }
+
+    /// How many units must become free, or come with new segments, before a run of `units` could
+    /// be allocated, as far as their number goes (their shape may ask for more).
+    #[must_use]
+    pub fn shortfall(&self, units: u64, reserve: Reserve) -> u64 {
+        let keep = match reserve {
+            Reserve::Keep => self.reserve_units(),
+            Reserve::Use => 0,
+        };
+        let creatable: u64 = self.volumes.iter().map(|volume| self.creatable_units(volume)).sum();
+        (units + keep).saturating_sub(self.free_units() + creatable)
+    }
+
+    /// Gives extents back.
+    ///
+    /// # Errors
+    /// Names the first extent that is free already, at least in part, or lies outside: such an
+    /// extent is left alone, all others are freed. It means that the caller's books are wrong.
+    pub fn free(&mut self, extents: &[Extent]) -> std::result::Result<(), SpaceError> {
+        let mut result = Ok(());
+        for &extent in extents {
+            let freed = self.volume_of(extent).and_then(|volume| volume.free.release(extent));
+            result = result.and(freed);
+        }
+        result
+    }
+
+    /// Free now.
+    #[must_use]
+    pub fn free_units(&self) -> u64 {
+        self.volumes.iter().map(|volume| volume.free.units()).sum()
+    }
+
+    /// All of the segments that exist.
+    #[must_use]
+    pub fn total_units(&self) -> u64 {
+        let each = |volume: &Volume| u64::from(volume.free.segments());
+        self.volumes.iter().map(each).sum::<u64>() * u64::from(self.segment_units)
+    }
+
+    /// All of the segments that exist or may be created.
+    #[must_use]
+    pub fn capacity_units(&self) -> u64 {
+        let creatable: u64 = self.volumes.iter().map(|volume| self.creatable_units(volume)).sum();
+        self.total_units() + creatable
+    }
+
+    /// What [`Reserve::Keep`] leaves free, of the capacity.
+    #[must_use]
+    pub fn reserve_units(&self) -> u64 {
+        (self.capacity_units() * u64::from(self.reserve_percent)).div_ceil(100)
+    }
+
+    /// Sizes and counters.
+    #[must_use]
+    pub fn stats(&self) -> SpaceStats {
+        let mut stats = SpaceStats {
+            free_units: self.free_units(),
+            total_units: self.total_units(),
+            capacity_units: self.capacity_units(),
+            reserve_units: self.reserve_units(),
+            runs: self.runs,
+            extents: self.extents,
+            refused_reserve: self.refused_reserve,
+            refused_shape: self.refused_shape,
+            ..SpaceStats::default()
+        };
+        for Volume { free, .. } in &self.volumes {
+            stats.holes += free.holes();
+            let largest = free.largest_first().next().map_or(0, free::Hole::units);
+            stats.largest = stats.largest.max(largest);
+            for (sum, count) in stats.classes.iter_mut().zip(free.classes()) {
+                *sum += count;
+            }
+        }
+        stats
+    }
+
+    /// Every free extent, by volume, segment and start.
+    pub fn holes(&self) -> impl Iterator<Item = Extent> + '_ {
+        (0..=u8::MAX).zip(&self.volumes).flat_map(|(at, volume)| volume.free.each(at))
+    }
+
+    fn creatable_units(&self, volume: &Volume) -> u64 {
+        u64::from(volume.creatable()) * u64::from(self.segment_units)
+    }
+
+    /// The volume of an extent that could lie in a segment.
+    fn volume_of(&mut self, extent: Extent) -> std::result::Result<&mut Volume, SpaceError> {
+        let end = extent.start.checked_add(extent.units);
+        if extent.units == 0 || end.is_none_or(|end| end > self.segment_units) {
+            return Err(SpaceError::OutOfRange(extent));
+        }
+        let volume = self.volumes.get_mut(usize::from(extent.segment.volume()));
+        volume.ok_or(SpaceError::OutOfRange(extent))
+    }
+
+    fn take(&mut self, Pick { volume, hole, units }: Pick) -> Extent {
+        self.volumes[usize::from(volume)].free.take(hole, units);
+        Extent { segment: SegmentId::new(volume, hole.number()), start: hole.start(), units }
+    }
+}

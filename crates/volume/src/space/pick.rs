@@ -1,0 +1,88 @@
+//! Which holes a run goes into.
+
+use super::free::Hole;
+use super::shape::Shape;
+use super::{RUN_EXTENTS_MAX, Space, Volume};
+
+/// The first `units` of a hole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pick {
+    pub(super) volume: u8,
+    pub(super) hole: Hole,
+    pub(super) units: u32,
+}
+
+impl Space {
+    /// Holes for a run, in the order of its bytes.
+    ///
+    /// 1. The smallest hole that takes it whole, on the volume whose turn it is, else on the next.
+    /// 2. Pieces on one volume: of those that can, the one that needs the fewest.
+    /// 3. Pieces on several volumes.
+    ///
+    /// While there can be new segments, a run is not cut into more pieces than it must be, and a
+    /// volume that can grow does not pass its turn on: so volumes fill evenly.
+    pub(super) fn pick(&self, shape: Shape) -> Option<Vec<Pick>> {
+        let count = self.volumes.len();
+        let growing = self.volumes.iter().any(Volume::can_grow);
+        let candidates: Vec<usize> = if self.volumes[self.turn].can_grow() {
+            vec![self.turn]
+        } else {
+            (0..count).map(|step| (self.turn + step) % count).collect()
+        };
+        let units = shape.units();
+        for &at in &candidates {
+            if let Some(hole) = self.volumes[at].free.best(units) {
+                let pick = Pick { volume: u8::try_from(at).ok()?, hole, units: units as u32 };
+                return Some(vec![pick]);
+            }
+        }
+        let limit = if growing {
+            1 + usize::try_from(units.div_ceil(u64::from(self.segment_units))).ok()?
+        } else {
+            RUN_EXTENTS_MAX
+        };
+        let pieces = candidates.iter().filter_map(|&at| self.pieces(shape, &[at], limit));
+        let fewest = pieces.min_by_key(Vec::len);
+        if fewest.is_none() && !growing && count > 1 {
+            return self.pieces(shape, &candidates, limit);
+        }
+        fewest
+    }
+
+    /// The largest holes of `volumes` until what is left fits into one, then the smallest that
+    /// takes it: no other choice has fewer pieces.
+    fn pieces(&self, shape: Shape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
+        let mut cursors: Vec<_> = volumes
+            .iter()
+            .map(|&at| (at, self.volumes[at].free.largest_first().peekable()))
+            .collect();
+        let mut picks = Vec::new();
+        let mut from = 0;
+        while picks.len() < limit {
+            let left = shape.units() - from;
+            let (at, holes) = cursors
+                .iter_mut()
+                .filter_map(|(at, holes)| {
+                    holes.peek().map(|hole| hole.units()).map(|u| (u, at, holes))
+                })
+                .max_by_key(|(units, _, _)| *units)
+                .map(|(_, at, holes)| (*at, holes))?;
+            let largest = holes.next()?;
+            if u64::from(largest.units()) >= left {
+                // What is picked already on this volume comes behind `largest` in the order of
+                // holes, and the best fit does not: so no hole is picked twice.
+                let hole = self.volumes[at].free.best(left).unwrap_or(largest);
+                debug_assert!(hole <= largest);
+                picks.push(Pick { volume: u8::try_from(at).ok()?, hole, units: left as u32 });
+                return Some(picks);
+            }
+            let units = shape.usable(from, u64::from(largest.units()));
+            if units == 0 {
+                return None;
+            }
+            picks.push(Pick { volume: u8::try_from(at).ok()?, hole: largest, units: units as u32 });
+            from += units;
+        }
+        None
+    }
+}

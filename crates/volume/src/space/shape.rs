@@ -1,0 +1,93 @@
+//! The shape of a run's extents: where a run may be cut.
+
+use ritornello_format::{PIECE_UNITS, WHOLE_PAGE_UNITS};
+
+/// What is to be placed: a header, then pages of equal length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) header_units: u32,
+    pub(super) page_units: u32,
+    pub(super) pages: u32,
+}
+
+impl Shape {
+    pub(super) fn units(self) -> u64 {
+        u64::from(self.header_units) + u64::from(self.page_units) * u64::from(self.pages)
+    }
+
+    /// The header and page 0, which lie together.
+    pub(super) fn first_units(self) -> u64 {
+        u64::from(self.header_units) + u64::from(self.page_units)
+    }
+
+    /// How much of a hole of `room` units can be used for the run from its unit `from` on (at zero
+    /// or at a legal cut): the most that ends at the end of the run or at a legal cut.
+    ///
+    /// Legal cuts: between pages; inside a page longer than 256 KiB if both sides of the cut,
+    /// within that page, are at least 256 KiB, and so is what lies between two cuts of one page;
+    /// never before the end of page 0.
+    pub(super) fn usable(self, from: u64, room: u64) -> u64 {
+        let total = self.units();
+        debug_assert!(from < total);
+        if room >= total - from {
+            return total - from;
+        }
+        let (header, page) = (u64::from(self.header_units), u64::from(self.page_units));
+        if from + room < self.first_units() {
+            return 0;
+        }
+        // In units of the pages; the header is behind us.
+        let raw = from + room - header;
+        let start = raw - raw % page;
+        let mut cut = raw;
+        if self.page_units <= WHOLE_PAGE_UNITS {
+            cut = start;
+        } else if cut > start {
+            let piece = u64::from(PIECE_UNITS);
+            // At the far side as much is left over as a piece needs.
+            cut = cut.min(start + page - piece.min(page));
+            // At the near side the piece begins at the last cut in this page, or at the page.
+            let near = start.max(from.saturating_sub(header));
+            if cut < near + piece {
+                cut = near;
+            }
+        }
+        let end = header + cut;
+        end.saturating_sub(from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_pages_are_cut_between_pages_only() {
+        let run = Shape { header_units: 2, page_units: 48, pages: 3 };
+        assert_eq!(run.usable(0, 49), 0);
+        assert_eq!(run.usable(0, 50), 50);
+        assert_eq!(run.usable(0, 97), 50);
+        assert_eq!(run.usable(50, 95), 48);
+        assert_eq!(run.usable(50, 1000), 96);
+        assert_eq!(run.usable(50, 47), 0);
+    }
+
+    #[test]
+    fn large_pages_are_cut_into_pieces_of_a_quarter_mib() {
+        let run = Shape { header_units: 1, page_units: 200, pages: 2 };
+        assert_eq!(run.usable(0, 200), 0, "page 0 stays with its header");
+        assert_eq!(run.usable(0, 220), 201, "19 units would be too short a piece");
+        assert_eq!(run.usable(0, 265), 265);
+        assert_eq!(run.usable(0, 390), 201 + 136, "64 units are left for the other side");
+        assert_eq!(run.usable(265, 63), 0, "two cuts in one page");
+        assert_eq!(run.usable(265, 100), 72);
+        assert_eq!(run.usable(265, 136), 136);
+    }
+
+    #[test]
+    fn pages_that_cannot_make_two_pieces_are_whole() {
+        let run = Shape { header_units: 1, page_units: 127, pages: 2 };
+        assert_eq!(run.usable(0, 250), 128);
+        assert_eq!(run.usable(128, 126), 0);
+    }
+}

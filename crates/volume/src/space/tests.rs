@@ -1,0 +1,125 @@
+use super::*;
+
+const SEGMENT: u32 = 1024;
+
+fn config(volumes: &[u32]) -> SpaceConfig {
+    SpaceConfig { segment_units: SEGMENT, volumes: volumes.to_vec(), reserve_percent: 0 }
+}
+
+/// A space all of whose segments exist.
+fn full(volumes: &[u32]) -> Space {
+    let mut space = Space::new(config(volumes)).unwrap();
+    while let Some(id) = space.next_segment() {
+        space.add_segment(id).unwrap();
+    }
+    space
+}
+
+fn extent(number: u32, start: u32, units: u32) -> Extent {
+    Extent { segment: SegmentId::new(0, number), start, units }
+}
+
+#[test]
+fn a_run_goes_into_the_smallest_hole_that_takes_it() {
+    let mut space = full(&[1]);
+    space.mark(&[extent(0, 100, 1), extent(0, 160, 1)]).unwrap();
+    assert_eq!(space.allocate(1, 9, 6, Reserve::Keep).unwrap(), [extent(0, 101, 55)]);
+    assert_eq!(space.allocate(1, 9, 6, Reserve::Keep).unwrap(), [extent(0, 0, 55)]);
+    assert_eq!(space.stats().largest, 1024 - 161);
+}
+
+#[test]
+fn marking_is_all_or_nothing() {
+    let mut space = full(&[2]);
+    let free = space.free_units();
+    let twice = [extent(0, 0, 10), extent(1, 5, 10), extent(0, 9, 2)];
+    assert_eq!(space.mark(&twice), Err(SpaceError::InUse(extent(0, 9, 2))));
+    assert_eq!(space.free_units(), free);
+    for wrong in [extent(2, 0, 1), extent(0, 1020, 5), extent(0, 0, 0), extent(0, u32::MAX, 2)] {
+        assert_eq!(space.mark(&[extent(0, 0, 5), wrong]), Err(SpaceError::OutOfRange(wrong)));
+    }
+    let other = Extent { segment: SegmentId::new(7, 0), ..extent(0, 0, 1) };
+    assert!(space.mark(&[other]).is_err());
+    assert_eq!(space.holes().collect::<Vec<_>>(), [extent(0, 0, 1024), extent(1, 0, 1024)]);
+}
+
+#[test]
+fn a_double_free_is_detected_and_harmless() {
+    let mut space = full(&[1]);
+    space.mark(&[extent(0, 0, 1024)]).unwrap();
+    space.free(&[extent(0, 10, 10)]).unwrap();
+    for wrong in [extent(0, 10, 10), extent(0, 19, 1), extent(0, 5, 6), extent(0, 0, 1024)] {
+        assert_eq!(space.free(&[wrong]), Err(SpaceError::FreeAlready(wrong)));
+    }
+    let bad = extent(0, 15, 10);
+    assert_eq!(space.free(&[bad, extent(0, 20, 5)]), Err(SpaceError::FreeAlready(bad)));
+    assert_eq!(space.holes().collect::<Vec<_>>(), [extent(0, 10, 15)]);
+}
+
+#[test]
+fn the_reserve_is_kept_unless_drawn_on() {
+    let mut space = Space::new(SpaceConfig { reserve_percent: 50, ..config(&[2]) }).unwrap();
+    space.add_segment(SegmentId::new(0, 0)).unwrap();
+    assert_eq!((space.capacity_units(), space.reserve_units()), (2048, 1024));
+    assert!(space.allocate(24, 100, 10, Reserve::Keep).is_some());
+    assert!(space.allocate(1, 1, 1, Reserve::Keep).is_none());
+    assert_eq!(space.shortfall(7, Reserve::Keep), 7);
+    assert!(space.allocate(1, 1, 1, Reserve::Use).is_none(), "not in the segment that exists");
+    space.add_segment(space.next_segment().unwrap()).unwrap();
+    assert!(space.allocate(1, 1, 1, Reserve::Keep).is_none());
+    assert!(space.allocate(24, 100, 10, Reserve::Use).is_some());
+    let stats = space.stats();
+    assert_eq!((stats.refused_reserve, stats.refused_shape, stats.runs), (2, 1, 2));
+}
+
+#[test]
+fn volumes_alternate_and_grow_evenly() {
+    let mut space = Space::new(config(&[4, 2])).unwrap();
+    let mut made = Vec::new();
+    let mut used = Vec::new();
+    for _ in 0..18 {
+        let extents = loop {
+            match space.allocate(6, 100, 3, Reserve::Keep) {
+                Some(extents) => break extents,
+                None => {
+                    let id = space.next_segment().unwrap();
+                    space.add_segment(id).unwrap();
+                    made.push((id.volume(), id.number()));
+                }
+            }
+        };
+        used.push(extents[0].segment.volume());
+    }
+    assert_eq!(used[..6], [0, 1, 0, 1, 0, 1]);
+    assert_eq!(made, [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (0, 3)]);
+    assert!(space.next_segment().is_none());
+}
+
+#[test]
+fn growth_can_be_stopped() {
+    let mut space = Space::new(config(&[2, 2])).unwrap();
+    assert!(space.allocate(1, 10, 1, Reserve::Keep).is_none());
+    space.stop_growth(0);
+    assert_eq!(space.capacity_units(), 2048);
+    let id = space.next_segment().unwrap();
+    assert_eq!(id, SegmentId::new(1, 0));
+    space.add_segment(id).unwrap();
+    assert_eq!(space.add_segment(id), Err(SpaceError::Segment(id)));
+    assert_eq!(space.allocate(1, 10, 1, Reserve::Keep).unwrap()[0].segment.volume(), 1);
+    space.resume_growth(0);
+    assert_eq!(space.next_segment(), Some(SegmentId::new(0, 0)));
+    assert!(space.add_segment(SegmentId::new(2, 0)).is_err());
+    assert!(Space::new(config(&[])).is_err());
+    assert!(Space::new(SpaceConfig { segment_units: 0, ..config(&[1]) }).is_err());
+}
+
+#[test]
+fn pieces_cross_volumes_only_when_no_volume_has_room() {
+    let mut space = full(&[1, 1]);
+    let other = |start, units| Extent { segment: SegmentId::new(1, 0), start, units };
+    space.mark(&[extent(0, 300, 724), other(300, 724)]).unwrap();
+    let extents = space.allocate(0, 100, 5, Reserve::Keep).unwrap();
+    assert_eq!(extents.iter().map(|e| e.units).sum::<u32>(), 500);
+    assert_eq!(extents.len(), 2);
+    assert_ne!(extents[0].segment, extents[1].segment);
+}

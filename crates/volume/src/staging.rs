@@ -1,0 +1,235 @@
+//! Staging: one bounded arena of huge-page memory that bytes pass through where the caller's own
+//! memory cannot be used for I/O, or is wanted back before the I/O is done.
+
+mod arena;
+
+pub use arena::Backing;
+
+use crate::memory::{Fragment, PageSource};
+use crate::transfer::Control;
+use arena::Arena;
+use parking_lot::{Condvar, Mutex};
+use ritornello_format::{Result, UNIT};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The longest a wait for staging memory lasts where the caller gave no deadline.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a waiter may take to notice that it was cancelled.
+const CANCEL_CHECK: Duration = Duration::from_millis(20);
+
+/// A bounded arena of staging memory, handed out in 4 KiB-aligned [`Piece`]s.
+///
+/// In huge pages if the machine lets us (see [`StagingStats::backing`]), and not inherited by a
+/// forked child. Memory becomes resident when first used and stays so.
+pub struct Staging {
+    arena: Arena,
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Free spans: offset to length. Neighbours are always joined; both are whole units.
+    free: BTreeMap<usize, usize>,
+    in_use: usize,
+    peak: usize,
+}
+
+/// Figures of a [`Staging`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagingStats {
+    /// Size of the arena in bytes.
+    pub capacity: usize,
+    /// Bytes handed out now.
+    pub in_use: usize,
+    /// The most that were handed out at once.
+    pub peak: usize,
+    /// What memory it is.
+    pub backing: Backing,
+}
+
+impl Staging {
+    /// An arena of at least `bytes`, rounded up to whole huge pages.
+    ///
+    /// # Errors
+    /// `Retry` if the address space cannot be had.
+    pub fn new(bytes: usize) -> Result<Arc<Self>> {
+        let arena = Arena::new(bytes)?;
+        let free = BTreeMap::from([(0, arena.len())]);
+        let state = Mutex::new(State { free, in_use: 0, peak: 0 });
+        Ok(Arc::new(Self { arena, state, freed: Condvar::new() }))
+    }
+
+    /// Figures.
+    #[must_use]
+    pub fn stats(&self) -> StagingStats {
+        let state = self.state.lock();
+        StagingStats {
+            capacity: self.arena.len(),
+            in_use: state.in_use,
+            peak: state.peak,
+            backing: self.arena.backing(),
+        }
+    }
+
+    /// Memory for `bytes`, rounded up to whole units, if there is some now.
+    #[must_use]
+    pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<Piece> {
+        self.carve(&mut self.state.lock(), bytes)
+    }
+
+    /// Memory for `bytes`, rounded up to whole units; waits for it until `control` says stop.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, bytes: usize, control: &Control) -> Option<Piece> {
+        let patience = Instant::now() + PATIENCE;
+        let deadline = control.deadline.map_or(patience, |deadline| deadline.min(patience));
+        let mut state = self.state.lock();
+        loop {
+            if bytes > self.arena.len() {
+                return None;
+            }
+            let piece = self.carve(&mut state, bytes);
+            let now = Instant::now();
+            if piece.is_some() || now >= deadline || control.stop().is_some() {
+                return piece;
+            }
+            self.freed.wait_until(&mut state, deadline.min(now + CANCEL_CHECK));
+        }
+    }
+
+    /// First fit: pieces are few, and neighbours in time stay neighbours in memory, which keeps
+    /// the scatter lists short.
+    fn carve(self: &Arc<Self>, state: &mut State, bytes: usize) -> Option<Piece> {
+        let want = bytes.max(1).checked_next_multiple_of(UNIT as usize)?;
+        let (&offset, &length) = state.free.iter().find(|(_, length)| **length >= want)?;
+        state.free.remove(&offset);
+        if length > want {
+            state.free.insert(offset + want, length - want);
+        }
+        state.in_use += want;
+        state.peak = state.peak.max(state.in_use);
+        Some(Piece { staging: Arc::clone(self), offset, length: want })
+    }
+
+    fn give_back(&self, offset: usize, length: usize) {
+        let mut state = self.state.lock();
+        state.in_use -= length;
+        let (mut from, mut to) = (offset, offset + length);
+        if let Some(behind) = state.free.remove(&to) {
+            to += behind;
+        }
+        let before = state.free.range(..from).next_back().map(|(&at, &length)| (at, length));
+        if let Some((at, length)) = before
+            && at + length == from
+        {
+            state.free.remove(&at);
+            from = at;
+        }
+        state.free.insert(from, to - from);
+        drop(state);
+        self.freed.notify_all();
+    }
+
+    /// Copies pages into staging, so that the source is free again before they are written. `None`
+    /// if there is not enough room now, or if the source does not have these pages.
+    #[must_use]
+    pub fn try_copy(
+        self: &Arc<Self>,
+        source: &dyn PageSource,
+        pages: Range<usize>,
+    ) -> Option<StagedPages> {
+        let mut staged = StagedPages { pages: Vec::with_capacity(pages.len()) };
+        let mut fragments = Vec::new();
+        for page in pages {
+            fragments.clear();
+            source.fragments(page, &mut fragments);
+            let bytes: usize = fragments.iter().map(Fragment::len).sum();
+            if bytes == 0 {
+                return None;
+            }
+            let mut piece = self.try_take(bytes)?;
+            let mut rest = piece.bytes_mut();
+            for fragment in &fragments {
+                let (head, tail) = rest.split_at_mut(fragment.len());
+                // SAFETY: `PageSource` promises that the bytes may be read.
+                let from = unsafe { std::slice::from_raw_parts(fragment.as_ptr(), fragment.len()) };
+                head.copy_from_slice(from);
+                rest = tail;
+            }
+            rest.fill(0);
+            staged.pages.push((piece, bytes));
+        }
+        Some(staged)
+    }
+}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Staging").field(&self.stats()).finish()
+    }
+}
+
+/// Staging memory of one holder; goes back when dropped.
+#[derive(Debug)]
+pub struct Piece {
+    staging: Arc<Staging>,
+    offset: usize,
+    length: usize,
+}
+
+impl Piece {
+    /// The bytes. What earlier holders left is still there.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the arena is initialised (anonymous memory starts as zeroes) and lives as long as
+        // `self.staging`; `carve` gave this span to this piece alone.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.length) }
+    }
+
+    /// The bytes, to be changed.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.length) }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: the span lies inside the arena.
+        unsafe { self.staging.arena.base().add(self.offset) }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.staging.give_back(self.offset, self.length);
+    }
+}
+
+/// Pages copied into staging: aligned and padded, so they are written without another copy.
+#[derive(Debug)]
+pub struct StagedPages {
+    pages: Vec<(Piece, usize)>,
+}
+
+// SAFETY: the pieces are this value's alone, live as long as it, and are zero behind a page's end.
+unsafe impl PageSource for StagedPages {
+    fn len(&self) -> usize {
+        self.pages.len()
+    }
+    fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
+        if let Some((piece, bytes)) = self.pages.get(page) {
+            // SAFETY: `bytes` is at most the piece's length.
+            out.push(unsafe { Fragment::new(piece.as_ptr(), *bytes) });
+        }
+    }
+    fn padded(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

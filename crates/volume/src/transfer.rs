@@ -1,0 +1,184 @@
+//! Moving runs between memory and segments, with checksums on the way.
+
+mod chunk;
+mod flight;
+mod page;
+mod read;
+mod salvage;
+mod verify;
+mod write;
+
+pub use salvage::FoundRun;
+pub use verify::VerifiedRun;
+
+use crate::memory::{PageSource, PageTarget};
+use crate::segments::Segments;
+use ritornello_format::{Place, Result, RunHeader, ScopeId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// When to stop. Nothing is begun after that; what is in flight is waited for, since the memory is
+/// the caller's. The default never stops.
+#[derive(Clone, Debug, Default)]
+pub struct Control {
+    /// Stop at this time.
+    pub deadline: Option<Instant>,
+    /// Stop when this is true.
+    pub cancelled: Option<Arc<AtomicBool>>,
+}
+
+impl Control {
+    /// Why to stop now, if so.
+    #[must_use]
+    pub fn stop(&self) -> Option<MissReason> {
+        if self.cancelled.as_ref().is_some_and(|flag| flag.load(Ordering::Acquire)) {
+            Some(MissReason::Cancelled)
+        } else if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            Some(MissReason::Deadline)
+        } else {
+            None
+        }
+    }
+}
+
+/// A run to write.
+pub struct RunWrite<'a> {
+    /// Where to; its `header_checksum` is not looked at.
+    pub place: &'a Place,
+    /// What it is: store, scope, slot, page length, parent and keys. The rest follows from the
+    /// place and from the bytes, and is not looked at.
+    pub header: &'a RunHeader,
+    /// The bytes.
+    pub source: &'a dyn PageSource,
+    /// The page of `source` that is the run's first.
+    pub first: usize,
+}
+
+/// Some consecutive pages of a run to read.
+pub struct RunRead<'a> {
+    /// Where from.
+    pub place: &'a Place,
+    /// The scope its header must name.
+    pub scope: ScopeId,
+    /// The page length its header must name.
+    pub page_bytes: u64,
+    /// The keys its header must name for the pages read; there are as many pages as keys.
+    pub keys: &'a [&'a [u8]],
+    /// The page of the run to begin with.
+    pub first: u32,
+    /// Where to. Memory of pages that are missed may have been written to.
+    pub target: &'a dyn PageTarget,
+    /// The page of `target` that `first` goes to.
+    pub target_first: usize,
+}
+
+/// What became of a page that was to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageFate {
+    /// It is in the target, and it is what was written under its key.
+    Verified,
+    /// It is not.
+    Missed(MissReason),
+}
+
+impl PageFate {
+    /// Whether the page was verified.
+    #[must_use]
+    pub const fn is_verified(self) -> bool {
+        matches!(self, Self::Verified)
+    }
+}
+
+/// Why a page could not be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MissReason {
+    /// The place does not add up, or lies outside the volumes.
+    Place,
+    /// There is no header there, or not the one the index meant.
+    Header,
+    /// The header is of another scope.
+    Scope,
+    /// The header names another key for this page.
+    Key,
+    /// The page is stored in a way that is not known here.
+    Codec,
+    /// The bytes are not those that were written.
+    Checksum,
+    /// The file system failed.
+    Io,
+    /// The target has no memory of the right length for this page.
+    Memory,
+    /// There was no staging memory in time.
+    Staging,
+    /// The caller cancelled.
+    Cancelled,
+    /// The deadline passed.
+    Deadline,
+}
+
+impl MissReason {
+    /// All reasons, for tables of counters.
+    pub const ALL: [Self; 11] = [
+        Self::Place,
+        Self::Header,
+        Self::Scope,
+        Self::Key,
+        Self::Codec,
+        Self::Checksum,
+        Self::Io,
+        Self::Memory,
+        Self::Staging,
+        Self::Cancelled,
+        Self::Deadline,
+    ];
+
+    /// In one word, as in metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Place => "place",
+            Self::Header => "header",
+            Self::Scope => "scope",
+            Self::Key => "key",
+            Self::Codec => "codec",
+            Self::Checksum => "checksum",
+            Self::Io => "io",
+            Self::Memory => "memory",
+            Self::Staging => "staging",
+            Self::Cancelled => "cancelled",
+            Self::Deadline => "deadline",
+        }
+    }
+
+    /// Whether the bytes on the disk are to blame (and the entry is to be quarantined), rather
+    /// than this call.
+    #[must_use]
+    pub const fn is_damage(self) -> bool {
+        matches!(
+            self,
+            Self::Place | Self::Header | Self::Scope | Self::Key | Self::Codec | Self::Checksum
+        )
+    }
+}
+
+impl Segments {
+    /// Writes runs, and returns for each the header checksum that the index is to keep. Nothing is
+    /// durable before [`Segments::sync`].
+    ///
+    /// Within a run the header goes last. Pages are padded with zeroes. A run is written as a whole
+    /// or not at all, as far as the caller may believe: if anything of it fails, so does the run.
+    ///
+    /// # Errors
+    /// For each run: `Invalid` if place, header and source do not match; `Retry` if the file system
+    /// failed, staging memory ran out, or `control` said stop (context `reason`).
+    pub fn write_runs(&self, runs: &[RunWrite<'_>], control: &Control) -> Vec<Result<u64>> {
+        write::Writing::run(self, runs, control)
+    }
+
+    /// Reads pages, and returns for each read the fate of each of its pages. Headers are read with
+    /// the pages, not before them.
+    pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageFate>> {
+        read::Reading::run(self, reads, control)
+    }
+}

@@ -1,0 +1,190 @@
+//! How a run is cut into operations.
+
+use ritornello_format::{
+    Extent, PAGE_BYTES_MAX, Place, RUN_HEADER_UNITS_MAX, SegmentId, UNIT, units_of,
+};
+use std::ops::Range;
+
+/// The length of an operation. Longer ones are no faster, and shorter ones leave more to overlap.
+pub(super) const OP_BYTES: u64 = 1 << 20;
+
+/// A span of one segment, and what lies there: bytes `logical` of the run, counted from its header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub(super) segment: SegmentId,
+    pub(super) offset: u64,
+    pub(super) logical: Range<u64>,
+}
+
+/// The shape of a run: header, then pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) header: u64,
+    pub(super) page: u64,
+}
+
+impl Shape {
+    /// The shape of `place` for pages of `page_bytes`, if the place holds pages `pages`, lies
+    /// within `volumes` volumes and segments of `segment_bytes`, and adds up.
+    pub(super) fn of(
+        place: &Place,
+        page_bytes: u64,
+        pages: Range<u64>,
+        volumes: usize,
+        segment_bytes: u64,
+    ) -> Option<Self> {
+        let fits = |extent: &Extent| {
+            extent.units > 0
+                && usize::from(extent.segment.volume()) < volumes
+                && extent.offset() + extent.bytes() <= segment_bytes
+        };
+        let sound = (1..=PAGE_BYTES_MAX).contains(&page_bytes)
+            && u64::from(place.page_units) == units_of(page_bytes)
+            && (1..=RUN_HEADER_UNITS_MAX).contains(&place.header_units)
+            && place.extents.iter().all(fits);
+        let units = pages.end.checked_mul(u64::from(place.page_units))?;
+        let enough = place.units() >= units.checked_add(u64::from(place.header_units))?;
+        (sound && enough).then(|| Self {
+            header: u64::from(place.header_units) * UNIT,
+            page: u64::from(place.page_units) * UNIT,
+        })
+    }
+
+    /// The logical bytes of pages `pages`.
+    pub(super) fn pages(&self, pages: Range<u64>) -> Range<u64> {
+        self.header + pages.start * self.page..self.header + pages.end * self.page
+    }
+
+    /// The parts of the pages that `logical` covers: page and bytes of the (padded) page.
+    pub(super) fn parts(&self, logical: &Range<u64>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let (shape, end) = (*self, logical.end);
+        let mut at = logical.start.max(self.header);
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let page = (at - shape.header) / shape.page;
+            let from = (at - shape.header) % shape.page;
+            let to = (from + end - at).min(shape.page);
+            at += to - from;
+            Some((page as usize, from as usize..to as usize))
+        })
+    }
+
+    /// Cuts logical bytes `range` of `place` into chunks of about [`OP_BYTES`], at page borders
+    /// where pages are shorter than that, never across extents.
+    pub(super) fn cut(&self, place: &Place, range: Range<u64>, chunks: &mut Vec<Chunk>) {
+        let mut base = 0;
+        for extent in &place.extents {
+            let (from, to) = (base.max(range.start), (base + extent.bytes()).min(range.end));
+            let mut at = from;
+            while at < to {
+                let end = self.chunk_end(at, to);
+                chunks.push(Chunk {
+                    segment: extent.segment,
+                    offset: extent.offset() + (at - base),
+                    logical: at..end,
+                });
+                at = end;
+            }
+            base += extent.bytes();
+        }
+    }
+
+    /// Where a chunk ends that starts at `at` and may not go beyond `to`.
+    fn chunk_end(&self, at: u64, to: u64) -> u64 {
+        // The header rides along with the first page.
+        let limit = at.max(self.header) + OP_BYTES;
+        if limit >= to {
+            return to;
+        }
+        let border = limit - (limit - self.header) % self.page;
+        if border > at.max(self.header) {
+            return border;
+        }
+        // Inside a long page: in equal parts, so that no crumb is left at its end.
+        let left = (border + self.page).min(to) - at.max(self.header);
+        let share = left.div_ceil(left.div_ceil(OP_BYTES)).next_multiple_of(UNIT);
+        (at.max(self.header) + share).min(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(page_units: u32, extents: &[(u32, u32)]) -> Place {
+        let segment = SegmentId::new(0, 3);
+        let extents =
+            extents.iter().map(|&(start, units)| Extent { segment, start, units }).collect();
+        Place { header_units: 1, page_units, extents, ..Place::default() }
+    }
+
+    fn cut(place: &Place, pages: Range<u64>, with_header: bool) -> Vec<Range<u64>> {
+        let bytes = u64::from(place.page_units) * UNIT;
+        let shape = Shape::of(place, bytes, pages.clone(), 1, 1 << 30).unwrap();
+        let range = shape.pages(pages);
+        let start = if with_header { 0 } else { range.start };
+        let mut chunks = Vec::new();
+        shape.cut(place, start..range.end, &mut chunks);
+        chunks.into_iter().map(|chunk| chunk.logical).collect()
+    }
+
+    #[test]
+    fn small_pages_share_an_operation_and_the_header_rides_along() {
+        let place = place(48, &[(100, 1 + 48 * 7)]);
+        let (header, page) = (UNIT, 48 * UNIT);
+        assert_eq!(
+            cut(&place, 0..7, true),
+            [0..header + 5 * page, header + 5 * page..header + 7 * page]
+        );
+        assert_eq!(cut(&place, 2..4, false), [header + 2 * page..header + 4 * page]);
+    }
+
+    #[test]
+    fn long_pages_are_cut_into_equal_parts() {
+        let place = place(2048, &[(0, 1 + 2048 * 2)]);
+        let chunks = cut(&place, 0..2, true);
+        assert_eq!(chunks.len(), 16);
+        assert_eq!(chunks[0], 0..UNIT + OP_BYTES);
+        assert!(chunks[1..].iter().all(|chunk| chunk.end - chunk.start == OP_BYTES));
+        let place = self::place(300, &[(0, 301)]);
+        let chunks = cut(&place, 0..1, false);
+        assert_eq!(chunks, [UNIT..151 * UNIT, 151 * UNIT..301 * UNIT]);
+    }
+
+    #[test]
+    fn extents_are_respected_and_nothing_is_lost() {
+        let place = place(100, &[(500, 40), (0, 3), (900, 258)]);
+        let chunks = cut(&place, 0..3, true);
+        assert_eq!(chunks.first().unwrap().start, 0);
+        assert_eq!(chunks.last().unwrap().end, 301 * UNIT);
+        assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
+        let ends: Vec<u64> = chunks.iter().map(|chunk| chunk.end).collect();
+        assert!(ends.contains(&(40 * UNIT)) && ends.contains(&(43 * UNIT)));
+    }
+
+    #[test]
+    fn parts_are_pages_without_the_header() {
+        let shape = Shape { header: 10, page: 100 };
+        let parts: Vec<_> = shape.parts(&(0..130)).collect();
+        assert_eq!(parts, [(0, 0..100), (1, 0..20)]);
+        assert_eq!(shape.parts(&(60..70)).collect::<Vec<_>>(), [(0, 50..60)]);
+    }
+
+    #[test]
+    fn places_that_do_not_add_up_have_no_shape() {
+        let good = place(4, &[(0, 9)]);
+        let shape = |place: &Place, bytes, pages, volumes, segment| {
+            Shape::of(place, bytes, pages, volumes, segment)
+        };
+        assert!(shape(&good, 4 * UNIT, 0..2, 1, 9 * UNIT).is_some());
+        assert!(shape(&good, 4 * UNIT, 0..3, 1, 9 * UNIT).is_none());
+        assert!(shape(&good, 4 * UNIT, 0..2, 1, 8 * UNIT).is_none());
+        assert!(shape(&good, 4 * UNIT, 0..2, 0, 9 * UNIT).is_none());
+        assert!(shape(&good, 4 * UNIT + 1, 0..2, 1, 9 * UNIT).is_none());
+        assert!(shape(&good, 4 * UNIT, 0..u64::MAX, 1, 9 * UNIT).is_none());
+        let headless = Place { header_units: 0, ..good };
+        assert!(shape(&headless, 4 * UNIT, 0..2, 1, 9 * UNIT).is_none());
+    }
+}

@@ -1,0 +1,241 @@
+//! A page's memory during a transfer: which of its bytes move in place, and which through staging.
+
+use crate::engine::Span;
+use crate::memory::{PageSource, PageTarget};
+use ritornello_format::{SliceChecksum, UNIT};
+use std::ops::Range;
+
+/// The fragments of one page of a source or a target.
+pub(super) struct PageMemory {
+    spans: Vec<Span>,
+    /// Position of each span in the page.
+    starts: Vec<usize>,
+    bytes: usize,
+    /// Bytes from the page's start that move in place: all or none, but for a last unit that is
+    /// not full.
+    in_place: usize,
+}
+
+impl PageMemory {
+    /// Page `page` of `source`, if it is `bytes` long.
+    pub(super) fn of_source(
+        source: &dyn PageSource,
+        page: usize,
+        bytes: usize,
+        aligned: bool,
+    ) -> Option<Self> {
+        let mut fragments = Vec::new();
+        source.fragments(page, &mut fragments);
+        // The pointers become mutable in type only: a write does not change its source.
+        let spans = fragments.iter().map(|part| Span::new(part.as_ptr().cast_mut(), part.len()));
+        Self::new(spans, bytes, aligned, source.padded())
+    }
+
+    /// Page `page` of `target`, if it is `bytes` long.
+    pub(super) fn of_target(
+        target: &dyn PageTarget,
+        page: usize,
+        bytes: usize,
+        aligned: bool,
+    ) -> Option<Self> {
+        let mut fragments = Vec::new();
+        target.fragments(page, &mut fragments);
+        let spans = fragments.iter().map(|part| Span::new(part.as_ptr(), part.len()));
+        Self::new(spans, bytes, aligned, false)
+    }
+
+    /// A page whose bytes go nowhere.
+    pub(super) fn nowhere() -> Self {
+        Self { spans: Vec::new(), starts: Vec::new(), bytes: 0, in_place: 0 }
+    }
+
+    fn new(
+        fragments: impl Iterator<Item = Span>,
+        bytes: usize,
+        aligned: bool,
+        padded: bool,
+    ) -> Option<Self> {
+        let mut spans = Vec::new();
+        fragments.for_each(|span| span.push_to(&mut spans));
+        let mut total = 0usize;
+        let mut starts = Vec::with_capacity(spans.len());
+        for span in &spans {
+            starts.push(total);
+            total = total.checked_add(span.len())?;
+        }
+        if total != bytes {
+            return None;
+        }
+        let unit = UNIT as usize;
+        let is_last = |at: usize| at + 1 == spans.len();
+        let fits = |at: usize, span: &Span| {
+            (span.ptr() as usize).is_multiple_of(unit)
+                && (is_last(at) || span.len().is_multiple_of(unit))
+        };
+        let in_place = if aligned && !spans.iter().enumerate().all(|(at, span)| fits(at, span)) {
+            0
+        } else if padded && spans.last().is_some_and(|last| fits(spans.len() - 1, last)) {
+            bytes.next_multiple_of(unit)
+        } else {
+            bytes - bytes % unit
+        };
+        Some(Self { spans, starts, bytes, in_place })
+    }
+
+    pub(super) fn in_place(&self) -> usize {
+        self.in_place
+    }
+    /// Whether the page moves in place, but for its last unit perhaps.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.in_place > 0 || self.bytes < UNIT as usize
+    }
+
+    /// Appends the memory of bytes `range`, which lie below [`PageMemory::in_place`].
+    pub(super) fn spans(&self, range: Range<usize>, out: &mut Vec<Span>) {
+        let mut left = range.len();
+        for (span, skip) in self.from(range.start) {
+            if left == 0 {
+                return;
+            }
+            // Beyond the last fragment lies the padding that the source vouched for.
+            let last = self.spans.last().is_some_and(|last| last.ptr() == span.ptr());
+            let room = if last { left } else { span.len() - skip };
+            let take = left.min(room);
+            Span::new(span.ptr().wrapping_add(skip), take).push_to(out);
+            left -= take;
+        }
+    }
+
+    /// Copies bytes `range` of the page to `to` and fills the rest of it with zeroes.
+    ///
+    /// # Safety
+    /// The page's memory may be read now.
+    pub(super) unsafe fn gather(&self, range: Range<usize>, to: &mut [u8]) {
+        let mut rest = to;
+        // SAFETY: promised by the caller.
+        unsafe {
+            self.each(range, |bytes| {
+                if let Some((head, tail)) = std::mem::take(&mut rest).split_at_mut_checked(bytes.len())
+                {
+                    head.copy_from_slice(bytes);
+                    rest = tail;
+                }
+            });
+        }
+        rest.fill(0);
+    }
+
+    /// Copies `from` to bytes `range` of the page, as far as they exist.
+    ///
+    /// # Safety
+    /// The page's memory is a target's, nobody else uses it now, and `from` lies elsewhere.
+    pub(super) unsafe fn scatter(&self, range: Range<usize>, from: &[u8]) {
+        let mut rest = &from[..from.len().min(range.len())];
+        for (span, skip) in self.from(range.start) {
+            let (head, tail) = rest.split_at(rest.len().min(span.len() - skip));
+            // SAFETY: inside the fragment, which a target promises to be writable; no overlap,
+            // promised by the caller.
+            unsafe { span.ptr().add(skip).copy_from_nonoverlapping(head.as_ptr(), head.len()) };
+            rest = tail;
+        }
+    }
+
+    /// Feeds bytes `range` of the page to a checksum.
+    ///
+    /// # Safety
+    /// As for [`PageMemory::gather`].
+    pub(super) unsafe fn digest(&self, range: Range<usize>, sum: &mut SliceChecksum) {
+        // SAFETY: promised by the caller.
+        unsafe { self.each(range, |bytes| sum.update(bytes)) };
+    }
+
+    /// # Safety
+    /// As for [`PageMemory::gather`].
+    unsafe fn each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
+        let mut left = range.end.min(self.bytes).saturating_sub(range.start);
+        for (span, skip) in self.from(range.start) {
+            if left == 0 {
+                return;
+            }
+            let take = left.min(span.len() - skip);
+            // SAFETY: inside the fragment, which may be read now.
+            visit(unsafe { std::slice::from_raw_parts(span.ptr().add(skip), take) });
+            left -= take;
+        }
+    }
+
+    /// The spans from byte `at` on, each with the bytes of it to skip.
+    fn from(&self, at: usize) -> impl Iterator<Item = (&Span, usize)> {
+        let first = self.starts.partition_point(|&start| start <= at).saturating_sub(1);
+        let inside = at < self.bytes;
+        self.spans[first..].iter().zip(&self.starts[first..]).filter_map(move |(span, &start)| {
+            inside.then_some((span, at.saturating_sub(start)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{BorrowedPages, BorrowedPagesMut};
+    use crate::memory_block::Block;
+
+    fn memory(parts: Vec<&[u8]>, aligned: bool) -> PageMemory {
+        let bytes = parts.iter().map(|part| part.len()).sum();
+        PageMemory::of_source(&BorrowedPages::fragmented(&[parts]), 0, bytes, aligned).unwrap()
+    }
+
+    #[test]
+    fn aligned_fragments_stay_in_place_but_for_a_last_unit_that_is_not_full() {
+        let (a, b) = (Block::new(8192), Block::new(8192));
+        assert_eq!(memory(vec![a.bytes(), b.bytes()], true).in_place(), 16384);
+        assert_eq!(memory(vec![a.bytes(), &b.bytes()[..5000]], true).in_place(), 12288);
+        assert_eq!(memory(vec![&a.bytes()[..5000], b.bytes()], true).in_place(), 0);
+        assert_eq!(memory(vec![&a.bytes()[1..]], true).in_place(), 0);
+        assert_eq!(memory(vec![&a.bytes()[1..]], false).in_place(), 4096);
+    }
+
+    #[test]
+    fn a_page_of_the_wrong_length_is_refused() {
+        let bytes = [0; 10];
+        let source = BorrowedPages::new(&[&bytes]);
+        assert!(PageMemory::of_source(&source, 0, 11, true).is_none());
+        assert!(PageMemory::of_source(&source, 1, 10, true).is_none());
+    }
+
+    #[test]
+    fn any_range_is_found_in_any_fragments() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let page = memory(vec![&bytes[..7], &bytes[7..7], &bytes[7..50], &bytes[50..]], false);
+        let split = {
+            let (mut x, mut y) = ([0; 33], [0; 67]);
+            x.copy_from_slice(&bytes[..33]);
+            y.copy_from_slice(&bytes[33..]);
+            (x, y)
+        };
+        let apart = memory(vec![&split.0, &split.1], false);
+        for from in 0..100 {
+            for to in from..=100 {
+                for page in [&page, &apart] {
+                    let mut out = [0xee; 104];
+                    // SAFETY: the arrays outlive the page.
+                    unsafe { page.gather(from..to, &mut out) };
+                    assert_eq!(out[..to - from], bytes[from..to]);
+                    assert!(out[to - from..].iter().all(|&byte| byte == 0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scattering_stops_at_the_end_of_the_page() {
+        let (mut a, mut b) = ([0; 10], [0; 20]);
+        let mut pages = [vec![&mut a[..], &mut b[..]]];
+        let target = BorrowedPagesMut::fragmented(&mut pages);
+        let page = PageMemory::of_target(&target, 0, 30, true).unwrap();
+        let from: Vec<u8> = (1..=40).collect();
+        // SAFETY: the arrays are borrowed for the target.
+        unsafe { page.scatter(5..45, &from) };
+        assert_eq!((a[4], a[5], b[0], b[19]), (0, 1, 6, 25));
+    }
+}

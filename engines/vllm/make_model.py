@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""A Llama with fixed random weights and a byte-level tokenizer, made in seconds: no download.
+
+    build/env/vllm/bin/python engines/vllm/make_model.py {tiny,demo} FOLDER
+
+The weights depend on the shape alone (fixed seed), so two machines make the same model. They are
+wide enough (standard deviation 0.2 in the tiny model) that greedy answers depend on the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SHAPES: dict[str, dict[str, Any]] = {
+    # 2.5 M parameters, for tests.
+    "tiny": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+    },
+    # 36.5 M parameters, for the demonstration: long prompts cost seconds on two cores.
+    "demo": {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 16384,
+        "initializer_range": 0.08,
+    },
+}
+COMMON: dict[str, Any] = {
+    "vocab_size": 320,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "tie_word_embeddings": False,
+}
+CHAT = (
+    "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Bytes are tokens; a handful of merges only make the vocabulary's size."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>", "<pad>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog."] * 4, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    fast.chat_template = CHAT
+    fast.save_pretrained(folder)
+
+
+def make_model(shape: str, folder: Path) -> int:
+    """Writes model and tokenizer; returns the number of parameters."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**COMMON, **SHAPES[shape])).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    make_tokenizer(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 2 or arguments[0] not in SHAPES:
+        print(__doc__, file=sys.stderr)
+        return 2
+    shape, folder = arguments[0], Path(arguments[1])
+    description = json.dumps({**COMMON, **SHAPES[shape]}, sort_keys=True)
+    stamp = folder / ".stamp"
+    if stamp.is_file() and stamp.read_text() == description:
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = make_model(shape, folder)
+    stamp.write_text(description)
+    print(f"{folder}: {parameters / 1e6:.1f} M parameters")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,25 @@
+"""Ritornello as a KV connector of vLLM.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "RitornelloConnector",
+        "kv_connector_module_path": "ritornello.vllm", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"path": "/nvme/kv", "capacity": "200GiB"}}'
+
+`connector` is the only door vLLM uses. Everything that decides something (`scheduler`, `worker`,
+`identity`, `layout`) is free of vLLM imports, so that it can be tested without an engine.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ritornello.vllm.connector import RitornelloConnector
+
+__all__ = ["RitornelloConnector"]
+
+
+def __getattr__(name: str) -> object:
+    # vLLM is imported when the connector is asked for, not before.
+    if name == "RitornelloConnector":
+        from ritornello.vllm.connector import RitornelloConnector
+
+        return RitornelloConnector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,54 @@
+"""Counting, on the engine's own threads: additions to a dictionary, handed over now and then."""
+
+from time import perf_counter
+
+# A report costs a message between processes; a decode step has nothing worth one of its own.
+REPORT_SECONDS = 0.1
+MISS = "missed_pages:"
+
+Counts = dict[str, float]
+
+
+class Meter:
+    """Counts since the last `take`. Not thread-safe: each side of the connector has its own and
+    calls it from one thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counts = {}
+        self._news = False
+        self._taken = perf_counter()
+        self._step = 0.0
+
+    def add(self, name: str, amount: float) -> None:
+        """Something happened to pages: worth a report at the end of this step."""
+        if amount:
+            self._counts[name] = self._counts.get(name, 0.0) + amount
+            self._news = True
+
+    def missed(self, reason: str, pages: int) -> None:
+        self.add(MISS + reason, pages)
+
+    def hook(self, begun: float) -> None:
+        """The end of a connector hook that began at `begun` (perf_counter)."""
+        self._time("hook_seconds", perf_counter() - begun)
+
+    def begin_step(self) -> None:
+        self._step = perf_counter()
+
+    def end_step(self) -> None:
+        if self._step:
+            self._time("step_seconds", perf_counter() - self._step)
+            self._time("steps", 1)
+            self._step = 0.0
+
+    def take(self) -> Counts | None:
+        """The counts, and start again from nothing; None while there is little to say."""
+        now = perf_counter()
+        if not self._counts or not (self._news or now - self._taken >= REPORT_SECONDS):
+            return None
+        counts, self._counts = self._counts, {}
+        self._news, self._taken = False, now
+        return counts
+
+    def _time(self, name: str, amount: float) -> None:
+        self._counts[name] = self._counts.get(name, 0.0) + amount
