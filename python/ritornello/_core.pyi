@@ -1,40 +1,23 @@
 """The compiled core. Everything here releases the GIL while it waits or moves bytes."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
-class _Tensor(Protocol):
-    """A contiguous CPU tensor, by duck typing (torch's, without importing torch)."""
+from ritornello.errors import ClosedError as ClosedError
+from ritornello.errors import FatalError as FatalError
+from ritornello.errors import InvalidError as InvalidError
+from ritornello.errors import RetryError as RetryError
+from ritornello.errors import RitornelloError as RitornelloError
 
-    def data_ptr(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    def is_contiguous(self) -> bool: ...
-
-# Anything with the buffer protocol (bytes, bytearray, memoryview, NumPy arrays) or a CPU tensor.
+# Anything with the buffer protocol (bytes, bytearray, memoryview, NumPy arrays), C-contiguous; or
+# a contiguous CPU tensor, known by `data_ptr()`, `nbytes`, `device.type` and `is_contiguous()`.
 Buffer: TypeAlias = Any
 # One page: a buffer, or several that together, in order, make the page.
 Page: TypeAlias = Buffer | Sequence[Buffer]
 
 __version__: str
-
-class RitornelloError(Exception):
-    """Base class. `kind` is "retry", "miss", "invalid" or "fatal"."""
-
-    kind: str
-
-class InvalidError(RitornelloError, ValueError):
-    """The call was wrong and changed nothing; the message says what to write instead."""
-
-class RetryError(RitornelloError):
-    """Nothing is lost; the same call may succeed later."""
-
-class FatalError(RitornelloError):
-    """The store cannot go on; the message says what to do."""
-
-class ClosedError(RitornelloError):
-    """The store was closed, or the process was forked after it was opened."""
 
 @final
 class Scope:
@@ -55,7 +38,7 @@ class Scope:
         hash_algorithm: str = "",
         epoch: bytes = b"",
         part: int = 0,
-        extra: Mapping[str, str] = ...,
+        extra: Mapping[str, str] | None = None,
         chained: bool = True,
         page_bytes: int | None = None,
     ) -> None: ...
@@ -143,13 +126,13 @@ class Ticket:
 class Store:
     @staticmethod
     def open(
-        path: str,
+        path: str | PathLike[str],
         capacity: str | int | None = None,
         *,
-        paths: Sequence[str] = (),
+        paths: Sequence[str | PathLike[str]] = (),
         durability: Literal["cache", "durable"] = "cache",
         io: Literal["auto", "uring", "pool", "buffered"] = "auto",
-        index: Literal["run", "memory"] = "run",
+        index: Literal["run", "memory"] | None = None,
         segment_bytes: int | None = None,
     ) -> Store:
         """Owner of the directory, or client of the process that owns it. `capacity` may be

@@ -70,13 +70,13 @@ pub trait PageHashes {
     }
 }
 
-impl PageHashes for [PageHash] {
+impl<T: AsRef<[PageHash]> + ?Sized> PageHashes for T {
     fn len(&self) -> usize {
-        <[PageHash]>::len(self)
+        self.as_ref().len()
     }
     #[inline]
     fn at(&self, at: usize) -> PageHash {
-        self[at]
+        self.as_ref()[at]
     }
 }
 

@@ -10,15 +10,18 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod checksum;
 mod error;
 mod header;
+pub mod journal;
 mod key;
 mod manifest;
 mod place;
 mod registry;
 mod reservation;
 mod scope;
+mod size;
 pub mod wire;
 
 pub use checksum::{SliceChecksum, checksum};
@@ -30,6 +33,7 @@ pub use place::{Extent, PIECE_UNITS, Place, SegmentId, UNIT, WHOLE_PAGE_UNITS, u
 pub use registry::ScopeRegistry;
 pub use reservation::ReservationRecord;
 pub use scope::{PAGE_BYTES_MAX, Scope, ScopeId, ScopeSlot};
+pub use size::parse_bytes;
 
 /// The version of everything on disk. Zero may still change; another version is refused.
 pub const FORMAT_VERSION: u32 = 0;

@@ -1,1 +1,61 @@
-//! Placeholder.
+//! # ritornello-node
+//!
+//! Many processes, one store, no service: [`open`] makes this process the owner of a directory or
+//! a client of the process that owns it, behind the same [`Node`].
+//!
+//! ```text
+//!   Node ── Store ── Switch ──┬── Session of the engine       this process owns the store
+//!                             └── Remote ─ Client ─╮          another one does
+//!                                                  │ owner.sock
+//!                              Guests ── Server ───╯          in that other one
+//! ```
+//!
+//! **Who owns.** Whoever holds the POSIX record lock on `LOCK` ([`record_lock`] says why that kind).
+//! The kernel takes it from a process that dies, and not before its last write has landed.
+//!
+//! **Who may be writing.** A client holds a lock of its own, on `clients/<random name>`. The engine
+//! logs the name with every reservation, so that the next owner can tell a slow client from a dead
+//! one. See [`presence`].
+//!
+//! **When the owner goes away**, clients notice at their next call (or during it), race for the
+//! lock, and one recovers the store while the others connect to it: callers see a delay. A client
+//! comes back under a *new* name, and lets go of the old one when it has no reservation left under
+//! it; what it was never told of goes back to the store with the name. Leases of a former owner are
+//! void. Everything is asked again by itself except `commit`: that fails with `Retry`, and the
+//! pages may be put again.
+//!
+//! **Fork.** A child gets no locks. Handles of its parent answer `Closed` in it, and leave alone
+//! what it shares with the parent; opening the directory again makes the child a client.
+//!
+//! **Promises.** Never two owners. No space is given away that somebody may still write to. No
+//! call waits without a deadline. A peer that sends nonsense loses its connection and nothing else.
+//!
+//! **May not know** what pages hold, or where they are kept: that is the store's.
+
+#![forbid(unsafe_code)]
+
+mod answer;
+mod authority;
+mod channel;
+mod client;
+mod guests;
+mod home;
+mod ledger;
+mod lock;
+mod lost;
+mod node;
+mod owner;
+mod presence;
+mod process;
+mod protocol;
+mod record_lock;
+mod registry;
+mod remote;
+mod seat;
+mod server;
+mod shared;
+mod socket;
+mod switch;
+
+pub use node::{Node, Role, open};
+pub use ritornello_store::{Durability, IndexKind, Options};

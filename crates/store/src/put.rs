@@ -47,7 +47,7 @@ impl Store {
                 result
                     .inspect_err(|error| {
                         tracing::warn!(%error, "a run could not be written");
-                        reason = control.stopped().unwrap_or("io");
+                        reason = control.stop().map_or("io", |stop| stop.word());
                     })
                     .ok()
             })

@@ -220,19 +220,19 @@ impl Store {
             self.probe(&scope, &keys)?
         };
         let staged = self.staging.copy_leading(source, first..asked);
-        let taken = staged.as_ref().map_or(0, |staged| staged.len());
+        let taken = staged.len();
         self.moved.staging_refusals.add((asked - first - taken) as u64);
         let parent = first.checked_sub(1).map(|before| keys[before].clone()).or(parent);
         keys.truncate(first + taken);
         let keys = keys.split_off(first);
-        let Some(staged) = staged.filter(|_| taken > 0) else {
+        if taken == 0 {
             let ticket = Ticket::new()?;
             let mut outcome = Outcome::none(asked, if first < asked { "staging_full" } else { "" });
             outcome.pages = first;
             outcome.ok[..first].fill(true);
             ticket.finish(outcome);
             return Ok(ticket);
-        };
+        }
         self.submit(Lane::Put, keys, taken, control, move |store, keys, control| {
             let mut outcome = store.put_batch(&scope, keys, &staged, parent.as_deref(), control)?;
             if outcome.reason.is_empty() && first + taken < asked {
@@ -360,7 +360,7 @@ impl Store {
                 pages_read: moved.pages_read.get(),
                 pages_missed: moved.pages_missed.get(),
                 staging_refusals: moved.staging_refusals.get(),
-                staging_bytes: self.staging.stats().bytes_in_use,
+                staging_bytes: self.staging.stats().in_use as u64,
             },
         })
     }

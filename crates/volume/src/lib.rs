@@ -1,3 +1,30 @@
-//! Placeholder.
+//! # ritornello-volume
+//!
+//! Where tensors lie: segment files, and the way of pages between them and memory. `Segments` opens
+//! the files and moves runs of pages through the fastest engine that works (`io_uring`, a pool of
+//! threads, or the page cache), with a checksum over every byte; `Staging` is the huge-page memory
+//! they pass through where the caller's own cannot be used; `limit` measures what the disk could do.
+//!
+//! **Promises.** A page that is reported as verified holds, byte for byte, what was written under
+//! its key in its generation; anything else is a miss with a reason, never a panic. When a call
+//! returns, none of its I/O is in flight. Memory in use is bounded: by what a call keeps in flight,
+//! and by the arena.
+//!
+//! **May not know** which pages exist, who wants them, or what is free to be overwritten by policy:
+//! places come from above.
 
+mod engine;
+pub mod limit;
+pub mod memory;
+mod memory_block;
+pub mod segments;
 pub mod space;
+pub mod staging;
+pub mod transfer;
+
+pub use memory::{
+    BorrowedPages, BorrowedPagesMut, Fragment, FragmentMut, OwnedPages, PageSource, PageTarget,
+};
+pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
+pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};
+pub use transfer::{Control, FoundRun, MissReason, PageFate, RunRead, RunWrite, VerifiedRun};

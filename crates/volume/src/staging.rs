@@ -142,28 +142,42 @@ impl Staging {
         source: &dyn PageSource,
         pages: Range<usize>,
     ) -> Option<StagedPages> {
-        let mut staged = StagedPages { pages: Vec::with_capacity(pages.len()) };
+        let wanted = pages.len();
+        Some(self.copy_leading(source, pages)).filter(|staged| staged.pages.len() == wanted)
+    }
+
+    /// Copies as many of the leading pages as there is room for now.
+    #[must_use]
+    pub fn copy_leading(
+        self: &Arc<Self>,
+        source: &dyn PageSource,
+        pages: Range<usize>,
+    ) -> StagedPages {
         let mut fragments = Vec::new();
-        for page in pages {
-            fragments.clear();
-            source.fragments(page, &mut fragments);
-            let bytes: usize = fragments.iter().map(Fragment::len).sum();
-            if bytes == 0 {
-                return None;
-            }
-            let mut piece = self.try_take(bytes)?;
-            let mut rest = piece.bytes_mut();
-            for fragment in &fragments {
-                let (head, tail) = rest.split_at_mut(fragment.len());
-                // SAFETY: `PageSource` promises that the bytes may be read.
-                let from = unsafe { std::slice::from_raw_parts(fragment.as_ptr(), fragment.len()) };
-                head.copy_from_slice(from);
-                rest = tail;
-            }
-            rest.fill(0);
-            staged.pages.push((piece, bytes));
+        let copies = pages.map_while(|page| self.copy_page(source, page, &mut fragments));
+        StagedPages { pages: copies.collect() }
+    }
+
+    fn copy_page(
+        self: &Arc<Self>,
+        source: &dyn PageSource,
+        page: usize,
+        fragments: &mut Vec<Fragment>,
+    ) -> Option<(Piece, usize)> {
+        fragments.clear();
+        source.fragments(page, fragments);
+        let bytes: usize = fragments.iter().map(Fragment::len).sum();
+        let mut piece = if bytes > 0 { self.try_take(bytes)? } else { return None };
+        let mut rest = piece.bytes_mut();
+        for fragment in fragments.iter() {
+            let (head, tail) = rest.split_at_mut(fragment.len());
+            // SAFETY: `PageSource` promises that the bytes may be read.
+            let from = unsafe { std::slice::from_raw_parts(fragment.as_ptr(), fragment.len()) };
+            head.copy_from_slice(from);
+            rest = tail;
         }
-        Some(staged)
+        rest.fill(0);
+        Some((piece, bytes))
     }
 }
 

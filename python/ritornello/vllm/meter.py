@@ -4,7 +4,9 @@ from time import perf_counter
 
 # A report costs a message between processes; a decode step has nothing worth one of its own.
 REPORT_SECONDS = 0.1
-MISS = "missed_pages:"
+
+# Counters that are told apart by a reason, as "name:reason".
+BY_REASON = ("missed_pages", "skipped_pages")
 
 Counts = dict[str, float]
 
@@ -26,7 +28,12 @@ class Meter:
             self._news = True
 
     def missed(self, reason: str, pages: int) -> None:
-        self.add(MISS + reason, pages)
+        """Pages that were wanted and were not loaded."""
+        self.add(f"missed_pages:{reason}", pages)
+
+    def skipped(self, reason: str, pages: int) -> None:
+        """Pages that were offered and were not stored."""
+        self.add(f"skipped_pages:{reason}", pages)
 
     def hook(self, begun: float) -> None:
         """The end of a connector hook that began at `begun` (perf_counter)."""

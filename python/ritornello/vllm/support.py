@@ -49,8 +49,8 @@ def _device(vllm_config: "VllmConfig") -> str:
 
 def _keys(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     cache = vllm_config.cache_config
-    if getattr(cache, "calculate_kv_scales", False):
-        return "KV scales calculated at run time differ from process to process"
+    if getattr(cache, "calculate_kv_scales", False) or "per_token" in str(cache.cache_dtype):
+        return "KV scales calculated at run time are not part of a block's bytes"
     algorithm = str(cache.prefix_caching_hash_algo)
     if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
         return (

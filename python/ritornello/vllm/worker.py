@@ -93,13 +93,14 @@ class WorkerSide:
             self._collect()
         if not metadata.saves:
             return
-        if self._spoilt or self._pool is None or metadata.identity is None:
+        pool = self._pool_for(metadata)
+        if self._spoilt or pool is None or metadata.identity is None:
             for save in metadata.saves:
                 self._skip(save, 0, "spoilt" if self._spoilt else "refused", again=self._spoilt)
             return
         begun = perf_counter()
         for save in metadata.saves:
-            pages = self._pool.pages(save.blocks)
+            pages = pool.pages(save.blocks)
             ticket = self._store.submit_put(metadata.identity, save.keys, pages, save.parent)
             if ticket is None:
                 self._skip(save, 0, "error")
@@ -130,10 +131,22 @@ class WorkerSide:
         self._caches = {}
 
     def _read(self, metadata: StepMetadata, load: Load) -> "Ticket | None":
-        if self._pool is None or metadata.identity is None:
+        pool = self._pool_for(metadata)
+        if pool is None or metadata.identity is None:
             return None
-        pages = self._pool.pages(load.blocks)
+        pages = pool.pages(load.blocks)
         return self._store.submit_get(metadata.identity, load.keys, pages, LOAD_SECONDS)
+
+    def _pool_for(self, metadata: StepMetadata) -> "PagePool | None":
+        """The engine's memory, if it is what the scheduler side takes it to be."""
+        pool, identity = self._pool, metadata.identity
+        if pool is None or identity is None or pool.page_bytes == identity.page_bytes:
+            return pool
+        self._pool = None
+        self._report.refusal = (
+            f"a page has {pool.page_bytes} bytes in memory, {identity.page_bytes} by the model"
+        )
+        return None
 
     def _landed(self, ticket: "Ticket", deadline: float) -> "Outcome | None":
         outcome = self._store.finish(ticket, max(deadline - monotonic(), 0.0))
@@ -151,7 +164,8 @@ class WorkerSide:
         self._failed.update(failed)
         self._report.unsaved.append((load.request, load.first + list(filled).index(False)))
         self._meter.add("failed_pages", len(failed))
-        self._meter.missed(outcome.reason or "error" if outcome is not None else "error", len(failed))
+        reason = outcome.reason if outcome is not None else ""
+        self._meter.missed(reason or "error", len(failed))
 
     def _collect(self) -> None:
         """Accounts for the saves that have landed; they land in order, or nearly."""
@@ -169,7 +183,6 @@ class WorkerSide:
 
     def _skip(self, save: Save, stored: int, reason: str, *, again: bool = False) -> None:
         """Pages of a save that did not reach the store; a later prefill will offer them anew."""
-        self._meter.add("skipped_pages", len(save.keys) - stored)
-        self._meter.add(f"skipped_pages:{reason}", len(save.keys) - stored)
+        self._meter.skipped(reason, len(save.keys) - stored)
         if again:
             self._report.unsaved.append((save.request, save.first + stored))

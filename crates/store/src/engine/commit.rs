@@ -1,6 +1,6 @@
 //! Committing a put: its runs become visible, if what they hang behind is still there.
 
-use super::Engine;
+use super::{Engine, resident};
 use super::reservations::{PlannedRun, Reservation};
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result};
 use ritornello_index::NewRun;
@@ -36,9 +36,8 @@ impl Engine {
             };
             match self.insert(&new) {
                 Ok(run_id) => {
-                    let units = place.units();
                     let parent = run.parent.and_then(|p| self.index.locate(scope.slot, p));
-                    state.eviction.admit(run_id, parent.map(|(run, _)| run), units);
+                    state.eviction.admit(&resident(run_id, parent, pages, &place));
                     state.dirty.extend(place.extents.iter().map(|e| e.segment));
                     self.counters.pages_stored.add(u64::from(run.pages));
                 }
@@ -70,7 +69,7 @@ impl Engine {
 
     /// Inserts a run unless somebody stored one of its pages meanwhile, or its parent went.
     fn insert(&self, new: &NewRun<'_>) -> Result<ritornello_index::RunId> {
-        if self.index.exists(new.scope, new.pages).contains(&true) {
+        if self.index.exists(new.scope, &new.pages).contains(&true) {
             return Err(Error::invalid("stored by somebody else meanwhile"));
         }
         self.index.insert(new)
@@ -83,12 +82,15 @@ impl Engine {
         chained: bool,
         hashes: &[PageHash],
     ) -> usize {
-        let steps = self.index.walk(slot, hashes);
+        let steps = self.index.walk(slot, &hashes);
         if chained {
             for pair in steps.windows(2) {
                 let first = pair[1].at as usize;
                 if pair[1].first == 0 {
+                    let parent_page = pair[0].first + pair[0].pages - 1;
+                    let mut state = self.state.lock();
                     self.index.link(slot, hashes[first - 1], hashes[first]);
+                    state.eviction.link(pair[1].run, pair[0].run, parent_page);
                 }
             }
         }

@@ -13,14 +13,15 @@ pub use session::Session;
 pub use verify::{Finding, Verification};
 
 use crate::budget::Budget;
-use crate::directory::Directory;
-use crate::eviction::{Eviction, RecencyClock};
+use crate::eviction::{Eviction, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
 use crate::stats::{CatalogStats, Counters, IoStats};
 use parking_lot::{Condvar, Mutex};
 use reservations::{ReservationLog, Reservations};
-use ritornello_format::{Error, ErrorKind, Extent, Manifest, Result, SegmentId, UNIT};
+use ritornello_format::{
+    Error, ErrorKind, Extent, Manifest, PageHash, Place, Result, SegmentId, UNIT,
+};
 use ritornello_index::{PrefixIndex, Removed, RunId};
 use ritornello_medium::Medium;
 use ritornello_volume::segments::Segments;
@@ -257,8 +258,8 @@ impl Engine {
             io: IoStats {
                 mode: report.mode.word().to_owned(),
                 direct: report.direct,
-                huge_pages: report.huge_pages,
-                file_system: report.file_system.clone(),
+                huge_pages: report.backing.is_huge(),
+                file_system: report.file_systems.join(", "),
                 warnings: report.warnings.clone(),
             },
             poisoned: self.poison.get().cloned(),
@@ -276,19 +277,16 @@ impl State {
         let (mut pages, mut suspects) = (0, Vec::new());
         for gone in removed {
             pages += u64::from(gone.pages);
-            let units: u64 = gone.extents.iter().map(|e| u64::from(e.units)).sum();
             if gone.whole {
                 self.eviction.remove(gone.run);
             } else {
-                self.eviction.shrink(gone.run, units);
+                self.eviction.shrink(gone.run, gone.pages);
             }
             if suspect == Some(gone.run) {
                 suspects.extend(gone.extents);
-            } else if self.leases.pinned(gone.run) {
-                self.leases.defer(gone.run, gone.extents);
             } else {
-                self.limbo.extend(gone.extents);
-                self.limbo_units += units;
+                let free = self.leases.defer(gone.run, gone.extents);
+                self.release_later(free);
             }
         }
         (pages, suspects)
@@ -298,6 +296,23 @@ impl State {
     fn release_later(&mut self, extents: Vec<Extent>) {
         self.limbo_units += extents.iter().map(|e| u64::from(e.units)).sum::<u64>();
         self.limbo.extend(extents);
+    }
+}
+
+/// What the eviction order is told of a run.
+fn resident(
+    run: RunId,
+    parent: Option<(RunId, u32)>,
+    pages: &[PageHash],
+    place: &Place,
+) -> Resident {
+    Resident {
+        run,
+        key: pages.first().map_or(0, |page| page.low()),
+        parent,
+        pages: pages.len() as u32,
+        page_units: place.page_units,
+        header_units: place.header_units,
     }
 }
 

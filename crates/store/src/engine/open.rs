@@ -2,10 +2,10 @@
 
 use super::reservations::{ReservationLog, Reservations};
 use super::scopes::Scopes;
-use super::{Alive, ClientId, Engine, OpenReport, State, SyncRound, Upkeep};
+use super::{Alive, ClientId, Engine, OpenReport, State, SyncRound, Upkeep, resident};
 use crate::budget::Budget;
 use crate::directory::Directory;
-use crate::eviction::{Lru, RecencyClock};
+use crate::eviction::{Lru, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
 use crate::stats::Counters;
@@ -54,9 +54,11 @@ impl Engine {
             segment_units: (manifest.segment_bytes / UNIT) as u32,
             volumes: budget.per_volume(manifest.volumes.len()),
             reserve_percent: RESERVE_PERCENT,
-        });
+        })?;
         for segment in segments.existing()? {
-            space.add_segment(segment);
+            if let Err(error) = space.add_segment(segment) {
+                tracing::warn!(%error, "a segment file outside the budget is left alone");
+            }
         }
         let kept = believe(index.as_ref(), &scopes, &mut space, &manifest, &mut dropped);
         let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
@@ -115,8 +117,8 @@ fn check_trust(segments: &Segments) -> Result<()> {
         "this file system cannot be trusted to keep one owner's writes in order: \
          put the store on a local disk",
     )
-    .with("file_system", &report.file_system)
-    .with("why", report.warnings.join("; ")))
+    .with("file_system", report.file_systems.join(", "))
+    .with("why", report.distrust))
 }
 
 /// Host and boot, for people who find the directory on a shared file system.
@@ -147,11 +149,9 @@ fn never_reuse_slots(mut registry: ScopeRegistry, index: &dyn PrefixIndex) -> Sc
     registry
 }
 
-/// A run that was kept, as the eviction order wants it.
+/// A run that was kept.
 struct Kept {
-    run: RunId,
-    parent: Option<RunId>,
-    units: u64,
+    resident: Resident,
     recency: u64,
 }
 
@@ -174,12 +174,12 @@ fn believe(
                 refused.push((run, "space"));
                 return;
             }
-            let units = extents.iter().map(|e| u64::from(e.units)).sum();
-            let parent = view.parent.map(|(parent, _)| parent);
-            kept.push(Kept { run, parent, units, recency: view.recency });
+            let resident = resident(run, view.parent, &view.pages, &view.place);
+            kept.push(Kept { resident, recency: view.recency });
         }
     });
     // What hangs behind a dropped run goes with it, and its space is free again.
+    let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
     let mut gone = HashSet::new();
     for (run, reason) in refused {
         let removed = index.truncate(run, 0);
@@ -187,13 +187,13 @@ fn believe(
             removed.iter().map(|r| u64::from(r.pages)).sum::<u64>();
         for lost in removed {
             gone.insert(lost.run);
-            if lost.run != run && kept.iter().any(|k| k.run == lost.run) {
+            if believed.contains(&lost.run) {
                 // It was marked a moment ago, so freeing it cannot fail.
                 let _ = space.free(&lost.extents);
             }
         }
     }
-    kept.retain(|run| !gone.contains(&run.run));
+    kept.retain(|kept| !gone.contains(&kept.resident.run));
     kept
 }
 
@@ -207,8 +207,6 @@ fn doubt(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static
 }
 
 fn restore(eviction: &mut dyn crate::eviction::Eviction, mut kept: Vec<Kept>) {
-    kept.sort_unstable_by_key(|run| run.recency);
-    for run in kept {
-        eviction.admit(run.run, run.parent, run.units);
-    }
+    kept.sort_by_key(|kept| kept.recency);
+    kept.iter().for_each(|kept| eviction.admit(&kept.resident));
 }

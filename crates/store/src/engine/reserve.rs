@@ -48,7 +48,7 @@ impl Engine {
         let hashes = hash_batch(scope, keys)?;
         let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
         let parent = parent.transpose()?.filter(|p| self.index.locate(scope.slot, *p).is_some());
-        let present = self.index.exists(scope.slot, hashes.as_slice());
+        let present = self.index.exists(scope.slot, &hashes);
         let leading = present.iter().take_while(|there| **there).count();
         let mut reserved = Reserved {
             id: 0,
@@ -230,7 +230,8 @@ impl Engine {
 
     /// Adds a segment file, unless the floor or the file system says no.
     fn grow(&self, segment: SegmentId) {
-        let refused = match self.segments.room(segment.volume()) {
+        let volume = &self.manifest.volumes[usize::from(segment.volume())];
+        let refused = match self.medium.room(&self.options.dir.join(volume)) {
             Ok(room) if room.available < self.budget.segment_bytes + Budget::floor(room.total) => {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }
@@ -240,8 +241,7 @@ impl Engine {
         let mut state = self.state.lock();
         match refused {
             // Another put may have added it meanwhile.
-            None if state.space.next_segment() == Some(segment) => state.space.add_segment(segment),
-            None => {}
+            None => drop(state.space.add_segment(segment)),
             Some(reason) => {
                 tracing::warn!(%reason, segment = segment.number(), "the store stops growing for now");
                 state.growth_after = Some(Instant::now() + GROWTH_PAUSE);

@@ -77,7 +77,7 @@ impl Scopes {
             registry.scopes.iter().map(|(slot, _)| *slot).filter(|slot| which(*slot)).collect();
         *registry = changed;
         let mut live = self.live.write();
-        gone.iter().for_each(|slot| live.drop(*slot));
+        gone.iter().for_each(|slot| live.forget(*slot));
         Ok(gone)
     }
 
@@ -119,7 +119,7 @@ impl Live {
         Ok(reference)
     }
 
-    fn drop(&mut self, slot: ScopeSlot) {
+    fn forget(&mut self, slot: ScopeSlot) {
         if let Some(id) = self.by_slot.remove(&slot) {
             self.by_id.remove(&id);
         }

@@ -192,7 +192,7 @@ impl Catalog for Session {
 impl Engine {
     /// Removes a page whose bytes could not be believed and quarantines where it lay.
     pub(super) fn distrust_page(&self, state: &mut State, scope: ScopeRef, run: RunId, page: PageHash) {
-        let removed = self.index.remove(scope.slot, [page].as_slice());
+        let removed = self.index.remove(scope.slot, &[page]);
         let (pages, suspects) = state.settle(removed, Some(run));
         self.counters.pages_distrusted.add(pages);
         self.quarantine(state, suspects);

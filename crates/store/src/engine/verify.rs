@@ -1,10 +1,10 @@
 //! Reading everything, for `fsck`; and bringing back runs that the index has lost.
 
-use super::Engine;
+use super::{Engine, resident};
 use crate::catalog::ScopeRef;
-use ritornello_format::{PageHash, Place, Result, RunHeader, UNIT};
+use ritornello_format::{PageHash, Result, UNIT};
 use ritornello_index::{NewRun, RunId, RunView};
-use ritornello_volume::transfer::PageFate;
+use ritornello_volume::transfer::{Control, FoundRun, PageFate};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -73,13 +73,14 @@ impl Engine {
         }
         let mut lost = Vec::new();
         for (at, segment) in segments.iter().enumerate() {
-            lost.extend(self.segments.scan_headers(*segment)?);
+            let mut found = |run| lost.push(run);
+            self.segments.scan_headers(*segment, &Control::default(), &mut found)?;
             progress(used + (at as u64 + 1) * self.manifest.segment_bytes, total);
         }
         // Parents were written before their children, so they come back first and are found.
-        lost.sort_by_key(|(header, _)| header.generation);
-        for (header, checksum) in &lost {
-            report.pages_salvaged += self.salvage_run(header, *checksum);
+        lost.sort_by_key(|run: &FoundRun| run.place.generation);
+        for run in lost {
+            report.pages_salvaged += self.salvage_run(run);
         }
         self.make_durable()?;
         report.seconds = started.elapsed().as_secs_f64();
@@ -116,10 +117,10 @@ impl Engine {
         let count = view.pages.len() as u32;
         let live = |page: &u32| view.pages[*page as usize] != PageHash::NONE;
         let all = |reason| (0..count).filter(live).map(|page| (page, reason)).collect();
-        let (header, fates) = match self.segments.verify_run(&view.place, count) {
-            Ok(found) => found,
-            Err(_) => return all("header"),
+        let Ok(found) = self.segments.verify_run(&view.place, &Control::default()) else {
+            return all("header");
         };
+        let header = &found.header;
         if header.scope != scope.id || header.page_bytes != scope.page_bytes {
             return all("scope");
         }
@@ -129,7 +130,7 @@ impl Engine {
         };
         (0..count)
             .filter(live)
-            .filter_map(|page| match fates.get(page as usize) {
+            .filter_map(|page| match found.pages.get(page as usize) {
                 Some(PageFate::Verified) if known(page) => None,
                 Some(PageFate::Verified) => Some((page, "key")),
                 Some(PageFate::Missed(reason)) => Some((page, reason.word())),
@@ -139,31 +140,20 @@ impl Engine {
     }
 
     /// Takes a run back in, as far as its pages verify. Returns how many pages came.
-    fn salvage_run(&self, header: &RunHeader, checksum: u64) -> u64 {
+    fn salvage_run(&self, found: FoundRun) -> u64 {
+        let FoundRun { mut place, header, .. } = found;
         let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
         let ours = header.store == self.manifest.uuid
             && header.scope == scope.id
             && header.page_bytes == scope.page_bytes;
-        if !ours || header.extents_total as usize != header.extents.len() {
+        if !ours {
             return 0;
         }
-        let mut place = Place {
-            generation: header.generation,
-            header_checksum: checksum,
-            header_units: header.header_units,
-            page_units: header.page_units,
-            extents: header.extents.clone(),
-        };
-        let count = header.keys.len() as u32;
-        let segment_units = (self.manifest.segment_bytes / UNIT) as u32;
-        if place.check(count, segment_units).is_err() {
-            return 0;
-        }
-        let Ok((_, fates)) = self.segments.verify_run(&place, count) else { return 0 };
-        let good = fates.iter().take_while(|fate| matches!(fate, PageFate::Verified)).count();
+        let Ok(read) = self.segments.verify_run(&place, &Control::default()) else { return 0 };
+        let good = read.pages.iter().take_while(|fate| fate.is_verified()).count();
         let hashes: Vec<PageHash> =
             header.keys[..good].iter().map(|key| PageHash::of(&scope.id, key)).collect();
-        if good == 0 || self.index.exists(scope.slot, hashes.as_slice()).contains(&true) {
+        if good == 0 || self.index.exists(scope.slot, &hashes).contains(&true) {
             return 0;
         }
         place.truncate(good as u32);
@@ -183,7 +173,7 @@ impl Engine {
         };
         match self.index.insert(&new) {
             Ok(run) => {
-                state.eviction.admit(run, found.map(|(run, _)| run), place.units());
+                state.eviction.admit(&resident(run, found, &hashes, &place));
                 good as u64
             }
             Err(_) => {

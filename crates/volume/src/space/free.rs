@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Segments are shorter than this many units, so that [`Hole`] fits into 64 bits.
 pub(super) const SEGMENT_UNITS_LIMIT: u32 = 1 << 20;
 /// Size classes of the histogram: powers of two of units.
-pub const SIZE_CLASSES: usize = 20;
+const SIZE_CLASSES: usize = 20;
 
 /// A free extent of one volume, packed so that order is by length, then segment, then start:
 /// 20 bits, 24 bits, 20 bits. Best fit is the first hole at or above a length; among equals the

@@ -23,12 +23,11 @@ mod steady;
 #[cfg(test)]
 mod tests;
 
-pub use free::SIZE_CLASSES;
-
 use free::{FreeMap, SEGMENT_UNITS_LIMIT};
 use pick::Pick;
-use ritornello_format::{Error, Extent, Result, SegmentId};
+use ritornello_format::{Error, Extent, SegmentId, UNIT};
 use shape::Shape;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// A run is not cut into more extents than this: evicting a little more serves it better.
@@ -74,12 +73,8 @@ impl fmt::Display for SpaceError {
             Self::InUse(extent) => ("overlaps space in use", extent),
             Self::FreeAlready(extent) => ("is free already", extent),
             Self::Segment(id) => {
-                return write!(
-                    f,
-                    "segment {} of volume {} cannot be added",
-                    id.number(),
-                    id.volume()
-                );
+                let (volume, number) = (id.volume(), id.number());
+                return write!(f, "segment {volume}/{number} is there already or one too many");
             }
         };
         let (id, start, units) = (extent.segment, extent.start, extent.units);
@@ -104,16 +99,25 @@ pub struct SpaceStats {
     pub holes: u64,
     /// Length of the largest.
     pub largest: u32,
-    /// Number of free extents of `2^i` to `2^(i+1) - 1` units, for each `i`.
-    pub classes: [u64; SIZE_CLASSES],
+    /// Free extents by size class: the class's lower bound in bytes (a power of two; its upper
+    /// bound is twice that) and their number. Empty classes are left out.
+    pub free_extents: BTreeMap<u64, u64>,
     /// Runs placed.
     pub runs: u64,
-    /// Extents they were placed in; over `runs`, the mean number of extents a run.
+    /// Extents they were placed in.
     pub extents: u64,
     /// Allocations refused to keep the reserve.
     pub refused_reserve: u64,
     /// Allocations refused for want of room in the right shape.
     pub refused_shape: u64,
+}
+
+impl SpaceStats {
+    /// Mean number of extents of a run placed since the space was made; one if there is none.
+    #[must_use]
+    pub fn extents_per_run(&self) -> f64 {
+        if self.runs == 0 { 1.0 } else { self.extents as f64 / self.runs as f64 }
+    }
 }
 
 /// The free space of all volumes.
@@ -153,9 +157,9 @@ impl Space {
     /// A space without segments.
     ///
     /// # Errors
-    /// `Invalid` if the segments are empty or of 4 GiB and more, or there are no volumes or more
-    /// than 256, or the reserve is over 50 %.
-    pub fn new(config: SpaceConfig) -> Result<Self> {
+    /// `Invalid` if segments are empty or of 4 GiB and more, if there are no volumes or more than
+    /// 256, or if the reserve is over 50 %.
+    pub fn new(config: SpaceConfig) -> ritornello_format::Result<Self> {
         let SpaceConfig { segment_units, volumes, reserve_percent } = config;
         if segment_units == 0 || segment_units >= SEGMENT_UNITS_LIMIT {
             return Err(Error::invalid("a segment is 4 KiB to less than 4 GiB")
@@ -167,11 +171,10 @@ impl Space {
                 .with("reserve_percent", reserve_percent));
         }
         let volume = |max: u32| Volume { max: max.min(1 << 24), ..Volume::default() };
-        let volumes = volumes.into_iter().map(volume).collect();
         Ok(Self {
             segment_units,
             reserve_percent,
-            volumes,
+            volumes: volumes.into_iter().map(volume).collect(),
             turn: 0,
             runs: 0,
             extents: 0,
@@ -183,14 +186,15 @@ impl Space {
     /// Adds a segment that exists now; all of it is free.
     ///
     /// # Errors
-    /// [`SpaceError::Segment`] if it is there already, of an unknown volume, or one too many.
-    pub fn add_segment(&mut self, id: SegmentId) -> std::result::Result<(), SpaceError> {
+    /// [`SpaceError::Segment`] if it is there already, of an unknown volume, or one too many;
+    /// nothing is changed.
+    pub fn add_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         match self.volumes.get_mut(usize::from(id.volume())) {
-            Some(volume)
-                if volume.free.segments() < volume.max && !volume.free.has_segment(id.number()) =>
+            Some(Volume { free, max, .. })
+                if free.segments() < *max && !free.has_segment(id.number()) =>
             {
-                volume.free.add_segment(id.number(), units);
+                free.add_segment(id.number(), units);
                 Ok(())
             }
             _ => Err(SpaceError::Segment(id)),
@@ -241,7 +245,7 @@ impl Space {
     ///
     /// # Errors
     /// Says which extent cannot be, and why.
-    pub fn mark(&mut self, extents: &[Extent]) -> std::result::Result<(), SpaceError> {
+    pub fn mark(&mut self, extents: &[Extent]) -> Result<(), SpaceError> {
         for (at, &extent) in extents.iter().enumerate() {
             let carved = self.volume_of(extent).and_then(|volume| volume.free.carve(extent));
             if let Err(error) = carved {
@@ -305,7 +309,7 @@ impl Space {
     /// # Errors
     /// Names the first extent that is free already, at least in part, or lies outside: such an
     /// extent is left alone, all others are freed. It means that the caller's books are wrong.
-    pub fn free(&mut self, extents: &[Extent]) -> std::result::Result<(), SpaceError> {
+    pub fn free(&mut self, extents: &[Extent]) -> Result<(), SpaceError> {
         let mut result = Ok(());
         for &extent in extents {
             let freed = self.volume_of(extent).and_then(|volume| volume.free.release(extent));
@@ -358,8 +362,10 @@ impl Space {
             stats.holes += free.holes();
             let largest = free.largest_first().next().map_or(0, free::Hole::units);
             stats.largest = stats.largest.max(largest);
-            for (sum, count) in stats.classes.iter_mut().zip(free.classes()) {
-                *sum += count;
+            for (class, &count) in
+                free.classes().iter().enumerate().filter(|(_, count)| **count > 0)
+            {
+                *stats.free_extents.entry(UNIT << class).or_default() += count;
             }
         }
         stats
@@ -375,7 +381,7 @@ impl Space {
     }
 
     /// The volume of an extent that could lie in a segment.
-    fn volume_of(&mut self, extent: Extent) -> std::result::Result<&mut Volume, SpaceError> {
+    fn volume_of(&mut self, extent: Extent) -> Result<&mut Volume, SpaceError> {
         let end = extent.start.checked_add(extent.units);
         if extent.units == 0 || end.is_none_or(|end| end > self.segment_units) {
             return Err(SpaceError::OutOfRange(extent));

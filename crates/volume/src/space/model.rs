@@ -102,7 +102,7 @@ fn check(space: &Space, model: &Model) {
     let stats = space.stats();
     assert_eq!(stats.total_units, total);
     assert_eq!(stats.free_units, total - model.used.len() as u64);
-    assert_eq!(stats.classes.iter().sum::<u64>(), stats.holes);
+    assert_eq!(stats.free_extents.values().sum::<u64>(), stats.holes);
     assert_eq!(stats.holes, model.holes().len() as u64);
     assert_eq!(stats.largest, model.holes().iter().map(|hole| hole.units).max().unwrap_or(0));
 }

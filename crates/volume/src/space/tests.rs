@@ -65,7 +65,8 @@ fn the_reserve_is_kept_unless_drawn_on() {
     assert!(space.allocate(1, 1, 1, Reserve::Keep).is_none());
     assert_eq!(space.shortfall(7, Reserve::Keep), 7);
     assert!(space.allocate(1, 1, 1, Reserve::Use).is_none(), "not in the segment that exists");
-    space.add_segment(space.next_segment().unwrap()).unwrap();
+    let next = space.next_segment().unwrap();
+    space.add_segment(next).unwrap();
     assert!(space.allocate(1, 1, 1, Reserve::Keep).is_none());
     assert!(space.allocate(24, 100, 10, Reserve::Use).is_some());
     let stats = space.stats();
@@ -106,7 +107,12 @@ fn growth_can_be_stopped() {
     space.add_segment(id).unwrap();
     assert_eq!(space.add_segment(id), Err(SpaceError::Segment(id)));
     assert_eq!(space.allocate(1, 10, 1, Reserve::Keep).unwrap()[0].segment.volume(), 1);
+    assert_eq!(space.next_segment(), Some(SegmentId::new(1, 1)));
+    space.stop_growth(1);
+    assert_eq!(space.next_segment(), None);
+    assert!(space.allocate(1, 10, 1, Reserve::Keep).is_some());
     space.resume_growth(0);
+    space.resume_growth(1);
     assert_eq!(space.next_segment(), Some(SegmentId::new(0, 0)));
     assert!(space.add_segment(SegmentId::new(2, 0)).is_err());
     assert!(Space::new(config(&[])).is_err());

@@ -1,0 +1,199 @@
+//! The index's checkpoints: every run, so that the journal before it can go.
+//!
+//! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in the journal. The sequence number
+//! of a frame is the checkpoint's id in the high 32 bits and the frame's ordinal in the low 32, so
+//! a frame that an older checkpoint left in the same file cannot be taken for one of this. Kind 1
+//! holds runs, kind 2 is the last frame ([`CheckpointEnd`]). A checkpoint without a whole and
+//! agreeing last frame is none.
+//!
+//! **Fuzzy.** Runs are copied while the index changes; a copy may already show the effect of
+//! journal records up to [`CheckpointEnd::last`]. It is exact once the journal was replayed from
+//! [`CheckpointHeader::first`] to there at least.
+
+use crate::journal::{FRAME_OVERHEAD, RunImage, read_header, write_frame, write_header};
+use crate::wire::{Reader, Writer};
+use crate::{Error, Result};
+
+/// How a checkpoint begins: magic `RTRNCKPT` (8), version `u32`, zero `u32`, id `u64`, journal
+/// `u64`, first `u64`, CRC-64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointHeader {
+    /// Counts checkpoints from one. The low 32 bits are part of every frame's sequence number.
+    pub id: u64,
+    /// Number of the journal file to replay from.
+    pub journal: u64,
+    /// Sequence number of the first record of that file.
+    pub first: u64,
+}
+
+impl CheckpointHeader {
+    const MAGIC: &'static [u8; 8] = b"RTRNCKPT";
+    /// Encoded length.
+    pub const BYTES: usize = 48;
+
+    /// The header.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        write_header(Self::MAGIC, [self.id, self.journal, self.first])
+    }
+
+    /// Reads what [`CheckpointHeader::encode`] wrote.
+    ///
+    /// # Errors
+    /// `Miss` if it is damaged, `Invalid` if it is whole and of another version.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let [id, journal, first] = read_header(Self::MAGIC, "checkpoint", bytes)?;
+        Ok(Self { id, journal, first })
+    }
+
+    /// Sequence number of frame `ordinal`.
+    #[must_use]
+    pub const fn sequence(&self, ordinal: u32) -> u64 {
+        self.id << 32 | ordinal as u64
+    }
+}
+
+/// The last frame of a checkpoint. Body: last `u64`, reuse `u32`, runs `u64`, pages `u64`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointEnd {
+    /// The last journal record whose effect the runs may show. It was durable before this frame.
+    pub last: u64,
+    /// The largest reuse count that was ever given out.
+    pub reuse: u32,
+    /// Runs in the checkpoint.
+    pub runs: u64,
+    /// Pages in the checkpoint, removed ones not counted.
+    pub pages: u64,
+}
+
+/// The body of a checkpoint's frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CheckpointFrame<'a> {
+    /// Kind 1: runs. Body: [`RunImage`] after [`RunImage`], nothing between them. See [`Runs`].
+    Runs(Runs<'a>),
+    /// Kind 2: the end.
+    End(CheckpointEnd),
+}
+
+/// The runs of one frame, decoded one by one.
+#[derive(Clone, Copy, Debug)]
+pub struct Runs<'a>(Reader<'a>);
+
+impl PartialEq for Runs<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.rest() == other.0.rest()
+    }
+}
+impl Eq for Runs<'_> {}
+
+impl Iterator for Runs<'_> {
+    type Item = Result<RunImage<'static>>;
+
+    /// An error ends the iteration.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.remaining() == 0 {
+            return None;
+        }
+        let image = RunImage::decode(&mut self.0);
+        if image.is_err() {
+            self.0 = Reader::new(&[]);
+        }
+        Some(image)
+    }
+}
+
+impl<'a> CheckpointFrame<'a> {
+    /// Length of the frame that ends a checkpoint.
+    pub const END_BYTES: usize = FRAME_OVERHEAD + 28;
+
+    /// Appends a frame of already encoded images.
+    pub fn encode_runs(sequence: u64, images: &[u8], writer: &mut Writer) {
+        write_frame(writer, sequence, 1, images.len(), |body| {
+            body.raw(images);
+        });
+    }
+
+    /// Appends the last frame.
+    pub fn encode_end(sequence: u64, end: &CheckpointEnd, writer: &mut Writer) {
+        write_frame(writer, sequence, 2, 28, |body| {
+            body.u64(end.last).u32(end.reuse).u64(end.runs).u64(end.pages);
+        });
+    }
+
+    /// Reads the body of a frame.
+    ///
+    /// # Errors
+    /// `Miss` if it is of no known kind or malformed.
+    pub fn decode(kind: u8, body: &'a [u8]) -> Result<Self> {
+        let mut reader = Reader::new(body);
+        match kind {
+            1 => Ok(Self::Runs(Runs(reader))),
+            2 => {
+                let end = CheckpointEnd {
+                    last: reader.u64()?,
+                    reuse: reader.u32()?,
+                    runs: reader.u64()?,
+                    pages: reader.u64()?,
+                };
+                if reader.remaining() > 0 {
+                    return Err(Error::miss("the end of a checkpoint is longer than its fields"));
+                }
+                Ok(Self::End(end))
+            }
+            _ => Err(Error::miss("a checkpoint's frame is of an unknown kind")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Parsed, read_frame};
+    use crate::{PageHash, Place, ScopeSlot};
+    use std::borrow::Cow;
+
+    #[test]
+    fn a_checkpoint_comes_back_frame_by_frame() {
+        let header = CheckpointHeader { id: 5, journal: 2, first: 30 };
+        assert_eq!(CheckpointHeader::decode(&header.encode()).unwrap(), header);
+        assert_eq!(header.encode().len(), CheckpointHeader::BYTES);
+        let image = |run| RunImage {
+            run,
+            scope: ScopeSlot(1),
+            chained: false,
+            parent: None,
+            recency: 3,
+            place: Cow::Owned(Place::default()),
+            pages: Cow::Owned(vec![PageHash([run as u8; 16])]),
+        };
+        let mut images = Writer::new();
+        image(1).encode(&mut images);
+        image(2).encode(&mut images);
+        let end = CheckpointEnd { last: 40, reuse: 3, runs: 2, pages: 2 };
+        let mut file = Writer::new();
+        CheckpointFrame::encode_runs(header.sequence(0), images.as_slice(), &mut file);
+        CheckpointFrame::encode_end(header.sequence(1), &end, &mut file);
+        let file = file.into_vec();
+        let Parsed::Frame(first) = read_frame(&file) else { panic!() };
+        assert_eq!(first.sequence, 5 << 32);
+        let CheckpointFrame::Runs(runs) =
+            CheckpointFrame::decode(first.kind, first.body).unwrap()
+        else {
+            panic!()
+        };
+        assert_eq!(runs.map(Result::unwrap).collect::<Vec<_>>(), vec![image(1), image(2)]);
+        let Parsed::Frame(last) = read_frame(&file[first.bytes..]) else { panic!() };
+        assert_eq!(last.bytes, CheckpointFrame::END_BYTES);
+        assert_eq!(
+            CheckpointFrame::decode(last.kind, last.body).unwrap(),
+            CheckpointFrame::End(end)
+        );
+    }
+
+    #[test]
+    fn runs_that_do_not_decode_end_with_an_error() {
+        let mut runs = Runs(Reader::new(&[1; 40]));
+        assert!(runs.next().unwrap().is_err());
+        assert!(runs.next().is_none());
+    }
+}

@@ -1,0 +1,188 @@
+//! Checkpoints: all runs, copied while the index changes, so that the journal before can go.
+//!
+//! There are two files, written in turn, and the journal reaches back to the older one: whichever
+//! is damaged, the other and a longer journal say the same. Writing goes so:
+//!
+//! 1. The journal is synced and a new file begun: what changes from here on is replayed on top.
+//! 2. The runs are copied, some at a time, under the read lock. A copy may show changes that are
+//!    in the new journal file already; replaying them again does nothing.
+//! 3. The journal is synced up to the last change that a copy can show; its number goes into the
+//!    last frame. A checkpoint whose journal does not reach that far is not exact, and recovery
+//!    prefers the older one.
+//! 4. The checkpoint is synced; journal files that only the overwritten checkpoint needed go.
+
+use super::RunIndex;
+use super::options::CHECKPOINT_FRAME;
+use super::slots::Number;
+use crate::sync::Ordering;
+use ritornello_format::Result;
+use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
+use ritornello_format::journal::FRAME_BYTES_MAX;
+use ritornello_format::wire::Writer;
+use ritornello_medium::{Access, MediumFile};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Bytes of images copied under one hold of the lock, or one run if that is more.
+const COPY: usize = 64 << 10;
+/// Records looked at under one hold of the lock.
+const SCAN: Number = 4096;
+
+pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
+    dir.join(format!("checkpoint-{slot}"))
+}
+
+/// One of the two files.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Slot {
+    /// Zero: nothing of worth in it.
+    pub(super) id: u64,
+    /// Journal file that it is followed by.
+    pub(super) journal: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Checkpoints {
+    pub(super) slots: [Slot; 2],
+}
+
+impl Checkpoints {
+    pub(super) fn newest(&self) -> u64 {
+        self.slots[0].id.max(self.slots[1].id)
+    }
+
+    /// Where the next one goes: over the older one.
+    fn next(&self) -> usize {
+        usize::from(self.slots[0].id > self.slots[1].id)
+    }
+}
+
+impl RunIndex {
+    /// Whether it is time for a checkpoint: the journal file is long, or the budget nearly used up
+    /// with journals making a good part of it.
+    pub(super) fn is_checkpoint_due(&self) -> bool {
+        let (journal, limit) =
+            (self.gauges.journal.load(Ordering::Relaxed), self.options.journal_bytes_max());
+        let budget = self.options.metadata_bytes_max;
+        let journals = self.gauges.journals.load(Ordering::Relaxed);
+        journal >= limit || (journals >= limit && self.worst_case(0) >= budget / 4 * 3)
+    }
+
+    /// Whether it is high time, because nobody called [`crate::PrefixIndex::maintain`].
+    pub(super) fn must_checkpoint(&self) -> bool {
+        let journal = self.gauges.journal.load(Ordering::Relaxed);
+        journal >= 2 * self.options.journal_bytes_max()
+            || self.worst_case(0) >= self.options.metadata_bytes_max / 8 * 7
+                && self.is_checkpoint_due()
+    }
+
+    /// Writes a checkpoint now, whether one is due or not. Writers and probes go on meanwhile.
+    /// Does nothing if one is being written.
+    ///
+    /// # Errors
+    /// `Fatal` if the medium refused: the index is then poisoned.
+    pub fn checkpoint(&self) -> Result<()> {
+        let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
+        let journal = self.rotate()?;
+        let header = CheckpointHeader {
+            id: checkpoints.newest() + 1,
+            journal: journal.number,
+            first: journal.first,
+        };
+        let slot = checkpoints.next();
+        checkpoints.slots[slot].id = 0;
+        let bytes = self.write_checkpoint(slot, header)?;
+        checkpoints.slots[slot] = Slot { id: header.id, journal: journal.number };
+        self.gauges.checkpoints[slot].store(bytes, Ordering::Relaxed);
+        self.gauges.written.fetch_add(bytes, Ordering::Relaxed);
+        self.gauges.made.fetch_add(1, Ordering::Relaxed);
+        self.forget_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
+    }
+
+    fn write_checkpoint(&self, slot: usize, header: CheckpointHeader) -> Result<u64> {
+        let access = Access { write: true, create: true, direct: false };
+        let path = path(&self.dir, slot);
+        let file = self.or_poison(self.medium.open(&path, access))?;
+        let mut out = Output { file, offset: 0, header, ordinal: 0, buffer: Writer::new() };
+        out.buffer.raw(&header.encode());
+        let mut end = CheckpointEnd::default();
+        let copied = self.copy_runs(&mut out, &mut end);
+        self.or_poison(copied)?;
+        // Every change that a copy can show was appended by now: a writer appends before it lets
+        // go of the lock that this takes.
+        end.last = self.pending.lock().last();
+        end.reuse = self.tables.read().runs.reuse;
+        self.commit(end.last)?;
+        let bytes = self.or_poison(out.finish(&end))?;
+        let synced = self.medium.sync_dir(&self.dir);
+        self.or_poison(synced)?;
+        Ok(bytes)
+    }
+
+    fn copy_runs(&self, out: &mut Output, end: &mut CheckpointEnd) -> io::Result<()> {
+        // Runs that come into records behind this one are in the new journal.
+        let stop = self.tables.read().runs.end();
+        let mut run = 1;
+        let mut images = Writer::new();
+        while run < stop {
+            let tables = self.tables.read();
+            let full = images.as_slice().len() + COPY;
+            let last = stop.min(run.saturating_add(SCAN));
+            while run < last && images.as_slice().len() < full {
+                if tables.runs.is_live(run) {
+                    let image = tables.runs.image(run);
+                    if images.as_slice().len() + image.encoded_bytes() > FRAME_BYTES_MAX - 16 {
+                        break;
+                    }
+                    image.encode(&mut images);
+                    end.runs += 1;
+                    end.pages += u64::from(tables.runs.live_pages(run));
+                }
+                run += 1;
+            }
+            drop(tables);
+            if images.as_slice().len() >= CHECKPOINT_FRAME || run == stop {
+                out.frame(&images)?;
+                images = Writer::new();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The file being written.
+#[derive(Debug)]
+struct Output {
+    file: Arc<dyn MediumFile>,
+    offset: u64,
+    header: CheckpointHeader,
+    ordinal: u32,
+    buffer: Writer,
+}
+
+impl Output {
+    fn frame(&mut self, images: &Writer) -> io::Result<()> {
+        if !images.as_slice().is_empty() {
+            let sequence = self.header.sequence(self.ordinal);
+            CheckpointFrame::encode_runs(sequence, images.as_slice(), &mut self.buffer);
+            self.ordinal += 1;
+        }
+        self.write()
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        let bytes = std::mem::take(&mut self.buffer).into_vec();
+        self.file.write_at(&bytes, self.offset)?;
+        self.offset += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn finish(mut self, end: &CheckpointEnd) -> io::Result<u64> {
+        CheckpointFrame::encode_end(self.header.sequence(self.ordinal), end, &mut self.buffer);
+        self.write()?;
+        self.file.set_len(self.offset)?;
+        self.file.sync_data()?;
+        Ok(self.offset)
+    }
+}

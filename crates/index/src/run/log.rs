@@ -1,0 +1,166 @@
+//! The journal files, and group commit.
+//!
+//! One file is appended to; a checkpoint starts the next. Files are never written twice at the
+//! same place, and go when both checkpoints are younger than their end.
+
+use super::RunIndex;
+use super::pending::poisoned;
+use crate::sync::{MutexGuard, Ordering};
+use ritornello_format::journal::JournalHeader;
+use ritornello_format::{Error, Result};
+use ritornello_medium::{Access, Medium, MediumFile};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const PREFIX: &str = "journal-";
+
+pub(super) fn path(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("{PREFIX}{number:016x}"))
+}
+
+/// Numbers of the journal files in `dir`, ascending.
+pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
+    let names = medium.list(dir)?;
+    let number = |name: &str| u64::from_str_radix(name.strip_prefix(PREFIX)?, 16).ok();
+    let mut numbers: Vec<u64> = names.iter().filter_map(|name| number(name.to_str()?)).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// A journal file on disk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct JournalFile {
+    pub(super) number: u64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Log {
+    file: Arc<dyn MediumFile>,
+    /// Ascending; the last one is `file`.
+    files: Vec<JournalFile>,
+    /// The last record that is durable.
+    durable: u64,
+}
+
+impl Log {
+    pub(super) fn new(file: Arc<dyn MediumFile>, files: Vec<JournalFile>, durable: u64) -> Self {
+        Self { file, files, durable }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    pub(super) fn current(&self) -> JournalFile {
+        self.files.last().copied().unwrap_or(JournalFile { number: 0, bytes: 0 })
+    }
+
+    pub(super) fn first_number(&self) -> u64 {
+        self.files.first().map_or(0, |file| file.number)
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.files.len() as u64
+    }
+}
+
+/// Makes a journal file with nothing in it.
+pub(super) fn create(
+    medium: &dyn Medium,
+    dir: &Path,
+    header: JournalHeader,
+) -> io::Result<(Arc<dyn MediumFile>, JournalFile)> {
+    let access = Access { write: true, create: true, direct: false };
+    let file = medium.open(&path(dir, header.number), access)?;
+    file.set_len(0)?;
+    file.write_at(&header.encode(), 0)?;
+    file.sync_data()?;
+    medium.sync_dir(dir)?;
+    Ok((file, JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 }))
+}
+
+impl RunIndex {
+    /// Makes every record up to `last` durable. Callers that wait for each other share one write
+    /// and one sync: who gets the lock takes everything that was appended until then.
+    pub(super) fn commit(&self, last: u64) -> Result<()> {
+        let mut log = self.log.lock();
+        self.flush(&mut log, last)
+    }
+
+    fn flush(&self, log: &mut MutexGuard<'_, Log>, last: u64) -> Result<()> {
+        if self.is_poisoned() {
+            return Err(poisoned());
+        }
+        if log.durable >= last {
+            return Ok(());
+        }
+        let (records, last) = self.pending.lock().take();
+        let offset = log.current().bytes;
+        let written = log.file.write_at(&records, offset).and_then(|()| log.file.sync_data());
+        self.or_poison(written)?;
+        log.durable = last;
+        if let Some(current) = log.files.last_mut() {
+            current.bytes += records.len() as u64;
+        }
+        self.gauges.written.fetch_add(records.len() as u64, Ordering::Relaxed);
+        // What was appended meanwhile is in the gauge, too; this may undercount it until the next
+        // append, never for longer.
+        self.gauges.pending.fetch_sub(records.len() as u64, Ordering::Relaxed);
+        self.measure(log);
+        Ok(())
+    }
+
+    /// Ends the current file and starts the next. Returns its header.
+    pub(super) fn rotate(&self) -> Result<JournalHeader> {
+        let mut log = self.log.lock();
+        let last = self.pending.lock().last();
+        self.flush(&mut log, last)?;
+        let header = JournalHeader { number: log.current().number + 1, first: log.durable + 1 };
+        let made = create(self.medium.as_ref(), &self.dir, header);
+        let (file, entry) = self.or_poison(made)?;
+        self.gauges.written.fetch_add(entry.bytes, Ordering::Relaxed);
+        log.file = file;
+        log.files.push(entry);
+        self.measure(&log);
+        Ok(header)
+    }
+
+    /// Removes the files before number `first`.
+    pub(super) fn forget_before(&self, first: u64) -> Result<()> {
+        let mut log = self.log.lock();
+        let gone = log.files.iter().take_while(|file| file.number < first).count();
+        let gone: Vec<JournalFile> = log.files.drain(..gone).collect();
+        for file in &gone {
+            let removed = self.medium.remove(&path(&self.dir, file.number));
+            self.or_poison(removed)?;
+        }
+        if !gone.is_empty() {
+            let synced = self.medium.sync_dir(&self.dir);
+            self.or_poison(synced)?;
+        }
+        self.measure(&log);
+        Ok(())
+    }
+
+    pub(super) fn measure(&self, log: &Log) {
+        self.gauges.journals.store(log.bytes(), Ordering::Relaxed);
+        self.gauges.journal.store(log.current().bytes, Ordering::Relaxed);
+        self.gauges.journal_files.store(log.count(), Ordering::Relaxed);
+    }
+
+    /// After a failed write or sync nobody knows what is on disk, and asking again may be told a
+    /// lie (the kernel forgets the error with the dirty pages): the index is not written again.
+    pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
+        result.map_err(|error| {
+            self.gauges.poisoned.store(true, Ordering::Release);
+            tracing::error!(dir = %self.dir.display(), %error, "the index could not be written");
+            Error::fatal(
+                "the index could not be written and will not be written again: close the store, \
+                 see to the disk, and open it again",
+            )
+            .because(error)
+        })
+    }
+}

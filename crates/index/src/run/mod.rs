@@ -1,0 +1,250 @@
+//! The `run` backend: memory-resident, with a journal and two checkpoints.
+//!
+//! | module | noun |
+//! |---|---|
+//! | `slots` | the slot table: page → run and number, 8 bytes a page |
+//! | `runs` | the run records and their tree |
+//! | `tables` | both together, and the probe |
+//! | `write` | what changes them: insert, link, cut, punch, relocate |
+//! | `pending` | journal records on their way to the disk |
+//! | `log` | the journal files, and group commit |
+//! | `checkpoint` | copying all runs while the index changes |
+//! | `recovery` | reading all of that back |
+//!
+//! **Locks**, in the order in which they may be taken: `checkpoints` and `log` are held across I/O
+//! and nobody but `sync` and `checkpoint` takes them; `pending` serialises writers; `tables` is
+//! the only one a probe takes. No lock that a probe or a writer takes is held across I/O.
+
+mod checkpoint;
+mod frames;
+mod log;
+mod options;
+mod pending;
+mod recovery;
+mod runs;
+mod slots;
+mod tables;
+mod write;
+
+pub use options::RunOptions;
+
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step};
+use checkpoint::Checkpoints;
+use log::Log;
+use pending::Pending;
+use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
+use ritornello_medium::Medium;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tables::Tables;
+
+/// See the [module](self) and `trait` [`PrefixIndex`].
+#[derive(Debug)]
+pub struct RunIndex {
+    medium: Arc<dyn Medium>,
+    dir: PathBuf,
+    options: RunOptions,
+    checkpoints: Mutex<Checkpoints>,
+    log: Mutex<Log>,
+    pending: Mutex<Pending>,
+    tables: RwLock<Tables>,
+    /// Runs touched since the last sync, each once ([`runs::Hot::touched`]).
+    touched: Mutex<Vec<slots::Number>>,
+    gauges: Gauges,
+    recovered: Recovered,
+}
+
+/// Figures that are read without a lock.
+#[derive(Debug)]
+struct Gauges {
+    poisoned: AtomicBool,
+    /// Bytes of journal in memory.
+    pending: AtomicU64,
+    /// Bytes of all journal files.
+    journals: AtomicU64,
+    /// Bytes of the current journal file.
+    journal: AtomicU64,
+    /// Number of journal files.
+    journal_files: AtomicU64,
+    /// Bytes of the two checkpoint files.
+    checkpoints: [AtomicU64; 2],
+    written: AtomicU64,
+    made: AtomicU64,
+}
+
+/// What [`RunIndex::open`] found and could not keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Journal records that were replayed.
+    pub replayed: u64,
+    /// Bytes of journal behind a torn or damaged frame. A crash tears the last one.
+    pub torn_bytes: u64,
+    /// Whether more than a torn tail was damaged: a checkpoint, or a journal before its end.
+    pub damaged: bool,
+    /// Runs dropped because they did not add up, and what hung behind them.
+    pub dropped_runs: u64,
+}
+
+impl RunIndex {
+    /// Opens the index in `dir`, or makes one. Damage is never an error: what cannot be believed
+    /// is dropped, logged, and counted in [`RunIndex::recovered`].
+    ///
+    /// # Errors
+    /// `Invalid` for files of another format version; `Fatal` if the medium refuses.
+    pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> Result<Self> {
+        recovery::open(medium, dir, options)
+    }
+
+    /// What opening found.
+    #[must_use]
+    pub fn recovered(&self) -> Recovered {
+        self.recovered
+    }
+
+    fn is_poisoned(&self) -> bool {
+        self.gauges.poisoned.load(Ordering::Acquire)
+    }
+}
+
+impl PrefixIndex for RunIndex {
+    fn insert(&self, run: &NewRun<'_>) -> Result<RunId> {
+        self.insert_run(run)
+    }
+
+    fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
+        self.link_run(scope, parent, child);
+    }
+
+    fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed> {
+        let mut pending = self.pending.lock();
+        let number = self.tables.read().runs.number(run);
+        number.map_or_else(Vec::new, |number| self.cut(&mut pending, number, keep))
+    }
+
+    fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed> {
+        self.remove_pages(scope, pages)
+    }
+
+    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+        self.remove_runs_of(scope)
+    }
+
+    fn relocate(&self, run: RunId, place: &Place) -> Option<Removed> {
+        self.move_run(run, place)
+    }
+
+    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        self.tables.read().walk(scope, pages, |_, _, _, _| ())
+    }
+
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let tables = self.tables.read();
+        tables.walk(scope, pages, |run, page, count, at| {
+            steps.push(Step {
+                run: tables.runs.id(run),
+                first: u32::from(page),
+                pages: count as u32,
+                at: at as u32,
+            });
+        });
+        steps
+    }
+
+    fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
+        let mut found = Vec::with_capacity(pages.len());
+        // In sections, so that asking for very many pages does not hold up a writer.
+        while found.len() < pages.len() {
+            let tables = self.tables.read();
+            let end = pages.len().min(found.len() + tables::SECTION);
+            for at in found.len()..end {
+                found.push(tables.find(scope, pages.at(at)).is_some());
+            }
+        }
+        found
+    }
+
+    fn locate(&self, scope: ScopeSlot, page: PageHash) -> Option<(RunId, u32)> {
+        let tables = self.tables.read();
+        let (run, page) = tables.find(scope, page)?;
+        Some((tables.runs.id(run), u32::from(page)))
+    }
+
+    fn place(&self, run: RunId) -> Option<Place> {
+        let tables = self.tables.read();
+        tables.runs.number(run).map(|run| tables.runs.place(run))
+    }
+
+    fn run(&self, run: RunId) -> Option<RunView> {
+        let tables = self.tables.read();
+        tables.runs.number(run).map(|run| tables.runs.view(run))
+    }
+
+    fn has_children(&self, run: RunId) -> bool {
+        let tables = self.tables.read();
+        tables.runs.number(run).is_some_and(|run| tables.runs.cold(run).child != runs::NO_RUN)
+    }
+
+    fn touch(&self, run: RunId, recency: u64) {
+        let tables = self.tables.read();
+        let Some(number) = tables.runs.number(run) else { return };
+        tables.runs.cold(number).recency.fetch_max(recency, Ordering::Relaxed);
+        if !tables.runs.hot(number).touched.swap(true, Ordering::AcqRel) {
+            self.touched.lock().push(number);
+        }
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
+        let mut number = runs::NO_RUN;
+        loop {
+            number += 1;
+            let view = {
+                let tables = self.tables.read();
+                if number >= tables.runs.end() {
+                    return;
+                }
+                tables
+                    .runs
+                    .is_live(number)
+                    .then(|| (tables.runs.id(number), tables.runs.view(number)))
+            };
+            if let Some((run, view)) = view {
+                visit(run, view);
+            }
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.note_touches();
+        let last = self.pending.lock().last();
+        self.commit(last)?;
+        if self.must_checkpoint() { self.checkpoint() } else { Ok(()) }
+    }
+
+    fn maintain(&self) -> Result<()> {
+        if self.is_checkpoint_due() { self.checkpoint() } else { Ok(()) }
+    }
+
+    fn stats(&self) -> IndexStats {
+        let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+        let (runs, pages, memory) = {
+            let tables = self.tables.read();
+            let memory = tables.slots.bytes() + tables.runs.bytes();
+            (tables.runs.live, tables.runs.pages, memory as u64)
+        };
+        let checkpoints = self.gauges.checkpoints.each_ref().map(get);
+        let pending_bytes = get(&self.gauges.pending);
+        IndexStats {
+            runs,
+            pages,
+            memory_bytes: memory + pending_bytes,
+            disk_bytes: get(&self.gauges.journals) + checkpoints.iter().sum::<u64>(),
+            written_bytes: get(&self.gauges.written),
+            checkpoints: get(&self.gauges.made),
+            pending_bytes,
+            files: get(&self.gauges.journal_files)
+                + checkpoints.iter().filter(|bytes| **bytes > 0).count() as u64,
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Limits of a run index.
+
+use ritornello_format::checkpoint::{CheckpointFrame, CheckpointHeader};
+use ritornello_format::journal::{FRAME_OVERHEAD, RunImage};
+
+/// Limits of a [`super::RunIndex`]. The defaults fit a store of some hundred thousand runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunOptions {
+    /// Bytes of files that the index may take, all of them together and in the worst case: two
+    /// checkpoints, the journal back to the older one, and what is not written yet. Inserts that
+    /// could exceed it are refused with `Retry`. [`RunOptions::metadata_bytes_for`] computes it.
+    pub metadata_bytes_max: u64,
+    /// Bytes of journal that may wait in memory for a sync. Inserts beyond it are refused with
+    /// `Retry`; removals, which are small, are not.
+    pub pending_bytes_max: u64,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self { metadata_bytes_max: 1 << 30, pending_bytes_max: 64 << 20 }
+    }
+}
+
+impl RunOptions {
+    /// A checkpoint is due when the current journal file is this long: a sixteenth of the budget.
+    /// Three journal files and two checkpoints of two fifths of the budget then fit into it.
+    #[must_use]
+    pub fn journal_bytes_max(&self) -> u64 {
+        (self.metadata_bytes_max / 16).max(64 << 10)
+    }
+
+    /// What [`RunOptions::metadata_bytes_max`] must be to hold `runs` runs of `pages` pages and
+    /// `extents` extents each.
+    #[must_use]
+    pub fn metadata_bytes_for(runs: u64, pages: u32, extents: u32) -> u64 {
+        let image = RunImage::bytes(pages as usize, extents as usize) as u64;
+        checkpoint_bytes(runs.saturating_mul(image)).saturating_mul(5) / 2 + (1 << 20)
+    }
+}
+
+/// Images are gathered into frames of about this size.
+pub(crate) const CHECKPOINT_FRAME: usize = 256 << 10;
+
+/// Length of a checkpoint of so many bytes of images.
+pub(crate) fn checkpoint_bytes(images: u64) -> u64 {
+    let frames = images / CHECKPOINT_FRAME as u64 + 2;
+    (CheckpointHeader::BYTES + CheckpointFrame::END_BYTES) as u64
+        + images
+        + frames * FRAME_OVERHEAD as u64
+}

@@ -1,0 +1,478 @@
+//! The table of runs: one small record each, in chunks that never move.
+//!
+//! A record has two halves. The hot one, 32 bytes, is what a probe reads: scope, length and the
+//! hashes of the pages (one page in place, more in a box of their own). The cold one, 72 bytes,
+//! has the rest: place, recency, and the tree of attachments as a parent, a first child, and a
+//! doubly linked list of siblings, so that attaching and detaching take constant time.
+
+use super::slots::{NUMBER_MAX, Number};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::{RunId, RunView};
+use ritornello_format::journal::RunImage;
+use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
+use std::borrow::Cow;
+
+/// No run.
+pub(crate) const NO_RUN: Number = 0;
+
+const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };
+const CHUNK: usize = 1 << CHUNK_BITS;
+
+/// The hashes of a run.
+#[derive(Debug, Default)]
+pub(crate) enum Pages {
+    #[default]
+    None,
+    One(PageHash),
+    Many(Box<[PageHash]>),
+}
+
+impl Pages {
+    pub(crate) fn from_vec(mut pages: Vec<PageHash>) -> Self {
+        match pages.len() {
+            0 => Self::None,
+            1 => pages.pop().map_or(Self::None, Self::One),
+            _ => Self::Many(pages.into_boxed_slice()),
+        }
+    }
+
+    #[inline]
+    fn as_slice(&self) -> &[PageHash] {
+        match self {
+            Self::None => &[],
+            Self::One(page) => std::slice::from_ref(page),
+            Self::Many(pages) => pages,
+        }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [PageHash] {
+        match self {
+            Self::None => &mut [],
+            Self::One(page) => std::slice::from_mut(page),
+            Self::Many(pages) => pages,
+        }
+    }
+
+    /// Bytes on the heap, with what the allocator adds.
+    fn heap_bytes(&self) -> usize {
+        match self {
+            Self::None | Self::One(_) => 0,
+            Self::Many(pages) => pages.len() * 16 + 16,
+        }
+    }
+}
+
+/// The extents of a run; nearly always one.
+#[derive(Debug, Default)]
+enum Extents {
+    #[default]
+    None,
+    One(Extent),
+    /// Boxed twice: a thin pointer fits beside `One` in 16 bytes.
+    Many(Box<Pieces>),
+}
+
+#[derive(Debug)]
+struct Pieces(Box<[Extent]>);
+
+impl Extents {
+    fn new(extents: &[Extent]) -> Self {
+        match extents {
+            [] => Self::None,
+            [one] => Self::One(*one),
+            many => Self::Many(Box::new(Pieces(many.into()))),
+        }
+    }
+
+    fn as_slice(&self) -> &[Extent] {
+        match self {
+            Self::None => &[],
+            Self::One(extent) => std::slice::from_ref(extent),
+            Self::Many(extents) => &extents.0,
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        match self {
+            Self::None | Self::One(_) => 0,
+            Self::Many(extents) => 32 + extents.0.len() * 12 + 16,
+        }
+    }
+}
+
+/// What a probe reads of a run. Field order is for size and cache lines.
+#[derive(Debug, Default)]
+pub(crate) struct Hot {
+    /// At least `length` long; longer only while the run is being inserted.
+    pages: Pages,
+    pub(crate) scope: ScopeSlot,
+    /// Pages that can be found. Zero: the record is free, or its run is not published yet.
+    length: u16,
+    pub(crate) chained: bool,
+    /// Touched since the last sync: it is in the list of touched runs.
+    pub(crate) touched: AtomicBool,
+}
+
+impl Hot {
+    /// The pages that can be found.
+    #[inline]
+    pub(crate) fn pages(&self) -> &[PageHash] {
+        self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Cold {
+    generation: u64,
+    header_checksum: u64,
+    pub(crate) recency: AtomicU64,
+    extents: Extents,
+    header_units: u32,
+    page_units: u32,
+    /// How often this record was given out. With its number it makes the run's name.
+    reuse: u32,
+    pub(crate) parent: Number,
+    pub(crate) child: Number,
+    /// The next sibling; in a free record, the next free one.
+    pub(crate) next: Number,
+    previous: Number,
+    pub(crate) parent_page: u16,
+    /// Pages that were not removed from the middle.
+    live: u16,
+}
+
+#[cfg(all(not(loom), target_pointer_width = "64"))]
+const _: () = assert!(size_of::<Hot>() == 32 && size_of::<Cold>() == 72);
+
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    hot: Vec<Box<[Hot]>>,
+    cold: Vec<Box<[Cold]>>,
+    free: Number,
+    /// Records that were ever given out, record zero included.
+    used: Number,
+    /// The largest reuse count that was ever given out.
+    pub(crate) reuse: u32,
+    /// Reuse counts of new runs are at least this: larger than any that a journal or checkpoint
+    /// on disk may still mention.
+    pub(crate) reuse_floor: u32,
+    pub(crate) live: u64,
+    pub(crate) pages: u64,
+    heap_bytes: usize,
+    /// Encoded length of all runs: what the next checkpoint will hold.
+    pub(crate) image_bytes: u64,
+}
+
+/// What a cut took from a run.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub(crate) whole: bool,
+    /// Live pages that went.
+    pub(crate) pages: u32,
+    /// Number of the first page of `hashes`.
+    pub(crate) first: u16,
+    /// What was behind the cut; [`PageHash::NONE`] where a page was gone already.
+    pub(crate) hashes: Vec<PageHash>,
+    pub(crate) extents: Vec<Extent>,
+}
+
+impl Runs {
+    pub(crate) fn new() -> Self {
+        Self { used: 1, reuse_floor: 1, ..Self::default() }
+    }
+
+    #[inline]
+    pub(crate) fn hot(&self, run: Number) -> &Hot {
+        &self.hot[run as usize >> CHUNK_BITS][run as usize % CHUNK]
+    }
+    pub(crate) fn hot_mut(&mut self, run: Number) -> &mut Hot {
+        &mut self.hot[run as usize >> CHUNK_BITS][run as usize % CHUNK]
+    }
+    pub(crate) fn cold(&self, run: Number) -> &Cold {
+        &self.cold[run as usize >> CHUNK_BITS][run as usize % CHUNK]
+    }
+    pub(crate) fn cold_mut(&mut self, run: Number) -> &mut Cold {
+        &mut self.cold[run as usize >> CHUNK_BITS][run as usize % CHUNK]
+    }
+
+    /// One past the largest number in use.
+    pub(crate) fn end(&self) -> Number {
+        self.used
+    }
+
+    pub(crate) fn id(&self, run: Number) -> RunId {
+        RunId(u64::from(self.cold(run).reuse) << 32 | u64::from(run))
+    }
+
+    /// The run's number, if it is still there.
+    pub(crate) fn number(&self, id: RunId) -> Option<Number> {
+        let run = id.0 as u32;
+        (run != NO_RUN && run < self.used && self.is_live(run) && self.id(run) == id).then_some(run)
+    }
+
+    pub(crate) fn is_live(&self, run: Number) -> bool {
+        self.hot(run).length > 0
+    }
+
+    /// Makes records up to `run` exist.
+    fn grow_to(&mut self, run: Number) {
+        while self.hot.len() <= run as usize >> CHUNK_BITS {
+            self.hot.push((0..CHUNK).map(|_| Hot::default()).collect());
+            self.cold.push((0..CHUNK).map(|_| Cold::default()).collect());
+        }
+        self.used = self.used.max(run + 1);
+    }
+
+    /// A record for a new run, not published yet. `None`: all numbers are in use.
+    pub(crate) fn allocate(&mut self) -> Option<Number> {
+        let run = if self.free == NO_RUN {
+            let run = self.used;
+            if run > NUMBER_MAX {
+                return None;
+            }
+            self.grow_to(run);
+            run
+        } else {
+            let run = self.free;
+            self.free = self.cold(run).next;
+            run
+        };
+        let floor = self.reuse_floor;
+        let cold = self.cold_mut(run);
+        cold.next = NO_RUN;
+        cold.reuse = cold.reuse.saturating_add(1).max(floor);
+        self.reuse = self.reuse.max(self.cold(run).reuse);
+        Some(run)
+    }
+
+    /// Gives a record back whose run is gone and whose slots are gone.
+    pub(crate) fn release(&mut self, run: Number) {
+        self.cold_mut(run).next = self.free;
+        self.free = run;
+    }
+
+    /// Fills a record; [`Runs::publish`] lets it be found.
+    pub(crate) fn fill(
+        &mut self,
+        run: Number,
+        scope: ScopeSlot,
+        chained: bool,
+        recency: u64,
+        pages: Pages,
+    ) {
+        let hot = self.hot_mut(run);
+        hot.scope = scope;
+        hot.chained = chained;
+        hot.touched.store(false, Ordering::Relaxed);
+        hot.pages = pages;
+        let live = hot.pages.as_slice().iter().filter(|page| **page != PageHash::NONE).count();
+        self.heap_bytes += self.hot(run).pages.heap_bytes();
+        let cold = self.cold_mut(run);
+        cold.live = live as u16;
+        cold.recency.store(recency, Ordering::Relaxed);
+    }
+
+    /// The pages of a run that may not be published yet.
+    pub(crate) fn all_pages(&self, run: Number) -> &[PageHash] {
+        self.hot(run).pages.as_slice()
+    }
+
+    pub(crate) fn publish(&mut self, run: Number) {
+        let hot = self.hot_mut(run);
+        hot.length = hot.pages.as_slice().len() as u16;
+        self.live += 1;
+        self.pages += u64::from(self.cold(run).live);
+        self.image_bytes += self.image_size(run);
+    }
+
+    fn image_size(&self, run: Number) -> u64 {
+        let extents = self.cold(run).extents.as_slice().len();
+        RunImage::bytes(self.hot(run).pages().len(), extents) as u64
+    }
+
+    pub(crate) fn place(&self, run: Number) -> Place {
+        let cold = self.cold(run);
+        Place {
+            generation: cold.generation,
+            header_checksum: cold.header_checksum,
+            header_units: cold.header_units,
+            page_units: cold.page_units,
+            extents: cold.extents.as_slice().to_vec(),
+        }
+    }
+
+    pub(crate) fn set_place(&mut self, run: Number, place: &Place) {
+        let published = self.is_live(run);
+        let before = if published { self.image_size(run) } else { 0 };
+        let cold = self.cold_mut(run);
+        let freed = cold.extents.heap_bytes();
+        cold.generation = place.generation;
+        cold.header_checksum = place.header_checksum;
+        cold.header_units = place.header_units;
+        cold.page_units = place.page_units;
+        cold.extents = Extents::new(&place.extents);
+        let taken = cold.extents.heap_bytes();
+        self.heap_bytes = self.heap_bytes + taken - freed;
+        let after = if published { self.image_size(run) } else { 0 };
+        self.image_bytes = self.image_bytes + after - before;
+    }
+
+    pub(crate) fn view(&self, run: Number) -> RunView {
+        let (hot, cold) = (self.hot(run), self.cold(run));
+        RunView {
+            scope: hot.scope,
+            parent: (cold.parent != NO_RUN)
+                .then(|| (self.id(cold.parent), u32::from(cold.parent_page))),
+            pages: hot.pages().to_vec(),
+            place: self.place(run),
+            recency: cold.recency.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn image(&self, run: Number) -> RunImage<'_> {
+        let (hot, cold) = (self.hot(run), self.cold(run));
+        RunImage {
+            run: self.id(run).0,
+            scope: hot.scope,
+            chained: hot.chained,
+            parent: (cold.parent != NO_RUN).then(|| (self.id(cold.parent).0, cold.parent_page)),
+            recency: cold.recency.load(Ordering::Relaxed),
+            place: Cow::Owned(self.place(run)),
+            pages: Cow::Borrowed(hot.pages()),
+        }
+    }
+
+    /// Attaches `child`, which has no parent, behind page `page` of `parent`.
+    pub(crate) fn attach(&mut self, child: Number, parent: Number, page: u16) {
+        let first = std::mem::replace(&mut self.cold_mut(parent).child, child);
+        if first != NO_RUN {
+            self.cold_mut(first).previous = child;
+        }
+        let cold = self.cold_mut(child);
+        cold.parent = parent;
+        cold.parent_page = page;
+        cold.previous = NO_RUN;
+        cold.next = first;
+    }
+
+    /// Takes `child` from its parent, if it has one.
+    pub(crate) fn detach(&mut self, child: Number) {
+        let cold = self.cold_mut(child);
+        let parent = std::mem::take(&mut cold.parent);
+        if parent == NO_RUN {
+            return;
+        }
+        let (previous, next) = (std::mem::take(&mut cold.previous), std::mem::take(&mut cold.next));
+        if previous == NO_RUN {
+            self.cold_mut(parent).child = next;
+        } else {
+            self.cold_mut(previous).next = next;
+        }
+        if next != NO_RUN {
+            self.cold_mut(next).previous = previous;
+        }
+    }
+
+    /// The runs attached behind `run` at page `from` or later.
+    pub(crate) fn children(&self, run: Number, from: u16) -> impl Iterator<Item = Number> + '_ {
+        let first = Some(self.cold(run).child);
+        std::iter::successors(first, |run| Some(self.cold(*run).next))
+            .take_while(|run| *run != NO_RUN)
+            .filter(move |run| self.cold(*run).parent_page >= from)
+    }
+
+    /// Cuts a published run after `keep` pages; if no page is left in front of the cut, it is gone
+    /// whole. Nothing may be attached behind the cut any more.
+    pub(crate) fn cut(&mut self, run: Number, keep: u16) -> Option<Cut> {
+        let pages = self.hot(run).pages();
+        let keep = usize::from(keep);
+        if keep >= pages.len() {
+            return None;
+        }
+        let is_live = |page: &&PageHash| **page != PageHash::NONE;
+        let kept = pages[..keep].iter().filter(is_live).count();
+        let (whole, keep) = if kept == 0 { (true, 0) } else { (false, keep) };
+        let hashes = pages[keep..].to_vec();
+        let gone = hashes.iter().filter(is_live).count();
+        let image_bytes = self.image_bytes - self.image_size(run);
+        let mut place = self.place(run);
+        let extents = crate::view::held(&place, pages, keep as u32);
+        place.truncate(keep as u32);
+        if whole {
+            self.detach(run);
+            self.live -= 1;
+        }
+        self.pages -= gone as u64;
+        self.set_place(run, &place);
+        self.shorten(run, keep);
+        self.image_bytes = image_bytes + if whole { 0 } else { self.image_size(run) };
+        let cold = self.cold_mut(run);
+        cold.live -= gone as u16;
+        Some(Cut { whole, pages: gone as u32, first: keep as u16, hashes, extents })
+    }
+
+    /// Sets the length and gives the memory behind it back.
+    fn shorten(&mut self, run: Number, keep: usize) {
+        let hot = self.hot_mut(run);
+        hot.length = keep as u16;
+        let before = hot.pages.heap_bytes();
+        hot.pages = Pages::from_vec(hot.pages().to_vec());
+        let after = hot.pages.heap_bytes();
+        self.heap_bytes = self.heap_bytes + after - before;
+    }
+
+    /// Removes page `page` from the middle of a run that keeps at least one more. Returns its hash
+    /// and what it held; `None` if it is gone already or is the last one.
+    pub(crate) fn punch(&mut self, run: Number, page: u16) -> Option<(PageHash, Vec<Extent>)> {
+        let hash = *self.hot(run).pages().get(usize::from(page))?;
+        if hash == PageHash::NONE || self.cold(run).live <= 1 {
+            return None;
+        }
+        self.hot_mut(run).pages.as_mut_slice()[usize::from(page)] = PageHash::NONE;
+        self.cold_mut(run).live -= 1;
+        self.pages -= 1;
+        Some((hash, self.place(run).page(u32::from(page))))
+    }
+
+    /// Puts a run where a checkpoint or journal says it was, unless the record is held by the same
+    /// run or a later one. Returns whether it was put there.
+    pub(crate) fn restore(&mut self, image: RunImage<'static>) -> bool {
+        let (run, reuse) = (image.run as u32, (image.run >> 32) as u32);
+        if run == NO_RUN || run > NUMBER_MAX {
+            return false;
+        }
+        self.grow_to(run);
+        if self.cold(run).reuse >= reuse {
+            return false;
+        }
+        if self.is_live(run) {
+            // An earlier run whose removal the journal would have told of, had it been read.
+            let _ = self.cut(run, 0);
+        }
+        self.reuse = self.reuse.max(reuse);
+        self.cold_mut(run).reuse = reuse;
+        let pages = Pages::from_vec(image.pages.into_owned());
+        self.fill(run, image.scope, image.chained, image.recency, pages);
+        self.set_place(run, &image.place);
+        self.publish(run);
+        true
+    }
+
+    /// Makes the list of free records, after everything was restored.
+    pub(crate) fn collect_free(&mut self) {
+        self.free = NO_RUN;
+        for run in (1..self.used).rev() {
+            if !self.is_live(run) {
+                self.release(run);
+            }
+        }
+    }
+
+    pub(crate) fn live_pages(&self, run: Number) -> u16 {
+        self.cold(run).live
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.hot.len() * CHUNK * (size_of::<Hot>() + size_of::<Cold>()) + self.heap_bytes
+    }
+}

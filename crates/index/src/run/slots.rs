@@ -1,0 +1,262 @@
+//! The slot table: from a page's hash to its run and number there, in 8 bytes a page.
+//!
+//! A slot is `tag (20 bits) | run (28) | page (16)`. Twelve bits of the hash choose one of 4,096
+//! shards, twenty others are the tag. A shard is a sorted linear-probing table: the position a
+//! slot would like is its tag scaled to the shard's capacity, so slots lie in order of their tags,
+//! a search ends at the first larger tag, and growing is one pass that copies them in order and
+//! looks at no hash. (Sorted tables: Amble and Knuth, "Ordered hash tables", 1974.)
+//!
+//! The table never believes itself: 32 bits agree, the caller compares the other 96. What work a
+//! change does beyond its own slot is growing one shard, a 4,096th of the table.
+
+use ritornello_format::PageHash;
+
+/// A run's place in the table of runs. Zero is none.
+pub(crate) type Number = u32;
+
+const TAG_BITS: u32 = 20;
+const RUN_BITS: u32 = 28;
+const PAGE_BITS: u32 = 16;
+/// Numbers of runs are below this.
+pub(crate) const NUMBER_MAX: Number = (1 << RUN_BITS) - 1;
+
+const SHARD_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
+/// Capacity of a shard with anything in it.
+const CAPACITY_MIN: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct Slots {
+    shards: Box<[Shard]>,
+    bytes: usize,
+}
+
+/// `slots` is empty, or `capacity` home positions and then `spill(capacity)` more, so that a
+/// search never wraps around. Zero is a free slot: no run has number zero. Between the home of a
+/// slot and the slot there is no free one.
+#[derive(Debug, Default)]
+struct Shard {
+    slots: Box<[u64]>,
+    capacity: u32,
+    live: u32,
+}
+
+const fn spill(capacity: usize) -> usize {
+    8 + capacity / 32
+}
+
+const fn pack(tag: u32, run: Number, page: u16) -> u64 {
+    (tag as u64) << (RUN_BITS + PAGE_BITS) | (run as u64) << PAGE_BITS | page as u64
+}
+
+const fn tag_of(slot: u64) -> u32 {
+    (slot >> (RUN_BITS + PAGE_BITS)) as u32
+}
+
+const fn unpack(slot: u64) -> (Number, u16) {
+    ((slot >> PAGE_BITS) as u32 & NUMBER_MAX, slot as u16)
+}
+
+impl Slots {
+    /// A table with room for `pages`, so that as many insertions never grow it by much.
+    pub(crate) fn with_room(pages: usize) -> Self {
+        let shards = 1 << SHARD_BITS;
+        let each = pages.div_ceil(shards);
+        let mut slots = Self { shards: (0..shards).map(|_| Shard::default()).collect(), bytes: 0 };
+        if each > CAPACITY_MIN {
+            // Shards fill unevenly, by the root of their size; few will have to grow.
+            let capacity = ((each + each.isqrt()) * 5 / 4).next_multiple_of(8);
+            for shard in &mut slots.shards {
+                shard.rebuild(capacity);
+                slots.bytes += shard.slots.len() * 8;
+            }
+        }
+        slots
+    }
+
+    #[inline]
+    fn shard(hash: PageHash) -> usize {
+        (hash.low() >> (64 - SHARD_BITS)) as usize
+    }
+
+    #[inline]
+    fn tag(hash: PageHash) -> u32 {
+        (hash.high() >> (64 - TAG_BITS)) as u32
+    }
+
+    /// Where a page with this hash may be. Nearly always none or one, and mostly the truth.
+    #[inline]
+    pub(crate) fn candidates(&self, hash: PageHash) -> impl Iterator<Item = (Number, u16)> + '_ {
+        let tag = Self::tag(hash);
+        let shard = &self.shards[Self::shard(hash)];
+        let tail = shard.slots.get(shard.home(tag)..).unwrap_or_default();
+        tail.iter()
+            .take_while(move |slot| **slot != 0 && tag_of(**slot) <= tag)
+            .filter(move |slot| tag_of(**slot) == tag)
+            .map(|slot| unpack(*slot))
+    }
+
+    /// Adds a slot unless `same` says that one of the candidates is the same page.
+    pub(crate) fn insert(
+        &mut self,
+        hash: PageHash,
+        run: Number,
+        page: u16,
+        same: impl FnMut((Number, u16)) -> bool,
+    ) -> bool {
+        if self.candidates(hash).any(same) {
+            return false;
+        }
+        let shard = &mut self.shards[Self::shard(hash)];
+        let before = shard.slots.len();
+        shard.insert(pack(Self::tag(hash), run, page));
+        self.bytes = self.bytes + shard.slots.len() * 8 - before * 8;
+        true
+    }
+
+    /// Takes the slot of page `page` of `run` out, if it is there.
+    pub(crate) fn remove(&mut self, hash: PageHash, run: Number, page: u16) {
+        let shard = &mut self.shards[Self::shard(hash)];
+        let before = shard.slots.len();
+        shard.remove(pack(Self::tag(hash), run, page));
+        self.bytes = self.bytes + shard.slots.len() * 8 - before * 8;
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes + self.shards.len() * size_of::<Shard>()
+    }
+}
+
+impl Shard {
+    #[inline]
+    fn home(&self, tag: u32) -> usize {
+        ((u64::from(tag) * u64::from(self.capacity)) >> TAG_BITS) as usize
+    }
+
+    fn insert(&mut self, slot: u64) {
+        if (self.live as usize + 1) * 5 > self.capacity as usize * 4 {
+            self.rebuild((self.capacity as usize * 5 / 4).next_multiple_of(8).max(CAPACITY_MIN));
+        }
+        while !self.try_insert(slot) {
+            self.rebuild((self.capacity as usize * 5 / 4).next_multiple_of(8));
+        }
+    }
+
+    /// Fails only if there is no free slot between the home of `slot` and the end.
+    fn try_insert(&mut self, slot: u64) -> bool {
+        let tail = &mut self.slots[((u64::from(tag_of(slot)) * u64::from(self.capacity))
+            >> TAG_BITS) as usize..];
+        let Some(free) = tail.iter().position(|other| *other == 0) else { return false };
+        let goes_before = |other: &u64| tag_of(*other) > tag_of(slot);
+        let at = tail[..free].iter().position(goes_before).unwrap_or(free);
+        tail.copy_within(at..free, at + 1);
+        tail[at] = slot;
+        self.live += 1;
+        true
+    }
+
+    fn remove(&mut self, slot: u64) {
+        let tag = tag_of(slot);
+        let mut at = self.home(tag);
+        while self.slots.get(at).is_some_and(|other| {
+            *other != slot && *other != 0 && tag_of(*other) <= tag
+        }) {
+            at += 1;
+        }
+        if self.slots.get(at) != Some(&slot) {
+            return;
+        }
+        // Whatever follows without a gap and is not at home moves up by one.
+        let mut next = at + 1;
+        while let Some(&other) = self.slots.get(next) {
+            if other == 0 || self.home(tag_of(other)) == next {
+                break;
+            }
+            next += 1;
+        }
+        self.slots.copy_within(at + 1..next, at);
+        self.slots[next - 1] = 0;
+        self.live -= 1;
+        if self.live == 0 {
+            *self = Self::default();
+        } else if self.capacity as usize > CAPACITY_MIN && self.live * 4 < self.capacity {
+            self.rebuild((self.live as usize * 2).next_multiple_of(8).max(CAPACITY_MIN));
+        }
+    }
+
+    /// Copies the slots, in order, into a table of `capacity` or of the next size that holds them.
+    fn rebuild(&mut self, mut capacity: usize) {
+        'larger: loop {
+            let mut slots = vec![0u64; capacity + spill(capacity)].into_boxed_slice();
+            let mut free = 0;
+            for &slot in self.slots.iter().filter(|slot| **slot != 0) {
+                let home =
+                    ((u64::from(tag_of(slot)) * capacity as u64) >> TAG_BITS) as usize;
+                let at = home.max(free);
+                if at >= slots.len() {
+                    capacity = (capacity * 5 / 4).next_multiple_of(8);
+                    continue 'larger;
+                }
+                slots[at] = slot;
+                free = at + 1;
+            }
+            self.slots = slots;
+            self.capacity = capacity as u32;
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn hash(shard: u64, tag: u64) -> PageHash {
+        let low = u128::from(shard << (64 - SHARD_BITS));
+        PageHash((u128::from(tag << (64 - TAG_BITS)) << 64 | low).to_le_bytes())
+    }
+
+    proptest! {
+        #[test]
+        fn a_shard_is_a_set(
+            tags in prop::collection::vec((0u64..40, 1u32..9, any::<bool>()), 1..400),
+            spread in prop::sample::select(vec![1u64, 1 << 10, (1 << 20) / 40]),
+        ) {
+            let mut slots = Slots::with_room(0);
+            let mut model = BTreeSet::new();
+            for (tag, run, add) in tags {
+                // The last home positions, too, where there is little room behind.
+                let tag = (1 << 20) - 1 - tag * spread;
+                if add {
+                    let new = slots.insert(hash(1, tag), run, 7, |(other, _)| other == run);
+                    prop_assert_eq!(new, model.insert((tag, run)));
+                } else {
+                    slots.remove(hash(1, tag), run, 7);
+                    model.remove(&(tag, run));
+                }
+            }
+            for tag in (0..40).map(|tag| (1 << 20) - 1 - tag * spread) {
+                let found: BTreeSet<_> =
+                    slots.candidates(hash(1, tag)).map(|(run, _)| (tag, run)).collect();
+                let expected: BTreeSet<_> =
+                    model.iter().filter(|(other, _)| *other == tag).copied().collect();
+                prop_assert_eq!(found, expected);
+            }
+            for (tag, run) in model {
+                slots.remove(hash(1, tag), run, 7);
+            }
+            prop_assert_eq!(slots.bytes, 0);
+        }
+    }
+
+    #[test]
+    fn thousands_of_pages_with_the_same_32_bits_are_all_found() {
+        let mut slots = Slots::with_room(0);
+        for run in 1..=3000 {
+            assert!(slots.insert(hash(2, (1 << 20) - 1), run, 0, |(other, _)| other == run));
+        }
+        assert_eq!(slots.candidates(hash(2, (1 << 20) - 1)).count(), 3000);
+    }
+}

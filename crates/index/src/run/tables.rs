@@ -1,0 +1,175 @@
+//! The memory-resident index: slots and runs, and how a sequence of keys is looked up in them.
+//!
+//! [`super::RunIndex`] keeps it behind one read-write lock. A probe holds the lock for reading
+//! once, for well under a microsecond. A writer holds it for writing in *sections* of at most
+//! [`SECTION`] pages, and between sections every state is one that a reader may see: a run that is
+//! being inserted has length zero until all its slots are there, and what is removed has lost its
+//! length before its slots go.
+
+use super::runs::{Cut, NO_RUN, Pages, Runs};
+use super::slots::{Number, Slots};
+use ritornello_format::{PageHash, PageHashes, ScopeSlot};
+
+/// Pages whose slots are written under one hold of the lock.
+pub(crate) const SECTION: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) slots: Slots,
+    pub(crate) runs: Runs,
+}
+
+impl Tables {
+    /// With room for `pages`.
+    pub(crate) fn new(runs: Runs, pages: usize) -> Self {
+        Self { slots: Slots::with_room(pages), runs }
+    }
+
+    /// The run and number of a page.
+    #[inline]
+    pub(crate) fn find(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16)> {
+        self.slots.candidates(hash).find(|&(run, page)| {
+            let hot = self.runs.hot(run);
+            hot.scope == scope && hot.pages().get(usize::from(page)) == Some(&hash)
+        })
+    }
+
+    /// The longest stretch of one run that the keys from `at` on lead through: the run, the first
+    /// page there, the number of pages.
+    ///
+    /// In a chained scope a hash commits to everything before it, so if the last page that run and
+    /// keys could have in common is the same, all before it are. That is nearly always so; else
+    /// the last common page is found by halving. Other scopes compare page by page.
+    #[inline]
+    pub(crate) fn stretch(
+        &self,
+        scope: ScopeSlot,
+        keys: &(impl PageHashes + ?Sized),
+        at: usize,
+    ) -> Option<(Number, u16, usize)> {
+        let hash = keys.at(at);
+        if hash == PageHash::NONE {
+            return None;
+        }
+        for (run, page) in self.slots.candidates(hash) {
+            let hot = self.runs.hot(run);
+            let Some(pages) = hot.pages().get(usize::from(page)..) else { continue };
+            let span = pages.len().min(keys.len() - at);
+            if span == 0 || hot.scope != scope {
+                continue;
+            }
+            if hot.chained {
+                if pages[span - 1] == if span == 1 { hash } else { keys.at(at + span - 1) } {
+                    return Some((run, page, span));
+                }
+                if pages[0] != hash {
+                    continue;
+                }
+                // Page `same` is common, page `other` is not.
+                let (mut same, mut other) = (0, span - 1);
+                while other - same > 1 {
+                    let middle = same.midpoint(other);
+                    if pages[middle] == keys.at(at + middle) {
+                        same = middle;
+                    } else {
+                        other = middle;
+                    }
+                }
+                return Some((run, page, same + 1));
+            }
+            if pages[0] == hash {
+                let common = (1..span).take_while(|&next| pages[next] == keys.at(at + next)).count();
+                return Some((run, page, common + 1));
+            }
+        }
+        None
+    }
+
+    /// Walks along `keys`, stretch by stretch, and returns how many of them were found.
+    #[inline]
+    pub(crate) fn walk(
+        &self,
+        scope: ScopeSlot,
+        keys: &(impl PageHashes + ?Sized),
+        mut visit: impl FnMut(Number, u16, usize, usize),
+    ) -> usize {
+        let mut at = 0;
+        while at < keys.len() {
+            let Some((run, page, count)) = self.stretch(scope, keys, at) else { break };
+            visit(run, page, count, at);
+            at += count;
+        }
+        at
+    }
+
+    /// Writes the slots of some pages of a run. Returns the first that is there already.
+    pub(crate) fn add_slots(&mut self, run: Number, pages: std::ops::Range<usize>) -> Result<(), usize> {
+        let Self { slots, runs } = self;
+        let (scope, hashes) = (runs.hot(run).scope, runs.all_pages(run));
+        for page in pages {
+            let hash = hashes[page];
+            // A page of this very run counts, though it is not published yet.
+            let same = |(other, at): (Number, u16)| {
+                runs.hot(other).scope == scope
+                    && if other == run { hashes } else { runs.hot(other).pages() }
+                        .get(usize::from(at))
+                        == Some(&hash)
+            };
+            if hash != PageHash::NONE && !slots.insert(hash, run, page as u16, same) {
+                return Err(page);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the slots of pages from `first` on out.
+    pub(crate) fn drop_slots(&mut self, run: Number, first: usize, hashes: &[PageHash]) {
+        for (at, hash) in hashes.iter().enumerate() {
+            if *hash != PageHash::NONE {
+                self.slots.remove(*hash, run, (first + at) as u16);
+            }
+        }
+    }
+
+    /// Removes what a run could not keep at recovery, slots and all.
+    pub(crate) fn discard(&mut self, run: Number) -> Option<Cut> {
+        let cut = self.runs.cut(run, 0)?;
+        self.drop_slots(run, 0, &cut.hashes);
+        Some(cut)
+    }
+
+    /// `run`, cut after `keep` pages, and every run that is attached behind the cut, directly or
+    /// not; each after the one it is attached to.
+    pub(crate) fn closure(&self, run: Number, keep: u16) -> Vec<(Number, u16)> {
+        let mut doomed = vec![(run, keep)];
+        let mut at = 0;
+        while let Some(&(next, from)) = doomed.get(at) {
+            let first = doomed.len();
+            doomed.extend(self.runs.children(next, from).map(|child| (child, 0)));
+            // A run has one parent, so only the first can be met again, and only if it hangs
+            // behind itself. No honest chain does; it goes whole then.
+            if let Some(again) = doomed[first..].iter().position(|&(child, _)| child == run) {
+                doomed.swap_remove(first + again);
+                if keep > 0 && doomed[0].1 > 0 {
+                    doomed[0].1 = 0;
+                    let before = |child: &Number| self.runs.cold(*child).parent_page < keep;
+                    let more: Vec<_> =
+                        self.runs.children(run, 0).filter(before).filter(|c| *c != run).collect();
+                    doomed.extend(more.into_iter().map(|child| (child, 0)));
+                }
+            }
+            at += 1;
+        }
+        doomed
+    }
+
+    /// Whether `hash` is in the index, as a parent that can be attached to.
+    pub(crate) fn parent(&self, scope: ScopeSlot, hash: Option<PageHash>) -> (Number, u16) {
+        hash.and_then(|hash| self.find(scope, hash)).unwrap_or((NO_RUN, 0))
+    }
+}
+
+/// The hashes of a run to insert.
+pub(crate) fn pages_of(pages: &[PageHash]) -> Pages {
+    Pages::from_vec(pages.to_vec())
+}

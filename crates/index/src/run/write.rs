@@ -1,0 +1,281 @@
+//! What changes the index. One writer at a time, under the lock of `pending`; the tables are
+//! locked in sections, so that a probe waits for one section at most.
+
+use super::RunIndex;
+use super::pending::Pending;
+use super::runs::NO_RUN;
+use super::slots::Number;
+use super::tables::{SECTION, pages_of};
+use crate::view::held;
+use crate::{NewRun, Removed, RunId};
+use ritornello_format::journal::{
+    FRAME_BYTES_MAX, FRAME_OVERHEAD, JournalRecord, RunImage,
+};
+use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
+use std::borrow::Cow;
+
+/// Entries of one journal record.
+const ENTRIES: usize = 1024;
+
+impl RunIndex {
+    pub(super) fn insert_run(&self, new: &NewRun<'_>) -> Result<RunId> {
+        check(new)?;
+        let image = RunImage::bytes(new.pages.len(), new.place.extents.len());
+        let pages = pages_of(new.pages);
+        let mut pending = self.pending.lock();
+        self.reserve(&pending, image + FRAME_OVERHEAD, image)?;
+        let (parent, parent_page) = self.check_against_tables(new)?;
+        let attach = new.chained && parent != NO_RUN;
+        // From here on nothing fails, as nobody else writes.
+        let mut tables = self.tables.write();
+        let run = tables.runs.allocate().ok_or_else(|| {
+            Error::retry("the index holds as many runs as it can: remove some")
+        })?;
+        tables.runs.fill(run, new.scope, new.chained, new.recency, pages);
+        tables.runs.set_place(run, new.place);
+        let mut from = 0;
+        loop {
+            let to = new.pages.len().min(from + SECTION);
+            if tables.add_slots(run, from..to).is_err() {
+                debug_assert!(false, "a page appeared while the writers' lock was held");
+            }
+            if to == new.pages.len() {
+                break;
+            }
+            drop(tables);
+            tables = self.tables.write();
+            from = to;
+        }
+        tables.runs.publish(run);
+        if attach {
+            tables.runs.attach(run, parent, parent_page);
+        }
+        let id = tables.runs.id(run);
+        let parent = attach.then(|| (tables.runs.id(parent).0, parent_page));
+        drop(tables);
+        let image = RunImage {
+            run: id.0,
+            scope: new.scope,
+            chained: new.chained,
+            parent,
+            recency: new.recency,
+            place: Cow::Borrowed(new.place),
+            pages: Cow::Borrowed(new.pages),
+        };
+        self.append(&mut pending, &JournalRecord::Insert(image));
+        Ok(id)
+    }
+
+    /// Where to attach, after nothing was found that forbids the insertion.
+    fn check_against_tables(&self, new: &NewRun<'_>) -> Result<(Number, u16)> {
+        let tables = self.tables.read();
+        let there = |page: &PageHash| tables.find(new.scope, *page).is_some();
+        if let Some(at) = new.pages.iter().position(there) {
+            return Err(Error::invalid("a page is in the index already: insert only what is not")
+                .with("page", at));
+        }
+        let parent = tables.parent(new.scope, new.parent);
+        if new.parent.is_some() && parent.0 == NO_RUN {
+            return Err(Error::invalid(
+                "the parent is not in the index: insert it first, or leave it out",
+            ));
+        }
+        Ok(parent)
+    }
+
+    pub(super) fn link_run(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
+        let mut pending = self.pending.lock();
+        let (child, parent, page) = {
+            let tables = self.tables.read();
+            let Some((child, 0)) = tables.find(scope, child) else { return };
+            let Some((parent, page)) = tables.find(scope, parent) else { return };
+            let attached = tables.runs.cold(child).parent != NO_RUN;
+            if attached || parent == child || !tables.runs.hot(child).chained {
+                return;
+            }
+            (child, parent, page)
+        };
+        let (child, parent) = {
+            let mut tables = self.tables.write();
+            tables.runs.attach(child, parent, page);
+            (tables.runs.id(child).0, tables.runs.id(parent).0)
+        };
+        self.append(&mut pending, &JournalRecord::Link { child, parent, page });
+    }
+
+    /// Cuts a run, after everything that is attached behind the cut was removed, leaves first: so
+    /// the index is closed at every moment, for a probe and for what a crash leaves of the journal.
+    pub(super) fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
+        let doomed = {
+            let tables = self.tables.read();
+            let hot = tables.runs.hot(run);
+            match u16::try_from(keep) {
+                Ok(keep) if usize::from(keep) < hot.pages().len() => {
+                    if hot.chained { tables.closure(run, keep) } else { vec![(run, keep)] }
+                }
+                _ => return Vec::new(),
+            }
+        };
+        let mut removed = Vec::with_capacity(doomed.len());
+        let mut entries = Vec::with_capacity(doomed.len().min(ENTRIES));
+        for &(run, keep) in doomed.iter().rev() {
+            if let Some(gone) = self.cut_one(run, keep) {
+                entries.push((gone.run.0, if gone.whole { 0 } else { keep }));
+                removed.push(gone);
+            }
+            if entries.len() == ENTRIES {
+                self.append(pending, &JournalRecord::Cut(std::mem::take(&mut entries)));
+            }
+        }
+        if !entries.is_empty() {
+            self.append(pending, &JournalRecord::Cut(entries));
+        }
+        removed
+    }
+
+    fn cut_one(&self, run: Number, keep: u16) -> Option<Removed> {
+        let mut tables = self.tables.write();
+        let (id, scope) = (tables.runs.id(run), tables.runs.hot(run).scope);
+        let cut = tables.runs.cut(run, keep)?;
+        let mut first = usize::from(cut.first);
+        for (at, section) in cut.hashes.chunks(SECTION).enumerate() {
+            if at > 0 {
+                drop(tables);
+                tables = self.tables.write();
+            }
+            tables.drop_slots(run, first, section);
+            first += section.len();
+        }
+        if cut.whole {
+            tables.runs.release(run);
+        }
+        Some(Removed { run: id, scope, pages: cut.pages, whole: cut.whole, extents: cut.extents })
+    }
+
+    pub(super) fn remove_pages(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed> {
+        let mut pending = self.pending.lock();
+        let mut removed: Vec<Removed> = Vec::new();
+        let mut punched = Vec::new();
+        for at in 0..pages.len() {
+            let hash = pages.at(at);
+            let Some((run, page, whole)) = self.removal(scope, hash) else { continue };
+            if punched.len() == ENTRIES || (whole && !punched.is_empty()) {
+                self.append(&mut pending, &JournalRecord::Punch(std::mem::take(&mut punched)));
+            }
+            if whole {
+                removed.extend(self.cut(&mut pending, run, u32::from(page)));
+                continue;
+            }
+            let mut tables = self.tables.write();
+            let Some((hash, extents)) = tables.runs.punch(run, page) else { continue };
+            tables.slots.remove(hash, run, page);
+            let id = tables.runs.id(run);
+            punched.push((id.0, page));
+            match removed.last_mut() {
+                Some(last) if last.run == id => {
+                    last.pages += 1;
+                    last.extents.extend(extents);
+                }
+                _ => removed.push(Removed { run: id, scope, pages: 1, whole: false, extents }),
+            }
+        }
+        if !punched.is_empty() {
+            self.append(&mut pending, &JournalRecord::Punch(punched));
+        }
+        removed
+    }
+
+    /// How to remove a page: cut its run there (`true`), or punch a hole. The last page of an
+    /// unchained run goes by cutting the run at its beginning.
+    fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
+        let tables = self.tables.read();
+        let (run, page) = tables.find(scope, hash)?;
+        if tables.runs.hot(run).chained {
+            return Some((run, page, true));
+        }
+        let last = tables.runs.live_pages(run) == 1;
+        Some((run, if last { 0 } else { page }, last))
+    }
+
+    pub(super) fn remove_runs_of(&self, scope: ScopeSlot) -> Vec<Removed> {
+        let mut removed = Vec::new();
+        let (mut next, end) = (1, self.tables.read().runs.end());
+        // The writers' lock is let go now and then; inserts get their turn.
+        while next < end {
+            let mut pending = self.pending.lock();
+            let mut found = Vec::new();
+            let stop = end.min(next + 16 * SECTION as Number);
+            {
+                let tables = self.tables.read();
+                while next < stop && found.len() < SECTION {
+                    if tables.runs.is_live(next) && tables.runs.hot(next).scope == scope {
+                        found.push(next);
+                    }
+                    next += 1;
+                }
+            }
+            for run in found {
+                removed.extend(self.cut(&mut pending, run, 0));
+            }
+        }
+        removed
+    }
+
+    pub(super) fn move_run(&self, id: RunId, place: &Place) -> Option<Removed> {
+        let mut pending = self.pending.lock();
+        let mut tables = self.tables.write();
+        let run = tables.runs.number(id)?;
+        check_place(place, tables.runs.hot(run).pages().len()).ok()?;
+        let scope = tables.runs.hot(run).scope;
+        let extents = held(&tables.runs.place(run), tables.runs.hot(run).pages(), 0);
+        tables.runs.set_place(run, place);
+        drop(tables);
+        let record = JournalRecord::Relocate { run: id.0, place: Cow::Borrowed(place) };
+        self.append(&mut pending, &record);
+        Some(Removed { run: id, scope, pages: 0, whole: false, extents })
+    }
+}
+
+/// What can be said of a run without the tables.
+fn check(new: &NewRun<'_>) -> Result<()> {
+    if new.pages.is_empty() || new.pages.len() > usize::from(u16::MAX) {
+        return Err(Error::invalid("a run has 1 to 65,535 pages: insert longer ones as several")
+            .with("pages", new.pages.len()));
+    }
+    if new.pages.contains(&PageHash::NONE) {
+        return Err(Error::invalid("a page hash of zeroes stands for no page"));
+    }
+    if has_twins(new.pages) {
+        return Err(Error::invalid("a page is twice in the run: insert it once"));
+    }
+    check_place(new.place, new.pages.len())
+}
+
+/// A place adds up, or is that of a metadata-only index; and fits into a journal record.
+fn check_place(place: &Place, pages: usize) -> Result<()> {
+    if !place.extents.is_empty() {
+        place.check(pages as u32, u32::MAX).map_err(|error| {
+            Error::invalid("the place does not hold the run's header and pages").because(error)
+        })?;
+    }
+    if RunImage::bytes(pages, place.extents.len()) + FRAME_OVERHEAD > FRAME_BYTES_MAX {
+        return Err(Error::invalid("the run lies in too many pieces")
+            .with("extents", place.extents.len()));
+    }
+    Ok(())
+}
+
+fn has_twins(pages: &[PageHash]) -> bool {
+    if pages.len() <= 8 {
+        return (1..pages.len()).any(|at| pages[..at].contains(&pages[at]));
+    }
+    // Halves are cheaper to sort, and hardly ever the same by chance.
+    let mut halves: Vec<u64> = pages.iter().map(|page| page.low()).collect();
+    halves.sort_unstable();
+    if halves.windows(2).all(|pair| pair[0] != pair[1]) {
+        return false;
+    }
+    let mut pages = pages.to_vec();
+    pages.sort_unstable();
+    pages.windows(2).any(|pair| pair[0] == pair[1])
+}

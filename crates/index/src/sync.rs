@@ -1,0 +1,54 @@
+//! The locks and atomics of this crate: `parking_lot`'s and the standard library's, or `loom`'s
+//! when a model is checked (`RUSTFLAGS="--cfg loom"`).
+
+#[cfg(not(loom))]
+pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+#[cfg(loom)]
+pub(crate) use model::{Mutex, MutexGuard, RwLock};
+#[cfg(loom)]
+pub(crate) use std::sync::atomic::Ordering;
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64};
+
+#[cfg(loom)]
+mod model {
+    //! `loom`'s locks with `parking_lot`'s signatures. A poisoned lock fails the model anyway.
+
+    pub(crate) use loom::sync::MutexGuard;
+    use loom::sync::{RwLockReadGuard, RwLockWriteGuard};
+    use std::sync::PoisonError;
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct RwLock<T>(loom::sync::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::RwLock::new(value))
+        }
+        pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.0.read().unwrap_or_else(PoisonError::into_inner)
+        }
+        pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+}

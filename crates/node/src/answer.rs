@@ -1,0 +1,48 @@
+//! One question in, one answer out: the owner's side of [`crate::remote`].
+
+use crate::protocol::{Request, Response};
+use ritornello_format::Result;
+use ritornello_store::Catalog;
+
+/// Asks `catalog` what `request` says.
+pub(crate) fn answer(catalog: &dyn Catalog, request: Request<'_>) -> Response {
+    ask(catalog, request).unwrap_or_else(|error| Response::Failed(error.into()))
+}
+
+fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
+    let done = |()| Response::Done;
+    match request {
+        Request::Resolve { scope, create } => {
+            catalog.resolve(&scope, create).map(Response::Scope)
+        }
+        Request::Probe { scope, keys } => catalog.probe(scope, &keys.split()?).map(Response::Count),
+        Request::Lease { scope, keys, ttl } => {
+            catalog.lease(scope, &keys.split()?, ttl).map(Response::Leased)
+        }
+        Request::Release { lease } => catalog.release(lease).map(done),
+        Request::Locate { scope, keys } => {
+            catalog.locate(scope, &keys.split()?).map(Response::Located)
+        }
+        Request::Exists { scope, keys } => {
+            catalog.exists(scope, &keys.split()?).map(Response::Exists)
+        }
+        Request::Reserve { scope, keys, parent, patience } => {
+            catalog.reserve(scope, &keys.split()?, parent, patience).map(Response::Reserved)
+        }
+        Request::Commit { reservation, written } => {
+            catalog.commit(reservation, &written).map(Response::Count)
+        }
+        Request::Abort { reservation } => catalog.abort(reservation).map(done),
+        Request::Distrust { scope, key, generation, reason } => {
+            catalog.distrust(scope, key, generation, reason).map(done)
+        }
+        Request::Touch { scope, keys } => catalog.touch(scope, &keys.split()?).map(Response::Count),
+        Request::Delete { scope, keys } => {
+            catalog.delete(scope, &keys.split()?).map(Response::Count)
+        }
+        Request::DropScope { scope } => catalog.drop_scope(scope).map(done),
+        Request::Clear => catalog.clear().map(done),
+        Request::Flush => catalog.flush().map(done),
+        Request::Stats => catalog.stats().map(Box::new).map(Response::Stats),
+    }
+}

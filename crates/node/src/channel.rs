@@ -1,0 +1,214 @@
+//! Framed messages over a stream socket: a `u32` length, then a message in postcard. One side asks,
+//! the other answers, in turns.
+
+use crate::lost::lost;
+use ritornello_format::{Error, Result};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest message, both ways. A put of 65,535 pages with 64-byte keys takes 4 MiB.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Buffers larger than this are not kept between messages.
+const BUFFER_KEPT: usize = 1 << 20;
+/// Buffers start with this much: 256 keys of 32 bytes and then some.
+const BUFFER_START: usize = 16 << 10;
+/// Length of the length.
+const PREFIX: usize = 4;
+
+/// Asked whenever nothing has moved for a slice of time; its error ends the wait. It is told
+/// whether part of a message is here already.
+pub(crate) type Patience<'a> = &'a mut dyn FnMut(bool) -> Result<()>;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    stream: Arc<UnixStream>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Channel {
+    /// Talks over `stream`, and looks up from waiting once a `slice`.
+    pub(crate) fn new(stream: Arc<UnixStream>, slice: Duration) -> Result<Self> {
+        for timeout in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&stream, timeout, Some(slice))
+                .map_err(|error| lost(error.into()))?;
+        }
+        Ok(Self { stream, input: vec![0; BUFFER_START], output: Vec::new() })
+    }
+
+    /// Encodes the message that [`Channel::send`] sends.
+    ///
+    /// # Errors
+    /// `Invalid` if it is too long; the connection is as good as before.
+    pub(crate) fn stage(&mut self, message: &impl Serialize) -> Result<()> {
+        let mut output = std::mem::take(&mut self.output);
+        output.clear();
+        output.extend_from_slice(&[0; PREFIX]);
+        let mut output = postcard::to_extend(message, output)
+            .map_err(|error| Error::fatal("a message cannot be encoded").because(error))?;
+        let length = output.len() - PREFIX;
+        if length > MESSAGE_BYTES_MAX {
+            return Err(Error::invalid("too many keys for one call: pass fewer at a time")
+                .with("bytes", length)
+                .with("bytes_max", MESSAGE_BYTES_MAX));
+        }
+        output[..PREFIX].copy_from_slice(&(length as u32).to_le_bytes());
+        self.output = output;
+        Ok(())
+    }
+
+    /// Sends the message that was staged.
+    ///
+    /// # Errors
+    /// Lost, or what `patience` said.
+    pub(crate) fn send(&mut self, patience: Patience<'_>) -> Result<()> {
+        self.send_all(&self.output, patience)?;
+        self.output.clear();
+        self.output.shrink_to(BUFFER_KEPT);
+        Ok(())
+    }
+
+    fn send_all(&self, mut bytes: &[u8], patience: Patience<'_>) -> Result<()> {
+        while !bytes.is_empty() {
+            // Not by `write`: a host process may not have ignored SIGPIPE.
+            match send(&self.stream, bytes, SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(Errno::AGAIN) => patience(true)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(lost(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives one message: its bytes, or `None` if the other side is done.
+    ///
+    /// # Errors
+    /// `Invalid` if it is too long or followed by another; lost, or what `patience` said.
+    pub(crate) fn receive(&mut self, patience: Patience<'_>) -> Result<Option<&[u8]>> {
+        if self.input.len() > BUFFER_KEPT {
+            self.input.truncate(BUFFER_KEPT);
+            self.input.shrink_to_fit();
+        }
+        let mut filled = 0;
+        loop {
+            if let Some(whole) = whole_length(&self.input[..filled])? {
+                if filled == whole {
+                    return Ok(Some(&self.input[PREFIX..whole]));
+                }
+                if filled > whole {
+                    return Err(Error::invalid("a message came out of turn"));
+                }
+                if filled == self.input.len() {
+                    // Grows with what has come, not with what was announced.
+                    self.input.resize(whole.min(2 * filled), 0);
+                }
+            }
+            match recv(&self.stream, &mut self.input[filled..], RecvFlags::empty()) {
+                Ok((_, 0)) if filled == 0 => return Ok(None),
+                Ok((_, 0)) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok((_, count)) => filled += count,
+                Err(Errno::AGAIN) => patience(filled > 0)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(lost(error.into())),
+            }
+        }
+    }
+}
+
+/// Length of the message that starts with `bytes`, prefix included, once the prefix is there.
+fn whole_length(bytes: &[u8]) -> Result<Option<usize>> {
+    let Some(prefix) = bytes.first_chunk::<PREFIX>() else { return Ok(None) };
+    let length = u32::from_le_bytes(*prefix) as usize;
+    if length > MESSAGE_BYTES_MAX {
+        return Err(Error::invalid("this is not Ritornello's protocol, or the message is too long")
+            .with("bytes", length));
+    }
+    Ok(Some(PREFIX + length))
+}
+
+/// Reads a message that borrows from its bytes.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok(_) => Err(Error::invalid("a message is longer than what it says")),
+        Err(error) => Err(Error::invalid("a message cannot be understood").because(error)),
+    }
+}
+
+/// Reads a message that owns what it holds.
+pub(crate) fn decode_owned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    decode(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lost::is_lost;
+    use std::io::Write;
+
+    fn pair() -> (Channel, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        (Channel::new(Arc::new(near), Duration::from_millis(10)).unwrap(), far)
+    }
+
+    fn impatient(_: bool) -> Result<()> {
+        Err(Error::retry("no patience"))
+    }
+
+    #[test]
+    fn messages_of_all_sizes_come_through() {
+        for length in [0usize, 1, 100, BUFFER_START, 3 * BUFFER_KEPT] {
+            let (mut near, far) = pair();
+            let message: Vec<u8> = (0..length).map(|at| at as u8).collect();
+            let sent = message.clone();
+            let sender = std::thread::spawn(move || {
+                let mut far = Channel::new(Arc::new(far), Duration::from_secs(1)).unwrap();
+                far.stage(&sent).unwrap();
+                far.send(&mut |_| Ok(())).unwrap();
+            });
+            let bytes = near.receive(&mut |_| Ok(())).unwrap().unwrap();
+            assert_eq!(decode_owned::<Vec<u8>>(bytes).unwrap(), message);
+            sender.join().unwrap();
+            assert!(near.receive(&mut |_| Ok(())).unwrap().is_none(), "closed in turn");
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_before_memory_is_taken() {
+        let (mut near, mut far) = pair();
+        far.write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(near.receive(&mut impatient).is_err());
+        assert!(near.input.len() <= BUFFER_START);
+        let (mut near, _far) = pair();
+        let error = near.stage(&vec![0u8; MESSAGE_BYTES_MAX + 1]).unwrap_err();
+        assert!(error.to_string().contains("fewer"), "{error}");
+    }
+
+    #[test]
+    fn an_end_in_the_middle_is_a_loss_and_silence_ends_with_patience() {
+        let (mut near, mut far) = pair();
+        far.write_all(&[9, 0, 0, 0, 1]).unwrap();
+        assert!(near.receive(&mut impatient).unwrap_err().to_string().contains("no patience"));
+        drop(far);
+        let (mut near, mut far) = pair();
+        far.write_all(&[9, 0, 0]).unwrap();
+        drop(far);
+        assert!(is_lost(&near.receive(&mut impatient).unwrap_err()));
+    }
+
+    #[test]
+    fn messages_out_of_turn_are_refused() {
+        let (mut near, mut far) = pair();
+        far.write_all(&[1, 0, 0, 0, 7, 1, 0, 0, 0, 7]).unwrap();
+        assert!(near.receive(&mut impatient).is_err());
+    }
+}

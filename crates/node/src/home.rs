@@ -1,0 +1,129 @@
+//! The directory of a store as processes meet in it.
+//!
+//! ```text
+//! LOCK              held by the owner                    see `lock`
+//! owner.sock        where the owner listens              see `socket`
+//! clients/<name>    held by a client while it may write  see `presence`
+//! ```
+
+use crate::lock::DirectoryLock;
+use crate::process::Process;
+use parking_lot::Mutex;
+use ritornello_format::{Error, Result};
+use rustix::fs::{Mode, OFlags};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The directory of the clients' lock files.
+pub(crate) const CLIENTS: &str = "clients";
+
+/// What tells one directory from another, whatever path leads to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    /// That of the file system object `path` leads to.
+    pub(crate) fn of(path: &Path) -> io::Result<Self> {
+        let found = std::fs::metadata(path)?;
+        Ok(Self { device: found.dev(), inode: found.ino() })
+    }
+}
+
+/// An open directory with its lock file.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) process: Process,
+    pub(crate) lock: DirectoryLock,
+    /// Names that this process holds: its own locks look free to itself.
+    pub(crate) names: Mutex<BTreeSet<String>>,
+    path: PathBuf,
+    identity: Identity,
+    dir: File,
+}
+
+impl Home {
+    /// Opens a directory that exists and holds a store or nothing, and closes it to other users.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let refused = |error: io::Error| unusable(path, error);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir: File = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|error| refused(error.into()))?
+            .into();
+        let found = dir.metadata().map_err(refused)?;
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(Error::invalid(
+                "the directory belongs to another user, who could read the prompts in it: \
+                 run as that user, or name another directory",
+            )
+            .with("dir", path.display())
+            .with("owner", found.uid()));
+        }
+        if found.mode() & 0o077 != 0 {
+            rustix::fs::fchmod(&dir, Mode::RWXU).map_err(|error| refused(error.into()))?;
+        }
+        match rustix::fs::mkdirat(&dir, CLIENTS, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(refused(error.into())),
+        }
+        let lock = DirectoryLock::open(dir.as_fd()).map_err(|e| e.with("dir", path.display()))?;
+        Ok(Self {
+            process: Process::current(),
+            lock,
+            names: Mutex::default(),
+            path: path.to_owned(),
+            identity: Identity { device: found.dev(), inode: found.ino() },
+            dir,
+        })
+    }
+
+    /// The path it was opened by.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory itself, wherever it was moved to.
+    pub(crate) fn dir(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+
+    /// Takes the directory's lock if nobody else has it.
+    pub(crate) fn try_own(&self) -> Result<bool> {
+        // The engine goes by the path. If that leads elsewhere by now, so would the engine.
+        if Identity::of(&self.path).ok() != Some(self.identity) {
+            return Err(Error::fatal(
+                "the store's directory was moved or replaced: open it again where it is now",
+            )
+            .with("dir", self.path.display()));
+        }
+        self.lock.try_acquire(self.dir())
+    }
+}
+
+/// The error for a directory that cannot be used, with advice.
+pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
+    let advice = match error.kind() {
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "this is a file, not a directory: name a directory"
+        }
+        io::ErrorKind::NotFound => {
+            "there is no store here yet: give a capacity to make one"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "the directory cannot be written: run as its owner, or name another one"
+        }
+        io::ErrorKind::StorageFull => "the disk is full: free some space and open again",
+        _ => {
+            return Error::retry("the store's directory failed")
+                .with("dir", path.display())
+                .because(error);
+        }
+    };
+    Error::invalid(advice).with("dir", path.display()).because(error)
+}

@@ -1,0 +1,133 @@
+//! The lock of a directory: whoever holds it owns the store.
+
+use crate::process::Process;
+use crate::record_lock::{self, Holder};
+use parking_lot::Mutex;
+use ritornello_format::{Error, ErrorKind, Result};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::os::unix::fs::MetadataExt;
+
+/// The name of the locked file.
+const NAME: &str = "LOCK";
+/// Somebody removes the file under us at most this often in a row.
+const REPLACED_MAX: u32 = 8;
+
+/// The `LOCK` file, open. At most one of these is open in a process for one directory (the
+/// registry sees to that), because closing a second one would free the lock.
+#[derive(Debug)]
+pub(crate) struct DirectoryLock {
+    process: Process,
+    file: Mutex<Option<File>>,
+}
+
+impl DirectoryLock {
+    /// Opens the file in `dir`, locked or not.
+    pub(crate) fn open(dir: BorrowedFd<'_>) -> Result<Self> {
+        let file = open(dir).map_err(|error| {
+            Error::invalid(
+                "the directory cannot be written: run as its owner, or name another one",
+            )
+            .because(error)
+        })?;
+        Ok(Self { process: Process::current(), file: Mutex::new(Some(file)) })
+    }
+
+    /// Takes the lock if nobody else has it.
+    pub(crate) fn try_acquire(&self, dir: BorrowedFd<'_>) -> Result<bool> {
+        let mut slot = self.file.lock();
+        for _ in 0..REPLACED_MAX {
+            let file = slot.as_ref().ok_or_else(released)?;
+            if !record_lock::try_lock(file).map_err(unlockable)? {
+                return Ok(false);
+            }
+            if is_named(dir, file) {
+                return Ok(true);
+            }
+            // The file was removed meanwhile, so this lock excludes nobody. Closing it frees a
+            // lock on a file that no longer has a name.
+            *slot = Some(open(dir).map_err(unlockable)?);
+        }
+        Err(Error::retry("somebody keeps removing the store's LOCK file"))
+    }
+
+    /// The other process that owns the store, if one does.
+    pub(crate) fn holder(&self) -> Result<Option<Holder>> {
+        let slot = self.file.lock();
+        record_lock::holder(slot.as_ref().ok_or_else(released)?).map_err(unlockable)
+    }
+
+    /// Gives the lock back, to try again later.
+    pub(crate) fn release(&self) {
+        if let Some(file) = self.file.lock().as_ref()
+            && let Err(error) = record_lock::unlock(file)
+        {
+            tracing::warn!(%error, "the lock could not be given back: it goes with the process");
+        }
+    }
+
+    /// Closes the file for good. Said explicitly rather than left to `drop`, which may come late,
+    /// when this process has opened the directory again and holds the lock through another
+    /// descriptor.
+    pub(crate) fn close(&self) {
+        if self.process.is_current() {
+            self.file.lock().take();
+        }
+    }
+}
+
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        // In a forked child this descriptor is a copy, and the child may hold the lock through one
+        // of its own by now: closing the copy would free it. So it stays open.
+        if !self.process.is_current()
+            && let Some(file) = self.file.get_mut().take()
+        {
+            let _ = file.into_raw_fd();
+        }
+    }
+}
+
+fn open(dir: BorrowedFd<'_>) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(rustix::fs::openat(dir, NAME, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+/// Whether `file` is what the directory calls `LOCK` now.
+fn is_named(dir: BorrowedFd<'_>, file: &File) -> bool {
+    let named = rustix::fs::statat(dir, NAME, AtFlags::SYMLINK_NOFOLLOW);
+    match (named, file.metadata()) {
+        (Ok(named), Ok(own)) => (named.st_dev, named.st_ino) == (own.dev(), own.ino()),
+        _ => false,
+    }
+}
+
+fn unlockable(error: io::Error) -> Error {
+    Error::retry("the store's LOCK file cannot be locked: put the store on a local disk")
+        .because(error)
+}
+
+fn released() -> Error {
+    Error::new(ErrorKind::Closed, "the store is closed: open it again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_lock_on_a_file_that_was_removed_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = File::open(dir.path()).unwrap();
+        let lock = DirectoryLock::open(fd.as_fd()).unwrap();
+        std::fs::remove_file(dir.path().join(NAME)).unwrap();
+        assert!(lock.try_acquire(fd.as_fd()).unwrap());
+        assert!(is_named(fd.as_fd(), lock.file.lock().as_ref().unwrap()));
+        assert!(lock.holder().unwrap().is_none(), "one's own lock looks free to oneself");
+        lock.close();
+        assert_eq!(lock.try_acquire(fd.as_fd()).unwrap_err().kind(), ErrorKind::Closed);
+    }
+}

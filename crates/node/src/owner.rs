@@ -1,0 +1,65 @@
+//! What a process holds while it owns a store.
+
+use crate::authority::Authority;
+use crate::home::Home;
+use crate::presence;
+use crate::server::Server;
+use parking_lot::Mutex;
+use ritornello_format::Result;
+use ritornello_medium::Medium;
+use ritornello_store::{Alive, ClientId, Engine, Options, Session};
+use std::sync::Arc;
+
+/// The engine, this process's session with it, and the server for the others.
+pub(crate) struct Owner {
+    engine: Arc<Engine>,
+    session: Session,
+    server: Mutex<Option<Server>>,
+}
+
+impl Owner {
+    /// Opens the store and listens. The caller holds the lock of `home`.
+    pub(crate) fn open(
+        home: &Arc<Home>,
+        medium: &Arc<dyn Medium>,
+        options: &Options,
+    ) -> Result<Self> {
+        let looked_at = Arc::clone(home);
+        let alive: Alive = Arc::new(move |name| presence::is_alive(&looked_at, name));
+        let engine = Engine::open(Arc::clone(medium), options, alive)?;
+        let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&engine));
+        match Server::start(home, authority) {
+            Ok(server) => Ok(Self {
+                session: engine.session(ClientId::LOCAL, ""),
+                engine,
+                server: Mutex::new(Some(server)),
+            }),
+            Err(error) => {
+                // The engine was given nothing to lose.
+                let _ = engine.close();
+                Err(error)
+            }
+        }
+    }
+
+    /// The engine.
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// This process's own catalog.
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Hangs up on the clients, who find the next owner, and closes the engine.
+    ///
+    /// # Errors
+    /// Those of the last sync. The store is closed all the same.
+    pub(crate) fn close(&self) -> Result<()> {
+        if let Some(server) = self.server.lock().take() {
+            server.stop();
+        }
+        self.engine.close()
+    }
+}

@@ -1,0 +1,184 @@
+//! How a process shows that it may be writing: a locked file of a random name under `clients/`.
+//!
+//! An owner writes the name into its reservation log before it hands out space. A later owner, who
+//! never met the client, gives the space away only when the name's lock is free: see
+//! [`crate::record_lock`] for what that proves.
+
+use crate::home::{CLIENTS, Home};
+use crate::record_lock;
+use ritornello_format::{Error, Result};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+/// Random bytes of a name; it is written in hexadecimal digits.
+const NAME_BYTES: usize = 16;
+/// Names are tried at most this often: a sweep takes one away only between two system calls.
+const ATTEMPTS: u32 = 8;
+
+/// A held name. While it lives, space that was handed out under the name is withheld from others.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    home: Arc<Home>,
+    name: String,
+    file: Option<File>,
+}
+
+impl Presence {
+    /// Draws a name and locks its file.
+    pub(crate) fn announce(home: &Arc<Home>) -> Result<Self> {
+        for _ in 0..ATTEMPTS {
+            let name = random_name()?;
+            // Before the file is there: see `sweep`, which leaves this process's names alone.
+            home.names.lock().insert(name.clone());
+            let mut presence = Self { home: Arc::clone(home), name, file: None };
+            if presence.lock().map_err(unannounced)? {
+                return Ok(presence);
+            }
+        }
+        Err(unannounced(io::Error::other("the names were taken away")))
+    }
+
+    /// The name, as a server and the reservation log know it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn lock(&mut self) -> io::Result<bool> {
+        let path = path(&self.name);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file: File =
+            rustix::fs::openat(self.home.dir(), &path, flags, Mode::RUSR | Mode::WUSR)?.into();
+        // A sweep takes the lock of what it removes. So either it has the lock now, or it had it
+        // before and the file has lost its name, or it will find the lock taken.
+        let locked = record_lock::try_lock(&file)?;
+        let named = rustix::fs::statat(self.home.dir(), &path, AtFlags::SYMLINK_NOFOLLOW);
+        let own = file.metadata()?;
+        let named = named.is_ok_and(|named| (named.st_dev, named.st_ino) == (own.dev(), own.ino()));
+        self.file = Some(file);
+        Ok(locked && named)
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        if !self.home.process.is_current() {
+            // A copy in a forked child: the name is the parent's.
+            if let Some(file) = self.file.take() {
+                let _ = file.into_raw_fd();
+            }
+            return;
+        }
+        // A file that stays behind is swept by an owner.
+        let _ = rustix::fs::unlinkat(self.home.dir(), path(&self.name), AtFlags::empty());
+        self.home.names.lock().remove(&self.name);
+    }
+}
+
+/// Whether the process of that name may still be writing.
+pub(crate) fn is_alive(home: &Home, name: &str) -> bool {
+    if !is_name(name) {
+        return false;
+    }
+    // First, because opening and closing the file would free a lock of this process's.
+    if home.names.lock().contains(name) {
+        return true;
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match rustix::fs::openat(home.dir(), path(name), flags, Mode::empty()) {
+        Ok(file) => !matches!(record_lock::holder(&file.into()), Ok(None)),
+        Err(Errno::NOENT) => false,
+        // Nothing is proven.
+        Err(_) => true,
+    }
+}
+
+/// Removes the files of processes that are gone. Only the owner does this.
+pub(crate) fn sweep(home: &Home) {
+    let Ok(entries) = std::fs::read_dir(home.path().join(CLIENTS)) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| is_name(name)) else { continue };
+        if home.names.lock().contains(name) {
+            continue;
+        }
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let Ok(file) = rustix::fs::openat(home.dir(), path(name), flags, Mode::empty()) else {
+            continue;
+        };
+        let file = File::from(file);
+        // Locked before it is removed: see `Presence::lock`.
+        if let Ok(true) = record_lock::try_lock(&file) {
+            let _ = rustix::fs::unlinkat(home.dir(), path(name), AtFlags::empty());
+        }
+    }
+}
+
+/// Whether `name` is one that [`Presence::announce`] could have drawn, and so no path.
+pub(crate) fn is_name(name: &str) -> bool {
+    name.len() == 2 * NAME_BYTES && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Hexadecimal digits that nobody else draws.
+pub(crate) fn random_name() -> Result<String> {
+    let mut bytes = [0; NAME_BYTES];
+    let mut filled = 0;
+    while filled < NAME_BYTES {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        match rustix::rand::getrandom(&mut bytes[filled..], flags) {
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                return Err(Error::retry("the kernel gave no random bytes")
+                    .because(io::Error::from(error)));
+            }
+        }
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn path(name: &str) -> String {
+    format!("{CLIENTS}/{name}")
+}
+
+fn unannounced(error: io::Error) -> Error {
+    Error::retry("this process cannot announce itself under clients/ in the store's directory")
+        .because(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_lives_as_long_as_it_is_held_and_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Arc::new(Home::open(dir.path()).unwrap());
+        let presence = Presence::announce(&home).unwrap();
+        let name = presence.name().to_owned();
+        assert!(is_alive(&home, &name));
+        sweep(&home);
+        assert!(dir.path().join(CLIENTS).join(&name).exists());
+        drop(presence);
+        assert!(!is_alive(&home, &name));
+        assert!(!dir.path().join(CLIENTS).join(&name).exists());
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_swept_and_what_is_no_name_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Arc::new(Home::open(dir.path()).unwrap());
+        let stale = dir.path().join(CLIENTS).join("0123456789abcdef0123456789abcdef");
+        let other = dir.path().join(CLIENTS).join("README");
+        std::fs::write(&stale, b"").unwrap();
+        std::fs::write(&other, b"").unwrap();
+        assert!(!is_alive(&home, "0123456789abcdef0123456789abcdef"));
+        assert!(!is_alive(&home, "../LOCK"));
+        sweep(&home);
+        assert!(!stale.exists() && other.exists());
+    }
+}

@@ -1,0 +1,362 @@
+//! What is said over the socket of a store.
+//!
+//! The first message each way is fixed for all versions in its first eight bytes, so that any two
+//! versions can tell that they differ. Payload never comes this way.
+
+use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Result, Scope, check_keys};
+use ritornello_store::{CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
+use serde::{Deserialize, Serialize, Serializer};
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// Changes whenever a message does.
+pub(crate) const VERSION: u32 = 1;
+/// Starts the first message each way.
+const MAGIC: [u8; 4] = *b"RTRN";
+
+/// What opens the first message each way. Fixed-width fields, so eight bytes in every version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Greeting {
+    magic: [u8; 4],
+    version: [u8; 4],
+}
+
+impl Greeting {
+    /// This version's.
+    pub(crate) fn ours() -> Self {
+        Self { magic: MAGIC, version: VERSION.to_le_bytes() }
+    }
+
+    /// Looks at how a first message begins.
+    ///
+    /// # Errors
+    /// `Invalid` for another protocol or version; `peer` names the other side in the message.
+    pub(crate) fn check(message: &[u8], peer: &str) -> Result<()> {
+        let (magic, rest) = message.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
+        let Some(version) = rest.first_chunk().filter(|_| *magic == MAGIC) else {
+            return Err(Error::invalid(format!("{peer} does not speak Ritornello's protocol")));
+        };
+        let theirs = u32::from_le_bytes(*version);
+        if theirs == VERSION {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{peer} is another version of Ritornello: use one version for all processes of a store"
+        ))
+        .with("protocol", VERSION)
+        .with("theirs", theirs))
+    }
+}
+
+/// A connection's first message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// See there.
+    pub(crate) greeting: Greeting,
+    /// The format of what the client writes.
+    pub(crate) format: u32,
+    /// The client's name, see [`crate::presence`].
+    pub(crate) name: String,
+    /// Its process, for people.
+    pub(crate) pid: u32,
+    /// Whether this is the name's first connection. Later ones join it, and are refused if it is
+    /// gone: its leases and reservations went with it.
+    pub(crate) first: bool,
+}
+
+impl Hello {
+    /// The hello of a client of that name.
+    pub(crate) fn new(name: &str, first: bool) -> Self {
+        Self {
+            greeting: Greeting::ours(),
+            format: FORMAT_VERSION,
+            name: name.to_owned(),
+            pid: std::process::id(),
+            first,
+        }
+    }
+}
+
+/// The answer to a hello.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    /// See there.
+    pub(crate) greeting: Greeting,
+    /// How it went.
+    pub(crate) outcome: Entry,
+}
+
+/// Whether a client is let in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Entry {
+    /// It is, to the store of this identity.
+    Granted([u8; 16]),
+    /// The name it wants to join is gone: it must come back under a new one.
+    Gone,
+    /// It is not.
+    Refused(Fault),
+}
+
+/// The keys of a call, end to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Keys<'a> {
+    /// Length of every key; zero if they differ.
+    width: u8,
+    /// Length of each key, if they differ.
+    #[serde(borrow, serialize_with = "as_bytes")]
+    lengths: &'a [u8],
+    #[serde(borrow, serialize_with = "as_bytes")]
+    bytes: &'a [u8],
+}
+
+fn as_bytes<S: Serializer>(bytes: &[u8], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    // In one piece; a slice would be written byte by byte.
+    serializer.serialize_bytes(bytes)
+}
+
+fn as_optional_bytes<S: Serializer>(
+    bytes: &Option<&[u8]>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    struct Bytes<'a>(&'a [u8]);
+    impl Serialize for Bytes<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+            serializer.serialize_bytes(self.0)
+        }
+    }
+    bytes.map(Bytes).serialize(serializer)
+}
+
+/// Keys on their way into a [`Keys`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flattened {
+    width: u8,
+    lengths: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+impl Flattened {
+    /// Lays `keys` end to end.
+    ///
+    /// # Errors
+    /// `Invalid` for keys that are too short or too long.
+    pub(crate) fn new(keys: &[&[u8]]) -> Result<Self> {
+        check_keys(keys)?;
+        let width = keys.first().map_or(0, |key| key.len());
+        let same = keys.iter().all(|key| key.len() == width);
+        let mut bytes = Vec::with_capacity(keys.iter().map(|key| key.len()).sum());
+        keys.iter().for_each(|key| bytes.extend_from_slice(key));
+        // Keys were found to be at most 64 bytes long.
+        let lengths = if same { Vec::new() } else { keys.iter().map(|k| k.len() as u8).collect() };
+        Ok(Self { width: if same { width as u8 } else { 0 }, lengths, bytes })
+    }
+
+    /// As they are sent.
+    pub(crate) fn as_keys(&self) -> Keys<'_> {
+        Keys { width: self.width, lengths: &self.lengths, bytes: &self.bytes }
+    }
+}
+
+impl<'a> Keys<'a> {
+    /// The keys one by one.
+    ///
+    /// # Errors
+    /// `Invalid` if lengths and bytes do not agree.
+    pub(crate) fn split(&self) -> Result<Vec<&'a [u8]>> {
+        let disagree = || Error::invalid("the lengths of keys do not add up");
+        if self.width > 0 {
+            let keys = self.bytes.chunks_exact(usize::from(self.width));
+            return if keys.remainder().is_empty() { Ok(keys.collect()) } else { Err(disagree()) };
+        }
+        let mut rest = self.bytes;
+        let mut keys = Vec::with_capacity(self.lengths.len());
+        for &length in self.lengths {
+            let (key, tail) = rest.split_at_checked(usize::from(length)).ok_or_else(disagree)?;
+            keys.push(key);
+            rest = tail;
+        }
+        if rest.is_empty() { Ok(keys) } else { Err(disagree()) }
+    }
+}
+
+/// A question: one of each call of [`ritornello_store::Catalog`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub(crate) enum Request<'a> {
+    Resolve { scope: Cow<'a, Scope>, create: bool },
+    #[serde(borrow)]
+    Probe { scope: ScopeRef, keys: Keys<'a> },
+    Lease { scope: ScopeRef, keys: Keys<'a>, ttl: Duration },
+    Release { lease: LeaseNumber },
+    Locate { scope: ScopeRef, keys: Keys<'a> },
+    Exists { scope: ScopeRef, keys: Keys<'a> },
+    Reserve {
+        scope: ScopeRef,
+        keys: Keys<'a>,
+        #[serde(borrow, serialize_with = "as_optional_bytes")]
+        parent: Option<&'a [u8]>,
+        patience: Duration,
+    },
+    Commit { reservation: u64, written: Cow<'a, [Option<u64>]> },
+    Abort { reservation: u64 },
+    Distrust {
+        scope: ScopeRef,
+        #[serde(borrow, serialize_with = "as_bytes")]
+        key: &'a [u8],
+        generation: u64,
+        reason: &'a str,
+    },
+    Touch { scope: ScopeRef, keys: Keys<'a> },
+    Delete { scope: ScopeRef, keys: Keys<'a> },
+    DropScope { scope: ScopeRef },
+    Clear,
+    Flush,
+    Stats,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Response {
+    /// To `Resolve`.
+    Scope(Option<ScopeRef>),
+    /// A number of pages.
+    Count(usize),
+    /// To `Lease`.
+    Leased(Leased),
+    /// To `Locate`.
+    Located(Located),
+    /// To `Exists`.
+    Exists(Vec<bool>),
+    /// To `Reserve`.
+    Reserved(Reserved),
+    /// To what has no other answer.
+    Done,
+    /// To `Stats`.
+    Stats(Box<CatalogStats>),
+    /// The call failed.
+    Failed(Fault),
+}
+
+/// An error, as it travels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Fault {
+    kind: Kind,
+    text: String,
+}
+
+/// [`ErrorKind`], as it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Kind {
+    Invalid,
+    Retry,
+    Miss,
+    Fatal,
+    Closed,
+}
+
+impl Fault {
+    /// Whether it says that the owner is closing.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.kind == Kind::Closed
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::Invalid => Kind::Invalid,
+            ErrorKind::Retry => Kind::Retry,
+            ErrorKind::Miss => Kind::Miss,
+            ErrorKind::Fatal => Kind::Fatal,
+            ErrorKind::Closed => Kind::Closed,
+        };
+        Self { kind, text: error.to_string() }
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        let kind = match fault.kind {
+            Kind::Invalid => ErrorKind::Invalid,
+            Kind::Retry => ErrorKind::Retry,
+            Kind::Miss => ErrorKind::Miss,
+            Kind::Fatal => ErrorKind::Fatal,
+            Kind::Closed => ErrorKind::Closed,
+        };
+        Self::new(kind, fault.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::decode;
+    use ritornello_format::{ScopeId, ScopeSlot};
+
+    const SCOPE: ScopeRef =
+        ScopeRef { id: ScopeId([3; 16]), slot: ScopeSlot(1), page_bytes: 4096, chained: true };
+
+    fn encoded(message: &impl Serialize) -> Vec<u8> {
+        postcard::to_stdvec(message).unwrap()
+    }
+
+    #[test]
+    fn keys_of_one_length_and_of_several_come_back() {
+        let (short, long) = ([1u8; 8], [2u8; 64]);
+        for keys in [vec![], vec![&long[..]; 3], vec![&short[..], &long[..], &short[..]]] {
+            let flat = Flattened::new(&keys).unwrap();
+            let request = Request::Probe { scope: SCOPE, keys: flat.as_keys() };
+            let bytes = encoded(&request);
+            let back: Request<'_> = decode(&bytes).unwrap();
+            assert_eq!(back, request);
+            let Request::Probe { keys: got, .. } = back else { unreachable!() };
+            assert_eq!(got.split().unwrap(), keys);
+        }
+        assert!(Flattened::new(&[&[0; 7]]).is_err());
+    }
+
+    #[test]
+    fn no_cut_and_no_flip_is_anything_but_an_error_or_a_question() {
+        let (short, long) = ([1u8; 8], [2u8; 64]);
+        let flat = Flattened::new(&[&short, &long]).unwrap();
+        let good = encoded(&Request::Reserve {
+            scope: SCOPE,
+            keys: flat.as_keys(),
+            parent: Some(&long),
+            patience: Duration::from_secs(1),
+        });
+        for at in 0..good.len() {
+            assert!(decode::<Request<'_>>(&good[..at]).is_err(), "cut at {at}");
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << bit;
+                if let Ok(Request::Reserve { keys, .. }) = decode(&bad) {
+                    let _ = keys.split();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_greeting_is_eight_bytes_and_names_what_differs() {
+        let hello = encoded(&Hello::new("a", true));
+        assert_eq!(encoded(&Greeting::ours()).len(), 8);
+        assert_eq!(hello[..4], MAGIC);
+        assert!(Greeting::check(&hello, "the owner").is_ok());
+        let mut other = hello.clone();
+        other[4] = 99;
+        let error = Greeting::check(&other, "the owner").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("theirs=99"), "{error}");
+        assert!(Greeting::check(b"GET / HTTP/1.1", "a client").is_err());
+        assert!(Greeting::check(b"RTRN", "a client").is_err());
+    }
+
+    #[test]
+    fn errors_keep_their_kind_and_their_words() {
+        let error = Error::fatal("broken").with("disk", 3).because(std::io::Error::other("why"));
+        let text = error.to_string();
+        let back = Error::from(Fault::from(error));
+        assert_eq!((back.kind(), back.to_string()), (ErrorKind::Fatal, text));
+    }
+}

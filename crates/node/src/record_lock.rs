@@ -1,0 +1,49 @@
+//! POSIX record locks (`fcntl(2)`) on whole files.
+//!
+//! They have the two properties that ownership needs, and two that it must be careful about:
+//!
+//! * A child does not inherit them by `fork`: the lock belongs to the process, not to the
+//!   descriptor. (`flock` and open-file-description locks live as long as any copy of the
+//!   descriptor, so a forked worker would keep a dead owner's lock.)
+//! * The kernel lets go of them only when the process writes no more. `do_exit` cancels or waits
+//!   out the task's `io_uring` requests before `exit_files` closes anything; a thread inside a
+//!   direct `pread` or `pwrite` cannot exit before the device is done with its memory; and the
+//!   table of open files, whose closing frees the locks, is closed by the *last* thread. So a free
+//!   lock proves that no write of its former holder will land any more.
+//! * Closing *any* descriptor of the file frees the process's lock. A locked file is therefore
+//!   opened once a process, see [`crate::lock`] and [`crate::presence`].
+//! * A process's own lock looks free to itself: `F_GETLK` reports conflicts only.
+
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::io::Errno;
+use rustix::process::{Flock, FlockType, fcntl_getlk};
+use std::fs::File;
+use std::io;
+
+/// Another process that holds a lock. Its number is zero where it cannot be seen from here (it is
+/// in another PID namespace).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder(pub(crate) i32);
+
+/// Takes the lock if no other process has it.
+pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
+    loop {
+        return match fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+            Err(Errno::INTR) => continue,
+            Err(error) => Err(error.into()),
+        };
+    }
+}
+
+/// Gives the lock back.
+pub(crate) fn unlock(file: &File) -> io::Result<()> {
+    Ok(fcntl_lock(file, FlockOperation::NonBlockingUnlock)?)
+}
+
+/// The other process that has the lock, if one has.
+pub(crate) fn holder(file: &File) -> io::Result<Option<Holder>> {
+    let found = fcntl_getlk(file, &Flock::from(FlockType::WriteLock))?;
+    Ok(found.map(|lock| Holder(lock.pid.map_or(0, |pid| pid.as_raw_nonzero().get()))))
+}

@@ -1,0 +1,138 @@
+//! An owner's catalog as a client asks it: each call is one message there and one back.
+
+use crate::client::Client;
+use crate::protocol::{Flattened, Request, Response};
+use ritornello_format::{Error, Result, Scope};
+use ritornello_store::{
+    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef,
+};
+use std::borrow::Cow;
+use std::time::{Duration, Instant};
+
+/// A client, and the deadline of the call that it is asked in.
+#[derive(Debug)]
+pub(crate) struct Remote<'a> {
+    client: &'a Client,
+    until: Instant,
+}
+
+/// Takes the answer of one kind out of a response.
+macro_rules! expect {
+    ($response:expr, $pattern:pat => $answer:expr) => {
+        match $response {
+            $pattern => Ok($answer),
+            _ => Err(out_of_place()),
+        }
+    };
+}
+
+impl<'a> Remote<'a> {
+    /// Asks through `client`, and waits until then.
+    pub(crate) fn new(client: &'a Client, until: Instant) -> Self {
+        Self { client, until }
+    }
+
+    fn ask(&self, request: &Request<'_>) -> Result<Response> {
+        self.client.call(request, self.until)
+    }
+
+    fn tell(&self, request: &Request<'_>) -> Result<()> {
+        expect!(self.ask(request)?, Response::Done => ())
+    }
+
+    fn count(&self, request: &Request<'_>) -> Result<usize> {
+        expect!(self.ask(request)?, Response::Count(count) => count)
+    }
+}
+
+fn out_of_place() -> Error {
+    Error::fatal("the store's owner answered another question: report this")
+}
+
+impl Catalog for Remote<'_> {
+    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
+        let request = Request::Resolve { scope: Cow::Borrowed(scope), create };
+        expect!(self.ask(&request)?, Response::Scope(scope) => scope)
+    }
+
+    fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let keys = Flattened::new(keys)?;
+        self.count(&Request::Probe { scope, keys: keys.as_keys() })
+    }
+
+    fn lease(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+        let keys = Flattened::new(keys)?;
+        let request = Request::Lease { scope, keys: keys.as_keys(), ttl };
+        expect!(self.ask(&request)?, Response::Leased(leased) => leased)
+    }
+
+    fn release(&self, lease: LeaseNumber) -> Result<()> {
+        self.tell(&Request::Release { lease })
+    }
+
+    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        let keys = Flattened::new(keys)?;
+        let request = Request::Locate { scope, keys: keys.as_keys() };
+        expect!(self.ask(&request)?, Response::Located(located) => located)
+    }
+
+    fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        let asked = keys.len();
+        let keys = Flattened::new(keys)?;
+        let request = Request::Exists { scope, keys: keys.as_keys() };
+        match self.ask(&request)? {
+            Response::Exists(there) if there.len() == asked => Ok(there),
+            _ => Err(out_of_place()),
+        }
+    }
+
+    fn reserve(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        parent: Option<&[u8]>,
+        patience: Duration,
+    ) -> Result<Reserved> {
+        let keys = Flattened::new(keys)?;
+        let request = Request::Reserve { scope, keys: keys.as_keys(), parent, patience };
+        expect!(self.ask(&request)?, Response::Reserved(reserved) => reserved)
+    }
+
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize> {
+        self.count(&Request::Commit { reservation, written: Cow::Borrowed(written) })
+    }
+
+    fn abort(&self, reservation: u64) -> Result<()> {
+        self.tell(&Request::Abort { reservation })
+    }
+
+    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+        self.tell(&Request::Distrust { scope, key, generation, reason })
+    }
+
+    fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let keys = Flattened::new(keys)?;
+        self.count(&Request::Touch { scope, keys: keys.as_keys() })
+    }
+
+    fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let keys = Flattened::new(keys)?;
+        self.count(&Request::Delete { scope, keys: keys.as_keys() })
+    }
+
+    fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
+        self.tell(&Request::DropScope { scope })
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.tell(&Request::Clear)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.tell(&Request::Flush)
+    }
+
+    fn stats(&self) -> Result<CatalogStats> {
+        expect!(self.ask(&Request::Stats)?, Response::Stats(stats) => *stats)
+    }
+}

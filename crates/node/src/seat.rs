@@ -1,0 +1,89 @@
+//! What a process is to a store at the moment, and how it comes to be that.
+
+use crate::client::Client;
+use crate::home::Home;
+use crate::lost::is_lost;
+use crate::owner::Owner;
+use ritornello_format::{Error, Result};
+use ritornello_medium::Medium;
+use ritornello_store::Options;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A free lock rings no bell, and neither does an owner that is still recovering: whoever waits
+/// for one looks again after these pauses, first and longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
+/// A process's part.
+pub(crate) enum Seat {
+    /// It owns the store.
+    Owner(Owner),
+    /// Another process does.
+    Client(Client),
+    /// It has none any more.
+    Closed,
+}
+
+/// Everything it takes to open a store, the first time or again.
+pub(crate) struct Opening {
+    pub(crate) home: Arc<Home>,
+    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) options: Options,
+}
+
+impl Opening {
+    /// Takes the lock and owns the store, or connects to whoever has it. If both fail because an
+    /// owner comes or goes, tries again until it is too late.
+    ///
+    /// # Errors
+    /// Those of [`ritornello_store::Engine::open`] where the lock was free; `Invalid` for an owner
+    /// of another version or user; `Retry` if there is an owner that does not listen.
+    pub(crate) fn take_seat(&self, until: Instant) -> Result<Seat> {
+        let mut pause = PAUSES.0;
+        loop {
+            if self.home.try_own()? {
+                let owner = Owner::open(&self.home, &self.medium, &self.options);
+                if owner.is_err() {
+                    self.home.lock.release();
+                }
+                return owner.map(Seat::Owner);
+            }
+            let error = match Client::connect(&self.home, until) {
+                Ok(client) => return Ok(Seat::Client(client)),
+                Err(error) if is_lost(&error) => error,
+                Err(error) => return Err(error),
+            };
+            if Instant::now() + pause > until {
+                let owner = self.home.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
+                return Err(Error::retry("a process owns this store but does not listen")
+                    .with("pid", owner)
+                    .with("dir", self.home.path().display())
+                    .because(error));
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(PAUSES.1);
+        }
+    }
+}
+
+impl Seat {
+    /// Identity of the store.
+    pub(crate) fn store(&self) -> Option<[u8; 16]> {
+        match self {
+            Self::Owner(owner) => Some(owner.engine().manifest().uuid),
+            Self::Client(client) => Some(client.store()),
+            Self::Closed => None,
+        }
+    }
+
+    /// Gives the part up, if it is one that others wait for.
+    ///
+    /// # Errors
+    /// Those of [`Owner::close`].
+    pub(crate) fn close(&self) -> Result<()> {
+        match self {
+            Self::Owner(owner) => owner.close(),
+            Self::Client(_) | Self::Closed => Ok(()),
+        }
+    }
+}

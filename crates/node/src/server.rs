@@ -1,0 +1,247 @@
+//! The owner's side of the socket: a thread that accepts, and one for each connection.
+
+use crate::answer::answer;
+use crate::authority::Authority;
+use crate::channel::{Channel, decode, decode_owned};
+use crate::guests::{Guests, Visit};
+use crate::home::Home;
+use crate::presence;
+use crate::protocol::{Entry, Greeting, Hello, Response, Welcome};
+use crate::socket::{self, Listener};
+use ritornello_format::{Error, FORMAT_VERSION, Result};
+use ritornello_store::Catalog;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{SocketFlags, accept_with};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A peer that says hello, or the rest of a message, slower than this is hung up on.
+const MESSAGE_TIME: Duration = Duration::from_secs(30);
+/// How often a connection's thread looks at the clock.
+const SLICE: Duration = Duration::from_secs(5);
+/// How often clients are looked after that died behind a connection which a forked child of
+/// theirs keeps open.
+const ROUND: Duration = Duration::from_secs(5);
+/// Rounds between two sweeps of what dead clients left under `clients/`.
+const SWEEP_ROUNDS: u32 = 12;
+/// Calls that have come in may take this long to finish when the server stops.
+const FAREWELL: Duration = Duration::from_secs(10);
+/// The pause after a connection that could not be accepted (no descriptors, usually).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// A listening owner.
+pub(crate) struct Server {
+    home: Arc<Home>,
+    guests: Arc<Guests>,
+    listener: Arc<Listener>,
+    stop: Arc<OwnedFd>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens for the clients of `authority`. The caller holds the lock of `home`.
+    pub(crate) fn start(home: &Arc<Home>, authority: Arc<dyn Authority>) -> Result<Self> {
+        presence::sweep(home);
+        let store = authority.store();
+        let guests = Guests::new(authority);
+        let listener = Arc::new(Listener::bind(home)?);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| no_thread(error.into()))?;
+        let stop = Arc::new(stop);
+        let acceptor = Acceptor {
+            home: Arc::clone(home),
+            guests: Arc::clone(&guests),
+            listener: Arc::clone(&listener),
+            stop: Arc::clone(&stop),
+            store,
+        };
+        let acceptor = std::thread::Builder::new()
+            .name("ritornello-accept".to_owned())
+            .spawn(move || acceptor.run())
+            .map_err(no_thread)?;
+        Ok(Self { home: Arc::clone(home), guests, listener, stop, acceptor: Some(acceptor) })
+    }
+
+    /// Stops listening, lets calls finish that have come in, and hangs up.
+    pub(crate) fn stop(mut self) {
+        // It can only fail by overflow, and it is written once.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(acceptor) = self.acceptor.take() {
+            // A panic in it was reported where it happened.
+            let _ = acceptor.join();
+        }
+        self.listener.unpublish(&self.home);
+        self.guests.dismiss(FAREWELL);
+    }
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    Error::retry("the store's server cannot start").because(error)
+}
+
+struct Acceptor {
+    home: Arc<Home>,
+    guests: Arc<Guests>,
+    listener: Arc<Listener>,
+    stop: Arc<OwnedFd>,
+    store: [u8; 16],
+}
+
+impl Acceptor {
+    fn run(&self) {
+        let mut rounds = 0u32;
+        let mut next_round = Instant::now() + ROUND;
+        loop {
+            let until = next_round.saturating_duration_since(Instant::now());
+            let mut waited = [
+                PollFd::new(&self.listener.socket, PollFlags::IN),
+                PollFd::new(&*self.stop, PollFlags::IN),
+            ];
+            let ready = poll(&mut waited, Timespec::try_from(until).ok().as_ref());
+            let [listening, stopping] = waited.map(|fd| !fd.revents().is_empty());
+            if stopping {
+                return;
+            }
+            if ready.is_ok() && listening && !self.accept() {
+                let mut stop = [PollFd::new(&*self.stop, PollFlags::IN)];
+                let _ = poll(&mut stop, Timespec::try_from(ACCEPT_PAUSE).ok().as_ref());
+            }
+            if Instant::now() >= next_round {
+                next_round = Instant::now() + ROUND;
+                rounds += 1;
+                self.look_after(rounds);
+            }
+        }
+    }
+
+    fn accept(&self) -> bool {
+        let stream = match accept_with(&self.listener.socket, SocketFlags::CLOEXEC) {
+            Ok(stream) => Arc::new(UnixStream::from(stream)),
+            Err(error) => {
+                tracing::warn!(%error, "a client could not be accepted");
+                return false;
+            }
+        };
+        let Some(visit) = self.guests.arrive(&stream) else {
+            tracing::warn!("too many connections: a client was turned away");
+            return false;
+        };
+        let (home, store) = (Arc::clone(&self.home), self.store);
+        let reception = move || {
+            if let Err(error) = receive(&home, store, &visit, &stream) {
+                tracing::debug!(%error, "a client's connection ended");
+            }
+        };
+        let thread = std::thread::Builder::new().name("ritornello-client".to_owned());
+        match thread.spawn(reception) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::warn!(%error, "no thread for a client");
+                false
+            }
+        }
+    }
+
+    fn look_after(&self, rounds: u32) {
+        for name in self.guests.names() {
+            if !presence::is_alive(&self.home, &name) {
+                self.guests.disconnect(&name);
+            }
+        }
+        if rounds % SWEEP_ROUNDS == 0 {
+            presence::sweep(&self.home);
+        }
+    }
+}
+
+/// One connection, from hello to the end.
+fn receive(home: &Home, store: [u8; 16], visit: &Visit, stream: &Arc<UnixStream>) -> Result<()> {
+    socket::check_peer(stream)?;
+    let mut channel = Channel::new(Arc::clone(stream), SLICE)?;
+    let mut patience = within(MESSAGE_TIME);
+    let Some(message) = channel.receive(&mut patience)? else { return Ok(()) };
+    let (outcome, catalog) = match admit(home, visit, message) {
+        Ok(Some(catalog)) => (Entry::Granted(store), Some(catalog)),
+        Ok(None) => (Entry::Gone, None),
+        Err(error) => (Entry::Refused(error.into()), None),
+    };
+    channel.stage(&Welcome { greeting: Greeting::ours(), outcome })?;
+    channel.send(&mut within(MESSAGE_TIME))?;
+    catalog.map_or(Ok(()), |catalog| serve(catalog.as_ref(), &mut channel))
+}
+
+fn admit(home: &Home, visit: &Visit, message: &[u8]) -> Result<Option<Arc<dyn Catalog>>> {
+    Greeting::check(message, "a process that uses this store")?;
+    let hello: Hello = decode_owned(message)?;
+    if hello.format != FORMAT_VERSION {
+        return Err(Error::invalid(
+            "the store's owner writes another format: use one version for all its processes",
+        )
+        .with("format", FORMAT_VERSION)
+        .with("yours", hello.format));
+    }
+    // Space is handed out under a name only if its lock will tell when to take it back.
+    if !presence::is_alive(home, &hello.name) {
+        return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
+    }
+    tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "connected");
+    visit.introduce(&hello.name, hello.first)
+}
+
+fn serve(catalog: &dyn Catalog, channel: &mut Channel) -> Result<()> {
+    loop {
+        let Some(message) = channel.receive(&mut within_a_message())? else { return Ok(()) };
+        let response = answer(catalog, decode(message)?);
+        if matches!(&response, Response::Failed(fault) if fault.is_closed()) {
+            // The owner is closing: that is no answer. The client finds the next one.
+            return Ok(());
+        }
+        let sent = match channel.stage(&response) {
+            Ok(()) => channel.send(&mut within(MESSAGE_TIME)),
+            Err(error) => {
+                channel.stage(&Response::Failed(error.into()))?;
+                channel.send(&mut within(MESSAGE_TIME))?;
+                // Said, but not the whole answer: what it reserved is not known to anybody.
+                forget(catalog, &response);
+                continue;
+            }
+        };
+        if sent.is_err() {
+            forget(catalog, &response);
+        }
+        sent?;
+    }
+}
+
+/// Takes back space that the client was not told about.
+fn forget(catalog: &dyn Catalog, response: &Response) {
+    if let Response::Reserved(reserved) = response
+        && !reserved.runs.is_empty()
+        && let Err(error) = catalog.abort(reserved.id)
+    {
+        tracing::warn!(%error, "space stays withheld until its client ends");
+    }
+}
+
+/// Patience for a message that is due.
+fn within(time: Duration) -> impl FnMut(bool) -> Result<()> {
+    let until = Instant::now() + time;
+    move |_| if Instant::now() < until { Ok(()) } else { Err(too_slow()) }
+}
+
+/// Patience without end between messages, and little within one.
+fn within_a_message() -> impl FnMut(bool) -> Result<()> {
+    let mut begun: Option<Instant> = None;
+    move |partial| {
+        let since = begun.filter(|_| partial).unwrap_or_else(Instant::now);
+        begun = partial.then_some(since);
+        if since.elapsed() < MESSAGE_TIME { Ok(()) } else { Err(too_slow()) }
+    }
+}
+
+fn too_slow() -> Error {
+    Error::retry("the other side stopped in the middle of a message")
+}

@@ -1,0 +1,147 @@
+//! What all handles of one process on one directory share.
+
+use crate::home::Home;
+use crate::node::Role;
+use crate::seat::{Opening, Seat};
+use crate::switch::Switch;
+use parking_lot::Mutex;
+use ritornello_format::{Error, Result};
+use ritornello_medium::Medium;
+use ritornello_store::{Catalog, Directory, Options, Store, open_segments};
+use ritornello_volume::staging::Staging;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Memory for copies of pages and unaligned reads, a process. Resident as far as it is used.
+const STAGING_BYTES: usize = 256 << 20;
+
+/// A store, open.
+pub(crate) struct Shared {
+    home: Arc<Home>,
+    medium: Arc<dyn Medium>,
+    switch: Arc<Switch>,
+    store: Arc<Store>,
+    phase: Mutex<Phase>,
+}
+
+/// How far the life of a [`Shared`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// In use by this many handles.
+    Open(usize),
+    /// The last handle was closed. Writes may still be on their way.
+    Closing,
+    /// Over.
+    Closed,
+}
+
+impl Shared {
+    /// Opens the store in `home`, with one handle.
+    pub(crate) fn open(
+        home: Home,
+        medium: Arc<dyn Medium>,
+        options: &Options,
+        until: Instant,
+    ) -> Result<Self> {
+        let home = Arc::new(home);
+        let opening = Opening {
+            home: Arc::clone(&home),
+            medium: Arc::clone(&medium),
+            options: options.clone(),
+        };
+        let switch = Switch::open(opening, until)?;
+        let opened = store_over(Arc::new(switch), &medium, options);
+        let (switch, store) = opened?;
+        Ok(Self { home, medium, switch, store, phase: Mutex::new(Phase::Open(1)) })
+    }
+
+    /// Adds a handle, if it is not too late.
+    ///
+    /// # Errors
+    /// `Invalid` if `options` do not fit the store.
+    pub(crate) fn enter(&self, options: &Options) -> Result<bool> {
+        let mut phase = self.phase.lock();
+        let Phase::Open(handles) = &mut *phase else { return Ok(false) };
+        Directory::new(Arc::clone(&self.medium), self.home.path()).manifest_for(options)?;
+        *handles += 1;
+        Ok(true)
+    }
+
+    /// Takes a handle away. [`Shared::finish`] is due afterwards.
+    pub(crate) fn leave(&self) {
+        let mut phase = self.phase.lock();
+        *phase = match *phase {
+            Phase::Open(handles) if handles > 1 => Phase::Open(handles - 1),
+            Phase::Open(_) => Phase::Closing,
+            phase => phase,
+        };
+    }
+
+    /// Closes the store if no handle is left.
+    ///
+    /// # Errors
+    /// Those of [`Switch::close`]. If it is [`Shared::unfinished`] after that, it is due again.
+    pub(crate) fn finish(&self) -> Result<()> {
+        if !self.unfinished() {
+            return Ok(());
+        }
+        self.store.close();
+        let closed = self.switch.close();
+        if matches!(&*self.switch.seat(), Seat::Closed) {
+            *self.phase.lock() = Phase::Closed;
+        }
+        closed
+    }
+
+    /// Whether the last handle is gone but the lock is not.
+    pub(crate) fn unfinished(&self) -> bool {
+        *self.phase.lock() == Phase::Closing
+    }
+
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.home.path()
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        match &*self.switch.seat() {
+            Seat::Owner(_) => Role::Owner,
+            Seat::Client(_) | Seat::Closed => Role::Client,
+        }
+    }
+}
+
+/// Everybody's half of the store over a switch, which is closed again if that fails.
+fn store_over(
+    switch: Arc<Switch>,
+    medium: &Arc<dyn Medium>,
+    options: &Options,
+) -> Result<(Arc<Switch>, Arc<Store>)> {
+    let made = (|| {
+        let segments = match &*switch.seat() {
+            Seat::Owner(owner) => owner.engine().segments(),
+            Seat::Client(_) | Seat::Closed => {
+                Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
+                let (manifest, segments) =
+                    open_segments(Arc::clone(medium), &options.dir, options.io)?;
+                if manifest.uuid != switch.store() {
+                    return Err(Error::retry("the directory was replaced meanwhile: open again"));
+                }
+                segments
+            }
+        };
+        let catalog: Arc<dyn Catalog> = Arc::clone(&switch) as _;
+        Ok(Store::new(catalog, segments, Staging::new(STAGING_BYTES)?))
+    })();
+    match made {
+        Ok(store) => Ok((switch, store)),
+        Err(error) => {
+            let _ = switch.close();
+            Err(error)
+        }
+    }
+}

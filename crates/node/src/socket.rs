@@ -1,0 +1,131 @@
+//! The socket file in a store's directory: how an owner listens and a client finds it.
+
+use crate::home::Home;
+use crate::lost::lost;
+use crate::presence::random_name;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use ritornello_format::{Error, Result};
+use rustix::fs::{AtFlags, Mode};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The name that clients connect to.
+pub(crate) const NAME: &str = "owner.sock";
+/// Connections that wait to be accepted at most.
+const BACKLOG: i32 = 256;
+/// What `sun_path` holds, with the zero at its end.
+const PATH_BYTES_MAX: usize = 107;
+
+/// Tells one socket file from the next owner's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketFile {
+    device: u64,
+    inode: u64,
+}
+
+/// The socket file that is there now, if one is.
+pub(crate) fn present(home: &Home) -> Option<SocketFile> {
+    let found = rustix::fs::statat(home.dir(), NAME, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    Some(SocketFile { device: found.st_dev, inode: found.st_ino })
+}
+
+/// A listening socket with its file.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) socket: OwnedFd,
+    file: Option<SocketFile>,
+}
+
+impl Listener {
+    /// Listens in `home`, in place of whoever did before. The caller holds the lock.
+    pub(crate) fn bind(home: &Home) -> Result<Self> {
+        let failed = |error: io::Error| {
+            Error::retry("the store's socket cannot be made").because(error)
+        };
+        // Bound and listening under another name first, so that a client that finds the socket
+        // finds somebody behind it.
+        let temporary = format!("{NAME}.{}", &random_name()?[..8]);
+        let socket = stream_socket().map_err(failed)?;
+        let address = address(home, &temporary).map_err(failed)?;
+        bind(&socket, &address).map_err(|error| failed(error.into()))?;
+        let published = (|| {
+            rustix::fs::chmodat(
+                home.dir(),
+                temporary.as_str(),
+                Mode::RUSR | Mode::WUSR,
+                AtFlags::empty(),
+            )?;
+            listen(&socket, BACKLOG)?;
+            rustix::fs::renameat(home.dir(), temporary.as_str(), home.dir(), NAME)
+        })();
+        if let Err(error) = published {
+            let _ = rustix::fs::unlinkat(home.dir(), temporary.as_str(), AtFlags::empty());
+            return Err(failed(error.into()));
+        }
+        Ok(Self { socket, file: present(home) })
+    }
+
+    /// Removes the socket file, unless it is another owner's by now.
+    pub(crate) fn unpublish(&self, home: &Home) {
+        if self.file.is_some() && present(home) == self.file {
+            let _ = rustix::fs::unlinkat(home.dir(), NAME, AtFlags::empty());
+        }
+    }
+}
+
+/// Connects to whoever listens, and makes sure that it is the same user.
+///
+/// # Errors
+/// Lost if nobody listens; `Invalid` for another user.
+pub(crate) fn dial(home: &Home, patience: Duration) -> Result<UnixStream> {
+    let socket = stream_socket().map_err(lost)?;
+    let patience = patience.max(Duration::from_millis(1));
+    // Connecting waits while the backlog is full.
+    set_socket_timeout(&socket, Timeout::Send, Some(patience)).map_err(|e| lost(e.into()))?;
+    let address = address(home, NAME).map_err(lost)?;
+    connect(&socket, &address).map_err(|error| lost(error.into()))?;
+    check_peer(&socket)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// Refuses a peer of another user.
+///
+/// # Errors
+/// `Invalid`, saying whose the peer is.
+pub(crate) fn check_peer(socket: &impl AsFd) -> Result<()> {
+    let peer = getsockopt(&socket.as_fd(), PeerCredentials).map_err(|error| lost(error.into()))?;
+    let own = rustix::process::geteuid().as_raw();
+    if peer.uid() == own {
+        return Ok(());
+    }
+    Err(Error::invalid("the process at the other end of the store's socket is another user's")
+        .with("theirs", peer.uid())
+        .with("ours", own))
+}
+
+fn stream_socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// The address of `name` in the directory. A long path goes by the directory's descriptor.
+fn address(home: &Home, name: &str) -> io::Result<SocketAddrUnix> {
+    let mut path = home.path().join(name);
+    if path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
+        path = PathBuf::from(format!("/proc/self/fd/{}/{name}", home.dir().as_raw_fd()));
+    }
+    Ok(SocketAddrUnix::new(&path)?)
+}
+
+/// Ends one or both directions of a connection, for whoever waits on it, too.
+pub(crate) fn shut_down(stream: &UnixStream, how: rustix::net::Shutdown) {
+    // It fails where the other side was faster.
+    let _ = rustix::net::shutdown(stream, how);
+}

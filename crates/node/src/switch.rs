@@ -1,0 +1,258 @@
+//! One catalog for all of a process's life with a store: asks the engine while the process owns
+//! it, the owner while another does, and changes over when that one goes away.
+
+use crate::ledger::Ledger;
+use crate::lost::is_lost;
+use crate::process::Process;
+use crate::remote::Remote;
+use crate::seat::{Opening, Seat};
+use parking_lot::{Mutex, RwLock};
+use ritornello_format::{Error, ErrorKind, Result, Scope};
+use ritornello_store::{
+    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A call through a client takes at most this long, the takeover included.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Likewise for calls that wait for a disk: a commit in `durable` mode, `flush`, `clear`.
+const DISK_PATIENCE: Duration = Duration::from_secs(300);
+/// Closing waits this long for writes that are on their way.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
+/// A call is asked again at once this often; after that an owner that hangs up on it every time
+/// is given a pause.
+const QUICK_RETRIES: u32 = 3;
+/// That pause.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// See the module.
+pub(crate) struct Switch {
+    process: Process,
+    opening: Opening,
+    store: [u8; 16],
+    seat: RwLock<Arc<Seat>>,
+    /// Held by whoever looks for a new seat. The others wait and use what it found.
+    changing: Mutex<()>,
+    ledger: Ledger<Arc<Seat>>,
+}
+
+impl Switch {
+    /// Becomes owner or client.
+    ///
+    /// # Errors
+    /// Those of [`Opening::take_seat`].
+    pub(crate) fn open(opening: Opening, until: Instant) -> Result<Self> {
+        let seat = opening.take_seat(until)?;
+        Ok(Self {
+            process: Process::current(),
+            opening,
+            store: seat.store().unwrap_or_default(),
+            seat: RwLock::new(Arc::new(seat)),
+            changing: Mutex::new(()),
+            ledger: Ledger::new(),
+        })
+    }
+
+    /// What the process is at the moment.
+    pub(crate) fn seat(&self) -> Arc<Seat> {
+        Arc::clone(&self.seat.read())
+    }
+
+    /// Identity of the store.
+    pub(crate) fn store(&self) -> [u8; 16] {
+        self.store
+    }
+
+    /// Waits for writes that are on their way, gives the seat up, and lets the lock go.
+    ///
+    /// # Errors
+    /// `Retry` if writes are still on their way: nothing is closed then, and the lock is kept,
+    /// because the next owner would give their space to somebody else. Otherwise those of the last
+    /// sync, and it is closed.
+    pub(crate) fn close(&self) -> Result<()> {
+        if !self.ledger.close(Instant::now() + CLOSE_PATIENCE) {
+            return Err(Error::retry("writes are still on their way: close again later")
+                .with("dir", self.opening.home.path().display()));
+        }
+        let _turn = self.changing.lock();
+        let seat = std::mem::replace(&mut *self.seat.write(), Arc::new(Seat::Closed));
+        let closed = seat.close();
+        self.opening.home.lock.close();
+        closed
+    }
+
+    /// Puts `question` to whoever answers, and to the next owner if that one goes away. So only
+    /// for questions that may be asked twice. Returns who answered, too.
+    fn ask_whom<T>(
+        &self,
+        patience: Duration,
+        question: impl Fn(&dyn Catalog) -> Result<T>,
+    ) -> Result<(T, Arc<Seat>)> {
+        self.process.check()?;
+        let mut until = None;
+        let mut losses = 0;
+        loop {
+            let seat = self.seat();
+            let answer = match &*seat {
+                Seat::Owner(owner) => question(owner.session()),
+                Seat::Client(client) => {
+                    let until = *until.get_or_insert_with(|| Instant::now() + patience);
+                    question(&Remote::new(client, until))
+                }
+                Seat::Closed => Err(closed()),
+            };
+            let error = match answer {
+                Ok(answer) => return Ok((answer, seat)),
+                Err(error) => error,
+            };
+            let until = until.unwrap_or_else(Instant::now);
+            if !is_lost(&error) || Instant::now() >= until {
+                return Err(error);
+            }
+            losses += 1;
+            if losses > QUICK_RETRIES {
+                std::thread::sleep(RETRY_PAUSE);
+            }
+            self.change(&seat, until)?;
+        }
+    }
+
+    fn ask<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
+        self.ask_whom(PATIENCE, question).map(|(answer, _)| answer)
+    }
+
+    fn ask_disk<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
+        self.ask_whom(DISK_PATIENCE, question).map(|(answer, _)| answer)
+    }
+
+    /// Finds a seat in place of `lost`, unless somebody has.
+    fn change(&self, lost: &Arc<Seat>, until: Instant) -> Result<()> {
+        let Some(_turn) = self.changing.try_lock_until(until) else {
+            return Err(Error::retry("the store's next owner could not be found in time"));
+        };
+        if !Arc::ptr_eq(&self.seat.read(), lost) {
+            return Ok(());
+        }
+        let seat = self.opening.take_seat(until)?;
+        if seat.store() != Some(self.store) {
+            let _ = seat.close();
+            self.opening.home.lock.release();
+            return Err(Error::fatal("another store has taken this one's place: open it again")
+                .with("dir", self.opening.home.path().display()));
+        }
+        let role = if matches!(seat, Seat::Owner(_)) { "owner" } else { "client" };
+        tracing::info!(role, dir = %self.opening.home.path().display(), "the store's owner is gone");
+        let old = std::mem::replace(&mut *self.seat.write(), Arc::new(seat));
+        drop(old);
+        Ok(())
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the store is closed: open it again")
+}
+
+/// Everything may be asked twice except `commit`. Asking `reserve` twice strands space under the
+/// name of a client that is dropped, and comes back with it (see [`crate::client::Client`]).
+impl Catalog for Switch {
+    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
+        self.ask(|catalog| catalog.resolve(scope, create))
+    }
+
+    fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        self.ask(|catalog| catalog.probe(scope, keys))
+    }
+
+    fn lease(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+        self.ask(|catalog| catalog.lease(scope, keys, ttl))
+    }
+
+    fn release(&self, lease: LeaseNumber) -> Result<()> {
+        self.ask(|catalog| catalog.release(lease))
+    }
+
+    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        self.ask(|catalog| catalog.locate(scope, keys))
+    }
+
+    fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        self.ask(|catalog| catalog.exists(scope, keys))
+    }
+
+    fn reserve(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        parent: Option<&[u8]>,
+        patience: Duration,
+    ) -> Result<Reserved> {
+        self.process.check()?;
+        if !self.ledger.begin() {
+            return Err(closed());
+        }
+        let asked = self.ask_whom(PATIENCE + patience, |catalog| {
+            catalog.reserve(scope, keys, parent, patience)
+        });
+        let given = asked.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
+        self.ledger.note(given.map(|(reserved, giver)| (reserved.id, Arc::clone(giver))));
+        asked.map(|(reserved, _)| reserved)
+    }
+
+    /// Asked once, and only of the owner that gave the reservation: to any other its number says
+    /// nothing. If that one is gone, the pages are not stored, and may be put again.
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize> {
+        self.process.check()?;
+        let giver = self.ledger.giver(reservation).ok_or_else(|| {
+            Error::invalid("this reservation was committed or aborted")
+                .with("reservation", reservation)
+        })?;
+        let committed = match &*giver {
+            Seat::Owner(owner) => owner.session().commit(reservation, written),
+            Seat::Client(client) => {
+                Remote::new(client, Instant::now() + DISK_PATIENCE).commit(reservation, written)
+            }
+            Seat::Closed => Err(closed()),
+        }?;
+        self.ledger.settle(reservation);
+        Ok(committed)
+    }
+
+    /// The giver is told if it lives, and otherwise the owner of the day, who found the
+    /// reservation in the log.
+    fn abort(&self, reservation: u64) -> Result<()> {
+        self.process.check()?;
+        match self.ledger.settle(reservation) {
+            None => Ok(()),
+            Some(_) => self.ask(|catalog| catalog.abort(reservation)),
+        }
+    }
+
+    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+        self.ask(|catalog| catalog.distrust(scope, key, generation, reason))
+    }
+
+    fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        self.ask(|catalog| catalog.touch(scope, keys))
+    }
+
+    fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        self.ask(|catalog| catalog.delete(scope, keys))
+    }
+
+    fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
+        self.ask_disk(|catalog| catalog.drop_scope(scope))
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.ask_disk(Catalog::clear)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.ask_disk(Catalog::flush)
+    }
+
+    fn stats(&self) -> Result<CatalogStats> {
+        self.ask(Catalog::stats)
+    }
+}

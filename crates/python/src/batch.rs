@@ -1,0 +1,90 @@
+//! The `pages` or `out` argument of a put or a get, in either of its forms.
+
+use crate::buffer::{Use, release_dropped};
+use crate::error::invalid;
+use crate::pages::Pages;
+use crate::pool::{PoolPages, Selection};
+use pyo3::prelude::*;
+use ritornello_volume::memory::{PageSource, PageTarget};
+use std::sync::Arc;
+
+/// The memory of a batch.
+pub(crate) enum Batch {
+    Pages(Arc<Pages>),
+    Pool(Selection),
+}
+
+impl Batch {
+    /// Memory to write `keys` pages from: exactly as many.
+    pub(crate) fn source(
+        pages: &Bound<'_, PyAny>,
+        keys: usize,
+        page_bytes: u64,
+    ) -> PyResult<Self> {
+        if let Ok(given) = pages.len()
+            && given != keys
+        {
+            return Err(invalid(pages.py(), format!("{keys} keys, but {given} pages")));
+        }
+        Self::of(pages, keys, page_bytes, Use::Read)
+    }
+
+    /// Memory to read `keys` pages to: as many, or more, of which the first are used.
+    pub(crate) fn target(
+        pages: &Bound<'_, PyAny>,
+        keys: usize,
+        page_bytes: u64,
+    ) -> PyResult<Self> {
+        Self::of(pages, keys, page_bytes, Use::Write)
+    }
+
+    fn of(
+        pages: &Bound<'_, PyAny>,
+        keys: usize,
+        page_bytes: u64,
+        purpose: Use,
+    ) -> PyResult<Self> {
+        release_dropped(pages.py());
+        match pages.cast::<PoolPages>() {
+            Ok(pool) => pool.get().select(pages.py(), keys, page_bytes, purpose).map(Self::Pool),
+            Err(_) => Pages::of(pages, keys, page_bytes, purpose)
+                .map(|pages| Self::Pages(Arc::new(pages))),
+        }
+    }
+
+    pub(crate) fn as_source(&self) -> &dyn PageSource {
+        match self {
+            Self::Pages(pages) => pages.as_ref(),
+            Self::Pool(selection) => selection,
+        }
+    }
+
+    pub(crate) fn as_target(&self) -> &dyn PageTarget {
+        match self {
+            Self::Pages(pages) => pages.as_ref(),
+            Self::Pool(selection) => selection,
+        }
+    }
+
+    pub(crate) fn to_source(&self) -> Arc<dyn PageSource> {
+        match self {
+            Self::Pages(pages) => Arc::clone(pages) as Arc<dyn PageSource>,
+            Self::Pool(selection) => Arc::new(selection.clone()),
+        }
+    }
+
+    pub(crate) fn to_target(&self) -> Arc<dyn PageTarget> {
+        match self {
+            Self::Pages(pages) => Arc::clone(pages) as Arc<dyn PageTarget>,
+            Self::Pool(selection) => Arc::new(selection.clone()),
+        }
+    }
+
+    /// Lets the memory go. Only when nothing works on it any more.
+    pub(crate) fn release(&self, py: Python<'_>) {
+        if let Self::Pages(pages) = self {
+            pages.release();
+        }
+        release_dropped(py);
+    }
+}

@@ -1,0 +1,69 @@
+//! Errors of the house as the exceptions of `ritornello.errors`.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use ritornello_format::{Error, ErrorKind};
+
+/// Where the exceptions are defined: in Python, because `InvalidError` has two bases.
+const MODULE: &str = "ritornello.errors";
+
+struct Exception {
+    name: &'static str,
+    class: PyOnceLock<Py<PyType>>,
+}
+
+impl Exception {
+    const fn new(name: &'static str) -> Self {
+        Self { name, class: PyOnceLock::new() }
+    }
+
+    fn class<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyType>> {
+        self.class.import(py, MODULE, self.name)
+    }
+}
+
+static BASE: Exception = Exception::new("RitornelloError");
+static INVALID: Exception = Exception::new("InvalidError");
+static RETRY: Exception = Exception::new("RetryError");
+static FATAL: Exception = Exception::new("FatalError");
+static CLOSED: Exception = Exception::new("ClosedError");
+
+/// Makes the exceptions attributes of `_core` too.
+pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    [&BASE, &INVALID, &RETRY, &FATAL, &CLOSED]
+        .iter()
+        .try_for_each(|exception| module.add(exception.name, exception.class(module.py())?))
+}
+
+/// The Python exception of an error.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    let exception = match error.kind() {
+        ErrorKind::Invalid => &INVALID,
+        ErrorKind::Retry => &RETRY,
+        ErrorKind::Miss => &BASE,
+        ErrorKind::Fatal => &FATAL,
+        ErrorKind::Closed => &CLOSED,
+    };
+    match exception.class(py) {
+        Ok(class) => PyErr::from_type(class.clone(), (error.to_string(),)),
+        Err(failed) => failed,
+    }
+}
+
+/// An `InvalidError`.
+pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
+    raise(py, &Error::invalid(message))
+}
+
+/// Turns the house's results into Python's.
+pub(crate) trait OrRaise<T> {
+    /// The value, or the exception of the error.
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for ritornello_format::Result<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| raise(py, &error))
+    }
+}

@@ -1,0 +1,46 @@
+//! Page keys: `list[bytes]`, borrowed while a call looks at them.
+
+use crate::error::invalid;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+/// Some keys, kept alive: somebody may change the list while the interpreter is detached.
+pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
+
+impl<'py> Keys<'py> {
+    /// Takes hold of the elements of a list, or of anything that can be iterated over.
+    pub(crate) fn of(keys: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = keys.cast::<PyList>() {
+            return list.iter().enumerate().map(|(at, key)| bytes(at, key)).collect();
+        }
+        keys.try_iter()
+            .map_err(|_| invalid(keys.py(), "keys is a list of bytes objects"))?
+            .enumerate()
+            .map(|(at, key)| bytes(at, key?))
+            .collect()
+    }
+
+    /// The keys' bytes, where they are.
+    pub(crate) fn slices(&self) -> Vec<&[u8]> {
+        self.0.iter().map(|key| key.as_bytes()).collect()
+    }
+
+    /// The keys' bytes, copied.
+    pub(crate) fn boxed(&self) -> Vec<Box<[u8]>> {
+        self.0.iter().map(|key| Box::from(key.as_bytes())).collect()
+    }
+}
+
+impl<'py> FromIterator<Bound<'py, PyBytes>> for Keys<'py> {
+    fn from_iter<I: IntoIterator<Item = Bound<'py, PyBytes>>>(keys: I) -> Self {
+        Self(keys.into_iter().collect())
+    }
+}
+
+fn bytes<'py>(at: usize, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    key.cast_into::<PyBytes>().map_err(|error| {
+        let key = error.into_inner();
+        let given = key.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+        invalid(key.py(), format!("key {at} is a {given}: pass the engine's block hash as bytes"))
+    })
+}

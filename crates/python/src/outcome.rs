@@ -1,0 +1,132 @@
+//! Tickets and what they come to.
+
+use crate::batch::Batch;
+use crate::error::raise;
+use crate::time::deadline;
+use pyo3::prelude::*;
+use ritornello_format::{Error, ErrorKind};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a ticket came to. `pages`: leading pages stored (put) or filled and verified (get).
+/// `bytes`: payload moved. `seconds`: from submission to the end. `reason`: "" when all pages
+/// came, else why the first one did not. `ok[i]`: page `i`.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Outcome(Arc<ritornello_store::Outcome>);
+
+#[pymethods]
+impl Outcome {
+    #[getter]
+    fn pages(&self) -> usize {
+        self.0.pages
+    }
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.0.seconds
+    }
+    #[getter]
+    fn reason(&self) -> &'static str {
+        self.0.reason
+    }
+    #[getter]
+    fn ok(&self) -> Vec<bool> {
+        self.0.ok.clone()
+    }
+    fn __repr__(&self) -> String {
+        let Self(outcome) = self;
+        format!(
+            "Outcome(pages={} of {}, bytes={}, seconds={:.6}, reason={:?})",
+            outcome.pages,
+            outcome.ok.len(),
+            outcome.bytes,
+            outcome.seconds,
+            outcome.reason
+        )
+    }
+}
+
+/// A submitted put or get. It owns its buffers until it is done.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Ticket {
+    ticket: ritornello_store::Ticket,
+    /// The memory it works on; `None` if the bytes were copied when it was submitted.
+    batch: Option<Batch>,
+    process: u32,
+}
+
+impl Ticket {
+    pub(crate) fn new(ticket: ritornello_store::Ticket, batch: Option<Batch>) -> Self {
+        Self { ticket, batch, process: std::process::id() }
+    }
+
+    /// The outcome if it is there; the buffers are free then.
+    fn outcome(&self, py: Python<'_>) -> Option<Outcome> {
+        let outcome = self.ticket.wait(Some(Duration::ZERO))?;
+        if let Some(batch) = &self.batch {
+            batch.release(py);
+        }
+        Some(Outcome(outcome))
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if std::process::id() == self.process {
+            return Ok(());
+        }
+        let message = "this ticket was submitted before a fork: only the parent can wait for it";
+        Err(raise(py, &Error::new(ErrorKind::Closed, message)))
+    }
+}
+
+#[pymethods]
+impl Ticket {
+    /// An eventfd, readable once the ticket is done. It closes with the ticket.
+    fn fileno(&self) -> i32 {
+        self.ticket.fd().as_raw_fd()
+    }
+
+    /// Whether the outcome is there.
+    fn done(&self, py: Python<'_>) -> bool {
+        self.outcome(py).is_some()
+    }
+
+    /// Asks to stop. The ticket is done when what is in flight has landed.
+    fn cancel(&self) {
+        self.ticket.cancel();
+    }
+
+    /// The outcome, or None if it is not there within `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Outcome>> {
+        self.check_process(py)?;
+        let deadline = deadline(py, timeout)?;
+        loop {
+            if let Some(outcome) = self.outcome(py) {
+                return Ok(Some(outcome));
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            // On the eventfd rather than in the core, so that a signal ends the wait.
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let ready = py.detach(|| {
+                poll(&mut [PollFd::new(&self.ticket.fd(), PollFlags::IN)], left.as_ref())
+            });
+            match ready {
+                Err(rustix::io::Errno::INTR) => py.check_signals()?,
+                Err(error) => return Err(std::io::Error::from(error).into()),
+                Ok(_) => {}
+            }
+        }
+    }
+
+    fn __repr__(&self) -> &'static str {
+        if self.ticket.done() { "Ticket(done)" } else { "Ticket(not done)" }
+    }
+}

@@ -1,0 +1,19 @@
+//! Whether pieces of memory that are about to be written overlap.
+
+/// A span of memory that belongs to a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Span {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+    pub(crate) page: usize,
+}
+
+/// Two pages that share a byte, if there are any (they may be the same page twice).
+pub(crate) fn overlap(mut spans: Vec<Span>) -> Option<(usize, usize)> {
+    spans.retain(|span| span.bytes > 0);
+    spans.sort_unstable();
+    spans
+        .windows(2)
+        .find(|pair| pair[0].address + pair[0].bytes > pair[1].address)
+        .map(|pair| (pair[0].page.min(pair[1].page), pair[0].page.max(pair[1].page)))
+}

@@ -1,0 +1,274 @@
+//! An engine's registered memory: bases and strides once, page numbers from then on.
+
+use crate::buffer::{Chunk, Held, Use};
+use crate::error::invalid;
+use crate::overlap::Span;
+use crate::pages::check_apart;
+use pyo3::prelude::*;
+use ritornello_volume::memory::{Fragment, FragmentMut, PageSource, PageTarget};
+use std::sync::Arc;
+
+/// One buffer of a pool.
+struct Part {
+    chunk: Chunk,
+    page_bytes: usize,
+    stride: usize,
+    writable: bool,
+}
+
+/// The buffers of a pool, kept until the last page list and ticket over them is gone.
+struct Memory {
+    parts: Vec<Part>,
+    page_bytes: usize,
+    pages: usize,
+    /// Whether no two pages of the pool share a byte, so that only equal ids can collide.
+    apart: bool,
+    _held: Held,
+}
+
+impl Memory {
+    /// Where page `page` lies in each buffer; `page < self.pages`.
+    fn chunks(&self, page: usize) -> impl Iterator<Item = Chunk> {
+        self.parts
+            .iter()
+            .filter(|part| part.page_bytes > 0)
+            .map(move |part| part.chunk.part(page * part.stride, part.page_bytes))
+    }
+}
+
+/// Registered source or target memory of an engine: page `i` is the concatenation, over `buffers`
+/// in order, of bytes `[i * page_bytes[k], (i + 1) * page_bytes[k])` of buffer `k` (its base plus
+/// `i * strides[k]` where strides are given). The pool keeps the buffers alive. It has as many
+/// pages as its shortest buffer holds.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct PagePool(Arc<Memory>);
+
+#[pymethods]
+impl PagePool {
+    #[new]
+    #[pyo3(signature = (buffers, page_bytes, *, strides=None))]
+    fn new(
+        py: Python<'_>,
+        buffers: Vec<Bound<'_, PyAny>>,
+        page_bytes: Vec<usize>,
+        strides: Option<Vec<usize>>,
+    ) -> PyResult<Self> {
+        let strides = strides.unwrap_or_else(|| page_bytes.clone());
+        if buffers.is_empty() || buffers.len() != page_bytes.len() || strides.len() != buffers.len()
+        {
+            return Err(invalid(
+                py,
+                format!(
+                    "a pool needs page_bytes, and strides if given, for each of its buffers: {} \
+                     buffers, {} page_bytes, {} strides",
+                    buffers.len(),
+                    page_bytes.len(),
+                    strides.len()
+                ),
+            ));
+        }
+        let mut held = Held::default();
+        let mut parts = Vec::with_capacity(buffers.len());
+        for (at, (buffer, (page_bytes, stride))) in
+            buffers.iter().zip(page_bytes.into_iter().zip(strides)).enumerate()
+        {
+            parts.push(part(at, buffer, page_bytes, stride, &mut held)?);
+        }
+        let pages = parts.iter().map(Part::pages).min().unwrap_or(0);
+        let page_bytes = parts.iter().map(|part| part.page_bytes).sum();
+        let apart = buffers_apart(&parts, pages);
+        Ok(Self(Arc::new(Memory { parts, page_bytes, pages, apart, _held: held })))
+    }
+
+    /// Bytes a page, over all buffers.
+    #[getter]
+    fn page_bytes(&self) -> usize {
+        self.0.page_bytes
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.pages
+    }
+
+    /// The pages of these ids, in this order.
+    fn pages(&self, ids: &Bound<'_, PyAny>) -> PyResult<PoolPages> {
+        let ids = ids
+            .try_iter()
+            .map_err(|_| invalid(ids.py(), "ids is a list of page numbers"))?
+            .enumerate()
+            .map(|(at, id)| self.checked(at, &id?))
+            .collect::<PyResult<Arc<[usize]>>>()?;
+        Ok(PoolPages(Selection { memory: Arc::clone(&self.0), len: ids.len(), ids }))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("PagePool({} pages of {} bytes)", self.0.pages, self.0.page_bytes)
+    }
+}
+
+impl PagePool {
+    fn checked(&self, at: usize, id: &Bound<'_, PyAny>) -> PyResult<usize> {
+        id.extract().ok().filter(|page| *page < self.0.pages).ok_or_else(|| {
+            let given = id.repr().map(|text| text.to_string()).unwrap_or_default();
+            let pages = self.0.pages;
+            invalid(id.py(), format!("id {at} is {given}; this pool has pages 0 to {pages} - 1"))
+        })
+    }
+}
+
+impl Part {
+    fn pages(&self) -> usize {
+        let behind_first = self.chunk.bytes.checked_sub(self.page_bytes);
+        behind_first.map_or(0, |bytes| bytes / self.stride + 1)
+    }
+}
+
+fn part(
+    at: usize,
+    buffer: &Bound<'_, PyAny>,
+    page_bytes: usize,
+    stride: usize,
+    held: &mut Held,
+) -> PyResult<Part> {
+    let py = buffer.py();
+    let name = || format!("buffer {at}");
+    if page_bytes == 0 || stride < page_bytes {
+        return Err(invalid(
+            py,
+            format!("buffer {at}: {page_bytes} bytes a page every {stride} bytes overlap, or none"),
+        ));
+    }
+    // Memory that may only be read is good for puts.
+    let (chunk, writable) = match held.take(buffer, Use::Write, name) {
+        Ok(chunk) => (chunk, true),
+        Err(_) => (held.take(buffer, Use::Read, name)?, false),
+    };
+    let given = || buffer.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+    let chunk = chunk.ok_or_else(|| {
+        invalid(py, format!("buffer {at} is a {}: pass buffers or CPU tensors", given()))
+    })?;
+    Ok(Part { chunk, page_bytes, stride, writable })
+}
+
+/// Whether the used spans of all buffers are disjoint.
+fn buffers_apart(parts: &[Part], pages: usize) -> bool {
+    let used = |part: &Part| match pages {
+        0 => 0,
+        _ => (pages - 1) * part.stride + part.page_bytes,
+    };
+    let spans = parts.iter().enumerate().map(|(page, part)| Span {
+        address: part.chunk.start.addr(),
+        bytes: used(part),
+        page,
+    });
+    crate::overlap::overlap(spans.collect()).is_none()
+}
+
+/// Some pages of a pool, in the order of the ids; accepted wherever a list of pages is.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct PoolPages(Selection);
+
+#[pymethods]
+impl PoolPages {
+    fn __len__(&self) -> usize {
+        self.0.len
+    }
+
+    fn __repr__(&self) -> String {
+        format!("PoolPages({} pages of {} bytes)", self.0.len, self.0.memory.page_bytes)
+    }
+}
+
+/// The first `len` pages of `ids`.
+#[derive(Clone)]
+pub(crate) struct Selection {
+    memory: Arc<Memory>,
+    ids: Arc<[usize]>,
+    len: usize,
+}
+
+impl PoolPages {
+    /// The first `count` pages, for a scope with pages of `page_bytes`.
+    pub(crate) fn select(
+        &self,
+        py: Python<'_>,
+        count: usize,
+        page_bytes: u64,
+        purpose: Use,
+    ) -> PyResult<Selection> {
+        let memory = &self.0.memory;
+        if memory.page_bytes as u64 != page_bytes {
+            return Err(invalid(
+                py,
+                format!(
+                    "pages of the pool have {} bytes; pages of this scope have {page_bytes}",
+                    memory.page_bytes
+                ),
+            ));
+        }
+        if self.0.len < count {
+            return Err(invalid(py, format!("{count} keys, but {} pages", self.0.len)));
+        }
+        let selection = Selection { len: count, ..self.0.clone() };
+        if purpose == Use::Write {
+            selection.check_writable(py)?;
+        }
+        Ok(selection)
+    }
+}
+
+impl Selection {
+    fn check_writable(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(at) = self.memory.parts.iter().position(|part| !part.writable) {
+            return Err(invalid(py, format!("buffer {at} of the pool is read-only")));
+        }
+        let mut ids: Vec<(usize, usize)> =
+            self.ids[..self.len].iter().enumerate().map(|(at, &id)| (id, at)).collect();
+        ids.sort_unstable();
+        if let Some(twice) = ids.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let ((id, first), (_, second)) = (twice[0], twice[1]);
+            return Err(invalid(py, format!("ids {first} and {second} are the same page, {id}")));
+        }
+        if self.memory.apart {
+            return Ok(());
+        }
+        let spans = (0..self.len).flat_map(|page| {
+            self.memory.chunks(self.ids[page]).map(move |chunk| Span {
+                address: chunk.start.addr(),
+                bytes: chunk.bytes,
+                page,
+            })
+        });
+        check_apart(py, spans.collect())
+    }
+
+    fn chunks_of(&self, page: usize) -> impl Iterator<Item = Chunk> {
+        let id = self.ids[..self.len].get(page);
+        id.into_iter().flat_map(|&id| self.memory.chunks(id))
+    }
+}
+
+// SAFETY: the pool's buffers are exported for as long as `memory` lives, and ids were checked
+// against their lengths. Python code that changes a buffer during a put is what the trait allows
+// for.
+unsafe impl PageSource for Selection {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
+        // SAFETY: inside an exported buffer.
+        out.extend(self.chunks_of(page).map(|c| unsafe { Fragment::new(c.start, c.bytes) }));
+    }
+}
+
+// SAFETY: as above; a selection becomes a target only after `check_writable`, and the Python
+// caller leaves its pages alone until the call returns or the ticket is done.
+unsafe impl PageTarget for Selection {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
+        // SAFETY: inside a writable exported buffer.
+        out.extend(self.chunks_of(page).map(|c| unsafe { FragmentMut::new(c.start, c.bytes) }));
+    }
+}

@@ -1,0 +1,158 @@
+//! Scopes.
+
+use crate::error::OrRaise;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// Everything besides tokens that decides whether bytes may be reused. `layers` and `kv_heads`
+/// are first and one past the last. `page_bytes` follows from the shape where dtype and layout
+/// are known; otherwise it must be given. `page_bytes`, `layout` and `chained` are stored with a
+/// scope and not part of its `id`: using a stored scope with others is an error.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Scope {
+    pub(crate) inner: Arc<ritornello_format::Scope>,
+    pub(crate) page_bytes: u64,
+    id: [u8; 16],
+}
+
+impl Scope {
+    fn of(py: Python<'_>, scope: ritornello_format::Scope) -> PyResult<Self> {
+        let page_bytes = scope.resolved_page_bytes().or_raise(py)?;
+        Ok(Self { id: scope.id().0, page_bytes, inner: Arc::new(scope) })
+    }
+
+    /// The arguments that make this scope, all but `model` optional keywords.
+    fn fill(&self, fields: &Bound<'_, PyDict>) -> PyResult<()> {
+        let (py, scope) = (fields.py(), &self.inner);
+        fields.set_item("model", &scope.model)?;
+        fields.set_item("dtype", &scope.dtype)?;
+        fields.set_item("page_tokens", scope.page_tokens)?;
+        fields.set_item("layers", scope.layers)?;
+        fields.set_item("kv_heads", scope.kv_heads)?;
+        fields.set_item("head_dim", scope.head_dim)?;
+        fields.set_item("layout", &scope.layout)?;
+        fields.set_item("salt", PyBytes::new(py, &scope.salt))?;
+        fields.set_item("weights", PyBytes::new(py, &scope.weights))?;
+        fields.set_item("adapter", &scope.adapter)?;
+        fields.set_item("kv_scale", &scope.kv_scale)?;
+        fields.set_item("hash_algorithm", &scope.hash_algorithm)?;
+        fields.set_item("epoch", PyBytes::new(py, &scope.epoch))?;
+        fields.set_item("part", scope.part)?;
+        fields.set_item("extra", scope.extra.clone())?;
+        fields.set_item("chained", scope.chained)?;
+        fields.set_item("page_bytes", self.page_bytes)
+    }
+}
+
+#[pymethods]
+impl Scope {
+    #[new]
+    #[pyo3(signature = (
+        model, dtype, page_tokens, *, layers, kv_heads, head_dim, layout="page_first".to_owned(),
+        salt=Vec::new(), weights=Vec::new(), adapter=String::new(), kv_scale="none".to_owned(),
+        hash_algorithm=String::new(), epoch=Vec::new(), part=0, extra=None, chained=true,
+        page_bytes=None,
+    ))]
+    // One parameter a field: Python callers name them.
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        model: String,
+        dtype: String,
+        page_tokens: u32,
+        layers: (u32, u32),
+        kv_heads: (u32, u32),
+        head_dim: u32,
+        layout: String,
+        salt: Vec<u8>,
+        weights: Vec<u8>,
+        adapter: String,
+        kv_scale: String,
+        hash_algorithm: String,
+        epoch: Vec<u8>,
+        part: u32,
+        extra: Option<BTreeMap<String, String>>,
+        chained: bool,
+        page_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        let extra = extra.unwrap_or_default();
+        let scope = ritornello_format::Scope {
+            model,
+            weights,
+            adapter,
+            dtype,
+            kv_scale,
+            page_tokens,
+            layers,
+            kv_heads,
+            head_dim,
+            hash_algorithm,
+            salt,
+            epoch,
+            part,
+            extra,
+            layout,
+            page_bytes,
+            chained,
+        };
+        Self::of(py, scope)
+    }
+
+    /// A scope for callers that only have bytes.
+    #[staticmethod]
+    #[pyo3(signature = (name, page_bytes, *, chained=false))]
+    fn opaque(py: Python<'_>, name: &str, page_bytes: u64, chained: bool) -> PyResult<Self> {
+        Self::of(py, ritornello_format::Scope::opaque(name, page_bytes, chained))
+    }
+
+    /// The 16-byte digest of the scope's identity.
+    #[getter]
+    fn id<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.id)
+    }
+
+    /// Bytes a page, given or derived.
+    #[getter]
+    fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// Whether a key commits to all keys before it.
+    #[getter]
+    fn chained(&self) -> bool {
+        self.inner.chained
+    }
+
+    /// The keyword arguments that make an equal scope.
+    fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let fields = PyDict::new(py);
+        self.fill(&fields)?;
+        Ok(fields)
+    }
+
+    fn __getnewargs_ex__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        Ok((PyTuple::empty(py), self.describe(py)?))
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.id == other.id && self.inner.check_same(&other.inner).is_ok()
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.id.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self) -> String {
+        let scope = &self.inner;
+        let id = scope.id();
+        format!("Scope({:?}, {:?}, page_bytes={}, id={id})", scope.model, scope.dtype, self.page_bytes)
+    }
+}

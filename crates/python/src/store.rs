@@ -1,0 +1,382 @@
+//! The store, as Python sees it.
+
+use crate::batch::Batch;
+use crate::error::{OrRaise, invalid};
+use crate::handle::Handle;
+use crate::keys::Keys;
+use crate::log;
+use crate::outcome::Ticket;
+use crate::scope::Scope;
+use crate::time::{control, duration};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use ritornello_format::{Error, ErrorKind, parse_bytes};
+use ritornello_node::{Node, Role};
+use ritornello_store::{Durability, IndexKind, LeaseNumber, Options};
+use ritornello_volume::segments::IoChoice;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// A store: the owner of its directory, or a client of the process that owns it.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Store {
+    path: PathBuf,
+    handle: Handle,
+}
+
+#[pymethods]
+impl Store {
+    /// Owner of the directory, or client of the process that owns it. `capacity` ("200GiB", or
+    /// bytes) may be omitted for a directory that holds a store.
+    #[staticmethod]
+    #[pyo3(signature = (
+        path, capacity=None, *, paths=Vec::new(), durability="cache", io="auto", index=None,
+        segment_bytes=None,
+    ))]
+    // Python callers name them.
+    #[allow(clippy::too_many_arguments)]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        capacity: Option<Bound<'_, PyAny>>,
+        paths: Vec<PathBuf>,
+        durability: &str,
+        io: &str,
+        index: Option<&str>,
+        segment_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        log::start();
+        let options = Options {
+            capacity: capacity.as_ref().map(bytes_of).transpose()?,
+            paths,
+            durability: Durability::parse(durability).or_raise(py)?,
+            io: io_choice(py, io)?,
+            index: index.map(IndexKind::parse).transpose().or_raise(py)?,
+            segment_bytes,
+            ..Options::new(path.clone())
+        };
+        let node = py.detach(|| ritornello_node::open(&options)).or_raise(py)?;
+        Ok(Self { path, handle: Handle::new(node) })
+    }
+
+    /// Stores pages and returns how many leading ones are now stored, those that were there
+    /// already included.
+    #[pyo3(signature = (scope, keys, pages, *, parent=None, timeout=None))]
+    fn put_batch(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+        parent: Option<&[u8]>,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
+        let (store, source) = (node.store(), batch.as_source());
+        let outcome =
+            py.detach(|| store.put_batch(&scope.inner, &keys, source, parent, &control));
+        batch.release(py);
+        Ok(outcome.or_raise(py)?.pages)
+    }
+
+    /// Number of leading pages that can be had.
+    fn probe(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let node = self.handle.node(py)?;
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        // A microsecond in memory is less than what detaching costs when other threads run.
+        let probe = || node.store().probe(&scope.inner, &keys);
+        let hit = if node.role() == Role::Owner { probe() } else { py.detach(probe) };
+        hit.or_raise(py)
+    }
+
+    /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until it is
+    /// released.
+    #[pyo3(name = "match", signature = (scope, keys, *, ttl=60.0))]
+    fn match_(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        ttl: f64,
+    ) -> PyResult<Match> {
+        let (node, ttl) = (self.handle.node(py)?, duration(py, "ttl", ttl)?);
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        let leased = py.detach(|| node.store().lease(&scope.inner, &keys, ttl)).or_raise(py)?;
+        Ok(Match {
+            pages: leased.pages,
+            lease: leased.lease,
+            node: Arc::downgrade(&node),
+            released: AtomicBool::new(false),
+        })
+    }
+
+    /// Ends a lease by its number, of this process or another. One that has ended is ignored.
+    fn release(&self, py: Python<'_>, lease: u64) -> PyResult<()> {
+        let node = self.handle.node(py)?;
+        py.detach(|| node.store().release(LeaseNumber(lease))).or_raise(py)
+    }
+
+    /// Which pages are there, each by itself.
+    fn exists(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<bool>> {
+        let node = self.handle.node(py)?;
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        py.detach(|| node.store().exists(&scope.inner, &keys)).or_raise(py)
+    }
+
+    /// Fills `out` and returns how many leading pages were filled and verified. `out` may be
+    /// longer than `keys`. What lies in pages behind those is unspecified.
+    #[pyo3(signature = (scope, keys, out, *, timeout=None))]
+    fn get_batch(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
+        let (store, target) = (node.store(), batch.as_target());
+        let outcome = py.detach(|| store.get_batch(&scope.inner, &keys, target, &control));
+        batch.release(py);
+        Ok(outcome.or_raise(py)?.pages)
+    }
+
+    /// Starts a put. With `copy` the bytes are taken into bounded staging before this returns,
+    /// and pages that do not fit are skipped; without, the memory must not change until the
+    /// ticket is done.
+    #[pyo3(signature = (scope, keys, pages, *, parent=None, copy=false, timeout=None))]
+    // Python callers name them.
+    #[allow(clippy::too_many_arguments)]
+    fn submit_put(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+        parent: Option<&[u8]>,
+        copy: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Ticket> {
+        let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
+        let keys = Keys::of(keys)?.boxed();
+        let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
+        let (store, scope) = (node.store(), Arc::clone(&scope.inner));
+        let parent = parent.map(Box::from);
+        if copy {
+            let source = batch.as_source();
+            let ticket =
+                py.detach(|| store.submit_put_copy(scope, keys, source, parent, control));
+            batch.release(py);
+            return Ok(Ticket::new(ticket.or_raise(py)?, None));
+        }
+        let source = batch.to_source();
+        let ticket = py.detach(|| store.submit_put(scope, keys, source, parent, control));
+        Ok(Ticket::new(ticket.or_raise(py)?, Some(batch)))
+    }
+
+    /// Starts a get. `out` belongs to the store until the ticket is done.
+    #[pyo3(signature = (scope, keys, out, *, timeout=None))]
+    fn submit_get(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Ticket> {
+        let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
+        let keys = Keys::of(keys)?.boxed();
+        let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
+        let (store, scope, target) = (node.store(), Arc::clone(&scope.inner), batch.to_target());
+        let ticket = py.detach(|| store.submit_get(scope, keys, target, control));
+        Ok(Ticket::new(ticket.or_raise(py)?, Some(batch)))
+    }
+
+    /// Counts as a use of the leading pages; returns their number.
+    fn touch(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let node = self.handle.node(py)?;
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        py.detach(|| node.store().touch(&scope.inner, &keys)).or_raise(py)
+    }
+
+    /// Removes pages, in chained scopes with all behind them; returns how many of `keys` went.
+    fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let node = self.handle.node(py)?;
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        py.detach(|| node.store().delete(&scope.inner, &keys)).or_raise(py)
+    }
+
+    /// Forgets a scope and its pages, durably at once. The bytes stay until overwritten.
+    fn drop_scope(&self, py: Python<'_>, scope: &Scope) -> PyResult<()> {
+        let node = self.handle.node(py)?;
+        py.detach(|| node.store().drop_scope(&scope.inner)).or_raise(py)
+    }
+
+    /// Everything put before survives power loss.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        let node = self.handle.node(py)?;
+        py.detach(|| node.store().flush()).or_raise(py)
+    }
+
+    /// Drops every scope.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        let node = self.handle.node(py)?;
+        py.detach(|| node.store().clear()).or_raise(py)
+    }
+
+    /// Figures of the store, and of what this process moved.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let node = self.handle.node(py)?;
+        let stats = py.detach(|| node.store().stats()).or_raise(py)?;
+        let text = serde_json::to_string(&stats)
+            .map_err(|error| Error::fatal("the figures cannot be written as JSON").because(error))
+            .or_raise(py)?;
+        Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
+    }
+
+    /// Finishes the tickets that run, answers those that wait, and lets the directory go. Again:
+    /// does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.handle.close(py);
+    }
+
+    /// Whether the store was closed, or opened before a fork.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.handle.closed()
+    }
+
+    /// The directory, as it was given.
+    #[getter]
+    fn path(&self) -> String {
+        self.path.to_string_lossy().into_owned()
+    }
+
+    /// "owner" or "client" now: a client takes over when the owner dies.
+    #[getter]
+    fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(role_word(self.handle.node(py)?.role()))
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) {
+        self.handle.close(py);
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let state = self.handle.node(py).map_or("closed", |node| role_word(node.role()));
+        format!("Store({:?}, {state})", self.path)
+    }
+}
+
+fn role_word(role: Role) -> &'static str {
+    match role {
+        Role::Owner => "owner",
+        Role::Client => "client",
+    }
+}
+
+/// A number of bytes: an integer, or text with a unit.
+fn bytes_of(capacity: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let py = capacity.py();
+    if let Ok(text) = capacity.extract::<String>() {
+        return parse_bytes(&text).or_raise(py);
+    }
+    capacity.extract().map_err(|_| {
+        let given = capacity.repr().map(|text| text.to_string()).unwrap_or_default();
+        invalid(py, format!("capacity is {given}: pass bytes, or text such as \"200GiB\""))
+    })
+}
+
+fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {
+    Ok(match word {
+        "auto" => IoChoice::Auto,
+        "uring" => IoChoice::Uring,
+        "pool" => IoChoice::Pool,
+        "buffered" => IoChoice::Buffered,
+        _ => {
+            let choices = "io is \"auto\", \"uring\", \"pool\" or \"buffered\"";
+            return Err(invalid(py, format!("{choices}, not {word:?}")));
+        }
+    })
+}
+
+/// The longest reusable prefix, kept readable until `release()`, or until its time is up.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Match {
+    pages: usize,
+    lease: LeaseNumber,
+    node: Weak<Node>,
+    released: AtomicBool,
+}
+
+#[pymethods]
+impl Match {
+    /// Number of leading pages.
+    #[getter]
+    fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// The lease's number, which `Store.release` takes in any process; zero if no page was found.
+    #[getter]
+    fn lease(&self) -> u64 {
+        self.lease.0
+    }
+
+    /// Ends the lease. Again, or after the store was closed: does nothing.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        if self.released.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let Some(node) = self.node.upgrade() else { return Ok(()) };
+        match py.detach(|| node.store().release(self.lease)) {
+            Err(error) if error.kind() == ErrorKind::Closed => Ok(()),
+            answer => answer.or_raise(py),
+        }
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.release(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Match(pages={}, lease={})", self.pages, self.lease.0)
+    }
+}

@@ -1,0 +1,25 @@
+//! Seconds, as Python gives them.
+
+use crate::error::invalid;
+use pyo3::prelude::*;
+use ritornello_volume::transfer::Control;
+use std::time::{Duration, Instant};
+
+/// A span of `seconds`; `what` names the argument. Too long to count is as long as can be counted.
+pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Duration> {
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(invalid(py, format!("{what} is {seconds}: pass seconds, zero or more")));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
+/// When `timeout` from now is; `None` for no limit.
+pub(crate) fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
+    let Some(seconds) = timeout else { return Ok(None) };
+    Ok(Instant::now().checked_add(duration(py, "timeout", seconds)?))
+}
+
+/// Stops after `timeout`.
+pub(crate) fn control(py: Python<'_>, timeout: Option<f64>) -> PyResult<Control> {
+    Ok(Control { deadline: deadline(py, timeout)?, cancelled: None })
+}

@@ -1,0 +1,90 @@
+//! Which runs go when space is wanted: the policy, behind a trait, and the clock that orders uses.
+//!
+//! Whatever the policy, pages go **leaf first**: a run is cut from its tail, and never before the
+//! page that another run hangs from. So what is left is always a prefix, and can be hit.
+
+mod clock;
+mod lru;
+mod order;
+mod tails;
+
+#[cfg(test)]
+mod model;
+
+pub use clock::RecencyClock;
+pub use lru::Lru;
+
+use ritornello_index::RunId;
+use std::fmt::Debug;
+
+/// A run as a policy knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// Its name.
+    pub run: RunId,
+    /// What lasts when the same pages are evicted and put again, under another name: the low half
+    /// of the first page's hash. Policies that remember what they evicted know it by this.
+    pub key: u64,
+    /// The page it hangs from, where that is known: the run and the page's number there.
+    pub parent: Option<(RunId, u32)>,
+    /// Number of pages.
+    pub pages: u32,
+    /// Length of a page on disk, in units of 4 KiB.
+    pub page_units: u32,
+    /// Length of the header on disk, in units.
+    pub header_units: u32,
+}
+
+/// A run to cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// The run.
+    pub run: RunId,
+    /// Pages that stay; with none the whole run goes.
+    pub keep_pages: u32,
+    /// Units that become free, if nobody holds them.
+    pub units: u64,
+}
+
+/// An eviction policy.
+///
+/// The store tells it everything that happens to runs; it answers who goes. It is called under the
+/// owner's lock, so every method is fast: no I/O, and no work that grows with the number of runs.
+///
+/// **Protocol.** Runs are admitted when they are committed, at open oldest first. Whenever the
+/// index reports that pages are gone, for whatever reason, the store calls [`Eviction::shrink`] or
+/// [`Eviction::remove`]; that includes what [`Eviction::victims`] asked for.
+pub trait Eviction: Send + Debug {
+    /// The policy's name, as it is configured.
+    fn name(&self) -> &'static str;
+
+    /// A run is there; it counts as used now. A run that is known already is replaced.
+    fn admit(&mut self, resident: &Resident);
+
+    /// The parent of a run that was admitted without one has become known.
+    fn link(&mut self, run: RunId, parent: RunId, page: u32);
+
+    /// A sequence was used: the runs it leads through, from the root on. Unknown ones are skipped.
+    fn hit(&mut self, path: &[RunId]);
+
+    /// `pages` pages of a run are gone.
+    fn shrink(&mut self, run: RunId, pages: u32);
+
+    /// A run is gone. Unknown ones are ignored.
+    fn remove(&mut self, run: RunId);
+
+    /// Chooses runs to cut until `units` units become free, or nothing is left to cut. Runs for
+    /// which `pinned` says so are left whole, and so are the pages they hang from.
+    ///
+    /// The store cuts them in the order given. The policy counts on it: a victim is not named
+    /// again. One that the index does not know (it answers with nothing) needs no more.
+    fn victims(&mut self, units: u64, pinned: &dyn Fn(RunId) -> bool) -> Vec<Victim>;
+
+    /// Number of runs known.
+    fn len(&self) -> usize;
+
+    /// Whether no runs are known.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

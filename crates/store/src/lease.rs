@@ -1,0 +1,251 @@
+//! Leases: what keeps the bytes of a match where they are until they have been read.
+//!
+//! A lease pins runs. The index may forget a pinned run at any time, by a deletion say; its extents
+//! are then deferred here, and come back with the last lease on it. Which runs are found, which are
+//! pinned and which extents are free is decided under one lock, the owner's; that is all that keeps
+//! a leased extent out of the allocator (`tests/loom_lease.rs` tries every order).
+//!
+//! A reader that is slower than its lease reads what somebody else wrote, and finds out by the
+//! checksums: a lease makes hits certain, not bytes right.
+
+use crate::ClientId;
+use ritornello_format::{Error, Extent, Result};
+use ritornello_index::RunId;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Debug;
+use std::time::Duration;
+
+#[cfg(test)]
+mod model;
+
+/// Most leases at a time.
+pub const LEASES_MAX: usize = 65_536;
+/// Most pins at a time, over all leases: a lease on three runs is three pins.
+pub const PINS_MAX: usize = 1 << 20;
+/// No lease lasts longer.
+pub const LEASE_TTL_MAX: Duration = Duration::from_secs(3600);
+
+/// Time since some fixed moment.
+pub trait Clock: Send + Debug {
+    /// Never goes back.
+    fn now(&self) -> Duration;
+}
+
+/// `CLOCK_BOOTTIME`: goes on while the machine sleeps, and nobody sets it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BootClock;
+
+impl Clock for BootClock {
+    fn now(&self) -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        // Neither is negative: the clock starts at zero.
+        Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+    }
+}
+
+/// All leases of an owner.
+///
+/// Invariants: a run is in `pins` as often as leases name it, and not at all otherwise; extents are
+/// deferred only for runs in `pins`; `deferred_units` is their sum; `deadlines` and `clients` name
+/// exactly the leases there are.
+#[derive(Debug)]
+pub struct LeaseTable {
+    clock: Box<dyn Clock>,
+    leases: HashMap<u64, Lease>,
+    deadlines: BTreeSet<(Duration, u64)>,
+    clients: BTreeMap<ClientId, BTreeSet<u64>>,
+    pins: HashMap<RunId, Pin>,
+    /// Sum of the pins' counts.
+    pinned: usize,
+    deferred_units: u64,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Lease {
+    runs: Box<[RunId]>,
+    deadline: Duration,
+    client: ClientId,
+}
+
+#[derive(Debug, Default)]
+struct Pin {
+    leases: u32,
+    /// What the run held when the index forgot it, or part of it.
+    deferred: Vec<Extent>,
+}
+
+impl Default for LeaseTable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LeaseTable {
+    /// Without leases, by the machine's clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(Box::new(BootClock))
+    }
+
+    /// Without leases, by another clock.
+    #[must_use]
+    pub fn with_clock(clock: Box<dyn Clock>) -> Self {
+        // Numbers start with the nanoseconds since boot, so that a number an earlier owner gave out
+        // is not given out again: nobody grants a lease a nanosecond. Zero is no lease.
+        let next = u64::try_from(clock.now().as_nanos()).unwrap_or(0).max(1);
+        Self {
+            clock,
+            leases: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            clients: BTreeMap::new(),
+            pins: HashMap::new(),
+            pinned: 0,
+            deferred_units: 0,
+            next,
+        }
+    }
+
+    /// Pins `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) on behalf of `client`. Returns the lease's
+    /// number, which is never zero.
+    ///
+    /// The caller has found the runs in the index under the lock that this table is behind, or
+    /// looks them up again after this.
+    ///
+    /// # Errors
+    /// `Retry` if there are [`LEASES_MAX`] leases or [`PINS_MAX`] pins; nothing is changed.
+    pub fn grant(&mut self, runs: &[RunId], ttl: Duration, client: ClientId) -> Result<u64> {
+        if self.leases.len() >= LEASES_MAX || runs.len() > PINS_MAX - self.pinned {
+            return Err(Error::retry("too many leases: release those that are not needed")
+                .with("leases", self.leases.len())
+                .with("pins", self.pinned));
+        }
+        let number = self.next;
+        self.next += 1;
+        for run in runs {
+            self.pins.entry(*run).or_default().leases += 1;
+        }
+        self.pinned += runs.len();
+        let deadline = self.clock.now().saturating_add(ttl.min(LEASE_TTL_MAX));
+        self.deadlines.insert((deadline, number));
+        self.clients.entry(client).or_default().insert(number);
+        let old = self.leases.insert(number, Lease { runs: runs.into(), deadline, client });
+        debug_assert!(old.is_none(), "numbers are not reused");
+        Ok(number)
+    }
+
+    /// Ends a lease. Returns the extents that nothing holds back any more. A lease that has ended
+    /// already, and zero, are ignored.
+    pub fn release(&mut self, lease: u64) -> Vec<Extent> {
+        let mut freed = Vec::new();
+        self.end(lease, &mut freed);
+        freed
+    }
+
+    /// Ends the leases whose time is over. Returns the extents that nothing holds back any more,
+    /// and the number of leases.
+    pub fn expire(&mut self) -> (Vec<Extent>, u64) {
+        let now = self.clock.now();
+        let (mut freed, mut count) = (Vec::new(), 0);
+        while let Some(&(deadline, lease)) = self.deadlines.first() {
+            if deadline > now {
+                break;
+            }
+            self.end(lease, &mut freed);
+            count += 1;
+        }
+        (freed, count)
+    }
+
+    /// Ends all leases of a client that is gone. Returns the extents that nothing holds back any
+    /// more.
+    pub fn drop_client(&mut self, client: ClientId) -> Vec<Extent> {
+        let mut freed = Vec::new();
+        for lease in self.clients.get(&client).cloned().unwrap_or_default() {
+            self.end(lease, &mut freed);
+        }
+        debug_assert!(!self.clients.contains_key(&client));
+        freed
+    }
+
+    /// Whether a lease is on `run`.
+    #[must_use]
+    pub fn pinned(&self, run: RunId) -> bool {
+        self.pins.contains_key(&run)
+    }
+
+    /// Holds back what the index gave up of `run` until no lease is on it. Returns what need not be
+    /// held back: everything, if no lease is on it now.
+    pub fn defer(&mut self, run: RunId, extents: Vec<Extent>) -> Vec<Extent> {
+        let Some(pin) = self.pins.get_mut(&run) else { return extents };
+        self.deferred_units += units(&extents);
+        pin.deferred.extend(extents);
+        Vec::new()
+    }
+
+    /// Whose lease it is, if there is such a lease.
+    #[must_use]
+    pub fn holder(&self, lease: u64) -> Option<ClientId> {
+        self.leases.get(&lease).map(|lease| lease.client)
+    }
+
+    /// When the next lease ends, by the table's clock.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// Number of leases.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Whether there are no leases.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.leases.is_empty()
+    }
+
+    /// Number of runs that leases are on.
+    #[must_use]
+    pub fn pinned_runs(&self) -> usize {
+        self.pins.len()
+    }
+
+    /// Units that leases hold back from being free.
+    #[must_use]
+    pub fn deferred_units(&self) -> u64 {
+        self.deferred_units
+    }
+
+    fn end(&mut self, number: u64, freed: &mut Vec<Extent>) {
+        let Some(lease) = self.leases.remove(&number) else { return };
+        let timed = self.deadlines.remove(&(lease.deadline, number));
+        debug_assert!(timed);
+        if let Some(own) = self.clients.get_mut(&lease.client) {
+            own.remove(&number);
+            if own.is_empty() {
+                self.clients.remove(&lease.client);
+            }
+        }
+        self.pinned -= lease.runs.len();
+        for run in lease.runs {
+            let Some(pin) = self.pins.get_mut(&run) else {
+                debug_assert!(false, "{run:?} is leased but not pinned");
+                continue;
+            };
+            pin.leases -= 1;
+            if pin.leases == 0 {
+                let deferred = self.pins.remove(&run).unwrap_or_default().deferred;
+                self.deferred_units -= units(&deferred);
+                freed.extend(deferred);
+            }
+        }
+        debug_assert!(!self.pins.is_empty() || (self.deferred_units, self.pinned) == (0, 0));
+    }
+}
+
+fn units(extents: &[Extent]) -> u64 {
+    extents.iter().map(|extent| u64::from(extent.units)).sum()
+}

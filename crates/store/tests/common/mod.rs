@@ -1,0 +1,124 @@
+//! A small store in a temporary directory or on a simulated disk, and pages whose bytes follow
+//! from their key, so that every byte that comes back can be judged.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use ritornello_format::{Result, Scope};
+use ritornello_medium::{Host, Medium};
+use ritornello_store::{ClientId, Durability, Engine, Options, Outcome, Store};
+use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
+use ritornello_volume::segments::IoChoice;
+use ritornello_volume::staging::Staging;
+use ritornello_volume::transfer::Control;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const MIB: u64 = 1 << 20;
+
+pub struct Open {
+    pub engine: Arc<Engine>,
+    pub store: Arc<Store>,
+}
+
+impl Open {
+    pub fn close(self) {
+        self.store.close();
+        self.engine.close().unwrap();
+    }
+
+    /// Stops without making anything durable, as a killed process does.
+    pub fn forget(self) {
+        self.store.close();
+        std::mem::forget(self);
+    }
+}
+
+/// Segments of 1 MiB; no background sync before an hour is over, so that tests decide.
+pub fn options(dir: &Path, mib: u64) -> Options {
+    Options {
+        capacity: Some(mib * MIB),
+        segment_bytes: Some(MIB),
+        io: IoChoice::Auto,
+        durability: Durability::Cache,
+        sync_interval: Duration::from_secs(3600),
+        ..Options::new(dir)
+    }
+}
+
+pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Open> {
+    let engine = Engine::open(medium, options, Arc::new(|_| false))?;
+    let session = Arc::new(engine.session(ClientId::LOCAL, ""));
+    let staging = Staging::new(8 * MIB as usize)?;
+    let store = Store::new(session, engine.segments(), staging);
+    Ok(Open { engine, store })
+}
+
+pub fn open(dir: &Path, mib: u64) -> Open {
+    open_on(Arc::new(Host), &options(dir, mib)).unwrap()
+}
+
+pub fn chained(page_bytes: u64) -> Scope {
+    Scope::opaque("chained", page_bytes, true)
+}
+
+pub fn unchained(page_bytes: u64) -> Scope {
+    Scope::opaque("unchained", page_bytes, false)
+}
+
+/// The keys of a sequence: key `n` commits to the sequence's name and everything before it.
+pub fn sequence(name: u64, pages: usize) -> Vec<Vec<u8>> {
+    (0..pages as u64).map(|n| [name.to_le_bytes(), n.to_le_bytes()].concat()).collect()
+}
+
+pub fn refs(keys: &[Vec<u8>]) -> Vec<&[u8]> {
+    keys.iter().map(Vec::as_slice).collect()
+}
+
+/// The only bytes that are right for `key` in `scope`.
+pub fn page(scope: &Scope, key: &[u8]) -> Vec<u8> {
+    let bytes = scope.resolved_page_bytes().unwrap() as usize;
+    let mut seed = scope.id().seed();
+    for byte in key {
+        seed = seed.rotate_left(9).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(*byte);
+    }
+    let word = |n: usize| {
+        let mut x = seed.wrapping_add(n as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x ^= x >> 29;
+        x.wrapping_mul(0x94d0_49bb_1331_11eb).to_le_bytes()
+    };
+    (0..bytes.div_ceil(8)).flat_map(word).take(bytes).collect()
+}
+
+pub fn put(store: &Store, scope: &Scope, keys: &[Vec<u8>], parent: Option<&[u8]>) -> Outcome {
+    try_put(store, scope, keys, parent).unwrap()
+}
+
+pub fn try_put(
+    store: &Store,
+    scope: &Scope,
+    keys: &[Vec<u8>],
+    parent: Option<&[u8]>,
+) -> Result<Outcome> {
+    let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
+    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    let source = BorrowedPages::new(&pages);
+    store.put_batch(scope, &refs(keys), &source, parent, &Control::default())
+}
+
+/// Gets the leading pages and checks every page that is said to have come.
+pub fn get(store: &Store, scope: &Scope, keys: &[Vec<u8>]) -> Outcome {
+    let bytes = scope.resolved_page_bytes().unwrap() as usize;
+    let mut pages = vec![vec![0xEE; bytes]; keys.len()];
+    let mut slices: Vec<&mut [u8]> = pages.iter_mut().map(Vec::as_mut_slice).collect();
+    let target = BorrowedPagesMut::new(&mut slices);
+    let outcome =
+        store.get_batch(scope, &refs(keys), &target, &Control::default()).unwrap();
+    drop(target);
+    for (at, key) in keys.iter().enumerate() {
+        if outcome.ok[at] {
+            assert!(pages[at] == page(scope, key), "WRONG BYTES for page {at}");
+        }
+    }
+    assert_eq!(outcome.pages, outcome.ok.iter().take_while(|ok| **ok).count());
+    outcome
+}

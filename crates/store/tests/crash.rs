@@ -1,0 +1,182 @@
+//! Power loss on a disk that loses and tears what was not synced.
+
+mod common;
+
+use common::*;
+use proptest::prelude::*;
+use ritornello_format::Scope;
+use ritornello_medium::SimDisk;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const PAGE: u64 = 20_000;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Put(u64, usize),
+    Delete(u64, usize),
+    Touch(u64),
+    Flush,
+    Drop(bool),
+    Crash(u64),
+    Reopen,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        8 => (0..40u64, 1..10usize).prop_map(|(s, n)| Act::Put(s, n)),
+        1 => (0..40u64, 0..10usize).prop_map(|(s, n)| Act::Delete(s, n)),
+        1 => (0..40u64).prop_map(Act::Touch),
+        2 => Just(Act::Flush),
+        1 => any::<bool>().prop_map(Act::Drop),
+        2 => any::<u64>().prop_map(Act::Crash),
+        1 => Just(Act::Reopen),
+    ];
+    prop::collection::vec(act, 1..60)
+}
+
+/// What must be there after power loss: flushed, and not deleted, dropped or evicted since.
+#[derive(Default)]
+struct Oracle {
+    durable: BTreeMap<u64, usize>,
+}
+
+struct Run {
+    disk: SimDisk,
+    open: Option<Open>,
+    scopes: [Scope; 2],
+    oracle: Oracle,
+}
+
+impl Run {
+    fn open(&mut self) {
+        let opts = options(Path::new("/store"), 8);
+        self.open = Some(open_on(Arc::new(self.disk.clone()), &opts).unwrap());
+    }
+
+    fn now(&self) -> &Open {
+        self.open.as_ref().unwrap()
+    }
+
+    fn scope(&self, sequence: u64) -> &Scope {
+        &self.scopes[(sequence % 2) as usize]
+    }
+
+    fn probe(&self, name: u64) -> usize {
+        self.now().store.probe(self.scope(name), &refs(&sequence(name, 10))).unwrap()
+    }
+
+    /// Every page that is promised is delivered, and right. `get` itself checks the bytes.
+    fn check_promises(&self, exact: bool) {
+        for name in 0..40 {
+            let promised = self.probe(name);
+            let keys = sequence(name, promised);
+            let got = get(&self.now().store, self.scope(name), &keys).pages;
+            if exact {
+                assert_eq!(got, promised, "sequence {name}");
+            }
+        }
+    }
+
+    fn act(&mut self, act: &Act) {
+        match act {
+            Act::Put(name, pages) => {
+                put(&self.now().store, self.scope(*name), &sequence(*name, *pages), None);
+            }
+            Act::Delete(name, at) => {
+                let keys = sequence(*name, at + 1);
+                self.now().store.delete(self.scope(*name), &refs(&keys[*at..])).unwrap();
+                let kept = self.oracle.durable.entry(*name).or_default();
+                *kept = (*kept).min(*at);
+            }
+            Act::Touch(name) => {
+                self.now().store.touch(self.scope(*name), &refs(&sequence(*name, 10))).unwrap();
+            }
+            Act::Flush => {
+                self.now().store.flush().unwrap();
+                self.oracle.durable = (0..40).map(|name| (name, self.probe(name))).collect();
+            }
+            Act::Drop(second) => {
+                let scope = &self.scopes[usize::from(*second)];
+                self.now().store.drop_scope(scope).unwrap();
+                self.oracle.durable.retain(|name, _| name % 2 != u64::from(*second));
+            }
+            Act::Reopen => {
+                self.open.take().unwrap().close();
+                self.open();
+                self.check_promises(true);
+            }
+            Act::Crash(seed) => {
+                // Evicted since the flush: need not be there.
+                let still: BTreeMap<u64, usize> = self
+                    .oracle
+                    .durable
+                    .iter()
+                    .map(|(name, pages)| (*name, (*pages).min(self.probe(*name))))
+                    .collect();
+                let after = self.disk.crash(*seed);
+                self.open.take().unwrap().forget();
+                self.disk = after;
+                self.open();
+                for (name, pages) in &still {
+                    let keys = sequence(*name, *pages);
+                    let got = get(&self.now().store, self.scope(*name), &keys).pages;
+                    assert_eq!(got, *pages, "flushed pages of sequence {name} are gone");
+                }
+                self.check_promises(false);
+                self.oracle.durable = still;
+                self.act(&Act::Flush);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 400, ..ProptestConfig::default() })]
+    #[test]
+    fn what_was_flushed_survives_and_what_comes_back_is_right(acts in acts()) {
+        let mut run = Run {
+            disk: SimDisk::new(64 << 20),
+            open: None,
+            scopes: [chained(PAGE), unchained(PAGE)],
+            oracle: Oracle::default(),
+        };
+        run.open();
+        for act in &acts {
+            run.act(act);
+        }
+        run.check_promises(false);
+        run.open.take().unwrap().close();
+    }
+}
+
+/// Space freed by an eviction is not given away before the eviction is durable: after a crash,
+/// entries that were evicted but are back deliver their own bytes, not a miss.
+#[test]
+fn revived_entries_still_own_their_bytes() {
+    for seed in 0..30 {
+        let disk = SimDisk::new(64 << 20);
+        let opts = options(Path::new("/store"), 8);
+        let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
+        let scope = chained(PAGE);
+        for name in 0..40 {
+            put(&open.store, &scope, &sequence(name, 5), None);
+        }
+        open.store.flush().unwrap();
+        for name in 100..104 {
+            put(&open.store, &scope, &sequence(name, 5), None);
+        }
+        let after = disk.crash(seed);
+        open.forget();
+        let open = open_on(Arc::new(after), &opts).unwrap();
+        let mut promised = 0;
+        for name in 0..40 {
+            let pages = open.store.probe(&scope, &refs(&sequence(name, 5))).unwrap();
+            assert_eq!(get(&open.store, &scope, &sequence(name, pages)).pages, pages);
+            promised += pages;
+        }
+        assert!(promised > 0);
+        open.close();
+    }
+}

@@ -1,0 +1,187 @@
+//! Match against eviction, in every order of events: as long as a lease is on a run, its space is
+//! not handed to anybody else.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_lease --release`
+//!
+//! The bytes of a run are a cell that loom watches: reading it under a lease and writing it as its
+//! next owner must never overlap, though neither holds a lock. As in the store, the lease table,
+//! the free space and the decision who goes are behind one mutex; the index has a lock of its own.
+
+#![cfg(loom)]
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Mutex, RwLock};
+use loom::thread;
+use ritornello_format::{Extent, SegmentId};
+use ritornello_index::RunId;
+use ritornello_store::ClientId;
+use ritornello_store::lease::{Clock, LeaseTable};
+use std::time::Duration;
+
+const RUN: RunId = RunId(1);
+const PLACE: Extent = Extent { segment: SegmentId(0), start: 0, units: 64 };
+
+#[derive(Debug)]
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+}
+
+struct Owner {
+    state: Mutex<State>,
+    /// Where the run lies, if it is there.
+    index: RwLock<Option<Extent>>,
+    /// The bytes at [`PLACE`].
+    bytes: UnsafeCell<()>,
+}
+
+struct State {
+    leases: LeaseTable,
+    free: Vec<Extent>,
+}
+
+impl Owner {
+    fn new() -> Arc<Self> {
+        let leases = LeaseTable::with_clock(Box::new(Still));
+        Arc::new(Self {
+            state: Mutex::new(State { leases, free: Vec::new() }),
+            index: RwLock::new(Some(PLACE)),
+            bytes: UnsafeCell::new(()),
+        })
+    }
+
+    /// Finds and pins the run in one step as evictions see it.
+    fn lease(&self, client: ClientId) -> Option<u64> {
+        let mut state = self.state.lock().unwrap();
+        self.index.read().unwrap().as_ref()?;
+        Some(state.leases.grant(&[RUN], Duration::from_secs(9), client).unwrap())
+    }
+
+    /// The other way that the table allows: found without the lock, looked up again once pinned.
+    fn lease_and_look_again(&self, client: ClientId) -> Option<u64> {
+        self.index.read().unwrap().as_ref()?;
+        let lease = self.state.lock().unwrap().leases.grant(&[RUN], Duration::MAX, client).unwrap();
+        if self.index.read().unwrap().is_some() {
+            return Some(lease);
+        }
+        self.release(lease);
+        None
+    }
+
+    fn read(&self) {
+        self.bytes.with(|_| ());
+    }
+
+    fn release(&self, lease: u64) {
+        let mut state = self.state.lock().unwrap();
+        let freed = state.leases.release(lease);
+        state.free.extend(freed);
+    }
+
+    /// Removes the run. An eviction respects leases; a deletion does not.
+    fn remove(&self, respectful: bool) {
+        let mut state = self.state.lock().unwrap();
+        if respectful && state.leases.pinned(RUN) {
+            return;
+        }
+        if let Some(extent) = self.index.write().unwrap().take() {
+            let freed = state.leases.defer(RUN, vec![extent]);
+            state.free.extend(freed);
+        }
+    }
+
+    /// Writes to the space, if it is free. Returns whether it was.
+    fn reuse(&self) -> bool {
+        let taken = self.state.lock().unwrap().free.pop();
+        if taken.is_some() {
+            self.bytes.with_mut(|_| ());
+        }
+        taken.is_some()
+    }
+}
+
+/// When all is over the run is either there or its space was free exactly once.
+fn check_end(owner: &Owner, reused: bool) {
+    let mut state = owner.state.lock().unwrap();
+    let leftover = state.leases.drop_client(ClientId(2));
+    assert!(leftover.is_empty() && state.leases.is_empty());
+    assert_eq!(state.leases.deferred_units(), 0);
+    let there = owner.index.read().unwrap().is_some();
+    let copies = usize::from(there) + usize::from(reused) + state.free.len();
+    assert_eq!(copies, 1, "space was lost, or handed out twice");
+}
+
+fn race(lease: fn(&Owner, ClientId) -> Option<u64>, respectful: bool) {
+    loom::model(move || {
+        let owner = Owner::new();
+        let reader = {
+            let owner = Arc::clone(&owner);
+            thread::spawn(move || {
+                if let Some(lease) = lease(&owner, ClientId(1)) {
+                    owner.read();
+                    owner.release(lease);
+                }
+            })
+        };
+        let remover = {
+            let owner = Arc::clone(&owner);
+            thread::spawn(move || owner.remove(respectful))
+        };
+        let reused = owner.reuse();
+        reader.join().unwrap();
+        remover.join().unwrap();
+        let reused = reused || owner.reuse();
+        check_end(&owner, reused);
+    });
+}
+
+#[test]
+fn a_match_against_an_eviction() {
+    race(Owner::lease, true);
+}
+
+#[test]
+fn a_match_against_a_deletion() {
+    race(Owner::lease, false);
+}
+
+#[test]
+fn a_match_that_looks_again_against_a_deletion() {
+    race(Owner::lease_and_look_again, false);
+}
+
+#[test]
+fn two_readers_of_one_run_against_a_deletion() {
+    loom::model(|| {
+        let owner = Owner::new();
+        let reader = {
+            let owner = Arc::clone(&owner);
+            thread::spawn(move || {
+                if let Some(lease) = owner.lease(ClientId(1)) {
+                    owner.read();
+                    owner.release(lease);
+                }
+            })
+        };
+        let writer = {
+            let owner = Arc::clone(&owner);
+            thread::spawn(move || {
+                owner.remove(false);
+                owner.reuse()
+            })
+        };
+        // This one's process dies instead of releasing.
+        if owner.lease(ClientId(2)).is_some() {
+            owner.read();
+            let mut state = owner.state.lock().unwrap();
+            let freed = state.leases.drop_client(ClientId(2));
+            state.free.extend(freed);
+        }
+        reader.join().unwrap();
+        let reused = writer.join().unwrap();
+        check_end(&owner, reused);
+    });
+}

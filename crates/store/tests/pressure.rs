@@ -1,0 +1,117 @@
+//! A full store: the budget holds, the recent stays, leases are respected.
+
+mod common;
+
+use common::*;
+use ritornello_format::UNIT;
+use std::time::Duration;
+
+#[test]
+fn the_budget_holds_and_the_recent_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let scope = chained(64 << 10);
+    for name in 0..60 {
+        let keys = sequence(name, 8);
+        assert_eq!(put(&open.store, &scope, &keys, None).pages, 8, "sequence {name}");
+        assert_eq!(get(&open.store, &scope, &keys).pages, 8);
+        let stats = open.store.stats().unwrap().catalog;
+        assert!(stats.allocated_bytes <= stats.capacity_bytes, "{stats:?}");
+        assert!(stats.segments <= stats.segments_max);
+    }
+    let stats = open.store.stats().unwrap().catalog;
+    assert!(stats.counters["pages_evicted"] > 0, "{stats:?}");
+    let alive = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
+    assert_eq!((56..60).map(alive).sum::<usize>(), 32);
+    assert_eq!(alive(0), 0);
+    open.close();
+}
+
+#[test]
+fn a_used_sequence_outlives_unused_ones_and_heads_outlive_tails() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let scope = chained(64 << 10);
+    let loved = sequence(999, 16);
+    for part in loved.chunks(4) {
+        let before = loved.iter().position(|key| *key == part[0]).unwrap().checked_sub(1);
+        put(&open.store, &scope, part, before.map(|at| loved[at].as_slice()));
+    }
+    for name in 0..80 {
+        put(&open.store, &scope, &sequence(name, 8), None);
+        assert_eq!(open.store.touch(&scope, &refs(&loved)).unwrap(), 16);
+    }
+    assert_eq!(get(&open.store, &scope, &loved).pages, 16);
+    // Never a tail without its head, whatever was evicted.
+    for name in 0..80 {
+        let there = open.store.exists(&scope, &refs(&sequence(name, 8))).unwrap();
+        let prefix = there.iter().take_while(|there| **there).count();
+        assert!(there[prefix..].iter().all(|there| !there), "{there:?}");
+    }
+    open.close();
+}
+
+#[test]
+fn leased_pages_stay_readable_and_their_space_stays_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let scope = chained(64 << 10);
+    let keys = sequence(1, 8);
+    put(&open.store, &scope, &keys, None);
+    let leased = open.store.lease(&scope, &refs(&keys), Duration::from_secs(60)).unwrap();
+    assert_eq!(leased.pages, 8);
+    for name in 2..60 {
+        put(&open.store, &scope, &sequence(name, 8), None);
+    }
+    assert_eq!(get(&open.store, &scope, &keys).pages, 8, "evicted under a lease");
+    open.store.delete(&scope, &refs(&keys)).unwrap();
+    assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
+    let held = open.store.stats().unwrap().catalog.deferred_bytes;
+    assert!(held >= 8 * (64 << 10), "{held}");
+    open.store.release(leased.lease).unwrap();
+    assert_eq!(open.store.stats().unwrap().catalog.deferred_bytes, 0);
+    open.close();
+}
+
+#[test]
+fn all_space_leased_means_refused_not_stuck() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 8);
+    let scope = chained(64 << 10);
+    let mut leases = Vec::new();
+    for name in 0..40 {
+        let keys = sequence(name, 8);
+        let outcome = put(&open.store, &scope, &keys, None);
+        if outcome.pages < 8 {
+            assert_eq!(outcome.reason, "no_space");
+        }
+        leases.push(open.store.lease(&scope, &refs(&keys), Duration::from_secs(60)).unwrap());
+    }
+    assert!(open.store.stats().unwrap().catalog.counters["pages_refused"] > 0);
+    for lease in leases {
+        open.store.release(lease.lease).unwrap();
+    }
+    assert_eq!(put(&open.store, &scope, &sequence(99, 8), None).pages, 8);
+    open.close();
+}
+
+#[test]
+fn space_is_conserved_over_a_long_life() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let scopes = [chained(4096), unchained(20_000), chained(196_608), chained(400_000)];
+    for round in 0..120u64 {
+        let scope = &scopes[(round % 4) as usize];
+        let keys = sequence(round / 3, 1 + (round % 5) as usize);
+        put(&open.store, scope, &keys, None);
+        if round % 7 == 0 {
+            open.store.delete(scope, &refs(&keys[..1])).unwrap();
+        }
+    }
+    open.store.clear().unwrap();
+    let stats = open.store.stats().unwrap().catalog;
+    assert_eq!(stats.free_bytes, stats.segments * stats.segment_bytes);
+    assert_eq!(stats.free_bytes % UNIT, 0);
+    assert_eq!((stats.limbo_bytes, stats.deferred_bytes, stats.reserved_bytes), (0, 0, 0));
+    open.close();
+}

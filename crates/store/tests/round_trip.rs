@@ -1,0 +1,158 @@
+//! What goes in comes out, also after a restart.
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_store::{IndexKind, Options};
+
+#[test]
+fn pages_come_back_now_and_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let shapes = [4096, 100, 65_536, 196_608, 300_000, 786_432];
+    {
+        let open = open(dir.path(), 64);
+        for (at, bytes) in shapes.into_iter().enumerate() {
+            for scope in [chained(bytes), unchained(bytes)] {
+                let scope = ritornello_format::Scope { part: at as u32, ..scope };
+                let keys = sequence(at as u64, 7);
+                assert_eq!(put(&open.store, &scope, &keys, None).pages, 7, "{bytes}");
+                assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 7);
+                assert_eq!(get(&open.store, &scope, &keys).pages, 7);
+            }
+        }
+        open.close();
+    }
+    let open = open_on(std::sync::Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
+    for (at, bytes) in shapes.into_iter().enumerate() {
+        for scope in [chained(bytes), unchained(bytes)] {
+            let scope = ritornello_format::Scope { part: at as u32, ..scope };
+            assert_eq!(get(&open.store, &scope, &sequence(at as u64, 7)).pages, 7, "{bytes}");
+        }
+    }
+    let stats = open.store.stats().unwrap();
+    assert_eq!(stats.catalog.pages, shapes.len() as u64 * 2 * 7);
+    assert_eq!(stats.catalog.epoch, 2);
+    open.close();
+}
+
+#[test]
+fn a_put_counts_what_is_there_and_writes_only_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 16);
+    let (scope, keys) = (chained(8192), sequence(1, 10));
+    assert_eq!(put(&open.store, &scope, &keys[..4], None).pages, 4);
+    let again = put(&open.store, &scope, &keys, None);
+    assert_eq!((again.pages, again.bytes), (10, 6 * 8192));
+    let whole = put(&open.store, &scope, &keys, None);
+    assert_eq!((whole.pages, whole.bytes, whole.reason), (10, 0, ""));
+    assert_eq!(get(&open.store, &scope, &keys).pages, 10);
+    open.close();
+}
+
+#[test]
+fn a_middle_put_without_its_parent_joins_when_the_parent_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 16);
+    let (scope, keys) = (chained(4096), sequence(1, 9));
+    put(&open.store, &scope, &keys[6..], None);
+    put(&open.store, &scope, &keys[3..6], None);
+    assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
+    assert_eq!(open.store.probe(&scope, &refs(&keys[3..])).unwrap(), 6);
+    put(&open.store, &scope, &keys[..3], None);
+    assert_eq!(get(&open.store, &scope, &keys).pages, 9);
+    // Writing over the seams links the runs: the head then takes the tails with it.
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
+    assert_eq!(open.store.exists(&scope, &refs(&keys)).unwrap(), [vec![true; 2], vec![false; 7]].concat());
+    open.close();
+}
+
+#[test]
+fn unchained_pages_live_and_die_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 16);
+    let (scope, keys) = (unchained(5000), sequence(1, 6));
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
+    let there = open.store.exists(&scope, &refs(&keys)).unwrap();
+    assert_eq!(there, [true, true, false, true, true, true]);
+    assert_eq!(get(&open.store, &scope, &keys).pages, 2);
+    assert_eq!(get(&open.store, &scope, &keys[3..]).pages, 3);
+    assert_eq!(put(&open.store, &scope, &keys, None).pages, 6);
+    assert_eq!(get(&open.store, &scope, &keys).pages, 6);
+    open.close();
+}
+
+#[test]
+fn a_dropped_scope_is_gone_at_once_and_for_good() {
+    let dir = tempfile::tempdir().unwrap();
+    let (scope, other, keys) = (chained(4096), unchained(4096), sequence(1, 5));
+    {
+        let open = open(dir.path(), 16);
+        put(&open.store, &scope, &keys, None);
+        put(&open.store, &other, &keys, None);
+        open.store.flush().unwrap();
+        open.store.drop_scope(&scope).unwrap();
+        assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
+        open.forget();
+    }
+    let open = open(dir.path(), 16);
+    assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
+    assert_eq!(get(&open.store, &other, &keys).pages, 5);
+    assert_eq!(open.store.stats().unwrap().catalog.dropped_at_open.get("dropped_scope"), Some(&5));
+    assert_eq!(put(&open.store, &scope, &keys, None).pages, 5);
+    open.store.clear().unwrap();
+    assert_eq!(open.store.stats().unwrap().catalog.pages, 0);
+    assert_eq!(open.store.stats().unwrap().catalog.used_bytes, 0);
+    open.close();
+}
+
+#[test]
+fn bad_calls_say_what_is_wrong_and_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 16);
+    let (scope, keys) = (chained(4096), sequence(1, 3));
+    put(&open.store, &scope, &keys, None);
+    let invalid = |result: ritornello_format::Result<ritornello_store::Outcome>, word: &str| {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    };
+    let twice = vec![keys[0].clone(), keys[1].clone(), keys[0].clone()];
+    invalid(try_put(&open.store, &scope, &twice, None), "twice");
+    invalid(try_put(&open.store, &scope, &[vec![1; 7]], None), "8 to 64");
+    invalid(try_put(&open.store, &scope, &[vec![1; 65]], None), "8 to 64");
+    let resized = ritornello_format::Scope { page_bytes: Some(8192), ..scope.clone() };
+    invalid(try_put(&open.store, &resized, &keys, None), "page_bytes");
+    let rechained = ritornello_format::Scope { chained: false, ..scope.clone() };
+    invalid(try_put(&open.store, &rechained, &keys, None), "chained");
+    assert_eq!(get(&open.store, &scope, &keys).pages, 3);
+    assert_eq!(open.store.stats().unwrap().catalog.pages, 3);
+    open.close();
+}
+
+#[test]
+fn a_store_is_opened_as_it_was_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = || std::sync::Arc::new(ritornello_medium::Host);
+    let refused = |options: &Options, word: &str| {
+        let Err(error) = open_on(host(), options) else { panic!("opened") };
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    };
+    refused(&Options::new(dir.path()), "capacity");
+    refused(&Options { capacity: Some(3 << 20), ..options(dir.path(), 3) }, "two segments");
+    open(dir.path(), 16).close();
+    refused(&options(dir.path(), 17), "capacity");
+    refused(&Options { segment_bytes: Some(2 << 20), ..Options::new(dir.path()) }, "segment");
+    refused(&Options { index: Some(IndexKind::Memory), ..Options::new(dir.path()) }, "index");
+    refused(&Options { paths: vec!["elsewhere".into()], ..Options::new(dir.path()) }, "paths");
+    open_on(host(), &Options::new(dir.path())).unwrap().close();
+
+    let foreign = tempfile::tempdir().unwrap();
+    std::fs::write(foreign.path().join("thesis.tex"), "x").unwrap();
+    refused(&options(foreign.path(), 16), "thesis.tex");
+    let file = foreign.path().join("thesis.tex");
+    refused(&options(&file, 16), "directory");
+}

@@ -1,0 +1,112 @@
+//! Many threads at once, blocking calls and tickets, under eviction.
+
+mod common;
+
+use common::*;
+use ritornello_volume::memory::OwnedPages;
+use ritornello_volume::transfer::Control;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn threads_put_get_lease_and_delete_over_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let scopes = [chained(32 << 10), unchained(50_000)];
+    std::thread::scope(|threads| {
+        for worker in 0..6u64 {
+            let (store, scopes) = (&open.store, &scopes);
+            threads.spawn(move || {
+                for round in 0..60u64 {
+                    let name = (worker * 31 + round * 7) % 40;
+                    let scope = &scopes[(name % 2) as usize];
+                    let keys = sequence(name, 1 + (round % 9) as usize);
+                    match (worker + round) % 5 {
+                        0 | 1 => drop(put(store, scope, &keys, None)),
+                        2 => drop(get(store, scope, &keys)),
+                        3 => {
+                            let lease =
+                                store.lease(scope, &refs(&keys), Duration::from_secs(9)).unwrap();
+                            let got = get(store, scope, &keys[..lease.pages]);
+                            assert!(got.pages == lease.pages || got.reason == "absent");
+                            store.release(lease.lease).unwrap();
+                        }
+                        _ if round % 3 == 0 => {
+                            store.delete(scope, &refs(&keys[..1])).unwrap();
+                        }
+                        _ => store.flush().unwrap(),
+                    }
+                }
+            });
+        }
+    });
+    let stats = open.store.stats().unwrap().catalog;
+    assert_eq!((stats.leases, stats.reservations, stats.deferred_bytes), (0, 0, 0));
+    let report = open.engine.verify(false, &mut |_, _| {}).unwrap();
+    assert!(report.findings.is_empty(), "{report:?}");
+    open.close();
+}
+
+#[test]
+fn tickets_finish_and_say_what_came() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 32);
+    let scope = Arc::new(chained(64 << 10));
+    let boxed = |keys: &[Vec<u8>]| keys.iter().map(|k| k.clone().into_boxed_slice()).collect::<Vec<_>>();
+    let tickets: Vec<_> = (0..12)
+        .map(|name| {
+            let keys = sequence(name, 4);
+            let pages = keys.iter().map(|key| page(&scope, key)).collect();
+            let source = Arc::new(OwnedPages::new(pages));
+            let control = Control::default();
+            open.store.submit_put(Arc::clone(&scope), boxed(&keys), source, None, control).unwrap()
+        })
+        .collect();
+    for ticket in &tickets {
+        let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
+        assert_eq!((outcome.pages, outcome.reason), (4, ""));
+        assert!(ticket.done());
+    }
+    for name in 0..12 {
+        assert_eq!(get(&open.store, &scope, &sequence(name, 4)).pages, 4);
+    }
+    open.close();
+}
+
+#[test]
+fn copied_puts_may_lose_their_source_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 64);
+    let scope = Arc::new(chained(64 << 10));
+    let keys = sequence(1, 300);
+    let mut pages: Vec<Vec<u8>> = keys.iter().map(|key| page(&scope, key)).collect();
+    let boxed = keys.iter().map(|k| k.clone().into_boxed_slice()).collect();
+    let ticket = {
+        let slices: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+        let source = ritornello_volume::memory::BorrowedPages::new(&slices);
+        open.store.submit_put_copy(Arc::clone(&scope), boxed, &source, None, Control::default()).unwrap()
+    };
+    pages.iter_mut().for_each(|page| page.fill(0xAA));
+    let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
+    // Staging holds 8 MiB; 300 pages are nearly 19.
+    assert!(outcome.pages >= 16 && outcome.pages < 300, "{}", outcome.pages);
+    assert_eq!((outcome.reason, outcome.ok.len()), ("staging_full", 300));
+    assert_eq!(get(&open.store, &scope, &keys).pages, outcome.pages);
+    open.close();
+}
+
+#[test]
+fn a_cancelled_or_late_ticket_is_done_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 32);
+    let scope = Arc::new(chained(64 << 10));
+    let late = Control { deadline: Some(std::time::Instant::now()), ..Control::default() };
+    let keys = sequence(1, 4);
+    let boxed: Vec<Box<[u8]>> = keys.iter().map(|k| k.clone().into_boxed_slice()).collect();
+    let source = Arc::new(OwnedPages::new(keys.iter().map(|key| page(&scope, key)).collect()));
+    let ticket = open.store.submit_put(Arc::clone(&scope), boxed, source, None, late).unwrap();
+    let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
+    assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
+    assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
+    open.close();
+}

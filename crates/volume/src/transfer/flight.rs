@@ -1,0 +1,153 @@
+//! What both directions share: operations in flight, and the memory they move.
+
+use super::chunk::{Chunk, Shape};
+use super::page::PageMemory;
+use crate::engine::Span;
+use crate::memory_block::Block;
+use crate::staging::Piece;
+use ritornello_format::UNIT;
+use std::ops::Range;
+
+/// Operations in flight: what to remember of each until it lands.
+pub(super) struct Flight<T> {
+    slots: Vec<Option<(u64, T)>>,
+    vacant: Vec<usize>,
+    bytes: u64,
+    limit: u64,
+}
+
+impl<T> Flight<T> {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64 }
+    }
+    /// Whether another operation may start. A single one always may, however long.
+    pub(super) fn has_room(&self) -> bool {
+        self.bytes < self.limit
+    }
+    pub(super) fn is_idle(&self) -> bool {
+        self.vacant.len() == self.slots.len()
+    }
+    /// Remembers an operation of `bytes` and returns its tag.
+    pub(super) fn launch(&mut self, bytes: u64, what: T) -> u64 {
+        self.bytes += bytes;
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[slot] = Some((bytes, what));
+        slot as u64
+    }
+    /// What was remembered of the operation `tag`, which has landed.
+    pub(super) fn land(&mut self, tag: u64) -> Option<T> {
+        let (bytes, what) = self.slots.get_mut(tag as usize)?.take()?;
+        self.vacant.push(tag as usize);
+        self.bytes -= bytes;
+        Some(what)
+    }
+}
+
+/// Bytes of a page that do not move in place.
+pub(super) struct Bounce {
+    pub(super) page: usize,
+    pub(super) range: Range<usize>,
+    /// Whether the whole page goes through staging, rather than its last unit only.
+    pub(super) staged: bool,
+    at: usize,
+}
+
+/// The memory of one chunk.
+#[derive(Default)]
+pub(super) struct Cargo {
+    pub(super) bounces: Vec<Bounce>,
+    /// For pages that go through staging.
+    piece: Option<Piece>,
+    /// For last units that are not full.
+    block: Option<Block>,
+}
+
+/// What of a chunk has to bounce: bytes through staging, bytes through a block of our own.
+fn bounced<'m>(
+    chunk: &Chunk,
+    shape: Shape,
+    memory: impl Fn(usize) -> &'m PageMemory,
+) -> (usize, usize) {
+    shape.parts(&chunk.logical).fold((0, 0), |(staged, tails), (page, range)| {
+        let memory = memory(page);
+        let bytes = range.end - memory.in_place().clamp(range.start, range.end);
+        if memory.is_in_place() { (staged, tails + bytes) } else { (staged + bytes, tails) }
+    })
+}
+
+impl Cargo {
+    /// Lays out the memory of `chunk`: the header's in `header`, a page's in place or bounced.
+    /// `None` if `staging` has no room.
+    pub(super) fn load<'m>(
+        chunk: &Chunk,
+        shape: Shape,
+        header: Option<&Block>,
+        memory: impl Fn(usize) -> &'m PageMemory,
+        staging: impl FnOnce(usize) -> Option<Piece>,
+    ) -> Option<(Self, Vec<Span>)> {
+        let (staged, tails) = bounced(chunk, shape, &memory);
+        let piece = if staged > 0 { Some(staging(staged)?) } else { None };
+        let block = (tails > 0).then(|| Block::new(tails));
+        let mut cargo = Self { bounces: Vec::new(), piece, block };
+        let mut spans = Vec::new();
+        let Range { start, end } = chunk.logical;
+        if let Some(header) = header
+            && start < shape.header
+        {
+            let length = end.min(shape.header) - start;
+            Span::new(header.as_ptr().wrapping_add(start as usize), length as usize)
+                .push_to(&mut spans);
+        }
+        let (mut in_piece, mut in_block) = (0, 0);
+        for (page, range) in shape.parts(&chunk.logical) {
+            let memory = memory(page);
+            let split = memory.in_place().clamp(range.start, range.end);
+            memory.spans(range.start..split, &mut spans);
+            if split == range.end {
+                continue;
+            }
+            let staged = !memory.is_in_place();
+            let at = if staged { &mut in_piece } else { &mut in_block };
+            let bounce = Bounce { page, range: split..range.end, staged, at: *at };
+            *at += bounce.range.len();
+            Span::new(cargo.address(&bounce), bounce.range.len()).push_to(&mut spans);
+            cargo.bounces.push(bounce);
+        }
+        debug_assert_eq!(spans.iter().map(Span::len).sum::<usize>() as u64, end - start);
+        debug_assert!(spans.iter().all(|span| span.len() < u32::MAX as usize));
+        debug_assert_eq!((end - start) % UNIT, 0);
+        Some((cargo, spans))
+    }
+
+    fn address(&self, bounce: &Bounce) -> *mut u8 {
+        let base = match (bounce.staged, &self.piece, &self.block) {
+            (true, Some(piece), _) => piece.as_ptr(),
+            (false, _, Some(block)) => block.as_ptr(),
+            // `load` made what its bounces need.
+            _ => std::ptr::null_mut(),
+        };
+        base.wrapping_add(bounce.at)
+    }
+
+    /// The bytes of a bounce.
+    ///
+    /// # Safety
+    /// `bounce` is one of this cargo's, and no operation is moving it now.
+    pub(super) unsafe fn bytes(&self, bounce: &Bounce) -> &[u8] {
+        // SAFETY: inside the piece or block, which this cargo owns, and which is initialised.
+        unsafe { std::slice::from_raw_parts(self.address(bounce), bounce.range.len()) }
+    }
+
+    /// The bytes of a bounce, to be changed.
+    ///
+    /// # Safety
+    /// As for [`Cargo::bytes`].
+    #[allow(clippy::mut_from_ref)] // One bounce at a time, of a cargo that is not shared.
+    pub(super) unsafe fn bytes_mut(&self, bounce: &Bounce) -> &mut [u8] {
+        // SAFETY: as in `bytes`.
+        unsafe { std::slice::from_raw_parts_mut(self.address(bounce), bounce.range.len()) }
+    }
+}

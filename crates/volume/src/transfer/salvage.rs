@@ -1,0 +1,105 @@
+//! Finding runs without an index, by their headers.
+
+use super::Control;
+use super::chunk::Shape;
+use crate::segments::Segments;
+use ritornello_format::{
+    Extent, Place, RUN_HEADER_UNITS_MAX, RUN_MAGIC, Result, RunHeader, SegmentId, UNIT,
+};
+
+/// Bytes looked through at once.
+const WINDOW: u64 = 4 << 20;
+
+/// A run header found in a segment. Its pages are not verified: they may be long overwritten.
+#[derive(Clone, Debug)]
+pub struct FoundRun {
+    /// Where the run was when it was written. It holds fewer pages than the header names if the
+    /// header had no room for all extents.
+    pub place: Place,
+    /// The header.
+    pub header: RunHeader,
+    /// Pages that the place holds.
+    pub pages: u32,
+}
+
+impl Segments {
+    /// Looks at every unit of a segment, and hands every run header that lies where it says it lies
+    /// to `found`. Returns the bytes that could not be read.
+    ///
+    /// # Errors
+    /// `Retry` if the segment cannot be opened, or if `control` says stop.
+    pub fn scan_headers(
+        &self,
+        segment: SegmentId,
+        control: &Control,
+        found: &mut dyn FnMut(FoundRun),
+    ) -> Result<u64> {
+        let length = self.file(segment)?.length()?.min(self.segment_bytes()) / UNIT * UNIT;
+        // A header that begins in a window may end behind it.
+        let overlap = u64::from(RUN_HEADER_UNITS_MAX - 1) * UNIT;
+        let mut window = crate::memory_block::Block::new((WINDOW + overlap) as usize);
+        let mut unreadable = self.segment_bytes() - length;
+        let mut start = 0;
+        while start < length {
+            if let Some(reason) = control.stop() {
+                return Err(ritornello_format::Error::retry("a scan was not finished")
+                    .with("reason", reason.word()));
+            }
+            let bytes = (WINDOW + overlap).min(length - start) as usize;
+            let bytes = &mut window.bytes_mut()[..bytes];
+            if self.fetch(segment, start, bytes).is_err() {
+                unreadable += self.fetch_units(segment, start, bytes);
+            }
+            for at in (0..WINDOW.min(length - start)).step_by(UNIT as usize) {
+                let here = &bytes[at as usize..];
+                if here.starts_with(&RUN_MAGIC)
+                    && let Some(run) = self.recognise(segment, start + at, here)
+                {
+                    found(run);
+                }
+            }
+            start += WINDOW;
+        }
+        Ok(unreadable)
+    }
+
+    /// Unit by unit, where a whole window cannot be read. Returns the bytes of the window proper
+    /// that could not be, which are zero now.
+    fn fetch_units(&self, segment: SegmentId, start: u64, to: &mut [u8]) -> u64 {
+        let mut unreadable = 0;
+        for (at, unit) in to.chunks_mut(UNIT as usize).enumerate() {
+            let at = at as u64 * UNIT;
+            if self.fetch(segment, start + at, unit).is_err() {
+                unit.fill(0);
+                unreadable += if at < WINDOW { unit.len() as u64 } else { 0 };
+            }
+        }
+        unreadable
+    }
+
+    fn recognise(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<FoundRun> {
+        let (header, header_checksum) = RunHeader::decode(bytes).ok()?;
+        let Extent { segment: named, start, .. } = *header.extents.first()?;
+        // A header inside of a page is a page's bytes, whatever it looks like.
+        if named != segment || u64::from(start) * UNIT != offset {
+            return None;
+        }
+        let mut place = Place {
+            generation: header.generation,
+            header_checksum,
+            header_units: header.header_units,
+            page_units: header.page_units,
+            extents: header.extents.clone(),
+        };
+        let body = place.units().checked_sub(u64::from(place.header_units))?;
+        let held = body.checked_div(u64::from(place.page_units))?;
+        let pages = held.min(header.keys.len() as u64) as u32;
+        if pages == 0 {
+            return None;
+        }
+        place.truncate(pages);
+        let (volumes, segment_bytes) = (self.volumes(), self.segment_bytes());
+        Shape::of(&place, header.page_bytes, 0..u64::from(pages), volumes, segment_bytes)?;
+        Some(FoundRun { place, header, pages })
+    }
+}

@@ -1,0 +1,155 @@
+//! Looking at a run without wanting its bytes: for `fsck`, and wherever only the header counts.
+
+use super::chunk::{Chunk, Shape};
+use super::{Control, MissReason, PageFate, RunRead};
+use crate::engine::{Op, Span, Work};
+use crate::memory::{FragmentMut, PageTarget};
+use crate::memory_block::Block;
+use crate::segments::Segments;
+use crate::staging::Piece;
+use ritornello_format::{Error, Place, Result, RunHeader, SegmentId, UNIT};
+use std::io;
+
+/// Bytes that are verified at once, if a page is not longer.
+const WINDOW: usize = 16 << 20;
+
+/// A run as it was found.
+#[derive(Clone, Debug)]
+pub struct VerifiedRun {
+    /// Its header, which has the checksum that the place names.
+    pub header: RunHeader,
+    /// The fate of every page that the place holds.
+    pub pages: Vec<PageFate>,
+}
+
+impl Segments {
+    /// The header of a run.
+    ///
+    /// # Errors
+    /// `Miss` if it is not there, or is not the one that the place means.
+    pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
+        let adds_up = Shape::of(
+            place,
+            u64::from(place.page_units) * UNIT,
+            0..0,
+            self.volumes(),
+            self.segment_bytes(),
+        );
+        let shape = adds_up.ok_or_else(|| {
+            Error::miss("a run's place does not add up").with("generation", place.generation)
+        })?;
+        let mut chunks = Vec::new();
+        shape.cut(place, 0..shape.header, &mut chunks);
+        let mut block = Block::new(shape.header as usize);
+        let miss = |error: io::Error| {
+            Error::miss("a run header cannot be read")
+                .with("generation", place.generation)
+                .because(error)
+        };
+        for chunk in chunks {
+            let Chunk { segment, offset, logical } = chunk;
+            let to = logical.start as usize..logical.end as usize;
+            self.fetch(segment, offset, &mut block.bytes_mut()[to]).map_err(miss)?;
+        }
+        let (header, checksum) = RunHeader::decode(block.bytes())?;
+        let same = checksum == place.header_checksum
+            && header.generation == place.generation
+            && header.header_units == place.header_units
+            && header.page_units == place.page_units;
+        if same {
+            Ok(header)
+        } else {
+            Err(Error::miss("another run header than the one expected")
+                .with("generation", place.generation))
+        }
+    }
+
+    /// Reads a whole run and verifies every page that the place holds.
+    ///
+    /// # Errors
+    /// `Miss` if there is no header to verify pages by.
+    pub fn verify_run(&self, place: &Place, control: &Control) -> Result<VerifiedRun> {
+        let header = self.read_header(place)?;
+        let body = place.units().saturating_sub(u64::from(place.header_units));
+        let count = body / u64::from(place.page_units).max(1);
+        if count * u64::from(place.page_units) != body || count > header.keys.len() as u64 {
+            return Err(Error::miss("a run's place and header do not match")
+                .with("generation", place.generation)
+                .with("pages", header.keys.len()));
+        }
+        let keys: Vec<&[u8]> =
+            header.keys[..count as usize].iter().map(|key| key.as_slice()).collect();
+        let padded = place.page_units as usize * UNIT as usize;
+        let at_once = (WINDOW / padded).clamp(1, keys.len().max(1));
+        let mut pages = Vec::with_capacity(keys.len());
+        if let Some(memory) = self.arena().take(at_once * padded, control) {
+            let target = Window { memory, padded, page_bytes: header.page_bytes as usize };
+            for keys in keys.chunks(at_once) {
+                let read = RunRead {
+                    place,
+                    scope: header.scope,
+                    page_bytes: header.page_bytes,
+                    keys,
+                    first: pages.len() as u32,
+                    target: &target,
+                    target_first: 0,
+                };
+                pages.extend(self.read_runs(&[read], control).into_iter().flatten());
+            }
+        }
+        let rest = control.stop().unwrap_or(MissReason::Staging);
+        pages.resize(keys.len(), PageFate::Missed(rest));
+        Ok(VerifiedRun { header, pages })
+    }
+
+    /// Reads aligned bytes of a segment into aligned memory.
+    pub(super) fn fetch(&self, segment: SegmentId, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        let file = self.file(segment)?;
+        let span = Span::new(to.as_mut_ptr(), to.len());
+        // SAFETY: `to` is borrowed mutably until the engine has run.
+        let op = unsafe { Op::new(0, file, false, offset, vec![span]) };
+        let mut work = Once { op: Some(op), result: Err(io::ErrorKind::Other.into()) };
+        self.engine().run(&mut work);
+        work.result
+    }
+}
+
+/// One operation.
+struct Once {
+    op: Option<Op>,
+    result: io::Result<()>,
+}
+
+impl Work for Once {
+    fn next(&mut self) -> Option<Op> {
+        self.op.take()
+    }
+    fn done(&mut self, _: u64, result: io::Result<()>) {
+        self.result = result;
+    }
+    fn spare(&mut self) -> bool {
+        false
+    }
+}
+
+/// Some pages' worth of staging memory.
+struct Window {
+    memory: Piece,
+    padded: usize,
+    page_bytes: usize,
+}
+
+// SAFETY: the piece is this value's alone and lives as long as it, pages do not overlap in it, and
+// `verify_run` reads each page of it once a call and waits for the call.
+unsafe impl PageTarget for Window {
+    fn len(&self) -> usize {
+        self.memory.bytes().len() / self.padded
+    }
+    fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
+        if page < self.len() {
+            let at = self.memory.as_ptr().wrapping_add(page * self.padded);
+            // SAFETY: inside the piece.
+            out.push(unsafe { FragmentMut::new(at, self.page_bytes) });
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Writing: pages as they come, their checksums while they are in flight, each header last.
+
+use super::chunk::{Chunk, OP_BYTES, Shape};
+use super::flight::{Cargo, Flight};
+use super::page::PageMemory;
+use super::{Control, MissReason, RunWrite};
+use crate::engine::{Op, Work};
+use crate::memory_block::Block;
+use crate::segments::Segments;
+use ritornello_format::{Error, Result, RunHeader, Slice, SliceChecksum, UNIT};
+use std::collections::VecDeque;
+use std::io;
+
+/// Bytes checksummed in one go, between looks at what has landed.
+const STEP: usize = 1 << 20;
+
+/// Writes in progress.
+pub(super) struct Writing<'a> {
+    segments: &'a Segments,
+    writes: &'a [RunWrite<'a>],
+    control: &'a Control,
+    /// The runs that have begun; the last one may still have pages to issue.
+    runs: Vec<Run>,
+    /// Runs whose pages are issued, and whose header waits for their checksums.
+    heads: VecDeque<usize>,
+    flight: Flight<Landing>,
+    /// Pages that move in place and are to be checksummed.
+    to_digest: VecDeque<(usize, usize)>,
+    digesting: Option<Digesting>,
+}
+
+struct Run {
+    shape: Shape,
+    pages: Vec<Page>,
+    /// Everything but the header, and the first page if that goes with it.
+    body: VecDeque<Chunk>,
+    /// The rest. One chunk, unless the header itself is split over extents.
+    head: VecDeque<Chunk>,
+    /// Whether the run waits in `heads`, or has been there.
+    is_body_issued: bool,
+    /// The header and its checksum, when they are known.
+    sealed: Option<(Vec<u8>, u64)>,
+    /// Pages whose checksum is not known.
+    open: usize,
+    /// Pages whose checksum becomes known only when the head is issued.
+    open_in_head: usize,
+    /// Checksum of the page that is being gathered into staging, chunk by chunk.
+    gathering: Option<SliceChecksum>,
+    failed: Option<Error>,
+}
+
+struct Page {
+    memory: PageMemory,
+    is_queued: bool,
+    sum: u64,
+}
+
+struct Landing {
+    run: usize,
+    chunk: Chunk,
+    /// Memory of the operation, held until it has landed.
+    _cargo: (Cargo, Option<Block>),
+}
+
+struct Digesting {
+    run: usize,
+    page: usize,
+    at: usize,
+    sum: SliceChecksum,
+}
+
+enum Launch {
+    Go(Op),
+    Wait,
+    Fail(Error),
+}
+
+impl<'a> Writing<'a> {
+    pub(super) fn run(
+        segments: &'a Segments,
+        writes: &'a [RunWrite<'a>],
+        control: &'a Control,
+    ) -> Vec<Result<u64>> {
+        let mut writing = Self {
+            segments,
+            writes,
+            control,
+            runs: Vec::with_capacity(writes.len()),
+            heads: VecDeque::new(),
+            flight: Flight::new(segments.in_flight_bytes()),
+            to_digest: VecDeque::new(),
+            digesting: None,
+        };
+        segments.engine().run(&mut writing);
+        writing.results()
+    }
+
+    /// A run that is not finished by now is one that `control` stopped.
+    fn results(self) -> Vec<Result<u64>> {
+        let stopped = || stopped(self.control.stop().unwrap_or(MissReason::Io));
+        let mut results = Vec::with_capacity(self.writes.len());
+        for run in self.runs {
+            results.push(match (run.failed, run.sealed) {
+                (Some(error), _) => Err(error),
+                (None, Some((_, sum))) if run.body.is_empty() && run.head.is_empty() => Ok(sum),
+                _ => Err(stopped()),
+            });
+        }
+        results.extend(self.writes[results.len()..].iter().map(|_| Err(stopped())));
+        results
+    }
+
+    /// The run that has a chunk to issue now, and whether it is its head's: a head whose checksums
+    /// are known, or else the pages of the newest run, which is begun if need be.
+    fn current(&mut self) -> Option<(usize, bool)> {
+        loop {
+            while let Some(&at) = self.heads.front() {
+                let run = &self.runs[at];
+                if run.failed.is_some() || run.head.is_empty() {
+                    self.heads.pop_front();
+                } else if run.open <= run.open_in_head {
+                    return Some((at, true));
+                } else {
+                    break;
+                }
+            }
+            let at = self.runs.len().wrapping_sub(1);
+            match self.runs.last_mut() {
+                Some(run) if run.failed.is_none() && !run.body.is_empty() => {
+                    return Some((at, false));
+                }
+                Some(run) if run.failed.is_none() && !run.is_body_issued => {
+                    run.is_body_issued = true;
+                    self.heads.push_back(at);
+                    self.queue(at, 0);
+                }
+                _ => {
+                    let write = self.writes.get(self.runs.len())?;
+                    let run = begin(self.segments, write).unwrap_or_else(Run::refused);
+                    self.runs.push(run);
+                }
+            }
+        }
+    }
+
+    /// Has a page checksummed, if it moves in place and is not queued yet.
+    fn queue(&mut self, at: usize, page: usize) {
+        if let Some(Page { memory, is_queued, .. }) = self.runs[at].pages.get_mut(page)
+            && memory.is_in_place()
+            && !*is_queued
+        {
+            *is_queued = true;
+            self.to_digest.push_back((at, page));
+        }
+    }
+
+    fn launch(&mut self, at: usize, is_head: bool) -> Launch {
+        let write = &self.writes[at];
+        let run = &mut self.runs[at];
+        let queue = if is_head { &run.head } else { &run.body };
+        let Some(chunk) = queue.front().cloned() else { return Launch::Wait };
+        let file = match self.segments.file(chunk.segment) {
+            Ok(file) => file,
+            Err(error) => return Launch::Fail(failed("a segment cannot be opened", &chunk, error)),
+        };
+        let mut header = is_head.then(|| Block::new(run.shape.header as usize));
+        let idle = self.flight.is_idle();
+        let loaded = Cargo::load(
+            &chunk,
+            run.shape,
+            header.as_ref(),
+            |page| &run.pages[page].memory,
+            // With something of our own in flight there is no need to wait for others.
+            |bytes| match self.segments.arena().try_take(bytes) {
+                None if idle => self.segments.arena().take(bytes, self.control),
+                piece => piece,
+            },
+        );
+        let Some((cargo, spans)) = loaded else {
+            let reason = self.control.stop().unwrap_or(MissReason::Staging);
+            return if idle { Launch::Fail(stopped(reason)) } else { Launch::Wait };
+        };
+        run.gather(&cargo, write);
+        if let Some(block) = &mut header {
+            match run.seal(write) {
+                Ok(bytes) => block.bytes_mut()[..bytes.len()].copy_from_slice(bytes),
+                Err(error) => return Launch::Fail(error),
+            }
+        }
+        let touched: Vec<usize> = run.shape.parts(&chunk.logical).map(|(page, _)| page).collect();
+        let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
+        let landing = Landing { run: at, chunk, _cargo: (cargo, header) };
+        let tag = self.flight.launch(bytes, landing);
+        for page in touched {
+            self.queue(at, page);
+        }
+        // SAFETY: the source's memory is readable until `run` returns (`PageSource`); `flight`
+        // keeps cargo and header until the operation has landed; the engine does not return before.
+        Launch::Go(unsafe { Op::new(tag, file, true, offset, spans) })
+    }
+}
+
+impl Work for Writing<'_> {
+    fn next(&mut self) -> Option<Op> {
+        loop {
+            if self.control.stop().is_some() || !self.flight.has_room() {
+                return None;
+            }
+            let (at, is_head) = self.current()?;
+            match self.launch(at, is_head) {
+                Launch::Wait => return None,
+                Launch::Go(op) => {
+                    let run = &mut self.runs[at];
+                    if is_head { &mut run.head } else { &mut run.body }.pop_front();
+                    return Some(op);
+                }
+                Launch::Fail(error) => self.runs[at].fail(error),
+            }
+        }
+    }
+
+    fn done(&mut self, tag: u64, result: io::Result<()>) {
+        if let Some(Landing { run, chunk, .. }) = self.flight.land(tag)
+            && let Err(error) = result
+        {
+            self.runs[run].fail(failed("a run could not be written", &chunk, error));
+        }
+    }
+
+    fn spare(&mut self) -> bool {
+        let next = self.digesting.take().or_else(|| {
+            let (run, page) = self.to_digest.pop_front()?;
+            let write = &self.writes[run];
+            let sum = SliceChecksum::new(&write.header.keys[page], write.place.generation, 0);
+            Some(Digesting { run, page, at: 0, sum })
+        });
+        let Some(mut now) = next else { return false };
+        let run = &mut self.runs[now.run];
+        if run.failed.is_some() {
+            return true;
+        }
+        let bytes = self.writes[now.run].header.page_bytes as usize;
+        let end = (now.at + STEP).min(bytes);
+        let page = &mut run.pages[now.page];
+        // SAFETY: a source's memory may be read (`PageSource`).
+        unsafe { page.memory.digest(now.at..end, &mut now.sum) };
+        if end < bytes {
+            now.at = end;
+            self.digesting = Some(now);
+        } else {
+            page.sum = now.sum.finish();
+            run.open -= 1;
+        }
+        true
+    }
+}
+
+/// Looks at a run and cuts it into chunks.
+fn begin(segments: &Segments, write: &RunWrite<'_>) -> Result<Run> {
+    let RunWrite { place, header, source, first } = *write;
+    let (count, page_bytes) = (header.keys.len() as u64, header.page_bytes);
+    let (volumes, segment_bytes) = (segments.volumes(), segments.segment_bytes());
+    let shape = Shape::of(place, page_bytes, 0..count, volumes, segment_bytes)
+        .filter(|shape| shape.pages(0..count).end == place.units() * UNIT && count > 0)
+        .ok_or_else(|| {
+            Error::invalid("a run's place and header do not match")
+                .with("generation", place.generation)
+                .with("pages", count)
+                .with("page_bytes", page_bytes)
+        })?;
+    let aligned = segments.needs_alignment();
+    let mut pages = Vec::with_capacity(header.keys.len());
+    for page in 0..header.keys.len() {
+        let memory = PageMemory::of_source(source, first + page, page_bytes as usize, aligned)
+            .ok_or_else(|| {
+                Error::invalid("a page's memory is not as long as the scope's pages")
+                    .with("page", first + page)
+                    .with("page_bytes", page_bytes)
+            })?;
+        pages.push(Page { memory, is_queued: false, sum: 0 });
+    }
+    let (mut body, mut head) = (Vec::new(), Vec::new());
+    shape.cut(place, shape.pages(1..count), &mut body);
+    // A short first page goes with the header in one operation, if they lie together.
+    let first_page = shape.pages(0..1);
+    if shape.page <= OP_BYTES {
+        shape.cut(place, 0..first_page.end, &mut head);
+    }
+    let mut open_in_head = usize::from(!pages[0].memory.is_in_place());
+    if head.len() != 1 {
+        head.clear();
+        open_in_head = 0;
+        shape.cut(place, first_page, &mut body);
+        shape.cut(place, 0..shape.header, &mut head);
+    }
+    Ok(Run {
+        shape,
+        open: pages.len(),
+        pages,
+        body: body.into(),
+        head: head.into(),
+        is_body_issued: false,
+        sealed: None,
+        open_in_head,
+        gathering: None,
+        failed: None,
+    })
+}
+
+impl Run {
+    /// A run that failed before it began.
+    fn refused(error: Error) -> Self {
+        Self {
+            shape: Shape { header: 0, page: 1 },
+            pages: Vec::new(),
+            body: VecDeque::new(),
+            head: VecDeque::new(),
+            is_body_issued: true,
+            sealed: None,
+            open: 0,
+            open_in_head: 0,
+            gathering: None,
+            failed: Some(error),
+        }
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.failed.get_or_insert(error);
+    }
+
+    /// Copies what does not move in place, and checksums the copies of pages that go through
+    /// staging: their chunks are issued in order, so that this can go along.
+    fn gather(&mut self, cargo: &Cargo, write: &RunWrite<'_>) {
+        for bounce in &cargo.bounces {
+            let page = &mut self.pages[bounce.page];
+            // SAFETY: the operation has not begun, and a source's memory may be read.
+            let copy = unsafe {
+                let copy = cargo.bytes_mut(bounce);
+                page.memory.gather(bounce.range.clone(), copy);
+                copy
+            };
+            if !bounce.staged {
+                continue;
+            }
+            let page_bytes = write.header.page_bytes as usize;
+            let mut sum = self.gathering.take().unwrap_or_else(|| {
+                let key = &write.header.keys[bounce.page];
+                SliceChecksum::new(key, write.place.generation, 0)
+            });
+            let (from, to) = (bounce.range.start, bounce.range.end.min(page_bytes));
+            sum.update(&copy[..to - from]);
+            if to < page_bytes {
+                self.gathering = Some(sum);
+            } else {
+                page.sum = sum.finish();
+                self.open -= 1;
+            }
+        }
+    }
+
+    /// The encoded header, now that all checksums are known.
+    fn seal(&mut self, write: &RunWrite<'_>) -> Result<&[u8]> {
+        let sealed = match self.sealed.take() {
+            Some(sealed) => sealed,
+            None => {
+                let (place, header) = (write.place, write.header);
+                let bytes = header.page_bytes as u32;
+                let slice = |page: &Page| Slice { bytes, codec: Slice::RAW, checksum: page.sum };
+                RunHeader {
+                    generation: place.generation,
+                    header_units: place.header_units,
+                    page_units: place.page_units,
+                    extents: place.extents.clone(),
+                    extents_total: place.extents.len() as u32,
+                    slices_per_page: 1,
+                    slices: self.pages.iter().map(slice).collect(),
+                    ..header.clone()
+                }
+                .encode()?
+            }
+        };
+        Ok(&self.sealed.insert(sealed).0)
+    }
+}
+
+fn failed(what: &str, chunk: &Chunk, error: io::Error) -> Error {
+    Error::retry(what)
+        .with("reason", MissReason::Io.word())
+        .with("segment", chunk.segment.0)
+        .with("offset", chunk.offset)
+        .because(error)
+}
+
+fn stopped(reason: MissReason) -> Error {
+    Error::retry("a run was not written to its end").with("reason", reason.word())
+}

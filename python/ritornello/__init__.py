@@ -1,0 +1,59 @@
+"""Ritornello keeps the key/value pages of LLM prefixes on disk, so that no prefix is prefilled
+twice: not after eviction from memory, not after a restart.
+
+    import numpy as np
+    import ritornello as rt
+
+    scope = rt.Scope(
+        model="meta-llama/Llama-3-8B", dtype="bfloat16", page_tokens=64,
+        layers=(0, 32), kv_heads=(0, 8), head_dim=128,
+    )
+    pages = np.zeros((len(keys), scope.page_bytes), np.uint8)
+
+    with rt.Store.open("/nvme/kv", capacity="200GiB") as store:
+        store.put_batch(scope, keys, pages)
+        hit = store.probe(scope, keys)                    # leading pages that can be had
+        got = store.get_batch(scope, keys[:hit], pages)   # leading pages filled and verified
+        store.flush()
+
+**Keys** are the engine's block hashes, `bytes` of 8 to 64, in the order of the sequence. In a
+chained scope a key commits to all keys before it, and a page whose predecessor is gone is not
+found.
+
+**A page** is one buffer (`bytes`, `memoryview`, NumPy array, contiguous CPU tensor), or a list of
+buffers that together, in order, make the page; always `scope.page_bytes` bytes in all. Buffers at
+multiples of 4 KiB are read and written in place. `PagePool` registers an engine's memory once and
+names its pages by number.
+
+**Several processes** may open one directory: the first owns it, the others are its clients, and
+both see the same store. After `fork`, the child opens its own.
+
+**Threads**: everything may be called from any thread, and lets others run while it waits or moves
+bytes. `submit_put` and `submit_get` return a `Ticket` at once; its `fileno()` suits `select` and
+asyncio.
+
+**Errors** are in `ritornello.errors`. Bytes that are not there, or cannot be believed, are no
+error but a smaller number. `RITORNELLO_LOG=info` says more on standard error.
+"""
+
+from ritornello import errors
+from ritornello._core import (
+    Match,
+    Outcome,
+    PagePool,
+    Scope,
+    Store,
+    Ticket,
+    __version__,
+)
+
+__all__ = [
+    "Match",
+    "Outcome",
+    "PagePool",
+    "Scope",
+    "Store",
+    "Ticket",
+    "__version__",
+    "errors",
+]

@@ -1,0 +1,63 @@
+"""Whether the vLLM that loads the connector has the interface it was written for."""
+
+import inspect
+from typing import Any
+
+TESTED = "0.32 and 0.33"
+
+ABSTRACT = frozenset(
+    {
+        "build_connector_meta",
+        "get_num_new_matched_tokens",
+        "save_kv_layer",
+        "start_load_kv",
+        "update_state_after_alloc",
+        "wait_for_layer_load",
+        "wait_for_save",
+    }
+)
+# Hooks whose absence would go unnoticed: they would simply never be called.
+HOOKS = frozenset(
+    {
+        "bind_connector_metadata",
+        "bind_kv_cache_manager",
+        "build_connector_worker_meta",
+        "build_kv_connector_stats",
+        "build_prom_metrics",
+        "clear_connector_metadata",
+        "get_block_ids_with_load_errors",
+        "get_kv_connector_stats",
+        "register_kv_caches",
+        "request_finished",
+        "requires_kv_delivery",
+        "reset_cache",
+        "shutdown",
+        "update_connector_output",
+    }
+)
+PARAMETERS = ("self", "vllm_config", "role", "kv_cache_config")
+
+
+def unknown(base: Any) -> str:
+    """What about vLLM's connector base class is not as it should be; "" where all is."""
+    abstract = frozenset(base.__abstractmethods__)
+    if abstract != ABSTRACT:
+        return f"abstract methods differ: {', '.join(sorted(abstract ^ ABSTRACT))}"
+    missing = sorted(name for name in HOOKS if not hasattr(base, name))
+    if missing:
+        return f"hooks are missing: {', '.join(missing)}"
+    parameters = tuple(inspect.signature(base.__init__).parameters)
+    if parameters != PARAMETERS:
+        return f"the constructor takes {', '.join(parameters[1:])}"
+    return ""
+
+
+def require_known(base: Any, version: str) -> None:
+    """Raises ImportError, in one line, for an interface that was never tested."""
+    problem = unknown(base)
+    if problem:
+        raise ImportError(
+            f"ritornello.vllm was written for vLLM {TESTED}; the connector interface of "
+            f"vLLM {version} is another one ({problem}): use one of those versions, or a newer "
+            "ritornello"
+        )

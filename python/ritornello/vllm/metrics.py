@@ -1,0 +1,103 @@
+"""The counts on vLLM's `/metrics`, through vLLM's own connector statistics."""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+from ritornello.vllm.meter import BY_REASON, Counts
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+COUNTERS = {
+    "probed_pages": "Full pages of prompts that were not in the engine's own prefix cache.",
+    "hit_pages": "Of the probed pages, those the store promised.",
+    "loaded_pages": "Pages read from the store, verified, and put into KV memory.",
+    "loaded_bytes": "Bytes read from the store.",
+    "load_seconds": "Time the engine waited for loads.",
+    "saved_pages": "Pages stored (those already present included).",
+    "saved_bytes": "Bytes written to the store.",
+    "save_seconds": "Time the engine spent handing pages over to be saved.",
+    "failed_pages": "Promised pages that could not be loaded and were computed instead.",
+    "errors": "Calls to the store that failed.",
+    "hook_seconds": "Time inside the connector's hooks, scheduler and worker together.",
+    "step_seconds": "Time of the engine's steps, as the worker sees them.",
+    "steps": "Engine steps.",
+}
+REASONS = {
+    "missed_pages": "Probed or promised pages that were not loaded, by reason.",
+    "skipped_pages": "Pages that were offered and not stored, by reason.",
+}
+
+
+class RitornelloStats(KVConnectorStats):
+    """Counts of one interval; `data` maps a counter's name, or "name:reason", to an amount."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> "RitornelloStats":
+        for name, amount in other.data.items():
+            self.data[name] = self.data.get(name, 0.0) + amount
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """For vLLM's log line: pages, bytes and the share of time spent in hooks."""
+        told = {name: int(self.data.get(name, 0)) for name in COUNTERS if name.endswith("_pages")}
+        summary: dict[str, int | float] = {name: count for name, count in told.items() if count}
+        steps = self.data.get("step_seconds", 0.0)
+        if steps:
+            summary["hook_share"] = round(self.data.get("hook_seconds", 0.0) / steps, 5)
+        return summary
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+def stats_of(counts: Counts | None) -> RitornelloStats | None:
+    return RitornelloStats(data=dict(counts)) if counts else None
+
+
+class RitornelloPromMetrics(KVConnectorPromMetrics):
+    """One Prometheus counter a count, `vllm:ritornello_<name>_total`, with vLLM's labels."""
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        plain = {
+            name: self._counter_cls(
+                name=f"vllm:ritornello_{name}", documentation=told, labelnames=labelnames
+            )
+            for name, told in COUNTERS.items()
+        }
+        # Children exist from the start, so that a counter that never moved reads zero.
+        self._children = {
+            engine: {name: counter.labels(*values) for name, counter in plain.items()}
+            for engine, values in per_engine_labelvalues.items()
+        }
+        self._by_reason = {
+            name: self._counter_cls(
+                name=f"vllm:ritornello_{name}",
+                documentation=REASONS[name],
+                labelnames=[*labelnames, "reason"],
+            )
+            for name in BY_REASON
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        children = self._children[engine_idx]
+        for name, amount in transfer_stats_data.items():
+            counter, _, reason = name.partition(":")
+            if reason:
+                values = self.per_engine_labelvalues[engine_idx]
+                self._by_reason[counter].labels(*values, reason).inc(amount)
+            else:
+                children[counter].inc(amount)

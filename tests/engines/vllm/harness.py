@@ -1,0 +1,66 @@
+"""vLLM in this process, as the tests ask it, and the prompts they ask with."""
+
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+BLOCK = 32
+# Few enough that the requests of the preemption test do not fit.
+BLOCKS = 40
+
+
+class Engine:
+    def __init__(self, model: Path, store_path: Path) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(
+            str(model),
+            enforce_eager=True,
+            block_size=BLOCK,
+            max_model_len=1024,
+            num_gpu_blocks_override=BLOCKS,
+            disable_log_stats=False,
+            kv_transfer_config={
+                "kv_connector": "RitornelloConnector",
+                "kv_connector_module_path": "ritornello.vllm",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"path": str(store_path), "capacity": "1GiB"},
+            },
+        )
+
+    def ask(
+        self, *prompts: list[int], answer: int = 24, params: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Greedy answers, all prompts at once; an output knows its `num_cached_tokens`."""
+        from vllm import SamplingParams
+
+        extra = {"kv_transfer_params": params} if params else None
+        sampling = SamplingParams(
+            max_tokens=answer, temperature=0, ignore_eos=True, extra_args=extra
+        )
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return list(self.llm.generate(asked, sampling, use_tqdm=False))
+
+    def tokens(self, *prompts: list[int], answer: int = 24) -> list[list[int]]:
+        return [list(o.outputs[0].token_ids) for o in self.ask(*prompts, answer=answer)]
+
+    def forget(self) -> None:
+        """Empties vLLM's own prefix cache; the store keeps everything."""
+        assert self.llm.reset_prefix_cache()
+
+    def count(self, name: str, **labels: str) -> float:
+        """A counter of vLLM's metrics, summed over its other labels. Counts of the connector
+        travel with engine steps; a short answer brings the last ones."""
+        return sum(
+            metric.value
+            for metric in self.llm.get_metrics()
+            if metric.name == name and labels.items() <= metric.labels.items()
+        )
+
+    def external_tokens(self) -> float:
+        return self.count("vllm:prompt_tokens_cached_by_source", source="disk")
+
+
+def prompt(seed: int, length: int = 300) -> list[int]:
+    """Token ids that no other seed's prompt begins with."""
+    return [3 + (seed * 31 + place * (7 + seed)) % 290 for place in range(length)]

@@ -1,0 +1,203 @@
+"""Scheduler and worker in one process: answers, bytes, and what happens when loads fail."""
+
+from typing import Any
+
+import pytest
+from harness import BLOCK, Engine, prompt
+from probes import Digests, evict_after_match, fail_loads
+
+from ritornello.vllm.store import QuietStore
+
+# Full pages of a 300-token prompt, without the page of its last token.
+CLAIMED = 299 // BLOCK * BLOCK
+
+
+def test_a_warm_answer_equals_the_one_from_vllm_s_own_cache(engine: Engine) -> None:
+    asked = prompt(1)
+    engine.ask(asked)
+    local = engine.ask(asked)[0]
+    engine.forget()
+    before = engine.external_tokens()
+    warm = engine.ask(asked)[0]
+    assert local.num_cached_tokens == warm.num_cached_tokens == CLAIMED
+    assert engine.external_tokens() - before == CLAIMED
+    assert warm.outputs[0].token_ids == local.outputs[0].token_ids
+
+
+def test_the_bytes_of_a_block_come_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = Digests(monkeypatch)
+    asked = prompt(2, 500)
+    engine.ask(asked)
+    engine.forget()
+    engine.ask(asked)
+    assert len(digests.loaded) == 499 // BLOCK
+    assert digests.all_came_back()
+
+
+def test_pages_filled_while_decoding_are_saved(engine: Engine) -> None:
+    asked = prompt(3, 40)
+    answer = engine.tokens(asked, answer=200)[0]
+    engine.forget()
+    follow_up = [*asked, *answer, 5, 6, 7]
+    # The last token of the answer was sampled and never computed; its page is not full anyway.
+    expected = (len(asked) + len(answer) - 1) // BLOCK * BLOCK
+    assert engine.ask(follow_up)[0].num_cached_tokens == expected
+
+
+def test_the_last_token_is_never_claimed(engine: Engine) -> None:
+    asked = prompt(4, 4 * BLOCK)
+    engine.ask(asked)
+    engine.forget()
+    assert engine.ask(asked)[0].num_cached_tokens == 3 * BLOCK
+
+
+def test_a_longer_prompt_loads_only_what_is_not_local(engine: Engine) -> None:
+    asked = prompt(5, 320)
+    engine.ask(asked)
+    engine.forget()
+    engine.ask(asked[:130])
+    before = engine.external_tokens()
+    assert engine.ask(asked)[0].num_cached_tokens == 288
+    assert engine.external_tokens() - before == 288 - 128
+
+
+def test_failed_pages_are_computed_and_the_answer_is_the_same(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompt(6)
+    expected = engine.tokens(asked)
+    engine.forget()
+    with monkeypatch.context() as broken:
+        fail_loads(broken, [3, 5])
+        assert engine.tokens(asked) == expected
+    # vLLM recomputed the blocks in place; what it serves from them now is right too.
+    assert engine.tokens(asked) == expected
+    engine.forget()
+    assert engine.tokens(asked) == expected
+
+
+def test_nothing_computed_over_a_failed_load_is_saved(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = Digests(monkeypatch)
+    asked = prompt(7, 200)
+    longer = [*asked, *prompt(8, 200)]
+    engine.ask(asked)
+    engine.forget()
+    with monkeypatch.context() as broken:
+        fail_loads(broken, [2])
+        wrong_if_saved = engine.tokens(longer)
+    engine.forget()
+    # Every page of the longer prompt was saved after its recomputation, from sound blocks.
+    again = engine.ask(longer)[0]
+    assert again.num_cached_tokens == 399 // BLOCK * BLOCK
+    assert list(again.outputs[0].token_ids) == wrong_if_saved[0]
+    assert digests.all_came_back()
+
+
+def test_requests_that_share_a_failed_load_answer_the_same(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stem = prompt(9, 256)
+    both = [[*stem, *prompt(10, 40)], [*stem, *prompt(11, 40)]]
+    expected = engine.tokens(*both)
+    engine.forget()
+    with monkeypatch.context() as broken:
+        fail_loads(broken, [1])
+        assert engine.tokens(*both) == expected
+    assert engine.tokens(*both) == expected
+
+
+def test_eviction_between_match_and_load_costs_time_only(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompt(12)
+    expected = engine.tokens(asked)
+    engine.forget()
+    with monkeypatch.context() as broken:
+        evict_after_match(broken, keep=4)
+        assert engine.tokens(asked) == expected
+    engine.forget()
+    # What was evicted has been saved again.
+    again = engine.ask(asked)[0]
+    assert again.num_cached_tokens == CLAIMED
+    assert list(again.outputs[0].token_ids) == expected[0]
+
+
+def test_preemption_while_saving_keeps_bytes_and_answers_right(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = Digests(monkeypatch)
+    asked = [prompt(seed, 300) for seed in (13, 14, 15, 16)]
+    alone = [engine.tokens(one, answer=150)[0] for one in asked]
+    engine.forget()
+    before = engine.count("vllm:num_preemptions")
+    together = engine.tokens(*asked, answer=150)
+    assert engine.count("vllm:num_preemptions") > before, "the test must preempt"
+    assert together == alone
+    engine.forget()
+    assert [engine.tokens(one, answer=150)[0] for one in asked] == alone
+    assert digests.all_came_back()
+
+
+def test_one_request_can_decline(engine: Engine) -> None:
+    secret = prompt(17)
+    engine.ask(secret, params={"ritornello.no_store": True})
+    engine.forget()
+    assert engine.ask(secret, params={"ritornello.no_store": True})[0].num_cached_tokens == 0
+    engine.forget()
+    engine.ask(secret)
+    engine.forget()
+    assert engine.ask(secret, params={"ritornello.no_load": True})[0].num_cached_tokens == 0
+    engine.forget()
+    assert engine.ask(secret)[0].num_cached_tokens == CLAIMED
+
+
+def test_a_reset_hides_what_was_stored_before(engine: Engine) -> None:
+    asked = prompt(18)
+    engine.ask(asked)
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    assert engine.ask(asked)[0].num_cached_tokens == 0
+    engine.forget()
+    assert engine.ask(asked)[0].num_cached_tokens == CLAIMED
+
+
+def test_a_store_that_throws_costs_hits_only(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompt(19)
+    expected = engine.tokens(asked)
+    engine.forget()
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("the disk has left the building")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(QuietStore, "_opened", lambda store: Broken())
+        output = engine.ask(asked)[0]
+    assert output.num_cached_tokens == 0
+    assert list(output.outputs[0].token_ids) == expected[0]
+    engine.forget()
+    assert engine.ask(asked)[0].num_cached_tokens == CLAIMED
+
+
+def test_counters_tell_what_happened(engine: Engine) -> None:
+    names = ("probed_pages", "hit_pages", "loaded_pages", "saved_pages", "steps", "errors")
+
+    def counts() -> dict[str, float]:
+        return {name: engine.count(f"vllm:ritornello_{name}") for name in names}
+
+    asked = prompt(20)
+    before = counts()
+    engine.ask(asked, answer=2)
+    engine.forget()
+    engine.ask(asked, answer=2)
+    engine.ask(prompt(21, 40), answer=4)
+    moved = {name: value - before[name] for name, value in counts().items()}
+    pages = CLAIMED // BLOCK
+    assert moved["probed_pages"] >= 2 * pages
+    assert moved["hit_pages"] == moved["loaded_pages"] == pages
+    assert moved["saved_pages"] >= pages
+    assert moved["errors"] == 0
+    assert engine.count("vllm:ritornello_missed_pages", reason="absent") >= pages

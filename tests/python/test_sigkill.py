@@ -1,0 +1,131 @@
+"""Processes killed at any moment: what was flushed is there, what is there is right.
+
+The oracle is the children's own standard output: a line is printed only after the flush it
+reports has returned. Page bytes follow from the key, so every byte read back can be judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ritornello as rt
+
+PAGE_BYTES = 24_000
+SCOPE = rt.Scope.opaque("sigkill", PAGE_BYTES, chained=True)
+
+
+def keys_of(name: int, pages: int) -> list[bytes]:
+    """Keys of sequence `name`; key n commits to everything before it."""
+    return [hashlib.sha256(f"{name}/{n}".encode()).digest() for n in range(pages)]
+
+
+def page_of(key: bytes) -> bytes:
+    """The only right bytes for `key`."""
+    return (hashlib.sha512(key).digest() * (PAGE_BYTES // 64 + 1))[:PAGE_BYTES]
+
+
+CHILD = """
+import sys
+sys.path.insert(0, {here!r})
+from test_sigkill import SCOPE, keys_of, page_of
+import ritornello as rt
+name = int(sys.argv[2])
+with rt.Store.open(sys.argv[1], capacity="64MiB", segment_bytes=1 << 20) as store:
+    print("open", store.role, flush=True)
+    while True:
+        keys = keys_of(name, 1 + name % 7)
+        stored = store.put_batch(SCOPE, keys, [page_of(key) for key in keys])
+        if name % 3 == 0:
+            store.flush()
+            print("flushed", name, stored, flush=True)
+        name += 1
+"""
+
+
+def start(path: Path, name: int) -> subprocess.Popen[str]:
+    code = CHILD.format(here=str(Path(__file__).parent))
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path), str(name)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
+    """Kills the child after `delay` seconds from its opening; returns what it had flushed."""
+    assert child.stdout is not None
+    assert child.stdout.readline().startswith("open")
+    time.sleep(delay)
+    child.send_signal(signal.SIGKILL)
+    lines = child.stdout.read().splitlines()
+    child.wait(timeout=30)
+    whole = [line.split() for line in lines if line.startswith("flushed") and line.count(" ") == 2]
+    return {int(name): int(pages) for _, name, pages in whole}
+
+
+def check(store: rt.Store, flushed: dict[int, int], upto: int) -> None:
+    out = [bytearray(PAGE_BYTES) for _ in range(7)]
+    for name in range(upto):
+        keys = keys_of(name, 1 + name % 7)
+        there = store.probe(SCOPE, keys)
+        assert there >= flushed.get(name, 0), f"flushed pages of sequence {name} are gone"
+        got = store.get_batch(SCOPE, keys[:there], out[:there])
+        assert got >= flushed.get(name, 0)
+        for key, page in zip(keys[:got], out, strict=False):
+            assert bytes(page) == page_of(key), f"wrong bytes in sequence {name}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_owner_killed_again_and_again(tmp_path: Path, seed: int) -> None:
+    """Each child starts where the last one may have got to; nothing is ever evicted here."""
+    rng = random.Random(seed)
+    flushed: dict[int, int] = {}
+    begin = 0
+    for _ in range(5):
+        flushed |= finish(start(tmp_path / "kv", begin), rng.uniform(0.0, 0.15))
+        begin = max(flushed, default=begin) + 1
+        if begin > 500:
+            break
+        with rt.Store.open(str(tmp_path / "kv")) as store:
+            check(store, flushed, begin + 50)
+    assert flushed
+
+
+def test_client_killed_while_writing(tmp_path: Path) -> None:
+    """The owner goes on; the space of the dead client's puts comes back."""
+    with rt.Store.open(str(tmp_path / "kv"), capacity="64MiB", segment_bytes=1 << 20) as store:
+        flushed: dict[int, int] = {}
+        for round_ in range(4):
+            flushed |= finish(start(tmp_path / "kv", round_ * 40), 0.1)
+        check(store, flushed, 200)
+        deadline = time.monotonic() + 20
+        while store.stats()["reserved_bytes"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert store.stats()["reserved_bytes"] == 0
+        assert store.role == "owner"
+
+
+def test_owner_killed_under_a_living_client(tmp_path: Path) -> None:
+    """The client takes over and still finds everything that was flushed."""
+    owner = start(tmp_path / "kv", 0)
+    assert owner.stdout is not None
+    assert owner.stdout.readline().split() == ["open", "owner"]
+    with rt.Store.open(str(tmp_path / "kv")) as store:
+        assert store.role == "client"
+        time.sleep(0.2)
+        owner.send_signal(signal.SIGKILL)
+        lines = owner.stdout.read().splitlines()
+        owner.wait(timeout=30)
+        flushed = {int(line.split()[1]): int(line.split()[2]) for line in lines if line}
+        check(store, flushed, max(flushed, default=0) + 1)
+        assert store.role == "owner"
+        keys = keys_of(10_000, 3)
+        assert store.put_batch(SCOPE, keys, [page_of(key) for key in keys]) == 3
