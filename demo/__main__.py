@@ -141,7 +141,7 @@ def versions() -> str:
 def make_model(folder: Path) -> None:
     python = ROOT / "build/env/vllm/bin/python"
     maker = ROOT / "engines/vllm/make_model.py"
-    command = [python, maker, "demo", folder / "model"]
+    command = [str(python), str(maker), "demo", str(folder / "model")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise DemoError(f"the model could not be made: {done.stderr[-500:]}")

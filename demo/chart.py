@@ -9,13 +9,24 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from demo.report import Row
 
 INK, QUIET, GRID = "#1d2433", "#6b7489", "#e6e9f0"
 OFF, COLD, WARM = "#c3cad8", "#8fa3c9", "#e2572b"
 BAR, GAP = 0.24, 0.035
+LEGEND = (
+    (OFF, "vLLM without Ritornello"),
+    (COLD, "with Ritornello, first time (saving)"),
+    (WARM, "with Ritornello, new process, same store"),
+)
+FOOTNOTE = (
+    "Time to first token, median; vLLM on the CPU, 36.5 M-parameter Llama, 2 threads. "
+    "vLLM's own prefix cache starts empty in every process."
+)
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def seconds(value: float) -> str:
@@ -50,6 +61,15 @@ def bar(axes: Axes, left: float, height: float, top: float, colour: str, strong:
     )
 
 
+def legend(figure: Figure) -> None:
+    left = 0.06
+    for colour, told in LEGEND:
+        square = Rectangle((left, 0.798), 0.0125, 0.022, transform=figure.transFigure, color=colour)
+        figure.patches.append(square)
+        figure.text(left + 0.019, 0.8, told, fontsize=12.5, color=INK)
+        left += 0.045 + 0.0074 * len(told)
+
+
 def draw(found: Sequence[Row], targets: Sequence[Path]) -> None:
     plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
     figure, axes = plt.subplots(figsize=(12.8, 7.2), dpi=150)
@@ -65,7 +85,7 @@ def draw(found: Sequence[Row], targets: Sequence[Path]) -> None:
         axes.text(
             start + 2.5 * BAR + 2 * GAP,
             r.ttft_warm_s + top * 0.075,
-            f"{r.ttft_off_s / r.ttft_warm_s:.0f}× sooner",
+            f"{r.ttft_off_s / r.ttft_warm_s:.0f}{TIMES} sooner",
             ha="center",
             va="bottom",
             fontsize=11.5,
@@ -83,38 +103,16 @@ def draw(found: Sequence[Row], targets: Sequence[Path]) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(QUIET)
 
-    figure.text(
-        0.06, 0.925, "The prompt comes back. The prefill does not.",
-        fontsize=25, fontweight="bold", color=INK,
-    )  # fmt: skip
-    figure.text(
-        0.06, 0.872,
+    longest_told = (
         f"First token about a {longest.prompt_tokens:,}-token document from a new vLLM process: "
         f"{seconds(longest.ttft_warm_s)} instead of {seconds(longest.ttft_off_s)}, "
-        f"{longest.prefilled_tokens_warm} tokens prefilled.",
-        fontsize=13, color=QUIET,
-    )  # fmt: skip
-    legend = (
-        (OFF, "vLLM without Ritornello"),
-        (COLD, "with Ritornello, first time (saving)"),
-        (WARM, "with Ritornello, new process, same store"),
+        f"{longest.prefilled_tokens_warm} tokens prefilled."
     )
-    left = 0.06
-    for colour, told in legend:
-        figure.patches.append(
-            plt.Rectangle(
-                (left, 0.798), 0.0125, 0.022,
-                transform=figure.transFigure, facecolor=colour, edgecolor="none",
-            )  # fmt: skip
-        )
-        figure.text(left + 0.019, 0.8, told, fontsize=12.5, color=INK)
-        left += 0.045 + 0.0074 * len(told)
-    figure.text(
-        0.06, 0.025,
-        "Time to first token, median; vLLM on the CPU, 36.5 M-parameter Llama, 2 threads. vLLM's "
-        "own prefix cache starts empty in every process.",
-        fontsize=10.5, color=QUIET,
-    )  # fmt: skip
+    title = "The prompt comes back. The prefill does not."
+    figure.text(0.06, 0.925, title, fontsize=25, fontweight="bold", color=INK)
+    figure.text(0.06, 0.872, longest_told, fontsize=13, color=QUIET)
+    legend(figure)
+    figure.text(0.06, 0.025, FOOTNOTE, fontsize=10.5, color=QUIET)
     for target in targets:
         figure.savefig(target, facecolor="white")
     plt.close(figure)

@@ -46,7 +46,7 @@ def text(seed: int, characters: int) -> str:
 def prompts(tokenize: Callable[[str], list[int]], per_length: int) -> list[Prompt]:
     """`per_length` documents of every length, shortest first."""
     question = tokenize(QUESTION)
-    made = []
+    made: list[Prompt] = []
     for length in LENGTHS:
         for _ in range(per_length):
             document = len(made) + 1

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -114,14 +115,10 @@ class Server:
             return
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait(STOP_SECONDS)
 
     def tokenize(self, text: str) -> list[int]:
@@ -151,7 +148,8 @@ class Server:
             response = connection.getresponse()
             if response.status != 200:
                 raise DemoError(f"{self.name}: {response.status} {response.read()[:300]!r}")
-            first, tokens = 0.0, []
+            first = 0.0
+            tokens: list[int] = []
             for line in response:
                 if not line.startswith(b"data: {"):
                     continue
@@ -180,7 +178,8 @@ class Server:
 
     def settled(self, prompt_tokens: int) -> Counters:
         """`/metrics` once it accounts for `prompt_tokens` in all: vLLM writes it after the
-        answer has been sent."""
+        answer has been sent.
+        """
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             counters = self.counters()

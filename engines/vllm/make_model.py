@@ -3,8 +3,8 @@
 
     build/env/vllm/bin/python engines/vllm/make_model.py {tiny,demo} FOLDER
 
-The weights depend on the shape alone (fixed seed), so two machines make the same model. They are
-wide enough (standard deviation 0.2 in the tiny model) that greedy answers depend on the prompt.
+The weights depend on the shape alone (fixed seed). They are spread wide enough that greedy answers
+depend on the whole prompt.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ __version__: str
 
 @final
 class Scope:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         model: str,
         dtype: str,
         page_tokens: int,
@@ -41,7 +41,7 @@ class Scope:
         extra: Mapping[str, str] | None = None,
         chained: bool = True,
         page_bytes: int | None = None,
-    ) -> None: ...
+    ) -> Scope: ...
     @staticmethod
     def opaque(name: str, page_bytes: int, *, chained: bool = False) -> Scope: ...
     @property
@@ -50,7 +50,9 @@ class Scope:
     def page_bytes(self) -> int: ...
     @property
     def chained(self) -> bool: ...
-    def describe(self) -> dict[str, Any]: ...
+    def describe(self) -> dict[str, Any]:
+        """The keyword arguments that make an equal scope."""
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
 class PagePool:
@@ -58,13 +60,13 @@ class PagePool:
     `buffers` in order, of bytes `[i * page_bytes[k], (i + 1) * page_bytes[k])` of buffer `k`
     (its base plus `i * strides[k]` where strides are given). The pool keeps the buffers alive."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         buffers: Sequence[Buffer],
         page_bytes: Sequence[int],
         *,
         strides: Sequence[int] | None = None,
-    ) -> None: ...
+    ) -> PagePool: ...
     @property
     def page_bytes(self) -> int: ...
     def __len__(self) -> int: ...

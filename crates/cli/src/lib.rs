@@ -1,10 +1,92 @@
-//! The `ritornello` command.
+//! # ritornello-cli
+//!
+//! The `ritornello` command: `stat`, `fsck`, `doctor` and `bench store`, for people at a terminal
+//! and, with `--json`, for programs.
+//!
+//! **Promises.** Standard output carries the answer and nothing else; progress and warnings go to
+//! standard error. Exit codes are those of [`exit::Status`]. What a measurement puts on a disk is
+//! removed when it ends, also by Ctrl-C.
+//!
+//! **May not know** how anything is done: it opens stores and prints what they say.
 
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod doctor;
+pub mod exit;
+mod fsck;
+mod open;
+mod print;
+mod progress;
+mod scratch;
+mod stat;
+
+use args::{Cli, Command};
+use clap::Parser;
+use exit::{Failure, Status};
 use std::path::PathBuf;
+
+/// What every command knows.
+struct Context {
+    /// Print one JSON object instead of tables.
+    json: bool,
+    /// An interpreter for measurements that need one.
+    python: Option<PathBuf>,
+    /// How to start this command again in a process of its own.
+    again: Vec<PathBuf>,
+}
 
 /// Runs the command: `args` is its name and its arguments, `python` the interpreter for
 /// measurements that need one. Returns the exit status.
 #[must_use]
-pub fn run(_args: Vec<String>, _python: Option<PathBuf>) -> i32 {
-    2
+pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help goes to standard output, mistakes to standard error; a closed pipe is no news.
+            let _ = error.print();
+            return if error.use_stderr() { Status::Unusable.code() } else { Status::Fine.code() };
+        }
+    };
+    log_to_stderr();
+    let again = match &python {
+        Some(python) => vec![python.clone(), "-m".into(), "ritornello".into()],
+        None => std::env::current_exe().into_iter().collect(),
+    };
+    let context = Context { json: cli.json, python, again };
+    let result = match &cli.command {
+        Command::Stat(args) => stat::run(&context, args),
+        Command::Fsck(args) => fsck::run(&context, args),
+        Command::Doctor(args) => doctor::run(&context, args),
+        Command::Bench(args) => bench::run(&context, args),
+    };
+    result.unwrap_or_else(|failure| report(&context, &failure)).code()
+}
+
+/// Warnings and worse, or what `RUST_LOG` says. Inside a process that logs already, nothing.
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .without_time()
+        .try_init();
+}
+
+fn report(context: &Context, failure: &Failure) -> Status {
+    print::complain(&format!("error: {}", failure.line));
+    if !failure.advice.is_empty() {
+        print::complain(&format!("  try: {}", failure.advice));
+    }
+    if context.json {
+        print::json(&serde_json::json!({
+            "error": failure.line,
+            "advice": failure.advice,
+            "status": failure.status.code(),
+        }));
+    }
+    failure.status
 }

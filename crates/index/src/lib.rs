@@ -11,6 +11,17 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod memory;
+mod run;
+mod sync;
+pub mod synthetic;
+mod view;
+
+pub use memory::MemoryIndex;
+pub use run::{Recovered, RunIndex, RunOptions};
+
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 
 /// A run's name. Unique while the index is open and never reused in that time; it may change when
@@ -93,6 +104,11 @@ pub struct IndexStats {
     pub written_bytes: u64,
     /// Checkpoints written since open.
     pub checkpoints: u64,
+    /// Bytes of changes that wait in memory for a sync. Whoever owns the index syncs before this
+    /// grows large: an index refuses inserts (`Retry`) rather than write under its writers' lock.
+    pub pending_bytes: u64,
+    /// Files now on disk.
+    pub files: u64,
 }
 
 /// Which pages exist and where. All methods take `&self`; readers and one writer run in parallel.
@@ -101,7 +117,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Invalid` if a page is there already, `parent` is given and is not there, or the run is
-    /// malformed; nothing is changed.
+    /// malformed; `Retry` if the index has reached a limit (call [`PrefixIndex::sync`], or remove
+    /// pages); `Fatal` if it is poisoned. In each case nothing is changed.
     fn insert(&self, run: &NewRun<'_>) -> Result<RunId>;
 
     /// Records that, in a chained scope, page `child` (first of a run without a known parent)
@@ -109,16 +126,20 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash);
 
     /// Cuts run `run` after `keep` pages. In chained scopes everything attached at or behind the
-    /// cut goes too (each whole run or tail is one `Removed`). Unknown runs: nothing.
+    /// cut goes too (each whole run or tail is one `Removed`). A run without any page left in front
+    /// of the cut goes whole. Unknown runs, and cuts at or behind the end: nothing.
     fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed>;
 
-    /// Removes single pages. In chained scopes that is a truncation at each of them.
+    /// Removes single pages. In chained scopes that is a truncation at each of them. In others a
+    /// page leaves a hole: its own extents come back, and the header's with the last page.
     fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed>;
 
     /// Removes every run of a scope.
     fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed>;
 
-    /// Moves a run: same pages, same name, another place. Returns what the old place held, or `None` if there is no such run.
+    /// Moves a run: same pages (holes included), same name, another place. Returns what the old
+    /// place held, with no pages gone; or `None`, and nothing is changed, if there is no such run
+    /// or the place does not hold that many pages.
     fn relocate(&self, run: RunId, place: &Place) -> Option<Removed>;
 
     /// Number of leading pages that are in the index.
@@ -142,7 +163,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Whether runs are attached behind `run`.
     fn has_children(&self, run: RunId) -> bool;
 
-    /// Notes that a run was used at `recency`. Durable with the next checkpoint or sync.
+    /// Notes that a run was used at `recency`; an earlier one than is known is ignored. Durable with
+    /// the next checkpoint or sync.
     fn touch(&self, run: RunId, recency: u64);
 
     /// All runs, in no order, without holding up writers for longer than one run at a time.
@@ -153,6 +175,16 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `Fatal` if the medium refused: the index is then poisoned and every later sync fails too.
     fn sync(&self) -> Result<()>;
+
+    /// Work that makes the files smaller, if any is due. It does I/O and takes a while, but holds
+    /// up nobody: for a thread that has nothing else to do. Without it [`PrefixIndex::sync`] does
+    /// the same when it cannot be put off.
+    ///
+    /// # Errors
+    /// As of [`PrefixIndex::sync`].
+    fn maintain(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Sizes and write statistics.
     fn stats(&self) -> IndexStats;

@@ -184,15 +184,14 @@ impl<'a> Keys<'a> {
 #[allow(missing_docs)]
 pub(crate) enum Request<'a> {
     Resolve { scope: Cow<'a, Scope>, create: bool },
-    #[serde(borrow)]
-    Probe { scope: ScopeRef, keys: Keys<'a> },
-    Lease { scope: ScopeRef, keys: Keys<'a>, ttl: Duration },
+    Probe { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
+    Lease { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a>, ttl: Duration },
     Release { lease: LeaseNumber },
-    Locate { scope: ScopeRef, keys: Keys<'a> },
-    Exists { scope: ScopeRef, keys: Keys<'a> },
+    Locate { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
+    Exists { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
     Reserve {
         scope: ScopeRef,
-        keys: Keys<'a>,
+        #[serde(borrow)] keys: Keys<'a>,
         #[serde(borrow, serialize_with = "as_optional_bytes")]
         parent: Option<&'a [u8]>,
         patience: Duration,
@@ -204,10 +203,11 @@ pub(crate) enum Request<'a> {
         #[serde(borrow, serialize_with = "as_bytes")]
         key: &'a [u8],
         generation: u64,
+        #[serde(borrow)]
         reason: &'a str,
     },
-    Touch { scope: ScopeRef, keys: Keys<'a> },
-    Delete { scope: ScopeRef, keys: Keys<'a> },
+    Touch { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
+    Delete { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
     DropScope { scope: ScopeRef },
     Clear,
     Flush,

@@ -245,14 +245,14 @@ impl Catalog for Switch {
     }
 
     fn clear(&self) -> Result<()> {
-        self.ask_disk(Catalog::clear)
+        self.ask_disk(|catalog| catalog.clear())
     }
 
     fn flush(&self) -> Result<()> {
-        self.ask_disk(Catalog::flush)
+        self.ask_disk(|catalog| catalog.flush())
     }
 
     fn stats(&self) -> Result<CatalogStats> {
-        self.ask(Catalog::stats)
+        self.ask(|catalog| catalog.stats())
     }
 }

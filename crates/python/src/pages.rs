@@ -149,7 +149,7 @@ fn no_buffer(object: &Bound<'_, PyAny>, name: &str) -> PyErr {
     invalid(
         object.py(),
         format!(
-            "{name} is a {given}: pass a buffer (bytes, memoryview, NumPy array, CPU tensor), or \
+            "{name} is of type {given}: pass a buffer (bytes, memoryview, NumPy array, CPU tensor), or \
              a list of buffers that together make the page"
         ),
     )

@@ -111,7 +111,7 @@ impl PagePool {
         id.extract().ok().filter(|page| *page < self.0.pages).ok_or_else(|| {
             let given = id.repr().map(|text| text.to_string()).unwrap_or_default();
             let pages = self.0.pages;
-            invalid(id.py(), format!("id {at} is {given}; this pool has pages 0 to {pages} - 1"))
+            invalid(id.py(), format!("id {at} is {given}; this pool has {pages} pages, from 0 on"))
         })
     }
 }
@@ -145,7 +145,7 @@ fn part(
     };
     let given = || buffer.get_type().name().map(|name| name.to_string()).unwrap_or_default();
     let chunk = chunk.ok_or_else(|| {
-        invalid(py, format!("buffer {at} is a {}: pass buffers or CPU tensors", given()))
+        invalid(py, format!("buffer {at} is of type {}: pass buffers or CPU tensors", given()))
     })?;
     Ok(Part { chunk, page_bytes, stride, writable })
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use ritornello_format::UNIT;
+use ritornello_format::{Scope, UNIT};
 use std::time::Duration;
 
 #[test]
@@ -99,7 +99,13 @@ fn all_space_leased_means_refused_not_stuck() {
 fn space_is_conserved_over_a_long_life() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
-    let scopes = [chained(4096), unchained(20_000), chained(196_608), chained(400_000)];
+    let part = |part, scope| Scope { part, ..scope };
+    let scopes = [
+        part(0, chained(4096)),
+        part(1, unchained(20_000)),
+        part(2, chained(196_608)),
+        part(3, chained(400_000)),
+    ];
     for round in 0..120u64 {
         let scope = &scopes[(round % 4) as usize];
         let keys = sequence(round / 3, 1 + (round % 5) as usize);

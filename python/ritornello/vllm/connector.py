@@ -1,5 +1,8 @@
 """vLLM's KV connector: hands each hook to the scheduler's or the worker's side, and times it."""
 
+# vLLM lives in an environment of its own: to the type checker its classes are Any.
+# mypy: allow-subclassing-any
+
 import logging
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -45,7 +48,8 @@ KVConnectorWorkerMetadata.register(WorkerReport)
 
 class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     """One object in the scheduler's process, one in each worker's. An engine that cannot be
-    served (`support.refusal`) has neither side: every hook then answers "nothing"."""
+    served (`support.refusal`) has neither side: every hook then answers "nothing".
+    """
 
     _cache_hit_source = CacheHitSource.DISK
 
@@ -210,9 +214,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.close()
 
     @classmethod
-    def build_kv_connector_stats(
-        cls, data: dict[str, Any] | None = None
-    ) -> RitornelloStats | None:
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> RitornelloStats | None:
         return RitornelloStats(data=dict(data or {}))
 
     @classmethod

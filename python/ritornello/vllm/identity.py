@@ -30,7 +30,8 @@ VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "
 class Identity:
     """The fields of a `Scope`, in a form that can be sent between processes. `epoch` is empty
     for weights that were loaded from files (their fingerprint tells them apart) and random
-    otherwise, and after every reset."""
+    otherwise, and after every reset.
+    """
 
     model: str
     dtype: str
@@ -94,7 +95,8 @@ def identity_of(
     vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", isa: str, version: str
 ) -> Identity:
     """The identity of what this engine computes. The configuration is one that
-    `support.refusal` let pass: one full-attention group, no parallelism."""
+    `support.refusal` let pass: one full-attention group, no parallelism.
+    """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     group = kv_cache_config.kv_cache_groups[0]
     spec = group.kv_cache_spec
@@ -132,13 +134,14 @@ def identity_of(
 
 
 def plain(dtype: object) -> str:
-    """"bfloat16" of torch.bfloat16."""
+    """Name of a torch dtype: bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:
     """Of the weights this engine loaded, where they are files; None otherwise (made-up weights,
-    or streamed from elsewhere)."""
+    or streamed from elsewhere).
+    """
     model, load = vllm_config.model_config, vllm_config.load_config
     if str(load.load_format) == "dummy":
         return None

@@ -44,7 +44,8 @@ class Span:
 def spans(caches: Mapping[str, CacheTensor], blocks: int) -> list[Span]:
     """One span a layer, in the order of the layers' numbers; neighbours that touch become one
     (an engine that keeps all layers of a block together then moves it as one piece). Layers that
-    share another layer's cache add nothing."""
+    share another layer's cache add nothing.
+    """
     found: list[Span] = []
     seen: set[int] = set()
     for name in sorted(caches, key=_natural):
@@ -66,7 +67,8 @@ def spans(caches: Mapping[str, CacheTensor], blocks: int) -> list[Span]:
 
 def page_pool(found: Iterable[Span], blocks: int) -> "PagePool":
     """The pool of these spans. It refers to the engine's memory and does not keep it alive: the
-    caller holds the tensors for as long as the pool is used."""
+    caller holds the tensors for as long as the pool is used.
+    """
     from ritornello._core import PagePool
 
     spans = list(found)

@@ -9,7 +9,8 @@ from ritornello.vllm.identity import Identity
 @dataclass(frozen=True, slots=True)
 class Load:
     """Fill `blocks` with the pages `keys`. `first`: the place of `keys[0]` in its sequence.
-    The lease keeps the pages readable; the worker releases it when the load is over."""
+    The lease keeps the pages readable; the worker releases it when the load is over.
+    """
 
     request: str
     first: int
@@ -21,7 +22,8 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Save:
     """Store `blocks` under `keys`; they are full once this step's forward pass is over.
-    `parent`: the key before `keys[0]`, None at the start of a sequence."""
+    `parent`: the key before `keys[0]`, None at the start of a sequence.
+    """
 
     request: str
     first: int
@@ -33,7 +35,8 @@ class Save:
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
     """A step's work. `identity` is there whenever there is work: the epoch in it may change
-    between steps, and pages belong to the epoch of the step that read or wrote them."""
+    between steps, and pages belong to the epoch of the step that read or wrote them.
+    """
 
     identity: Identity | None = None
     loads: Sequence[Load] = ()
@@ -46,7 +49,8 @@ IDLE = StepMetadata()
 @dataclass(slots=True)
 class WorkerReport:
     """What the scheduler must know of a step. `unsaved`: (request, first page) of saves that did
-    not happen and may be asked for again. `refusal`: why this worker can serve nothing."""
+    not happen and may be asked for again. `refusal`: why this worker can serve nothing.
+    """
 
     unsaved: list[tuple[str, int]] = field(default_factory=list)
     refusal: str = ""

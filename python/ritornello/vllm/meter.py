@@ -13,7 +13,8 @@ Counts = dict[str, float]
 
 class Meter:
     """Counts since the last `take`. Not thread-safe: each side of the connector has its own and
-    calls it from one thread."""
+    calls it from one thread.
+    """
 
     def __init__(self) -> None:
         self._counts: Counts = {}

@@ -1,5 +1,8 @@
 """The counts on vLLM's `/metrics`, through vLLM's own connector statistics."""
 
+# vLLM lives in an environment of its own: to the type checker its classes are Any.
+# mypy: allow-subclassing-any
+
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -37,7 +40,7 @@ class RitornelloStats(KVConnectorStats):
     """Counts of one interval; `data` maps a counter's name, or "name:reason", to an amount."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: Counts = {}
 
     def aggregate(self, other: KVConnectorStats) -> "RitornelloStats":
         for name, amount in other.data.items():

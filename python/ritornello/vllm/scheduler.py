@@ -67,7 +67,8 @@ class Step(Protocol):
 @dataclass(slots=True)
 class Held:
     """What the store has of a request: the first `pages` of the `asked` keys, under a lease that
-    is good until `until`. The engine itself had the first `local` pages when it asked."""
+    is good until `until`. The engine itself had the first `local` pages when it asked.
+    """
 
     match: "Match"
     pages: int
@@ -107,7 +108,8 @@ class SchedulerSide:
     def matched_tokens(self, request: Request, computed: int) -> int:
         """Tokens that can be loaded beyond the first `computed`, in whole pages. May be called
         many times for a request that waits; the store is asked again only when the answer may
-        have changed."""
+        have changed.
+        """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.request is not request:
             tracked = Tracked(request, Wishes.of(request.kv_transfer_params))
@@ -184,7 +186,8 @@ class SchedulerSide:
         """From now on nothing stored before is found: a new random epoch. Where the engine's own
         cache was not emptied first (blocks are in use), its blocks belong to the old epoch and
         could be saved under the new one by mistake: then nothing is served until a reset that
-        finds them all free."""
+        finds them all free.
+        """
         self._identity = replace(self._identity, epoch=new_epoch())
         for tracked in self._tracked.values():
             self._release(tracked)
@@ -206,7 +209,8 @@ class SchedulerSide:
 
     def _hold(self, tracked: Tracked, claimable: int) -> Held | None:
         """Matches from the very first page, also what the engine has itself: one question tells
-        what to load, what is missing before it, and keeps the prefix recent in the store."""
+        what to load, what is missing before it, and keeps the prefix recent in the store.
+        """
         held = tracked.held
         if held is not None and held.asked == claimable and monotonic() < held.until:
             return held
@@ -254,7 +258,8 @@ class SchedulerSide:
     def _forget(self, invalid_blocks: set[int]) -> None:
         """Takes blocks that failed to load, and all that were computed after them, out of the
         engine's prefix cache. vLLM recomputes them in place, but a request that is preempted or
-        aborted before that would leave them to be found by the next one."""
+        aborted before that would leave them to be found by the next one.
+        """
         if self._cache is None:
             return
         for request_id in self._tracked:

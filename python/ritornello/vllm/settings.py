@@ -11,7 +11,8 @@ NO_STORE = "ritornello.no_store"
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`path`: the store's directory. `capacity`: its size ("200GiB"), needed only when it is
-    created; half of the free space where omitted. `read_only`: load pages, never save any."""
+    created; half of the free space where omitted. `read_only`: load pages, never save any.
+    """
 
     path: str
     capacity: str | int | None = None
@@ -50,7 +51,8 @@ class Settings:
 class Wishes:
     """What one request may do, from its `kv_transfer_params`:
     `{"ritornello.no_load": true}` computes the whole prompt, `{"ritornello.no_store": true}`
-    leaves nothing behind."""
+    leaves nothing behind.
+    """
 
     loads: bool = True
     stores: bool = True

@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 class QuietStore:
     """One process's handle on the store, opened when it is first used. `broken` says why it is
-    not used any more, "" while it is."""
+    not used any more, "" while it is.
+    """
 
     def __init__(self, settings: Settings, meter: Meter) -> None:
         self._settings = settings
@@ -39,9 +40,7 @@ class QuietStore:
         return self._opened() is not None
 
     def match(self, identity: Identity, keys: Sequence[bytes], ttl: float) -> "Match | None":
-        return self._try(
-            "match", lambda store: store.match(self._scoped(identity), keys, ttl=ttl)
-        )
+        return self._try("match", lambda store: store.match(self._scoped(identity), keys, ttl=ttl))
 
     def release(self, lease: int) -> None:
         self._try("release", lambda store: store.release(lease))
@@ -72,7 +71,8 @@ class QuietStore:
     def cancel(self, ticket: "Ticket") -> "Outcome | None":
         """Gives a get up. Its memory is the kernel's until the ticket is done, and a late read
         into a block that is being recomputed would be a wrong answer: so this waits, without a
-        bound of its own, for the core to let go of it."""
+        bound of its own, for the core to let go of it.
+        """
 
         def give_up(_: "Store") -> "Outcome | None":
             ticket.cancel()
@@ -146,8 +146,7 @@ def open_store(settings: Settings) -> "Store":
             raise
         capacity = default_capacity(path)
         logger.warning(
-            "ritornello: creating %s with half of the free space, %d MiB; "
-            'say "capacity" to choose',
+            'ritornello: creating %s with half of the free space, %d MiB; say "capacity" to choose',
             settings.path,
             capacity // MIB,
         )

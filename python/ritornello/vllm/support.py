@@ -1,5 +1,6 @@
 """Which engines are served. What cannot be served correctly is refused, with one line that says
-why: parallel shards at start-up, everything else by standing aside (zero hits, nothing saved)."""
+why: parallel shards at start-up, everything else by standing aside (zero hits, nothing saved).
+"""
 
 import os
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ MODEL_FREE_DRAFTS = ("ngram", "suffix")
 
 def require_one_shard(vllm_config: "VllmConfig") -> None:
     """Raises ValueError where a model is split over workers: a page of one shard is not a page
-    of the model, and nothing here could tell them apart yet."""
+    of the model, and nothing here could tell them apart yet.
+    """
     parallel = vllm_config.parallel_config
     sizes = {
         "tensor": parallel.tensor_parallel_size,

@@ -50,7 +50,8 @@ class Engine:
 
     def count(self, name: str, **labels: str) -> float:
         """A counter of vLLM's metrics, summed over its other labels. Counts of the connector
-        travel with engine steps; a short answer brings the last ones."""
+        travel with engine steps; a short answer brings the last ones.
+        """
         return sum(
             metric.value
             for metric in self.llm.get_metrics()

@@ -23,7 +23,8 @@ def digest(worker: WorkerSide, block: int) -> str:
 
 class Digests:
     """Block digests by key: at save (a page that is computed again may differ in its last bits
-    and is offered again), and after load."""
+    and is offered again), and after load.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved: dict[bytes, set[str]] = {}

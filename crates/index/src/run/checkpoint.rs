@@ -17,7 +17,7 @@ use super::slots::Number;
 use crate::sync::Ordering;
 use ritornello_format::Result;
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
-use ritornello_format::journal::FRAME_BYTES_MAX;
+use ritornello_format::journal::{FRAME_BYTES_MAX, FRAME_OVERHEAD};
 use ritornello_format::wire::Writer;
 use ritornello_medium::{Access, MediumFile};
 use std::io;
@@ -45,13 +45,11 @@ pub(super) struct Slot {
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
     pub(super) slots: [Slot; 2],
+    /// The largest id that any file has ever begun with.
+    pub(super) last_id: u64,
 }
 
 impl Checkpoints {
-    pub(super) fn newest(&self) -> u64 {
-        self.slots[0].id.max(self.slots[1].id)
-    }
-
     /// Where the next one goes: over the older one.
     fn next(&self) -> usize {
         usize::from(self.slots[0].id > self.slots[1].id)
@@ -86,12 +84,13 @@ impl RunIndex {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;
         let header = CheckpointHeader {
-            id: checkpoints.newest() + 1,
+            id: checkpoints.last_id + 1,
             journal: journal.number,
             first: journal.first,
         };
         let slot = checkpoints.next();
         checkpoints.slots[slot].id = 0;
+        checkpoints.last_id = header.id;
         let bytes = self.write_checkpoint(slot, header)?;
         checkpoints.slots[slot] = Slot { id: header.id, journal: journal.number };
         self.gauges.checkpoints[slot].store(bytes, Ordering::Relaxed);
@@ -129,10 +128,13 @@ impl RunIndex {
             let tables = self.tables.read();
             let full = images.as_slice().len() + COPY;
             let last = stop.min(run.saturating_add(SCAN));
+            let mut overfull = false;
             while run < last && images.as_slice().len() < full {
                 if tables.runs.is_live(run) {
                     let image = tables.runs.image(run);
-                    if images.as_slice().len() + image.encoded_bytes() > FRAME_BYTES_MAX - 16 {
+                    let bytes = images.as_slice().len() + image.encoded_bytes();
+                    overfull = bytes + FRAME_OVERHEAD > FRAME_BYTES_MAX;
+                    if overfull {
                         break;
                     }
                     image.encode(&mut images);
@@ -142,7 +144,7 @@ impl RunIndex {
                 run += 1;
             }
             drop(tables);
-            if images.as_slice().len() >= CHECKPOINT_FRAME || run == stop {
+            if images.as_slice().len() >= CHECKPOINT_FRAME || overfull || run == stop {
                 out.frame(&images)?;
                 images = Writer::new();
             }

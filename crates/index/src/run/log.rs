@@ -7,7 +7,7 @@ use super::RunIndex;
 use super::pending::poisoned;
 use crate::sync::{MutexGuard, Ordering};
 use ritornello_format::journal::JournalHeader;
-use ritornello_format::{Error, Result};
+use ritornello_format::Result;
 use ritornello_medium::{Access, Medium, MediumFile};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -96,7 +96,11 @@ impl RunIndex {
         if log.durable >= last {
             return Ok(());
         }
-        let (records, last) = self.pending.lock().take();
+        let (records, last) = {
+            let mut pending = self.pending.lock();
+            self.gauges.pending.store(0, Ordering::Relaxed);
+            pending.take()
+        };
         let offset = log.current().bytes;
         let written = log.file.write_at(&records, offset).and_then(|()| log.file.sync_data());
         self.or_poison(written)?;
@@ -105,9 +109,6 @@ impl RunIndex {
             current.bytes += records.len() as u64;
         }
         self.gauges.written.fetch_add(records.len() as u64, Ordering::Relaxed);
-        // What was appended meanwhile is in the gauge, too; this may undercount it until the next
-        // append, never for longer.
-        self.gauges.pending.fetch_sub(records.len() as u64, Ordering::Relaxed);
         self.measure(log);
         Ok(())
     }
@@ -156,11 +157,7 @@ impl RunIndex {
         result.map_err(|error| {
             self.gauges.poisoned.store(true, Ordering::Release);
             tracing::error!(dir = %self.dir.display(), %error, "the index could not be written");
-            Error::fatal(
-                "the index could not be written and will not be written again: close the store, \
-                 see to the disk, and open it again",
-            )
-            .because(error)
+            poisoned().because(error)
         })
     }
 }

@@ -9,7 +9,9 @@
 //! | `pending` | journal records on their way to the disk |
 //! | `log` | the journal files, and group commit |
 //! | `checkpoint` | copying all runs while the index changes |
-//! | `recovery` | reading all of that back |
+//! | `frames` | reading files of checksummed frames in bounded memory |
+//! | `recovery` | which checkpoint and which journals to believe |
+//! | `replay` | making tables of them |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `log` are held across I/O
 //! and nobody but `sync` and `checkpoint` takes them; `pending` serialises writers; `tables` is
@@ -21,6 +23,7 @@ mod log;
 mod options;
 mod pending;
 mod recovery;
+mod replay;
 mod runs;
 mod slots;
 mod tables;

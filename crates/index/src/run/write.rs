@@ -8,9 +8,7 @@ use super::slots::Number;
 use super::tables::{SECTION, pages_of};
 use crate::view::held;
 use crate::{NewRun, Removed, RunId};
-use ritornello_format::journal::{
-    FRAME_BYTES_MAX, FRAME_OVERHEAD, JournalRecord, RunImage,
-};
+use ritornello_format::journal::{FRAME_BYTES_MAX, FRAME_OVERHEAD, JournalRecord, RunImage};
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::borrow::Cow;
 
@@ -252,7 +250,7 @@ fn check(new: &NewRun<'_>) -> Result<()> {
 }
 
 /// A place adds up, or is that of a metadata-only index; and fits into a journal record.
-fn check_place(place: &Place, pages: usize) -> Result<()> {
+pub(super) fn check_place(place: &Place, pages: usize) -> Result<()> {
     if !place.extents.is_empty() {
         place.check(pages as u32, u32::MAX).map_err(|error| {
             Error::invalid("the place does not hold the run's header and pages").because(error)

@@ -13,7 +13,7 @@ impl Engine {
             return Err(Error::retry("this reservation is not known here: put again")
                 .with("reservation", id));
         };
-        let Reservation { client, scope, hashes, runs, parent: _, lease } = reservation;
+        let Reservation { client, scope, hashes, runs, lease } = reservation;
         let mut unused: Vec<Extent> = Vec::new();
         let mut metadata_full = false;
         for (at, run) in runs.iter().enumerate() {
@@ -76,7 +76,7 @@ impl Engine {
     }
 
     /// Links runs that turn out to follow one another, and counts the leading pages.
-    fn link_and_count(
+    pub(super) fn link_and_count(
         &self,
         slot: ritornello_format::ScopeSlot,
         chained: bool,

@@ -83,8 +83,8 @@ struct State {
     /// Space whose bytes could not be believed; bounded, oldest out first.
     quarantine: std::collections::VecDeque<Extent>,
     quarantine_units: u64,
-    /// Growth failed: not tried again before then.
-    growth_after: Option<Instant>,
+    /// Volumes whose growth failed, and when to try again.
+    growth_paused: Vec<(u8, Instant)>,
 }
 
 /// The highest sync request that a finished round has covered.

@@ -91,7 +91,7 @@ impl Engine {
                 dirty: BTreeSet::new(),
                 quarantine: VecDeque::new(),
                 quarantine_units: 0,
-                growth_after: None,
+                growth_paused: Vec::new(),
             }),
             log: Mutex::new(log),
             sync: Mutex::new(SyncRound::default()),

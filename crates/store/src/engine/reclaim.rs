@@ -25,6 +25,9 @@ impl Engine {
         let mut pages = 0;
         for victim in &victims {
             let removed = self.index.truncate(victim.run, victim.keep_pages);
+            if removed.is_empty() {
+                state.eviction.remove(victim.run);
+            }
             pages += state.settle(removed, None).0;
         }
         self.counters.pages_evicted.add(pages);
@@ -92,9 +95,9 @@ impl Engine {
     }
 
     /// Puts aside space whose bytes could not be believed, and lets the oldest go where that
-    /// would be more than a sixty-fourth of the store.
+    /// would be more than a sixteenth of the store.
     pub(super) fn quarantine(&self, state: &mut State, extents: Vec<Extent>) {
-        let bound = (state.space.total_units() / 64).max(1);
+        let bound = state.space.capacity_units() / 16;
         state.quarantine_units += extents.iter().map(|e| u64::from(e.units)).sum::<u64>();
         state.quarantine.extend(extents);
         while state.quarantine_units > bound {

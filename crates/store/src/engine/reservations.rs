@@ -23,8 +23,6 @@ pub(crate) struct Reservation {
     pub(crate) scope: ScopeRef,
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) runs: Vec<PlannedRun>,
-    /// The page before the first key, if the caller named one that was there.
-    pub(crate) parent: Option<PageHash>,
     /// Pins the runs that this put hangs behind.
     pub(crate) lease: LeaseNumber,
 }

@@ -59,6 +59,7 @@ impl Engine {
         };
         self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
         if leading == keys.len() {
+            self.link_and_count(scope.slot, scope.chained, &hashes);
             return Ok(reserved);
         }
         let lease = self.pin_neighbours(client, scope, &hashes, &present, parent)?;
@@ -90,7 +91,7 @@ impl Engine {
         }
         reserved.id = self.unique_number();
         self.log_reservation(client, reserved.id, &runs)?;
-        let reservation = Reservation { client, scope, hashes, runs, parent, lease };
+        let reservation = Reservation { client, scope, hashes, runs, lease };
         self.state.lock().reservations.open.insert(reserved.id, reservation);
         Ok(reserved)
     }
@@ -204,15 +205,14 @@ impl Engine {
         round: u32,
     ) -> std::result::Result<Vec<Extent>, Obstacle> {
         let mut state = self.state.lock();
+        state.resume_growth();
         let place = |state: &mut super::State, reserve| {
             state.space.allocate(header_units, page_units, pages, reserve)
         };
         if let Some(extents) = place(&mut state, Reserve::Keep) {
             return Ok(extents);
         }
-        if state.growth_after.is_none_or(|after| Instant::now() >= after)
-            && let Some(segment) = state.space.next_segment()
-        {
+        if let Some(segment) = state.space.next_segment() {
             return Err(Obstacle::Grow(segment));
         }
         // Free space may be in pieces that are too small: each round makes more room.
@@ -244,7 +244,8 @@ impl Engine {
             None => drop(state.space.add_segment(segment)),
             Some(reason) => {
                 tracing::warn!(%reason, segment = segment.number(), "the store stops growing for now");
-                state.growth_after = Some(Instant::now() + GROWTH_PAUSE);
+                state.space.stop_growth(segment.volume());
+                state.growth_paused.push((segment.volume(), Instant::now() + GROWTH_PAUSE));
             }
         }
     }
@@ -252,6 +253,20 @@ impl Engine {
     /// Whether the engine still runs: checked where a loop may be long.
     pub(super) fn running(self: &Arc<Self>) -> bool {
         !self.closed.load(Ordering::Acquire)
+    }
+}
+
+impl super::State {
+    /// Lets volumes grow again whose pause is over.
+    fn resume_growth(&mut self) {
+        let now = Instant::now();
+        let Self { space, growth_paused, .. } = self;
+        growth_paused.retain(|(volume, until)| {
+            if now >= *until {
+                space.resume_growth(*volume);
+            }
+            now < *until
+        });
     }
 }
 

@@ -103,11 +103,6 @@ impl Scopes {
     pub(crate) fn len(&self) -> usize {
         self.live.read().by_id.len()
     }
-
-    /// References and descriptions of all live scopes.
-    pub(crate) fn list(&self) -> Vec<(ScopeRef, Scope)> {
-        self.live.read().by_id.values().cloned().collect()
-    }
 }
 
 impl Live {

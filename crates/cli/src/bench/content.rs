@@ -1,0 +1,134 @@
+//! Page contents and keys from a seed: told apart by every block, and checked byte by byte.
+
+/// Blocks are filled and told apart in these.
+const BLOCK: usize = 4096;
+/// Random bytes that blocks are cut from.
+const PATTERN: usize = 1 << 20;
+/// The start of a block says whose it is.
+const STAMP: usize = 16;
+/// Length of a key, as SHA-256 block hashes have it.
+pub const KEY_BYTES: usize = 32;
+
+/// One of the finalisers of `SplitMix64` (Steele, Lea, Flood, 2014).
+fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Which page of which sequence; `set` tells one measurement's sequences from another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageName {
+    /// The measurement.
+    pub set: u32,
+    /// The sequence.
+    pub sequence: u32,
+    /// Position in the sequence.
+    pub page: u32,
+}
+
+impl PageName {
+    fn number(self) -> u64 {
+        mix(mix(u64::from(self.set) << 32 | u64::from(self.sequence)) ^ u64::from(self.page))
+    }
+
+    /// Its key.
+    #[must_use]
+    pub fn key(self) -> [u8; KEY_BYTES] {
+        let number = self.number();
+        let mut key = [0; KEY_BYTES];
+        for (at, word) in key.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&mix(number ^ at as u64).to_le_bytes());
+        }
+        key
+    }
+}
+
+/// The keys of one sequence.
+#[derive(Clone, Debug)]
+pub struct Keys(Vec<[u8; KEY_BYTES]>);
+
+impl Keys {
+    /// Those of the first `pages` pages.
+    #[must_use]
+    pub fn of(set: u32, sequence: u32, pages: u32) -> Self {
+        Self((0..pages).map(|page| PageName { set, sequence, page }.key()).collect())
+    }
+
+    /// As the store takes them.
+    #[must_use]
+    pub fn slices(&self) -> Vec<&[u8]> {
+        self.0.iter().map(<[u8; KEY_BYTES]>::as_slice).collect()
+    }
+}
+
+/// Makes and checks contents.
+#[derive(Debug)]
+pub struct Content {
+    pattern: Vec<u8>,
+}
+
+impl Content {
+    /// The same bytes for the same seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let words = (0..PATTERN / 8).map(|at| mix(seed ^ mix(at as u64)).to_le_bytes());
+        Self { pattern: words.flatten().collect() }
+    }
+
+    fn block(&self, page: u64, at: usize) -> (&[u8], [u8; STAMP]) {
+        let number = mix(page ^ at as u64);
+        let from = (number % (PATTERN - BLOCK) as u64) as usize;
+        let mut stamp = [0; STAMP];
+        stamp[..8].copy_from_slice(&page.to_le_bytes());
+        stamp[8..].copy_from_slice(&number.to_le_bytes());
+        (&self.pattern[from..from + BLOCK], stamp)
+    }
+
+    /// Fills a page.
+    pub fn fill(&self, name: PageName, bytes: &mut [u8]) {
+        let page = name.number();
+        for (at, block) in bytes.chunks_mut(BLOCK).enumerate() {
+            let (pattern, stamp) = self.block(page, at);
+            block.copy_from_slice(&pattern[..block.len()]);
+            let stamped = STAMP.min(block.len());
+            block[..stamped].copy_from_slice(&stamp[..stamped]);
+        }
+    }
+
+    /// Whether a page is, byte for byte, what `fill` makes.
+    #[must_use]
+    pub fn holds(&self, name: PageName, bytes: &[u8]) -> bool {
+        let page = name.number();
+        bytes.chunks(BLOCK).enumerate().all(|(at, block)| {
+            let (pattern, stamp) = self.block(page, at);
+            let stamped = STAMP.min(block.len());
+            block[..stamped] == stamp[..stamped]
+                && block[stamped..] == pattern[stamped..block.len()]
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bit_and_every_name_counts() {
+        let content = Content::new(7);
+        let name = PageName { set: 1, sequence: 2, page: 3 };
+        let mut bytes = vec![0; 10_000];
+        content.fill(name, &mut bytes);
+        assert!(content.holds(name, &bytes));
+        assert!(!content.holds(PageName { page: 4, ..name }, &bytes));
+        assert!(!content.holds(PageName { set: 0, ..name }, &bytes));
+        for at in (0..bytes.len()).step_by(97) {
+            bytes[at] ^= 1;
+            assert!(!content.holds(name, &bytes), "byte {at}");
+            bytes[at] ^= 1;
+        }
+        assert_ne!(name.key(), PageName { page: 4, ..name }.key());
+        assert_eq!(Keys::of(1, 2, 4).slices()[3], name.key());
+    }
+}

@@ -1,0 +1,84 @@
+//! How a command ends.
+
+use ritornello_format::{Error, ErrorKind};
+
+/// The exit codes of the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// All is well.
+    Fine,
+    /// The command did its work, and found something wrong.
+    Problems,
+    /// The command was not understood, or the store cannot be opened.
+    Unusable,
+    /// Something failed on the way.
+    Failed,
+}
+
+impl Status {
+    /// As the process returns it.
+    #[must_use]
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Fine => 0,
+            Self::Problems => 1,
+            Self::Unusable => 2,
+            Self::Failed => 3,
+        }
+    }
+}
+
+/// Why a command did not do its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The exit status.
+    pub status: Status,
+    /// What happened, in one line.
+    pub line: String,
+    /// What to do about it; empty where the line says it.
+    pub advice: String,
+}
+
+impl Failure {
+    /// The command cannot work on what it was given.
+    pub fn unusable(line: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { status: Status::Unusable, line: line.into(), advice: advice.into() }
+    }
+
+    /// Something failed on the way.
+    pub fn failed(line: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { status: Status::Failed, line: line.into(), advice: advice.into() }
+    }
+
+    /// A store that cannot be opened.
+    #[must_use]
+    pub fn unopened(error: &Error) -> Self {
+        let advice = match error.kind() {
+            ErrorKind::Retry => "again in a moment; `ritornello doctor DIR` looks closer",
+            ErrorKind::Fatal => "`ritornello fsck DIR`, or restore the directory from a copy",
+            // The message says it.
+            ErrorKind::Invalid | ErrorKind::Closed | ErrorKind::Miss => "",
+        };
+        Self::unusable(error.to_string(), advice)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let advice = match error.kind() {
+            ErrorKind::Retry => "again; `ritornello doctor DIR` looks closer",
+            ErrorKind::Fatal | ErrorKind::Miss => "`ritornello fsck DIR`",
+            ErrorKind::Closed => "again: the store was closed meanwhile",
+            ErrorKind::Invalid => "",
+        };
+        let status =
+            if error.kind() == ErrorKind::Invalid { Status::Unusable } else { Status::Failed };
+        Self { status, line: error.to_string(), advice: advice.into() }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::failed(error.to_string(), "`ritornello doctor DIR`")
+    }
+}

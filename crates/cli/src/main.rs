@@ -1,0 +1,7 @@
+//! The `ritornello` command without Python: `--python` names an interpreter where one is wanted.
+
+#![forbid(unsafe_code)]
+
+fn main() {
+    std::process::exit(ritornello_cli::run(std::env::args().collect(), None));
+}

@@ -1,0 +1,81 @@
+//! What goes to standard output, and how numbers look.
+
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+use std::io::Write;
+
+/// Writes lines to standard output. A reader that went away is no error of ours.
+pub fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// Writes a line to standard error.
+pub fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// Writes one JSON object, on lines of its own.
+pub fn json(value: &impl Serialize) {
+    match serde_json::to_string_pretty(value) {
+        Ok(text) => say(&text),
+        Err(error) => complain(&format!("error: the answer cannot be written as JSON: {error}")),
+    }
+}
+
+/// An empty table in the house's style.
+#[must_use]
+pub fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    if !header.is_empty() {
+        table.set_header(header);
+    }
+    table
+}
+
+/// Bytes for people: `1.5 GiB`.
+#[must_use]
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let mut value = count as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(value < 100.0 && value.fract() != 0.0);
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// A number with thousands apart: `1,000,000`.
+#[must_use]
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_look_as_people_write_them() {
+        assert_eq!(bytes(17), "17 B");
+        assert_eq!(bytes(192 << 10), "192 KiB");
+        assert_eq!(bytes(3 << 29), "1.5 GiB");
+        assert_eq!(bytes(u64::MAX), "16384 PiB");
+        assert_eq!((count(7), count(1_000_000)), ("7".into(), "1,000,000".into()));
+    }
+}

@@ -1,0 +1,33 @@
+//! Progress on standard error, only where somebody looks.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// A bar over bytes.
+#[must_use]
+pub fn bar(what: &str) -> ProgressBar {
+    styled("{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}", what, 0)
+}
+
+/// A bar over a number of steps, whose message says which one it is at.
+#[must_use]
+pub fn steps(count: u64) -> ProgressBar {
+    let bar = styled("{spinner} {pos}/{len} {wide_msg} {elapsed}", "", count);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn styled(template: &str, what: &str, length: u64) -> ProgressBar {
+    let target = if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr_with_hz(5)
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let bar = ProgressBar::with_draw_target(Some(length), target);
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_message(what.to_owned());
+    bar
+}

@@ -1,0 +1,96 @@
+//! Directories that must not stay: removed when done, when something fails, and by Ctrl-C.
+
+use crate::exit::Failure;
+use parking_lot::Mutex;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static GUARD: Once = Once::new();
+static SERIAL: AtomicU32 = AtomicU32::new(0);
+
+/// A directory of this process's own, gone when this is dropped.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Makes one in `dir`, with `what` in its name, open to nobody else.
+    ///
+    /// # Errors
+    /// If `dir` cannot be written to.
+    pub fn new(dir: &Path, what: &str) -> Result<Self, Failure> {
+        GUARD.call_once(watch_signals);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!(".ritornello-{what}-{}-{serial}", std::process::id()));
+        LIVE.lock().push(path.clone());
+        std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
+            Failure::unusable(
+                format!("cannot make a directory in {}: {error}", dir.display()),
+                "name a directory that can be written, or free some space",
+            )
+        })?;
+        Ok(Self { path })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        remove(&self.path);
+        LIVE.lock().retain(|path| *path != self.path);
+    }
+}
+
+fn remove(path: &Path) {
+    match std::fs::remove_dir_all(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!(%error, path = %path.display(), "left behind: remove it"),
+    }
+}
+
+/// Where the signals cannot be watched, Ctrl-C leaves the directories behind, as `kill -9` does.
+fn watch_signals() {
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+    let watcher = std::thread::Builder::new().name("ritornello-signals".to_owned());
+    let watch = move || {
+        for signal in signals.forever() {
+            // Other threads may be making files in there: the second pass gets those.
+            LIVE.lock().iter().for_each(|path| remove(path));
+            LIVE.lock().iter().for_each(|path| remove(path));
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    };
+    if let Err(error) = watcher.spawn(watch) {
+        tracing::debug!(%error, "no thread to watch signals");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_private_and_goes() {
+        use std::os::unix::fs::PermissionsExt;
+        let base = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(base.path(), "test").unwrap();
+        let path = scratch.path().to_owned();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        std::fs::write(path.join("file"), b"x").unwrap();
+        drop(scratch);
+        assert!(!path.exists());
+        assert!(Scratch::new(&path, "test").is_err());
+    }
+}

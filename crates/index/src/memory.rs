@@ -1,0 +1,285 @@
+//! The `memory` backend: hash maps under one lock. Nothing is durable and nothing is clever: it is
+//! the oracle that others are tested against, and it must be right at a glance.
+
+use crate::sync::Mutex;
+use crate::view::join;
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step};
+use ritornello_format::{Error, Extent, PageHash, PageHashes, Place, Result, ScopeSlot};
+use std::collections::{BTreeSet, HashMap};
+
+/// See the module of the same name and `trait` [`PrefixIndex`].
+#[derive(Debug)]
+pub struct MemoryIndex(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    pages: HashMap<(ScopeSlot, PageHash), (RunId, u32)>,
+    runs: HashMap<RunId, Run>,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Run {
+    view: RunView,
+    chained: bool,
+    children: BTreeSet<RunId>,
+}
+
+impl Default for MemoryIndex {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryIndex {
+    /// An empty index.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Mutex::new(State::default()))
+    }
+}
+
+impl Run {
+    fn parent(&self) -> Option<(RunId, u32)> {
+        self.view.parent
+    }
+
+    /// The extents of live pages in `from..`.
+    fn held(&self, from: usize) -> Vec<Extent> {
+        let pages = self.view.pages.iter().enumerate().skip(from);
+        let live = pages.filter(|(_, page)| **page != PageHash::NONE);
+        live.flat_map(|(page, _)| self.view.place.page(page as u32)).collect()
+    }
+}
+
+impl State {
+    fn insert(&mut self, new: &NewRun<'_>) -> Result<RunId> {
+        let distinct: BTreeSet<_> = new.pages.iter().collect();
+        let malformed = new.pages.is_empty()
+            || new.pages.len() > usize::from(u16::MAX)
+            || distinct.len() < new.pages.len()
+            || distinct.contains(&PageHash::NONE);
+        let misplaced = !new.place.extents.is_empty()
+            && new.place.check(new.pages.len() as u32, u32::MAX).is_err();
+        if malformed || misplaced {
+            return Err(Error::invalid("the run is malformed"));
+        }
+        if new.pages.iter().any(|page| self.pages.contains_key(&(new.scope, *page))) {
+            return Err(Error::invalid("a page is in the index already: insert only what is not"));
+        }
+        let parent = new.parent.map(|page| self.pages.get(&(new.scope, page)).copied());
+        if parent == Some(None) {
+            return Err(Error::invalid(
+                "the parent is not in the index: insert it first, or leave it out",
+            ));
+        }
+        self.last += 1;
+        let run = RunId(self.last);
+        for (at, page) in new.pages.iter().enumerate() {
+            self.pages.insert((new.scope, *page), (run, at as u32));
+        }
+        let view = RunView {
+            scope: new.scope,
+            parent: None,
+            pages: new.pages.to_vec(),
+            place: new.place.clone(),
+            recency: new.recency,
+        };
+        self.runs.insert(run, Run { view, chained: new.chained, children: BTreeSet::new() });
+        if let Some((parent, page)) = parent.flatten().filter(|_| new.chained) {
+            self.attach(run, parent, page);
+        }
+        Ok(run)
+    }
+
+    fn attach(&mut self, child: RunId, parent: RunId, page: u32) {
+        if let Some(run) = self.runs.get_mut(&child) {
+            run.view.parent = Some((parent, page));
+        }
+        if let Some(run) = self.runs.get_mut(&parent) {
+            run.children.insert(child);
+        }
+    }
+
+    fn link(&mut self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
+        let Some(&(child, 0)) = self.pages.get(&(scope, child)) else { return };
+        let Some(&(parent, page)) = self.pages.get(&(scope, parent)) else { return };
+        let free = |run: &Run| run.chained && run.parent().is_none();
+        if child != parent && self.runs.get(&child).is_some_and(free) {
+            self.attach(child, parent, page);
+        }
+    }
+
+    fn truncate(&mut self, run: RunId, keep: u32) -> Vec<Removed> {
+        let mut removed = Vec::new();
+        let mut doomed = vec![(run, keep)];
+        while let Some((run, keep)) = doomed.pop() {
+            let Some(cut) = self.runs.get(&run) else { continue };
+            for child in &cut.children {
+                let parent = self.runs.get(child).and_then(Run::parent);
+                if parent.is_some_and(|(_, page)| page >= keep) {
+                    doomed.push((*child, 0));
+                }
+            }
+            removed.extend(self.cut(run, keep as usize));
+        }
+        removed
+    }
+
+    fn cut(&mut self, id: RunId, keep: usize) -> Option<Removed> {
+        let run = self.runs.get_mut(&id)?;
+        if keep >= run.view.pages.len() {
+            return None;
+        }
+        let whole = run.view.pages[..keep].iter().all(|page| *page == PageHash::NONE);
+        let keep = if whole { 0 } else { keep };
+        let mut extents = if whole { run.view.place.header() } else { Vec::new() };
+        extents.extend(run.held(keep));
+        let scope = run.view.scope;
+        run.view.place.truncate(keep as u32);
+        let mut pages = 0;
+        for page in run.view.pages.split_off(keep) {
+            if page != PageHash::NONE {
+                self.pages.remove(&(scope, page));
+                pages += 1;
+            }
+        }
+        if whole {
+            let parent = self.runs.remove(&id).and_then(|run| run.parent());
+            if let Some(parent) = parent.and_then(|(parent, _)| self.runs.get_mut(&parent)) {
+                parent.children.remove(&id);
+            }
+        }
+        Some(Removed { run: id, scope, pages, whole, extents: join(extents) })
+    }
+
+    fn remove(&mut self, scope: ScopeSlot, page: PageHash) -> Vec<Removed> {
+        let Some(&(id, at)) = self.pages.get(&(scope, page)) else { return Vec::new() };
+        let Some(run) = self.runs.get_mut(&id) else { return Vec::new() };
+        if run.chained {
+            return self.truncate(id, at);
+        }
+        if run.view.pages.iter().filter(|page| **page != PageHash::NONE).count() == 1 {
+            return self.truncate(id, 0);
+        }
+        run.view.pages[at as usize] = PageHash::NONE;
+        let extents = run.view.place.page(at);
+        self.pages.remove(&(scope, page));
+        vec![Removed { run: id, scope, pages: 1, whole: false, extents }]
+    }
+
+    fn relocate(&mut self, id: RunId, place: &Place) -> Option<Removed> {
+        let run = self.runs.get_mut(&id)?;
+        let pages = run.view.pages.len() as u32;
+        if !place.extents.is_empty() && place.check(pages, u32::MAX).is_err() {
+            return None;
+        }
+        let mut extents = run.view.place.header();
+        extents.extend(run.held(0));
+        run.view.place = place.clone();
+        let scope = run.view.scope;
+        Some(Removed { run: id, scope, pages: 0, whole: false, extents: join(extents) })
+    }
+}
+
+impl PrefixIndex for MemoryIndex {
+    fn insert(&self, run: &NewRun<'_>) -> Result<RunId> {
+        self.0.lock().insert(run)
+    }
+
+    fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
+        self.0.lock().link(scope, parent, child);
+    }
+
+    fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed> {
+        self.0.lock().truncate(run, keep)
+    }
+
+    fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed> {
+        let mut state = self.0.lock();
+        (0..pages.len()).flat_map(|at| state.remove(scope, pages.at(at))).collect()
+    }
+
+    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+        let mut state = self.0.lock();
+        let runs = state.runs.iter().filter(|(_, run)| run.view.scope == scope);
+        let runs: Vec<RunId> = runs.map(|(id, _)| *id).collect();
+        runs.into_iter().flat_map(|run| state.truncate(run, 0)).collect()
+    }
+
+    fn relocate(&self, run: RunId, place: &Place) -> Option<Removed> {
+        self.0.lock().relocate(run, place)
+    }
+
+    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        let state = self.0.lock();
+        let there = |at: &usize| state.pages.contains_key(&(scope, pages.at(*at)));
+        (0..pages.len()).take_while(there).count()
+    }
+
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+        let state = self.0.lock();
+        let mut steps: Vec<Step> = Vec::new();
+        for at in 0..pages.len() {
+            let Some(&(run, page)) = state.pages.get(&(scope, pages.at(at))) else { break };
+            match steps.last_mut() {
+                Some(step) if step.run == run && step.first + step.pages == page => step.pages += 1,
+                _ => steps.push(Step { run, first: page, pages: 1, at: at as u32 }),
+            }
+        }
+        steps
+    }
+
+    fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
+        let state = self.0.lock();
+        (0..pages.len()).map(|at| state.pages.contains_key(&(scope, pages.at(at)))).collect()
+    }
+
+    fn locate(&self, scope: ScopeSlot, page: PageHash) -> Option<(RunId, u32)> {
+        self.0.lock().pages.get(&(scope, page)).copied()
+    }
+
+    fn place(&self, run: RunId) -> Option<Place> {
+        self.0.lock().runs.get(&run).map(|run| run.view.place.clone())
+    }
+
+    fn run(&self, run: RunId) -> Option<RunView> {
+        self.0.lock().runs.get(&run).map(|run| run.view.clone())
+    }
+
+    fn has_children(&self, run: RunId) -> bool {
+        self.0.lock().runs.get(&run).is_some_and(|run| !run.children.is_empty())
+    }
+
+    fn touch(&self, run: RunId, recency: u64) {
+        if let Some(run) = self.0.lock().runs.get_mut(&run) {
+            run.view.recency = run.view.recency.max(recency);
+        }
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
+        let runs: Vec<RunId> = self.0.lock().runs.keys().copied().collect();
+        for run in runs {
+            if let Some(view) = self.run(run) {
+                visit(run, view);
+            }
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn stats(&self) -> IndexStats {
+        let state = self.0.lock();
+        let slot = size_of::<(ScopeSlot, PageHash, RunId, u32)>() + 1;
+        let run = size_of::<(RunId, Run)>() + size_of::<Extent>();
+        let memory = state.pages.len() * (slot * 8 / 7 + 16) + state.runs.len() * run;
+        IndexStats {
+            runs: state.runs.len() as u64,
+            pages: state.pages.len() as u64,
+            memory_bytes: memory as u64,
+            ..IndexStats::default()
+        }
+    }
+}

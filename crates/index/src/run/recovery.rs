@@ -1,0 +1,357 @@
+//! Opening: the newest checkpoint that is exact, and the journal after it.
+//!
+//! Runs are restored by number, without slots, so that replaying is idempotent: a record about a
+//! run that is not there, or not any more, does nothing. Slots and the tree are built at the end,
+//! from what is left; what then does not add up is dropped with everything behind it.
+//!
+//! **The straight way** is: one checkpoint (or none yet) loads, and the journal reaches past what
+//! it may show and ends at most in a torn frame, which is cut off. Anything else was damage. Then
+//! what could be recovered is written as a fresh checkpoint, and all other files go, before the
+//! index is used: nothing that was passed over may be believed by a later recovery.
+
+use super::checkpoint::{self, Checkpoints, Slot};
+use super::frames::{Frames, Next};
+use super::log::{self, JournalFile, Log};
+use super::pending::Pending;
+use super::replay::{Restored, finish};
+use super::{Gauges, Recovered, RunIndex, RunOptions};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, RwLock};
+use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
+use ritornello_format::journal::{JournalHeader, JournalRecord};
+use ritornello_format::{ErrorKind, Result};
+use ritornello_medium::{Access, Medium, MediumFile};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+const READ: Access = Access { write: false, create: false, direct: false };
+const WRITE: Access = Access { write: true, create: false, direct: false };
+
+/// Where a replay ended.
+#[derive(Debug, Default)]
+struct Replayed {
+    records: u64,
+    /// Sequence number of the last record.
+    last: u64,
+    /// The file to go on with, and where in it. `None`: its header is missing or damaged.
+    tail: Option<(u64, u64)>,
+    torn_bytes: u64,
+    /// There is more behind the place where it ended than a torn tail.
+    damaged: bool,
+}
+
+/// One way to recover.
+#[derive(Debug)]
+struct Attempt {
+    restored: Restored,
+    replayed: Replayed,
+    /// The checkpoint it stands on.
+    slot: Option<usize>,
+    exact: bool,
+}
+
+pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> Result<RunIndex> {
+    medium.create_dir(dir)?;
+    let numbers = log::numbers(medium.as_ref(), dir)?;
+    let mut headers = [None; 2];
+    for (slot, header) in headers.iter_mut().enumerate() {
+        *header = read_checkpoint_header(medium.as_ref(), dir, slot)?;
+    }
+    let source = Source { medium: medium.as_ref(), dir, numbers: &numbers };
+    let (chosen, straight) = source.choose(&headers)?;
+    let Attempt { restored, replayed, slot, exact } = chosen;
+    let (tables, dropped) = finish(restored, !exact);
+    let straight = straight && !replayed.damaged;
+    let next = replayed.last + 1;
+
+    let mut files = Vec::new();
+    for &number in &numbers {
+        let bytes = medium.open(&log::path(dir, number), READ)?.length()?;
+        files.push(JournalFile { number, bytes });
+    }
+    let last = numbers.last().copied();
+    let file = match replayed.tail {
+        Some((number, position)) if straight && Some(number) == last => {
+            let file = medium.open(&log::path(dir, number), WRITE)?;
+            if replayed.torn_bytes > 0 {
+                file.set_len(position)?;
+                file.sync_data()?;
+            }
+            if let Some(last) = files.last_mut() {
+                last.bytes = position;
+            }
+            file
+        }
+        _ => {
+            // A file that was being made when the power went is made again.
+            let number = if straight && last.is_some() {
+                files.pop().map_or(1, |file| file.number)
+            } else {
+                last.unwrap_or(0).max(newest_journal(&headers)) + 1
+            };
+            let header = JournalHeader { number, first: next };
+            let (file, entry) = log::create(medium.as_ref(), dir, header)?;
+            files.push(entry);
+            file
+        }
+    };
+    let recovered = Recovered {
+        replayed: replayed.records,
+        torn_bytes: replayed.torn_bytes,
+        damaged: !straight,
+        dropped_runs: dropped.len() as u64,
+    };
+    if recovered.damaged || recovered.torn_bytes > 0 || recovered.dropped_runs > 0 {
+        tracing::warn!(dir = %dir.display(), ?recovered, "the index was not whole; went on with what was");
+    }
+    let log = Log::new(file, files, replayed.last);
+    let index = RunIndex {
+        checkpoints: Mutex::new(checkpoints_of(&headers, slot, log.first_number())),
+        gauges: gauges(&log, medium.as_ref(), dir)?,
+        log: Mutex::new(log),
+        pending: Mutex::new(Pending::starting_at(next)),
+        tables: RwLock::new(tables),
+        touched: Mutex::new(Vec::new()),
+        medium,
+        dir: dir.to_owned(),
+        options,
+        recovered,
+    };
+    if !dropped.is_empty() {
+        let mut pending = index.pending.lock();
+        for section in dropped.chunks(1024) {
+            let entries = section.iter().map(|run| (run.0, 0)).collect();
+            index.append(&mut pending, &JournalRecord::Cut(entries));
+        }
+    }
+    if !straight {
+        index.start_afresh()?;
+    }
+    Ok(index)
+}
+
+impl RunIndex {
+    /// Writes a checkpoint and removes every file but it and its journal.
+    fn start_afresh(&self) -> Result<()> {
+        self.checkpoint()?;
+        let mut checkpoints = self.checkpoints.lock();
+        let newest = usize::from(checkpoints.slots[1].id > checkpoints.slots[0].id);
+        let other = 1 - newest;
+        checkpoints.slots[other] = Slot { id: 0, ..checkpoints.slots[newest] };
+        let gone = match self.medium.remove(&checkpoint::path(&self.dir, other)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => self.medium.sync_dir(&self.dir),
+        };
+        self.or_poison(gone)?;
+        self.gauges.checkpoints[other].store(0, crate::sync::Ordering::Relaxed);
+        self.forget_before(checkpoints.slots[newest].journal)
+    }
+}
+
+fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
+    headers.iter().flatten().map(|header| header.journal).max().unwrap_or(0)
+}
+
+/// Only the checkpoint that was used counts; the other file is free to be overwritten, and is
+/// needed by no journal older than the first there is.
+fn checkpoints_of(
+    headers: &[Option<CheckpointHeader>; 2],
+    used: Option<usize>,
+    first: u64,
+) -> Checkpoints {
+    let slots = [0, 1].map(|slot| match headers[slot] {
+        // Loaded or not: the older one was not looked at, and the next checkpoint replaces it.
+        Some(header) if used == Some(slot) => Slot { id: header.id, journal: header.journal },
+        Some(header) if used.is_some_and(|used| headers[used].is_some_and(|u| u.id > header.id)) => {
+            Slot { id: header.id, journal: header.journal.max(first) }
+        }
+        _ => Slot { id: 0, journal: first },
+    });
+    let last_id = headers.iter().flatten().map(|header| header.id).max().unwrap_or(0);
+    Checkpoints { slots, last_id }
+}
+
+fn gauges(log: &Log, medium: &dyn Medium, dir: &Path) -> Result<Gauges> {
+    let length = |slot| -> Result<AtomicU64> {
+        match medium.open(&checkpoint::path(dir, slot), READ) {
+            Ok(file) => Ok(AtomicU64::new(file.length()?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(AtomicU64::new(0)),
+            Err(error) => Err(error.into()),
+        }
+    };
+    Ok(Gauges {
+        poisoned: AtomicBool::new(false),
+        pending: AtomicU64::new(0),
+        journals: AtomicU64::new(log.bytes()),
+        journal: AtomicU64::new(log.current().bytes),
+        journal_files: AtomicU64::new(log.count()),
+        checkpoints: [length(0)?, length(1)?],
+        written: AtomicU64::new(0),
+        made: AtomicU64::new(0),
+    })
+}
+
+/// The header of a checkpoint file; `None` if there is no file or no header in it.
+fn read_checkpoint_header(
+    medium: &dyn Medium,
+    dir: &Path,
+    slot: usize,
+) -> Result<Option<CheckpointHeader>> {
+    let file = match medium.open(&checkpoint::path(dir, slot), READ) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut bytes = [0; CheckpointHeader::BYTES];
+    let read = file.read_at(&mut bytes, 0)?;
+    believed(CheckpointHeader::decode(&bytes[..read]))
+}
+
+/// Damage is nothing; another version is an error.
+fn believed<T>(decoded: Result<T>) -> Result<Option<T>> {
+    match decoded {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == ErrorKind::Miss => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The files of an index.
+#[derive(Clone, Copy, Debug)]
+struct Source<'a> {
+    medium: &'a dyn Medium,
+    dir: &'a Path,
+    /// Journal files, ascending.
+    numbers: &'a [u64],
+}
+
+impl Source<'_> {
+    /// The best attempt, and whether it was the straight way.
+    fn choose(&self, headers: &[Option<CheckpointHeader>; 2]) -> Result<(Attempt, bool)> {
+        let mut slots: Vec<(usize, CheckpointHeader)> =
+            (0..2).filter_map(|slot| Some((slot, headers[slot]?))).collect();
+        slots.sort_by_key(|(_, header)| std::cmp::Reverse(header.id));
+        let mut inexact: Option<Attempt> = None;
+        for (slot, header) in slots {
+            let Some((mut restored, end)) = self.load(slot, &header)? else { continue };
+            let replayed = self.replay(&mut restored, header.journal, header.first)?;
+            let exact = replayed.last >= end.last;
+            let attempt = Attempt { restored, replayed, slot: Some(slot), exact };
+            if exact {
+                return Ok((attempt, inexact.is_none()));
+            }
+            inexact.get_or_insert(attempt);
+        }
+        // No checkpoint yet, or none any more: the journal alone, if it goes back to the start.
+        let first = self.numbers.first().copied().unwrap_or(1);
+        let header = self.journal_header(first)?;
+        let beginning = header.as_ref().is_none_or(|header| header.first == 1);
+        let nothing_else = headers.iter().all(Option::is_none) && self.numbers.len() <= 1;
+        if (beginning && header.is_some()) || (inexact.is_none() && nothing_else) {
+            let mut restored = Restored::default();
+            let replayed = self.replay(&mut restored, first, 1)?;
+            let attempt = Attempt { restored, replayed, slot: None, exact: true };
+            return Ok((attempt, inexact.is_none()));
+        }
+        if let Some(attempt) = inexact {
+            return Ok((attempt, false));
+        }
+        // The journal's end: runs whose beginning is lost are, too.
+        let mut restored = Restored::default();
+        let replayed = match header {
+            Some(header) => self.replay(&mut restored, first, header.first)?,
+            None => Replayed::default(),
+        };
+        Ok((Attempt { restored, replayed, slot: None, exact: false }, false))
+    }
+
+    /// Loads a checkpoint. `None` unless every frame is whole and the end agrees.
+    fn load(
+        &self,
+        slot: usize,
+        header: &CheckpointHeader,
+    ) -> Result<Option<(Restored, CheckpointEnd)>> {
+        let file = self.medium.open(&checkpoint::path(self.dir, slot), READ)?;
+        let mut frames = Frames::new(file, CheckpointHeader::BYTES as u64);
+        let mut restored = Restored::default();
+        for ordinal in 0.. {
+            let Next::Frame(frame) = frames.next()? else { return Ok(None) };
+            if frame.sequence != header.sequence(ordinal) {
+                return Ok(None);
+            }
+            match CheckpointFrame::decode(frame.kind, frame.body) {
+                Ok(CheckpointFrame::Runs(runs)) => {
+                    for image in runs {
+                        let Ok(image) = image else { return Ok(None) };
+                        if !restored.insert(image) {
+                            return Ok(None);
+                        }
+                    }
+                }
+                Ok(CheckpointFrame::End(end)) => {
+                    let agrees = (end.runs, end.pages) == restored.counts();
+                    restored.note_reuse(end.reuse);
+                    return Ok(agrees.then_some((restored, end)));
+                }
+                Err(_) => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    fn file(&self, number: u64) -> Result<Option<Arc<dyn MediumFile>>> {
+        match self.medium.open(&log::path(self.dir, number), READ) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn journal_header(&self, number: u64) -> Result<Option<JournalHeader>> {
+        let Some(file) = self.file(number)? else { return Ok(None) };
+        let mut bytes = [0; JournalHeader::BYTES];
+        let read = file.read_at(&mut bytes, 0)?;
+        let header = believed(JournalHeader::decode(&bytes[..read]))?;
+        Ok(header.filter(|header| header.number == number))
+    }
+
+    /// Replays file `number` and those that follow it without a gap, from sequence number `first`.
+    fn replay(&self, restored: &mut Restored, number: u64, first: u64) -> Result<Replayed> {
+        let mut replayed = Replayed { last: first - 1, ..Replayed::default() };
+        let newest = self.numbers.last().copied().unwrap_or(0);
+        for number in number.. {
+            let Some(file) = self.file(number)? else {
+                replayed.damaged = newest > number || newest + 1 < number || replayed.tail.is_none();
+                replayed.damaged &= !self.numbers.is_empty() || first > 1;
+                return Ok(replayed);
+            };
+            let length = file.length()?;
+            let header = self.journal_header(number)?;
+            if header.is_none_or(|header| header.first != replayed.last + 1) {
+                replayed.tail = None;
+                replayed.torn_bytes = length;
+                replayed.damaged = number < newest;
+                return Ok(replayed);
+            }
+            let mut frames = Frames::new(file, JournalHeader::BYTES as u64);
+            let position = loop {
+                let position = frames.position();
+                let Next::Frame(frame) = frames.next()? else { break position };
+                let record = JournalRecord::decode(frame.kind, frame.body);
+                match record {
+                    Ok(record) if frame.sequence == replayed.last + 1 => restored.apply(record),
+                    _ => break position,
+                }
+                replayed.last += 1;
+                replayed.records += 1;
+            };
+            replayed.tail = Some((number, position));
+            replayed.torn_bytes = length.saturating_sub(position);
+            if replayed.torn_bytes > 0 {
+                replayed.damaged = number < newest;
+                return Ok(replayed);
+            }
+        }
+        Ok(replayed)
+    }
+}

@@ -1,0 +1,104 @@
+"""The connector interface of every supported vLLM, read in its sources and not imported.
+
+What the connector overrides must exist there with parameters it can take, and what it uses of
+vLLM's objects must still have its name.
+"""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+from harness import ROOT
+
+from ritornello.vllm.connector import RitornelloConnector
+from ritornello.vllm.interface import ABSTRACT, HOOKS, PARAMETERS
+
+NEXT = "0.33.0"
+BASE = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
+
+
+def installed() -> Path:
+    import vllm
+
+    return Path(vllm.__file__).parent.parent
+
+
+def downloaded() -> Path:
+    folder = ROOT / f"build/env/vllm-{NEXT}-sources"
+    if not folder.is_dir():
+        pytest.skip(f"engines/vllm/sources.sh {NEXT} has not been run")
+    return folder
+
+
+@pytest.fixture(params=["installed", pytest.param("next", marks=pytest.mark.long)])
+def sources(request: pytest.FixtureRequest) -> Path:
+    return installed() if request.param == "installed" else downloaded()
+
+
+def class_of(sources: Path, file: str, name: str) -> ast.ClassDef:
+    tree = ast.parse((sources / file).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise AssertionError(f"{file} has no class {name}")
+
+
+def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+
+
+def is_abstract(method: ast.FunctionDef) -> bool:
+    return any(getattr(mark, "id", "") == "abstractmethod" for mark in method.decorator_list)
+
+
+def test_the_base_class_is_the_one_we_know(sources: Path) -> None:
+    base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
+    assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
+    assert not HOOKS - set(base)
+    assert tuple(argument.arg for argument in base["__init__"].args.args) == PARAMETERS
+
+
+def test_overrides_take_what_vllm_passes(sources: Path) -> None:
+    base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
+    base |= methods(class_of(sources, BASE, "SupportsHMA"))
+    ours = {name for name in vars(RitornelloConnector) if name in base and name != "__init__"}
+    assert len(ours) > 20
+    for name in ours - {"requires_kv_delivery"}:
+        function = inspect.unwrap(getattr(RitornelloConnector, name))
+        taken = [name for name in inspect.signature(function).parameters if name != "kwargs"]
+        passed = [argument.arg for argument in base[name].args.args][1:]
+        assert [name for name in taken if name != "self"] == passed, name
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "used"),
+    [
+        ("vllm/v1/core/kv_cache_manager.py", "KVCacheManager", {"get_block_ids", "evict_blocks"}),
+        ("vllm/v1/core/block_pool.py", "BlockPool", {"get_num_free_blocks"}),
+        ("vllm/v1/core/kv_cache_manager.py", "KVCacheBlocks", {"get_block_ids"}),
+        ("vllm/v1/request.py", "Request", {"num_tokens", "get_skip_reading_prefix_cache"}),
+    ],
+)
+def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used: set[str]) -> None:
+    assert not used - set(methods(class_of(sources, file, name)))
+
+
+@pytest.mark.parametrize(
+    ("file", "texts"),
+    [
+        ("vllm/v1/metrics/cache_hit_source.py", ["DISK = "]),
+        ("vllm/v1/attention/backends/cpu_attn.py", ["def _get_attn_isa(\n    dtype"]),
+        ("vllm/v1/kv_cache_interface.py", ["hash_block_size:", "attention_chunk_size:"]),
+        ("vllm/v1/outputs.py", ["kv_connector_worker_meta", "invalid_block_ids"]),
+    ],
+)
+def test_names_are_still_spelled_so(sources: Path, file: str, texts: list[str]) -> None:
+    code = (sources / file).read_text()
+    assert [text for text in texts if text not in code] == []
+
+
+def test_the_failure_policy_is_read_after_the_connector_is_made(sources: Path) -> None:
+    code = (sources / "vllm/v1/core/sched/scheduler.py").read_text()
+    made = code.index("KVConnectorFactory.create_connector(")
+    assert made < code.index("kv_transfer_config.kv_load_failure_policy")

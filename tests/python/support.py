@@ -1,0 +1,47 @@
+"""Keys, pages and stores that the tests share. A page's bytes follow from its key and its size, so
+every byte that comes back can be judged."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ritornello as rt
+
+Bytes: TypeAlias = NDArray[np.uint8]
+
+# Small, so that tests fill and overwrite it; options of every store here.
+SMALL: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 1 << 20}
+
+
+def open_small(path: Path, **options: Any) -> rt.Store:
+    """A store of 64 MiB in 1 MiB segments; `options` are those of `Store.open`."""
+    return rt.Store.open(path, **{**SMALL, **options})
+
+
+def keys_of(name: str, pages: int) -> list[bytes]:
+    """Keys of the sequence `name`: key n commits to all before it."""
+    keys, last = [], name.encode()
+    for _ in range(pages):
+        last = hashlib.sha256(last).digest()
+        keys.append(last)
+    return keys
+
+
+def page_of(key: bytes, page_bytes: int) -> Bytes:
+    """The only right bytes for `key`, shape (page_bytes,)."""
+    seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little")
+    return np.random.default_rng(seed).integers(0, 256, page_bytes, np.uint8)
+
+
+def pages_of(keys: Sequence[bytes], page_bytes: int) -> Bytes:
+    """The only right bytes for `keys`, shape (len(keys), page_bytes)."""
+    return np.stack([page_of(key, page_bytes) for key in keys])
+
+
+def blank(pages: int, page_bytes: int) -> Bytes:
+    """Memory to read to, full of a byte that gives it away."""
+    return np.full((pages, page_bytes), 0xA5, np.uint8)

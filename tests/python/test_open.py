@@ -1,0 +1,74 @@
+"""Opening: what is refused, and what the error says to do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SMALL, keys_of, open_small, pages_of
+
+import ritornello as rt
+from ritornello.errors import InvalidError, RitornelloError
+
+
+def test_a_new_store_needs_a_capacity(where: Path) -> None:
+    with pytest.raises(InvalidError, match="capacity"):
+        rt.Store.open(where)
+    assert not where.exists() or not any(where.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"capacity": "1MiB"}, "at least"),
+        ({"capacity": "200G"}, "200GiB .* or 200GB"),
+        ({"capacity": "plenty"}, "200GiB"),
+        ({"capacity": -5}, "capacity is -5"),
+        ({"capacity": [1]}, r"capacity is \[1\]"),
+        ({"segment_bytes": 1000}, "segment_bytes"),
+        ({"io": "teleport"}, "uring"),
+        ({"durability": "eternal"}, "durable"),
+        ({"index": "abacus"}, "run"),
+    ],
+)
+def test_options_that_do_not_fit(where: Path, options: dict[str, Any], advice: str) -> None:
+    with pytest.raises(InvalidError, match=advice):
+        rt.Store.open(where, **{**SMALL, **options})
+
+
+def test_capacities_may_be_numbers_or_text(where: Path) -> None:
+    rt.Store.open(where, 64 << 20, segment_bytes=1 << 20).close()
+    with rt.Store.open(str(where), "64 MiB") as store:
+        assert store.stats()["capacity_bytes"] == 64 << 20
+        assert store.path == str(where)
+
+
+def test_another_capacity_is_refused(where: Path) -> None:
+    open_small(where).close()
+    with pytest.raises(InvalidError, match="capacity"):
+        rt.Store.open(where, "128MiB")
+
+
+def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InvalidError):
+        open_small(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(RitornelloError):
+        open_small(path)
+    assert path.read_text() == ""
+
+
+def test_a_damaged_manifest_is_said_so(where: Path) -> None:
+    with open_small(where) as store:
+        store.put_batch(rt.Scope.opaque("x", 64), keys_of("x", 1), pages_of(keys_of("x", 1), 64))
+    for path in where.iterdir():
+        if path.is_file() and re.search("manifest", path.name, re.IGNORECASE):
+            path.write_bytes(b"\0" * path.stat().st_size)
+    with pytest.raises(RitornelloError, match="manifest"):
+        rt.Store.open(where)

@@ -1,0 +1,176 @@
+"""One process, one store: what is put is found, until it is removed; reopening finds it again."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+from support import blank, keys_of, open_small, pages_of
+
+import ritornello as rt
+from ritornello.errors import ClosedError
+
+PAGE = 5000
+CHAIN = rt.Scope.opaque("chain", PAGE, chained=True)
+LOOSE = rt.Scope.opaque("loose", PAGE)
+KEYS = keys_of("store", 6)
+
+
+def put(store: rt.Store, scope: rt.Scope, keys: list[bytes], parent: bytes | None = None) -> int:
+    return store.put_batch(scope, keys, pages_of(keys, PAGE), parent=parent)
+
+
+def check(store: rt.Store, scope: rt.Scope, keys: list[bytes]) -> None:
+    out = blank(len(keys), PAGE)
+    assert store.get_batch(scope, keys, out) == len(keys)
+    assert (out == pages_of(keys, PAGE)).all()
+
+
+def test_a_sequence_is_found_as_far_as_it_goes(store: rt.Store) -> None:
+    assert store.probe(CHAIN, KEYS) == 0
+    assert put(store, CHAIN, KEYS[:4]) == 4
+    assert store.probe(CHAIN, KEYS) == 4
+    assert put(store, CHAIN, KEYS) == 6
+    assert store.probe(CHAIN, KEYS) == 6
+    assert put(store, CHAIN, KEYS[:2]) == 2
+    check(store, CHAIN, KEYS)
+
+
+def test_a_continuation_hangs_behind_its_parent(store: rt.Store) -> None:
+    put(store, CHAIN, KEYS[:2])
+    assert put(store, CHAIN, KEYS[2:], parent=KEYS[1]) == 4
+    assert store.probe(CHAIN, KEYS) == 6
+    assert store.delete(CHAIN, KEYS[1:2]) == 1
+    assert store.probe(CHAIN, KEYS) == 1
+
+
+def test_pages_of_a_loose_scope_stand_alone(store: rt.Store) -> None:
+    put(store, LOOSE, KEYS)
+    assert store.delete(LOOSE, [KEYS[1], KEYS[4]]) == 2
+    assert store.exists(LOOSE, KEYS) == [True, False, True, True, False, True]
+    assert store.probe(LOOSE, KEYS) == 1
+    assert store.touch(LOOSE, KEYS) == 1
+    check(store, LOOSE, [KEYS[5], KEYS[0]])
+
+
+def test_scopes_do_not_see_each_other(store: rt.Store) -> None:
+    other = rt.Scope.opaque("other tenant", PAGE, chained=True)
+    put(store, CHAIN, KEYS)
+    assert store.probe(other, KEYS) == 0
+    put(store, other, KEYS)
+    store.drop_scope(CHAIN)
+    assert (store.probe(CHAIN, KEYS), store.probe(other, KEYS)) == (0, 6)
+    put(store, CHAIN, KEYS)
+    check(store, CHAIN, KEYS)
+    store.clear()
+    assert (store.probe(CHAIN, KEYS), store.probe(other, KEYS)) == (0, 0)
+
+
+def test_a_match_holds_a_lease(store: rt.Store) -> None:
+    put(store, CHAIN, KEYS[:4])
+    with store.match(CHAIN, KEYS, ttl=30) as match:
+        assert match.pages == 4
+        assert match.lease > 0
+        assert store.stats()["leases"] == 1
+        check(store, CHAIN, KEYS[:4])
+    assert store.stats()["leases"] == 0
+    match.release()
+    again = store.match(CHAIN, KEYS)
+    store.release(again.lease)
+    store.release(again.lease)
+    assert store.stats()["leases"] == 0
+    nothing = store.match(LOOSE, KEYS)
+    assert (nothing.pages, nothing.lease) == (0, 0)
+    nothing.release()
+
+
+def test_figures(store: rt.Store) -> None:
+    put(store, CHAIN, KEYS)
+    check(store, CHAIN, KEYS)
+    stats = store.stats()
+    assert stats["pages"] == 6
+    assert stats["io"]["mode"] in ("uring", "pool", "buffered")
+    assert stats["allocated_bytes"] <= stats["capacity_bytes"] == 64 << 20
+    assert stats["transfer"]["put_bytes"] == stats["transfer"]["get_bytes"] == 6 * PAGE
+
+
+def test_a_full_store_takes_the_new_and_lets_the_old_go(store: rt.Store) -> None:
+    scope = rt.Scope.opaque("flood", 1 << 18, chained=True)
+    last: list[bytes] = []
+    for turn in range(40):
+        last = keys_of(f"flood {turn}", 10)
+        assert store.put_batch(scope, last, pages_of(last, 1 << 18)) == 10
+    assert store.probe(scope, last) == 10
+    assert store.probe(scope, keys_of("flood 0", 10)) == 0
+    stats = store.stats()
+    assert stats["allocated_bytes"] <= stats["capacity_bytes"]
+    assert stats["counters"]["pages_evicted"] > 0
+
+
+@pytest.mark.parametrize("durability", ["cache", "durable"])
+@pytest.mark.parametrize("io", ["auto", "pool", "buffered"])
+def test_reopening_finds_everything(where: Path, durability: str, io: str) -> None:
+    with open_small(where, durability=durability, io=io) as store:
+        put(store, CHAIN, KEYS)
+        put(store, LOOSE, KEYS[::2])
+        store.delete(LOOSE, KEYS[:1])
+    with rt.Store.open(where) as store:
+        assert store.role == "owner"
+        check(store, CHAIN, KEYS)
+        assert store.exists(LOOSE, KEYS) == [False, False, True, False, True, False]
+
+
+def test_segments_in_several_directories(where: Path, tmp_path: Path) -> None:
+    disks = [tmp_path / "disk0", tmp_path / "disk1"]
+    for disk in disks:
+        disk.mkdir()
+    scope = rt.Scope.opaque("disks", 1 << 18)
+    keys = keys_of("disks", 16)
+    with open_small(where, paths=disks) as store:
+        store.put_batch(scope, keys, pages_of(keys, 1 << 18))
+    with rt.Store.open(where) as store:
+        assert store.probe(scope, keys) == 16
+    assert all(any(disk.iterdir()) for disk in disks)
+
+
+def test_closing_is_final_and_may_be_repeated(where: Path) -> None:
+    store = open_small(where)
+    put(store, CHAIN, KEYS)
+    match = store.match(CHAIN, KEYS)
+    assert not store.closed
+    store.close()
+    store.close()
+    match.release()
+    assert store.closed
+    assert "closed" in repr(store)
+    with pytest.raises(ClosedError, match="open it again"):
+        store.probe(CHAIN, KEYS)
+    with pytest.raises(ClosedError):
+        put(store, CHAIN, KEYS)
+
+
+def test_two_opens_in_one_process_share_one_store(where: Path) -> None:
+    with open_small(where) as first, open_small(where) as second:
+        put(first, CHAIN, KEYS)
+        assert second.probe(CHAIN, KEYS) == 6
+        second.close()
+        check(first, CHAIN, KEYS)
+
+
+def test_scopes_are_values() -> None:
+    scope = rt.Scope(
+        model="m",
+        dtype="bfloat16",
+        page_tokens=64,
+        layers=(0, 32),
+        kv_heads=(0, 8),
+        head_dim=128,
+        extra={"isa": "amx"},
+    )
+    assert scope.page_bytes == 2 * 32 * 8 * 64 * 128 * 2
+    assert scope.chained
+    assert len(scope.id) == 16
+    assert rt.Scope(**scope.describe()) == scope == copy.deepcopy(scope)
+    assert pickle.loads(pickle.dumps(CHAIN)) == CHAIN
+    assert len({scope, rt.Scope(**scope.describe()), CHAIN}) == 2
+    assert rt.Scope(**{**scope.describe(), "salt": b"tenant"}).id != scope.id

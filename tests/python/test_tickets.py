@@ -1,0 +1,190 @@
+"""Work that goes on while the caller does something else."""
+
+import asyncio
+import gc
+import select
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import blank, keys_of, open_small, pages_of
+
+import ritornello as rt
+
+PAGE = 192 << 10
+SCOPE = rt.Scope.opaque("tickets", PAGE)
+KEYS = keys_of("tickets", 8)
+
+
+def finished(ticket: rt.Ticket) -> rt.Outcome:
+    outcome = ticket.wait(60)
+    assert outcome is not None
+    return outcome
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_put_then_get(store: rt.Store, copy: bool) -> None:
+    source = pages_of(KEYS, PAGE)
+    put = store.submit_put(SCOPE, KEYS, source, copy=copy)
+    if copy:
+        source[:] = 0
+    stored = finished(put)
+    assert (stored.pages, stored.bytes, stored.reason) == (8, 8 * PAGE, "")
+    assert stored.seconds > 0
+    out = blank(8, PAGE)
+    loaded = finished(store.submit_get(SCOPE, KEYS, out))
+    assert (loaded.pages, loaded.bytes, loaded.reason) == (8, 8 * PAGE, "")
+    assert loaded.ok == [True] * 8
+    assert (out == pages_of(KEYS, PAGE)).all()
+
+
+def test_what_is_missing_is_named(store: rt.Store) -> None:
+    store.put_batch(SCOPE, KEYS[:3], pages_of(KEYS[:3], PAGE))
+    outcome = finished(store.submit_get(SCOPE, KEYS[:5], blank(5, PAGE)))
+    assert (outcome.pages, outcome.reason) == (3, "absent")
+    assert outcome.ok == [True, True, True, False, False]
+
+
+def test_a_ticket_is_something_to_select_on(store: rt.Store) -> None:
+    ticket = store.submit_put(SCOPE, KEYS, pages_of(KEYS, PAGE))
+    readable, _, _ = select.select([ticket], [], [], 60)
+    assert readable == [ticket]
+    assert ticket.done()
+    again, _, _ = select.select([ticket], [], [], 0)
+    assert again == [ticket]
+
+
+def test_a_ticket_in_an_event_loop(store: rt.Store) -> None:
+    async def put() -> int:
+        loop, landed = asyncio.get_running_loop(), asyncio.Event()
+        ticket = store.submit_put(SCOPE, KEYS, pages_of(KEYS, PAGE))
+        loop.add_reader(ticket, landed.set)
+        await asyncio.wait_for(landed.wait(), 60)
+        loop.remove_reader(ticket)
+        return finished(ticket).pages
+
+    assert asyncio.run(put()) == 8
+
+
+def test_waiting_gives_up_in_time(store: rt.Store) -> None:
+    ticket = store.submit_put(SCOPE, KEYS, pages_of(KEYS, PAGE))
+    began = time.monotonic()
+    outcome = ticket.wait(0)
+    assert time.monotonic() - began < 1
+    assert outcome is None or outcome.pages == 8
+    assert finished(ticket).pages == 8
+    assert finished(ticket).pages == 8
+
+
+def test_a_deadline_in_the_past_moves_nothing(store: rt.Store) -> None:
+    store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE))
+    out = blank(8, PAGE)
+    outcome = finished(store.submit_get(SCOPE, KEYS, out, timeout=0))
+    assert (outcome.pages, outcome.reason) == (0, "deadline")
+    assert store.get_batch(SCOPE, KEYS, out, timeout=0) == 0
+    assert store.get_batch(SCOPE, KEYS, out, timeout=60) == 8
+
+
+def test_cancelled_work_says_so_and_leaves_nothing_wrong(where: Path) -> None:
+    """Many puts at once: the last ones wait, and are given up before they begin."""
+    sequences = [keys_of(f"cancel {n}", 16) for n in range(16)]
+    source = pages_of(sequences[0], PAGE)
+    with open_small(where, capacity="256MiB") as store:
+        tickets = [store.submit_put(SCOPE, keys, source) for keys in sequences]
+        for ticket in tickets[8:]:
+            ticket.cancel()
+        outcomes = [finished(ticket) for ticket in tickets]
+        for keys, outcome in zip(sequences, outcomes, strict=True):
+            assert outcome.reason in ("", "cancelled")
+            assert (outcome.pages == 16) == (outcome.reason == "")
+            assert store.probe(SCOPE, keys) >= outcome.pages
+        assert all(outcome.pages == 16 for outcome in outcomes[:8])
+
+
+def test_buffers_are_free_once_the_ticket_is_done(store: rt.Store) -> None:
+    page = bytearray(PAGE)
+    ticket = store.submit_put(SCOPE, KEYS[:1], [page])
+    finished(ticket)
+    page.append(0)  # refused while the buffer is exported
+
+
+def test_buffers_of_a_dropped_ticket_live_until_it_is_done(store: rt.Store) -> None:
+    source = pages_of(KEYS, PAGE)
+    alive = weakref.ref(source)
+    ticket = store.submit_put(SCOPE, KEYS, source)
+    del source
+    gc.collect()
+    finished(ticket)
+    assert alive() is None
+    source = pages_of(KEYS, PAGE)
+    store.submit_get(SCOPE, KEYS, source)
+    deadline = time.monotonic() + 60
+    alive = weakref.ref(source)
+    del source
+    while alive() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+        store.submit_get(SCOPE, [], [])  # any call lets go of what was dropped
+    assert alive() is None
+
+
+def test_closing_answers_what_waits(where: Path) -> None:
+    store = open_small(where, capacity="256MiB")
+    source = pages_of(keys_of("closing", 16), PAGE)
+    tickets = [store.submit_put(SCOPE, keys_of(f"c{n}", 16), source) for n in range(12)]
+    store.close()
+    for ticket in tickets:
+        assert ticket.done()
+        outcome = finished(ticket)
+        assert outcome.reason in ("", "closed")
+
+
+def test_other_threads_run_while_bytes_move(where: Path) -> None:
+    pages = 192
+    scope = rt.Scope.opaque("threads", 1 << 20)
+    keys = keys_of("threads", pages)
+    source = np.zeros((pages, 1 << 20), np.uint8)
+    spans: list[tuple[float, float]] = []
+    with open_small(where, capacity="256MiB") as store:
+
+        def put() -> None:
+            began = time.perf_counter()
+            assert store.put_batch(scope, keys, source) == pages
+            spans.append((began, time.perf_counter()))
+
+        ticks = []
+        thread = threading.Thread(target=put)
+        thread.start()
+        while thread.is_alive():
+            ticks.append(time.perf_counter())
+            time.sleep(0.0005)
+        thread.join()
+    began, ended = spans[0]
+    inside = [began, *[tick for tick in ticks if began < tick < ended], ended]
+    longest = max(after - before for before, after in zip(inside, inside[1:], strict=False))
+    assert longest < (ended - began) / 2
+
+
+def test_many_threads_at_once(store: rt.Store) -> None:
+    """Every thread puts and gets sequences of its own, and reads its neighbour's."""
+    scope = rt.Scope.opaque("many", 8192)
+    failures: list[str] = []
+
+    def work(me: int) -> None:
+        for turn in range(20):
+            keys = keys_of(f"{me} {turn}", 4)
+            store.put_batch(scope, keys, pages_of(keys, 8192))
+            for other in (keys, keys_of(f"{(me + 1) % 4} {turn}", 4)):
+                out = blank(4, 8192)
+                got = store.get_batch(scope, other, out)
+                if not (out[:got] == pages_of(other, 8192)[:got]).all():
+                    failures.append(f"thread {me}, turn {turn}")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
