@@ -5,17 +5,36 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, final
 
-from ritornello.errors import ClosedError as ClosedError
-from ritornello.errors import FatalError as FatalError
-from ritornello.errors import InvalidError as InvalidError
-from ritornello.errors import RetryError as RetryError
-from ritornello.errors import RitornelloError as RitornelloError
+from ritornello.errors import (
+    ClosedError,
+    FatalError,
+    InvalidError,
+    RetryError,
+    RitornelloError,
+)
 
 # Anything with the buffer protocol (bytes, bytearray, memoryview, NumPy arrays), C-contiguous; or
 # a contiguous CPU tensor, known by `data_ptr()`, `nbytes`, `device.type` and `is_contiguous()`.
 Buffer: TypeAlias = Any
 # One page: a buffer, or several that together, in order, make the page.
 Page: TypeAlias = Buffer | Sequence[Buffer]
+
+__all__ = [
+    "ClosedError",
+    "FatalError",
+    "InvalidError",
+    "Match",
+    "Outcome",
+    "PagePool",
+    "PoolPages",
+    "RetryError",
+    "RitornelloError",
+    "Scope",
+    "Store",
+    "Ticket",
+    "__version__",
+    "run_cli",
+]
 
 __version__: str
 
@@ -188,7 +207,8 @@ class Store:
     def flush(self) -> None: ...
     def clear(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finishes the tickets that run and lets the directory go. Again: does nothing."""
     @property
     def closed(self) -> bool: ...
     @property

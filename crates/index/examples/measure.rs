@@ -92,7 +92,7 @@ fn main() -> Result<()> {
                 scope.spawn(move || {
                     for at in 0..200_000 {
                         let keys = &batches[(at * 7 + thread * 13) % batches.len()];
-                        black_box(index.longest_prefix(SLOT, keys.as_slice()));
+                        black_box(index.longest_prefix(SLOT, keys));
                     }
                 });
             }

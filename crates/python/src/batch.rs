@@ -16,11 +16,7 @@ pub(crate) enum Batch {
 
 impl Batch {
     /// Memory to write `keys` pages from: exactly as many.
-    pub(crate) fn source(
-        pages: &Bound<'_, PyAny>,
-        keys: usize,
-        page_bytes: u64,
-    ) -> PyResult<Self> {
+    pub(crate) fn source(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
         if let Ok(given) = pages.len()
             && given != keys
         {
@@ -30,20 +26,11 @@ impl Batch {
     }
 
     /// Memory to read `keys` pages to: as many, or more, of which the first are used.
-    pub(crate) fn target(
-        pages: &Bound<'_, PyAny>,
-        keys: usize,
-        page_bytes: u64,
-    ) -> PyResult<Self> {
+    pub(crate) fn target(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
         Self::of(pages, keys, page_bytes, Use::Write)
     }
 
-    fn of(
-        pages: &Bound<'_, PyAny>,
-        keys: usize,
-        page_bytes: u64,
-        purpose: Use,
-    ) -> PyResult<Self> {
+    fn of(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64, purpose: Use) -> PyResult<Self> {
         release_dropped(pages.py());
         match pages.cast::<PoolPages>() {
             Ok(pool) => pool.get().select(pages.py(), keys, page_bytes, purpose).map(Self::Pool),

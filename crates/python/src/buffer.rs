@@ -6,7 +6,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use std::mem;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::LazyLock;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// What memory is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,17 +55,17 @@ unsafe impl Send for View {}
 // SAFETY: nothing is done through a shared reference.
 unsafe impl Sync for View {}
 
-static DROPPED: Mutex<Vec<Held>> = Mutex::new(Vec::new());
-static ANY_DROPPED: AtomicBool = AtomicBool::new(false);
+/// A channel rather than a list under a lock: a fork may happen while a thread of ours sends.
+static DROPPED: LazyLock<(Sender<Held>, Mutex<Receiver<Held>>)> = LazyLock::new(|| {
+    let (sender, receiver) = channel();
+    (sender, Mutex::new(receiver))
+});
 
 /// Lets go of what was dropped since.
 pub(crate) fn release_dropped(py: Python<'_>) {
-    if !ANY_DROPPED.swap(false, Ordering::AcqRel) {
-        return;
-    }
     // Releasing may run Python code that calls us again: not under the lock.
-    let dropped = mem::take(&mut *DROPPED.lock());
-    for mut held in dropped {
+    let next = || DROPPED.1.lock().try_recv().ok();
+    while let Some(mut held) = next() {
         for mut view in held.views.drain(..) {
             // SAFETY: attached to the interpreter; filled by `PyObject_GetBuffer`, released once.
             unsafe { ffi::PyBuffer_Release(&raw mut *view.0) };
@@ -78,9 +79,10 @@ impl Drop for Held {
         if self.views.is_empty() && self.objects.is_empty() {
             return;
         }
-        let held = Self { views: mem::take(&mut self.views), objects: mem::take(&mut self.objects) };
-        DROPPED.lock().push(held);
-        ANY_DROPPED.store(true, Ordering::Release);
+        let held =
+            Self { views: mem::take(&mut self.views), objects: mem::take(&mut self.objects) };
+        // The receiver lives as long as the process.
+        let _ = DROPPED.0.send(held);
     }
 }
 
@@ -115,10 +117,10 @@ impl Held {
             Use::Write => ffi::PyBUF_WRITABLE,
         };
         let view = export(object, flags).map_err(|cause| {
-            let readable = purpose == Use::Write && release_probe(object);
+            let read_only = purpose == Use::Write && is_readable(object);
             let error = invalid(
                 py,
-                if readable {
+                if read_only {
                     format!("{} is read-only: pass memory that may be written", name())
                 } else {
                     format!(
@@ -144,7 +146,10 @@ impl Held {
         let py = tensor.py();
         let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
         if device != "cpu" {
-            return Err(invalid(py, format!("{} is in {device} memory: copy it to the CPU", name())));
+            return Err(invalid(
+                py,
+                format!("{} is in {device} memory: copy it to the CPU", name()),
+            ));
         }
         if !tensor.call_method0("is_contiguous")?.is_truthy()? {
             return Err(invalid(
@@ -171,7 +176,7 @@ fn export(object: &Bound<'_, PyAny>, flags: std::ffi::c_int) -> PyResult<View> {
 }
 
 /// Whether an object that refused to be written can at least be read.
-fn release_probe(object: &Bound<'_, PyAny>) -> bool {
+fn is_readable(object: &Bound<'_, PyAny>) -> bool {
     match export(object, ffi::PyBUF_SIMPLE) {
         Ok(view) => {
             drop(Held { views: vec![view], objects: Vec::new() });

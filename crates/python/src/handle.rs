@@ -1,9 +1,9 @@
-//! A Python store's hold on its node: closed once, at exit at the latest, never in a forked child.
+//! A Python store's hold on its node: closed once, at exit at the latest.
 
 use crate::error::raise;
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
-use ritornello_format::{Error, ErrorKind};
+use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_node::Node;
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -43,23 +43,27 @@ impl Handle {
     }
 
     /// Closes, the first time, with the interpreter detached: tickets that run are waited for.
-    pub(crate) fn close(&self, py: Python<'_>) {
+    ///
+    /// # Errors
+    /// Those of [`Node::close`]; after `Retry` closing is due again.
+    pub(crate) fn close(&self, py: Python<'_>) -> Result<()> {
         let node = self.node.write().take();
-        let Some(node) = node else { return };
-        if std::process::id() == self.process {
-            py.detach(|| node.close());
-            py.detach(|| drop(node));
+        let Some(node) = node else { return Ok(()) };
+        let closed = py.detach(|| node.close());
+        if matches!(&closed, Err(error) if error.kind() == ErrorKind::Retry) {
+            *self.node.write() = Some(node);
         } else {
-            // Its threads are not here to be joined, and its files are the parent's.
-            mem::forget(node);
+            py.detach(|| drop(node));
         }
+        closed
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // At the end of the interpreter there is nothing to attach to; the system cleans up.
-        Python::try_attach(|py| self.close(py));
+        // At the end of the interpreter there is nothing to attach to; the system cleans up. What
+        // fails here the node has logged.
+        let _ = Python::try_attach(|py| self.close(py));
     }
 }
 
@@ -70,7 +74,11 @@ fn _close_all(py: Python<'_>) {
     let me = std::process::id();
     let mine = open.into_iter().filter(|(process, _)| *process == me);
     let nodes: Vec<Arc<Node>> = mine.filter_map(|(_, node)| node.upgrade()).collect();
-    py.detach(|| nodes.iter().for_each(|node| node.close()));
+    py.detach(|| {
+        for error in nodes.iter().filter_map(|node| node.close().err()) {
+            tracing::error!(%error, "a store could not be closed at exit");
+        }
+    });
 }
 
 /// Registers the above with `atexit`.

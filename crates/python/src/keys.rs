@@ -41,6 +41,9 @@ fn bytes<'py>(at: usize, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>
     key.cast_into::<PyBytes>().map_err(|error| {
         let key = error.into_inner();
         let given = key.get_type().name().map(|name| name.to_string()).unwrap_or_default();
-        invalid(key.py(), format!("key {at} is of type {given}: pass the engine's block hash as bytes"))
+        invalid(
+            key.py(),
+            format!("key {at} is of type {given}: pass the engine's block hash as bytes"),
+        )
     })
 }

@@ -50,12 +50,17 @@ impl Scope {
 #[pymethods]
 impl Scope {
     #[new]
-    #[pyo3(signature = (
-        model, dtype, page_tokens, *, layers, kv_heads, head_dim, layout="page_first".to_owned(),
-        salt=Vec::new(), weights=Vec::new(), adapter=String::new(), kv_scale="none".to_owned(),
-        hash_algorithm=String::new(), epoch=Vec::new(), part=0, extra=None, chained=true,
-        page_bytes=None,
-    ))]
+    #[pyo3(
+        signature = (
+            model, dtype, page_tokens, *, layers, kv_heads, head_dim, layout="page_first",
+            salt=Vec::new(), weights=Vec::new(), adapter="", kv_scale="none", hash_algorithm="", epoch=Vec::new(),
+            part=0, extra=None, chained=true, page_bytes=None,
+        ),
+        text_signature = "(model, dtype, page_tokens, *, layers, kv_heads, head_dim, \
+                          layout='page_first', salt=b'', weights=b'', adapter='', \
+                          kv_scale='none', hash_algorithm='', epoch=b'', part=0, extra=None, \
+                          chained=True, page_bytes=None)"
+    )]
     // One parameter a field: Python callers name them.
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -66,35 +71,34 @@ impl Scope {
         layers: (u32, u32),
         kv_heads: (u32, u32),
         head_dim: u32,
-        layout: String,
+        layout: &str,
         salt: Vec<u8>,
         weights: Vec<u8>,
-        adapter: String,
-        kv_scale: String,
-        hash_algorithm: String,
+        adapter: &str,
+        kv_scale: &str,
+        hash_algorithm: &str,
         epoch: Vec<u8>,
         part: u32,
         extra: Option<BTreeMap<String, String>>,
         chained: bool,
         page_bytes: Option<u64>,
     ) -> PyResult<Self> {
-        let extra = extra.unwrap_or_default();
         let scope = ritornello_format::Scope {
             model,
             weights,
-            adapter,
+            adapter: adapter.to_owned(),
             dtype,
-            kv_scale,
+            kv_scale: kv_scale.to_owned(),
             page_tokens,
             layers,
             kv_heads,
             head_dim,
-            hash_algorithm,
+            hash_algorithm: hash_algorithm.to_owned(),
             salt,
             epoch,
             part,
-            extra,
-            layout,
+            extra: extra.unwrap_or_default(),
+            layout: layout.to_owned(),
             page_bytes,
             chained,
         };
@@ -153,6 +157,9 @@ impl Scope {
     fn __repr__(&self) -> String {
         let scope = &self.inner;
         let id = scope.id();
-        format!("Scope({:?}, {:?}, page_bytes={}, id={id})", scope.model, scope.dtype, self.page_bytes)
+        format!(
+            "Scope({:?}, {:?}, page_bytes={}, id={id})",
+            scope.model, scope.dtype, self.page_bytes
+        )
     }
 }

@@ -30,10 +30,14 @@ impl Store {
     /// Owner of the directory, or client of the process that owns it. `capacity` ("200GiB", or
     /// bytes) may be omitted for a directory that holds a store.
     #[staticmethod]
-    #[pyo3(signature = (
-        path, capacity=None, *, paths=Vec::new(), durability="cache", io="auto", index=None,
-        segment_bytes=None,
-    ))]
+    #[pyo3(
+        signature = (
+            path, capacity=None, *, paths=Vec::new(), durability="cache", io="auto", index=None,
+            segment_bytes=None,
+        ),
+        text_signature = "(path, capacity=None, *, paths=(), durability='cache', io='auto', \
+                          index=None, segment_bytes=None)"
+    )]
     // Python callers name them.
     #[allow(clippy::too_many_arguments)]
     fn open(
@@ -77,8 +81,7 @@ impl Store {
         let keys = held.slices();
         let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
         let (store, source) = (node.store(), batch.as_source());
-        let outcome =
-            py.detach(|| store.put_batch(&scope.inner, &keys, source, parent, &control));
+        let outcome = py.detach(|| store.put_batch(&scope.inner, &keys, source, parent, &control));
         batch.release(py);
         Ok(outcome.or_raise(py)?.pages)
     }
@@ -179,8 +182,7 @@ impl Store {
         let parent = parent.map(Box::from);
         if copy {
             let source = batch.as_source();
-            let ticket =
-                py.detach(|| store.submit_put_copy(scope, keys, source, parent, control));
+            let ticket = py.detach(|| store.submit_put_copy(scope, keys, source, parent, control));
             batch.release(py);
             return Ok(Ticket::new(ticket.or_raise(py)?, None));
         }
@@ -251,10 +253,11 @@ impl Store {
         Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
     }
 
-    /// Finishes the tickets that run, answers those that wait, and lets the directory go. Again:
-    /// does nothing.
-    fn close(&self, py: Python<'_>) {
-        self.handle.close(py);
+    /// Finishes the tickets that run, answers those that wait, makes everything durable, and lets
+    /// the directory go. Again: does nothing. After a `RetryError` writes of this process are still
+    /// on their way: close again.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.handle.close(py).or_raise(py)
     }
 
     /// Whether the store was closed, or opened before a fork.
@@ -272,7 +275,7 @@ impl Store {
     /// "owner" or "client" now: a client takes over when the owner dies.
     #[getter]
     fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
-        Ok(role_word(self.handle.node(py)?.role()))
+        Ok(self.handle.node(py)?.role().word())
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -285,20 +288,13 @@ impl Store {
         _kind: &Bound<'_, PyAny>,
         _error: &Bound<'_, PyAny>,
         _trace: &Bound<'_, PyAny>,
-    ) {
-        self.handle.close(py);
+    ) -> PyResult<()> {
+        self.close(py)
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let state = self.handle.node(py).map_or("closed", |node| role_word(node.role()));
+        let state = self.handle.node(py).map_or("closed", |node| node.role().word());
         format!("Store({:?}, {state})", self.path)
-    }
-}
-
-fn role_word(role: Role) -> &'static str {
-    match role {
-        Role::Owner => "owner",
-        Role::Client => "client",
     }
 }
 

@@ -147,6 +147,9 @@ impl Engine {
             let _ = self.make_durable();
             *last_sync = Instant::now();
         }
+        if let Err(error) = self.index.maintain() {
+            tracing::error!(%error, "the index could not be tidied");
+        }
     }
 
     /// Frees a reservation of somebody who will not write any more.

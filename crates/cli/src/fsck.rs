@@ -1,0 +1,113 @@
+//! `ritornello fsck`.
+
+use crate::Context;
+use crate::args::FsckArgs;
+use crate::exit::{Failure, Status};
+use crate::print::{bytes, count, json, say, table};
+use crate::{open, progress};
+use ritornello_store::Verification;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Findings shown to people; programs get all.
+const SHOWN: usize = 20;
+/// Not damage: runs of scopes that were dropped just before a crash.
+const HARMLESS: &str = "dropped_scope";
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    dir: &'a Path,
+    /// Whether everything was as it should be.
+    clean: bool,
+    #[serde(flatten)]
+    verification: &'a Verification,
+    /// What opening the store dropped before that, by reason.
+    dropped_at_open: &'a BTreeMap<String, u64>,
+}
+
+/// Reads and verifies every page.
+///
+/// # Errors
+/// Where the store is in use, or cannot be opened.
+pub fn run(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
+    let node = open::existing(&args.dir)?;
+    let Some(engine) = node.engine() else {
+        let pid = node.store().stats().map_or(0, |stats| stats.catalog.owner_pid);
+        return Err(Failure::unusable(
+            format!("process {pid} owns the store in {}", args.dir.display()),
+            format!("stop process {pid} and run this again, or `ritornello stat` meanwhile"),
+        ));
+    };
+    let bar = progress::bar("verifying");
+    let verification = engine.verify(args.salvage, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done.min(total));
+    })?;
+    bar.finish_and_clear();
+    let dropped = engine.stats()?.dropped_at_open;
+    node.close()?;
+    let damage = dropped.keys().any(|reason| reason != HARMLESS);
+    let clean = verification.findings.is_empty() && verification.pages_dropped == 0 && !damage;
+    if context.json {
+        json(&Answer {
+            dir: &args.dir,
+            clean,
+            verification: &verification,
+            dropped_at_open: &dropped,
+        });
+    } else {
+        say(&describe(args, clean, &verification, &dropped));
+    }
+    Ok(if clean { Status::Fine } else { Status::Problems })
+}
+
+fn describe(
+    args: &FsckArgs,
+    clean: bool,
+    v: &Verification,
+    dropped: &BTreeMap<String, u64>,
+) -> String {
+    let mut lines = vec![format!(
+        "{} pages of {} runs read ({}) in {:.1} s",
+        count(v.pages),
+        count(v.runs),
+        bytes(v.bytes),
+        v.seconds
+    )];
+    for (reason, pages) in dropped {
+        lines.push(format!("{} dropped at open: {reason}", count(*pages)));
+    }
+    if !v.findings.is_empty() {
+        let mut findings = table(&["scope", "generation", "page", "what is wrong"]);
+        for finding in v.findings.iter().take(SHOWN) {
+            findings.add_row([
+                finding.scope.clone(),
+                format!("{:#x}", finding.generation),
+                finding.page.to_string(),
+                finding.reason.clone(),
+            ]);
+        }
+        lines.push(findings.to_string());
+        if v.findings.len() > SHOWN {
+            lines.push(format!("and {} more: --json lists them", v.findings.len() - SHOWN));
+        }
+    }
+    if v.pages_dropped > 0 {
+        lines.push(format!(
+            "{} pages dropped: those above, and what could only be reached through them",
+            count(v.pages_dropped)
+        ));
+    }
+    if args.salvage {
+        lines.push(format!("{} pages brought back", count(v.pages_salvaged)));
+    }
+    lines.push(match (clean, args.salvage) {
+        (true, _) => "clean".to_owned(),
+        (false, true) => "not clean; what is in the store now verifies".to_owned(),
+        (false, false) => {
+            "not clean; what is in the store now verifies. --salvage looks for lost pages".to_owned()
+        }
+    });
+    lines.join("\n")
+}

@@ -1,0 +1,222 @@
+//! A store that several processes use.
+
+mod common;
+
+use common::*;
+use ritornello_node::{Node, Options, Role, open};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(_: &Arc<Node>, other: &str) -> String {
+    panic!("what is {other}?")
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn of_many_that_open_at_once_one_owns_and_all_share() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("store");
+    let mut helpers: Vec<Helper> = (0..6).map(|_| Helper::start(&dir)).collect();
+    helpers.iter_mut().for_each(|helper| helper.tell("open"));
+    let roles: Vec<String> = helpers.iter_mut().map(Helper::listen).collect();
+    assert_eq!(roles.iter().filter(|role| *role == "owner").count(), 1, "{roles:?}");
+    assert_eq!(roles.iter().filter(|role| *role == "client").count(), 5, "{roles:?}");
+    for (at, helper) in helpers.iter_mut().enumerate() {
+        assert_eq!(helper.ask(&format!("put {at} 5")), "5");
+    }
+    for helper in &mut helpers {
+        for name in 0..6 {
+            assert_eq!(helper.ask(&format!("get {name} 5")), "5");
+        }
+    }
+    helpers.into_iter().for_each(Helper::finish);
+    let left: Vec<_> = std::fs::read_dir(dir.join("clients")).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(!dir.join("owner.sock").exists());
+}
+
+#[test]
+fn a_client_can_do_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    let store = node.store();
+    assert_eq!(put(store, 1, 40).unwrap().pages, 40);
+    assert_eq!(probe(store, 1, 50).unwrap(), 40);
+    assert_eq!(get(store, 1, 50).unwrap(), 40);
+    let keys = keys(1, 41);
+    let there = store.exists(&scope(), &refs(&keys)).unwrap();
+    assert_eq!(there.iter().filter(|there| **there).count(), 40);
+    let leased = store.lease(&scope(), &refs(&keys), std::time::Duration::from_secs(9)).unwrap();
+    assert_eq!(leased.pages, 40);
+    assert_eq!(store.stats().unwrap().catalog.leases, 1);
+    store.release(leased.lease).unwrap();
+    assert_eq!(store.touch(&scope(), &refs(&keys)).unwrap(), 40);
+    assert_eq!(store.delete(&scope(), &refs(&keys[30..])).unwrap(), 10);
+    assert_eq!(probe(store, 1, 40).unwrap(), 30);
+    store.flush().unwrap();
+    let stats = store.stats().unwrap().catalog;
+    assert_eq!((stats.clients, stats.reservations, stats.reserved_bytes), (1, 0, 0));
+    assert_eq!(stats.owner_pid as i32, owner.pid());
+    store.drop_scope(&scope()).unwrap();
+    assert_eq!(probe(store, 1, 40).unwrap(), 0);
+    assert_eq!(put(store, 2, 3).unwrap().pages, 3);
+    store.clear().unwrap();
+    assert_eq!(get(store, 2, 3).unwrap(), 0);
+    assert_eq!(put(store, 3, 3).unwrap().pages, 3);
+    let short: &[u8] = &[1; 7];
+    assert!(store.probe(&scope(), &[short]).is_err());
+    let other = ritornello_format::Scope::opaque("node tests", 2 * PAGE, true);
+    let error = store.probe(&other, &refs(&keys)).unwrap_err().to_string();
+    assert!(error.contains("page_bytes"), "{error}");
+    node.close().unwrap();
+    assert!(probe(store, 3, 3).is_err());
+    owner.finish();
+}
+
+#[test]
+fn many_threads_of_a_client_do_not_wait_for_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..24 {
+            let store = node.store();
+            scope.spawn(move || {
+                for round in 0..5 {
+                    let name = thread * 100 + round;
+                    assert_eq!(put(store, name, 3).unwrap().pages, 3);
+                    assert_eq!(get(store, name, 3).unwrap(), 3);
+                    if round == 3 {
+                        store.flush().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    drop(node);
+    owner.finish();
+}
+
+#[test]
+fn two_opens_in_one_process_share_one_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = tempfile::tempdir().unwrap();
+    let link = link.path().join("link");
+    std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+    let first = open(&options(dir.path())).unwrap();
+    let second = open(&Options::new(&link)).unwrap();
+    assert!(Arc::ptr_eq(first.store(), second.store()));
+    assert_eq!((first.role(), second.role()), (Role::Owner, Role::Owner));
+    let error = open(&Options { capacity: Some(1 << 40), ..options(dir.path()) }).unwrap_err();
+    assert!(error.to_string().contains("capacity"), "{error}");
+    first.close().unwrap();
+    first.close().unwrap();
+    assert_eq!(put(second.store(), 1, 2).unwrap().pages, 2);
+    let mut other = Helper::opened(dir.path());
+    assert_eq!(other.ask("role"), "client");
+    drop(second);
+    assert_eq!(other.ask("get 1 2"), "2");
+    assert_eq!(other.ask("role"), "owner");
+    // Open again, now as a client, in the process that was the owner.
+    let third = open(&options(dir.path())).unwrap();
+    assert_eq!(third.role(), Role::Client);
+    assert_eq!(get(third.store(), 1, 2).unwrap(), 2);
+    other.finish();
+}
+
+#[test]
+fn opening_and_closing_from_many_threads_never_makes_two_stores() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = Helper::opened(dir.path());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    let node = open(&options(dir.path())).unwrap();
+                    assert_eq!(node.role(), Role::Client);
+                    node.store().stats().unwrap();
+                }
+            });
+        }
+    });
+    keep.finish();
+}
+
+#[test]
+fn a_path_that_is_too_long_for_a_socket_is_none_for_a_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let deep = dir.path().join("d".repeat(100)).join("e".repeat(100));
+    let owner = Helper::opened(&deep);
+    let node = open(&options(&deep)).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    assert_eq!(put(node.store(), 1, 2).unwrap().pages, 2);
+    drop(node);
+    owner.finish();
+}
+
+#[test]
+fn nobody_else_can_look_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = dir.path().join("store");
+    std::fs::create_dir(&made).unwrap();
+    std::fs::set_permissions(&made, PermissionsExt::from_mode(0o755)).unwrap();
+    let owner = Helper::opened(&made);
+    let node = open(&options(&made)).unwrap();
+    assert_eq!(put(node.store(), 1, 2).unwrap().pages, 2);
+    assert_eq!(mode(&made), 0o700);
+    for entry in std::fs::read_dir(&made).unwrap().chain(std::fs::read_dir(made.join("clients")).unwrap()) {
+        let entry = entry.unwrap();
+        let allowed = if entry.file_type().unwrap().is_dir() { 0o700 } else { 0o600 };
+        assert_eq!(mode(&entry.path()), allowed, "{entry:?}");
+    }
+    drop(node);
+    owner.finish();
+}
+
+#[test]
+fn a_client_that_is_killed_while_it_writes_gives_its_space_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let reserved = || node.store().stats().unwrap().catalog.reserved_bytes;
+    for round in 0..5 {
+        let mut client = Helper::opened(dir.path());
+        client.tell(&format!("work {} 30", (round + 1) * 1_000_000));
+        loop {
+            eventually("a reservation", || reserved() > 0);
+            client.signal(libc::SIGSTOP);
+            if reserved() > 0 {
+                break;
+            }
+            client.signal(libc::SIGCONT);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        assert!(reserved() > 0, "a client that hangs may write yet");
+        client.kill();
+        eventually("its space is free", || reserved() == 0);
+        assert_eq!(node.store().stats().unwrap().catalog.clients, 0);
+    }
+    assert_eq!(put(node.store(), 1, 100).unwrap().pages, 100);
+}
+
+#[test]
+fn leases_die_with_their_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10);
+    let mut client = Helper::opened(dir.path());
+    assert_eq!(client.ask("lease 1 10"), "10");
+    assert_eq!(node.store().stats().unwrap().catalog.leases, 1);
+    client.kill();
+    eventually("the lease ends", || node.store().stats().unwrap().catalog.leases == 0);
+}

@@ -1,0 +1,222 @@
+//! Helper processes: the test binary, started again, does what it is told over its standard input.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use ritornello_format::{Result, Scope};
+use ritornello_node::{Node, Options, open};
+use ritornello_store::{Outcome, Store};
+use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
+use ritornello_volume::transfer::Control;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub const MIB: u64 = 1 << 20;
+pub const PAGE: u64 = 64 << 10;
+pub const CAPACITY: u64 = 96 * MIB;
+
+const MARK: &str = "helper> ";
+const VARIABLE: &str = "RITORNELLO_TEST_HELPER";
+
+pub fn options(dir: &Path) -> Options {
+    Options { capacity: Some(CAPACITY), segment_bytes: Some(MIB), ..Options::new(dir) }
+}
+
+pub fn scope() -> Scope {
+    Scope::opaque("node tests", PAGE, true)
+}
+
+/// The keys of sequence `name`: key `n` stands for everything before it.
+pub fn keys(name: u64, pages: usize) -> Vec<Vec<u8>> {
+    (0..pages as u64)
+        .map(|n| [name.to_le_bytes(), n.to_le_bytes(), [7; 8], [9; 8]].concat())
+        .collect()
+}
+
+pub fn refs(keys: &[Vec<u8>]) -> Vec<&[u8]> {
+    keys.iter().map(Vec::as_slice).collect()
+}
+
+/// The only bytes that are right for `key`.
+pub fn page(key: &[u8]) -> Vec<u8> {
+    let mut x = key.iter().fold(1u64, |x, b| x.rotate_left(9).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(*b));
+    let word = |_| {
+        x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(23) ^ 0x94d0_49bb_1331_11eb;
+        x.to_le_bytes()
+    };
+    (0..PAGE / 8).flat_map(word).collect()
+}
+
+pub fn put(store: &Store, name: u64, pages: usize) -> Result<Outcome> {
+    let keys = keys(name, pages);
+    let bytes: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
+    let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+    let source = BorrowedPages::new(&slices);
+    store.put_batch(&scope(), &refs(&keys), &source, None, &Control::default())
+}
+
+/// Number of leading pages that came back; wrong bytes are a panic.
+pub fn get(store: &Store, name: u64, pages: usize) -> Result<usize> {
+    let keys = keys(name, pages);
+    let mut bytes = vec![vec![0xEE; PAGE as usize]; pages];
+    let mut slices: Vec<&mut [u8]> = bytes.iter_mut().map(Vec::as_mut_slice).collect();
+    let target = BorrowedPagesMut::new(&mut slices);
+    let outcome = store.get_batch(&scope(), &refs(&keys), &target, &Control::default())?;
+    drop(target);
+    for (at, key) in keys.iter().enumerate() {
+        assert!(!outcome.ok[at] || bytes[at] == page(key), "WRONG BYTES in {name}, page {at}");
+    }
+    Ok(outcome.pages)
+}
+
+pub fn probe(store: &Store, name: u64, pages: usize) -> Result<usize> {
+    store.probe(&scope(), &refs(&keys(name, pages)))
+}
+
+/// Waits until `done`, and fails after half a minute.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < until, "never came about: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process that opens a store and does as it is told.
+pub struct Helper {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    /// Starts one; the test binary must have a test `helper` that calls [`serve_as_helper`].
+    pub fn start(dir: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "helper", "--nocapture", "--test-threads=1"])
+            .env(VARIABLE, dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+
+    /// Starts one that has the store open.
+    pub fn opened(dir: &Path) -> Self {
+        let mut helper = Self::start(dir);
+        let role = helper.ask("open");
+        assert!(role == "owner" || role == "client", "{role}");
+        helper
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    pub fn tell(&mut self, command: &str) {
+        writeln!(self.input, "{command}").unwrap();
+        self.input.flush().unwrap();
+    }
+
+    /// The next answer; empty if the process is gone.
+    pub fn listen(&mut self) -> String {
+        let mut line = String::new();
+        while self.output.read_line(&mut line).unwrap_or(0) > 0 {
+            if let Some((_, answer)) = line.split_once(MARK) {
+                return answer.trim_end().to_owned();
+            }
+            line.clear();
+        }
+        String::new()
+    }
+
+    pub fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.listen()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let status = Command::new("kill")
+            .args([format!("-{signal}"), self.pid().to_string()])
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+
+    /// SIGKILL, and waits until it is dead. Returns what it had said that was not heard.
+    pub fn kill(mut self) -> Vec<String> {
+        self.child.kill().unwrap();
+        let said = std::iter::from_fn(|| Some(self.listen()).filter(|said| !said.is_empty())).collect();
+        self.child.wait().unwrap();
+        said
+    }
+
+    pub fn finish(mut self) {
+        drop(self.input);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+pub fn say(what: impl std::fmt::Display) {
+    println!("{MARK}{what}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// The life of a helper process; does nothing in the test process itself.
+pub fn serve_as_helper() {
+    let Some(dir) = std::env::var_os(VARIABLE) else { return };
+    let mut node: Option<Arc<Node>> = None;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        let answer: Result<String> = (|| {
+            if words[0] == "open" {
+                let opened = open(&options(Path::new(&dir)))?;
+                let role = opened.role().word().to_owned();
+                node = Some(opened);
+                return Ok(role);
+            }
+            let node = node.as_ref().unwrap();
+            let store = node.store();
+            Ok(match words[0] {
+                "role" => node.role().word().to_owned(),
+                "close" => node.close().map(|()| "closed".to_owned())?,
+                "put" => put(store, number(1), number(2) as usize)?.pages.to_string(),
+                "get" => get(store, number(1), number(2) as usize)?.to_string(),
+                "probe" => probe(store, number(1), number(2) as usize)?.to_string(),
+                "flush" => store.flush().map(|()| "flushed".to_owned())?,
+                "lease" => {
+                    let keys = keys(number(1), number(2) as usize);
+                    let ttl = Duration::from_secs(600);
+                    store.lease(&scope(), &refs(&keys), ttl)?.pages.to_string()
+                }
+                "work" => work(store, number(1), number(2) as usize),
+                other => crate::own_command(node, other),
+            })
+        })();
+        say(answer.unwrap_or_else(|error| format!("{error:?}")));
+    }
+    if let Some(node) = node {
+        node.close().unwrap();
+    }
+}
+
+/// Puts sequence after sequence, and says after each flush which one it was.
+fn work(store: &Store, first: u64, pages: usize) -> ! {
+    for name in first.. {
+        match put(store, name, pages) {
+            Ok(outcome) if outcome.pages == pages => match store.flush() {
+                Ok(()) => say(name),
+                Err(error) => eprintln!("flush of {name}: {error:?}"),
+            },
+            Ok(outcome) => eprintln!("put of {name}: {outcome:?}"),
+            Err(error) => eprintln!("put of {name}: {error:?}"),
+        }
+    }
+    unreachable!()
+}
