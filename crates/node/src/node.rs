@@ -92,9 +92,13 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
         }
         found => found.map_err(refused)?,
     };
-    let manifest = Directory::new(Arc::clone(medium), &path).manifest()?;
-    // Without a manifest somebody may be making the store just now, but then there is a lock file.
-    if manifest.is_none() && options.capacity.is_none() && !path.join("LOCK").exists() {
+    let manifest = Directory::new(Arc::clone(medium), &path).manifest();
+    // Looked at after the manifest. If it is there, somebody may be making the store just now, and
+    // whoever has the lock judges what else is.
+    if path.join("LOCK").exists() {
+        return Ok(path);
+    }
+    if manifest?.is_none() && options.capacity.is_none() {
         return Err(refused(io::ErrorKind::NotFound.into()));
     }
     Ok(path)

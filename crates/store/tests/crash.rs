@@ -51,7 +51,7 @@ struct Run {
 
 impl Run {
     fn open(&mut self) {
-        let opts = options(Path::new("/store"), 8);
+        let opts = options(Path::new("/store"), 5);
         self.open = Some(open_on(Arc::new(self.disk.clone()), &opts).unwrap());
     }
 
@@ -160,18 +160,23 @@ fn revived_entries_still_own_their_bytes() {
         let opts = options(Path::new("/store"), 8);
         let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
         let scope = chained(PAGE);
-        for name in 0..40 {
+        let evicted = || open.store.stats().unwrap().catalog.counters["pages_evicted"];
+        let mut name = 0;
+        while evicted() == 0 {
             put(&open.store, &scope, &sequence(name, 5), None);
+            name += 1;
         }
         open.store.flush().unwrap();
-        for name in 100..104 {
+        let (flushed, before) = (name, evicted());
+        while evicted() < before + 10 {
             put(&open.store, &scope, &sequence(name, 5), None);
+            name += 1;
         }
         let after = disk.crash(seed);
         open.forget();
         let open = open_on(Arc::new(after), &opts).unwrap();
         let mut promised = 0;
-        for name in 0..40 {
+        for name in 0..flushed {
             let pages = open.store.probe(&scope, &refs(&sequence(name, 5))).unwrap();
             assert_eq!(get(&open.store, &scope, &sequence(name, pages)).pages, pages);
             promised += pages;
