@@ -176,8 +176,7 @@ mod tests {
         let file = file.into_vec();
         let Parsed::Frame(first) = read_frame(&file) else { panic!() };
         assert_eq!(first.sequence, 5 << 32);
-        let CheckpointFrame::Runs(runs) =
-            CheckpointFrame::decode(first.kind, first.body).unwrap()
+        let CheckpointFrame::Runs(runs) = CheckpointFrame::decode(first.kind, first.body).unwrap()
         else {
             panic!()
         };

@@ -19,7 +19,9 @@
 //! checkpoint to be copied while the index changes.
 
 use crate::wire::{Reader, Writer};
-use crate::{Error, Extent, FORMAT_VERSION, PageHash, Place, Result, ScopeSlot, SegmentId, checksum};
+use crate::{
+    Error, Extent, FORMAT_VERSION, PageHash, Place, Result, ScopeSlot, SegmentId, checksum,
+};
 use std::borrow::Cow;
 
 /// The longest frame, its length field and checksum not counted. A longer length is damage, so no

@@ -142,8 +142,7 @@ impl Place {
     /// # Errors
     /// `Miss`: a place that does not add up is not believed.
     pub fn check(&self, pages: u32, segment_units: u32) -> Result<()> {
-        let expected =
-            u64::from(self.header_units) + u64::from(pages) * u64::from(self.page_units);
+        let expected = u64::from(self.header_units) + u64::from(pages) * u64::from(self.page_units);
         let inside = |e: &Extent| {
             e.units > 0 && e.start.checked_add(e.units).is_some_and(|end| end <= segment_units)
         };

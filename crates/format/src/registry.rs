@@ -49,10 +49,8 @@ mod tests {
 
     #[test]
     fn it_comes_back_and_damage_is_seen() {
-        let registry = ScopeRegistry {
-            next: 9,
-            scopes: vec![(ScopeSlot(3), Scope::opaque("a", 4096, true))],
-        };
+        let registry =
+            ScopeRegistry { next: 9, scopes: vec![(ScopeSlot(3), Scope::opaque("a", 4096, true))] };
         let bytes = registry.encode();
         assert_eq!(ScopeRegistry::decode(&bytes).unwrap(), registry);
         for at in 0..bytes.len() {

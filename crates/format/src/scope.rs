@@ -209,8 +209,9 @@ impl Scope {
         }
         let normal = |scope: &Self| Self { page_bytes: None, ..scope.clone() };
         if normal(self) != normal(other) {
-            return Err(Error::fatal("two scopes share a digest: report this")
-                .with("scope", self.id()));
+            return Err(
+                Error::fatal("two scopes share a digest: report this").with("scope", self.id())
+            );
         }
         Ok(())
     }

@@ -65,8 +65,8 @@ impl Shape {
     /// Returns the number of runs.
     ///
     /// # Errors
-    /// Those of [`PrefixIndex::insert`] and [`PrefixIndex::sync`], which is called whenever some
-    /// megabytes of journal wait.
+    /// Those of [`PrefixIndex::insert`] and [`PrefixIndex::sync`], which is called whenever a
+    /// megabyte of journal waits.
     pub fn fill(&self, index: &dyn PrefixIndex) -> Result<u64> {
         let scope = self.scope();
         let mut runs = 0;
@@ -90,7 +90,7 @@ impl Shape {
                 parent = pages.last().copied();
                 runs += 1;
             }
-            if index.stats().pending_bytes > 8 << 20 {
+            if index.stats().pending_bytes > 1 << 20 {
                 index.sync()?;
             }
         }

@@ -195,6 +195,8 @@ fn a_client_that_is_killed_while_it_writes_gives_its_space_back() {
         loop {
             eventually("a reservation", || reserved() > 0);
             client.signal(libc::SIGSTOP);
+            // What it had asked for when it stopped is answered by then.
+            std::thread::sleep(std::time::Duration::from_millis(100));
             if reserved() > 0 {
                 break;
             }

@@ -41,9 +41,8 @@ unsafe impl PageSource for Caller {
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
-    let number = |at: usize, default: u64| {
-        args.get(at).map_or(default, |text| text.parse::<u64>().unwrap())
-    };
+    let number =
+        |at: usize, default: u64| args.get(at).map_or(default, |text| text.parse::<u64>().unwrap());
     let dir = args.get(1).map_or("/work/tmp-volume-bench", String::as_str);
     let (total, page) = (number(2, 1024) << 20, number(3, 8192) << 10);
     let in_flight = (number(4, 16) << 20) as usize;
@@ -91,7 +90,8 @@ fn main() {
 
     // A gigabyte of the caller's memory at most.
     let arena = Staging::new((1 << 30) + (2 << 20)).unwrap();
-    let pieces = ((1 << 30) / (page as usize + skew).next_multiple_of(4096)) / run_pages * run_pages;
+    let pieces =
+        ((1 << 30) / (page as usize + skew).next_multiple_of(4096)) / run_pages * run_pages;
     let mut memory: Vec<Piece> = (0..pieces.min(runs.len() * run_pages).max(run_pages))
         .map(|_| arena.try_take(page as usize + skew).unwrap())
         .collect();

@@ -20,6 +20,10 @@ use std::sync::Arc;
 
 /// The most files that are synced at once.
 const SYNCS: usize = 8;
+/// The longest operation. Longer ones are no faster, and leave less to overlap.
+const OP_BYTES_MAX: usize = 4 << 20;
+/// The longest operation where little is kept in flight: shorter ones cost a lot of CPU each.
+const OP_BYTES_MIN: usize = 256 << 10;
 /// What file names of segments start with; six decimal digits follow.
 const PREFIX: &str = "seg-";
 
@@ -241,6 +245,11 @@ impl Segments {
     }
     pub(crate) fn in_flight_bytes(&self) -> usize {
         self.in_flight_bytes
+    }
+    /// The longest operation: a few make up what is in flight.
+    pub(crate) fn op_bytes(&self) -> u64 {
+        (self.in_flight_bytes / 4 / UNIT as usize * UNIT as usize).clamp(OP_BYTES_MIN, OP_BYTES_MAX)
+            as u64
     }
     pub(crate) fn volumes(&self) -> usize {
         self.dirs.len()

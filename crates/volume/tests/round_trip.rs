@@ -90,7 +90,8 @@ fn fragments_come_from_anywhere_and_go_anywhere() {
                 let target = BorrowedPagesMut::fragmented(&mut slices);
                 assert!(all_verified(&run.read_into(&rig.segments, 0, &target)));
                 for (page, memory) in out.iter().enumerate() {
-                    let got: Vec<u8> = memory.iter().flat_map(|part| part.slice().to_vec()).collect();
+                    let got: Vec<u8> =
+                        memory.iter().flat_map(|part| part.slice().to_vec()).collect();
                     assert!(got == run.pages[page]);
                 }
             }
@@ -195,7 +196,8 @@ fn threads_move_runs_at_the_same_time() {
                 scope.spawn(move || {
                     for round in 0..8 {
                         let generation = thread * 100 + round;
-                        let mut run = Run::at(generation, 3, 99_000, &[80], 10 + 160 * thread as u32);
+                        let mut run =
+                            Run::at(generation, 3, 99_000, &[80], 10 + 160 * thread as u32);
                         run.write(segments);
                         assert!(all_verified(&run.check(segments)));
                     }

@@ -167,13 +167,13 @@ impl Op {
     /// Through the calls of a file that has no descriptor.
     fn simulate(&mut self) -> io::Result<()> {
         for span in &self.spans {
-            // SAFETY: `Op::new` promised validity, and for a read that nobody else observes it.
-            // For a write only a shared slice is made of it.
             if self.write {
+                // SAFETY: `Op::new` promised that it may be read.
                 let bytes = unsafe { std::slice::from_raw_parts(span.ptr(), span.len()) };
                 self.file.write_at(bytes, self.offset)?;
             } else {
-                // SAFETY: as above; all memory handed to us is initialised.
+                // SAFETY: `Op::new` promised that nobody else observes it; all memory handed to
+                // us is initialised.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr(), span.len()) };
                 if self.file.read_at(bytes, self.offset)? < bytes.len() {
                     return Err(io::ErrorKind::UnexpectedEof.into());

@@ -70,13 +70,8 @@ impl Arena {
     /// In pages of the huge-page pool, if it has enough of them free right now.
     fn reserved(len: usize) -> Option<Self> {
         let mapping = map(len, MapFlags::PRIVATE | MapFlags::HUGETLB).ok()?;
-        let arena = Self {
-            mapping,
-            mapped: len,
-            base: mapping.cast(),
-            len,
-            backing: Backing::HugeTlb,
-        };
+        let arena =
+            Self { mapping, mapped: len, base: mapping.cast(), len, backing: Backing::HugeTlb };
         // A cgroup's limit on huge pages shows only when they are touched, as SIGBUS: touch them
         // through a call that returns an error instead.
         // SAFETY: the mapping is ours.

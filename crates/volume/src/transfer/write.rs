@@ -1,6 +1,6 @@
 //! Writing: pages as they come, their checksums while they are in flight, each header last.
 
-use super::chunk::{Chunk, OP_BYTES, Shape};
+use super::chunk::{Chunk, Shape};
 use super::flight::{Cargo, Flight};
 use super::page::PageMemory;
 use super::{Control, MissReason, RunWrite};
@@ -259,8 +259,7 @@ impl Work for Writing<'_> {
 fn begin(segments: &Segments, write: &RunWrite<'_>) -> Result<Run> {
     let RunWrite { place, header, source, first } = *write;
     let (count, page_bytes) = (header.keys.len() as u64, header.page_bytes);
-    let (volumes, segment_bytes) = (segments.volumes(), segments.segment_bytes());
-    let shape = Shape::of(place, page_bytes, 0..count, volumes, segment_bytes)
+    let shape = Shape::of(place, page_bytes, 0..count, segments)
         .filter(|shape| shape.pages(0..count).end == place.units() * UNIT && count > 0)
         .ok_or_else(|| {
             Error::invalid("a run's place and header do not match")
@@ -283,7 +282,7 @@ fn begin(segments: &Segments, write: &RunWrite<'_>) -> Result<Run> {
     shape.cut(place, shape.pages(1..count), &mut body);
     // A short first page goes with the header in one operation, if they lie together.
     let first_page = shape.pages(0..1);
-    if shape.page <= OP_BYTES {
+    if shape.page <= shape.op {
         shape.cut(place, 0..first_page.end, &mut head);
     }
     let mut open_in_head = usize::from(!pages[0].memory.is_in_place());
@@ -311,7 +310,7 @@ impl Run {
     /// A run that failed before it began.
     fn refused(error: Error) -> Self {
         Self {
-            shape: Shape { header: 0, page: 1 },
+            shape: Shape { op: 1, header: 0, page: 1 },
             pages: Vec::new(),
             body: VecDeque::new(),
             head: VecDeque::new(),

@@ -2,9 +2,7 @@
 #![allow(dead_code)] // Each test file uses some of it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use ritornello_format::{
-    Extent, Place, RunHeader, ScopeId, ScopeSlot, SegmentId, UNIT, units_of,
-};
+use ritornello_format::{Extent, Place, RunHeader, ScopeId, ScopeSlot, SegmentId, UNIT, units_of};
 use ritornello_medium::{Host, Medium};
 use ritornello_volume::*;
 use std::path::PathBuf;
@@ -154,7 +152,12 @@ impl Run {
     }
 
     /// Reads `count` pages from `first` into vectors of its own.
-    pub fn read(&self, segments: &Segments, first: usize, count: usize) -> (Vec<PageFate>, Vec<Vec<u8>>) {
+    pub fn read(
+        &self,
+        segments: &Segments,
+        first: usize,
+        count: usize,
+    ) -> (Vec<PageFate>, Vec<Vec<u8>>) {
         let mut out = vec![vec![0xa5; self.header.page_bytes as usize]; count];
         let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
         let fates = self.read_into(segments, first, &BorrowedPagesMut::new(&mut slices));

@@ -1,0 +1,103 @@
+//! A store with an index and no payload: many sequences of 256 pages.
+
+use super::content::{KEY_BYTES, PageName};
+use super::place::capacity_for;
+use crate::exit::Failure;
+use ritornello_format::{PageHash, Place, Scope, ScopeId, ScopeRegistry, ScopeSlot};
+use ritornello_index::{NewRun, PrefixIndex, RunIndex, RunOptions};
+use ritornello_medium::{Host, Medium};
+use ritornello_store::{Budget, Directory, Options};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Pages of a sequence, and of a probe.
+pub const PROBE_PAGES: u32 = 256;
+/// Tells these sequences from others.
+pub const SET: u32 = 4;
+/// Runs between two syncs.
+const RUNS_A_SYNC: u32 = 1 << 14;
+/// No segment is ever made.
+const SEGMENT_BYTES: u64 = 1 << 20;
+
+/// The scope of all pages.
+#[must_use]
+pub fn scope() -> Scope {
+    Scope::opaque("ritornello bench index", 4096, true)
+}
+
+/// Whole sequences that `entries` pages make, at least one.
+#[must_use]
+pub fn sequences(entries: u64) -> u32 {
+    u32::try_from((entries / u64::from(PROBE_PAGES)).max(1)).unwrap_or(u32::MAX)
+}
+
+/// A sequence far from its neighbours: the order in which cold probes go.
+#[must_use]
+pub fn scattered(at: usize, sequences: u32) -> u32 {
+    let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    (mixed % u64::from(sequences.max(1))) as u32
+}
+
+/// Makes a store in `dir` that knows `entries` pages in runs of `run_pages`, and returns its index.
+/// With no entries it is an empty store with the same limits.
+///
+/// # Errors
+/// Those of the file system and of the index.
+pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failure> {
+    let run_pages = run_pages.clamp(1, PROBE_PAGES);
+    let medium: Arc<dyn Medium> = Arc::new(Host);
+    let directory = Directory::new(Arc::clone(&medium), dir);
+    let runs = entries.div_ceil(u64::from(run_pages)) + 1;
+    let index_bytes = RunOptions::metadata_bytes_for(runs, run_pages, 1);
+    let capacity = capacity_for(2, SEGMENT_BYTES, index_bytes)?;
+    let mut options = Options::new(dir);
+    options.capacity = Some(capacity);
+    options.segment_bytes = Some(SEGMENT_BYTES);
+    directory.write_manifest(&directory.manifest_for(&options)?)?;
+    let slot = ScopeSlot(0);
+    directory.write_registry(&ScopeRegistry { next: 1, scopes: vec![(slot, scope())] })?;
+    let budget = Budget::divide(capacity, SEGMENT_BYTES)?;
+    let options =
+        RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
+    let index = RunIndex::open(medium, &directory.index(), options)?;
+    let scope = scope().id();
+    let mut hashes: Vec<PageHash> = Vec::with_capacity(PROBE_PAGES as usize);
+    let (mut left, mut generation) = (entries, 0u32);
+    let mut sequence = 0;
+    while left > 0 {
+        let pages = left.min(u64::from(PROBE_PAGES)) as u32;
+        hashes.clear();
+        hashes.extend((0..pages).map(|page| hash(&scope, sequence, page)));
+        let mut parent = None;
+        for pages in hashes.chunks(run_pages as usize) {
+            generation += 1;
+            insert(&index, slot, parent, pages, generation)?;
+            parent = pages.last().copied();
+            if generation.is_multiple_of(RUNS_A_SYNC) {
+                index.sync()?;
+            }
+        }
+        sequence += 1;
+        left -= u64::from(pages);
+    }
+    index.sync()?;
+    Ok(index)
+}
+
+fn insert(
+    index: &RunIndex,
+    scope: ScopeSlot,
+    parent: Option<PageHash>,
+    pages: &[PageHash],
+    generation: u32,
+) -> Result<(), Failure> {
+    let place = Place { generation: u64::from(generation), ..Place::default() };
+    let recency = u64::from(generation);
+    index.insert(&NewRun { scope, chained: true, parent, pages, place: &place, recency })?;
+    Ok(())
+}
+
+fn hash(scope: &ScopeId, sequence: u32, page: u32) -> PageHash {
+    let key: [u8; KEY_BYTES] = PageName { set: SET, sequence, page }.key();
+    PageHash::of(scope, &key)
+}

@@ -1,0 +1,202 @@
+//! Writes and reads: the store against the raw disk, round by round.
+
+use super::mover::Mover;
+use super::place::{Footprint, capacity_for, forget_pages};
+use super::report::{Machine, Moved, Raw, Report, median};
+use super::shape::Shape;
+use crate::exit::Failure;
+use crate::open;
+use indicatif::ProgressBar;
+use ritornello_format::Error;
+use ritornello_medium::Host;
+use ritornello_node::Node;
+use ritornello_store::{Budget, Options};
+use ritornello_volume::limit::{Limit, Rate};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Steps that [`measure`] reports, a round; the sweep is one more.
+pub const STEPS: u64 = 3;
+/// Sets of sequences, told apart by their keys and contents.
+const FRESH: u32 = 1;
+const FILL: u32 = 2;
+const STEADY: u32 = 3;
+
+/// One figure of the store beside its raw limit.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    raw: Rate,
+    store: Rate,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    fresh: Pair,
+    steady: Pair,
+    read: Pair,
+    memcpy: Rate,
+}
+
+/// Bytes that [`measure`] needs on the disk.
+///
+/// # Errors
+/// See [`capacity`].
+pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
+    Ok(capacity(shape, segment_bytes)? + shape.total())
+}
+
+/// Measures in `dir`, `runs` times, and fills in the report.
+///
+/// # Errors
+/// Those of the disk, of the store, and wrong bytes.
+pub fn measure(
+    shape: &Shape,
+    segment_bytes: u64,
+    runs: u32,
+    dir: &Path,
+    steps: &ProgressBar,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    steps.set_message("trying sizes and depths on the raw disk");
+    let mut limit = Limit::prepare(Arc::new(Host), dir, shape.total())?;
+    let (write, read) = limit.sweep()?;
+    report.machine.raw_write = Some(write.into());
+    report.machine.raw_read = Some(read.into());
+    let mut mover = Mover::new(shape)?;
+    report.machine.buffers = mover.backing().word().to_owned();
+    steps.inc(1);
+    let mut rounds = Vec::new();
+    for round in 0..runs {
+        let home = dir.join(format!("store-{round}"));
+        let bench = Bench { shape, segment_bytes, home: &home, raw_first: round % 2 == 0 };
+        rounds.push(bench.round(&mut limit, &mut mover, steps, report)?);
+        std::fs::remove_dir_all(&home)?;
+    }
+    summarise(&rounds, report);
+    Ok(())
+}
+
+struct Bench<'a> {
+    shape: &'a Shape,
+    segment_bytes: u64,
+    home: &'a Path,
+    /// Who goes first changes from round to round, so that a drift of the disk hits both alike.
+    raw_first: bool,
+}
+
+impl Bench<'_> {
+    fn round(
+        &self,
+        limit: &mut Limit,
+        mover: &mut Mover,
+        steps: &ProgressBar,
+        report: &mut Report,
+    ) -> Result<Round, Failure> {
+        let options = self.options()?;
+        let count = self.shape.sequences;
+        steps.set_message("writing: raw, and into a new store");
+        let mut node = open::with(&options)?;
+        let fresh =
+            self.pair(|| limit.write_fresh(), || mover.put(node.store(), FRESH, count))?;
+        if report.files.is_none() {
+            self.describe(&node, report)?;
+        }
+        steps.inc(1);
+
+        steps.set_message("overwriting: raw, and in a store that was filled and cleared");
+        self.fill(mover, &node)?;
+        node.store().clear()?;
+        let steady = self.pair(|| limit.write(), || mover.put(node.store(), STEADY, count))?;
+        steps.inc(1);
+
+        steps.set_message("reading: raw, and from a store opened anew");
+        node.close()?;
+        drop(node);
+        forget_pages(self.home)?;
+        node = open::with(&options)?;
+        let read = self.pair(|| limit.read(), || mover.get(node.store(), STEADY, count))?;
+        let memcpy = limit.memcpy();
+        node.close()?;
+        steps.inc(1);
+        Ok(Round { fresh, steady, read, memcpy })
+    }
+
+    fn options(&self) -> Result<Options, Failure> {
+        let mut options = Options::new(self.home);
+        options.capacity = Some(capacity(self.shape, self.segment_bytes)?);
+        options.segment_bytes = Some(self.segment_bytes);
+        Ok(options)
+    }
+
+    fn pair(
+        &self,
+        raw: impl FnOnce() -> Result<Rate, Error>,
+        store: impl FnOnce() -> Result<Rate, Failure>,
+    ) -> Result<Pair, Failure> {
+        if self.raw_first {
+            let raw = raw()?;
+            Ok(Pair { raw, store: store()? })
+        } else {
+            let store = store()?;
+            Ok(Pair { raw: raw()?, store })
+        }
+    }
+
+    /// Puts until every block of the store has been written.
+    fn fill(&self, mover: &mut Mover, node: &Node) -> Result<(), Failure> {
+        let budget = Budget::divide(capacity(self.shape, self.segment_bytes)?, self.segment_bytes)?;
+        let all = u64::from(budget.segments_max) * self.segment_bytes;
+        let sequence = u64::from(self.shape.sequence_pages) * self.shape.page_bytes;
+        // What is there already, and a little more than all, since a part is always kept free.
+        let missing = (all + all / 10).saturating_sub(self.shape.total());
+        let sequences = u32::try_from(missing / sequence + 1).unwrap_or(u32::MAX);
+        mover.put(node.store(), FILL, sequences)?;
+        Ok(())
+    }
+
+    fn describe(&self, node: &Node, report: &mut Report) -> Result<(), Failure> {
+        let stats = node.store().stats()?.catalog;
+        let footprint = Footprint::of(self.home)?;
+        report.files = Some(footprint.files);
+        report.bytes_on_disk = Some(footprint.bytes);
+        report.bytes_put = Some(self.shape.total());
+        report.segment_bytes = Some(stats.segment_bytes);
+        let Machine { file_system, io, io_why, .. } = &mut report.machine;
+        *file_system = stats.io.file_system;
+        *io = stats.io.mode;
+        *io_why = stats.io.warnings.join("; ");
+        Ok(())
+    }
+}
+
+/// A capacity in which the whole set has room beside what is kept free and what headers take.
+fn capacity(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
+    let stored = u64::from(shape.sequences) * shape.sequence_bytes() as u64;
+    let segments = (stored + stored / 10).div_ceil(segment_bytes) + 1;
+    let pages = u64::from(shape.sequences) * u64::from(shape.sequence_pages);
+    capacity_for(segments, segment_bytes, pages * 512)
+}
+
+fn summarise(rounds: &[Round], report: &mut Report) {
+    let medians = |of: &dyn Fn(&Round) -> f64| median(&rounds.iter().map(of).collect::<Vec<_>>());
+    report.raw = Some(Raw {
+        write_gib_s: medians(&|round| round.steady.raw.gib_s()),
+        write_fresh_gib_s: medians(&|round| round.fresh.raw.gib_s()),
+        read_gib_s: medians(&|round| round.read.raw.gib_s()),
+        memcpy_gib_s: medians(&|round| round.memcpy.gib_s()),
+        write_cpu_s_per_gib: medians(&|round| round.steady.raw.cpu_s_per_gib()),
+        read_cpu_s_per_gib: medians(&|round| round.read.raw.cpu_s_per_gib()),
+    });
+    let moved = |of: &dyn Fn(&Round) -> Pair| {
+        let ratio = |round: &Round| of(round).store.gib_s() / of(round).raw.gib_s();
+        Moved {
+            gib_s: medians(&|round| of(round).store.gib_s()),
+            ratio: medians(&ratio),
+            cpu_s_per_gib: medians(&|round| of(round).store.cpu_s_per_gib()),
+            ratios: rounds.iter().map(ratio).collect(),
+        }
+    };
+    report.put_fresh = Some(moved(&|round| round.fresh));
+    report.put = Some(moved(&|round| round.steady));
+    report.get = Some(moved(&|round| round.read));
+}

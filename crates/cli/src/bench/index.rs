@@ -1,0 +1,221 @@
+//! Probes, restart and memory of an index without payload.
+
+use super::catalogue::{self, PROBE_PAGES, SET};
+use super::content::Keys;
+use super::parts::{Answer, ask, elsewhere};
+use super::place::forget_pages;
+use super::report::{Probe, Report, median, quantile};
+use crate::Context;
+use crate::exit::Failure;
+use crate::open;
+use crate::print::complain;
+use indicatif::ProgressBar;
+use ritornello_store::{Options, Store};
+use serde_json::json;
+use std::ffi::OsStr;
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// Steps that [`measure`] reports.
+pub const STEPS: u64 = 6;
+/// Bytes that [`measure`] needs on the disk, a page: two checkpoints and a journal of single-page
+/// runs.
+pub const NEEDED_A_PAGE: u64 = 1024;
+/// Probes of each kind.
+const PROBES: usize = 20_000;
+/// Sequences that warm probes go round.
+const WARM_SEQUENCES: u32 = 4;
+/// Pages a run.
+const RUN_PAGES: u32 = 32;
+
+/// Measures in `dir`, restarting `runs` times, and fills in the report.
+///
+/// # Errors
+/// Those of the disk, of the store, and of the processes that are started.
+pub fn measure(
+    context: &Context,
+    entries: u64,
+    runs: u32,
+    dir: &Path,
+    steps: &ProgressBar,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let bench = Bench { context, entries, dir };
+    steps.set_message("filling an index");
+    let (full, empty) = (dir.join("index"), dir.join("empty"));
+    let filled = bench.fill(&full, entries, RUN_PAGES)?;
+    let filled_empty = bench.fill(&empty, 0, RUN_PAGES)?;
+    report.memory_bytes_per_page_filled = Some(bench.a_page(filled, filled_empty));
+    // The first opening settles what the filling left.
+    open::with(&Options::new(&full))?.close()?;
+    steps.inc(1);
+
+    steps.set_message("opening it again and again");
+    let warm: Vec<f64> = (0..runs).map(|_| reopen(&full)).collect::<Result<_, _>>()?;
+    report.reopen_ms = Some(median(&warm));
+    let cold = (0..runs).map(|_| {
+        forget_pages(&full)?;
+        reopen(&full)
+    });
+    report.reopen_cold_ms = Some(median(&cold.collect::<Result<Vec<_>, Failure>>()?));
+    steps.inc(1);
+
+    steps.set_message("probing");
+    let mut probe = bench.probe(&full)?;
+    steps.inc(1);
+    steps.set_message("probing from Python");
+    probe.python_p50_us = bench.from_python(&full);
+    report.probe = Some(probe);
+    steps.inc(1);
+
+    steps.set_message("memory a page");
+    let resident = bench.resident(&full)?;
+    let nothing = bench.resident(&empty)?;
+    report.memory_bytes_per_page = Some(bench.a_page(resident, nothing));
+    std::fs::remove_dir_all(&full)?;
+    steps.inc(1);
+
+    steps.set_message("memory a page, in runs of one");
+    let single = dir.join("single");
+    bench.fill(&single, entries, 1)?;
+    let resident = bench.resident(&single)?;
+    report.memory_bytes_per_page_single = Some(bench.a_page(resident, nothing));
+    std::fs::remove_dir_all(&single)?;
+    steps.inc(1);
+    Ok(())
+}
+
+struct Bench<'a> {
+    context: &'a Context,
+    entries: u64,
+    dir: &'a Path,
+}
+
+impl Bench<'_> {
+    fn fill(&self, dir: &Path, entries: u64, run_pages: u32) -> Result<Answer, Failure> {
+        let (entries, pages) = (entries.to_string(), run_pages.to_string());
+        let words: [&OsStr; 6] = [
+            "fill".as_ref(),
+            dir.as_ref(),
+            "--entries".as_ref(),
+            entries.as_ref(),
+            "--run-pages".as_ref(),
+            pages.as_ref(),
+        ];
+        elsewhere(self.context, &words)
+    }
+
+    fn resident(&self, dir: &Path) -> Result<Answer, Failure> {
+        elsewhere(self.context, &["resident".as_ref(), dir.as_ref()])
+    }
+
+    fn a_page(&self, with: Answer, without: Answer) -> f64 {
+        (with.resident - without.resident) as f64 / self.entries as f64
+    }
+
+    fn probe(&self, dir: &Path) -> Result<Probe, Failure> {
+        let node = open::with(&Options::new(dir))?;
+        let sequences = catalogue::sequences(self.entries);
+        let warm = probe_warm(node.store(), WARM_SEQUENCES.min(sequences))?;
+        let cold = probe_cold(node.store(), sequences)?;
+        let entries = self.entries.to_string();
+        let words: [&OsStr; 4] =
+            ["probe".as_ref(), dir.as_ref(), "--entries".as_ref(), entries.as_ref()];
+        let through_socket = elsewhere(self.context, &words)?;
+        found_all(through_socket.found)?;
+        let probe = Probe {
+            p50_us: median(&warm),
+            p99_us: quantile(&warm, 0.99),
+            cold_p50_us: median(&cold),
+            python_p50_us: None,
+            socket_p50_us: Some(through_socket.p50_us),
+            entries: node.store().stats()?.catalog.pages,
+            pages: PROBE_PAGES,
+        };
+        node.close()?;
+        Ok(probe)
+    }
+
+    /// The figure is left out where there is no Python, or the package is not for it.
+    fn from_python(&self, dir: &Path) -> Option<f64> {
+        let python = self.context.python.as_ref()?;
+        match ask_python(python, dir) {
+            Ok(answer) => Some(answer.p50_us),
+            Err(failure) => {
+                complain(&format!("warning: no probe from Python: {}", failure.line));
+                tracing::debug!(dir = %self.dir.display(), "python was asked there");
+                None
+            }
+        }
+    }
+}
+
+fn ask_python(python: &PathBuf, dir: &Path) -> Result<Answer, Failure> {
+    let scope = catalogue::scope();
+    let keys = Keys::of(SET, 0, PROBE_PAGES);
+    let hex = |key: &&[u8]| key.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let question = json!({
+        "dir": dir,
+        "scope": { "name": scope.model, "page_bytes": scope.page_bytes, "chained": scope.chained },
+        "keys": keys.slices().iter().map(hex).collect::<Vec<_>>(),
+    });
+    let mut command = Command::new(python);
+    command.args(["-m", "ritornello.bench.probe"]);
+    let answer = ask(command, Some(question.to_string().as_bytes()))?;
+    found_all(answer.found)?;
+    Ok(answer)
+}
+
+fn reopen(dir: &Path) -> Result<f64, Failure> {
+    let started = Instant::now();
+    let node = open::with(&Options::new(dir))?;
+    let millis = started.elapsed().as_secs_f64() * 1e3;
+    node.close()?;
+    Ok(millis)
+}
+
+fn probe_warm(store: &Store, sequences: u32) -> Result<Vec<f64>, Failure> {
+    let scope = catalogue::scope();
+    let keys: Vec<Keys> = (0..sequences).map(|s| Keys::of(SET, s, PROBE_PAGES)).collect();
+    let keys: Vec<Vec<&[u8]>> = keys.iter().map(Keys::slices).collect();
+    let mut times = Vec::with_capacity(PROBES);
+    for (at, keys) in keys.iter().cycle().take(PROBES + PROBES / 10).enumerate() {
+        let started = Instant::now();
+        let found = black_box(store.probe(&scope, black_box(keys))?);
+        let elapsed = started.elapsed();
+        found_all(found)?;
+        if at >= PROBES / 10 {
+            times.push(elapsed.as_secs_f64() * 1e6);
+        }
+    }
+    Ok(times)
+}
+
+/// The keys were just made, as an engine has just hashed its tokens; what the index keeps of them
+/// was last looked at some thousand sequences ago.
+fn probe_cold(store: &Store, sequences: u32) -> Result<Vec<f64>, Failure> {
+    let scope = catalogue::scope();
+    let mut times = Vec::with_capacity(PROBES);
+    for at in 0..PROBES {
+        let keys = Keys::of(SET, catalogue::scattered(at, sequences), PROBE_PAGES);
+        let keys = keys.slices();
+        let started = Instant::now();
+        let found = black_box(store.probe(&scope, black_box(&keys))?);
+        let elapsed = started.elapsed();
+        found_all(found)?;
+        times.push(elapsed.as_secs_f64() * 1e6);
+    }
+    Ok(times)
+}
+
+fn found_all(found: usize) -> Result<(), Failure> {
+    if found == PROBE_PAGES as usize {
+        return Ok(());
+    }
+    Err(Failure::failed(
+        format!("a probe found {found} of {PROBE_PAGES} pages that are there"),
+        "report this",
+    ))
+}

@@ -1,0 +1,184 @@
+//! Puts and gets of whole sequences, timed; contents are made and checked outside the time.
+
+use super::content::{Content, Keys, PageName};
+use super::shape::Shape;
+use crate::exit::Failure;
+use ritornello_store::{Outcome, Store};
+use ritornello_volume::limit::Rate;
+use ritornello_volume::staging::{Backing, Piece, Staging};
+use ritornello_volume::transfer::Control;
+use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
+use std::ops::Range;
+
+/// Sequences are timed in windows of as many as fit into this: nothing else happens within one.
+const WINDOW_BYTES_MAX: u64 = 1 << 30;
+/// At most this part of the memory that is available.
+const MEMORY_SHARE: u64 = 4;
+
+/// Huge-page memory for a window of sequences, and what is in them.
+pub struct Mover {
+    shape: Shape,
+    content: Content,
+    memory: Piece,
+    backing: Backing,
+    window: u32,
+}
+
+impl Mover {
+    /// Takes the memory, and touches it.
+    ///
+    /// # Errors
+    /// If there is not enough for one sequence.
+    pub fn new(shape: &Shape) -> Result<Self, Failure> {
+        let sequence = shape.sequence_bytes() as u64;
+        let limit = available_memory().map_or(WINDOW_BYTES_MAX, |a| a / MEMORY_SHARE);
+        let window = (limit.min(WINDOW_BYTES_MAX) / sequence).clamp(1, u64::from(shape.sequences));
+        let bytes = (window * sequence) as usize;
+        let staging = Staging::new(bytes)?;
+        let backing = staging.stats().backing;
+        let mut memory = staging.try_take(bytes).ok_or_else(|| {
+            Failure::failed("no memory for the buffers", "a smaller --total or smaller pages")
+        })?;
+        memory.bytes_mut().fill(1);
+        // At most `sequences`, which is a `u32`.
+        let window = window as u32;
+        Ok(Self { shape: shape.clone(), content: Content::new(0), memory, backing, window })
+    }
+
+    /// What the memory is made of.
+    #[must_use]
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Puts `sequences` of `set`, then flushes. Only the calls count.
+    ///
+    /// # Errors
+    /// Those of the store, and pages that it did not take.
+    pub fn put(&mut self, store: &Store, set: u32, sequences: u32) -> Result<Rate, Failure> {
+        let (shape, stride) = (self.shape.clone(), self.shape.stride());
+        let mut sum = none();
+        for window in windows(sequences, self.window) {
+            let keys = keys(&shape, set, &window);
+            let names = names(&shape, set, &window);
+            for (name, bytes) in names.zip(self.memory.bytes_mut().chunks_exact_mut(stride)) {
+                self.content.fill(name, &mut bytes[..shape.page_bytes as usize]);
+            }
+            let last = window.end == sequences;
+            let mut failure = None;
+            let memory = self.memory.bytes().chunks_exact(shape.sequence_bytes());
+            let rate = Rate::of(bytes_of(&shape, &window), || {
+                for (keys, memory) in keys.iter().zip(memory) {
+                    let keys = keys.slices();
+                    let pages: Vec<&[u8]> = memory
+                        .chunks_exact(stride)
+                        .map(|page| &page[..shape.page_bytes as usize])
+                        .collect();
+                    let source = BorrowedPages::new(&pages);
+                    let control = Control::default();
+                    let done = store.put_batch(&shape.scope, &keys, &source, None, &control)?;
+                    failure = failure.take().or_else(|| shortfall("put", &done, keys.len()));
+                }
+                if last { store.flush() } else { Ok(()) }
+            })?;
+            if let Some(failure) = failure {
+                return Err(failure);
+            }
+            sum = add(sum, rate);
+        }
+        Ok(sum)
+    }
+
+    /// Gets `sequences` of `set`, and compares every byte. Only the calls count.
+    ///
+    /// # Errors
+    /// Those of the store, pages that did not come, and wrong bytes.
+    pub fn get(&mut self, store: &Store, set: u32, sequences: u32) -> Result<Rate, Failure> {
+        let (shape, stride) = (self.shape.clone(), self.shape.stride());
+        let mut sum = none();
+        for window in windows(sequences, self.window) {
+            let keys = keys(&shape, set, &window);
+            // What an earlier pass left must not pass for what was read.
+            for page in self.memory.bytes_mut().chunks_exact_mut(stride) {
+                page[..64.min(stride)].fill(0);
+            }
+            let mut failure = None;
+            let memory = self.memory.bytes_mut().chunks_exact_mut(shape.sequence_bytes());
+            let rate = Rate::of(bytes_of(&shape, &window), || {
+                for (keys, memory) in keys.iter().zip(memory) {
+                    let keys = keys.slices();
+                    let mut pages: Vec<&mut [u8]> = memory
+                        .chunks_exact_mut(stride)
+                        .map(|page| &mut page[..shape.page_bytes as usize])
+                        .collect();
+                    let target = BorrowedPagesMut::new(&mut pages);
+                    let control = Control::default();
+                    let done = store.get_batch(&shape.scope, &keys, &target, &control)?;
+                    failure = failure.take().or_else(|| shortfall("get", &done, keys.len()));
+                }
+                Ok(())
+            })?;
+            if let Some(failure) = failure {
+                return Err(failure);
+            }
+            let names = names(&shape, set, &window);
+            for (name, bytes) in names.zip(self.memory.bytes().chunks_exact(stride)) {
+                if !self.content.holds(name, &bytes[..shape.page_bytes as usize]) {
+                    return Err(Failure::failed(
+                        format!("WRONG BYTES in {name:?}: the store gave back what was not put"),
+                        "report this, with the disk and the file system",
+                    ));
+                }
+            }
+            sum = add(sum, rate);
+        }
+        Ok(sum)
+    }
+}
+
+fn shortfall(what: &str, outcome: &Outcome, asked: usize) -> Option<Failure> {
+    (outcome.pages < asked).then(|| {
+        Failure::failed(
+            format!("a {what} of {asked} pages came to {}: {}", outcome.pages, outcome.reason),
+            "`ritornello doctor` on the same directory",
+        )
+    })
+}
+
+fn windows(sequences: u32, window: u32) -> impl Iterator<Item = Range<u32>> {
+    (0..sequences).step_by(window as usize).map(move |from| from..sequences.min(from + window))
+}
+
+fn keys(shape: &Shape, set: u32, window: &Range<u32>) -> Vec<Keys> {
+    window.clone().map(|sequence| Keys::of(set, sequence, shape.sequence_pages)).collect()
+}
+
+fn names(shape: &Shape, set: u32, window: &Range<u32>) -> impl Iterator<Item = PageName> {
+    let pages = shape.sequence_pages;
+    window
+        .clone()
+        .flat_map(move |sequence| (0..pages).map(move |page| PageName { set, sequence, page }))
+}
+
+fn bytes_of(shape: &Shape, window: &Range<u32>) -> u64 {
+    u64::from(window.end - window.start) * u64::from(shape.sequence_pages) * shape.page_bytes
+}
+
+const fn none() -> Rate {
+    Rate { bytes: 0, seconds: 0.0, cpu_seconds: 0.0 }
+}
+
+fn add(a: Rate, b: Rate) -> Rate {
+    Rate {
+        bytes: a.bytes + b.bytes,
+        seconds: a.seconds + b.seconds,
+        cpu_seconds: a.cpu_seconds + b.cpu_seconds,
+    }
+}
+
+/// `MemAvailable`, in bytes.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib * 1024)
+}

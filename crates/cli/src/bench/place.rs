@@ -1,0 +1,173 @@
+//! Where a measurement happens, and what it leaves on the disk.
+
+use crate::exit::Failure;
+use crate::print::{bytes, complain};
+use ritornello_medium::{Host, Medium};
+use ritornello_store::Budget;
+use rustix::fs::Advice;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// `statfs` magic numbers of file systems in memory.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Files, and the bytes of blocks that they take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Everything that is not a directory.
+    pub files: u64,
+    /// Allocated blocks, in bytes.
+    pub bytes: u64,
+}
+
+impl Footprint {
+    /// Of everything under `dir`.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn of(dir: &Path) -> std::io::Result<Self> {
+        let mut sum = Self::default();
+        each_file(dir, &mut |path| {
+            sum.files += 1;
+            sum.bytes += std::fs::symlink_metadata(path)?.blocks() * 512;
+            Ok(())
+        })?;
+        Ok(sum)
+    }
+}
+
+/// Takes the files under `dir` out of the page cache. They must have been synced.
+///
+/// # Errors
+/// Those of the file system.
+pub fn forget_pages(dir: &Path) -> std::io::Result<()> {
+    each_file(dir, &mut |path| {
+        if path.is_file() {
+            let file = std::fs::File::open(path)?;
+            file.sync_data()?;
+            rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
+        }
+        Ok(())
+    })
+}
+
+fn each_file(
+    dir: &Path,
+    visit: &mut dyn FnMut(&Path) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            each_file(&entry.path(), visit)?;
+        } else {
+            visit(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// The directory to measure in: as given; or here; or, if this is memory, one for temporary files.
+///
+/// # Errors
+/// Unusable if it is no directory, or has no room for `needed` bytes.
+pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
+    let dir = match given {
+        Some(dir) => dir.to_owned(),
+        None => {
+            let candidates =
+                [std::env::current_dir().ok(), Some(std::env::temp_dir()), Some("/var/tmp".into())];
+            let found = candidates.into_iter().flatten().find(|dir| dir.is_dir() && !in_memory(dir));
+            found.unwrap_or_else(|| PathBuf::from("."))
+        }
+    };
+    if !dir.is_dir() {
+        return Err(Failure::unusable(
+            format!("{} is not a directory", dir.display()),
+            "--dir with one on the disk to measure",
+        ));
+    }
+    if in_memory(&dir) {
+        complain(&format!(
+            "warning: {} is a file system in memory, so no disk is measured: \
+             name a directory on one with --dir",
+            dir.display()
+        ));
+    }
+    let room = Host.room(&dir)?;
+    let usable = room.available.saturating_sub(Budget::floor(room.total));
+    if usable < needed {
+        return Err(Failure::unusable(
+            format!(
+                "{} has room for {}, and this needs {}",
+                dir.display(),
+                bytes(usable),
+                bytes(needed)
+            ),
+            "a smaller --total, or --dir on another disk",
+        ));
+    }
+    Ok(dir.canonicalize()?)
+}
+
+fn in_memory(dir: &Path) -> bool {
+    Host.room(dir).is_ok_and(|room| IN_MEMORY.contains(&room.kind))
+}
+
+/// The smallest capacity whose segments number at least `segments`, with an index of at least
+/// `index_bytes`.
+///
+/// # Errors
+/// Unusable if no capacity will do.
+pub fn capacity_for(segments: u64, segment_bytes: u64, index_bytes: u64) -> Result<u64, Failure> {
+    let mut capacity = segments.max(2) * segment_bytes;
+    loop {
+        if let Ok(budget) = Budget::divide(capacity, segment_bytes)
+            && u64::from(budget.segments_max) >= segments
+            && budget.index_bytes >= index_bytes
+        {
+            return Ok(capacity);
+        }
+        capacity += (capacity / 64).max(1 << 20);
+        if capacity > 1 << 56 {
+            return Err(Failure::unusable(
+                "no capacity fits this measurement",
+                "a smaller --total and a segment size of 1 MiB to 256 MiB",
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_footprint_counts_what_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("inner")).unwrap();
+        std::fs::write(dir.path().join("inner/a"), [1; 5000]).unwrap();
+        std::fs::write(dir.path().join("b"), b"").unwrap();
+        forget_pages(dir.path()).unwrap();
+        let found = Footprint::of(dir.path()).unwrap();
+        assert_eq!(found.files, 2);
+        assert!(found.bytes >= 5000);
+    }
+
+    #[test]
+    fn a_capacity_holds_what_it_was_asked_to() {
+        for (segments, segment_bytes, index) in [(2, 1 << 20, 0), (10, 256 << 20, 1 << 28)] {
+            let capacity = capacity_for(segments, segment_bytes, index).unwrap();
+            let budget = Budget::divide(capacity, segment_bytes).unwrap();
+            assert!(u64::from(budget.segments_max) >= segments && budget.index_bytes >= index);
+        }
+        assert!(capacity_for(2, 12345, 0).is_err());
+    }
+
+    #[test]
+    fn no_room_is_said_beforehand() {
+        let dir = tempfile::tempdir().unwrap();
+        let failure = choose(Some(dir.path()), u64::MAX).unwrap_err();
+        assert!(failure.line.contains("room"), "{failure:?}");
+        assert!(choose(Some(&dir.path().join("missing")), 0).is_err());
+    }
+}

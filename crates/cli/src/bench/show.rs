@@ -1,0 +1,104 @@
+//! A report as tables, with what is to be reached beside it.
+
+use super::report::{Moved, Report};
+use crate::print::{bytes, count, table};
+
+/// Pages of this size and more are to come close to the limits.
+const LARGE: u64 = 2 << 20;
+
+/// The tables.
+#[must_use]
+pub fn tables(report: &Report) -> String {
+    let mut parts = vec![head(report)];
+    parts.extend(rates(report));
+    parts.extend(index(report));
+    parts.push(format!("{:.0} s in all; medians of {} rounds", report.seconds, report.runs));
+    parts.join("\n")
+}
+
+fn head(r: &Report) -> String {
+    let mut head = format!(
+        "{}: pages of {} ({} tokens), {} a call, in {}",
+        r.shape,
+        bytes(r.page_bytes),
+        r.page_tokens,
+        r.call_pages,
+        r.machine.dir
+    );
+    if let (Some(write), Some(read)) = (r.machine.raw_write, r.machine.raw_read) {
+        head += &format!(
+            "\n{}, {}, buffers in {} pages; raw writes {} x {}, raw reads {} x {}",
+            r.machine.file_system,
+            r.machine.io,
+            r.machine.buffers,
+            bytes(write.op_bytes as u64),
+            write.depth,
+            bytes(read.op_bytes as u64),
+            read.depth
+        );
+    }
+    if !r.machine.io_why.is_empty() {
+        head += &format!("\nnote: {}", r.machine.io_why);
+    }
+    head
+}
+
+fn rates(r: &Report) -> Option<String> {
+    let raw = r.raw.as_ref()?;
+    let (write, read) = if r.page_bytes >= LARGE { (0.85, 0.9) } else { (0.7, 0.7) };
+    let mut out = table(&["", "GiB/s", "raw GiB/s", "ratio", "to reach", "CPU s/GiB", "to reach"]);
+    let mut row = |name: &str, moved: Option<&Moved>, raw: f64, ratio: f64, cpu: f64| {
+        if let Some(moved) = moved {
+            out.add_row([
+                name.to_owned(),
+                format!("{:.2}", moved.gib_s),
+                format!("{raw:.2}"),
+                format!("{:.2}", moved.ratio),
+                format!("{ratio:.2}"),
+                format!("{:.3}", moved.cpu_s_per_gib),
+                format!("{cpu:.2}"),
+            ]);
+        }
+    };
+    row("put + flush, overwriting", r.put.as_ref(), raw.write_gib_s, write, 0.25);
+    row("put + flush, fresh space", r.put_fresh.as_ref(), raw.write_fresh_gib_s, write, 0.25);
+    row("cold get", r.get.as_ref(), raw.read_gib_s, read, 0.15);
+    let mut text = format!("{out}\nmemcpy {:.1} GiB/s on one thread", raw.memcpy_gib_s);
+    if let (Some(files), Some(disk), Some(put)) = (r.files, r.bytes_on_disk, r.bytes_put) {
+        let segments = put / r.segment_bytes.unwrap_or(1).max(1);
+        text += &format!(
+            "\n{files} files (to reach: {} at most), {} on disk for {} put: {:.2}",
+            segments + 16,
+            bytes(disk),
+            bytes(put),
+            disk as f64 / put.max(1) as f64
+        );
+    }
+    Some(text)
+}
+
+fn index(r: &Report) -> Option<String> {
+    let probe = r.probe.as_ref()?;
+    let title = format!("index of {} pages", count(probe.entries));
+    let mut out = table(&[&title, "", "to reach"]);
+    let mut row = |name: &str, value: Option<f64>, unit: &str, reach: &str| {
+        let shown = match value {
+            Some(value) if value < 10.0 => format!("{value:.2} {unit}"),
+            Some(value) => format!("{value:.0} {unit}"),
+            None => "not measured".to_owned(),
+        };
+        out.add_row([name, &shown, reach]);
+    };
+    let pages = probe.pages;
+    row(&format!("probe of {pages} pages, warm, p50"), Some(probe.p50_us), "µs", "1 µs");
+    row("  p99", Some(probe.p99_us), "µs", "");
+    row("  cold, p50", Some(probe.cold_p50_us), "µs", "2 µs");
+    row("  from Python, p50", probe.python_p50_us, "µs", "20 µs");
+    row("  through the socket, p50", probe.socket_p50_us, "µs", "60 µs");
+    row("reopen, warm", r.reopen_ms, "ms", "100 ms");
+    row("reopen, cold", r.reopen_cold_ms, "ms", "");
+    row("memory a page, runs of 32", r.memory_bytes_per_page, "B", "64 B");
+    row("  right after filling", r.memory_bytes_per_page_filled, "B", "");
+    row("memory a page, runs of 1", r.memory_bytes_per_page_single, "B", "128 B");
+    Some(out.to_string())
+}

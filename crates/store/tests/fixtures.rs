@@ -1,0 +1,25 @@
+//! Stores that earlier builds wrote, checked in, still open: `examples/make_fixture.rs` made them.
+
+mod common;
+
+use common::*;
+use ritornello_medium::Host;
+use ritornello_store::Options;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+#[test]
+fn a_store_of_format_0_opens_and_holds_its_pages() {
+    let packed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/v0.tar.gz");
+    let dir = tempfile::tempdir().unwrap();
+    let file = std::fs::File::open(packed).unwrap();
+    tar::Archive::new(flate2::read::GzDecoder::new(file)).unpack(dir.path()).unwrap();
+    let open = open_on(Arc::new(Host), &Options::new(dir.path())).unwrap();
+    assert_eq!(get(&open.store, &chained(20_000), &sequence(1, 8)).pages, 8);
+    let there = open.store.exists(&unchained(4096), &refs(&sequence(2, 4))).unwrap();
+    assert_eq!(there, [true, false, true, true]);
+    assert_eq!(get(&open.store, &unchained(4096), &sequence(2, 4)[2..]).pages, 2);
+    let report = open.engine.verify(false, &mut |_, _| {}).unwrap();
+    assert_eq!((report.pages, report.findings.len()), (11, 0));
+    open.close();
+}

@@ -1,0 +1,271 @@
+//! Whatever happens to the bytes on the disk: a miss, never wrong bytes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+use common::*;
+use proptest::prelude::*;
+use ritornello_format::{Place, SegmentId, UNIT};
+use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_volume::*;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+fn verified(fates: &[PageFate]) -> Vec<bool> {
+    fates.iter().map(|fate| fate.is_verified()).collect()
+}
+
+/// Changes bytes of a segment behind everybody's back.
+fn harm(rig: &Rig, number: u32, offset: u64, change: impl FnOnce(&mut [u8]), length: usize) {
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).write(true).open(segment_path(rig, number)).unwrap();
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, offset).unwrap();
+    change(&mut bytes);
+    file.write_all_at(&bytes, offset).unwrap();
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn a_flipped_bit_costs_its_page_and_one_in_the_header_its_run() {
+    for rig in rigs() {
+        let mut run = Run::new(1, 3, 10_000, &[]);
+        run.write(&rig.segments);
+        let start = run.place.extents[0].offset();
+        harm(&rig, 0, start + UNIT + 2 * UNIT * 3 - UNIT * 3 + 9_999, |byte| byte[0] ^= 4, 1);
+        assert_eq!(
+            run.check(&rig.segments),
+            [PageFate::Verified, PageFate::Missed(MissReason::Checksum), PageFate::Verified]
+        );
+        // Padding is nobody's.
+        harm(&rig, 0, start + UNIT + 10_001, |byte| byte[0] ^= 4, 1);
+        assert_eq!(verified(&run.check(&rig.segments)), [true, false, true]);
+        harm(&rig, 0, start + 60, |byte| byte[0] ^= 1, 1);
+        assert_eq!(run.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        assert!(rig.segments.read_header(&run.place).is_err());
+        assert!(rig.segments.verify_run(&run.place, &Control::default()).is_err());
+    }
+}
+
+#[test]
+fn pages_that_changed_places_are_noticed() {
+    for rig in rigs() {
+        let mut run = Run::new(1, 3, 8192, &[]);
+        run.pages[2] = run.pages[0].clone();
+        run.write(&rig.segments);
+        let first = run.place.extents[0].offset() + UNIT;
+        harm(&rig, 0, first, |pages| pages.rotate_left(8192), 3 * 8192);
+        assert_eq!(run.check(&rig.segments), [PageFate::Missed(MissReason::Checksum); 3]);
+    }
+}
+
+#[test]
+fn a_run_that_replaced_another_is_not_taken_for_it() {
+    for rig in rigs() {
+        let mut old = Run::new(1, 3, 8192, &[]);
+        old.write(&rig.segments);
+        let mut new = Run::new(2, 3, 8192, &[]);
+        new.header.keys = old.header.keys.clone();
+        new.write(&rig.segments);
+        assert_eq!(old.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        assert_eq!(verified(&new.check(&rig.segments)), [true; 3]);
+        // Even if the index is wrong about the generation only, or about the checksum only.
+        let place = Place { generation: 1, ..new.place.clone() };
+        let lies = Run { place, ..new.clone() };
+        assert_eq!(lies.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        let place = Place { header_checksum: old.place.header_checksum, ..new.place.clone() };
+        let lies = Run { place, ..new.clone() };
+        assert_eq!(lies.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+    }
+}
+
+#[test]
+fn other_keys_scopes_and_page_lengths_miss() {
+    let rig = rig(IoChoice::Auto);
+    let mut run = Run::new(1, 3, 8192, &[]);
+    run.write(&rig.segments);
+    let mut other = run.clone();
+    other.header.keys[1][5] ^= 1;
+    assert_eq!(
+        other.check(&rig.segments),
+        [PageFate::Verified, PageFate::Missed(MissReason::Key), PageFate::Verified]
+    );
+    let mut other = run.clone();
+    other.header.page_bytes = 8191;
+    other.pages.iter_mut().for_each(|page| page.truncate(8191));
+    assert_eq!(other.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+
+    let keys = run.keys();
+    let mut out = vec![vec![0; 8192]; 3];
+    let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
+    let read = RunRead {
+        place: &run.place,
+        scope: ritornello_format::ScopeId([8; 16]),
+        page_bytes: 8192,
+        keys: &keys,
+        first: 0,
+        target: &BorrowedPagesMut::new(&mut slices),
+        target_first: 0,
+    };
+    let fates = rig.segments.read_runs(&[read], &Control::default());
+    assert_eq!(fates, [vec![PageFate::Missed(MissReason::Scope); 3]]);
+}
+
+#[test]
+fn places_out_of_this_world_miss() {
+    let rig = rig(IoChoice::Auto);
+    let mut run = Run::new(1, 2, 8192, &[]);
+    run.write(&rig.segments);
+    let lie = |change: &dyn Fn(&mut Place)| {
+        let mut run = run.clone();
+        change(&mut run.place);
+        run.check(&rig.segments)
+    };
+    let place = [PageFate::Missed(MissReason::Place); 2];
+    assert_eq!(lie(&|place| place.extents.clear()), place);
+    assert_eq!(lie(&|place| place.extents[0].start = u32::MAX), place);
+    assert_eq!(lie(&|place| place.extents[0].units = u32::MAX), place);
+    assert_eq!(lie(&|place| place.extents[0].segment = SegmentId::new(9, 0)), place);
+    assert_eq!(lie(&|place| place.page_units = 0), place);
+    assert_eq!(lie(&|place| place.header_units = 200), place);
+    let io = [PageFate::Missed(MissReason::Io); 2];
+    assert_eq!(lie(&|place| place.extents[0].segment = SegmentId::new(0, 77)), io);
+}
+
+#[test]
+fn a_segment_that_was_cut_off_or_zeroed_misses() {
+    for rig in rigs() {
+        let mut run = Run::new(1, 3, 300_000, &[]);
+        run.write(&rig.segments);
+        let file = std::fs::OpenOptions::new().write(true).open(segment_path(&rig, 0)).unwrap();
+        file.set_len(run.place.extents[0].offset() + UNIT + 74 * UNIT + 100).unwrap();
+        let fates = run.check(&rig.segments);
+        assert!(!fates[1].is_verified() && !fates[2].is_verified());
+        file.set_len(0).unwrap();
+        assert!(verified(&run.check(&rig.segments)).iter().all(|hit| !hit));
+        file.set_len(SEGMENT_BYTES).unwrap();
+        assert_eq!(run.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        let id = SegmentId::new(0, 0);
+        let mut found = 0;
+        rig.segments.scan_headers(id, &Control::default(), &mut |_| found += 1).unwrap();
+        assert_eq!(found, 0);
+    }
+}
+
+#[test]
+fn a_failing_disk_fails_what_it_fails_and_nothing_else() {
+    for io in [IoChoice::Auto, IoChoice::Pool] {
+        for fault in [Fault::Io, Fault::NoSpace, Fault::Short, Fault::Torn] {
+            for op in [Op::Read, Op::Write] {
+                for nth in 1..6 {
+                    let schedule = Schedule::new();
+                    let disk = SimDisk::new(64 << 20);
+                    let dir = Path::new("/kv");
+                    disk.create_dir(dir).unwrap();
+                    let faulty = Faulty::new(Arc::new(disk), schedule.clone());
+                    let segments = open(Arc::new(faulty), dir.into(), io);
+                    segments.create(SegmentId::new(0, 0)).unwrap();
+                    segments.create(SegmentId::new(0, 1)).unwrap();
+                    let mut run = Run::new(1, 4, 70_000, &[19, 18]);
+                    schedule.add(Rule::nth(nth, fault).on(op));
+                    let source = OwnedPages::new(run.pages.clone());
+                    let write = RunWrite {
+                        place: &run.place,
+                        header: &run.header,
+                        source: &source,
+                        first: 0,
+                    };
+                    let result = segments.write_runs(&[write], &Control::default()).remove(0);
+                    if let Ok(checksum) = result {
+                        run.place.header_checksum = checksum;
+                        run.check(&segments);
+                        run.check(&segments);
+                    } else {
+                        assert_eq!(op, Op::Write);
+                        assert_ne!(fault, Fault::Torn);
+                    }
+                    assert_eq!(segments.staging().in_use, 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_synced_is_there_after_a_crash_and_the_rest_is_right_or_a_miss() {
+    for seed in 0..40 {
+        let disk = SimDisk::new(64 << 20);
+        let dir = Path::new("/kv");
+        disk.create_dir(dir).unwrap();
+        let segments = open(Arc::new(disk.clone()), dir.into(), IoChoice::Auto);
+        let ids = [SegmentId::new(0, 0), SegmentId::new(0, 1)];
+        ids.iter().for_each(|&id| segments.create(id).unwrap());
+        let mut synced = Run::at(1, 3, 50_000, &[20], 5);
+        synced.write(&segments);
+        segments.sync(&ids).unwrap();
+        let mut lost = Run::at(2, 3, 50_000, &[20], 200);
+        lost.write(&segments);
+        let after = disk.crash(seed);
+        let segments = open(Arc::new(after), dir.into(), IoChoice::Auto);
+        assert_eq!(segments.existing().unwrap(), ids);
+        assert_eq!(verified(&synced.check(&segments)), [true; 3]);
+        lost.check(&segments);
+    }
+}
+
+#[test]
+fn a_failed_sync_is_fatal_and_a_full_disk_is_not() {
+    let schedule = Schedule::new();
+    let disk = SimDisk::new(64 << 20);
+    let dir = Path::new("/kv");
+    disk.create_dir(dir).unwrap();
+    let faulty = Faulty::new(Arc::new(disk), schedule.clone());
+    let segments = open(Arc::new(faulty), dir.into(), IoChoice::Auto);
+    let id = SegmentId::new(0, 0);
+    schedule.add(Rule::nth(1, Fault::NoSpace).on(Op::Allocate));
+    let error = segments.create(id).unwrap_err();
+    assert_eq!(error.kind(), ritornello_format::ErrorKind::Retry);
+    assert_eq!(segments.existing().unwrap(), []);
+    segments.create(id).unwrap();
+    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+    let error = segments.sync(&[id]).unwrap_err();
+    assert_eq!(error.kind(), ritornello_format::ErrorKind::Fatal);
+}
+
+#[test]
+fn segments_are_made_listed_and_removed() {
+    let rig = rig(IoChoice::Auto);
+    std::fs::write(rig.dir.path().join("seg-7"), b"not ours").unwrap();
+    let ids = [SegmentId::new(0, 0), SegmentId::new(0, 1)];
+    assert_eq!(rig.segments.existing().unwrap(), ids);
+    assert!(rig.segments.allocated_bytes().unwrap() >= 2 * SEGMENT_BYTES);
+    assert!(rig.segments.create(ids[0]).is_err());
+    // A client that opened earlier finds a segment made later.
+    let client = open(Arc::new(Host), rig.dir.path().into(), IoChoice::Auto);
+    rig.segments.create(SegmentId::new(0, 2)).unwrap();
+    let mut run = Run::new(5, 1, 9000, &[]);
+    run.place.extents[0].segment = SegmentId::new(0, 2);
+    run.write(&rig.segments);
+    assert_eq!(verified(&run.check(&client)), [true]);
+    rig.segments.remove(ids[0]).unwrap();
+    rig.segments.remove(ids[0]).unwrap();
+    assert_eq!(rig.segments.existing().unwrap(), [ids[1], SegmentId::new(0, 2)]);
+    assert!(rig.segments.sync(&[ids[1], SegmentId::new(0, 2)]).is_ok());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+    #[test]
+    fn bits_flipped_anywhere_never_give_wrong_bytes(
+        flips in proptest::collection::vec((0u64..60 * UNIT, 0u8..8), 1..20),
+        page_bytes in 1usize..60_000,
+    ) {
+        let rig = rig(IoChoice::Auto);
+        let mut run = Run::new(1, 3, page_bytes, &[]);
+        run.write(&rig.segments);
+        for (offset, bit) in flips {
+            harm(&rig, 0, offset, |byte| byte[0] ^= 1 << bit, 1);
+        }
+        run.check(&rig.segments);
+    }
+}

@@ -1,0 +1,176 @@
+//! Calls that are cancelled, run out of time, or find no staging memory.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+use common::*;
+use ritornello_volume::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Cancels after so many pages have been asked for.
+struct Cancelling<'a, T: ?Sized> {
+    inner: &'a T,
+    after: AtomicUsize,
+    flag: Arc<AtomicBool>,
+}
+
+impl<T: ?Sized> Cancelling<'_, T> {
+    fn count(&self) {
+        if self.after.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.flag.store(true, Ordering::Release);
+        }
+    }
+}
+
+// SAFETY: as the inner one.
+unsafe impl<T: PageTarget + ?Sized> PageTarget for Cancelling<'_, T> {
+    fn len(&self) -> usize {
+        self.inner.len()
+    }
+    fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
+        self.count();
+        self.inner.fragments(page, out);
+    }
+}
+
+#[test]
+fn a_cancelled_or_late_call_begins_nothing() {
+    for rig in rigs() {
+        let mut run = Run::new(1, 3, 50_000, &[]);
+        run.write(&rig.segments);
+        let cancelled =
+            Control { deadline: None, cancelled: Some(Arc::new(AtomicBool::new(true))) };
+        let late = Control { deadline: Some(Instant::now()), cancelled: None };
+        for (control, reason) in [(cancelled, MissReason::Cancelled), (late, MissReason::Deadline)]
+        {
+            let mut out = vec![vec![0xa5; 50_000]; 3];
+            let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
+            let target = BorrowedPagesMut::new(&mut slices);
+            let fates = run.read_controlled(&rig.segments, 0, &target, &control);
+            assert_eq!(fates, [PageFate::Missed(reason); 3]);
+            drop(target);
+            assert!(out.iter().flatten().all(|&byte| byte == 0xa5));
+            let source = OwnedPages::new(run.pages.clone());
+            let write =
+                RunWrite { place: &run.place, header: &run.header, source: &source, first: 0 };
+            let error = rig.segments.write_runs(&[write], &control).remove(0).unwrap_err();
+            assert_eq!(error.kind(), ritornello_format::ErrorKind::Retry);
+            assert!(error.to_string().contains(reason.word()), "{error}");
+        }
+        assert!(run.check(&rig.segments).iter().all(|fate| fate.is_verified()));
+    }
+}
+
+#[test]
+fn a_call_cancelled_on_its_way_keeps_what_it_has() {
+    for rig in rigs() {
+        let mut runs: Vec<Run> =
+            (0..10).map(|n| Run::at(n + 1, 2, 60_000, &[], 5 + n as u32 * 40)).collect();
+        runs.iter_mut().for_each(|run| run.write(&rig.segments));
+        for after in 1..20 {
+            let flag = Arc::new(AtomicBool::new(false));
+            let mut out = vec![vec![0; 60_000]; 20];
+            let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
+            let inner = BorrowedPagesMut::new(&mut slices);
+            let target =
+                Cancelling { inner: &inner, after: AtomicUsize::new(after), flag: flag.clone() };
+            let keys: Vec<Vec<&[u8]>> = runs.iter().map(Run::keys).collect();
+            let reads: Vec<RunRead> = runs
+                .iter()
+                .enumerate()
+                .map(|(n, run)| RunRead {
+                    place: &run.place,
+                    scope: SCOPE,
+                    page_bytes: 60_000,
+                    keys: &keys[n],
+                    first: 0,
+                    target: &target,
+                    target_first: 2 * n,
+                })
+                .collect();
+            let control = Control { deadline: None, cancelled: Some(flag) };
+            let fates: Vec<PageFate> =
+                rig.segments.read_runs(&reads, &control).into_iter().flatten().collect();
+            assert_eq!(fates.len(), 20);
+            assert_eq!(fates[19], PageFate::Missed(MissReason::Cancelled));
+            for (page, fate) in fates.iter().enumerate() {
+                match fate {
+                    PageFate::Verified => assert!(out[page] == runs[page / 2].pages[page % 2]),
+                    other => assert_eq!(*other, PageFate::Missed(MissReason::Cancelled)),
+                }
+            }
+        }
+        assert_eq!(rig.segments.staging().in_use, 0);
+    }
+}
+
+#[test]
+fn more_threads_than_staging_memory_take_turns() {
+    let rig = rig(IoChoice::Auto);
+    let mut run = Run::new(1, 6, 1 << 20, &[]);
+    run.write(&rig.segments);
+    let capacity = rig.segments.staging().capacity;
+    std::thread::scope(|scope| {
+        for _ in 0..24 {
+            scope.spawn(|| {
+                let mut out: Vec<Memory> = (0..6).map(|_| Memory::new(1 << 20, 8)).collect();
+                let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Memory::slice_mut).collect();
+                let target = BorrowedPagesMut::new(&mut slices);
+                let fates = run.read_into(&rig.segments, 0, &target);
+                assert!(fates.iter().all(|fate| fate.is_verified()), "{fates:?}");
+            });
+        }
+    });
+    let stats = rig.segments.staging();
+    assert!(stats.in_use == 0 && stats.peak > 0 && stats.peak <= capacity);
+}
+
+#[test]
+fn a_source_or_target_that_panics_leaves_nothing_in_flight() {
+    struct Panics;
+    // SAFETY: gives no fragments.
+    unsafe impl PageSource for Panics {
+        fn len(&self) -> usize {
+            2
+        }
+        fn fragments(&self, _: usize, _: &mut Vec<Fragment>) {
+            panic!("a caller's mistake");
+        }
+    }
+    for rig in rigs() {
+        let mut good = Run::at(1, 2, 1 << 20, &[], 5);
+        let bad = Run::at(2, 2, 8192, &[], 900);
+        let source = OwnedPages::new(good.pages.clone());
+        let call = std::panic::AssertUnwindSafe(|| {
+            let writes = [
+                RunWrite { place: &good.place, header: &good.header, source: &source, first: 0 },
+                RunWrite { place: &bad.place, header: &bad.header, source: &Panics, first: 0 },
+            ];
+            rig.segments.write_runs(&writes, &Control::default())
+        });
+        assert!(std::panic::catch_unwind(call).is_err());
+        good.write(&rig.segments);
+        assert!(good.check(&rig.segments).iter().all(|fate| fate.is_verified()));
+        assert_eq!(rig.segments.staging().in_use, 0);
+    }
+}
+
+#[test]
+fn a_deadline_is_kept_where_staging_is_taken() {
+    let staging = Staging::new(1).unwrap();
+    let _all = staging.try_take(2 << 20).unwrap();
+    let control =
+        Control { deadline: Some(Instant::now() + Duration::from_millis(50)), cancelled: None };
+    let start = Instant::now();
+    assert!(staging.take(4096, &control).is_none());
+    assert!(start.elapsed() < Duration::from_secs(5));
+    let flag = Arc::new(AtomicBool::new(false));
+    let control = Control { deadline: None, cancelled: Some(flag.clone()) };
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| staging.take(4096, &control).is_none());
+        std::thread::sleep(Duration::from_millis(10));
+        flag.store(true, Ordering::Release);
+        assert!(waiter.join().unwrap());
+    });
+}

@@ -1,0 +1,1 @@
+"""Measurements that need an interpreter; `ritornello bench store` starts them."""

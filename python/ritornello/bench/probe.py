@@ -1,0 +1,44 @@
+"""How long a probe takes from Python, in the process that owns the store.
+
+Reads one JSON object from standard input: `dir`, `scope` (`name`, `page_bytes`, `chained`) and
+`keys` (hexadecimal digits). Writes one to standard output: `p50_us` and `found`.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ritornello as rt
+
+PROBES = 5_000
+# Not counted: caches and the interpreter's specialised instructions come to life.
+WARM_UP = 500
+
+
+def measure(question: Mapping[str, Any]) -> dict[str, float]:
+    """Probes for all keys again and again; the median in microseconds, and the pages found."""
+    scope = rt.Scope.opaque(**question["scope"])
+    keys = [bytes.fromhex(key) for key in question["keys"]]
+    times = []
+    with rt.Store.open(question["dir"]) as store:
+        found = store.probe(scope, keys)
+        for _ in range(WARM_UP):
+            store.probe(scope, keys)
+        for _ in range(PROBES):
+            started = time.perf_counter_ns()
+            store.probe(scope, keys)
+            times.append(time.perf_counter_ns() - started)
+    return {"p50_us": statistics.median(times) / 1e3, "found": found}
+
+
+def main() -> int:
+    """Answers the question on standard input."""
+    print(json.dumps({"resident": 0, **measure(json.load(sys.stdin))}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""From KV tensors to spans of opaque bytes: strides are trusted, shapes are not."""
+
+from collections.abc import Sequence
+from math import prod
+
+import pytest
+
+from ritornello.vllm.layout import LayoutError, Span, spans
+
+
+class Tensor:
+    """As much of a tensor as is looked at: bf16, at an address."""
+
+    def __init__(
+        self, address: int, shape: Sequence[int], strides: Sequence[int] | None = None
+    ) -> None:
+        self.address, self.shape, self.device = address, shape, "cpu"
+        self.strides = strides or [prod(shape[i + 1 :]) for i in range(len(shape))]
+
+    def stride(self) -> Sequence[int]:
+        return self.strides
+
+    def element_size(self) -> int:
+        return 2
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+SHAPE = (8, 2, 32, 128)
+ROW = 2 * 32 * 128 * 2
+
+
+def test_layers_come_in_the_order_of_their_numbers() -> None:
+    caches = {f"layers.{i}.attn": Tensor(i << 20, SHAPE) for i in (10, 2, 1)}
+    assert spans(caches, 8) == [Span(i << 20, ROW, ROW) for i in (1, 2, 10)]
+
+
+def test_a_permuted_block_is_still_one_span() -> None:
+    strides = (2 * 32 * 128, 128, 2 * 128, 1)
+    assert spans({"l.0": Tensor(4096, SHAPE, strides)}, 8) == [Span(4096, ROW, ROW)]
+
+
+def test_layers_that_lie_side_by_side_in_a_block_are_one_piece() -> None:
+    stride = 3 * 2 * 32 * 128
+    strides = (stride, 32 * 128, 128, 1)
+    caches = {f"l.{i}": Tensor(4096 + i * ROW, SHAPE, strides) for i in range(3)}
+    assert spans(caches, 8) == [Span(4096, 3 * ROW, 3 * ROW)]
+
+
+def test_layers_one_after_the_other_stay_apart() -> None:
+    caches = {f"l.{i}": Tensor(4096 + i * 8 * ROW, SHAPE) for i in range(2)}
+    assert len(spans(caches, 8)) == 2
+
+
+def test_a_shared_cache_counts_once() -> None:
+    shared = Tensor(4096, SHAPE)
+    assert len(spans({"l.0": shared, "l.1": shared}, 8)) == 1
+
+
+def test_a_block_of_several_rows() -> None:
+    assert spans({"l.0": Tensor(0, SHAPE)}, 4) == [Span(0, 2 * ROW, 2 * ROW)]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "blocks", "why"),
+    [
+        (Tensor(0, (2, 8, 32, 128)), 8, "does not count 8 blocks"),
+        (Tensor(0, SHAPE, (2 * 32 * 256, 32 * 256, 256, 1)), 8, "not contiguous"),
+        (Tensor(0, SHAPE, (32 * 128, 32 * 128, 128, 1)), 8, "overlap"),
+        (Tensor(0, SHAPE, (3 * 32 * 128, 32 * 128, 128, 1)), 4, "do not touch"),
+    ],
+)
+def test_what_cannot_be_blocks_of_bytes(tensor: Tensor, blocks: int, why: str) -> None:
+    with pytest.raises(LayoutError, match=why):
+        spans({"l.0": tensor}, blocks)
+
+
+def test_memory_of_a_device_is_refused() -> None:
+    tensor = Tensor(0, SHAPE)
+    tensor.device = "cuda"
+    with pytest.raises(LayoutError, match="cuda memory"):
+        spans({"l.0": tensor}, 8)
+
+
+def test_no_caches_at_all() -> None:
+    with pytest.raises(LayoutError, match="no KV caches"):
+        spans({}, 8)

@@ -1,0 +1,43 @@
+"""What a user may write into vLLM's configuration, and what one request may ask for."""
+
+from typing import Any
+
+import pytest
+
+from ritornello.vllm.settings import EVERYTHING, Settings, Wishes
+
+
+def test_only_a_path_is_needed() -> None:
+    assert Settings.parse({"path": "/kv"}) == Settings("/kv", None, False)
+
+
+def test_everything_can_be_said() -> None:
+    extra = {"path": "/kv", "capacity": "2GiB", "read_only": True}
+    assert Settings.parse(extra) == Settings("/kv", "2GiB", True)
+
+
+@pytest.mark.parametrize(
+    ("extra", "advice"),
+    [
+        ({}, 'needs "path"'),
+        ({"path": ""}, 'needs "path"'),
+        ({"path": "/kv", "size": 1}, "unknown key 'size'; ritornello knows path, capacity"),
+        ({"path": "/kv", "capacity": 1.5}, '"capacity" is a size like "200GiB"'),
+        ({"path": "/kv", "capacity": True}, '"capacity" is a size like "200GiB"'),
+        ({"path": "/kv", "read_only": "no"}, '"read_only" is true or false'),
+    ],
+)
+def test_mistakes_are_named(extra: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        Settings.parse(extra)
+
+
+@pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": False}])
+def test_a_request_wants_everything_by_default(params: dict[str, Any] | None) -> None:
+    assert Wishes.of(params) == EVERYTHING
+
+
+def test_a_request_can_decline() -> None:
+    assert Wishes.of({"ritornello.no_load": True}) == Wishes(loads=False)
+    assert Wishes.of({"ritornello.no_store": True}) == Wishes(stores=False)
+    assert Wishes.of({"ritornello.no_store": "yes"}) == EVERYTHING
