@@ -191,7 +191,7 @@ fn a_client_that_is_killed_while_it_writes_gives_its_space_back() {
     let reserved = || node.store().stats().unwrap().catalog.reserved_bytes;
     for round in 0..5 {
         let mut client = Helper::opened(dir.path());
-        client.tell(&format!("work {} 30", (round + 1) * 1_000_000));
+        client.tell(&format!("work {} 300", (round + 1) * 1_000_000));
         loop {
             eventually("a reservation", || reserved() > 0);
             client.signal(libc::SIGSTOP);

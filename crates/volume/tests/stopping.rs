@@ -68,7 +68,7 @@ fn a_call_cancelled_on_its_way_keeps_what_it_has() {
         let mut runs: Vec<Run> =
             (0..10).map(|n| Run::at(n + 1, 2, 60_000, &[], 5 + n as u32 * 40)).collect();
         runs.iter_mut().for_each(|run| run.write(&rig.segments));
-        for after in 1..20 {
+        for after in 1..=18 {
             let flag = Arc::new(AtomicBool::new(false));
             let mut out = vec![vec![0; 60_000]; 20];
             let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
@@ -173,4 +173,40 @@ fn a_deadline_is_kept_where_staging_is_taken() {
         flag.store(true, Ordering::Release);
         assert!(waiter.join().unwrap());
     });
+}
+
+#[test]
+fn a_forked_child_is_refused_and_does_no_harm_when_it_lets_go() {
+    for rig in rigs() {
+        let mut run = Run::new(1, 2, 50_000, &[]);
+        run.write(&rig.segments);
+        let Rig { dir, segments } = rig;
+        // SAFETY: the child allocates little and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let keys = run.keys();
+            let mut out = [vec![0; 50_000], vec![0; 50_000]];
+            let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
+            let read = RunRead {
+                place: &run.place,
+                scope: SCOPE,
+                page_bytes: 50_000,
+                keys: &keys,
+                first: 0,
+                target: &BorrowedPagesMut::new(&mut slices),
+                target_first: 0,
+            };
+            let fates = segments.read_runs(&[read], &Control::default());
+            let refused = fates == [vec![PageFate::Missed(MissReason::Io); 2]];
+            drop(segments);
+            // SAFETY: ends the child here, without running the test harness's own end.
+            unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: our child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert!(run.check(&segments).iter().all(|fate| fate.is_verified()));
+        drop(dir);
+    }
 }

@@ -4,6 +4,11 @@
         "kv_connector_module_path": "ritornello.vllm", "kv_role": "kv_both",
         "kv_connector_extra_config": {"path": "/nvme/kv", "capacity": "200GiB"}}'
 
+Further settings beside `path`: `capacity` (needed only when the store is created; half of the free
+space where omitted) and `read_only`. One request may decline, in its `kv_transfer_params`:
+`{"ritornello.no_load": true}`, `{"ritornello.no_store": true}`. Start vLLM with
+`--shutdown-timeout 20`: by default it kills its processes before they can finish a save.
+
 `connector` is the only door vLLM uses. Everything that decides something (`scheduler`, `worker`,
 `identity`, `layout`) is free of vLLM imports, so that it can be tested without an engine.
 """

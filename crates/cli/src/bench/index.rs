@@ -42,7 +42,7 @@ pub fn measure(
     steps: &ProgressBar,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    let bench = Bench { context, entries, dir };
+    let bench = Bench { context, entries };
     steps.set_message("filling an index");
     let (full, empty) = (dir.join("index"), dir.join("empty"));
     let filled = bench.fill(&full, entries, RUN_PAGES)?;
@@ -90,7 +90,6 @@ pub fn measure(
 struct Bench<'a> {
     context: &'a Context,
     entries: u64,
-    dir: &'a Path,
 }
 
 impl Bench<'_> {
@@ -145,7 +144,6 @@ impl Bench<'_> {
             Ok(answer) => Some(answer.p50_us),
             Err(failure) => {
                 complain(&format!("warning: no probe from Python: {}", failure.line));
-                tracing::debug!(dir = %self.dir.display(), "python was asked there");
                 None
             }
         }

@@ -21,6 +21,7 @@ const WARM_UP: usize = 200;
 
 /// What a part answers.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Answer {
     /// Bytes that became resident.
     pub resident: i64,

@@ -1,7 +1,7 @@
 //! The table of runs: one small record each, in chunks that never move.
 //!
 //! A record has two halves. The hot one, 32 bytes, is what a probe reads: scope, length and the
-//! hashes of the pages (one page in place, more in a box of their own). The cold one, 72 bytes,
+//! last page's hash (the others are in a box of their own). The cold one, 72 bytes,
 //! has the rest: place, recency, and the tree of attachments as a parent, a first child, and a
 //! doubly linked list of siblings, so that attaching and detaching take constant time.
 
@@ -18,47 +18,44 @@ pub(crate) const NO_RUN: Number = 0;
 const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };
 const CHUNK: usize = 1 << CHUNK_BITS;
 
-/// The hashes of a run.
+/// The hashes of a run. The last one lies in the record itself, as the only one or as a copy: it is
+/// all that a probe reads of a run that it passes through.
 #[derive(Debug, Default)]
-pub(crate) enum Pages {
-    #[default]
-    None,
-    One(PageHash),
-    Many(Box<[PageHash]>),
+pub(crate) struct Pages {
+    last: PageHash,
+    /// All of them, if there are several.
+    many: Option<Box<Hashes>>,
 }
 
+/// Behind a thin pointer.
+#[derive(Debug)]
+struct Hashes(Box<[PageHash]>);
+
 impl Pages {
-    pub(crate) fn from_vec(mut pages: Vec<PageHash>) -> Self {
-        match pages.len() {
-            0 => Self::None,
-            1 => pages.pop().map_or(Self::None, Self::One),
-            _ => Self::Many(pages.into_boxed_slice()),
-        }
+    /// At least one.
+    pub(crate) fn new(pages: &[PageHash]) -> Self {
+        let last = pages.last().copied().unwrap_or_default();
+        Self { last, many: (pages.len() > 1).then(|| Box::new(Hashes(pages.into()))) }
     }
 
     #[inline]
     fn as_slice(&self) -> &[PageHash] {
-        match self {
-            Self::None => &[],
-            Self::One(page) => std::slice::from_ref(page),
-            Self::Many(pages) => pages,
+        match &self.many {
+            None => std::slice::from_ref(&self.last),
+            Some(pages) => &pages.0,
         }
     }
 
-    fn as_mut_slice(&mut self) -> &mut [PageHash] {
-        match self {
-            Self::None => &mut [],
-            Self::One(page) => std::slice::from_mut(page),
-            Self::Many(pages) => pages,
+    fn clear(&mut self, page: usize) {
+        if let Some(hash) = self.many.as_mut().and_then(|pages| pages.0.get_mut(page)) {
+            *hash = PageHash::NONE;
         }
+        self.last = self.as_slice().last().copied().unwrap_or_default();
     }
 
     /// Bytes on the heap, with what the allocator adds.
     fn heap_bytes(&self) -> usize {
-        match self {
-            Self::None | Self::One(_) => 0,
-            Self::Many(pages) => pages.len() * 16 + 16,
-        }
+        self.many.as_ref().map_or(0, |pages| 32 + pages.0.len() * 16 + 16)
     }
 }
 
@@ -103,7 +100,7 @@ impl Extents {
 /// What a probe reads of a run. Field order is for size and cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
-    /// At least `length` long; longer only while the run is being inserted.
+    /// `length` of them; of no meaning in a free record, complete in one that is not published.
     pages: Pages,
     pub(crate) scope: ScopeSlot,
     /// Pages that can be found. Zero: the record is free, or its run is not published yet.
@@ -118,6 +115,23 @@ impl Hot {
     #[inline]
     pub(crate) fn pages(&self) -> &[PageHash] {
         self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
+    }
+
+    /// How many pages can be found from `page` on.
+    #[inline]
+    pub(crate) fn pages_from(&self, page: u16) -> usize {
+        usize::from(self.length.saturating_sub(page))
+    }
+
+    /// Whether page `page`, which can be found, is `hash`. For the last one nothing but the record
+    /// is read.
+    #[inline]
+    pub(crate) fn is(&self, page: usize, hash: PageHash) -> bool {
+        if page + 1 == usize::from(self.length) {
+            self.pages.last == hash
+        } else {
+            self.pages().get(page) == Some(&hash)
+        }
     }
 }
 
@@ -416,7 +430,7 @@ impl Runs {
         let hot = self.hot_mut(run);
         hot.length = keep as u16;
         let before = hot.pages.heap_bytes();
-        hot.pages = Pages::from_vec(hot.pages().to_vec());
+        hot.pages = Pages::new(hot.pages());
         let after = hot.pages.heap_bytes();
         self.heap_bytes = self.heap_bytes + after - before;
     }
@@ -428,7 +442,7 @@ impl Runs {
         if hash == PageHash::NONE || self.cold(run).live <= 1 {
             return None;
         }
-        self.hot_mut(run).pages.as_mut_slice()[usize::from(page)] = PageHash::NONE;
+        self.hot_mut(run).pages.clear(usize::from(page));
         self.cold_mut(run).live -= 1;
         self.pages -= 1;
         Some((hash, self.place(run).page(u32::from(page))))
@@ -451,7 +465,7 @@ impl Runs {
         }
         self.reuse = self.reuse.max(reuse);
         self.cold_mut(run).reuse = reuse;
-        let pages = Pages::from_vec(image.pages.into_owned());
+        let pages = Pages::new(&image.pages);
         self.fill(run, image.scope, image.chained, image.recency, pages);
         self.set_place(run, &image.place);
         self.publish(run);

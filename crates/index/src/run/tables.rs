@@ -33,7 +33,7 @@ impl Tables {
     pub(crate) fn find(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16)> {
         self.slots.candidates(hash).find(|&(run, page)| {
             let hot = self.runs.hot(run);
-            hot.scope == scope && hot.pages().get(usize::from(page)) == Some(&hash)
+            hot.scope == scope && hot.pages_from(page) > 0 && hot.is(usize::from(page), hash)
         })
     }
 
@@ -56,18 +56,22 @@ impl Tables {
         }
         for (run, page) in self.slots.candidates(hash) {
             let hot = self.runs.hot(run);
-            let Some(pages) = hot.pages().get(usize::from(page)..) else { continue };
-            let span = pages.len().min(keys.len() - at);
+            let span = hot.pages_from(page).min(keys.len() - at);
             if span == 0 || hot.scope != scope {
                 continue;
             }
+            let first = usize::from(page);
             if hot.chained {
-                if pages[span - 1] == if span == 1 { hash } else { keys.at(at + span - 1) } {
+                let last = if span == 1 { hash } else { keys.at(at + span - 1) };
+                if hot.is(first + span - 1, last) {
                     return Some((run, page, span));
                 }
-                if pages[0] != hash {
-                    continue;
-                }
+            }
+            if span == 1 && hot.chained || !hot.is(first, hash) {
+                continue;
+            }
+            let pages = &hot.pages()[first..];
+            if hot.chained {
                 // Page `same` is common, page `other` is not.
                 let (mut same, mut other) = (0, span - 1);
                 while other - same > 1 {
@@ -80,10 +84,8 @@ impl Tables {
                 }
                 return Some((run, page, same + 1));
             }
-            if pages[0] == hash {
-                let common = (1..span).take_while(|&next| pages[next] == keys.at(at + next)).count();
-                return Some((run, page, common + 1));
-            }
+            let common = (1..span).take_while(|&next| pages[next] == keys.at(at + next)).count();
+            return Some((run, page, common + 1));
         }
         None
     }
@@ -97,7 +99,7 @@ impl Tables {
         mut visit: impl FnMut(Number, u16, usize, usize),
     ) -> usize {
         let mut at = 0;
-        let mut guess = true;
+        let mut guess = false;
         while at < keys.len() {
             let Some((run, page, count)) = self.stretch(scope, keys, at) else { break };
             visit(run, page, count, at);
@@ -127,30 +129,23 @@ impl Tables {
             let guesses = AHEAD.min((keys.len() - at).div_ceil(stride));
             let mut hashes = [PageHash::NONE; AHEAD];
             let mut found = [(NO_RUN, 0); AHEAD];
-            let mut pages: [&[PageHash]; AHEAD] = [&[]; AHEAD];
             for guess in 0..guesses {
                 hashes[guess] = keys.at(at + guess * stride);
                 found[guess] =
                     self.slots.candidates(hashes[guess]).next().unwrap_or((NO_RUN, 0));
             }
-            for guess in 0..guesses {
-                let (run, page) = found[guess];
-                let hot = self.runs.hot(run);
-                if hot.chained && hot.scope == scope {
-                    pages[guess] = hot.pages().get(usize::from(page)..).unwrap_or_default();
-                }
-            }
             let start = at;
             for guess in 0..guesses {
                 let from = start + guess * stride;
-                let span = pages[guess].len().min(keys.len() - from);
+                let (run, page) = found[guess];
+                let hot = self.runs.hot(run);
+                let span = hot.pages_from(page).min(keys.len() - from);
+                if span == 0 || hot.scope != scope || !hot.chained {
+                    break;
+                }
                 // The same reasoning as in `stretch`.
-                let last = match span {
-                    0 => break,
-                    1 => hashes[guess],
-                    _ => keys.at(from + span - 1),
-                };
-                if pages[guess][span - 1] != last {
+                let last = if span == 1 { hashes[guess] } else { keys.at(from + span - 1) };
+                if !hot.is(usize::from(page) + span - 1, last) {
                     break;
                 }
                 visit(found[guess].0, found[guess].1, span, from);
@@ -235,5 +230,5 @@ impl Tables {
 
 /// The hashes of a run to insert.
 pub(crate) fn pages_of(pages: &[PageHash]) -> Pages {
-    Pages::from_vec(pages.to_vec())
+    Pages::new(pages)
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
-pub const PAGE: u64 = 64 << 10;
-pub const CAPACITY: u64 = 96 * MIB;
+pub const PAGE: u64 = 4 << 10;
+pub const CAPACITY: u64 = 64 * MIB;
 
 const MARK: &str = "helper> ";
 const VARIABLE: &str = "RITORNELLO_TEST_HELPER";

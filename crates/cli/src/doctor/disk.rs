@@ -1,0 +1,148 @@
+//! The file system under a store, and how bytes would move to it.
+
+use super::finding::Finding;
+use crate::print::bytes;
+use ritornello_format::Manifest;
+use ritornello_medium::{Host, Medium};
+use ritornello_store::{Budget, SEGMENT_BYTES};
+use ritornello_volume::segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Segment files that a store may have; zero where nobody said how large it is.
+pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
+    let wanted = manifest
+        .map(|manifest| (manifest.capacity, manifest.segment_bytes))
+        .or(capacity.map(|capacity| (capacity, SEGMENT_BYTES)));
+    wanted
+        .and_then(|(capacity, segment)| Budget::divide(capacity, segment).ok())
+        .map_or(0, |budget| u64::from(budget.segments_max))
+}
+
+/// Looks at the directories of the store, or of the one that is to be.
+pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Vec<Finding> {
+    let dirs: Vec<PathBuf> = match manifest {
+        Some(manifest) => manifest.volumes.iter().map(|volume| dir.join(volume)).collect(),
+        None => vec![dir.to_owned()],
+    };
+    let mut findings = Vec::new();
+    if let Some(manifest) = manifest {
+        findings.push(Finding::fine(
+            "store",
+            format!(
+                "{} in segments of {}, last owned by {}",
+                bytes(manifest.capacity),
+                bytes(manifest.segment_bytes),
+                if manifest.owner.is_empty() { "nobody" } else { &manifest.owner }
+            ),
+        ));
+    }
+    let config = SegmentsConfig {
+        dirs: dirs.clone(),
+        segment_bytes: manifest.map_or(SEGMENT_BYTES, |manifest| manifest.segment_bytes),
+        io: IoChoice::Auto,
+        in_flight_bytes: 0,
+    };
+    match Segments::open(Arc::new(Host), config) {
+        Ok(segments) => findings.extend(io(&segments.report())),
+        Err(error) => findings.push(Finding::wrong(
+            "I/O",
+            error.to_string(),
+            "another directory, or its permissions",
+        )),
+    }
+    for dir in &dirs {
+        findings.push(room(dir, manifest, capacity));
+    }
+    findings
+}
+
+fn io(report: &IoReport) -> Vec<Finding> {
+    let names = report.file_systems.join(", ");
+    let mut findings = Vec::new();
+    findings.push(if report.trusted {
+        Finding::fine("file system", format!("{names}, trusted"))
+    } else {
+        let found = format!("{names}, not to be trusted: {}", report.distrust);
+        Finding::wrong("file system", found, "a directory on a local disk")
+    });
+    let how = if report.direct { "past the page cache" } else { "through the page cache" };
+    let found = format!("{}, {how}", report.mode.word());
+    findings.push(match (report.mode, report.direct) {
+        (IoMode::Uring, true) => Finding::fine("I/O", found),
+        _ => {
+            let change = if report.why.is_empty() {
+                "a directory on ext4 or XFS, and a kernel and container that allow io_uring".into()
+            } else {
+                report.why.clone()
+            };
+            Finding::advice("I/O", found, change)
+        }
+    });
+    findings.push(if report.backing.is_huge() {
+        Finding::fine("huge pages", report.backing.word())
+    } else {
+        Finding::advice(
+            "huge pages",
+            "none: direct I/O runs at half its bandwidth",
+            "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+    });
+    // Those about huge pages and the page cache were said above, in fewer words.
+    let said = |warning: &&String| {
+        !warning.contains("huge pages") && !warning.contains("page cache")
+    };
+    findings.extend(
+        report.warnings.iter().filter(said).map(|w| Finding::advice("I/O", w.clone(), "")),
+    );
+    findings
+}
+
+/// Whether what is still to be allocated fits above the floor.
+fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Finding {
+    const WHAT: &str = "free space";
+    let room = match Host.room(dir) {
+        Ok(room) => room,
+        Err(error) => return Finding::wrong(WHAT, error.to_string(), "another directory"),
+    };
+    let floor = Budget::floor(room.total);
+    let usable = room.available.saturating_sub(floor);
+    let found = format!(
+        "{} of {} on {}; growth stops when {} are left",
+        bytes(room.available),
+        bytes(room.total),
+        dir.display(),
+        bytes(floor)
+    );
+    let (budget, taken) = match manifest {
+        Some(manifest) => {
+            let volumes = manifest.volumes.len().max(1) as u64;
+            (Some(manifest.capacity / volumes), allocated(dir))
+        }
+        None => (capacity, 0),
+    };
+    if let (None, Some(capacity)) = (manifest, capacity)
+        && let Err(error) = Budget::divide(capacity, SEGMENT_BYTES)
+    {
+        return Finding::wrong("capacity", error.to_string(), "a larger --capacity");
+    }
+    match budget {
+        Some(budget) if budget.saturating_sub(taken) > usable => {
+            let missing = budget - taken - usable;
+            let change = format!("free {}, or a smaller capacity", bytes(missing));
+            match manifest {
+                // It works until then, and evicts instead of growing.
+                Some(_) => Finding::advice(WHAT, found, change),
+                None => Finding::wrong(WHAT, found, change),
+            }
+        }
+        _ if usable == 0 => Finding::wrong(WHAT, found, "free some space"),
+        _ => Finding::fine(WHAT, found),
+    }
+}
+
+fn allocated(dir: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+    entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|m| m.blocks() * 512).sum()
+}

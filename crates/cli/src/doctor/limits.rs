@@ -1,0 +1,97 @@
+//! What the kernel and the container let this process do.
+
+use super::finding::Finding;
+use crate::print::bytes;
+use rustix::process::{Resource, getrlimit};
+use std::path::Path;
+
+/// Files besides segments: index, lock, socket, connections, eventfds of tickets.
+const OTHER_FILES: u64 = 256;
+/// Staging memory of one process, in and out, and then some.
+const MEMORY_WANTED: u64 = 1 << 30;
+
+/// Looks at them, for a store of so many segments.
+pub fn examine(segments: u64) -> Vec<Finding> {
+    vec![open_files(segments), locked_memory(), io_uring(), memory()]
+}
+
+fn open_files(segments: u64) -> Finding {
+    const WHAT: &str = "open files";
+    let limit = getrlimit(Resource::Nofile);
+    let Some(current) = limit.current else { return Finding::fine(WHAT, "unlimited") };
+    let needed = segments + OTHER_FILES;
+    let found = format!("{current} at most; this store may need {needed}");
+    if current >= needed {
+        return Finding::fine(WHAT, found);
+    }
+    let change = match limit.maximum {
+        Some(maximum) if maximum < needed => {
+            format!("as root: raise the hard limit (LimitNOFILE=, limits.conf) to {needed}")
+        }
+        _ => format!("ulimit -n {needed} before starting the engine"),
+    };
+    Finding::advice(WHAT, found, change)
+}
+
+fn locked_memory() -> Finding {
+    let shown = match getrlimit(Resource::Memlock).current {
+        None => "unlimited".to_owned(),
+        Some(limit) => bytes(limit),
+    };
+    Finding::fine("locked memory", format!("{shown} (nothing is locked: for the record)"))
+}
+
+fn io_uring() -> Finding {
+    const WHAT: &str = "io_uring";
+    let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    match switch.as_deref().map(str::trim) {
+        Ok("2") => Finding::advice(WHAT, "switched off", "sysctl kernel.io_uring_disabled=0"),
+        Ok("1") => Finding::advice(
+            WHAT,
+            "for privileged processes only",
+            "sysctl kernel.io_uring_disabled=0, or a group of its own (kernel.io_uring_group)",
+        ),
+        Ok(_) => Finding::fine(WHAT, "allowed by the kernel (a container may still forbid it)"),
+        Err(_) => Finding::fine(WHAT, "the kernel has no switch for it"),
+    }
+}
+
+fn memory() -> Finding {
+    const WHAT: &str = "memory";
+    let Some((limit, used)) = control_group() else {
+        return Finding::fine(WHAT, "no limit of a control group");
+    };
+    let found = format!("{} used of {} in this control group", bytes(used), bytes(limit));
+    if limit.saturating_sub(used) >= MEMORY_WANTED {
+        Finding::fine(WHAT, found)
+    } else {
+        let change = format!("leave {} free for staging and the index", bytes(MEMORY_WANTED));
+        Finding::advice(WHAT, found, change)
+    }
+}
+
+/// The tightest memory limit above this process, and what is used under it (version 2, then 1).
+fn control_group() -> Option<(u64, u64)> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::"));
+    let root = Path::new("/sys/fs/cgroup");
+    let number = |path: &Path| -> Option<u64> {
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    };
+    let mut tightest: Option<(u64, u64)> = None;
+    let mut group = own.map(|own| root.join(own.trim_start_matches('/')));
+    while let Some(dir) = group {
+        let found = number(&dir.join("memory.max")).zip(number(&dir.join("memory.current")));
+        if let Some((limit, used)) = found
+            && tightest.is_none_or(|(least, _)| limit < least)
+        {
+            tightest = Some((limit, used));
+        }
+        group = dir.parent().filter(|dir| dir.starts_with(root)).map(Path::to_owned);
+    }
+    tightest.or_else(|| {
+        let v1 = root.join("memory");
+        let limit = number(&v1.join("memory.limit_in_bytes")).filter(|limit| *limit < 1 << 60)?;
+        Some((limit, number(&v1.join("memory.usage_in_bytes"))?))
+    })
+}

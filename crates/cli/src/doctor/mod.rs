@@ -1,0 +1,79 @@
+//! `ritornello doctor`.
+
+mod disk;
+mod finding;
+mod limits;
+mod trial;
+
+use crate::args::DoctorArgs;
+use crate::exit::{Failure, Status};
+use crate::print::{json, say, table};
+use crate::{Context, open, progress};
+use finding::{Finding, Level};
+use serde::Serialize;
+use std::path::Path;
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    dir: &'a Path,
+    /// Whether nothing is wrong. There may be advice.
+    healthy: bool,
+    findings: &'a [Finding],
+    /// What the trial moved, if it came that far.
+    trial: Option<trial::Rates>,
+}
+
+/// Tries a directory out.
+///
+/// # Errors
+/// If it is no directory, or holds something else.
+pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
+    // A directory that holds other things can be tried out all the same.
+    let bare = args.dir.is_dir() && !args.dir.join("MANIFEST").exists();
+    let manifest = if bare { None } else { open::manifest(&args.dir)? };
+    let bar = progress::steps(3);
+    bar.set_message("looking at the disk");
+    let mut findings = disk::examine(&args.dir, manifest.as_ref(), args.capacity);
+    bar.inc(1);
+    bar.set_message("looking at limits");
+    let segments = disk::segments(manifest.as_ref(), args.capacity);
+    findings.extend(limits::examine(segments));
+    bar.inc(1);
+    bar.set_message("writing, reading, comparing");
+    let trial = match trial::run(&args.dir, manifest.is_some()) {
+        Ok((rates, more)) => {
+            findings.extend(more);
+            Some(rates)
+        }
+        Err(failure) => {
+            findings.push(Finding::wrong("trial", failure.line, failure.advice));
+            None
+        }
+    };
+    bar.finish_and_clear();
+    let healthy = findings.iter().all(|finding| finding.level != Level::Wrong);
+    if context.json {
+        json(&Answer { dir: &args.dir, healthy, findings: &findings, trial });
+    } else {
+        say(&describe(healthy, &findings));
+    }
+    Ok(if healthy { Status::Fine } else { Status::Problems })
+}
+
+fn describe(healthy: bool, findings: &[Finding]) -> String {
+    let mut out = table(&["", "what", "found"]);
+    for finding in findings {
+        let mark = match finding.level {
+            Level::Fine => "ok",
+            Level::Advice => "advice",
+            Level::Wrong => "WRONG",
+        };
+        let mut found = finding.found.clone();
+        if !finding.change.is_empty() {
+            found = format!("{found}\n-> {}", finding.change);
+        }
+        out.add_row([mark, finding.what, &found]);
+    }
+    let verdict = if healthy { "nothing is wrong" } else { "something is wrong: see above" };
+    format!("{out}\n{verdict}")
+}

@@ -1,0 +1,153 @@
+//! What a forked child may do with its parent's store: nothing, and open it again.
+#![allow(unsafe_code, reason = "fork is")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_node::{Node, Role, open};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+/// Runs `child` in a forked child of this process; its answer is said by the child itself.
+fn fork(child: impl FnOnce() -> String) -> i32 {
+    // SAFETY: the helper has one thread that allocates when it forks, the caller's, besides those
+    // of the store, which are asleep; glibc takes its allocator through a fork.
+    match unsafe { libc::fork() } {
+        0 => {
+            let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+            say(answer.unwrap_or_else(|_| "the child panicked".to_owned()));
+            // SAFETY: ends the child without running what belongs to the parent.
+            unsafe { libc::_exit(0) }
+        }
+        pid => pid,
+    }
+}
+
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    let dir = node.path().to_owned();
+    let handle = Arc::clone(node);
+    match command {
+        "fork-and-look" => {
+            let pid = fork(move || {
+                let refused = |error: ritornello_format::Error| {
+                    assert_eq!(error.kind(), ErrorKind::Closed);
+                    assert!(error.to_string().contains("open it again"), "{error}");
+                };
+                refused(put(handle.store(), 9, 1).unwrap_err());
+                refused(probe(handle.store(), 1, 1).unwrap_err());
+                refused(handle.store().flush().unwrap_err());
+                refused(handle.store().stats().unwrap_err());
+                handle.close().unwrap();
+                drop(handle);
+                let own = open(&options(&dir)).unwrap();
+                assert_eq!(own.role(), Role::Client);
+                assert_eq!(get(own.store(), 1, 5).unwrap(), 5);
+                assert_eq!(put(own.store(), 2, 5).unwrap().pages, 5);
+                own.close().unwrap();
+                "child is content".to_owned()
+            });
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            unsafe { libc::waitpid(pid, &mut status, 0) };
+            format!("waited {status}")
+        }
+        // The child lives on with copies of all its parent had open.
+        "fork-and-stay" => {
+            fork(move || {
+                std::thread::sleep(Duration::from_secs(20));
+                drop(handle);
+                "child ends".to_owned()
+            });
+            "forked".to_owned()
+        }
+        "fork-and-take-over" => {
+            let pid = fork(move || {
+                let own = open(&options(&dir)).unwrap();
+                assert_eq!(own.role(), Role::Client);
+                say("child is a client");
+                // SAFETY: the number of the parent, whoever that is.
+                while unsafe { libc::getppid() } != 1 && own.role() == Role::Client {
+                    let _ = own.store().stats();
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                eventually("the child owns", || {
+                    own.store().stats().is_ok() && own.role() == Role::Owner
+                });
+                // Its copy of the parent's handle goes, and must not take the lock with it.
+                drop(handle);
+                say("child is the owner");
+                std::thread::sleep(Duration::from_secs(20));
+                String::new()
+            });
+            format!("forked {pid}")
+        }
+        other => panic!("what is {other}?"),
+    }
+}
+
+#[test]
+fn a_child_cannot_use_its_parents_handle_but_one_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut parent = Helper::opened(dir.path());
+    assert_eq!(parent.ask("put 1 5"), "5");
+    assert_eq!(parent.ask("fork-and-look"), "child is content");
+    assert_eq!(parent.listen(), "waited 0");
+    assert_eq!(parent.ask("get 2 5"), "5");
+    assert_eq!(parent.ask("role"), "owner");
+    // The same where the parent is a client.
+    let mut other = Helper::opened(dir.path());
+    assert_eq!(other.ask("role"), "client");
+    assert_eq!(other.ask("fork-and-look"), "child is content");
+    assert_eq!(other.listen(), "waited 0");
+    assert_eq!(other.ask("get 2 5"), "5");
+    other.finish();
+    parent.finish();
+}
+
+#[test]
+fn an_owner_whose_child_lives_on_is_dead_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 5).unwrap().pages, 5);
+    node.store().flush().unwrap();
+    assert_eq!(owner.ask("fork-and-stay"), "forked");
+    owner.signal(libc::SIGKILL);
+    let started = std::time::Instant::now();
+    assert_eq!(get(node.store(), 1, 5).unwrap(), 5);
+    assert_eq!(node.role(), Role::Owner);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_client_whose_child_lives_on_gives_its_leases_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 5).unwrap().pages, 5);
+    let mut client = Helper::opened(dir.path());
+    assert_eq!(client.ask("lease 1 5"), "5");
+    assert_eq!(client.ask("fork-and-stay"), "forked");
+    client.signal(libc::SIGKILL);
+    eventually("the lease ends", || node.store().stats().unwrap().catalog.leases == 0);
+}
+
+#[test]
+fn a_child_takes_over_from_its_parent_and_keeps_the_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut parent = Helper::opened(dir.path());
+    parent.tell("fork-and-take-over");
+    let said = [parent.listen(), parent.listen()];
+    assert!(said.iter().any(|said| said == "child is a client"), "{said:?}");
+    parent.signal(libc::SIGKILL);
+    assert_eq!(parent.listen(), "child is the owner");
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    assert_eq!(put(node.store(), 1, 5).unwrap().pages, 5);
+    node.close().unwrap();
+}

@@ -1,0 +1,88 @@
+//! What cannot be opened, and what it is told.
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_node::{Node, Options, open};
+use std::path::Path;
+use std::sync::Arc;
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(_: &Arc<Node>, other: &str) -> String {
+    panic!("what is {other}?")
+}
+
+fn refused(options: &Options, words: &str) {
+    let error = open(options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn a_file_is_no_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, b"precious").unwrap();
+    refused(&options(&file), "name a directory");
+    refused(&options(&file.join("below")), "name a directory");
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+}
+
+#[test]
+fn a_directory_with_other_things_is_left_as_it_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(dir.path().join("thesis.tex"), b"precious").unwrap();
+    refused(&options(dir.path()), "not a Ritornello store");
+    let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["thesis.tex"]);
+    assert_eq!(std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o755);
+}
+
+#[test]
+fn without_a_capacity_nothing_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    refused(&Options::new(dir.path()), "capacity");
+    refused(&Options::new(dir.path().join("below")), "capacity");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_capacity_that_is_too_small_or_another_one_is_refused_and_the_lock_is_free() {
+    let dir = tempfile::tempdir().unwrap();
+    refused(&Options { capacity: Some(MIB), ..options(dir.path()) }, "capacity");
+    let owner = Helper::opened(dir.path());
+    refused(&Options { capacity: Some(2 * CAPACITY), ..options(dir.path()) }, "another capacity");
+    let node = open(&Options::new(dir.path())).unwrap();
+    node.close().unwrap();
+    owner.finish();
+    refused(&Options { capacity: Some(2 * CAPACITY), ..options(dir.path()) }, "another capacity");
+    open(&options(dir.path())).unwrap();
+}
+
+#[test]
+fn what_cannot_be_written_is_refused() {
+    // Nobody can make directories there, root included.
+    let error = open(&options(Path::new("/proc/ritornello"))).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Retry), "{error:?}");
+}
+
+#[test]
+fn a_damaged_manifest_is_fatal_and_the_lock_is_free() {
+    let dir = tempfile::tempdir().unwrap();
+    open(&options(dir.path())).unwrap().close().unwrap();
+    let manifest = dir.path().join("MANIFEST");
+    let good = std::fs::read(&manifest).unwrap();
+    let mut bad = good.clone();
+    bad[20] ^= 1;
+    std::fs::write(&manifest, bad).unwrap();
+    assert_eq!(open(&options(dir.path())).unwrap_err().kind(), ErrorKind::Fatal);
+    std::fs::write(&manifest, good).unwrap();
+    open(&options(dir.path())).unwrap();
+}

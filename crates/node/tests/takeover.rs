@@ -1,0 +1,168 @@
+//! Owners that die or leave, and what becomes of their clients.
+
+mod common;
+
+use common::*;
+use ritornello_node::{Node, Role, open};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(_: &Arc<Node>, other: &str) -> String {
+    panic!("what is {other}?")
+}
+
+/// Kills the owner while `clients` work, and returns the sequences they had flushed.
+fn kill_under_load(owner: Helper, clients: &mut [Helper], after: Duration) -> BTreeSet<u64> {
+    let mut flushed = BTreeSet::new();
+    let until = Instant::now() + after;
+    while Instant::now() < until {
+        flushed.extend(clients.iter_mut().map(|client| client.listen().parse::<u64>().unwrap()));
+    }
+    owner.kill();
+    flushed
+}
+
+#[test]
+fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let mut clients: Vec<Helper> = (0..3).map(|_| Helper::opened(dir.path())).collect();
+    for (at, client) in clients.iter_mut().enumerate() {
+        client.tell(&format!("work {} 12", at * 1_000_000));
+    }
+    let mut flushed = kill_under_load(owner, &mut clients, Duration::from_millis(500));
+    // They go on, one of them as the owner.
+    for client in &mut clients {
+        for _ in 0..20 {
+            flushed.insert(client.listen().parse().unwrap());
+        }
+    }
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    let stats = node.store().stats().unwrap().catalog;
+    assert_eq!((stats.epoch, stats.poisoned), (2, None));
+    drop(node);
+    for client in clients {
+        flushed.extend(client.kill().iter().filter_map(|name| name.parse::<u64>().ok()));
+    }
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Owner);
+    let stats = node.store().stats().unwrap().catalog;
+    assert_eq!((stats.epoch, stats.reserved_bytes), (3, 0));
+    let evicted = stats.counters["pages_evicted"] > 0 || stats.used_bytes > CAPACITY / 2;
+    assert!(!evicted, "the test does not fill the store");
+    for name in &flushed {
+        assert_eq!(get(node.store(), *name, 12).unwrap(), 12, "{name} of {flushed:?}");
+    }
+}
+
+#[test]
+fn owner_after_owner_is_killed_and_the_last_client_still_has_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut line: Vec<Helper> = (0..5).map(|_| Helper::opened(dir.path())).collect();
+    let node = loop {
+        let roles: Vec<String> = line.iter_mut().map(|helper| helper.ask("role")).collect();
+        let at = roles.iter().position(|role| role == "owner").unwrap();
+        let mut owner = line.swap_remove(at);
+        let name = line.len() as u64;
+        assert_eq!(owner.ask(&format!("put {name} 9")), "9");
+        assert_eq!(owner.ask("flush"), "flushed");
+        if line.is_empty() {
+            owner.kill();
+            break open(&options(dir.path())).unwrap();
+        }
+        owner.kill();
+        for client in &mut line {
+            assert_eq!(client.ask(&format!("get {name} 9")), "9");
+        }
+    };
+    for name in 0..5 {
+        assert_eq!(get(node.store(), name, 9).unwrap(), 9);
+    }
+    assert_eq!(node.store().stats().unwrap().catalog.epoch, 6);
+}
+
+#[test]
+fn an_owner_that_closes_hands_over_without_a_failed_call() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 0, 4).unwrap().pages, 4);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let store = node.store();
+                scope.spawn(move || {
+                    let until = Instant::now() + Duration::from_millis(800);
+                    while Instant::now() < until {
+                        assert_eq!(probe(store, 0, 5).unwrap(), 4);
+                        assert_eq!(get(store, 0, 4).unwrap(), 4);
+                    }
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(300));
+        owner.finish();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    assert_eq!(node.role(), Role::Owner);
+}
+
+#[test]
+fn a_put_that_loses_its_owner_leaves_no_space_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..4 {
+        let owner = Helper::opened(dir.path());
+        let mut worker = Helper::opened(dir.path());
+        let node = open(&options(dir.path())).unwrap();
+        worker.tell(&format!("work {} 300", (round + 1) * 1_000_000));
+        let reserved = || node.store().stats().unwrap().catalog.reserved_bytes;
+        eventually("a reservation", || reserved() > 0);
+        owner.kill();
+        worker.listen();
+        worker.signal(libc::SIGSTOP);
+        // Were the worker the owner now, this would wait for it.
+        worker.signal(libc::SIGCONT);
+        for _ in 0..3 {
+            assert!(!worker.listen().is_empty());
+        }
+        worker.kill();
+        eventually("all space is free", || reserved() == 0);
+        node.close().unwrap();
+    }
+}
+
+#[test]
+fn a_dead_owners_socket_is_no_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    owner.kill();
+    assert!(dir.path().join("owner.sock").exists());
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Owner);
+    assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+}
+
+#[test]
+fn a_directory_that_was_replaced_is_not_taken_for_the_old_one() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, old) = (root.path().join("store"), root.path().join("old"));
+    let owner = Helper::opened(&dir);
+    let node = open(&options(&dir)).unwrap();
+    std::fs::rename(&dir, &old).unwrap();
+    owner.kill();
+    let error = probe_known(&node).unwrap_err().to_string();
+    assert!(error.contains("moved or replaced"), "{error}");
+    assert!(!Path::new(&dir).exists(), "nothing was made in its place");
+}
+
+fn probe_known(node: &Node) -> ritornello_format::Result<()> {
+    node.store().flush()
+}
