@@ -14,7 +14,7 @@ import ritornello as rt
 Bytes: TypeAlias = NDArray[np.uint8]
 
 # Small, so that tests fill and overwrite it; options of every store here.
-SMALL: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 1 << 20}
+SMALL: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 
 
 def open_small(path: Path, **options: Any) -> rt.Store:

@@ -37,7 +37,7 @@ def test_options_that_do_not_fit(where: Path, options: dict[str, Any], advice: s
 
 
 def test_capacities_may_be_numbers_or_text(where: Path) -> None:
-    rt.Store.open(where, 64 << 20, segment_bytes=1 << 20).close()
+    rt.Store.open(where, 64 << 20, segment_bytes=4 << 20).close()
     with rt.Store.open(str(where), "64 MiB") as store:
         assert store.stats()["capacity_bytes"] == 64 << 20
         assert store.path == str(where)

@@ -65,7 +65,8 @@ def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
     assert child.stdout.readline().startswith("open")
     time.sleep(delay)
     child.send_signal(signal.SIGKILL)
-    lines = child.stdout.read().splitlines()
+    with child.stdout:
+        lines = child.stdout.read().splitlines()
     child.wait(timeout=30)
     whole = [line.split() for line in lines if line.startswith("flushed") and line.count(" ") == 2]
     return {int(name): int(pages) for _, name, pages in whole}
@@ -122,7 +123,8 @@ def test_owner_killed_under_a_living_client(tmp_path: Path) -> None:
         assert store.role == "client"
         time.sleep(0.2)
         owner.send_signal(signal.SIGKILL)
-        lines = owner.stdout.read().splitlines()
+        with owner.stdout:
+            lines = owner.stdout.read().splitlines()
         owner.wait(timeout=30)
         flushed = {int(line.split()[1]): int(line.split()[2]) for line in lines if line}
         check(store, flushed, max(flushed, default=0) + 1)

@@ -94,16 +94,22 @@ def test_figures(store: rt.Store) -> None:
     assert stats["transfer"]["put_bytes"] == stats["transfer"]["get_bytes"] == 6 * PAGE
 
 
-def test_a_full_store_takes_the_new_and_lets_the_old_go(store: rt.Store) -> None:
-    scope = rt.Scope.opaque("flood", 1 << 18, chained=True)
-    last: list[bytes] = []
-    for turn in range(40):
-        last = keys_of(f"flood {turn}", 10)
-        assert store.put_batch(scope, last, pages_of(last, 1 << 18)) == 10
-    assert store.probe(scope, last) == 10
-    assert store.probe(scope, keys_of("flood 0", 10)) == 0
+@pytest.mark.parametrize("page_bytes", [5_000, 64 << 10, 256 << 10, 512 << 10])
+@pytest.mark.parametrize("chained", [True, False])
+def test_a_full_store_takes_the_new_and_lets_the_old_go(
+    store: rt.Store, page_bytes: int, chained: bool
+) -> None:
+    """Twice the capacity, in sequences of 2 MiB, whatever of a segment a page leaves over."""
+    scope = rt.Scope.opaque("flood", page_bytes, chained=chained)
+    length, capacity = (2 << 20) // page_bytes, store.stats()["capacity_bytes"]
+    pages = pages_of(keys_of("flood", length), page_bytes)
+    sequences = [keys_of(f"flood {turn}", length) for turn in range(2 * capacity // pages.nbytes)]
+    for keys in sequences:
+        assert store.put_batch(scope, keys, pages) == length
+    assert store.probe(scope, sequences[-1]) == length
+    assert store.probe(scope, sequences[0]) == 0
     stats = store.stats()
-    assert stats["allocated_bytes"] <= stats["capacity_bytes"]
+    assert stats["allocated_bytes"] <= capacity
     assert stats["counters"]["pages_evicted"] > 0
 
 

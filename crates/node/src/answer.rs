@@ -1,6 +1,6 @@
 //! One question in, one answer out: the owner's side of [`crate::remote`].
 
-use crate::protocol::{Request, Response};
+use crate::protocol::{PATIENCE_MAX, Request, Response};
 use ritornello_format::Result;
 use ritornello_store::Catalog;
 
@@ -12,9 +12,7 @@ pub(crate) fn answer(catalog: &dyn Catalog, request: Request<'_>) -> Response {
 fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
     let done = |()| Response::Done;
     match request {
-        Request::Resolve { scope, create } => {
-            catalog.resolve(&scope, create).map(Response::Scope)
-        }
+        Request::Resolve { scope, create } => catalog.resolve(&scope, create).map(Response::Scope),
         Request::Probe { scope, keys } => catalog.probe(scope, &keys.split()?).map(Response::Count),
         Request::Lease { scope, keys, ttl } => {
             catalog.lease(scope, &keys.split()?, ttl).map(Response::Leased)
@@ -27,6 +25,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
             catalog.exists(scope, &keys.split()?).map(Response::Exists)
         }
         Request::Reserve { scope, keys, parent, patience } => {
+            let patience = patience.min(PATIENCE_MAX);
             catalog.reserve(scope, &keys.split()?, parent, patience).map(Response::Reserved)
         }
         Request::Commit { reservation, written } => {

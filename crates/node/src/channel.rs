@@ -129,8 +129,10 @@ fn whole_length(bytes: &[u8]) -> Result<Option<usize>> {
     let Some(prefix) = bytes.first_chunk::<PREFIX>() else { return Ok(None) };
     let length = u32::from_le_bytes(*prefix) as usize;
     if length > MESSAGE_BYTES_MAX {
-        return Err(Error::invalid("this is not Ritornello's protocol, or the message is too long")
-            .with("bytes", length));
+        return Err(Error::invalid(
+            "this is not Ritornello's protocol, or the message is too long",
+        )
+        .with("bytes", length));
     }
     Ok(Some(PREFIX + length))
 }

@@ -6,7 +6,7 @@ use crate::lost::lost;
 use crate::presence::Presence;
 use crate::protocol::{Entry, Greeting, Hello, Request, Response, Welcome};
 use crate::record_lock::Holder;
-use crate::socket;
+use crate::socket::{self, SocketFile};
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 use std::io;
@@ -51,9 +51,10 @@ impl Client {
     pub(crate) fn connect(home: &Arc<Home>, until: Instant) -> Result<Self> {
         // Before connecting: were the owner to change meanwhile, the first look would tell.
         let owner = home.lock.holder()?.ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
+        let dialled = dial(home, until)?;
         let presence = Presence::announce(home)?;
         let hello = Hello::new(presence.name(), true);
-        let (channel, store) = enter(home, &hello, owner, until)?;
+        let (channel, store) = enter(home, dialled, &hello, owner, until)?;
         Ok(Self {
             home: Arc::clone(home),
             presence,
@@ -130,20 +131,20 @@ impl Client {
             if pool.open < CONNECTIONS_MAX {
                 pool.open += 1;
                 drop(pool);
-                let hello = Hello::new(self.presence.name(), false);
-                return match enter(&self.home, &hello, self.owner, until) {
-                    Ok((channel, _)) => Ok(channel),
-                    Err(error) => {
-                        self.forget_one();
-                        Err(error)
-                    }
-                };
+                return self.join(until).inspect_err(|_| self.forget_one());
             }
             if self.returned.wait_until(&mut pool, until).timed_out() {
                 return Err(Error::retry("all connections to the store's owner are busy")
                     .with("connections", CONNECTIONS_MAX));
             }
         }
+    }
+
+    /// One more connection under the same name.
+    fn join(&self, until: Instant) -> Result<Channel> {
+        let hello = Hello::new(self.presence.name(), false);
+        let dialled = dial(&self.home, until)?;
+        enter(&self.home, dialled, &hello, self.owner, until).map(|(channel, _)| channel)
     }
 
     fn check_in(&self, channel: Channel) {
@@ -157,17 +158,23 @@ impl Client {
     }
 }
 
-/// Opens a connection and says hello. Returns it and the identity of the store behind it.
+/// A connection to whoever listens, and the socket file that led there.
+fn dial(home: &Home, until: Instant) -> Result<(Channel, Option<SocketFile>)> {
+    let file = socket::present(home);
+    let patience = until.saturating_duration_since(Instant::now()).min(HANDSHAKE);
+    let stream = socket::dial(home, patience)?;
+    Ok((Channel::new(Arc::new(stream), LOOK)?, file))
+}
+
+/// Says hello. Returns the connection and the identity of the store behind it.
 fn enter(
     home: &Home,
+    (mut channel, file): (Channel, Option<SocketFile>),
     hello: &Hello,
     owner: Holder,
     until: Instant,
 ) -> Result<(Channel, [u8; 16])> {
     let until = until.min(Instant::now() + HANDSHAKE);
-    let file = socket::present(home);
-    let stream = socket::dial(home, until.saturating_duration_since(Instant::now()))?;
-    let mut channel = Channel::new(Arc::new(stream), LOOK)?;
     let mut patience = |_| {
         // A socket that a forked child of a dead owner keeps open takes connections and never
         // answers; the next owner puts its own in that place.

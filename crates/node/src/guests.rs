@@ -81,22 +81,24 @@ impl Guests {
         }
     }
 
-    /// Lets every call finish that has come in, at most for `patience`, and hangs up.
-    pub(crate) fn dismiss(&self, patience: Duration) {
+    /// Hangs up on everybody. With `Shutdown::Read` no further question comes in, but answers
+    /// still go out.
+    pub(crate) fn dismiss(&self, how: Shutdown) {
+        for connected in self.book.lock().connections.values() {
+            shut_down(&connected.stream, how);
+        }
+    }
+
+    /// Waits until every connection's thread is done. Whether that came about in time.
+    pub(crate) fn wait_until_gone(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut book = self.book.lock();
-        for connected in book.connections.values() {
-            // No further question comes in; answers still go out.
-            shut_down(&connected.stream, Shutdown::Read);
-        }
         while !book.connections.is_empty() {
             if self.left.wait_until(&mut book, until).timed_out() {
-                break;
+                return book.connections.is_empty();
             }
         }
-        for connected in book.connections.values() {
-            shut_down(&connected.stream, Shutdown::Both);
-        }
+        true
     }
 }
 
@@ -113,8 +115,9 @@ impl Visit {
                 return Err(Error::invalid("a client of this name is connected"));
             }
             if book.clients.len() >= CLIENTS_MAX {
-                return Err(Error::retry("too many processes use this store")
-                    .with("clients", CLIENTS_MAX));
+                return Err(
+                    Error::retry("too many processes use this store").with("clients", CLIENTS_MAX)
+                );
             }
             book.last_client += 1;
             let id = ClientId(book.last_client);

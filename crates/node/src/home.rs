@@ -60,7 +60,7 @@ impl Home {
         if found.uid() != rustix::process::geteuid().as_raw() {
             return Err(Error::invalid(
                 "the directory belongs to another user, who could read the prompts in it: \
-                 run as that user, or name another directory",
+                 run as that user, or name a new directory",
             )
             .with("dir", path.display())
             .with("owner", found.uid()));
@@ -72,7 +72,7 @@ impl Home {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(refused(error.into())),
         }
-        let lock = DirectoryLock::open(dir.as_fd()).map_err(|e| e.with("dir", path.display()))?;
+        let lock = DirectoryLock::open(dir.as_fd()).map_err(refused)?;
         Ok(Self {
             process: Process::current(),
             lock,
@@ -112,9 +112,7 @@ pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
             "this is a file, not a directory: name a directory"
         }
-        io::ErrorKind::NotFound => {
-            "there is no store here yet: give a capacity to make one"
-        }
+        io::ErrorKind::NotFound => "there is no store here yet: give a capacity to make one",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "the directory cannot be written: run as its owner, or name another one"
         }

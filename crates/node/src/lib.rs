@@ -10,12 +10,12 @@
 //!                              Guests ── Server ───╯          in that other one
 //! ```
 //!
-//! **Who owns.** Whoever holds the POSIX record lock on `LOCK` ([`record_lock`] says why that kind).
+//! **Who owns.** Whoever holds the POSIX record lock on `LOCK` (`record_lock.rs` says why that kind).
 //! The kernel takes it from a process that dies, and not before its last write has landed.
 //!
 //! **Who may be writing.** A client holds a lock of its own, on `clients/<random name>`. The engine
 //! logs the name with every reservation, so that the next owner can tell a slow client from a dead
-//! one. See [`presence`].
+//! one. See `presence.rs`.
 //!
 //! **When the owner goes away**, clients notice at their next call (or during it), race for the
 //! lock, and one recovers the store while the others connect to it: callers see a delay. A client
@@ -40,6 +40,7 @@ mod channel;
 mod client;
 mod guests;
 mod home;
+mod keys;
 mod ledger;
 mod lock;
 mod lost;

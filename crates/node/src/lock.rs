@@ -25,14 +25,9 @@ pub(crate) struct DirectoryLock {
 
 impl DirectoryLock {
     /// Opens the file in `dir`, locked or not.
-    pub(crate) fn open(dir: BorrowedFd<'_>) -> Result<Self> {
-        let file = open(dir).map_err(|error| {
-            Error::invalid(
-                "the directory cannot be written: run as its owner, or name another one",
-            )
-            .because(error)
-        })?;
-        Ok(Self { process: Process::current(), file: Mutex::new(Some(file)) })
+    pub(crate) fn open(dir: BorrowedFd<'_>) -> io::Result<Self> {
+        let file = Mutex::new(Some(open(dir)?));
+        Ok(Self { process: Process::current(), file })
     }
 
     /// Takes the lock if nobody else has it.

@@ -6,7 +6,7 @@ use crate::registry::{self, Slot};
 use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{Directory, Options, Store};
+use ritornello_store::{Directory, Engine, Options, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,6 +120,13 @@ impl Node {
     #[must_use]
     pub fn role(&self) -> Role {
         self.shared.role()
+    }
+
+    /// The engine, while this process owns the store: what only an owner may do, such as `fsck`.
+    /// It is closed with the store, whoever still holds it.
+    #[must_use]
+    pub fn engine(&self) -> Option<Arc<Engine>> {
+        self.shared.engine()
     }
 
     /// The directory, without symbolic links.

@@ -5,7 +5,7 @@ use crate::home::Home;
 use crate::presence;
 use crate::server::Server;
 use parking_lot::Mutex;
-use ritornello_format::Result;
+use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
 use ritornello_store::{Alive, ClientId, Engine, Options, Session};
 use std::sync::Arc;
@@ -52,14 +52,22 @@ impl Owner {
         &self.session
     }
 
-    /// Hangs up on the clients, who find the next owner, and closes the engine.
+    /// Hangs up on the clients, who find the next owner, and closes the engine. What is inside is
+    /// the result of the last sync: the engine is closed whatever that says.
     ///
     /// # Errors
-    /// Those of the last sync. The store is closed all the same.
-    pub(crate) fn close(&self) -> Result<()> {
-        if let Some(server) = self.server.lock().take() {
+    /// `Retry` if a client's call is stuck in the engine, on a disk that does not answer: the
+    /// directory must not be anybody else's before that has ended.
+    pub(crate) fn close(&self) -> Result<Result<()>> {
+        let mut server = self.server.lock();
+        if let Some(server) = server.as_mut() {
             server.stop();
         }
-        self.engine.close()
+        let closed = self.engine.close();
+        if server.as_ref().is_none_or(Server::is_deserted) {
+            *server = None;
+            return Ok(closed);
+        }
+        Err(Error::retry("a call of another process does not end: close again later"))
     }
 }

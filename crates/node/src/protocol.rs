@@ -3,14 +3,17 @@
 //! The first message each way is fixed for all versions in its first eight bytes, so that any two
 //! versions can tell that they differ. Payload never comes this way.
 
-use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Result, Scope, check_keys};
+use crate::keys::{Keys, as_bytes, as_optional_bytes};
+use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Result, Scope};
 use ritornello_store::{CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
 
 /// Changes whenever a message does.
 pub(crate) const VERSION: u32 = 1;
+/// An owner lets nobody wait for space longer than this.
+pub(crate) const PATIENCE_MAX: Duration = Duration::from_secs(600);
 /// Starts the first message each way.
 const MAGIC: [u8; 4] = *b"RTRN";
 
@@ -97,107 +100,52 @@ pub(crate) enum Entry {
     Refused(Fault),
 }
 
-/// The keys of a call, end to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Keys<'a> {
-    /// Length of every key; zero if they differ.
-    width: u8,
-    /// Length of each key, if they differ.
-    #[serde(borrow, serialize_with = "as_bytes")]
-    lengths: &'a [u8],
-    #[serde(borrow, serialize_with = "as_bytes")]
-    bytes: &'a [u8],
-}
-
-fn as_bytes<S: Serializer>(bytes: &[u8], serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    // In one piece; a slice would be written byte by byte.
-    serializer.serialize_bytes(bytes)
-}
-
-fn as_optional_bytes<S: Serializer>(
-    bytes: &Option<&[u8]>,
-    serializer: S,
-) -> std::result::Result<S::Ok, S::Error> {
-    struct Bytes<'a>(&'a [u8]);
-    impl Serialize for Bytes<'_> {
-        fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-            serializer.serialize_bytes(self.0)
-        }
-    }
-    bytes.map(Bytes).serialize(serializer)
-}
-
-/// Keys on their way into a [`Keys`].
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Flattened {
-    width: u8,
-    lengths: Vec<u8>,
-    bytes: Vec<u8>,
-}
-
-impl Flattened {
-    /// Lays `keys` end to end.
-    ///
-    /// # Errors
-    /// `Invalid` for keys that are too short or too long.
-    pub(crate) fn new(keys: &[&[u8]]) -> Result<Self> {
-        check_keys(keys)?;
-        let width = keys.first().map_or(0, |key| key.len());
-        let same = keys.iter().all(|key| key.len() == width);
-        let mut bytes = Vec::with_capacity(keys.iter().map(|key| key.len()).sum());
-        keys.iter().for_each(|key| bytes.extend_from_slice(key));
-        // Keys were found to be at most 64 bytes long.
-        let lengths = if same { Vec::new() } else { keys.iter().map(|k| k.len() as u8).collect() };
-        Ok(Self { width: if same { width as u8 } else { 0 }, lengths, bytes })
-    }
-
-    /// As they are sent.
-    pub(crate) fn as_keys(&self) -> Keys<'_> {
-        Keys { width: self.width, lengths: &self.lengths, bytes: &self.bytes }
-    }
-}
-
-impl<'a> Keys<'a> {
-    /// The keys one by one.
-    ///
-    /// # Errors
-    /// `Invalid` if lengths and bytes do not agree.
-    pub(crate) fn split(&self) -> Result<Vec<&'a [u8]>> {
-        let disagree = || Error::invalid("the lengths of keys do not add up");
-        if self.width > 0 {
-            let keys = self.bytes.chunks_exact(usize::from(self.width));
-            return if keys.remainder().is_empty() { Ok(keys.collect()) } else { Err(disagree()) };
-        }
-        let mut rest = self.bytes;
-        let mut keys = Vec::with_capacity(self.lengths.len());
-        for &length in self.lengths {
-            let (key, tail) = rest.split_at_checked(usize::from(length)).ok_or_else(disagree)?;
-            keys.push(key);
-            rest = tail;
-        }
-        if rest.is_empty() { Ok(keys) } else { Err(disagree()) }
-    }
-}
-
 /// A question: one of each call of [`ritornello_store::Catalog`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub(crate) enum Request<'a> {
-    Resolve { scope: Cow<'a, Scope>, create: bool },
-    Probe { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
-    Lease { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a>, ttl: Duration },
-    Release { lease: LeaseNumber },
-    Locate { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
-    Exists { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
+    Resolve {
+        scope: Cow<'a, Scope>,
+        create: bool,
+    },
+    Probe {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    Lease {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+        ttl: Duration,
+    },
+    Release {
+        lease: LeaseNumber,
+    },
+    Locate {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    Exists {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
     Reserve {
         scope: ScopeRef,
-        #[serde(borrow)] keys: Keys<'a>,
+        #[serde(borrow)]
+        keys: Keys<'a>,
         #[serde(borrow, serialize_with = "as_optional_bytes")]
         parent: Option<&'a [u8]>,
         patience: Duration,
     },
-    Commit { reservation: u64, written: Cow<'a, [Option<u64>]> },
-    Abort { reservation: u64 },
+    Commit {
+        reservation: u64,
+        written: Cow<'a, [Option<u64>]>,
+    },
+    Abort {
+        reservation: u64,
+    },
     Distrust {
         scope: ScopeRef,
         #[serde(borrow, serialize_with = "as_bytes")]
@@ -206,9 +154,19 @@ pub(crate) enum Request<'a> {
         #[serde(borrow)]
         reason: &'a str,
     },
-    Touch { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
-    Delete { scope: ScopeRef, #[serde(borrow)] keys: Keys<'a> },
-    DropScope { scope: ScopeRef },
+    Touch {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    Delete {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    DropScope {
+        scope: ScopeRef,
+    },
     Clear,
     Flush,
     Stats,
@@ -291,6 +249,7 @@ impl From<Fault> for Error {
 mod tests {
     use super::*;
     use crate::channel::decode;
+    use crate::keys::Flattened;
     use ritornello_format::{ScopeId, ScopeSlot};
 
     const SCOPE: ScopeRef =
@@ -298,21 +257,6 @@ mod tests {
 
     fn encoded(message: &impl Serialize) -> Vec<u8> {
         postcard::to_stdvec(message).unwrap()
-    }
-
-    #[test]
-    fn keys_of_one_length_and_of_several_come_back() {
-        let (short, long) = ([1u8; 8], [2u8; 64]);
-        for keys in [vec![], vec![&long[..]; 3], vec![&short[..], &long[..], &short[..]]] {
-            let flat = Flattened::new(&keys).unwrap();
-            let request = Request::Probe { scope: SCOPE, keys: flat.as_keys() };
-            let bytes = encoded(&request);
-            let back: Request<'_> = decode(&bytes).unwrap();
-            assert_eq!(back, request);
-            let Request::Probe { keys: got, .. } = back else { unreachable!() };
-            assert_eq!(got.split().unwrap(), keys);
-        }
-        assert!(Flattened::new(&[&[0; 7]]).is_err());
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! An owner's catalog as a client asks it: each call is one message there and one back.
 
 use crate::client::Client;
-use crate::protocol::{Flattened, Request, Response};
+use crate::keys::Flattened;
+use crate::protocol::{Request, Response};
 use ritornello_format::{Error, Result, Scope};
-use ritornello_store::{
-    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef,
-};
+use ritornello_store::{Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 

@@ -4,10 +4,11 @@ use crate::client::Client;
 use crate::home::Home;
 use crate::lost::is_lost;
 use crate::owner::Owner;
-use ritornello_format::{Error, Result};
+use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::Medium;
 use ritornello_store::Options;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A free lock rings no bell, and neither does an owner that is still recovering: whoever waits
@@ -29,6 +30,8 @@ pub(crate) struct Opening {
     pub(crate) home: Arc<Home>,
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) options: Options,
+    /// Ends the search for a seat.
+    pub(crate) closing: AtomicBool,
 }
 
 impl Opening {
@@ -53,6 +56,9 @@ impl Opening {
                 Err(error) if is_lost(&error) => error,
                 Err(error) => return Err(error),
             };
+            if self.closing.load(Ordering::Acquire) {
+                return Err(closed());
+            }
             if Instant::now() + pause > until {
                 let owner = self.home.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
                 return Err(Error::retry("a process owns this store but does not listen")
@@ -66,6 +72,11 @@ impl Opening {
     }
 }
 
+/// What calls are told once the store is closed.
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the store is closed: open it again")
+}
+
 impl Seat {
     /// Identity of the store.
     pub(crate) fn store(&self) -> Option<[u8; 16]> {
@@ -76,14 +87,14 @@ impl Seat {
         }
     }
 
-    /// Gives the part up, if it is one that others wait for.
+    /// Gives the part up, if it is one that others wait for; see [`Owner::close`].
     ///
     /// # Errors
-    /// Those of [`Owner::close`].
-    pub(crate) fn close(&self) -> Result<()> {
+    /// `Retry` if it cannot be given up yet.
+    pub(crate) fn close(&self) -> Result<Result<()>> {
         match self {
             Self::Owner(owner) => owner.close(),
-            Self::Client(_) | Self::Closed => Ok(()),
+            Self::Client(_) | Self::Closed => Ok(Ok(())),
         }
     }
 }

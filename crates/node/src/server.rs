@@ -11,7 +11,7 @@ use crate::socket::{self, Listener};
 use ritornello_format::{Error, FORMAT_VERSION, Result};
 use ritornello_store::Catalog;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{Shutdown, SocketFlags, accept_with};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -29,6 +29,8 @@ const ROUND: Duration = Duration::from_secs(5);
 const SWEEP_ROUNDS: u32 = 12;
 /// Calls that have come in may take this long to finish when the server stops.
 const FAREWELL: Duration = Duration::from_secs(10);
+/// And this long after the engine was closed under them.
+const LAST_CALLS: Duration = Duration::from_secs(60);
 /// The pause after a connection that could not be accepted (no descriptors, usually).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -66,7 +68,7 @@ impl Server {
     }
 
     /// Stops listening, lets calls finish that have come in, and hangs up.
-    pub(crate) fn stop(mut self) {
+    pub(crate) fn stop(&mut self) {
         // It can only fail by overflow, and it is written once.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
@@ -74,7 +76,15 @@ impl Server {
             let _ = acceptor.join();
         }
         self.listener.unpublish(&self.home);
-        self.guests.dismiss(FAREWELL);
+        self.guests.dismiss(Shutdown::Read);
+        if !self.guests.wait_until_gone(FAREWELL) {
+            self.guests.dismiss(Shutdown::Both);
+        }
+    }
+
+    /// After the engine was closed, too: whether no call is left inside it.
+    pub(crate) fn is_deserted(&self) -> bool {
+        self.guests.wait_until_gone(LAST_CALLS)
     }
 }
 

@@ -7,10 +7,11 @@ use crate::switch::Switch;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
-use ritornello_store::{Catalog, Directory, Options, Store, open_segments};
+use ritornello_store::{Catalog, Directory, Engine, Options, Store, open_segments};
 use ritornello_volume::staging::Staging;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// Memory for copies of pages and unaligned reads, a process. Resident as far as it is used.
@@ -49,6 +50,7 @@ impl Shared {
             home: Arc::clone(&home),
             medium: Arc::clone(&medium),
             options: options.clone(),
+            closing: AtomicBool::new(false),
         };
         let switch = Switch::open(opening, until)?;
         let opened = store_over(Arc::new(switch), &medium, options);
@@ -105,6 +107,13 @@ impl Shared {
 
     pub(crate) fn path(&self) -> &Path {
         self.home.path()
+    }
+
+    pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
+        match &*self.switch.seat() {
+            Seat::Owner(owner) => Some(Arc::clone(owner.engine())),
+            Seat::Client(_) | Seat::Closed => None,
+        }
     }
 
     pub(crate) fn role(&self) -> Role {

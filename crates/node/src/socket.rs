@@ -47,9 +47,8 @@ pub(crate) struct Listener {
 impl Listener {
     /// Listens in `home`, in place of whoever did before. The caller holds the lock.
     pub(crate) fn bind(home: &Home) -> Result<Self> {
-        let failed = |error: io::Error| {
-            Error::retry("the store's socket cannot be made").because(error)
-        };
+        let failed =
+            |error: io::Error| Error::retry("the store's socket cannot be made").because(error);
         // Bound and listening under another name first, so that a client that finds the socket
         // finds somebody behind it.
         let temporary = format!("{NAME}.{}", &random_name()?[..8]);

@@ -4,14 +4,14 @@
 use crate::ledger::Ledger;
 use crate::lost::is_lost;
 use crate::process::Process;
+use crate::protocol::PATIENCE_MAX;
 use crate::remote::Remote;
-use crate::seat::{Opening, Seat};
+use crate::seat::{Opening, Seat, closed};
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, ErrorKind, Result, Scope};
-use ritornello_store::{
-    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef,
-};
+use ritornello_format::{Error, Result, Scope};
+use ritornello_store::{Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A call through a client takes at most this long, the takeover included.
@@ -43,7 +43,7 @@ impl Switch {
     /// # Errors
     /// Those of [`Opening::take_seat`].
     pub(crate) fn open(opening: Opening, until: Instant) -> Result<Self> {
-        let seat = opening.take_seat(until)?;
+        let seat = opening.take_seat(until).inspect_err(|_| opening.home.lock.close())?;
         Ok(Self {
             process: Process::current(),
             opening,
@@ -64,49 +64,56 @@ impl Switch {
         self.store
     }
 
-    /// Waits for writes that are on their way, gives the seat up, and lets the lock go.
+    /// Waits for writes and calls that are on their way, gives the seat up, and lets the lock go.
     ///
     /// # Errors
-    /// `Retry` if writes are still on their way: nothing is closed then, and the lock is kept,
-    /// because the next owner would give their space to somebody else. Otherwise those of the last
-    /// sync, and it is closed.
+    /// `Retry` if something is still on its way: the lock is kept then, because the next owner
+    /// would give the space of those writes to somebody else. Otherwise those of the last sync,
+    /// and it is closed.
     pub(crate) fn close(&self) -> Result<()> {
-        if !self.ledger.close(Instant::now() + CLOSE_PATIENCE) {
-            return Err(Error::retry("writes are still on their way: close again later")
-                .with("dir", self.opening.home.path().display()));
+        let until = Instant::now() + CLOSE_PATIENCE;
+        let home = &self.opening.home;
+        let busy = || {
+            Error::retry("calls are still on their way: close again later")
+                .with("dir", home.path().display())
+        };
+        self.opening.closing.store(true, Ordering::Release);
+        if !self.ledger.close(until) {
+            return Err(busy());
         }
-        let _turn = self.changing.lock();
-        let seat = std::mem::replace(&mut *self.seat.write(), Arc::new(Seat::Closed));
-        let closed = seat.close();
-        self.opening.home.lock.close();
+        let _turn = self.changing.try_lock_until(until).ok_or_else(&busy)?;
+        let mut seat = self.seat.try_write_until(until).ok_or_else(&busy)?;
+        let closed = seat.close()?;
+        *seat = Arc::new(Seat::Closed);
+        home.lock.close();
         closed
     }
 
     /// Puts `question` to whoever answers, and to the next owner if that one goes away. So only
-    /// for questions that may be asked twice. Returns who answered, too.
-    fn ask_whom<T>(
+    /// for questions that may be asked twice. Returns who answered, too, as `whom` wants it.
+    fn ask_whom<T, W>(
         &self,
         patience: Duration,
         question: impl Fn(&dyn Catalog) -> Result<T>,
-    ) -> Result<(T, Arc<Seat>)> {
+        whom: impl Fn(&Arc<Seat>) -> W,
+    ) -> Result<(T, W)> {
         self.process.check()?;
         let mut until = None;
         let mut losses = 0;
         loop {
-            let seat = self.seat();
-            let answer = match &*seat {
-                Seat::Owner(owner) => question(owner.session()),
-                Seat::Client(client) => {
-                    let until = *until.get_or_insert_with(|| Instant::now() + patience);
-                    question(&Remote::new(client, until))
-                }
-                Seat::Closed => Err(closed()),
-            };
-            let error = match answer {
-                Ok(answer) => return Ok((answer, seat)),
+            let held = self.seat.read();
+            // Held throughout a call of one's own engine, so that closing waits for it.
+            if let Seat::Owner(owner) = &**held {
+                return question(owner.session()).map(|answer| (answer, whom(&held)));
+            }
+            let seat = Arc::clone(&held);
+            drop(held);
+            let Seat::Client(client) = &*seat else { return Err(closed()) };
+            let until = *until.get_or_insert_with(|| Instant::now() + patience);
+            let error = match question(&Remote::new(client, until)) {
+                Ok(answer) => return Ok((answer, whom(&seat))),
                 Err(error) => error,
             };
-            let until = until.unwrap_or_else(Instant::now);
             if !is_lost(&error) || Instant::now() >= until {
                 return Err(error);
             }
@@ -119,11 +126,11 @@ impl Switch {
     }
 
     fn ask<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
-        self.ask_whom(PATIENCE, question).map(|(answer, _)| answer)
+        self.ask_whom(PATIENCE, question, |_| ()).map(|(answer, ())| answer)
     }
 
     fn ask_disk<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
-        self.ask_whom(DISK_PATIENCE, question).map(|(answer, _)| answer)
+        self.ask_whom(DISK_PATIENCE, question, |_| ()).map(|(answer, ())| answer)
     }
 
     /// Finds a seat in place of `lost`, unless somebody has.
@@ -147,10 +154,6 @@ impl Switch {
         drop(old);
         Ok(())
     }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the store is closed: open it again")
 }
 
 /// Everything may be asked twice except `commit`. Asking `reserve` twice strands space under the
@@ -191,9 +194,11 @@ impl Catalog for Switch {
         if !self.ledger.begin() {
             return Err(closed());
         }
-        let asked = self.ask_whom(PATIENCE + patience, |catalog| {
-            catalog.reserve(scope, keys, parent, patience)
-        });
+        let asked = self.ask_whom(
+            PATIENCE + patience.min(PATIENCE_MAX),
+            |catalog| catalog.reserve(scope, keys, parent, patience),
+            Arc::clone,
+        );
         let given = asked.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
         self.ledger.note(given.map(|(reserved, giver)| (reserved.id, Arc::clone(giver))));
         asked.map(|(reserved, _)| reserved)

@@ -175,7 +175,9 @@ fn nobody_else_can_look_in() {
     let node = open(&options(&made)).unwrap();
     assert_eq!(put(node.store(), 1, 2).unwrap().pages, 2);
     assert_eq!(mode(&made), 0o700);
-    for entry in std::fs::read_dir(&made).unwrap().chain(std::fs::read_dir(made.join("clients")).unwrap()) {
+    for entry in
+        std::fs::read_dir(&made).unwrap().chain(std::fs::read_dir(made.join("clients")).unwrap())
+    {
         let entry = entry.unwrap();
         let allowed = if entry.file_type().unwrap().is_dir() { 0o700 } else { 0o600 };
         assert_eq!(mode(&entry.path()), allowed, "{entry:?}");

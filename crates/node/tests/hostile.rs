@@ -50,7 +50,8 @@ fn nonsense_costs_its_own_connection_and_nothing_else() {
     for round in 0..200 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let length = (seed >> 33) as usize % 300;
-        let noise: Vec<u8> = (0..length).map(|at| (seed.rotate_left(at as u32 % 64)) as u8).collect();
+        let noise: Vec<u8> =
+            (0..length).map(|at| (seed.rotate_left(at as u32 % 64)) as u8).collect();
         answer_to(dir.path(), &noise);
         answer_to(dir.path(), &framed(&noise));
         answer_to(dir.path(), &framed(&[b"RTRN\x01\0\0\0", noise.as_slice()].concat()));
@@ -101,7 +102,8 @@ fn a_name_without_a_lock_gets_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     // Greeting, format 0, a name of 32 digits, pid 1, first.
-    let hello = [b"RTRN\x01\0\0\0\0\x20", b"0123456789abcdef0123456789abcdef".as_slice(), b"\x01\x01"];
+    let hello =
+        [b"RTRN\x01\0\0\0\0\x20", b"0123456789abcdef0123456789abcdef".as_slice(), b"\x01\x01"];
     let answer = answer_to(dir.path(), &framed(&hello.concat()));
     let text = String::from_utf8_lossy(&answer);
     assert!(text.contains("not locked"), "{text}");

@@ -40,7 +40,8 @@ fn a_directory_with_other_things_is_left_as_it_is() {
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::write(dir.path().join("thesis.tex"), b"precious").unwrap();
     refused(&options(dir.path()), "not a Ritornello store");
-    let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let names: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["thesis.tex"]);
     assert_eq!(std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o755);
 }

@@ -95,6 +95,14 @@ impl Slots {
             .map(|slot| unpack(*slot))
     }
 
+    /// Reads the cache line where [`Slots::candidates`] will begin, and decides nothing by it: so
+    /// several of these wait for memory at the same time. What it returns is of no meaning.
+    #[inline]
+    pub(crate) fn touch(&self, hash: PageHash) -> u64 {
+        let shard = &self.shards[Self::shard(hash)];
+        shard.slots.get(shard.home(Self::tag(hash))).copied().unwrap_or_default()
+    }
+
     /// Adds a slot unless `same` says that one of the candidates is the same page.
     pub(crate) fn insert(
         &mut self,

@@ -99,7 +99,7 @@ impl Tables {
         mut visit: impl FnMut(Number, u16, usize, usize),
     ) -> usize {
         let mut at = 0;
-        let mut guess = false;
+        let mut guess = true;
         while at < keys.len() {
             let Some((run, page, count)) = self.stretch(scope, keys, at) else { break };
             visit(run, page, count, at);
@@ -129,11 +129,17 @@ impl Tables {
             let guesses = AHEAD.min((keys.len() - at).div_ceil(stride));
             let mut hashes = [PageHash::NONE; AHEAD];
             let mut found = [(NO_RUN, 0); AHEAD];
+            let mut warmth = 0;
             for guess in 0..guesses {
                 hashes[guess] = keys.at(at + guess * stride);
+                warmth ^= self.slots.touch(hashes[guess]);
+            }
+            for guess in 0..guesses {
                 found[guess] =
                     self.slots.candidates(hashes[guess]).next().unwrap_or((NO_RUN, 0));
+                warmth ^= self.runs.hot(found[guess].0).pages_from(0) as u64;
             }
+            std::hint::black_box(warmth);
             let start = at;
             for guess in 0..guesses {
                 let from = start + guess * stride;

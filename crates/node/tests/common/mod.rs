@@ -40,7 +40,9 @@ pub fn refs(keys: &[Vec<u8>]) -> Vec<&[u8]> {
 
 /// The only bytes that are right for `key`.
 pub fn page(key: &[u8]) -> Vec<u8> {
-    let mut x = key.iter().fold(1u64, |x, b| x.rotate_left(9).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(*b));
+    let mut x = key
+        .iter()
+        .fold(1u64, |x, b| x.rotate_left(9).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(*b));
     let word = |_| {
         x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(23) ^ 0x94d0_49bb_1331_11eb;
         x.to_le_bytes()
@@ -150,7 +152,8 @@ impl Helper {
     /// SIGKILL, and waits until it is dead. Returns what it had said that was not heard.
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().unwrap();
-        let said = std::iter::from_fn(|| Some(self.listen()).filter(|said| !said.is_empty())).collect();
+        let said =
+            std::iter::from_fn(|| Some(self.listen()).filter(|said| !said.is_empty())).collect();
         self.child.wait().unwrap();
         said
     }
