@@ -161,7 +161,7 @@ impl Acceptor {
                 self.guests.disconnect(&name);
             }
         }
-        if rounds % SWEEP_ROUNDS == 0 {
+        if rounds.is_multiple_of(SWEEP_ROUNDS) {
             presence::sweep(&self.home);
         }
     }

@@ -1,4 +1,5 @@
 //! A store that several processes use.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
 

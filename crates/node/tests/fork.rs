@@ -1,5 +1,6 @@
 //! What a forked child may do with its parent's store: nothing, and open it again.
 #![allow(unsafe_code, reason = "fork is")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
 

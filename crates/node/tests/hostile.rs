@@ -1,4 +1,5 @@
 //! Peers that do not keep to the protocol. (The owner is this process.)
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
 

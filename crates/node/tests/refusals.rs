@@ -1,4 +1,5 @@
 //! What cannot be opened, and what it is told.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Owners that die or leave, and what becomes of their clients.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
 
@@ -56,11 +57,12 @@ fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() 
     assert_eq!(node.role(), Role::Owner);
     let stats = node.store().stats().unwrap().catalog;
     assert_eq!((stats.epoch, stats.reserved_bytes), (3, 0));
-    let evicted = stats.counters["pages_evicted"] > 0 || stats.used_bytes > CAPACITY / 2;
-    assert!(!evicted, "the test does not fill the store");
-    for name in &flushed {
-        assert_eq!(get(node.store(), *name, 12).unwrap(), 12, "{name} of {flushed:?}");
-    }
+    let lost: Vec<u64> = flushed
+        .iter()
+        .copied()
+        .filter(|name| get(node.store(), *name, 12).unwrap() != 12)
+        .collect();
+    assert!(lost.is_empty(), "{lost:?} of {} are gone: {stats:?}", flushed.len());
 }
 
 #[test]

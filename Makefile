@@ -1,0 +1,120 @@
+# Everything starts here. Each target sets up what it needs, and does nothing twice.
+#
+# .venv               Python 3.11 or later with the package, NumPy and the tools
+# build/env/ENGINE    a serving engine's environment
+# build/stamps        when what was last done
+# target              Rust
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
+CARGO ?= cargo
+# Which part of `test-all`: SHARD=2/3 is the second of three.
+SHARD ?= 1/1
+# Where `bench` and `demo` write.
+DIR ?= build
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := build/stamps
+VLLM := build/env/vllm
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONDONTWRITEBYTECODE := 1
+
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml)
+PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+WHEEL = $(wildcard build/wheels/ritornello-*.whl)
+
+# Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
+SUITES := test-python test-rust test-loom test-vllm
+LONG_SUITES := test-rust-long test-python-long test-vllm-long
+shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
+	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv build wheel vllm test test-all $(SUITES) $(LONG_SUITES) lint format demo bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+# ---- set-up
+
+venv: $(STAMPS)/venv ## .venv with the tools, without the package
+$(STAMPS)/venv: requirements-dev.txt
+	@mkdir -p $(STAMPS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+wheel: $(STAMPS)/wheel ## the package as a wheel in build/wheels
+$(STAMPS)/wheel: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES)
+	rm -rf build/wheels
+	$(BIN)/maturin build --release --quiet --out build/wheels --interpreter $(BIN)/python
+	@touch $@
+
+build: $(STAMPS)/build ## the package, installed in .venv
+$(STAMPS)/build: $(STAMPS)/wheel
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall $(WHEEL)
+	@touch $@
+
+vllm: $(STAMPS)/vllm ## a real vLLM for CPUs with the package, in build/env/vllm
+$(STAMPS)/vllm: $(STAMPS)/wheel $(wildcard engines/vllm/*)
+	engines/vllm/build.sh --wheel $(WHEEL)
+	@touch $@
+
+# ---- checks
+
+test: $(SUITES) ## all tests but the long ones
+
+test-all: $(call shard,$(SUITES) $(LONG_SUITES)) ## all tests; SHARD=2/3 runs the second third
+
+test-rust:
+	$(CARGO) test --workspace --locked --quiet
+
+test-rust-long:
+	$(CARGO) test --workspace --locked --quiet -- --ignored
+
+# Release: the models visit millions of interleavings. Only what has a model is built.
+test-loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --release --target-dir target/loom \
+		-p ritornello-index --lib loom
+	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --release --target-dir target/loom \
+		-p ritornello-store --test loom_lease
+
+# A warning is an error; a test that finds nothing to do (exit code 5) is not.
+PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120
+test-python: $(STAMPS)/build
+	$(PYTEST) -m "not long"
+
+test-python-long: $(STAMPS)/build
+	$(PYTEST) -m long --timeout 1200 || [ $$? -eq 5 ]
+
+test-vllm: $(STAMPS)/vllm
+	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m "not long"
+	$(VLLM)/bin/python -m pytest tests/python/test_tensors.py -q
+
+test-vllm-long: $(STAMPS)/vllm
+	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m long || [ $$? -eq 5 ]
+
+lint: $(STAMPS)/venv ## formatting, clippy, ruff and mypy; warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked --quiet -- --deny warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMPS)/venv ## what `lint` can repair by itself
+	$(CARGO) fmt --all
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
+# ---- to look at
+
+demo: $(STAMPS)/build $(STAMPS)/vllm ## a real vLLM answers long prompts cold, warm, and without us
+	$(BIN)/python -m demo
+
+bench: $(STAMPS)/build ## this disk's limits, and how close the store comes
+	$(BIN)/ritornello bench store --shape llama3-8b --page-tokens 64 --total 2GiB --dir $(DIR)
+	$(BIN)/ritornello bench store --shape qwen2.5-0.5b --page-tokens 16 --total 2GiB --dir $(DIR)
+
+clean: ## removes everything that was built, engines included
+	rm -rf $(VENV) build target .mypy_cache .pytest_cache .ruff_cache

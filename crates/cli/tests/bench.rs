@@ -1,0 +1,103 @@
+//! `bench store`, tiny: what it prints, and that it cleans up. No figure is judged here.
+
+mod common;
+
+use common::{ritornello, scratch, text};
+use serde_json::Value;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn tiny(more: &[&str]) -> (i32, String, String) {
+    let dir = scratch();
+    let words = ["bench", "store", "--dir", text(dir.path()), "--runs", "1"];
+    let small = ["--total", "16MiB", "--segment-bytes", "1MiB", "--entries", "20000"];
+    let answer = ritornello(&[&words, &small[..], more].concat());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+    (answer.code, answer.out, answer.err)
+}
+
+fn number(json: &Value, path: &str) -> f64 {
+    let value = json.pointer(path).unwrap_or_else(|| panic!("no {path}: {json:#}"));
+    value.as_f64().unwrap_or_else(|| panic!("{path} is {value}"))
+}
+
+#[test]
+fn everything_is_measured_and_named_as_agreed() {
+    let more = ["--shape", "qwen2.5-0.5b", "--page-tokens", "16", "--json"];
+    let (code, out, err) = tiny(&more);
+    assert_eq!(code, 0, "{out}{err}");
+    let json: Value = serde_json::from_str(&out).unwrap();
+    for path in [
+        "/raw/write_gib_s",
+        "/raw/write_fresh_gib_s",
+        "/raw/read_gib_s",
+        "/raw/memcpy_gib_s",
+        "/put/gib_s",
+        "/put/ratio",
+        "/put/cpu_s_per_gib",
+        "/put_fresh/ratio",
+        "/get/ratio",
+        "/get/cpu_s_per_gib",
+        "/probe/p50_us",
+        "/probe/p99_us",
+        "/probe/cold_p50_us",
+        "/probe/socket_p50_us",
+        "/reopen_ms",
+        "/reopen_cold_ms",
+        "/files",
+        "/bytes_on_disk",
+    ] {
+        assert!(number(&json, path) > 0.0, "{path}: {json:#}");
+    }
+    number(&json, "/memory_bytes_per_page");
+    number(&json, "/memory_bytes_per_page_single");
+    assert_eq!(number(&json, "/probe/entries"), 20_000.0);
+    assert_eq!(number(&json, "/page_bytes"), f64::from(192 << 10));
+    assert!(number(&json, "/bytes_put") >= f64::from(16 << 20));
+    assert!(number(&json, "/files") <= number(&json, "/bytes_on_disk") / f64::from(1 << 20) + 16.0);
+    assert!(json["probe"]["python_p50_us"].is_null(), "there is no Python here");
+}
+
+#[test]
+fn people_get_tables_with_what_is_to_be_reached() {
+    let shape = ["--shape", "custom", "--page-bytes", "1MiB"];
+    let (code, out, err) = tiny(&[&shape[..], &["--only", "data"]].concat());
+    assert_eq!(code, 0, "{out}{err}");
+    for word in ["put + flush, overwriting", "cold get", "to reach", "memcpy", "16 MiB"] {
+        assert!(out.contains(word), "{word}: {out}");
+    }
+    let (code, out, err) = tiny(&["--only", "index", "--page-tokens", "1"]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(out.contains("index of 20,000 pages") && !out.contains("cold get"), "{out}");
+}
+
+#[test]
+fn too_little_room_and_no_directory_are_said_at_once() {
+    let dir = scratch();
+    let missing = dir.path().join("missing");
+    let answer = ritornello(&["bench", "store", "--dir", text(&missing)]);
+    assert_eq!(answer.code, 2, "{}", answer.err);
+    let answer = ritornello(&["bench", "store", "--dir", text(dir.path()), "--total", "900TiB"]);
+    assert_eq!(answer.code, 2, "{}", answer.err);
+    assert!(answer.err.contains("room"), "{}", answer.err);
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing() {
+    let dir = scratch();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
+    command.args(["bench", "store", "--dir", text(dir.path()), "--total", "256MiB"]);
+    command.args(["--runs", "100", "--only", "data", "--page-tokens", "1"]);
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let entries = || std::fs::read_dir(dir.path()).unwrap().count();
+    let patience = Instant::now() + Duration::from_secs(60);
+    while entries() == 0 && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(entries(), 1);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let status = child.wait().unwrap();
+    assert!(!status.success());
+    assert_eq!(entries(), 0, "something was left");
+}

@@ -1,0 +1,98 @@
+//! A small store, and the command run on it.
+#![allow(dead_code)] // Each test file uses a part.
+
+use ritornello_format::Scope;
+use ritornello_node::Node;
+use ritornello_store::Options;
+use ritornello_volume::BorrowedPages;
+use ritornello_volume::transfer::Control;
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+pub const PAGE: usize = 64 << 10;
+pub const PAGES: usize = 24;
+
+/// On the disk that the sources are on: `/tmp` may be memory, where direct I/O means nothing.
+pub fn scratch() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+pub fn options(dir: &Path) -> Options {
+    let mut options = Options::new(dir);
+    options.capacity = Some(16 << 20);
+    options.segment_bytes = Some(1 << 20);
+    options
+}
+
+pub fn scope() -> Scope {
+    Scope::opaque("cli tests", PAGE as u64, true)
+}
+
+pub fn keys() -> Vec<[u8; 16]> {
+    (0..PAGES).map(|page| [page as u8 + 1; 16]).collect()
+}
+
+/// Makes a store of [`PAGES`] pages and leaves it open.
+pub fn open_filled(dir: &Path) -> Arc<Node> {
+    let node = ritornello_node::open(&options(dir)).unwrap();
+    let keys = keys();
+    // Several calls, so several runs.
+    for first in (0..PAGES).step_by(8) {
+        let pages: Vec<Vec<u8>> = (first..first + 8).map(|page| vec![page as u8; PAGE]).collect();
+        let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+        let batch: Vec<&[u8]> = keys[first..first + 8].iter().map(<[u8; 16]>::as_slice).collect();
+        let parent = first.checked_sub(1).map(|before| keys[before].as_slice());
+        let source = BorrowedPages::new(&pages);
+        let outcome =
+            node.store().put_batch(&scope(), &batch, &source, parent, &Control::default()).unwrap();
+        assert_eq!(outcome.pages, 8, "{outcome:?}");
+    }
+    node.store().flush().unwrap();
+    node
+}
+
+/// Makes a store of [`PAGES`] pages and closes it.
+pub fn filled(dir: &Path) {
+    open_filled(dir).close().unwrap();
+}
+
+/// Leading pages that can be had.
+pub fn probe(dir: &Path) -> usize {
+    let node = ritornello_node::open(&Options::new(dir)).unwrap();
+    let keys = keys();
+    let keys: Vec<&[u8]> = keys.iter().map(<[u8; 16]>::as_slice).collect();
+    let found = node.store().probe(&scope(), &keys).unwrap();
+    node.close().unwrap();
+    found
+}
+
+pub struct Answer {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out)
+            .unwrap_or_else(|error| panic!("{error}: {}\n{}", self.out, self.err))
+    }
+}
+
+pub fn ritornello(words: &[&str]) -> Answer {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
+    let Output { status, stdout, stderr } = command.args(words).output().unwrap();
+    Answer {
+        code: status.code().unwrap(),
+        out: String::from_utf8(stdout).unwrap(),
+        err: String::from_utf8(stderr).unwrap(),
+    }
+}
+
+/// A path as the command line takes it.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}

@@ -1,0 +1,60 @@
+//! Help, mistakes, and directories that are no store.
+
+mod common;
+
+use common::{ritornello, scratch, text};
+
+#[test]
+fn every_command_explains_itself_with_examples() {
+    for words in [&[][..], &["stat"], &["fsck"], &["doctor"], &["bench"], &["bench", "store"]] {
+        let answer = ritornello(&[words, &["--help"]].concat());
+        assert_eq!(answer.code, 0, "{}", answer.err);
+        assert!(answer.out.contains("Examples:"), "{words:?}");
+        assert!(answer.out.contains("ritornello "), "{words:?}");
+        assert!(answer.out.contains("--json"), "{words:?}");
+    }
+    let top = ritornello(&["--help"]).out;
+    for code in ["0  ", "1  ", "2  ", "3  "] {
+        assert!(top.contains(code), "{top}");
+    }
+    assert_eq!(ritornello(&["--version"]).code, 0);
+}
+
+#[test]
+fn mistakes_are_two() {
+    for words in [&["frobnicate"][..], &["stat"], &["bench", "store", "--shape", "gpt"], &[]] {
+        let answer = ritornello(words);
+        assert_eq!(answer.code, 2, "{words:?}");
+        assert!(answer.out.is_empty() && !answer.err.is_empty(), "{words:?}");
+    }
+    let answer = ritornello(&["bench", "store", "--total", "2G"]);
+    assert_eq!(answer.code, 2);
+    assert!(answer.err.contains("2GiB"), "{}", answer.err);
+    let answer = ritornello(&["bench", "store", "--shape", "custom"]);
+    assert_eq!((answer.code, answer.err.contains("--page-bytes")), (2, true), "{}", answer.err);
+}
+
+#[test]
+fn what_is_no_store_is_named_and_left_alone() {
+    let dir = scratch();
+    let (missing, file) = (dir.path().join("missing"), dir.path().join("file"));
+    std::fs::write(&file, b"x").unwrap();
+    let other = dir.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("photo.jpg"), b"x").unwrap();
+    let empty = dir.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    for command in ["stat", "fsck"] {
+        for path in [&missing, &file, &other, &empty] {
+            let answer = ritornello(&[command, text(path)]);
+            assert_eq!(answer.code, 2, "{command} {path:?}");
+            assert!(answer.err.starts_with("error: "), "{}", answer.err);
+            let answer = ritornello(&[command, text(path), "--json"]);
+            assert_eq!(answer.json()["status"], 2, "{command} {path:?}");
+        }
+    }
+    assert!(!missing.exists());
+    assert_eq!(std::fs::read_dir(&empty).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(&other).unwrap().count(), 1);
+    assert_eq!(ritornello(&["doctor", text(&missing)]).code, 2);
+}
