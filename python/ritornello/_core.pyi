@@ -1,6 +1,6 @@
 """The compiled core. Everything here releases the GIL while it waits or moves bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, final
@@ -77,7 +77,8 @@ class Scope:
 class PagePool:
     """Registered source or target memory of an engine: page `i` is the concatenation, over
     `buffers` in order, of bytes `[i * page_bytes[k], (i + 1) * page_bytes[k])` of buffer `k`
-    (its base plus `i * strides[k]` where strides are given). The pool keeps the buffers alive."""
+    (its base plus `i * strides[k]` where strides are given). The pool keeps the buffers alive.
+    """
 
     def __new__(
         cls,
@@ -89,7 +90,7 @@ class PagePool:
     @property
     def page_bytes(self) -> int: ...
     def __len__(self) -> int: ...
-    def pages(self, ids: Sequence[int]) -> PoolPages: ...
+    def pages(self, ids: Iterable[int]) -> PoolPages: ...
 
 @final
 class PoolPages:
@@ -119,7 +120,8 @@ class Outcome:
     """What a ticket came to. `pages`: leading pages stored (put) or filled and verified (get).
     `bytes`: payload moved. `reason`: "" when all pages came; else why the first one did not
     ("absent", "checksum", "header", "io", "no_space", "staging_full", "cancelled",
-    "deadline", ...). `ok[i]`: page i."""
+    "deadline", ...). `ok[i]`: page i.
+    """
 
     @property
     def pages(self) -> int: ...
@@ -157,12 +159,13 @@ class Store:
         segment_bytes: int | None = None,
     ) -> Store:
         """Owner of the directory, or client of the process that owns it. `capacity` may be
-        omitted for a directory that holds a store."""
+        omitted for a directory that holds a store.
+        """
     def put_batch(
         self,
         scope: Scope,
         keys: Sequence[bytes],
-        pages: Sequence[Page] | PoolPages,
+        pages: Iterable[Page] | PoolPages,
         *,
         parent: bytes | None = None,
         timeout: float | None = None,
@@ -175,7 +178,7 @@ class Store:
         self,
         scope: Scope,
         keys: Sequence[bytes],
-        out: Sequence[Page] | PoolPages,
+        out: Iterable[Page] | PoolPages,
         *,
         timeout: float | None = None,
     ) -> int: ...
@@ -183,7 +186,7 @@ class Store:
         self,
         scope: Scope,
         keys: Sequence[bytes],
-        pages: Sequence[Page] | PoolPages,
+        pages: Iterable[Page] | PoolPages,
         *,
         parent: bytes | None = None,
         copy: bool = False,
@@ -192,12 +195,13 @@ class Store:
         """`copy=True`: the bytes are taken into bounded staging before this returns, so the
         memory may be reused at once; if staging is full the pages that do not fit are skipped
         (reason "staging_full"). `copy=False`: the memory must not change until the ticket is
-        done."""
+        done.
+        """
     def submit_get(
         self,
         scope: Scope,
         keys: Sequence[bytes],
-        out: Sequence[Page] | PoolPages,
+        out: Iterable[Page] | PoolPages,
         *,
         timeout: float | None = None,
     ) -> Ticket: ...
@@ -214,7 +218,8 @@ class Store:
     @property
     def path(self) -> str: ...
     @property
-    def role(self) -> Literal["owner", "client"]: ...
+    def role(self) -> str:
+        """Now: "owner" or "client", which takes over when the owner dies."""
     def __enter__(self) -> Store: ...
     def __exit__(
         self,

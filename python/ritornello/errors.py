@@ -7,7 +7,8 @@ __all__ = ["ClosedError", "FatalError", "InvalidError", "RetryError", "Ritornell
 
 class RitornelloError(Exception):
     """Base class. Raised itself for bytes that cannot be had where a call has no other way to
-    say so: compute them."""
+    say so: compute them.
+    """
 
     kind: ClassVar[Literal["miss", "invalid", "retry", "fatal", "closed"]] = "miss"
 

@@ -1,5 +1,6 @@
 """Keys, pages and stores that the tests share. A page's bytes follow from its key and its size, so
-every byte that comes back can be judged."""
+every byte that comes back can be judged.
+"""
 
 import hashlib
 from collections.abc import Sequence

@@ -52,7 +52,9 @@ def tensors(array: Bytes) -> Any:
 def fragments(array: Bytes) -> Any:
     """Uneven pieces, one of them empty, one of them a tensor."""
     third = array.shape[1] // 3
-    return [[row[:third], row[:0], Tensor(row[third : 2 * third]), row[2 * third :]] for row in array]
+    return [
+        [row[:third], row[:0], Tensor(row[third : 2 * third]), row[2 * third :]] for row in array
+    ]
 
 
 def pool(array: Bytes) -> Any:

@@ -6,6 +6,7 @@ import select
 import threading
 import time
 import weakref
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +164,7 @@ def test_other_threads_run_while_bytes_move(where: Path) -> None:
         thread.join()
     began, ended = spans[0]
     inside = [began, *[tick for tick in ticks if began < tick < ended], ended]
-    longest = max(after - before for before, after in zip(inside, inside[1:], strict=False))
+    longest = max(after - before for before, after in pairwise(inside))
     assert longest < (ended - began) / 2
 
 

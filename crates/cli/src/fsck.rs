@@ -106,7 +106,8 @@ fn describe(
         (true, _) => "clean".to_owned(),
         (false, true) => "not clean; what is in the store now verifies".to_owned(),
         (false, false) => {
-            "not clean; what is in the store now verifies. --salvage looks for lost pages".to_owned()
+            "not clean; what is in the store now verifies. --salvage looks for lost pages"
+                .to_owned()
         }
     });
     lines.join("\n")

@@ -25,6 +25,7 @@ mod stat;
 use args::{Cli, Command};
 use clap::Parser;
 use exit::{Failure, Status};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 /// What every command knows.
@@ -49,7 +50,8 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
             return if error.use_stderr() { Status::Unusable.code() } else { Status::Fine.code() };
         }
     };
-    log_to_stderr();
+    // What would be a warning elsewhere is a finding of the doctor's.
+    log_to_stderr(if matches!(cli.command, Command::Doctor(_)) { "error" } else { "warn" });
     let again = match &python {
         Some(python) => vec![python.clone(), "-m".into(), "ritornello".into()],
         None => std::env::current_exe().into_iter().collect(),
@@ -64,13 +66,14 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     result.unwrap_or_else(|failure| report(&context, &failure)).code()
 }
 
-/// Warnings and worse, or what `RUST_LOG` says. Inside a process that logs already, nothing.
-fn log_to_stderr() {
+/// `level` and worse, or what `RUST_LOG` says. Inside a process that logs already, nothing.
+fn log_to_stderr(level: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .without_time()
         .try_init();

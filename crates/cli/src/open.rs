@@ -17,7 +17,7 @@ pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
         let line = if dir.exists() { "is not a directory" } else { "does not exist" };
         return Err(Failure::unusable(
             format!("{} {line}", dir.display()),
-            "name the directory that was given to Store.open",
+            "name a directory that exists: the one that is given to Store.open",
         ));
     }
     Directory::new(Arc::new(Host), dir).manifest().map_err(|error| Failure::unopened(&error))

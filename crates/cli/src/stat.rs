@@ -59,7 +59,13 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     );
     row(
         "segments",
-        format!("{} of {} x {}, {} files", s.segments, s.segments_max, bytes(s.segment_bytes), s.files),
+        format!(
+            "{} of {} x {}, {} files",
+            s.segments,
+            s.segments_max,
+            bytes(s.segment_bytes),
+            s.files
+        ),
     );
     row(
         "space",

@@ -1,4 +1,5 @@
 //! `bench store`, tiny: what it prints, and that it cleans up. No figure is judged here.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 
@@ -60,7 +61,7 @@ fn everything_is_measured_and_named_as_agreed() {
 
 #[test]
 fn people_get_tables_with_what_is_to_be_reached() {
-    let shape = ["--shape", "custom", "--page-bytes", "1MiB"];
+    let shape = ["--shape", "custom", "--page-bytes", "256KiB"];
     let (code, out, err) = tiny(&[&shape[..], &["--only", "data"]].concat());
     assert_eq!(code, 0, "{out}{err}");
     for word in ["put + flush, overwriting", "cold get", "to reach", "memcpy", "16 MiB"] {

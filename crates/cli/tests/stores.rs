@@ -1,4 +1,5 @@
 //! `stat`, `fsck` and `doctor` on small stores.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 
@@ -112,7 +113,8 @@ fn doctor_tries_an_empty_directory_and_leaves_nothing() {
     let json = answer.json();
     assert_eq!((answer.code, &json["healthy"]), (0, &true.into()), "{json:#}");
     let findings = json["findings"].as_array().unwrap();
-    for what in ["file system", "I/O", "huge pages", "free space", "open files", "io_uring", "trial"]
+    for what in
+        ["file system", "I/O", "huge pages", "free space", "open files", "io_uring", "trial"]
     {
         assert!(findings.iter().any(|finding| finding["what"] == what), "{what}: {json:#}");
     }

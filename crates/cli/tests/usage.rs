@@ -1,4 +1,5 @@
 //! Help, mistakes, and directories that are no store.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 

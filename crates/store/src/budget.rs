@@ -43,7 +43,8 @@ impl Budget {
         let segments = capacity.saturating_sub(index_bytes + FIXED_METADATA) / segment_bytes;
         if segments < 2 {
             let least = (2 * segment_bytes + FIXED_METADATA + INDEX_MIN).max(
-                (2 * segment_bytes + FIXED_METADATA) * INDEX_SHARE / (INDEX_SHARE - 1) + INDEX_SHARE,
+                (2 * segment_bytes + FIXED_METADATA) * INDEX_SHARE / (INDEX_SHARE - 1)
+                    + INDEX_SHARE,
             );
             return Err(Error::invalid(format!(
                 "the capacity holds fewer than two segments and their metadata: \
@@ -61,7 +62,9 @@ impl Budget {
     #[must_use]
     pub fn per_volume(&self, volumes: usize) -> Vec<u32> {
         let count = volumes.max(1) as u32;
-        (0..count).map(|v| self.segments_max / count + u32::from(v < self.segments_max % count)).collect()
+        (0..count)
+            .map(|v| self.segments_max / count + u32::from(v < self.segments_max % count))
+            .collect()
     }
 
     /// Bytes that growth leaves free on a file system of `total` bytes.
@@ -94,7 +97,8 @@ mod tests {
     fn too_small_a_capacity_is_told_what_would_do() {
         for segment_bytes in [1 << 20, 256 << 20] {
             let error = Budget::divide(2 << 20, segment_bytes).unwrap_err();
-            let least = error.message().split(' ').filter_map(|w| w.parse::<u64>().ok()).next_back();
+            let least =
+                error.message().split(' ').filter_map(|w| w.parse::<u64>().ok()).next_back();
             assert!(Budget::divide(least.unwrap(), segment_bytes).is_ok(), "{error}");
         }
     }

@@ -19,7 +19,13 @@ use std::sync::Arc;
 
 /// Names that may lie in a directory without making it somebody else's.
 const OURS: [&str; 8] = [
-    "MANIFEST", "MANIFEST.new", "SCOPES", "SCOPES.new", "RESERVATIONS", "LOCK", "clients",
+    "MANIFEST",
+    "MANIFEST.new",
+    "SCOPES",
+    "SCOPES.new",
+    "RESERVATIONS",
+    "LOCK",
+    "clients",
     "owner.sock",
 ];
 /// Payload bytes in flight, per calling thread.
@@ -48,9 +54,10 @@ impl Directory {
             return Manifest::decode(&bytes).map(Some).map_err(|e| e.with("dir", self.display()));
         }
         let names = self.medium.list(&self.path).map_err(|e| self.refused(e))?;
-        let foreign = names.iter().map(|name| name.to_string_lossy()).find(|name| {
-            !OURS.contains(&name.as_ref()) && !name.starts_with("owner.sock")
-        });
+        let foreign = names
+            .iter()
+            .map(|name| name.to_string_lossy())
+            .find(|name| !OURS.contains(&name.as_ref()) && !name.starts_with("owner.sock"));
         match foreign {
             None => Ok(None),
             Some(name) => Err(Error::invalid(
@@ -120,9 +127,9 @@ impl Directory {
         }
         let text = |path: &PathBuf| {
             let path = std::path::absolute(path).map_err(|e| self.refused(e))?;
-            path.to_str().map(str::to_owned).ok_or_else(|| {
-                Error::invalid("paths must be UTF-8").with("path", path.display())
-            })
+            path.to_str()
+                .map(str::to_owned)
+                .ok_or_else(|| Error::invalid("paths must be UTF-8").with("path", path.display()))
         };
         let mut paths: Vec<String> = options.paths.iter().map(text).collect::<Result<_>>()?;
         let given = paths.len();
@@ -242,7 +249,11 @@ impl Directory {
             io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
                 "this is a file, not a directory: name a directory"
             }
-            _ => return Error::retry("the store's directory failed").with("dir", self.display()).because(error),
+            _ => {
+                return Error::retry("the store's directory failed")
+                    .with("dir", self.display())
+                    .because(error);
+            }
         };
         Error::invalid(advice).with("dir", self.display()).because(error)
     }
@@ -262,9 +273,9 @@ pub fn open_segments(
     io: IoChoice,
 ) -> Result<(Manifest, Arc<Segments>)> {
     let directory = Directory::new(medium, dir);
-    let manifest = directory.manifest()?.ok_or_else(|| {
-        Error::retry("there is no store here yet").with("dir", dir.display())
-    })?;
+    let manifest = directory
+        .manifest()?
+        .ok_or_else(|| Error::retry("there is no store here yet").with("dir", dir.display()))?;
     let segments = directory.segments(&manifest, io)?;
     Ok((manifest, segments))
 }

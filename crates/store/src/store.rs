@@ -1,6 +1,6 @@
 //! Everybody's half of a store: payload moves here, questions go to the catalog.
 
-use crate::catalog::{Catalog, Leased, LeaseNumber, ScopeRef};
+use crate::catalog::{Catalog, LeaseNumber, Leased, ScopeRef};
 use crate::outcome::Outcome;
 use crate::stats::{CatalogStats, Counter};
 use crate::ticket::{Closing, Lane, Ticket, Workers};

@@ -33,10 +33,11 @@ struct Shared {
 
 impl Ticket {
     pub(crate) fn new() -> Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
-            Error::retry("no eventfd for a ticket: raise the limit of open files (ulimit -n)")
-                .because(std::io::Error::from(error))
-        })?;
+        let event =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+                Error::retry("no eventfd for a ticket: raise the limit of open files (ulimit -n)")
+                    .because(std::io::Error::from(error))
+            })?;
         Ok(Self {
             shared: Arc::new(Shared {
                 outcome: Mutex::new(None),

@@ -87,7 +87,8 @@ fn whatever_is_damaged_nothing_wrong_is_read() {
         1 => Just(Damage::Remove),
     ];
     let plan = prop::collection::vec((0..names.len(), kind), 1..4);
-    let mut runner = TestRunner::new(Config { cases: 80, max_shrink_iters: 50, ..Config::default() });
+    let mut runner =
+        TestRunner::new(Config { cases: 80, max_shrink_iters: 50, ..Config::default() });
     let whole = std::cell::Cell::new(0u32);
     runner
         .run(&plan, |plan| {

@@ -23,7 +23,8 @@ fn pages_come_back_now_and_after_a_restart() {
         }
         open.close();
     }
-    let open = open_on(std::sync::Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
+    let open =
+        open_on(std::sync::Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     for (at, bytes) in shapes.into_iter().enumerate() {
         for scope in [chained(bytes), unchained(bytes)] {
             let scope = ritornello_format::Scope { part: at as u32, ..scope };
@@ -64,7 +65,10 @@ fn a_middle_put_without_its_parent_joins_when_the_parent_comes() {
     // Writing over the seams links the runs: the head then takes the tails with it.
     put(&open.store, &scope, &keys, None);
     assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
-    assert_eq!(open.store.exists(&scope, &refs(&keys)).unwrap(), [vec![true; 2], vec![false; 7]].concat());
+    assert_eq!(
+        open.store.exists(&scope, &refs(&keys)).unwrap(),
+        [vec![true; 2], vec![false; 7]].concat()
+    );
     open.close();
 }
 

@@ -48,11 +48,30 @@ fn threads_put_get_lease_and_delete_over_each_other() {
 }
 
 #[test]
+fn threads_that_need_a_segment_at_once_all_get_room() {
+    for _ in 0..10 {
+        let dir = tempfile::tempdir().unwrap();
+        let open = open(dir.path(), 64);
+        let scope = chained(128 << 10);
+        std::thread::scope(|threads| {
+            for name in 0..8 {
+                let (store, scope) = (&open.store, &scope);
+                threads.spawn(move || {
+                    assert_eq!(put(store, scope, &sequence(name, 24), None).reason, "")
+                });
+            }
+        });
+        open.close();
+    }
+}
+
+#[test]
 fn tickets_finish_and_say_what_came() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));
-    let boxed = |keys: &[Vec<u8>]| keys.iter().map(|k| k.clone().into_boxed_slice()).collect::<Vec<_>>();
+    let boxed =
+        |keys: &[Vec<u8>]| keys.iter().map(|k| k.clone().into_boxed_slice()).collect::<Vec<_>>();
     let tickets: Vec<_> = (0..12)
         .map(|name| {
             let keys = sequence(name, 4);
@@ -84,7 +103,9 @@ fn copied_puts_may_lose_their_source_at_once() {
     let ticket = {
         let slices: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
         let source = ritornello_volume::memory::BorrowedPages::new(&slices);
-        open.store.submit_put_copy(Arc::clone(&scope), boxed, &source, None, Control::default()).unwrap()
+        open.store
+            .submit_put_copy(Arc::clone(&scope), boxed, &source, None, Control::default())
+            .unwrap()
     };
     pages.iter_mut().for_each(|page| page.fill(0xAA));
     let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();

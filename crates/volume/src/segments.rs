@@ -62,6 +62,8 @@ pub struct Segments {
     /// Volumes whose directory has entries that may not survive a power loss.
     unsynced_dirs: Mutex<BTreeSet<u8>>,
     report: IoReport,
+    /// The process that opened them: rings and threads do not come along into a forked child.
+    process: u32,
 }
 
 impl Segments {
@@ -98,6 +100,7 @@ impl Segments {
             files: RwLock::default(),
             unsynced_dirs: Mutex::default(),
             report: choice.report,
+            process: std::process::id(),
         })
     }
 
@@ -237,6 +240,10 @@ impl Segments {
         self.segment_bytes
     }
 
+    /// Whether this is a forked child's copy, which must not be used.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
     pub(crate) fn arena(&self) -> &Arc<Staging> {
         &self.staging
     }

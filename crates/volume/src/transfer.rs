@@ -4,6 +4,7 @@ mod chunk;
 mod flight;
 mod page;
 mod read;
+mod refusal;
 mod salvage;
 mod verify;
 mod write;

@@ -184,6 +184,8 @@ fn a_forked_child_is_refused_and_does_no_harm_when_it_lets_go() {
         // SAFETY: the child allocates little and leaves by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
+            // SAFETY: ends the child if it hangs.
+            unsafe { libc::alarm(20) };
             let keys = run.keys();
             let mut out = [vec![0; 50_000], vec![0; 50_000]];
             let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();

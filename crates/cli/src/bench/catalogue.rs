@@ -57,8 +57,7 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
     let slot = ScopeSlot(0);
     directory.write_registry(&ScopeRegistry { next: 1, scopes: vec![(slot, scope())] })?;
     let budget = Budget::divide(capacity, SEGMENT_BYTES)?;
-    let options =
-        RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
+    let options = RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
     let index = RunIndex::open(medium, &directory.index(), options)?;
     let scope = scope().id();
     let mut hashes: Vec<PageHash> = Vec::with_capacity(PROBE_PAGES as usize);

@@ -96,8 +96,7 @@ impl Bench<'_> {
         let count = self.shape.sequences;
         steps.set_message("writing: raw, and into a new store");
         let mut node = open::with(&options)?;
-        let fresh =
-            self.pair(|| limit.write_fresh(), || mover.put(node.store(), FRESH, count))?;
+        let fresh = self.pair(|| limit.write_fresh(), || mover.put(node.store(), FRESH, count))?;
         if report.files.is_none() {
             self.describe(&node, report)?;
         }

@@ -66,7 +66,7 @@ pub fn measure(
     let mut probe = bench.probe(&full)?;
     steps.inc(1);
     steps.set_message("probing from Python");
-    probe.python_p50_us = bench.from_python(&full);
+    probe.python_p50_us = bench.python_p50(&full);
     report.probe = Some(probe);
     steps.inc(1);
 
@@ -138,7 +138,7 @@ impl Bench<'_> {
     }
 
     /// The figure is left out where there is no Python, or the package is not for it.
-    fn from_python(&self, dir: &Path) -> Option<f64> {
+    fn python_p50(&self, dir: &Path) -> Option<f64> {
         let python = self.context.python.as_ref()?;
         match ask_python(python, dir) {
             Ok(answer) => Some(answer.p50_us),

@@ -76,7 +76,8 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
         None => {
             let candidates =
                 [std::env::current_dir().ok(), Some(std::env::temp_dir()), Some("/var/tmp".into())];
-            let found = candidates.into_iter().flatten().find(|dir| dir.is_dir() && !in_memory(dir));
+            let found =
+                candidates.into_iter().flatten().find(|dir| dir.is_dir() && !in_memory(dir));
             found.unwrap_or_else(|| PathBuf::from("."))
         }
     };

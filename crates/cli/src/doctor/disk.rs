@@ -60,7 +60,11 @@ pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -
 fn io(report: &IoReport) -> Vec<Finding> {
     let names = report.file_systems.join(", ");
     let mut findings = Vec::new();
-    findings.push(if report.trusted {
+    let in_memory = report.file_systems.iter().any(|name| ["tmpfs", "ramfs"].contains(&&**name));
+    findings.push(if report.trusted && in_memory {
+        let found = format!("{names}: memory, gone at the next boot");
+        Finding::advice("file system", found, "a directory on a disk")
+    } else if report.trusted {
         Finding::fine("file system", format!("{names}, trusted"))
     } else {
         let found = format!("{names}, not to be trusted: {}", report.distrust);
@@ -89,12 +93,10 @@ fn io(report: &IoReport) -> Vec<Finding> {
         )
     });
     // Those about huge pages and the page cache were said above, in fewer words.
-    let said = |warning: &&String| {
-        !warning.contains("huge pages") && !warning.contains("page cache")
-    };
-    findings.extend(
-        report.warnings.iter().filter(said).map(|w| Finding::advice("I/O", w.clone(), "")),
-    );
+    let said =
+        |warning: &&String| !warning.contains("huge pages") && !warning.contains("page cache");
+    findings
+        .extend(report.warnings.iter().filter(said).map(|w| Finding::advice("I/O", w.clone(), "")));
     findings
 }
 

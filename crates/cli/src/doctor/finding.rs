@@ -34,11 +34,7 @@ impl Finding {
     }
 
     /// It works; something could be better.
-    pub fn advice(
-        what: &'static str,
-        found: impl Into<String>,
-        change: impl Into<String>,
-    ) -> Self {
+    pub fn advice(what: &'static str, found: impl Into<String>, change: impl Into<String>) -> Self {
         Self { level: Level::Advice, what, found: found.into(), change: change.into() }
     }
 

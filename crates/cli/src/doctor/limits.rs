@@ -75,9 +75,8 @@ fn control_group() -> Option<(u64, u64)> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::"));
     let root = Path::new("/sys/fs/cgroup");
-    let number = |path: &Path| -> Option<u64> {
-        std::fs::read_to_string(path).ok()?.trim().parse().ok()
-    };
+    let number =
+        |path: &Path| -> Option<u64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
     let mut tightest: Option<(u64, u64)> = None;
     let mut group = own.map(|own| root.join(own.trim_start_matches('/')));
     while let Some(dir) = group {

@@ -50,8 +50,10 @@ pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure>
     let stats = node.store().stats()?.catalog;
     findings.extend(condition(&stats));
     // A small store is not emptied for a trial.
-    let pages = if is_store { pages.min(stats.capacity_bytes / 20 / PAGE as u64).max(1) } else { pages };
-    let scope = Scope::opaque(&format!("ritornello doctor {}", std::process::id()), PAGE as u64, true);
+    let pages =
+        if is_store { pages.min(stats.capacity_bytes / 20 / PAGE as u64).max(1) } else { pages };
+    let scope =
+        Scope::opaque(&format!("ritornello doctor {}", std::process::id()), PAGE as u64, true);
     let tried = try_out(node.store(), &scope, pages as usize);
     let dropped = node.store().drop_scope(&scope);
     node.close()?;
@@ -99,7 +101,10 @@ fn condition(stats: &CatalogStats) -> Vec<Finding> {
         findings.push(Finding::wrong("store", format!("poisoned: {cause}"), change));
     }
     if stats.quarantined_bytes > 0 {
-        let found = format!("{} hold bytes that could not be believed", crate::print::bytes(stats.quarantined_bytes));
+        let found = format!(
+            "{} hold bytes that could not be believed",
+            crate::print::bytes(stats.quarantined_bytes)
+        );
         findings.push(Finding::advice("store", found, "check the disk, then `ritornello fsck`"));
     }
     findings
@@ -128,7 +133,10 @@ fn try_out(store: &Store, scope: &Scope, pages: usize) -> Result<(Rate, Rate), F
     complete("put", &outcome, pages)?;
     let found = store.probe(scope, &keys)?;
     if found < pages {
-        return Err(Failure::failed(format!("a probe found {found} of {pages} pages just put"), ""));
+        return Err(Failure::failed(
+            format!("a probe found {found} of {pages} pages just put"),
+            "",
+        ));
     }
     let read = Rate::of(bytes, || {
         let mut slices: Vec<&mut [u8]> = target.bytes_mut().chunks_exact_mut(PAGE).collect();

@@ -1,7 +1,7 @@
 //! Committing a put: its runs become visible, if what they hang behind is still there.
 
-use super::{Engine, resident};
 use super::reservations::{PlannedRun, Reservation};
+use super::{Engine, resident};
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result};
 use ritornello_index::NewRun;
 

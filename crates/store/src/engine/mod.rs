@@ -3,8 +3,8 @@
 mod commit;
 mod open;
 mod reclaim;
-mod reserve;
 mod reservations;
+mod reserve;
 mod scopes;
 mod session;
 mod verify;
@@ -56,6 +56,8 @@ pub struct Engine {
     clock: RecencyClock,
     state: Mutex<State>,
     log: Mutex<ReservationLog>,
+    /// Held while a segment file is made.
+    growing: Mutex<()>,
     sync: Mutex<SyncRound>,
     sync_wanted: AtomicU64,
     next_generation: AtomicU64,

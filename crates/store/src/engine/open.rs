@@ -94,6 +94,7 @@ impl Engine {
                 growth_paused: Vec::new(),
             }),
             log: Mutex::new(log),
+            growing: Mutex::new(()),
             sync: Mutex::new(SyncRound::default()),
             sync_wanted: AtomicU64::new(0),
             upkeep: Upkeep::default(),
@@ -136,7 +137,8 @@ fn open_index(
 ) -> Result<Arc<dyn PrefixIndex>> {
     Ok(match IndexKind::parse(&manifest.index)? {
         IndexKind::Run => {
-            let options = RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
+            let options =
+                RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
             Arc::new(RunIndex::open(Arc::clone(medium), &directory.index(), options)?)
         }
         IndexKind::Memory => Arc::new(MemoryIndex::new()),

@@ -90,7 +90,9 @@ impl Engine {
     fn check_poison(&self) -> Result<()> {
         match self.poison.get() {
             None => Ok(()),
-            Some(cause) => Err(Error::fatal("the store is poisoned: reopen it").with("cause", cause)),
+            Some(cause) => {
+                Err(Error::fatal("the store is poisoned: reopen it").with("cause", cause))
+            }
         }
     }
 

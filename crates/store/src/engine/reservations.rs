@@ -84,7 +84,12 @@ impl ReservationLog {
         Ok(Self { file, length: records.len() as u64, outstanding: outstanding.len() })
     }
 
-    pub(crate) fn reserved(&mut self, id: u64, client: &str, runs: &[PlannedRun]) -> io::Result<()> {
+    pub(crate) fn reserved(
+        &mut self,
+        id: u64,
+        client: &str,
+        runs: &[PlannedRun],
+    ) -> io::Result<()> {
         let extents = runs.iter().flat_map(|run| run.place.extents.iter().copied()).collect();
         self.append(&ReservationRecord::Reserved { id, client: client.to_owned(), extents })?;
         self.outstanding += 1;

@@ -125,8 +125,10 @@ impl Engine {
         let before_gaps = (1..hashes.len()).filter(|&at| !present[at] && present[at - 1]);
         let pages = before_gaps.map(|at| hashes[at - 1]).chain(parent);
         let mut state = self.state.lock();
-        let mut runs: Vec<RunId> =
-            pages.filter_map(|page| self.index.locate(scope.slot, page)).map(|(run, _)| run).collect();
+        let mut runs: Vec<RunId> = pages
+            .filter_map(|page| self.index.locate(scope.slot, page))
+            .map(|(run, _)| run)
+            .collect();
         runs.sort_unstable();
         runs.dedup();
         if runs.is_empty() {
@@ -137,7 +139,12 @@ impl Engine {
 
     /// The missing pages as (position, count), cut so that each run's header holds its keys and
     /// no run is unwieldy.
-    fn missing_runs(&self, scope: ScopeRef, keys: &[&[u8]], present: &[bool]) -> Vec<(usize, usize)> {
+    fn missing_runs(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        present: &[bool],
+    ) -> Vec<(usize, usize)> {
         let bytes = RUN_BYTES_MAX.min(self.budget.segment_bytes / 2);
         let by_size = usize::try_from(bytes / scope.page_bytes).unwrap_or(usize::MAX).max(1);
         let mut runs = Vec::new();
@@ -228,8 +235,13 @@ impl Engine {
         if state.limbo_units > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
     }
 
-    /// Adds a segment file, unless the floor or the file system says no.
+    /// Adds a segment file, unless the floor or the file system says no. One at a time: whoever
+    /// comes second finds that there is room by now.
     fn grow(&self, segment: SegmentId) {
+        let _growing = self.growing.lock();
+        if self.state.lock().space.next_segment() != Some(segment) {
+            return;
+        }
         let volume = &self.manifest.volumes[usize::from(segment.volume())];
         let refused = match self.medium.room(&self.options.dir.join(volume)) {
             Ok(room) if room.available < self.budget.segment_bytes + Budget::floor(room.total) => {
@@ -239,14 +251,12 @@ impl Engine {
             Err(error) => Some(error.to_string()),
         };
         let mut state = self.state.lock();
-        match refused {
-            // Another put may have added it meanwhile.
-            None => drop(state.space.add_segment(segment)),
-            Some(reason) => {
-                tracing::warn!(%reason, segment = segment.number(), "the store stops growing for now");
-                state.space.stop_growth(segment.volume());
-                state.growth_paused.push((segment.volume(), Instant::now() + GROWTH_PAUSE));
-            }
+        let refused = refused
+            .or_else(|| state.space.add_segment(segment).err().map(|error| error.to_string()));
+        if let Some(reason) = refused {
+            tracing::warn!(%reason, segment = segment.number(), "the store stops growing for now");
+            state.space.stop_growth(segment.volume());
+            state.growth_paused.push((segment.volume(), Instant::now() + GROWTH_PAUSE));
         }
     }
 
@@ -286,8 +296,7 @@ fn hash_batch(scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<PageHash>> {
     match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         None => Ok(hashes),
         Some(pair) => {
-            let twice: Vec<usize> =
-                (0..hashes.len()).filter(|&at| hashes[at] == pair[0]).collect();
+            let twice: Vec<usize> = (0..hashes.len()).filter(|&at| hashes[at] == pair[0]).collect();
             Err(Error::invalid("a key comes twice in one batch: pass each page once")
                 .with("positions", format!("{twice:?}")))
         }

@@ -1,9 +1,7 @@
 //! The owner's [`Catalog`], for one client.
 
 use super::{ClientId, Engine, State};
-use crate::catalog::{
-    Catalog, Leased, LeaseNumber, Located, LocatedRun, Reserved, ScopeRef,
-};
+use crate::catalog::{Catalog, LeaseNumber, Leased, Located, LocatedRun, Reserved, ScopeRef};
 use crate::stats::CatalogStats;
 use ritornello_format::{PageHash, Result, Scope, ScopedKeys, check_keys};
 use ritornello_index::{RunId, Step};
@@ -28,7 +26,12 @@ impl Session {
     }
 
     /// Walks the leading pages and pins their runs, in one step as evictions see it.
-    fn pin(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<(LeaseNumber, Vec<Step>)> {
+    fn pin(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        ttl: Duration,
+    ) -> Result<(LeaseNumber, Vec<Step>)> {
         let engine = &self.engine;
         engine.check_open()?;
         engine.scopes.check(scope)?;
@@ -69,8 +72,7 @@ impl Catalog for Session {
         let engine = &self.engine;
         engine.check_open()?;
         engine.scopes.check(scope)?;
-        let hit =
-            engine.index.longest_prefix(scope.slot, &ScopedKeys { scope: &scope.id, keys });
+        let hit = engine.index.longest_prefix(scope.slot, &ScopedKeys { scope: &scope.id, keys });
         engine.counters.probes.add(1);
         engine.counters.pages_probed.add(keys.len() as u64);
         engine.counters.pages_hit.add(hit as u64);
@@ -191,7 +193,13 @@ impl Catalog for Session {
 
 impl Engine {
     /// Removes a page whose bytes could not be believed and quarantines where it lay.
-    pub(super) fn distrust_page(&self, state: &mut State, scope: ScopeRef, run: RunId, page: PageHash) {
+    pub(super) fn distrust_page(
+        &self,
+        state: &mut State,
+        scope: ScopeRef,
+        run: RunId,
+        page: PageHash,
+    ) {
         let removed = self.index.remove(scope.slot, &[page]);
         let (pages, suspects) = state.settle(removed, Some(run));
         self.counters.pages_distrusted.add(pages);

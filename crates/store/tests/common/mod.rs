@@ -111,8 +111,7 @@ pub fn get(store: &Store, scope: &Scope, keys: &[Vec<u8>]) -> Outcome {
     let mut pages = vec![vec![0xEE; bytes]; keys.len()];
     let mut slices: Vec<&mut [u8]> = pages.iter_mut().map(Vec::as_mut_slice).collect();
     let target = BorrowedPagesMut::new(&mut slices);
-    let outcome =
-        store.get_batch(scope, &refs(keys), &target, &Control::default()).unwrap();
+    let outcome = store.get_batch(scope, &refs(keys), &target, &Control::default()).unwrap();
     drop(target);
     for (at, key) in keys.iter().enumerate() {
         if outcome.ok[at] {

@@ -12,7 +12,11 @@ const THREADS: usize = 16;
 /// The engine of blocking calls. Threads are started when first needed; they end when the pool is
 /// dropped and are not waited for then: they hold nothing of a caller's, since every caller waits
 /// for its own operations.
-pub(crate) struct Pool(Arc<Shared>);
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    /// A forked child has no threads, and locks that nobody may ever let go.
+    process: u32,
+}
 
 struct Shared {
     queue: Mutex<Queue>,
@@ -43,21 +47,24 @@ impl Reply {
 
 impl Pool {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Shared { queue: Mutex::default(), ready: Condvar::new() }))
+        let shared = Arc::new(Shared { queue: Mutex::default(), ready: Condvar::new() });
+        Self { shared, process: std::process::id() }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.0.queue.lock().closed = true;
-        self.0.ready.notify_all();
+        if self.process == std::process::id() {
+            self.shared.queue.lock().closed = true;
+            self.shared.ready.notify_all();
+        }
     }
 }
 
 impl Engine for Pool {
     fn run(&self, work: &mut dyn Work) {
         let reply = Arc::default();
-        drive(&mut Desk { shared: &self.0, reply, in_flight: 0 }, work);
+        drive(&mut Desk { shared: &self.shared, reply, in_flight: 0 }, work);
     }
     fn name(&self) -> &'static str {
         "pool"

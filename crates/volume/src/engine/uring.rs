@@ -8,18 +8,22 @@ use std::io;
 use std::time::Duration;
 
 /// Operations of one call in flight at most.
-const ENTRIES: u32 = 64;
+const ENTRIES: u32 = 128;
 /// Rings kept for later calls; more calls than that at once make and drop their own.
 const KEPT: usize = 16;
 
 /// The engine of rings.
-pub(crate) struct Uring(Mutex<Vec<IoUring>>);
+pub(crate) struct Uring {
+    kept: Mutex<Vec<IoUring>>,
+    /// A forked child does not have the rings' memory, and may have other memory in its place.
+    process: u32,
+}
 
 impl Uring {
     /// # Errors
     /// As `io_uring_setup(2)`: `EPERM` or `ENOSYS` where it is forbidden or unknown.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(Mutex::new(vec![ring()?])))
+        Ok(Self { kept: Mutex::new(vec![ring()?]), process: std::process::id() })
     }
 }
 
@@ -41,7 +45,7 @@ fn ring() -> io::Result<IoUring> {
 
 impl Engine for Uring {
     fn run(&self, work: &mut dyn Work) {
-        let kept = self.0.lock().pop();
+        let kept = self.kept.lock().pop();
         let Some(ring) = kept.map_or_else(|| ring().ok(), Some) else {
             // Out of descriptors or memory: slower, but it moves.
             return Inline.run(work);
@@ -49,7 +53,7 @@ impl Engine for Uring {
         let mut desk = Desk::new(ring);
         drive(&mut desk, work);
         if let Some(ring) = desk.into_ring() {
-            let mut rings = self.0.lock();
+            let mut rings = self.kept.lock();
             if rings.len() < KEPT {
                 rings.push(ring);
             }
@@ -57,6 +61,14 @@ impl Engine for Uring {
     }
     fn name(&self) -> &'static str {
         "uring"
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            std::mem::take(self.kept.get_mut()).into_iter().for_each(std::mem::forget);
+        }
     }
 }
 

@@ -43,6 +43,8 @@ pub(super) struct Arena {
     base: NonNull<u8>,
     len: usize,
     backing: Backing,
+    /// A forked child does not have the mapping, and may have another in its place.
+    process: u32,
 }
 
 // SAFETY: an arena is plain memory; who may touch which part of it is decided by `Staging`.
@@ -70,8 +72,14 @@ impl Arena {
     /// In pages of the huge-page pool, if it has enough of them free right now.
     fn reserved(len: usize) -> Option<Self> {
         let mapping = map(len, MapFlags::PRIVATE | MapFlags::HUGETLB).ok()?;
-        let arena =
-            Self { mapping, mapped: len, base: mapping.cast(), len, backing: Backing::HugeTlb };
+        let arena = Self {
+            mapping,
+            mapped: len,
+            base: mapping.cast(),
+            len,
+            backing: Backing::HugeTlb,
+            process: std::process::id(),
+        };
         // A cgroup's limit on huge pages shows only when they are touched, as SIGBUS: touch them
         // through a call that returns an error instead.
         // SAFETY: the mapping is ours.
@@ -92,7 +100,8 @@ impl Arena {
             .is_ok_and(|modes| !modes.contains("[never]"));
         let huge = advised.is_ok() && allowed;
         let backing = if huge { Backing::Transparent } else { Backing::Small };
-        Ok(Self { mapping, mapped, base, len, backing })
+        let process = std::process::id();
+        Ok(Self { mapping, mapped, base, len, backing, process })
     }
 
     pub(super) fn base(&self) -> *mut u8 {
@@ -115,6 +124,9 @@ fn map(len: usize, flags: MapFlags) -> rustix::io::Result<NonNull<c_void>> {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         // SAFETY: mapped in `new`, and nothing refers to it: pieces hold the `Staging`.
         let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.mapped) };
         if let Err(error) = unmapped {

@@ -88,8 +88,11 @@ impl<'a> Reading<'a> {
             flight: Flight::new(segments.in_flight_bytes()),
             to_verify: VecDeque::new(),
             verifying: None,
-            stopped: None,
+            stopped: segments.is_inherited().then_some(MissReason::Io),
         };
+        if reading.stopped.is_some() {
+            return reading.fates();
+        }
         segments.engine().run(&mut reading);
         reading.fates()
     }

@@ -98,6 +98,9 @@ impl Segments {
 
     /// Reads aligned bytes of a segment into aligned memory.
     pub(super) fn fetch(&self, segment: SegmentId, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        if self.is_inherited() {
+            return Err(io::Error::other("these segments were opened before a fork"));
+        }
         let file = self.file(segment)?;
         let span = Span::new(to.as_mut_ptr(), to.len());
         // SAFETY: `to` is borrowed mutably until the engine has run.

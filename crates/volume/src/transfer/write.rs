@@ -3,6 +3,7 @@
 use super::chunk::{Chunk, Shape};
 use super::flight::{Cargo, Flight};
 use super::page::PageMemory;
+use super::refusal::{failed, inherited, stopped};
 use super::{Control, MissReason, RunWrite};
 use crate::engine::{Op, Work};
 use crate::memory_block::Block;
@@ -81,6 +82,9 @@ impl<'a> Writing<'a> {
         writes: &'a [RunWrite<'a>],
         control: &'a Control,
     ) -> Vec<Result<u64>> {
+        if segments.is_inherited() {
+            return writes.iter().map(|_| Err(inherited())).collect();
+        }
         let mut writing = Self {
             segments,
             writes,
@@ -380,16 +384,4 @@ impl Run {
         };
         Ok(&self.sealed.insert(sealed).0)
     }
-}
-
-fn failed(what: &str, chunk: &Chunk, error: io::Error) -> Error {
-    Error::retry(what)
-        .with("reason", MissReason::Io.word())
-        .with("segment", chunk.segment.0)
-        .with("offset", chunk.offset)
-        .because(error)
-}
-
-fn stopped(reason: MissReason) -> Error {
-    Error::retry("a run was not written to its end").with("reason", reason.word())
 }
