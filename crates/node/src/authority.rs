@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 /// Who answers the clients: an [`Engine`], or something simpler in a test.
 pub(crate) trait Authority: Send + Sync {
-    /// Identity of the store.
-    fn store(&self) -> [u8; 16];
     /// A catalog for one client.
     fn session(&self, client: ClientId, name: &str) -> Arc<dyn Catalog>;
     /// The last connection of a client is gone.
@@ -14,10 +12,6 @@ pub(crate) trait Authority: Send + Sync {
 }
 
 impl Authority for Arc<Engine> {
-    fn store(&self) -> [u8; 16] {
-        self.manifest().uuid
-    }
-
     fn session(&self, client: ClientId, name: &str) -> Arc<dyn Catalog> {
         Arc::new(Engine::session(self, client, name))
     }

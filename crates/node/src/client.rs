@@ -7,6 +7,7 @@ use crate::presence::Presence;
 use crate::protocol::{Entry, Greeting, Hello, Request, Response, Welcome};
 use crate::record_lock::Holder;
 use crate::socket::{self, SocketFile};
+use crate::term::Term;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 use std::io;
@@ -32,7 +33,7 @@ pub(crate) struct Client {
     home: Arc<Home>,
     presence: Presence,
     owner: Holder,
-    store: [u8; 16],
+    term: Term,
     pool: Mutex<Pool>,
     returned: Condvar,
 }
@@ -54,20 +55,20 @@ impl Client {
         let dialled = dial(home, until)?;
         let presence = Presence::announce(home)?;
         let hello = Hello::new(presence.name(), true);
-        let (channel, store) = enter(home, dialled, &hello, owner, until)?;
+        let (channel, term) = enter(home, dialled, &hello, owner, until)?;
         Ok(Self {
             home: Arc::clone(home),
             presence,
             owner,
-            store,
+            term,
             pool: Mutex::new(Pool { idle: vec![channel], open: 1 }),
             returned: Condvar::new(),
         })
     }
 
-    /// Identity of the owner's store.
-    pub(crate) fn store(&self) -> [u8; 16] {
-        self.store
+    /// The owner's.
+    pub(crate) fn term(&self) -> &Term {
+        &self.term
     }
 
     /// Asks, and waits for the answer.
@@ -166,14 +167,14 @@ fn dial(home: &Home, until: Instant) -> Result<(Channel, Option<SocketFile>)> {
     Ok((Channel::new(Arc::new(stream), LOOK)?, file))
 }
 
-/// Says hello. Returns the connection and the identity of the store behind it.
+/// Says hello. Returns the connection and the term of the owner behind it.
 fn enter(
     home: &Home,
     (mut channel, file): (Channel, Option<SocketFile>),
     hello: &Hello,
     owner: Holder,
     until: Instant,
-) -> Result<(Channel, [u8; 16])> {
+) -> Result<(Channel, Term)> {
     let until = until.min(Instant::now() + HANDSHAKE);
     let mut patience = |_| {
         // A socket that a forked child of a dead owner keeps open takes connections and never
@@ -191,7 +192,7 @@ fn enter(
     Greeting::check(answer, "the process that owns this store")?;
     let welcome: Welcome = decode_owned(answer)?;
     match welcome.outcome {
-        Entry::Granted(store) => Ok((channel, store)),
+        Entry::Granted(term) => Ok((channel, term)),
         Entry::Gone => Err(lost(io::ErrorKind::ConnectionReset.into())),
         Entry::Refused(fault) => Err(fault.into()),
     }

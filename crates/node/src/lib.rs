@@ -22,7 +22,8 @@
 //! comes back under a *new* name, and lets go of the old one when it has no reservation left under
 //! it; what it was never told of goes back to the store with the name. Leases of a former owner are
 //! void. Everything is asked again by itself except `commit`: that fails with `Retry`, and the
-//! pages may be put again.
+//! pages may be put again. A `flush` that follows the death of an owner fails, once, if that owner
+//! had acknowledged puts to this process and nobody had flushed them: they may be gone.
 //!
 //! **Fork.** A child gets no locks. Handles of its parent answer `Closed` in it, and leave alone
 //! what it shares with the parent; opening the directory again makes the child a client.
@@ -57,6 +58,7 @@ mod server;
 mod shared;
 mod socket;
 mod switch;
+mod term;
 
 pub use node::{Node, Role, open};
 pub use ritornello_store::{Durability, IndexKind, Options};

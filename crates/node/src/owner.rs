@@ -1,19 +1,25 @@
 //! What a process holds while it owns a store.
+//!
+//! An owner that closes removes its socket file last, when everything is durable. So a file that
+//! is left behind says that its owner died, and with it the puts of its last seconds.
 
 use crate::authority::Authority;
 use crate::home::Home;
 use crate::presence;
 use crate::server::Server;
+use crate::socket;
+use crate::term::Term;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
-use ritornello_store::{Alive, ClientId, Engine, Options, Session};
+use ritornello_store::{Alive, ClientId, Durability, Engine, Options, Session};
 use std::sync::Arc;
 
 /// The engine, this process's session with it, and the server for the others.
 pub(crate) struct Owner {
     engine: Arc<Engine>,
     session: Session,
+    term: Term,
     server: Mutex<Option<Server>>,
 }
 
@@ -28,8 +34,16 @@ impl Owner {
         let alive: Alive = Arc::new(move |name| presence::is_alive(&looked_at, name));
         let engine = Engine::open(Arc::clone(medium), options, alive)?;
         let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&engine));
-        match Server::start(home, authority) {
+        let manifest = engine.manifest();
+        let term = Term {
+            store: manifest.uuid,
+            owner: manifest.epoch,
+            clean: socket::present(home).is_none(),
+            durable: options.durability == Durability::Durable,
+        };
+        match Server::start(home, authority, term) {
             Ok(server) => Ok(Self {
+                term,
                 session: engine.session(ClientId::LOCAL, ""),
                 engine,
                 server: Mutex::new(Some(server)),
@@ -45,6 +59,11 @@ impl Owner {
     /// The engine.
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// Its own.
+    pub(crate) fn term(&self) -> &Term {
+        &self.term
     }
 
     /// This process's own catalog.
@@ -64,10 +83,14 @@ impl Owner {
             server.stop();
         }
         let closed = self.engine.close();
-        if server.as_ref().is_none_or(Server::is_deserted) {
-            *server = None;
-            return Ok(closed);
+        if !server.as_ref().is_none_or(Server::is_deserted) {
+            return Err(Error::retry("a call of another process does not end: close again later"));
         }
-        Err(Error::retry("a call of another process does not end: close again later"))
+        if let Some(server) = server.take()
+            && closed.is_ok()
+        {
+            server.sign_off();
+        }
+        Ok(closed)
     }
 }

@@ -4,6 +4,7 @@
 //! versions can tell that they differ. Payload never comes this way.
 
 use crate::keys::{Keys, as_bytes, as_optional_bytes};
+use crate::term::Term;
 use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Result, Scope};
 use ritornello_store::{CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
 use serde::{Deserialize, Serialize};
@@ -92,8 +93,8 @@ pub(crate) struct Welcome {
 /// Whether a client is let in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Entry {
-    /// It is, to the store of this identity.
-    Granted([u8; 16]),
+    /// It is, in this owner's term.
+    Granted(Term),
     /// The name it wants to join is gone: it must come back under a new one.
     Gone,
     /// It is not.

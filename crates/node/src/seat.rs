@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::home::Home;
 use crate::lost::is_lost;
 use crate::owner::Owner;
+use crate::term::Term;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::Medium;
 use ritornello_store::Options;
@@ -78,11 +79,11 @@ pub(crate) fn closed() -> Error {
 }
 
 impl Seat {
-    /// Identity of the store.
-    pub(crate) fn store(&self) -> Option<[u8; 16]> {
+    /// The owner's term.
+    pub(crate) fn term(&self) -> Option<&Term> {
         match self {
-            Self::Owner(owner) => Some(owner.engine().manifest().uuid),
-            Self::Client(client) => Some(client.store()),
+            Self::Owner(owner) => Some(owner.term()),
+            Self::Client(client) => Some(client.term()),
             Self::Closed => None,
         }
     }

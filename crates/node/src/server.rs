@@ -8,6 +8,7 @@ use crate::home::Home;
 use crate::presence;
 use crate::protocol::{Entry, Greeting, Hello, Response, Welcome};
 use crate::socket::{self, Listener};
+use crate::term::Term;
 use ritornello_format::{Error, FORMAT_VERSION, Result};
 use ritornello_store::Catalog;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -45,9 +46,12 @@ pub(crate) struct Server {
 
 impl Server {
     /// Listens for the clients of `authority`. The caller holds the lock of `home`.
-    pub(crate) fn start(home: &Arc<Home>, authority: Arc<dyn Authority>) -> Result<Self> {
+    pub(crate) fn start(
+        home: &Arc<Home>,
+        authority: Arc<dyn Authority>,
+        term: Term,
+    ) -> Result<Self> {
         presence::sweep(home);
-        let store = authority.store();
         let guests = Guests::new(authority);
         let listener = Arc::new(Listener::bind(home)?);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -58,7 +62,7 @@ impl Server {
             guests: Arc::clone(&guests),
             listener: Arc::clone(&listener),
             stop: Arc::clone(&stop),
-            store,
+            term,
         };
         let acceptor = std::thread::Builder::new()
             .name("ritornello-accept".to_owned())
@@ -75,11 +79,16 @@ impl Server {
             // A panic in it was reported where it happened.
             let _ = acceptor.join();
         }
-        self.listener.unpublish(&self.home);
+        self.listener.shut();
         self.guests.dismiss(Shutdown::Read);
         if !self.guests.wait_until_gone(FAREWELL) {
             self.guests.dismiss(Shutdown::Both);
         }
+    }
+
+    /// Says that the engine was closed in order: see [`crate::owner`].
+    pub(crate) fn sign_off(&self) {
+        self.listener.unpublish(&self.home);
     }
 
     /// After the engine was closed, too: whether no call is left inside it.
@@ -97,7 +106,7 @@ struct Acceptor {
     guests: Arc<Guests>,
     listener: Arc<Listener>,
     stop: Arc<OwnedFd>,
-    store: [u8; 16],
+    term: Term,
 }
 
 impl Acceptor {
@@ -139,9 +148,9 @@ impl Acceptor {
             tracing::warn!("too many connections: a client was turned away");
             return false;
         };
-        let (home, store) = (Arc::clone(&self.home), self.store);
+        let (home, term) = (Arc::clone(&self.home), self.term);
         let reception = move || {
-            if let Err(error) = receive(&home, store, &visit, &stream) {
+            if let Err(error) = receive(&home, term, &visit, &stream) {
                 tracing::debug!(%error, "a client's connection ended");
             }
         };
@@ -168,13 +177,13 @@ impl Acceptor {
 }
 
 /// One connection, from hello to the end.
-fn receive(home: &Home, store: [u8; 16], visit: &Visit, stream: &Arc<UnixStream>) -> Result<()> {
+fn receive(home: &Home, term: Term, visit: &Visit, stream: &Arc<UnixStream>) -> Result<()> {
     socket::check_peer(stream)?;
     let mut channel = Channel::new(Arc::clone(stream), SLICE)?;
     let mut patience = within(MESSAGE_TIME);
     let Some(message) = channel.receive(&mut patience)? else { return Ok(()) };
     let (outcome, catalog) = match admit(home, visit, message) {
-        Ok(Some(catalog)) => (Entry::Granted(store), Some(catalog)),
+        Ok(Some(catalog)) => (Entry::Granted(term), Some(catalog)),
         Ok(None) => (Entry::Gone, None),
         Err(error) => (Entry::Refused(error.into()), None),
     };

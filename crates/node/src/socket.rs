@@ -72,6 +72,12 @@ impl Listener {
         Ok(Self { socket, file: present(home) })
     }
 
+    /// Takes no more connections, from now on and for all who have a copy of this socket.
+    pub(crate) fn shut(&self) {
+        // It cannot fail on a listening socket.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
     /// Removes the socket file, unless it is another owner's by now.
     pub(crate) fn unpublish(&self, home: &Home) {
         if self.file.is_some() && present(home) == self.file {

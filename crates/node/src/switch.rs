@@ -7,6 +7,7 @@ use crate::process::Process;
 use crate::protocol::PATIENCE_MAX;
 use crate::remote::Remote;
 use crate::seat::{Opening, Seat, closed};
+use crate::term::Unflushed;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope};
 use ritornello_store::{Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
@@ -35,6 +36,7 @@ pub(crate) struct Switch {
     /// Held by whoever looks for a new seat. The others wait and use what it found.
     changing: Mutex<()>,
     ledger: Ledger<Arc<Seat>>,
+    unflushed: Unflushed,
 }
 
 impl Switch {
@@ -47,10 +49,11 @@ impl Switch {
         Ok(Self {
             process: Process::current(),
             opening,
-            store: seat.store().unwrap_or_default(),
+            store: seat.term().map(|term| term.store).unwrap_or_default(),
             seat: RwLock::new(Arc::new(seat)),
             changing: Mutex::new(()),
             ledger: Ledger::new(),
+            unflushed: Unflushed::default(),
         })
     }
 
@@ -142,7 +145,7 @@ impl Switch {
             return Ok(());
         }
         let seat = self.opening.take_seat(until)?;
-        if seat.store() != Some(self.store) {
+        if seat.term().map(|term| term.store) != Some(self.store) {
             let _ = seat.close();
             self.opening.home.lock.release();
             return Err(Error::fatal("another store has taken this one's place: open it again")
@@ -220,6 +223,9 @@ impl Catalog for Switch {
             Seat::Closed => Err(closed()),
         }?;
         self.ledger.settle(reservation);
+        if let Some(term) = giver.term() {
+            self.unflushed.note(term);
+        }
         Ok(committed)
     }
 
@@ -253,8 +259,24 @@ impl Catalog for Switch {
         self.ask_disk(|catalog| catalog.clear())
     }
 
+    /// Fails with `Retry`, once, if an owner died with puts that it had acknowledged to this
+    /// process and nobody had flushed.
     fn flush(&self) -> Result<()> {
-        self.ask_disk(|catalog| catalog.flush())
+        let mark = self.unflushed.mark();
+        let flushed = self.ask_whom(
+            DISK_PATIENCE,
+            |catalog| catalog.flush(),
+            |seat| mark.owner.is_none_or(|owner| seat.term().is_some_and(|term| term.keeps(owner))),
+        );
+        let ((), kept) = flushed?;
+        self.unflushed.settle(mark);
+        if kept {
+            return Ok(());
+        }
+        Err(Error::retry(
+            "the process that owned the store died since the last flush, and pages put meanwhile \
+             may be gone: put them again",
+        ))
     }
 
     fn stats(&self) -> Result<CatalogStats> {

@@ -28,8 +28,6 @@ const OURS: [&str; 8] = [
     "clients",
     "owner.sock",
 ];
-/// Payload bytes in flight, per calling thread.
-const IN_FLIGHT_BYTES: usize = 16 << 20;
 
 /// The files of one store.
 #[derive(Clone, Debug)]
@@ -206,7 +204,7 @@ impl Directory {
             dirs,
             segment_bytes: manifest.segment_bytes,
             io,
-            in_flight_bytes: IN_FLIGHT_BYTES,
+            in_flight_bytes: SegmentsConfig::IN_FLIGHT_BYTES,
         };
         Segments::open(Arc::clone(&self.medium), config).map(Arc::new)
     }

@@ -1,4 +1,4 @@
-//! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB [OP_MIB]]]]`
+//! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB [IN_FLIGHT_MIB [SKEW]]]]]`
 //!
 //! The rate of runs written and read, over the limit of the same disk in the same run.
 #![allow(clippy::unwrap_used)]
@@ -43,9 +43,9 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     let number =
         |at: usize, default: u64| args.get(at).map_or(default, |text| text.parse::<u64>().unwrap());
-    let dir = args.get(1).map_or("/work/tmp-volume-bench", String::as_str);
+    let dir = args.get(1).map_or("/var/tmp/ritornello-throughput", String::as_str);
     let (total, page) = (number(2, 1024) << 20, number(3, 8192) << 10);
-    let in_flight = (number(4, 16) << 20) as usize;
+    let in_flight = (number(4, 32) << 20) as usize;
     let skew = number(5, 0) as usize;
     std::fs::create_dir_all(dir).unwrap();
     let dir = tempfile::tempdir_in(dir).unwrap();

@@ -48,7 +48,8 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
     let medium: Arc<dyn Medium> = Arc::new(Host);
     let directory = Directory::new(Arc::clone(&medium), dir);
     let runs = entries.div_ceil(u64::from(run_pages)) + 1;
-    let index_bytes = RunOptions::metadata_bytes_for(runs, run_pages, 1);
+    // With room for a journal beside two checkpoints, as a store that changes needs it.
+    let index_bytes = RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2;
     let capacity = capacity_for(2, SEGMENT_BYTES, index_bytes)?;
     let mut options = Options::new(dir);
     options.capacity = Some(capacity);
