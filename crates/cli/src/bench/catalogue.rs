@@ -19,6 +19,9 @@ const RUNS_A_SYNC: u32 = 1 << 14;
 /// No segment is ever made.
 const SEGMENT_BYTES: u64 = 1 << 20;
 
+/// The slot of its scope.
+pub const SLOT: ScopeSlot = ScopeSlot(0);
+
 /// The scope of all pages.
 #[must_use]
 pub fn scope() -> Scope {
@@ -45,21 +48,13 @@ pub fn scattered(at: usize, sequences: u32) -> u32 {
 /// Those of the file system and of the index.
 pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failure> {
     let run_pages = run_pages.clamp(1, PROBE_PAGES);
-    let medium: Arc<dyn Medium> = Arc::new(Host);
-    let directory = Directory::new(Arc::clone(&medium), dir);
-    let runs = entries.div_ceil(u64::from(run_pages)) + 1;
-    // With room for a journal beside two checkpoints, as a store that changes needs it.
-    let index_bytes = RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2;
-    let capacity = capacity_for(2, SEGMENT_BYTES, index_bytes)?;
+    let directory = Directory::new(Arc::new(Host), dir);
     let mut options = Options::new(dir);
-    options.capacity = Some(capacity);
+    options.capacity = Some(capacity(entries, run_pages)?);
     options.segment_bytes = Some(SEGMENT_BYTES);
     directory.write_manifest(&directory.manifest_for(&options)?)?;
-    let slot = ScopeSlot(0);
-    directory.write_registry(&ScopeRegistry { next: 1, scopes: vec![(slot, scope())] })?;
-    let budget = Budget::divide(capacity, SEGMENT_BYTES)?;
-    let options = RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
-    let index = RunIndex::open(medium, &directory.index(), options)?;
+    directory.write_registry(&ScopeRegistry { next: 1, scopes: vec![(SLOT, scope())] })?;
+    let index = index(dir, entries, run_pages)?;
     let scope = scope().id();
     let mut hashes: Vec<PageHash> = Vec::with_capacity(PROBE_PAGES as usize);
     let (mut left, mut generation) = (entries, 0u32);
@@ -71,7 +66,7 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
         let mut parent = None;
         for pages in hashes.chunks(run_pages as usize) {
             generation += 1;
-            insert(&index, slot, parent, pages, generation)?;
+            insert(&index, parent, pages, generation)?;
             parent = pages.last().copied();
             if generation.is_multiple_of(RUNS_A_SYNC) {
                 index.sync()?;
@@ -84,16 +79,34 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
     Ok(index)
 }
 
+/// The index of a store made by [`fill`] with the same numbers, which nobody else has open.
+///
+/// # Errors
+/// Those of the file system and of the index.
+pub fn index(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failure> {
+    let medium: Arc<dyn Medium> = Arc::new(Host);
+    let budget = Budget::divide(capacity(entries, run_pages)?, SEGMENT_BYTES)?;
+    let options = RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
+    let directory = Directory::new(Arc::clone(&medium), dir);
+    Ok(RunIndex::open(medium, &directory.index(), options)?)
+}
+
+/// With room for a journal beside two checkpoints, as a store that changes needs it.
+fn capacity(entries: u64, run_pages: u32) -> Result<u64, Failure> {
+    let runs = entries.div_ceil(u64::from(run_pages)) + 1;
+    let index_bytes = RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2;
+    capacity_for(2, SEGMENT_BYTES, index_bytes)
+}
+
 fn insert(
     index: &RunIndex,
-    scope: ScopeSlot,
     parent: Option<PageHash>,
     pages: &[PageHash],
     generation: u32,
 ) -> Result<(), Failure> {
     let place = Place { generation: u64::from(generation), ..Place::default() };
     let recency = u64::from(generation);
-    index.insert(&NewRun { scope, chained: true, parent, pages, place: &place, recency })?;
+    index.insert(&NewRun { scope: SLOT, chained: true, parent, pages, place: &place, recency })?;
     Ok(())
 }
 

@@ -10,7 +10,9 @@ use crate::exit::Failure;
 use crate::open;
 use crate::print::complain;
 use indicatif::ProgressBar;
-use ritornello_store::{Options, Store};
+use ritornello_format::{Error, ScopedKeys};
+use ritornello_index::PrefixIndex;
+use ritornello_store::Options;
 use serde_json::json;
 use std::ffi::OsStr;
 use std::hint::black_box;
@@ -79,7 +81,8 @@ pub fn measure(
 
     steps.set_message("memory a page, in runs of one");
     let single = dir.join("single");
-    bench.fill(&single, entries, 1)?;
+    let filled = bench.fill(&single, entries, 1)?;
+    report.memory_bytes_per_page_single_filled = Some(bench.a_page(filled, filled_empty));
     let resident = bench.resident(&single)?;
     report.memory_bytes_per_page_single = Some(bench.a_page(resident, nothing));
     std::fs::remove_dir_all(&single)?;
@@ -117,24 +120,35 @@ impl Bench<'_> {
     fn probe(&self, dir: &Path) -> Result<Probe, Failure> {
         let node = open::with(&Options::new(dir))?;
         let sequences = catalogue::sequences(self.entries);
-        let warm = probe_warm(node.store(), WARM_SEQUENCES.min(sequences))?;
-        let cold = probe_cold(node.store(), sequences)?;
+        let scope = catalogue::scope();
+        let asked = |keys: &[&[u8]]| node.store().probe(&scope, keys);
+        let warm = time_warm(&asked, WARM_SEQUENCES.min(sequences))?;
+        let cold = time_cold(&asked, sequences)?;
         let entries = self.entries.to_string();
         let words: [&OsStr; 4] =
             ["probe".as_ref(), dir.as_ref(), "--entries".as_ref(), entries.as_ref()];
         let through_socket = elsewhere(self.context, &words)?;
         found_all(through_socket.found)?;
-        let probe = Probe {
+        let found = node.store().stats()?.catalog.pages;
+        node.close()?;
+        let index = catalogue::index(dir, self.entries, RUN_PAGES)?;
+        let id = scope.id();
+        let asked = |keys: &[&[u8]]| {
+            Ok(index.longest_prefix(catalogue::SLOT, &ScopedKeys { scope: &id, keys }))
+        };
+        let index_warm = time_warm(&asked, WARM_SEQUENCES.min(sequences))?;
+        let index_cold = time_cold(&asked, sequences)?;
+        Ok(Probe {
             p50_us: median(&warm),
             p99_us: quantile(&warm, 0.99),
             cold_p50_us: median(&cold),
+            index_p50_us: median(&index_warm),
+            index_cold_p50_us: median(&index_cold),
             python_p50_us: None,
             socket_p50_us: Some(through_socket.p50_us),
-            entries: node.store().stats()?.catalog.pages,
+            entries: found,
             pages: PROBE_PAGES,
-        };
-        node.close()?;
-        Ok(probe)
+        })
     }
 
     /// The figure is left out where there is no Python, or the package is not for it.
@@ -174,18 +188,17 @@ fn reopen(dir: &Path) -> Result<f64, Failure> {
     Ok(millis)
 }
 
-fn probe_warm(store: &Store, sequences: u32) -> Result<Vec<f64>, Failure> {
-    let scope = catalogue::scope();
+/// What is timed: how many leading pages are there?
+type Ask<'a> = &'a dyn Fn(&[&[u8]]) -> Result<usize, Error>;
+
+fn time_warm(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
     let keys: Vec<Keys> = (0..sequences).map(|s| Keys::of(SET, s, PROBE_PAGES)).collect();
     let keys: Vec<Vec<&[u8]>> = keys.iter().map(Keys::slices).collect();
     let mut times = Vec::with_capacity(PROBES);
     for (at, keys) in keys.iter().cycle().take(PROBES + PROBES / 10).enumerate() {
-        let started = Instant::now();
-        let found = black_box(store.probe(&scope, black_box(keys))?);
-        let elapsed = started.elapsed();
-        found_all(found)?;
+        let took = time(ask, keys)?;
         if at >= PROBES / 10 {
-            times.push(elapsed.as_secs_f64() * 1e6);
+            times.push(took);
         }
     }
     Ok(times)
@@ -193,19 +206,22 @@ fn probe_warm(store: &Store, sequences: u32) -> Result<Vec<f64>, Failure> {
 
 /// The keys were just made, as an engine has just hashed its tokens; what the index keeps of them
 /// was last looked at some thousand sequences ago.
-fn probe_cold(store: &Store, sequences: u32) -> Result<Vec<f64>, Failure> {
-    let scope = catalogue::scope();
-    let mut times = Vec::with_capacity(PROBES);
-    for at in 0..PROBES {
-        let keys = Keys::of(SET, catalogue::scattered(at, sequences), PROBE_PAGES);
-        let keys = keys.slices();
-        let started = Instant::now();
-        let found = black_box(store.probe(&scope, black_box(&keys))?);
-        let elapsed = started.elapsed();
-        found_all(found)?;
-        times.push(elapsed.as_secs_f64() * 1e6);
-    }
-    Ok(times)
+fn time_cold(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
+    (0..PROBES)
+        .map(|at| {
+            let keys = Keys::of(SET, catalogue::scattered(at, sequences), PROBE_PAGES);
+            time(ask, &keys.slices())
+        })
+        .collect()
+}
+
+/// Microseconds of one probe, which must find everything.
+fn time(ask: Ask<'_>, keys: &[&[u8]]) -> Result<f64, Failure> {
+    let started = Instant::now();
+    let found = black_box(ask(black_box(keys))?);
+    let took = started.elapsed().as_secs_f64() * 1e6;
+    found_all(found)?;
+    Ok(took)
 }
 
 fn found_all(found: usize) -> Result<(), Failure> {

@@ -36,8 +36,10 @@ pub struct Report {
     pub memory_bytes_per_page: Option<f64>,
     /// Resident memory a page, in runs of one.
     pub memory_bytes_per_page_single: Option<f64>,
-    /// The same right after all were inserted one by one, in runs of 32.
+    /// The same of the index alone, right after all pages were inserted, in runs of 32.
     pub memory_bytes_per_page_filled: Option<f64>,
+    /// The same, in runs of one.
+    pub memory_bytes_per_page_single_filled: Option<f64>,
     /// Files of the store that holds `bytes_put`.
     pub files: Option<u64>,
     /// Blocks that they take, in bytes.
@@ -123,6 +125,10 @@ pub struct Probe {
     pub p99_us: f64,
     /// Of random sequences.
     pub cold_p50_us: f64,
+    /// Warm, of the index alone: without looking up the scope.
+    pub index_p50_us: f64,
+    /// Of random sequences, of the index alone.
+    pub index_cold_p50_us: f64,
     /// From Python, in the owner; `null` without an interpreter.
     pub python_p50_us: Option<f64>,
     /// From another process, in Rust.

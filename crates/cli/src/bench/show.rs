@@ -93,12 +93,16 @@ fn index(r: &Report) -> Option<String> {
     row(&format!("probe of {pages} pages, warm, p50"), Some(probe.p50_us), "µs", "1 µs");
     row("  p99", Some(probe.p99_us), "µs", "");
     row("  cold, p50", Some(probe.cold_p50_us), "µs", "2 µs");
+    row("  of the index alone, warm, p50", Some(probe.index_p50_us), "µs", "");
+    row("  of the index alone, cold, p50", Some(probe.index_cold_p50_us), "µs", "");
     row("  from Python, p50", probe.python_p50_us, "µs", "20 µs");
     row("  through the socket, p50", probe.socket_p50_us, "µs", "60 µs");
     row("reopen, warm", r.reopen_ms, "ms", "100 ms");
     row("reopen, cold", r.reopen_cold_ms, "ms", "");
     row("memory a page, runs of 32", r.memory_bytes_per_page, "B", "64 B");
-    row("  right after filling", r.memory_bytes_per_page_filled, "B", "");
+    row("  of the index alone, after filling", r.memory_bytes_per_page_filled, "B", "");
     row("memory a page, runs of 1", r.memory_bytes_per_page_single, "B", "128 B");
+    let single = r.memory_bytes_per_page_single_filled;
+    row("  of the index alone, after filling", single, "B", "");
     Some(out.to_string())
 }

@@ -60,6 +60,10 @@ impl Engine {
         self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
         if leading == keys.len() {
             self.link_and_count(scope.slot, scope.chained, &hashes);
+            // Somebody else's put may be visible and on its way to the disk.
+            if self.durable_puts() {
+                self.make_durable()?;
+            }
             return Ok(reserved);
         }
         let lease = self.pin_neighbours(client, scope, &hashes, &present, parent)?;
@@ -84,16 +88,24 @@ impl Engine {
             .iter()
             .map(|run| ReservedRun { place: run.place.clone(), at: run.at, pages: run.pages })
             .collect();
-        if runs.is_empty() {
-            let freed = self.state.lock().leases.release(lease.0);
-            self.state.lock().release_later(freed);
-            return Ok(reserved);
+        let logged = if runs.is_empty() {
+            Ok(())
+        } else {
+            reserved.id = self.unique_number();
+            self.log_reservation(client, reserved.id, &runs)
+        };
+        let mut state = self.state.lock();
+        if runs.is_empty() || logged.is_err() {
+            let freed = state.leases.release(lease.0);
+            state.release_later(freed);
+            for run in &runs {
+                self.free(&mut state, &run.place.extents);
+            }
+        } else {
+            let reservation = Reservation { client, scope, hashes, runs, lease };
+            state.reservations.open.insert(reserved.id, reservation);
         }
-        reserved.id = self.unique_number();
-        self.log_reservation(client, reserved.id, &runs)?;
-        let reservation = Reservation { client, scope, hashes, runs, lease };
-        self.state.lock().reservations.open.insert(reserved.id, reservation);
-        Ok(reserved)
+        logged.map(|()| reserved)
     }
 
     /// Before a client hears of its space, the log knows: see [`super::reservations`].
@@ -103,11 +115,7 @@ impl Engine {
         }
         let name = self.state.lock().clients.get(&client).cloned().unwrap_or_default();
         let logged = self.log.lock().reserved(id, &name, runs);
-        logged.map_err(|error| {
-            let extents: Vec<Extent> = runs.iter().flat_map(|r| r.place.extents.clone()).collect();
-            self.free(&mut self.state.lock(), &extents);
-            Error::retry("the reservation log cannot be written").because(error)
-        })
+        logged.map_err(|e| Error::retry("the reservation log cannot be written").because(e))
     }
 
     /// Pins the runs that the missing pages will hang behind, and with them their ancestors.
