@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Names that may lie in a directory without making it somebody else's.
-const OURS: [&str; 8] = [
+const OURS: [&str; 10] = [
     "MANIFEST",
     "MANIFEST.new",
     "SCOPES",
@@ -26,6 +26,8 @@ const OURS: [&str; 8] = [
     "RESERVATIONS",
     "LOCK",
     "clients",
+    "index",
+    "segments",
     "owner.sock",
 ];
 

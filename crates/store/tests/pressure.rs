@@ -95,6 +95,25 @@ fn all_space_leased_means_refused_not_stuck() {
     open.close();
 }
 
+/// Pages that are never split, in segments that hold few of them: what is free is in pieces.
+#[test]
+fn free_space_in_small_pieces_is_not_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 8);
+    let part = |part, scope| Scope { part, ..scope };
+    let small = part(1, unchained(4096));
+    let large = part(2, chained(248 << 10));
+    for name in 0..200 {
+        let keys = sequence(name, 1 + (name % 3) as usize);
+        assert_eq!(put(&open.store, &small, &keys, None).reason, "", "small {name}");
+        if name % 4 == 0 {
+            let keys = sequence(name, 2);
+            assert_eq!(put(&open.store, &large, &keys, None).reason, "", "large {name}");
+        }
+    }
+    open.close();
+}
+
 #[test]
 fn space_is_conserved_over_a_long_life() {
     let dir = tempfile::tempdir().unwrap();

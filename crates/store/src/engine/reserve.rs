@@ -230,17 +230,19 @@ impl Engine {
         if let Some(segment) = state.space.next_segment() {
             return Err(Obstacle::Grow(segment));
         }
-        // Free space may be in pieces that are too small: each round makes more room.
         let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
-        let wanted = state.space.reserve_units() + run * u64::from(round + 1);
+        let wanted = state.space.reserve_units() + run;
         let have = Self::reclaimable(&state);
-        if have < wanted || round > 0 {
-            self.evict(&mut state, (wanted.saturating_sub(have)).max(run));
+        if have < wanted {
+            self.evict(&mut state, wanted - have);
         }
         if let Some(extents) = place(&mut state, Reserve::Use) {
             return Ok(extents);
         }
-        if state.limbo_units > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
+        // There is enough, but in pieces that are too small, or not durably free: each round makes
+        // more room.
+        let more = (round > 0 || state.limbo_units == 0) && self.evict(&mut state, run);
+        if more || state.limbo_units > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
     }
 
     /// Adds a segment file, unless the floor or the file system says no. One at a time: whoever
