@@ -140,8 +140,9 @@ pages are 2 MiB or more, and at most 256 pages otherwise; calls are blocking, fr
 the simplest caller would make them. Seconds of processor time are those of the whole process.
 
 Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
-same few sequences again and again; cold, a random one each time. Memory a page is what a fresh
-process has resident with that index open, less what it has with an empty one.
+same few sequences again and again; cold, a random one each time. Reopening is that of the whole
+store. Memory a page is what a fresh process has resident with that index open, less what it has
+with an empty one; beside it, the same of the whole store, which also keeps an order of eviction.
 
 It needs about three times --total on the disk, and 1 GiB for the index; all of it is removed.
 
@@ -245,6 +246,17 @@ pub enum PartCommand {
     Resident {
         /// Its directory
         dir: PathBuf,
+    },
+    /// Opens the index of a metadata-only store and says what it takes
+    Index {
+        /// The store's directory
+        dir: PathBuf,
+        /// Pages
+        #[arg(long)]
+        entries: u64,
+        /// Pages a run
+        #[arg(long)]
+        run_pages: u32,
     },
     /// Probes as a client
     Probe {

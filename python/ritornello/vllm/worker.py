@@ -76,6 +76,9 @@ class WorkerSide:
     def load(self, metadata: StepMetadata) -> None:
         """Fills the blocks of all loads of this step; they are read side by side."""
         self._spoilt = False
+        # In the first step, whatever it does: by then the scheduler's side owns the store, and the
+        # first load need not wait for the store to open.
+        self._store.open()
         if not metadata.loads:
             return
         begun = perf_counter()

@@ -4,7 +4,7 @@ use super::catalogue::{self, PROBE_PAGES, SET};
 use super::content::Keys;
 use super::parts::{Answer, ask, elsewhere};
 use super::place::forget_pages;
-use super::report::{Probe, Report, median, quantile};
+use super::report::{MemoryMore, Probe, Report, median, quantile};
 use crate::Context;
 use crate::exit::Failure;
 use crate::open;
@@ -47,9 +47,8 @@ pub fn measure(
     let bench = Bench { context, entries };
     steps.set_message("filling an index");
     let (full, empty) = (dir.join("index"), dir.join("empty"));
-    let filled = bench.fill(&full, entries, RUN_PAGES)?;
-    let filled_empty = bench.fill(&empty, 0, RUN_PAGES)?;
-    report.memory_bytes_per_page_filled = Some(bench.a_page(filled, filled_empty));
+    let filled = bench.fill("fill", &full, entries, RUN_PAGES)?;
+    let filled_empty = bench.fill("fill", &empty, 0, RUN_PAGES)?;
     // The first opening settles what the filling left.
     open::with(&Options::new(&full))?.close()?;
     steps.inc(1);
@@ -73,19 +72,28 @@ pub fn measure(
     steps.inc(1);
 
     steps.set_message("memory a page");
-    let resident = bench.resident(&full)?;
-    let nothing = bench.resident(&empty)?;
-    report.memory_bytes_per_page = Some(bench.a_page(resident, nothing));
+    let store = bench.resident(&full)?;
+    let opened = bench.fill("index", &full, entries, RUN_PAGES)?;
     std::fs::remove_dir_all(&full)?;
+    let (store_empty, empty) =
+        (bench.resident(&empty)?, bench.fill("index", &empty, 0, RUN_PAGES)?);
+    report.reopen_index_ms = Some(opened.millis);
+    report.memory_bytes_per_page = Some(bench.a_page(opened, empty));
     steps.inc(1);
 
     steps.set_message("memory a page, in runs of one");
     let single = dir.join("single");
-    let filled = bench.fill(&single, entries, 1)?;
-    report.memory_bytes_per_page_single_filled = Some(bench.a_page(filled, filled_empty));
-    let resident = bench.resident(&single)?;
-    report.memory_bytes_per_page_single = Some(bench.a_page(resident, nothing));
+    let filled_single = bench.fill("fill", &single, entries, 1)?;
+    let store_single = bench.resident(&single)?;
+    let opened = bench.fill("index", &single, entries, 1)?;
     std::fs::remove_dir_all(&single)?;
+    report.memory_bytes_per_page_single = Some(bench.a_page(opened, empty));
+    report.memory_more = Some(MemoryMore {
+        store: bench.a_page(store, store_empty),
+        store_single: bench.a_page(store_single, store_empty),
+        filled: bench.a_page(filled, filled_empty),
+        filled_single: bench.a_page(filled_single, filled_empty),
+    });
     steps.inc(1);
     Ok(())
 }
@@ -96,10 +104,11 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn fill(&self, dir: &Path, entries: u64, run_pages: u32) -> Result<Answer, Failure> {
+    /// `fill` makes the index, `index` opens it; both say what that took.
+    fn fill(&self, how: &str, dir: &Path, entries: u64, run_pages: u32) -> Result<Answer, Failure> {
         let (entries, pages) = (entries.to_string(), run_pages.to_string());
         let words: [&OsStr; 6] = [
-            "fill".as_ref(),
+            how.as_ref(),
             dir.as_ref(),
             "--entries".as_ref(),
             entries.as_ref(),

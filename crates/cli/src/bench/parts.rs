@@ -25,6 +25,8 @@ const WARM_UP: usize = 200;
 pub struct Answer {
     /// Bytes that became resident.
     pub resident: i64,
+    /// Milliseconds of opening.
+    pub millis: f64,
     /// Median microseconds of a probe.
     pub p50_us: f64,
     /// Pages found by a probe.
@@ -43,6 +45,14 @@ pub fn run(part: &PartCommand) -> Result<Status, Failure> {
             let resident = resident()? - before;
             drop(index);
             Answer { resident, ..Answer::default() }
+        }
+        PartCommand::Index { dir, entries, run_pages } => {
+            let (before, started) = (resident()?, Instant::now());
+            let index = catalogue::index(dir, *entries, *run_pages)?;
+            let millis = started.elapsed().as_secs_f64() * 1e3;
+            let resident = resident()? - before;
+            drop(index);
+            Answer { resident, millis, ..Answer::default() }
         }
         PartCommand::Resident { dir } => {
             let before = resident()?;

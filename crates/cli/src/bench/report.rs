@@ -32,14 +32,14 @@ pub struct Report {
     pub reopen_ms: Option<f64>,
     /// The same, its files not in the page cache.
     pub reopen_cold_ms: Option<f64>,
-    /// Resident memory a page, in runs of 32.
+    /// The same of the index alone, its files in the page cache.
+    pub reopen_index_ms: Option<f64>,
+    /// Resident memory of the index a page, in runs of 32.
     pub memory_bytes_per_page: Option<f64>,
-    /// Resident memory a page, in runs of one.
+    /// Resident memory of the index a page, in runs of one.
     pub memory_bytes_per_page_single: Option<f64>,
-    /// The same of the index alone, right after all pages were inserted, in runs of 32.
-    pub memory_bytes_per_page_filled: Option<f64>,
-    /// The same, in runs of one.
-    pub memory_bytes_per_page_single_filled: Option<f64>,
+    /// The whole store's resident memory beside that.
+    pub memory_more: Option<MemoryMore>,
     /// Files of the store that holds `bytes_put`.
     pub files: Option<u64>,
     /// Blocks that they take, in bytes.
@@ -137,6 +137,19 @@ pub struct Probe {
     pub entries: u64,
     /// Pages a probe asks for.
     pub pages: u32,
+}
+
+/// Resident memory a page, in bytes, seen in other ways.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemoryMore {
+    /// Of the whole store, in runs of 32.
+    pub store: f64,
+    /// Of the whole store, in runs of one.
+    pub store_single: f64,
+    /// Of the index, right after all pages were inserted, in runs of 32.
+    pub filled: f64,
+    /// Of the index, right after all pages were inserted, in runs of one.
+    pub filled_single: f64,
 }
 
 /// The value in the middle; of nothing, zero.

@@ -98,11 +98,12 @@ fn index(r: &Report) -> Option<String> {
     row("  from Python, p50", probe.python_p50_us, "µs", "20 µs");
     row("  through the socket, p50", probe.socket_p50_us, "µs", "60 µs");
     row("reopen, warm", r.reopen_ms, "ms", "100 ms");
-    row("reopen, cold", r.reopen_cold_ms, "ms", "");
-    row("memory a page, runs of 32", r.memory_bytes_per_page, "B", "64 B");
-    row("  of the index alone, after filling", r.memory_bytes_per_page_filled, "B", "");
-    row("memory a page, runs of 1", r.memory_bytes_per_page_single, "B", "128 B");
-    let single = r.memory_bytes_per_page_single_filled;
-    row("  of the index alone, after filling", single, "B", "");
+    row("  of the index alone", r.reopen_index_ms, "ms", "");
+    row("  cold", r.reopen_cold_ms, "ms", "");
+    let more = r.memory_more.as_ref();
+    row("index memory a page, runs of 32", r.memory_bytes_per_page, "B", "64 B");
+    row("  of the whole store", more.map(|more| more.store), "B", "");
+    row("index memory a page, runs of 1", r.memory_bytes_per_page_single, "B", "128 B");
+    row("  of the whole store", more.map(|more| more.store_single), "B", "");
     Some(out.to_string())
 }
