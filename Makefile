@@ -17,11 +17,11 @@ BIN := $(VENV)/bin
 STAMPS := build/stamps
 VLLM := build/env/vllm
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-export PYTHONDONTWRITEBYTECODE := 1
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml)
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
-WHEEL = $(wildcard build/wheels/ritornello-*.whl)
+# One, whatever its version; the shell finds it.
+WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
 SUITES := test-python test-rust test-loom test-vllm
@@ -73,12 +73,10 @@ test-rust:
 test-rust-long:
 	$(CARGO) test --workspace --locked --quiet -- --ignored
 
-# Release: the models visit millions of interleavings. Only what has a model is built.
+# Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --release --target-dir target/loom \
-		-p ritornello-index --lib loom
-	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --release --target-dir target/loom \
-		-p ritornello-store --test loom_lease
+	RUSTFLAGS="--cfg loom" $(CARGO) test --workspace --exclude ritornello-python --locked --quiet \
+		--release --target-dir target/loom --test 'loom_*'
 
 # A warning is an error; a test that finds nothing to do (exit code 5) is not.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120

@@ -155,6 +155,7 @@ def in_a_fork(check: str, store: rt.Store, where: Path, ticket: rt.Ticket) -> No
         assert put(mine, "child's") == 4
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_opens_its_own(where: Path) -> None:
     with open_small(where) as store:
         put(store, "parent's")
@@ -179,6 +180,7 @@ def test_a_forked_child_opens_its_own(where: Path) -> None:
         assert holds(store, "child's")
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_does_not_keep_the_directory(where: Path) -> None:
     """The parent closes; the child, which never touched the store, is still there."""
     store = open_small(where)

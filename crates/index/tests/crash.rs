@@ -112,7 +112,7 @@ fn single(op: Op) -> Op {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(48))]
     #[test]
     fn every_moment_of_a_write_leaves_a_moment_of_the_past(
         ops in prop::collection::vec(op().prop_map(single), 1..40),

@@ -8,7 +8,7 @@ use common::{Pair, op};
 use proptest::prelude::*;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(192))]
     #[test]
     fn run_does_what_memory_does(ops in prop::collection::vec(op(), 1..60)) {
         let mut pair = Pair::new();

@@ -7,7 +7,7 @@ use super::shape::Shape;
 use crate::exit::Failure;
 use crate::open;
 use indicatif::ProgressBar;
-use ritornello_format::Error;
+use ritornello_format::{Error, UNIT, WHOLE_PAGE_UNITS};
 use ritornello_medium::Host;
 use ritornello_node::Node;
 use ritornello_store::{Budget, Options};
@@ -21,6 +21,9 @@ pub const STEPS: u64 = 3;
 const FRESH: u32 = 1;
 const FILL: u32 = 2;
 const STEADY: u32 = 3;
+
+/// A run header at most, and its neighbours' padding.
+const HEADER_BYTES: u64 = 32 << 10;
 
 /// One figure of the store beside its raw limit.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +108,14 @@ impl Bench<'_> {
         steps.set_message("overwriting: raw, and in a store that was filled and cleared");
         self.fill(mover, &node)?;
         node.store().clear()?;
+        let evicted = self.evicted(&node)?;
         let steady = self.pair(|| limit.write(), || mover.put(node.store(), STEADY, count))?;
+        if self.evicted(&node)? > evicted {
+            return Err(Failure::failed(
+                "the store evicted pages that were to be read: it is too small for this shape",
+                "a larger --total",
+            ));
+        }
         steps.inc(1);
 
         steps.set_message("reading: raw, and from a store opened anew");
@@ -153,6 +163,11 @@ impl Bench<'_> {
         Ok(())
     }
 
+    fn evicted(&self, node: &Node) -> Result<u64, Failure> {
+        let counters = node.store().stats()?.catalog.counters;
+        Ok(counters.get("pages_evicted").copied().unwrap_or(0))
+    }
+
     fn describe(&self, node: &Node, report: &mut Report) -> Result<(), Failure> {
         let stats = node.store().stats()?.catalog;
         let footprint = Footprint::of(self.home)?;
@@ -171,7 +186,10 @@ impl Bench<'_> {
 /// A capacity in which the whole set has room beside what is kept free and what headers take.
 fn capacity(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
     let stored = u64::from(shape.sequences) * shape.sequence_bytes() as u64;
-    let segments = (stored + stored / 10).div_ceil(segment_bytes) + 1;
+    // Small pages are never split, so the end of a segment may go unused; and there are headers.
+    let unused = (shape.stride() as u64).min(u64::from(WHOLE_PAGE_UNITS) * UNIT) + HEADER_BYTES;
+    let usable = segment_bytes.saturating_sub(unused).max(segment_bytes / 4);
+    let segments = (stored + stored / 10).div_ceil(usable) + 1;
     let pages = u64::from(shape.sequences) * u64::from(shape.sequence_pages);
     capacity_for(segments, segment_bytes, pages * 512)
 }

@@ -40,8 +40,8 @@ struct Replayed {
     damaged: bool,
 }
 
-/// One way to recover.
-#[derive(Debug)]
+/// One way to recover. By default: with nothing.
+#[derive(Debug, Default)]
 struct Attempt {
     restored: Restored,
     replayed: Replayed,
@@ -243,26 +243,25 @@ impl Source<'_> {
             inexact.get_or_insert(attempt);
         }
         // No checkpoint yet, or none any more: the journal alone, if it goes back to the start.
-        let first = self.numbers.first().copied().unwrap_or(1);
-        let header = self.journal_header(first)?;
-        let beginning = header.as_ref().is_none_or(|header| header.first == 1);
-        let nothing_else = headers.iter().all(Option::is_none) && self.numbers.len() <= 1;
-        if (beginning && header.is_some()) || (inexact.is_none() && nothing_else) {
-            let mut restored = Restored::default();
-            let replayed = self.replay(&mut restored, first, 1)?;
-            let attempt = Attempt { restored, replayed, slot: None, exact: true };
-            return Ok((attempt, inexact.is_none()));
-        }
-        if let Some(attempt) = inexact {
-            return Ok((attempt, false));
-        }
-        // The journal's end: runs whose beginning is lost are, too.
+        let first = self.numbers.first().copied();
+        let header = first.map(|first| self.journal_header(first)).transpose()?.flatten();
         let mut restored = Restored::default();
-        let replayed = match header {
-            Some(header) => self.replay(&mut restored, first, header.first)?,
-            None => Replayed::default(),
+        let mut attempt = |number, first, exact| -> Result<Attempt> {
+            let replayed = self.replay(&mut restored, number, first)?;
+            Ok(Attempt { restored: std::mem::take(&mut restored), replayed, slot: None, exact })
         };
-        Ok((Attempt { restored, replayed, slot: None, exact: false }, false))
+        match (first, header) {
+            (Some(number), Some(header)) if header.first == 1 => {
+                Ok((attempt(number, 1, true)?, inexact.is_none()))
+            }
+            _ if inexact.is_some() => Ok((inexact.unwrap_or_default(), false)),
+            // A new index; or the power went when its first file was being made.
+            (None, _) => Ok((Attempt { exact: true, ..Attempt::default() }, true)),
+            (Some(1), None) if self.numbers.len() == 1 => Ok((attempt(1, 1, true)?, true)),
+            // The journal's end. Runs whose parents came before it are lost.
+            (Some(number), Some(header)) => Ok((attempt(number, header.first, false)?, false)),
+            (Some(_), None) => Ok((Attempt::default(), false)),
+        }
     }
 
     /// Loads a checkpoint. `None` unless every frame is whole and the end agrees.
@@ -321,8 +320,8 @@ impl Source<'_> {
         let newest = self.numbers.last().copied().unwrap_or(0);
         for number in number.. {
             let Some(file) = self.file(number)? else {
-                replayed.damaged = newest > number || newest + 1 < number || replayed.tail.is_none();
-                replayed.damaged &= !self.numbers.is_empty() || first > 1;
+                // Behind the last file, unless there is a gap or the first one is missing.
+                replayed.damaged = newest > number || replayed.tail.is_none();
                 return Ok(replayed);
             };
             let length = file.length()?;

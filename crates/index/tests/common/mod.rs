@@ -9,6 +9,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+/// So many random cases, or as many as `PROPTEST_CASES` says.
+pub fn cases(count: u32) -> ProptestConfig {
+    let config = ProptestConfig::default();
+    if std::env::var_os("PROPTEST_CASES").is_some() {
+        config
+    } else {
+        ProptestConfig { cases: count, ..config }
+    }
+}
+
 /// Scopes 0 and 1 are chained, 2 and 3 are not.
 pub const SCOPES: u32 = 4;
 
