@@ -5,13 +5,12 @@ use crate::outcome::Outcome;
 use crate::stats::{CatalogStats, Counter};
 use crate::ticket::{Closing, Lane, Ticket, Workers};
 use parking_lot::RwLock;
-use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeId, check_keys};
+use ritornello_format::{Error, ErrorKind, Result, Scope, check_keys};
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
 use serde::Serialize;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,13 +18,18 @@ use std::time::{Duration, Instant};
 /// Blocking calls give up after this long if the caller sets no deadline.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Resolved scopes that are remembered.
+const SCOPES_KNOWN: usize = 16;
+
 /// A store, as callers see it: the same for the owner and for its clients.
 pub struct Store {
     pub(crate) catalog: Arc<dyn Catalog>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) staging: Arc<Staging>,
     pub(crate) moved: Moved,
-    scopes: RwLock<HashMap<ScopeId, (ScopeRef, Scope)>>,
+    /// Resolved lately, newest last. Found by comparing descriptions, which is cheaper than their
+    /// digest, and an equal description needs no further check.
+    scopes: RwLock<Vec<(ScopeRef, Scope)>>,
     workers: Workers,
     process: u32,
     closed: AtomicBool,
@@ -318,7 +322,7 @@ impl Store {
     /// Like `probe`.
     pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
         self.with_scope(scope, (), |scope| self.catalog.drop_scope(scope))?;
-        self.scopes.write().remove(&scope.id());
+        self.forget(scope);
         Ok(())
     }
 
@@ -430,27 +434,27 @@ impl Store {
         mut ask: impl FnMut(Option<ScopeRef>) -> Result<T>,
     ) -> Result<T> {
         self.check_process()?;
-        let id = scope.id();
-        let known = match self.scopes.read().get(&id) {
-            None => None,
-            Some((reference, stored)) => {
-                stored.check_same(scope)?;
-                Some(*reference)
-            }
-        };
+        let known =
+            self.scopes.read().iter().find(|(_, known)| known == scope).map(|known| known.0);
         if let Some(reference) = known {
             match ask(Some(reference)) {
-                Err(error) if error.kind() == ErrorKind::Retry => {
-                    self.scopes.write().remove(&id);
-                }
+                Err(error) if error.kind() == ErrorKind::Retry => self.forget(scope),
                 answer => return answer,
             }
         }
         let found = self.catalog.resolve(scope, create)?;
         if let Some(reference) = found {
-            self.scopes.write().insert(id, (reference, scope.clone()));
+            let mut scopes = self.scopes.write();
+            if scopes.len() >= SCOPES_KNOWN {
+                scopes.remove(0);
+            }
+            scopes.push((reference, scope.clone()));
         }
         ask(found)
+    }
+
+    fn forget(&self, scope: &Scope) {
+        self.scopes.write().retain(|(_, known)| known != scope);
     }
 }
 

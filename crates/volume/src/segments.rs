@@ -89,6 +89,7 @@ impl Segments {
         };
         // Enough for a few calls that need staging at once, and for any single page.
         let staging = Staging::new((4 * in_flight_bytes).max(PAGE_BYTES_MAX as usize))?;
+        let volumes = (0..dirs.len()).map(|volume| volume as u8).collect();
         let choice = choose::choose(medium.as_ref(), &dirs, io, staging.stats().backing)?;
         Ok(Self {
             medium,
@@ -99,7 +100,8 @@ impl Segments {
             engine: choice.engine,
             staging,
             files: RwLock::default(),
-            unsynced_dirs: Mutex::default(),
+            // A former owner may have died between making a segment and syncing its directory.
+            unsynced_dirs: Mutex::new(volumes),
             report: choice.report,
             process: std::process::id(),
         })
@@ -142,6 +144,20 @@ impl Segments {
                     .because(error))
             }
         }
+    }
+
+    /// Gives a segment that was cut short its length back. What was lost reads as zeroes, so as
+    /// misses; space at its end can be written again. Returns whether it was short.
+    ///
+    /// # Errors
+    /// `Retry` if the file system refuses.
+    pub fn mend(&self, id: SegmentId) -> Result<bool> {
+        let file = self.file(id)?;
+        if file.length()? >= self.segment_bytes {
+            return Ok(false);
+        }
+        file.allocate(self.segment_bytes)?;
+        Ok(true)
     }
 
     /// The segments that are there, in order.

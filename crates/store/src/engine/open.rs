@@ -43,12 +43,14 @@ impl Engine {
         directory.write_manifest(&manifest)?;
         let index = open_index(&medium, &directory, &manifest, &budget)?;
         let mut dropped = BTreeMap::new();
-        let registry = directory.registry()?.unwrap_or_else(|| {
-            tracing::warn!(dir = %options.dir.display(), "the scope registry is damaged: starting without any");
-            *dropped.entry("scope_registry".to_owned()).or_default() += 1;
-            ScopeRegistry::default()
-        });
-        let registry = never_reuse_slots(registry, index.as_ref());
+        let registry = match directory.registry()? {
+            Some(registry) => registry,
+            None => {
+                tracing::warn!(dir = %options.dir.display(), "the scope registry is damaged: starting without any");
+                *dropped.entry("scope_registry".to_owned()).or_default() += 1;
+                never_reuse_slots(index.as_ref())
+            }
+        };
         let scopes = Scopes::new(directory.clone(), registry)?;
         let mut space = Space::new(SpaceConfig {
             segment_units: (manifest.segment_bytes / UNIT) as u32,
@@ -56,6 +58,14 @@ impl Engine {
             reserve_percent: RESERVE_PERCENT,
         })?;
         for segment in segments.existing()? {
+            match segments.mend(segment) {
+                Ok(false) => {}
+                Ok(true) => *dropped.entry("segments_cut_short".to_owned()).or_default() += 1,
+                Err(error) => {
+                    tracing::warn!(%error, segment = segment.number(), "a segment cannot be used");
+                    continue;
+                }
+            }
             if let Err(error) = space.add_segment(segment) {
                 tracing::warn!(%error, "a segment file outside the budget is left alone");
             }
@@ -146,9 +156,10 @@ fn open_index(
 }
 
 /// A registry that was lost must not hand out slots that runs in the index still carry.
-fn never_reuse_slots(mut registry: ScopeRegistry, index: &dyn PrefixIndex) -> ScopeRegistry {
-    index.for_each(&mut |_, run| registry.next = registry.next.max(run.scope.0.saturating_add(1)));
-    registry
+fn never_reuse_slots(index: &dyn PrefixIndex) -> ScopeRegistry {
+    let mut next = 0;
+    index.for_each(&mut |_, run| next = next.max(run.scope.0.saturating_add(1)));
+    ScopeRegistry { next, scopes: Vec::new() }
 }
 
 /// A run that was kept.

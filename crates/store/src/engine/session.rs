@@ -3,7 +3,9 @@
 use super::{ClientId, Engine, State};
 use crate::catalog::{Catalog, LeaseNumber, Leased, Located, LocatedRun, Reserved, ScopeRef};
 use crate::stats::CatalogStats;
-use ritornello_format::{PageHash, Result, Scope, ScopedKeys, check_keys};
+use ritornello_format::{
+    Error, PageHash, RUN_HEADER_UNITS_MAX, Result, Scope, ScopedKeys, UNIT, check_keys,
+};
 use ritornello_index::{RunId, Step};
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +65,10 @@ impl Catalog for Session {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         self.engine.check_open()?;
         match self.engine.scopes.find(scope)? {
-            None if create => self.engine.scopes.register(scope).map(Some),
+            None if create => {
+                self.engine.check_fits(scope)?;
+                self.engine.scopes.register(scope).map(Some)
+            }
             found => Ok(found),
         }
     }
@@ -192,6 +197,18 @@ impl Catalog for Session {
 }
 
 impl Engine {
+    /// A page and its header must lie in one segment.
+    fn check_fits(&self, scope: &Scope) -> Result<()> {
+        let page_bytes = scope.resolved_page_bytes()?;
+        let most = self.manifest.segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
+        if page_bytes <= most {
+            return Ok(());
+        }
+        Err(Error::invalid("a page is too large for the segments of this store")
+            .with("page_bytes", page_bytes)
+            .with("at_most", most))
+    }
+
     /// Removes a page whose bytes could not be believed and quarantines where it lay.
     pub(super) fn distrust_page(
         &self,
