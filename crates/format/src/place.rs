@@ -130,6 +130,13 @@ impl Place {
         freed
     }
 
+    /// Number of whole pages that the extents hold.
+    #[must_use]
+    pub fn holds(&self) -> u32 {
+        let body = self.units().saturating_sub(u64::from(self.header_units));
+        u32::try_from(body / u64::from(self.page_units.max(1))).unwrap_or(u32::MAX)
+    }
+
     /// Total length in units.
     #[must_use]
     pub fn units(&self) -> u64 {
@@ -204,6 +211,7 @@ mod tests {
         assert_eq!(place.page(1), vec![extent(15, 2), extent(100, 2)]);
         assert_eq!(place.pages(1, 2), vec![extent(15, 2), extent(100, 6)]);
         assert!(place.page(3).is_empty());
+        assert_eq!(place.holds(), 3);
         assert!(place.check(3, 1000).is_ok());
         assert!(place.check(2, 1000).is_err());
         assert!(place.check(3, 105).is_err());

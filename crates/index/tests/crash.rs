@@ -1,5 +1,5 @@
-//! Power goes at any moment of any write: what comes back is a moment of the past, and not one
-//! before the last sync.
+//! Power goes at any moment of any write, and runs come and go while a checkpoint is written: what
+//! comes back is a moment of the past, and not one before the last sync.
 
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
@@ -10,23 +10,36 @@ use common::{Op, Pair, op, open, shape};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use ritornello_index::PrefixIndex;
-use ritornello_index::conformance::contents;
+use ritornello_index::conformance::{Content, contents};
 use ritornello_medium::{Access, Medium, MediumFile, Room, SimDisk};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
-/// A disk that remembers how it would come up had the power gone before each change.
+/// A disk that remembers how it would come up had the power gone after each change, and that can
+/// wait for a word before it writes to a checkpoint.
 #[derive(Clone, Debug)]
 struct Watched {
     disk: SimDisk,
     crashes: Arc<Mutex<Vec<SimDisk>>>,
+    pause: Arc<Mutex<Option<Pause>>>,
+}
+
+/// Says that a write is about to happen, and waits for an answer.
+#[derive(Debug)]
+struct Pause {
+    about: Sender<()>,
+    go: Receiver<()>,
 }
 
 #[derive(Debug)]
-struct WatchedFile(Arc<dyn MediumFile>, Watched);
+struct WatchedFile(Arc<dyn MediumFile>, Watched, bool);
 
 impl Watched {
     fn note(&self) {
@@ -44,7 +57,8 @@ impl Medium for Watched {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
         let file = self.disk.open(path, access)?;
         self.note();
-        Ok(Arc::new(WatchedFile(file, self.clone())))
+        let checkpoint = path.to_string_lossy().contains("checkpoint");
+        Ok(Arc::new(WatchedFile(file, self.clone(), checkpoint)))
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.disk.rename(from, to)?;
@@ -74,6 +88,12 @@ impl MediumFile for WatchedFile {
         self.0.read_at(buffer, offset)
     }
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        if let Some(pause) = self.1.pause.lock().as_ref().filter(|_| self.2) {
+            // Nobody listens any more once there is nothing left to do meanwhile.
+            if pause.about.send(()).is_ok() {
+                let _ = pause.go.recv();
+            }
+        }
         self.0.write_at(buffer, offset)?;
         self.1.note();
         Ok(())
@@ -111,33 +131,128 @@ fn single(op: Op) -> Op {
     }
 }
 
+/// Does `meanwhile` while a checkpoint is written, one operation before each write.
+fn checkpoint_while(pair: &mut Pair, watched: &Watched, meanwhile: &[Op], mut after: impl FnMut(&mut Pair, &Op)) {
+    let (about, paused) = channel();
+    let (word, go) = channel();
+    *watched.pause.lock() = Some(Pause { about, go });
+    let run = Arc::clone(&pair.run);
+    let thread = std::thread::spawn(move || run.checkpoint());
+    for op in meanwhile {
+        if paused.recv_timeout(Duration::from_secs(20)).is_err() {
+            break;
+        }
+        pair.apply(op);
+        after(pair, op);
+        if word.send(()).is_err() {
+            break;
+        }
+        if thread.is_finished() {
+            break;
+        }
+    }
+    drop((paused, word));
+    thread.join().unwrap().unwrap();
+    *watched.pause.lock() = None;
+}
+
+/// Every disk that a power cut could have left comes up with a moment of the past, and goes on.
+fn check_crashes(watched: &Watched, past: &[Moment], what: &dyn Debug) {
+    for disk in watched.crashes.lock().drain(..) {
+        let index = open(&disk);
+        assert!(!index.recovered().damaged);
+        let now = shape(&contents(&*index));
+        assert!(past.contains(&now), "after {what:?}: {now:#?} of {past:#?}");
+        index.sync().unwrap();
+        index.checkpoint().unwrap();
+        drop(index);
+        assert_eq!(shape(&contents(&*open(&disk.crash(3)))), now);
+    }
+}
+
+type Moment = BTreeMap<u64, Content>;
+
+fn shapes(history: &[Moment]) -> Vec<Moment> {
+    history.iter().map(shape).collect()
+}
+
+fn watched() -> (Watched, Pair) {
+    let disk = SimDisk::new(1 << 30);
+    let watched = Watched {
+        disk: disk.clone(),
+        crashes: Arc::default(),
+        pause: Arc::default(),
+    };
+    let medium = watched.clone();
+    (watched, Pair::on(disk, move |_| Arc::new(medium.clone())))
+}
+
 proptest! {
     #![proptest_config(common::cases(48))]
     #[test]
     fn every_moment_of_a_write_leaves_a_moment_of_the_past(
         ops in prop::collection::vec(op().prop_map(single), 1..40),
+        meanwhile in prop::collection::vec(op().prop_map(single), 0..12),
     ) {
-        let crashes = Arc::new(Mutex::new(Vec::new()));
-        let mut pair = Pair::on(SimDisk::new(1 << 30), |disk| {
-            Arc::new(Watched { disk: disk.clone(), crashes: Arc::clone(&crashes) })
-        });
+        let (watched, mut pair) = watched();
         for op in &ops {
-            pair.apply(op);
-            // While the operation ran, the last sync was that before it.
             let mut past = pair.history.clone();
+            if matches!(op, Op::Checkpoint) {
+                checkpoint_while(&mut pair, &watched, &meanwhile, |pair, _| {
+                    past.push(contents(&*pair.run));
+                });
+            } else {
+                // While the operation ran, the last sync was that before it.
+                pair.apply(op);
+            }
             pair.check(op);
             past.extend(pair.history.last().cloned());
-            let past: Vec<_> = past.iter().map(shape).collect();
-            for disk in crashes.lock().drain(..) {
-                let index = open(&disk);
-                prop_assert!(!index.recovered().damaged);
-                let now = shape(&contents(&index));
-                prop_assert!(past.contains(&now), "after {op:?}: {now:#?} of {past:#?}");
-                // And it goes on from there.
-                index.sync().unwrap();
-                index.checkpoint().unwrap();
-                drop(index);
-                prop_assert_eq!(shape(&contents(&open(&disk.crash(3)))), now);
+            check_crashes(&watched, &shapes(&past), op);
+        }
+    }
+
+    #[test]
+    fn either_checkpoint_may_be_lost_and_nothing_else_is(
+        rounds in prop::collection::vec((
+            prop::collection::vec(op().prop_map(single), 0..10),
+            prop::collection::vec(op().prop_map(single), 0..12),
+            any::<bool>(),
+        ), 1..5),
+        cut in 0.0..1.0f64,
+    ) {
+        let (watched, mut pair) = watched();
+        let mut all: Vec<Moment> = vec![BTreeMap::new()];
+        for (before, meanwhile, reopen) in &rounds {
+            for op in before {
+                pair.apply(op);
+                all.push(contents(&*pair.run));
+            }
+            checkpoint_while(&mut pair, &watched, meanwhile, |pair, _| {
+                all.push(contents(&*pair.run));
+            });
+            if *reopen {
+                pair.apply(&Op::Reopen);
+            }
+        }
+        pair.run.sync().unwrap();
+        let now = contents(&*pair.run);
+        let past = shapes(&all);
+        let dir = Path::new("/index");
+        let names = pair.disk.list(dir).unwrap();
+        for name in names {
+            let path = dir.join(&name);
+            let disk = pair.disk.crash(0);
+            if name.to_string_lossy().contains("checkpoint") {
+                disk.remove(&path).unwrap();
+                disk.sync_dir(dir).unwrap();
+                prop_assert_eq!(contents(&*open(&disk)), now.clone());
+            } else {
+                // What is left of the journal is a beginning of it, and so is what comes back.
+                let file = disk.open(&path, Access { write: true, ..Access::default() }).unwrap();
+                file.set_len((file.length().unwrap() as f64 * cut) as u64).unwrap();
+                file.sync_data().unwrap();
+                let left = shape(&contents(&*open(&disk)));
+                prop_assert!(past.contains(&left), "{name:?} cut: {left:#?} of {past:#?}");
             }
         }
     }

@@ -148,7 +148,7 @@ proptest! {
         for op in &ops {
             if !matches!(op, Op::Crash { .. }) {
                 pair.apply(op);
-                for (generation, run) in contents(&pair.run) {
+                for (generation, run) in contents(&*pair.run) {
                     ever.entry(generation).or_insert(run);
                 }
             }
@@ -159,13 +159,13 @@ proptest! {
         let index = open(&disk);
         is_sound(&index, &ever);
         // What was recovered stays: nothing that was passed over comes back.
-        let recovered = contents(&index);
+        let recovered = contents(&*index);
         index.sync().unwrap();
         let again = open(&disk.crash(1));
         assert!(!again.recovered().damaged, "the files were put in order");
-        assert_eq!(contents(&again), recovered);
+        assert_eq!(contents(&*again), recovered);
         again.checkpoint().unwrap();
-        assert_eq!(contents(&open(&disk.crash(2))), recovered);
+        assert_eq!(contents(&*open(&disk.crash(2))), recovered);
     }
 }
 
@@ -176,12 +176,12 @@ fn a_file_that_claims_a_terabyte_is_read_in_bounded_memory() {
     pair.run.checkpoint().unwrap();
     pair.apply(&Op::Put { scope: 2, path: 0, length: 9, attach: false, skip: 0 });
     pair.run.sync().unwrap();
-    let before = contents(&pair.run);
+    let before = contents(&*pair.run);
     for path in files(&pair.disk) {
         let file = pair.disk.open(&path, Access { write: true, ..Access::default() }).unwrap();
         file.set_len(1 << 40).unwrap();
     }
     let index = open(&pair.disk);
-    assert_eq!(contents(&index), before);
+    assert_eq!(contents(&*index), before);
     assert!(index.recovered().torn_bytes > 1 << 39);
 }

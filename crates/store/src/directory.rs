@@ -10,7 +10,7 @@
 
 use crate::budget::Budget;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
-use ritornello_format::{Error, Manifest, Result, ScopeRegistry};
+use ritornello_format::{Error, ErrorKind, Manifest, Result, ScopeRegistry};
 use ritornello_medium::{Access, Medium, MediumFile};
 use ritornello_volume::segments::{IoChoice, Segments, SegmentsConfig};
 use std::io;
@@ -157,7 +157,11 @@ impl Directory {
     pub fn registry(&self) -> Result<Option<ScopeRegistry>> {
         match self.read("SCOPES")? {
             None => Ok(Some(ScopeRegistry::default())),
-            Some(bytes) => Ok(ScopeRegistry::decode(&bytes).ok()),
+            Some(bytes) => match ScopeRegistry::decode(&bytes) {
+                Ok(registry) => Ok(Some(registry)),
+                Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
+                Err(_) => Ok(None),
+            },
         }
     }
 

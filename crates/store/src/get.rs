@@ -60,16 +60,13 @@ impl Store {
         Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
     }
 
-    /// Tells the owner which pages could not be believed, so that nobody is promised them again.
-    /// One page a run is enough in a chained scope, and for a header.
+    /// Tells the owner which pages could not be believed: it looks itself, and if it agrees nobody
+    /// is promised them again. One page a run is enough in a chained scope.
     fn report(&self, scope: ScopeRef, keys: &[&[u8]], located: &Located, fates: &[Vec<PageFate>]) {
         for (run, fates) in located.runs.iter().zip(fates) {
             for (at, fate) in (run.at as usize..).zip(fates) {
                 let PageFate::Missed(reason) = fate else { continue };
-                let on_disk = matches!(
-                    reason,
-                    MissReason::Header | MissReason::Checksum | MissReason::Io | MissReason::Place
-                );
+                let on_disk = reason.is_damage() || *reason == MissReason::Io;
                 if on_disk {
                     // If the owner cannot be told, the next reader will.
                     let generation = run.place.generation;

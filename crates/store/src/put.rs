@@ -26,6 +26,7 @@ impl Store {
         if reserved.runs.is_empty() {
             return Ok(outcome_of(keys.len(), reserved.present, 0, refused));
         }
+        let unsettled = Unsettled { store: self, reservation: reserved.id };
         let headers: Vec<RunHeader> =
             reserved.runs.iter().map(|run| header(&reserved, run, scope, keys, parent)).collect();
         let writes: Vec<RunWrite<'_>> = reserved
@@ -52,10 +53,8 @@ impl Store {
                     .ok()
             })
             .collect();
-        let stored = self.catalog.commit(reserved.id, &written).inspect_err(|_| {
-            // The owner may have changed: whoever it is now, this process writes there no more.
-            let _ = self.catalog.abort(reserved.id);
-        })?;
+        let stored = self.catalog.commit(reserved.id, &written)?;
+        std::mem::forget(unsettled);
         let pages: u64 = reserved
             .runs
             .iter()
@@ -71,6 +70,20 @@ impl Store {
             reason = "superseded";
         }
         Ok(outcome_of(keys.len(), stored, bytes, reason))
+    }
+}
+
+/// A reservation that is neither committed nor aborted. If it is dropped (an error, a panic), this
+/// process writes there no more, and whoever owns the store by now is told.
+struct Unsettled<'a> {
+    store: &'a Store,
+    reservation: u64,
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        // An owner that cannot be told finds out when this process ends.
+        let _ = self.store.catalog.abort(self.reservation);
     }
 }
 

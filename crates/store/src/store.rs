@@ -11,6 +11,7 @@ use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
 use serde::Serialize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -287,10 +288,7 @@ impl Store {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             let outcome = match closing {
                 Closing::Yes => Outcome::none(keys.len(), "closed"),
-                Closing::No => work(&store, &keys, &control).unwrap_or_else(|error| {
-                    tracing::warn!(%error, "a ticket failed");
-                    Outcome::none(keys.len(), error.kind().word())
-                }),
+                Closing::No => attempt(keys.len(), || work(&store, &keys, &control)),
             };
             handle.finish(outcome);
         };
@@ -455,6 +453,18 @@ impl Store {
 
     fn forget(&self, scope: &Scope) {
         self.scopes.write().retain(|(_, known)| known != scope);
+    }
+}
+
+/// Runs a ticket's work. Whatever becomes of it, the ticket is done: somebody waits for it.
+fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "a ticket failed");
+            Outcome::none(pages, error.kind().word())
+        }
+        Err(_) => Outcome::none(pages, "panic"),
     }
 }
 

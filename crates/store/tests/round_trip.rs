@@ -73,6 +73,20 @@ fn a_middle_put_without_its_parent_joins_when_the_parent_comes() {
 }
 
 #[test]
+fn a_tail_that_comes_before_its_head_hangs_behind_it_once_it_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 16);
+    let (scope, keys) = (chained(4096), sequence(1, 6));
+    assert_eq!(put(&open.store, &scope, &keys[3..], Some(&keys[2])).pages, 3);
+    assert_eq!(put(&open.store, &scope, &keys[..3], None).pages, 3);
+    assert_eq!(get(&open.store, &scope, &keys).pages, 6);
+    assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
+    let there = open.store.exists(&scope, &refs(&keys)).unwrap();
+    assert_eq!(there, [true, true, false, false, false, false]);
+    open.close();
+}
+
+#[test]
 fn unchained_pages_live_and_die_alone() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);

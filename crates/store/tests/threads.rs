@@ -131,3 +131,37 @@ fn a_cancelled_or_late_ticket_is_done_and_leaves_nothing_behind() {
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
     open.close();
 }
+
+/// A source that fails in the middle of a put, as a caller's bug might.
+struct Broken;
+
+// SAFETY: it never hands out memory.
+unsafe impl ritornello_volume::memory::PageSource for Broken {
+    fn len(&self) -> usize {
+        4
+    }
+    fn fragments(&self, _: usize, _: &mut Vec<ritornello_volume::memory::Fragment>) {
+        panic!("a broken source");
+    }
+}
+
+#[test]
+fn a_panic_in_a_put_ends_its_ticket_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 32);
+    let scope = Arc::new(chained(64 << 10));
+    for name in 0..8 {
+        let boxed = sequence(name, 4).into_iter().map(Vec::into_boxed_slice).collect();
+        let source = Arc::new(Broken);
+        let ticket = open
+            .store
+            .submit_put(Arc::clone(&scope), boxed, source, None, Control::default())
+            .unwrap();
+        let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
+        assert_eq!((outcome.pages, outcome.reason), (0, "panic"));
+    }
+    assert_eq!(put(&open.store, &scope, &sequence(9, 4), None).pages, 4);
+    let stats = open.store.stats().unwrap().catalog;
+    assert_eq!((stats.reserved_bytes, stats.reservations), (0, 0));
+    open.close();
+}

@@ -200,8 +200,12 @@ impl Segments {
     /// of those that this value created.
     ///
     /// # Errors
-    /// `Fatal`: after a failed sync nobody knows what is on the disk.
+    /// `Fatal`: after a failed sync nobody knows what is on the disk. `Retry` if a file could not be
+    /// opened (too many are); then nothing was begun.
     pub fn sync(&self, ids: &[SegmentId]) -> Result<()> {
+        for &id in ids {
+            self.file(id)?;
+        }
         let dirs = std::mem::take(&mut *self.unsynced_dirs.lock());
         for &volume in &dirs {
             let dir = &self.dirs[usize::from(volume)];

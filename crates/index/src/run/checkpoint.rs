@@ -12,7 +12,6 @@
 //! 4. The checkpoint is synced; journal files that only the overwritten checkpoint needed go.
 
 use super::RunIndex;
-use super::options::CHECKPOINT_FRAME;
 use super::slots::Number;
 use crate::sync::Ordering;
 use ritornello_format::Result;
@@ -25,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Bytes of images copied under one hold of the lock, or one run if that is more.
-const COPY: usize = 64 << 10;
+const COPY_MAX: usize = 64 << 10;
 /// Records looked at under one hold of the lock.
 const SCAN: Number = 4096;
 
@@ -124,9 +123,10 @@ impl RunIndex {
         let stop = self.tables.read().runs.end();
         let mut run = 1;
         let mut images = Writer::new();
+        let frame = self.options.checkpoint_write_bytes;
         while run < stop {
             let tables = self.tables.read();
-            let full = images.as_slice().len() + COPY;
+            let full = images.as_slice().len() + COPY_MAX.min(frame);
             let last = stop.min(run.saturating_add(SCAN));
             let mut overfull = false;
             while run < last && images.as_slice().len() < full {
@@ -144,7 +144,7 @@ impl RunIndex {
                 run += 1;
             }
             drop(tables);
-            if images.as_slice().len() >= CHECKPOINT_FRAME || overfull || run == stop {
+            if images.as_slice().len() >= frame || overfull || run == stop {
                 out.frame(&images)?;
                 images = Writer::new();
             }

@@ -13,11 +13,13 @@ pub struct RunOptions {
     /// Bytes of journal that may wait in memory for a sync. Inserts beyond it are refused with
     /// `Retry`; removals, which are small, are not.
     pub pending_bytes_max: u64,
+    /// About as many bytes of runs are gathered for one write of a checkpoint.
+    pub checkpoint_write_bytes: usize,
 }
 
 impl Default for RunOptions {
     fn default() -> Self {
-        Self { metadata_bytes_max: 1 << 30, pending_bytes_max: 64 << 20 }
+        Self { metadata_bytes_max: 1 << 30, pending_bytes_max: 64 << 20, checkpoint_write_bytes: 256 << 10 }
     }
 }
 
@@ -34,16 +36,14 @@ impl RunOptions {
     #[must_use]
     pub fn metadata_bytes_for(runs: u64, pages: u32, extents: u32) -> u64 {
         let image = RunImage::bytes(pages as usize, extents as usize) as u64;
-        checkpoint_bytes(runs.saturating_mul(image)).saturating_mul(5) / 2 + (1 << 20)
+        checkpoint_bytes(runs.saturating_mul(image), 256 << 10).saturating_mul(5) / 2 + (1 << 20)
     }
 }
 
-/// Images are gathered into frames of about this size.
-pub(crate) const CHECKPOINT_FRAME: usize = 256 << 10;
-
-/// Length of a checkpoint of so many bytes of images.
-pub(crate) fn checkpoint_bytes(images: u64) -> u64 {
-    let frames = images / CHECKPOINT_FRAME as u64 + 2;
+/// Length of a checkpoint of so many bytes of images, written `frame` bytes at a time. No frame but
+/// the last has less.
+pub(crate) fn checkpoint_bytes(images: u64, frame: usize) -> u64 {
+    let frames = images / frame.max(1) as u64 + 2;
     (CheckpointHeader::BYTES + CheckpointFrame::END_BYTES) as u64
         + images
         + frames * FRAME_OVERHEAD as u64

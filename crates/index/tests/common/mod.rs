@@ -71,15 +71,22 @@ fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
 
 pub struct Pair {
     pub disk: SimDisk,
-    pub run: RunIndex,
+    medium: Box<dyn Fn(&SimDisk) -> Arc<dyn Medium>>,
+    pub run: Arc<RunIndex>,
     memory: MemoryIndex,
     generation: u64,
     /// What a crash may bring back: everything since the last sync, oldest first.
     pub history: Vec<BTreeMap<u64, Content>>,
 }
 
-pub fn open(disk: &SimDisk) -> RunIndex {
-    RunIndex::open(Arc::new(disk.clone()), Path::new("/index"), RunOptions::default()).unwrap()
+pub fn open(disk: &SimDisk) -> Arc<RunIndex> {
+    open_through(Arc::new(disk.clone()))
+}
+
+/// Checkpoints are written run by run, so that much can happen meanwhile.
+fn open_through(medium: Arc<dyn Medium>) -> Arc<RunIndex> {
+    let options = RunOptions { checkpoint_write_bytes: 1, ..RunOptions::default() };
+    Arc::new(RunIndex::open(medium, Path::new("/index"), options).unwrap())
 }
 
 /// Without recency, which a crash may lose.
@@ -95,12 +102,12 @@ impl Pair {
         Self::on(SimDisk::new(1 << 30), |disk| Arc::new(disk.clone()))
     }
 
-    /// With `medium` between the index and the disk.
-    pub fn on(disk: SimDisk, medium: impl Fn(&SimDisk) -> Arc<dyn Medium>) -> Self {
-        let options = RunOptions::default();
-        let run = RunIndex::open(medium(&disk), Path::new("/index"), options).unwrap();
+    /// With a medium between the index and the disk.
+    pub fn on(disk: SimDisk, medium: impl Fn(&SimDisk) -> Arc<dyn Medium> + 'static) -> Self {
+        let run = open_through(medium(&disk));
         let memory = MemoryIndex::new();
-        Self { disk, run, memory, generation: 0, history: vec![BTreeMap::new()] }
+        let medium = Box::new(medium);
+        Self { disk, medium, run, memory, generation: 0, history: vec![BTreeMap::new()] }
     }
 
     /// The run of both that has the `pick`th generation.
@@ -112,7 +119,7 @@ impl Pair {
             });
             runs
         };
-        let (a, b) = (of(&self.run), of(&self.memory));
+        let (a, b) = (of(&*self.run), of(&self.memory));
         let (generation, &(run, pages)) = a.iter().nth(usize::from(pick) % a.len().max(1))?;
         Some((run, b[generation].0, pages))
     }
@@ -187,7 +194,7 @@ impl Pair {
             }
             Op::Reopen => {
                 self.run.sync().unwrap();
-                self.run = open(&self.disk);
+                self.run = open_through((self.medium)(&self.disk));
                 assert_eq!(self.run.recovered().dropped_runs, 0);
                 assert!(!self.run.recovered().damaged);
             }
@@ -197,14 +204,14 @@ impl Pair {
 
     fn crash(&mut self, seed: u64) {
         self.disk = self.disk.crash(seed);
-        self.run = open(&self.disk);
+        self.run = open_through((self.medium)(&self.disk));
         assert!(!self.run.recovered().damaged, "a crash is not damage");
-        let now = shape(&contents(&self.run));
+        let now = shape(&contents(&*self.run));
         let found = self.history.iter().any(|then| shape(then) == now);
         assert!(found, "a crash leaves a moment since the last sync: {now:#?}\n{:#?}", self.history);
         // The oracle goes on from there, without what was lost.
         self.memory = MemoryIndex::new();
-        let runs = contents(&self.run);
+        let runs = contents(&*self.run);
         let mut left: Vec<&u64> = runs.keys().collect();
         while !left.is_empty() {
             let before = left.len();
@@ -245,7 +252,7 @@ impl Pair {
 
     /// Compares everything, and keeps what a crash may come back to.
     pub fn check(&mut self, op: &Op) {
-        let (run, memory) = (contents(&self.run), contents(&self.memory));
+        let (run, memory) = (contents(&*self.run), contents(&self.memory));
         assert_eq!(run, memory);
         for scope in 0..SCOPES {
             for path in [0, 1, 5, 11, 255] {
@@ -260,7 +267,7 @@ impl Pair {
                         let walk = index.walk(slot, keys);
                         walk.iter().map(|step| (step.first, step.pages, step.at)).collect()
                     };
-                    assert_eq!(steps(&self.run), steps(&self.memory));
+                    assert_eq!(steps(&*self.run), steps(&self.memory));
                 }
             }
         }

@@ -1,9 +1,13 @@
 //! Committing a put: its runs become visible, if what they hang behind is still there.
 
 use super::reservations::{PlannedRun, Reservation};
-use super::{Engine, resident};
-use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result};
-use ritornello_index::NewRun;
+use super::{Engine, State, resident};
+use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot};
+use ritornello_index::{NewRun, RunId};
+
+/// Runs that wait for the page they follow are remembered up to this number; further ones are
+/// linked when somebody puts over both.
+const WAITING_MAX: usize = 4096;
 
 impl Engine {
     pub(super) fn commit(&self, id: u64, written: &[Option<u64>]) -> Result<usize> {
@@ -26,18 +30,26 @@ impl Engine {
             };
             let mut place = run.place.clone();
             place.header_checksum = checksum;
+            let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
             let new = NewRun {
                 scope: scope.slot,
                 chained: scope.chained,
-                parent: run.parent,
+                // A parent that was there and is gone takes this run with it: the index refuses.
+                parent: run.parent.filter(|_| found.is_some() || run.parent_there),
                 pages,
                 place: &place,
                 recency: self.clock.tick(),
             };
             match self.insert(&new) {
                 Ok(run_id) => {
-                    let parent = run.parent.and_then(|p| self.index.locate(scope.slot, p));
-                    state.eviction.admit(&resident(run_id, parent, pages, &place));
+                    state.eviction.admit(&resident(run_id, found, pages, &place));
+                    if found.is_none()
+                        && let Some(parent) = run.parent
+                        && state.waiting.len() < WAITING_MAX
+                    {
+                        state.waiting.insert((scope.slot, parent), pages[0]);
+                    }
+                    self.adopt(&mut state, scope.slot, run_id, pages);
                     state.dirty.extend(place.extents.iter().map(|e| e.segment));
                     self.counters.pages_stored.add(u64::from(run.pages));
                 }
@@ -53,13 +65,14 @@ impl Engine {
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);
         }
-        self.free(&mut state, &unused);
         let freed = state.leases.release(lease.0);
         state.release_later(freed);
         drop(state);
+        // In this order: space that is somebody else's by now must not be withheld for this one.
         if client != super::ClientId::LOCAL {
             self.log.lock().settled(id);
         }
+        self.free(&mut self.state.lock(), &unused);
         let stored = self.link_and_count(scope.slot, scope.chained, &hashes);
         if self.durable_puts() {
             self.make_durable()?;
@@ -67,8 +80,23 @@ impl Engine {
         Ok(stored)
     }
 
+    /// Attaches the runs that came before the pages they follow.
+    fn adopt(&self, state: &mut State, slot: ScopeSlot, run: RunId, pages: &[PageHash]) {
+        if state.waiting.is_empty() {
+            return;
+        }
+        for (at, page) in (0u32..).zip(pages) {
+            if let Some(child) = state.waiting.remove(&(slot, *page))
+                && let Some((child_run, 0)) = self.index.locate(slot, child)
+            {
+                self.index.link(slot, *page, child);
+                state.eviction.link(child_run, run, at);
+            }
+        }
+    }
+
     /// Inserts a run unless somebody stored one of its pages meanwhile, or its parent went.
-    fn insert(&self, new: &NewRun<'_>) -> Result<ritornello_index::RunId> {
+    fn insert(&self, new: &NewRun<'_>) -> Result<RunId> {
         if self.index.exists(new.scope, &new.pages).contains(&true) {
             return Err(Error::invalid("stored by somebody else meanwhile"));
         }
@@ -78,7 +106,7 @@ impl Engine {
     /// Links runs that turn out to follow one another, and counts the leading pages.
     pub(super) fn link_and_count(
         &self,
-        slot: ritornello_format::ScopeSlot,
+        slot: ScopeSlot,
         chained: bool,
         hashes: &[PageHash],
     ) -> usize {

@@ -20,7 +20,7 @@ use crate::stats::{CatalogStats, Counters, IoStats};
 use parking_lot::{Condvar, Mutex};
 use reservations::{ReservationLog, Reservations};
 use ritornello_format::{
-    Error, ErrorKind, Extent, Manifest, PageHash, Place, Result, SegmentId, UNIT,
+    Error, ErrorKind, Extent, Manifest, PageHash, Place, Result, ScopeSlot, SegmentId, UNIT,
 };
 use ritornello_index::{PrefixIndex, Removed, RunId};
 use ritornello_medium::Medium;
@@ -80,6 +80,10 @@ struct State {
     /// Freed, but the record that frees it is not durable yet.
     limbo: Vec<Extent>,
     limbo_units: u64,
+    /// Pages were used since uses were last made durable.
+    touched: bool,
+    /// The first page of a run that came before the page it follows: by that page.
+    waiting: HashMap<(ScopeSlot, PageHash), PageHash>,
     /// Committed since the last sync.
     dirty: BTreeSet<SegmentId>,
     /// Space whose bytes could not be believed; bounded, oldest out first.
@@ -175,7 +179,7 @@ impl Engine {
     /// Those of the last sync.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
+            return self.check_poison();
         }
         self.upkeep.asleep.lock().stop = true;
         self.upkeep.changed.notify_one();

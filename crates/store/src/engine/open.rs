@@ -10,12 +10,14 @@ use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
 use crate::stats::Counters;
 use parking_lot::Mutex;
-use ritornello_format::{Error, Extent, Manifest, Result, ScopeRegistry, UNIT, units_of};
+use ritornello_format::{
+    Error, Extent, Manifest, Result, ScopeRegistry, ScopeSlot, UNIT, units_of,
+};
 use ritornello_index::{MemoryIndex, PrefixIndex, RunId, RunIndex, RunOptions, RunView};
 use ritornello_medium::Medium;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::{Space, SpaceConfig};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -57,7 +59,8 @@ impl Engine {
             volumes: budget.per_volume(manifest.volumes.len()),
             reserve_percent: RESERVE_PERCENT,
         })?;
-        for segment in segments.existing()? {
+        let existing = segments.existing()?;
+        for &segment in &existing {
             match segments.mend(segment) {
                 Ok(false) => {}
                 Ok(true) => *dropped.entry("segments_cut_short".to_owned()).or_default() += 1,
@@ -71,12 +74,18 @@ impl Engine {
             }
         }
         let kept = believe(index.as_ref(), &scopes, &mut space, &manifest, &mut dropped);
+        let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
+        scopes.forget(|slot| !used.contains(&slot))?;
         let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
         let mut eviction = Lru::new();
         restore(&mut eviction, kept);
         let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
-        withheld.retain(|_, held| alive(&held.client) && space.mark(&held.extents).is_ok());
-        let log = ReservationLog::restart(&directory, &withheld)?;
+        withheld.retain(|_, held| alive(&held.client));
+        for held in withheld.values_mut() {
+            // One by one: a part that a committed run holds by now is no reason to give up the rest.
+            held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)).is_ok());
+        }
+        let log = ReservationLog::restart(directory.clone(), withheld.clone())?;
         for (reason, count) in &dropped {
             tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
         }
@@ -98,7 +107,10 @@ impl Engine {
                 clients: HashMap::from([(ClientId::LOCAL, String::new())]),
                 limbo: Vec::new(),
                 limbo_units: 0,
-                dirty: BTreeSet::new(),
+                touched: false,
+                waiting: HashMap::new(),
+                // What a former owner wrote last may be on no disk yet.
+                dirty: existing.into_iter().collect(),
                 quarantine: VecDeque::new(),
                 quarantine_units: 0,
                 growth_paused: Vec::new(),
@@ -164,6 +176,7 @@ fn never_reuse_slots(index: &dyn PrefixIndex) -> ScopeRegistry {
 
 /// A run that was kept.
 struct Kept {
+    scope: ScopeSlot,
     resident: Resident,
     recency: u64,
 }
@@ -188,7 +201,7 @@ fn believe(
                 return;
             }
             let resident = resident(run, view.parent, &view.pages, &view.place);
-            kept.push(Kept { resident, recency: view.recency });
+            kept.push(Kept { scope: view.scope, resident, recency: view.recency });
         }
     });
     // What hangs behind a dropped run goes with it, and its space is free again.

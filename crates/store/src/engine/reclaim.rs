@@ -4,15 +4,19 @@
 //! Otherwise a crash could bring back entries whose place holds somebody else's bytes: the
 //! checksums would catch them, but the engine would have been promised a hit.
 
-use super::{Engine, State};
+use super::{ClientId, Engine, State};
 use parking_lot::MutexGuard;
-use ritornello_format::{Error, Extent, Result, UNIT};
+use ritornello_format::{Error, ErrorKind, Extent, Result, UNIT};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The upkeep thread looks around at least this often.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
+/// A sync waits this long for those before it.
+const SYNC_PATIENCE: Duration = Duration::from_secs(300);
+/// Uses of pages become durable at least this often.
+const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 /// The index is synced when this much of its journal is only in memory.
 const PENDING_BYTES_MAX: u64 = 16 << 20;
 
@@ -45,10 +49,20 @@ impl Engine {
     /// the next one.
     ///
     /// # Errors
-    /// `Fatal`: the store is poisoned then.
+    /// `Fatal`: the store is poisoned then. `Retry` if nothing could be begun.
     pub(super) fn make_durable(&self) -> Result<()> {
+        self.make_durable_by(Instant::now() + SYNC_PATIENCE)
+    }
+
+    /// The same, if the rounds before it end by `deadline`.
+    ///
+    /// # Errors
+    /// `Retry` if they do not.
+    pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
         let request = self.sync_wanted.fetch_add(1, Ordering::AcqRel) + 1;
-        let mut round = self.sync.lock();
+        let Some(mut round) = self.sync.try_lock_until(deadline) else {
+            return Err(Error::retry("the disk is still busy with an earlier sync"));
+        };
         if round.covered >= request {
             return Ok(());
         }
@@ -60,13 +74,18 @@ impl Engine {
             (std::mem::take(&mut state.dirty), std::mem::take(&mut state.limbo))
         };
         let dirty: Vec<_> = dirty.into_iter().collect();
-        self.segments.sync(&dirty).and_then(|()| self.index.sync()).map_err(|error| {
-            // Not retried: after a failed fsync the kernel may report success for pages it has
-            // dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
-            let _ = self.poison.set(error.to_string());
-            tracing::error!(%error, dir = %self.options.dir.display(), "a sync failed: the store is poisoned");
-            error
-        })?;
+        if let Err(error) = self.segments.sync(&dirty).and_then(|()| self.index.sync()) {
+            let mut state = self.state.lock();
+            state.dirty.extend(dirty);
+            state.limbo.extend(limbo);
+            if error.kind() != ErrorKind::Retry {
+                // Not repeated: after a failed fsync the kernel may report success for pages it
+                // dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
+                let _ = self.poison.set(error.to_string());
+                tracing::error!(%error, dir = %self.options.dir.display(), "a sync failed: the store is poisoned");
+            }
+            return Err(error);
+        }
         let mut state = self.state.lock();
         self.free(&mut state, &limbo);
         state.limbo_units -= limbo.iter().map(|e| u64::from(e.units)).sum::<u64>();
@@ -87,7 +106,7 @@ impl Engine {
         }
     }
 
-    fn check_poison(&self) -> Result<()> {
+    pub(super) fn check_poison(&self) -> Result<()> {
         match self.poison.get() {
             None => Ok(()),
             Some(cause) => {
@@ -135,6 +154,8 @@ impl Engine {
             .collect();
         let pressing = state.limbo_units * 2 > state.space.reserve_units();
         let busy = !state.dirty.is_empty() || !state.limbo.is_empty();
+        let touched = state.touched && last_sync.elapsed() >= RECENCY_INTERVAL;
+        state.touched &= !(busy || touched);
         drop(state);
         for (id, name) in names {
             if !(self.alive)(&name) {
@@ -142,9 +163,12 @@ impl Engine {
                 self.abandon(id);
             }
         }
-        let due = last_sync.elapsed() >= self.options.sync_interval
-            || self.index.stats().pending_bytes > PENDING_BYTES_MAX;
-        if busy && (pressing || due) && self.poison.get().is_none() {
+        if self.poison.get().is_some() {
+            return;
+        }
+        let pending = self.index.stats().pending_bytes;
+        let due = last_sync.elapsed() >= self.options.sync_interval || pending > PENDING_BYTES_MAX;
+        if touched || ((busy || pending > 0) && (pressing || due)) {
             // An error has poisoned the store, and its next writer is told.
             let _ = self.make_durable();
             *last_sync = Instant::now();
@@ -156,22 +180,26 @@ impl Engine {
 
     /// Frees a reservation of somebody who will not write any more.
     pub(super) fn abandon(&self, id: u64) {
-        let mut state = self.state.lock();
-        let mut extents = Vec::new();
-        if let Some(withheld) = state.reservations.withheld.remove(&id) {
-            extents = withheld.extents;
-        } else if let Some(reservation) = state.reservations.open.remove(&id) {
-            self.counters.runs_abandoned.add(reservation.runs.len() as u64);
-            let freed = state.leases.release(reservation.lease.0);
-            state.release_later(freed);
-            extents = reservation.runs.into_iter().flat_map(|run| run.place.extents).collect();
-        }
-        // Nothing on disk or in the journal ever named this space: it needs no limbo.
-        self.free(&mut state, &extents);
-        drop(state);
-        if !extents.is_empty() {
+        let (extents, logged) = {
+            let mut state = self.state.lock();
+            if let Some(withheld) = state.reservations.withheld.remove(&id) {
+                (withheld.extents, true)
+            } else if let Some(reservation) = state.reservations.open.remove(&id) {
+                self.counters.runs_abandoned.add(reservation.runs.len() as u64);
+                let freed = state.leases.release(reservation.lease.0);
+                state.release_later(freed);
+                let extents = reservation.runs.into_iter().flat_map(|run| run.place.extents);
+                (extents.collect(), reservation.client != ClientId::LOCAL)
+            } else {
+                return;
+            }
+        };
+        // In this order: space that is somebody else's by now must not be withheld for this one.
+        if logged {
             self.log.lock().settled(id);
         }
+        // Nothing on disk or in the journal ever named this space: it needs no limbo.
+        self.free(&mut self.state.lock(), &extents);
     }
 
     /// Bytes in units that a put may count on soon.

@@ -10,10 +10,9 @@ use crate::engine::ClientId;
 use ritornello_format::{Extent, PageHash, Place, ReservationRecord, Result};
 use ritornello_medium::MediumFile;
 use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
 
-/// The log is cut when it is longer than this and nothing is outstanding.
+/// The log is written anew when it is longer than this, and mostly of what is settled.
 const LOG_BYTES_MAX: u64 = 64 << 10;
 
 /// One put on its way.
@@ -33,12 +32,15 @@ pub(crate) struct PlannedRun {
     pub(crate) place: Place,
     pub(crate) at: u32,
     pub(crate) pages: u32,
-    /// The page before its first one, if there was one when it was planned.
+    /// The page before its first one, if it is known.
     pub(crate) parent: Option<PageHash>,
+    /// Whether that page was there, or on its way in the same put, when the run was planned: if
+    /// not, the run may come before it.
+    pub(crate) parent_there: bool,
 }
 
 /// Extents nobody may have until their writer is proven gone.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Withheld {
     pub(crate) client: String,
     pub(crate) extents: Vec<Extent>,
@@ -62,16 +64,17 @@ impl Reservations {
 /// The log file.
 #[derive(Debug)]
 pub(crate) struct ReservationLog {
+    directory: Directory,
     file: Arc<dyn MediumFile>,
     length: u64,
-    outstanding: usize,
+    outstanding: HashMap<u64, Withheld>,
 }
 
 impl ReservationLog {
     /// Starts a log anew with what is `outstanding`.
     pub(crate) fn restart(
-        directory: &Directory,
-        outstanding: &HashMap<u64, Withheld>,
+        directory: Directory,
+        outstanding: HashMap<u64, Withheld>,
     ) -> Result<Self> {
         let records: Vec<u8> = outstanding
             .iter()
@@ -81,36 +84,42 @@ impl ReservationLog {
             })
             .collect();
         let file = directory.replace_reservation_log(&records)?;
-        Ok(Self { file, length: records.len() as u64, outstanding: outstanding.len() })
+        Ok(Self { directory, file, length: records.len() as u64, outstanding })
     }
 
-    pub(crate) fn reserved(
-        &mut self,
-        id: u64,
-        client: &str,
-        runs: &[PlannedRun],
-    ) -> io::Result<()> {
-        let extents = runs.iter().flat_map(|run| run.place.extents.iter().copied()).collect();
-        self.append(&ReservationRecord::Reserved { id, client: client.to_owned(), extents })?;
-        self.outstanding += 1;
+    pub(crate) fn reserved(&mut self, id: u64, client: &str, runs: &[PlannedRun]) -> Result<()> {
+        let extents: Vec<Extent> =
+            runs.iter().flat_map(|run| run.place.extents.iter().copied()).collect();
+        let client = client.to_owned();
+        let record =
+            ReservationRecord::Reserved { id, client: client.clone(), extents: extents.clone() };
+        self.append(&record)?;
+        self.outstanding.insert(id, Withheld { client, extents });
         Ok(())
     }
 
     /// Best effort: a record that is missing only withholds space for longer.
     pub(crate) fn settled(&mut self, id: u64) {
-        self.outstanding = self.outstanding.saturating_sub(1);
-        let cut = self.outstanding == 0 && self.length > LOG_BYTES_MAX;
-        let done = if cut {
-            self.file.set_len(0).map(|()| self.length = 0)
-        } else {
-            self.append(&ReservationRecord::Settled { id })
-        };
+        if self.outstanding.remove(&id).is_none() {
+            return;
+        }
+        let done = self.append(&ReservationRecord::Settled { id }).and_then(|()| self.shorten());
         if let Err(error) = done {
             tracing::warn!(%error, "the reservation log could not be written");
         }
     }
 
-    fn append(&mut self, record: &ReservationRecord) -> io::Result<()> {
+    /// A reserved and a settled record are about a hundred bytes, so a long log with few
+    /// outstanding is mostly history.
+    fn shorten(&mut self) -> Result<()> {
+        let live = 512 * self.outstanding.len() as u64;
+        if self.length > LOG_BYTES_MAX + 2 * live {
+            *self = Self::restart(self.directory.clone(), self.outstanding.clone())?;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, record: &ReservationRecord) -> Result<()> {
         let bytes = record.encode();
         self.file.write_at(&bytes, self.length)?;
         self.length += bytes.len() as u64;

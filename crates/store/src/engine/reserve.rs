@@ -47,7 +47,8 @@ impl Engine {
         let deadline = Instant::now() + patience;
         let hashes = hash_batch(scope, keys)?;
         let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
-        let parent = parent.transpose()?.filter(|p| self.index.locate(scope.slot, *p).is_some());
+        let parent = parent.transpose()?;
+        let parent_there = parent.is_some_and(|p| self.index.locate(scope.slot, p).is_some());
         let present = self.index.exists(scope.slot, &hashes);
         let leading = present.iter().take_while(|there| **there).count();
         let mut reserved = Reserved {
@@ -72,8 +73,13 @@ impl Engine {
             match self.place_run(scope, &keys[at..at + pages], deadline) {
                 Ok(place) => {
                     let before = at.checked_sub(1).map(|before| hashes[before]).or(parent);
-                    let parent = before.filter(|_| scope.chained);
-                    runs.push(PlannedRun { place, at: at as u32, pages: pages as u32, parent });
+                    runs.push(PlannedRun {
+                        place,
+                        at: at as u32,
+                        pages: pages as u32,
+                        parent: before.filter(|_| scope.chained),
+                        parent_there: at > 0 || parent_there,
+                    });
                 }
                 Err(refusal) => {
                     reserved.refused = Some(refusal);
@@ -105,7 +111,12 @@ impl Engine {
             let reservation = Reservation { client, scope, hashes, runs, lease };
             state.reservations.open.insert(reserved.id, reservation);
         }
-        logged.map(|()| reserved)
+        drop(state);
+        logged?;
+        if reserved.id == 0 && self.durable_puts() {
+            self.make_durable()?;
+        }
+        Ok(reserved)
     }
 
     /// Before a client hears of its space, the log knows: see [`super::reservations`].
@@ -114,8 +125,7 @@ impl Engine {
             return Ok(());
         }
         let name = self.state.lock().clients.get(&client).cloned().unwrap_or_default();
-        let logged = self.log.lock().reserved(id, &name, runs);
-        logged.map_err(|e| Error::retry("the reservation log cannot be written").because(e))
+        self.log.lock().reserved(id, &name, runs)
     }
 
     /// Pins the runs that the missing pages will hang behind, and with them their ancestors.
@@ -197,14 +207,15 @@ impl Engine {
             };
             match obstacle {
                 Obstacle::Full => return Err(Refusal::NoSpace),
-                Obstacle::Grow(segment) => self.grow(segment),
+                Obstacle::Grow(segment) => self.grow(segment, deadline)?,
                 Obstacle::Sync => {
                     if Instant::now() >= deadline {
                         return Err(Refusal::Deadline);
                     }
                     self.counters.reclaim_waits.add(1);
-                    if self.make_durable().is_err() {
-                        return Err(Refusal::NoSpace);
+                    if self.make_durable_by(deadline).is_err() {
+                        let late = Instant::now() >= deadline;
+                        return Err(if late { Refusal::Deadline } else { Refusal::NoSpace });
                     }
                 }
             }
@@ -247,10 +258,11 @@ impl Engine {
 
     /// Adds a segment file, unless the floor or the file system says no. One at a time: whoever
     /// comes second finds that there is room by now.
-    fn grow(&self, segment: SegmentId) {
-        let _growing = self.growing.lock();
+    fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
+        let growing = self.growing.try_lock_until(deadline);
+        let _growing = growing.ok_or(Refusal::Deadline)?;
         if self.state.lock().space.next_segment() != Some(segment) {
-            return;
+            return Ok(());
         }
         let volume = &self.manifest.volumes[usize::from(segment.volume())];
         let refused = match self.medium.room(&self.options.dir.join(volume)) {
@@ -268,6 +280,7 @@ impl Engine {
             state.space.stop_growth(segment.volume());
             state.growth_paused.push((segment.volume(), Instant::now() + GROWTH_PAUSE));
         }
+        Ok(())
     }
 
     /// Whether the engine still runs: checked where a loop may be long.

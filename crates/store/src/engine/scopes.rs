@@ -81,9 +81,9 @@ impl Scopes {
         Ok(gone)
     }
 
-    /// Refuses a reference whose scope was dropped.
+    /// Refuses a reference whose scope was dropped, or that is not what was handed out.
     pub(crate) fn check(&self, scope: ScopeRef) -> Result<()> {
-        if self.is_live(scope.slot) {
+        if self.by_slot(scope.slot) == Some(scope) {
             Ok(())
         } else {
             Err(Error::retry("the scope was dropped: resolve it again").with("scope", scope.id))

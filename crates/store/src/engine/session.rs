@@ -4,9 +4,10 @@ use super::{ClientId, Engine, State};
 use crate::catalog::{Catalog, LeaseNumber, Leased, Located, LocatedRun, Reserved, ScopeRef};
 use crate::stats::CatalogStats;
 use ritornello_format::{
-    Error, PageHash, RUN_HEADER_UNITS_MAX, Result, Scope, ScopedKeys, UNIT, check_keys,
+    Error, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopedKeys, UNIT, check_keys,
 };
 use ritornello_index::{RunId, Step};
+use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +52,7 @@ impl Session {
             runs.dedup();
         }
         let lease = state.leases.grant(&runs, ttl.min(LEASE_MAX), self.client)?;
+        state.touched = true;
         drop(state);
         runs.iter().for_each(|run| engine.index.touch(*run, tick));
         Ok((LeaseNumber(lease), steps))
@@ -106,7 +108,12 @@ impl Catalog for Session {
         for step in steps {
             // Deleted between the walk and here: the prefix ends before it.
             let Some(place) = self.engine.index.place(step.run) else { break };
-            runs.push(LocatedRun { place, first: step.first, pages: step.pages, at: step.at });
+            // Cut between the walk and here: likewise.
+            let pages = place.holds().saturating_sub(step.first).min(step.pages);
+            runs.push(LocatedRun { place, first: step.first, pages, at: step.at });
+            if pages < step.pages {
+                break;
+            }
         }
         Ok(Located { lease, runs })
     }
@@ -142,14 +149,21 @@ impl Catalog for Session {
         engine.check_open()?;
         engine.scopes.check(scope)?;
         let hash = PageHash::of(&scope.id, key);
-        let mut state = engine.state.lock();
-        let Some((run, page)) = engine.index.locate(scope.slot, hash) else { return Ok(()) };
-        // Read under a lease that ran out, and reused since: what lies there now is fine.
-        if engine.index.place(run).is_none_or(|place| place.generation != generation) {
+        let Some((run, page, place)) = engine.placed(scope, hash, generation) else {
+            return Ok(());
+        };
+        // The reporter may have been short of memory or files, or late: the owner looks itself.
+        let seen = engine.segments.verify_run(&place, &Control::default());
+        let fine =
+            seen.is_ok_and(|run| run.pages.get(page as usize).is_some_and(|f| f.is_verified()));
+        if fine {
             return Ok(());
         }
-        tracing::warn!(reason, generation, page, scope = %scope.id, "bytes on disk could not be believed: the page is gone");
-        engine.distrust_page(&mut state, scope, run, hash);
+        let mut state = engine.state.lock();
+        if engine.placed(scope, hash, generation).is_some() {
+            tracing::warn!(reason, generation, page, scope = %scope.id, "bytes on disk could not be believed: the page is gone");
+            engine.distrust_page(&mut state, scope, run, hash);
+        }
         Ok(())
     }
 
@@ -207,6 +221,19 @@ impl Engine {
         Err(Error::invalid("a page is too large for the segments of this store")
             .with("page_bytes", page_bytes)
             .with("at_most", most))
+    }
+
+    /// Where a page is, if it is in the run of `generation`. If not, what was read there was read
+    /// under a lease that ran out, and what lies there now is another run's.
+    fn placed(
+        &self,
+        scope: ScopeRef,
+        page: PageHash,
+        generation: u64,
+    ) -> Option<(RunId, u32, Place)> {
+        let (run, page) = self.index.locate(scope.slot, page)?;
+        let place = self.index.place(run)?;
+        (place.generation == generation).then_some((run, page, place))
     }
 
     /// Removes a page whose bytes could not be believed and quarantines where it lay.

@@ -4,7 +4,7 @@ use super::{Engine, resident};
 use crate::catalog::ScopeRef;
 use ritornello_format::{PageHash, Result, UNIT};
 use ritornello_index::{NewRun, RunId, RunView};
-use ritornello_volume::transfer::{Control, FoundRun, PageFate};
+use ritornello_volume::transfer::{Control, FoundRun, MissReason, PageFate};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -133,7 +133,11 @@ impl Engine {
             .filter_map(|page| match found.pages.get(page as usize) {
                 Some(PageFate::Verified) if known(page) => None,
                 Some(PageFate::Verified) => Some((page, "key")),
-                Some(PageFate::Missed(reason)) => Some((page, reason.word())),
+                Some(PageFate::Missed(why)) if why.is_damage() || *why == MissReason::Io => {
+                    Some((page, why.word()))
+                }
+                // Not read for want of memory or time: nothing is known against it.
+                Some(PageFate::Missed(_)) => None,
                 None => Some((page, "header")),
             })
             .collect()
