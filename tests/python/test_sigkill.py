@@ -38,7 +38,7 @@ sys.path.insert(0, {here!r})
 from test_sigkill import SCOPE, keys_of, page_of
 import ritornello as rt
 name = int(sys.argv[2])
-with rt.Store.open(sys.argv[1], capacity="64MiB", segment_bytes=1 << 20) as store:
+with rt.Store.open(sys.argv[1], capacity="1GiB", segment_bytes=4 << 20) as store:
     print("open", store.role, flush=True)
     while True:
         keys = keys_of(name, 1 + name % 7)
@@ -102,7 +102,7 @@ def test_owner_killed_again_and_again(tmp_path: Path, seed: int) -> None:
 
 def test_client_killed_while_writing(tmp_path: Path) -> None:
     """The owner goes on; the space of the dead client's puts comes back."""
-    with rt.Store.open(str(tmp_path / "kv"), capacity="64MiB", segment_bytes=1 << 20) as store:
+    with rt.Store.open(str(tmp_path / "kv"), capacity="1GiB", segment_bytes=4 << 20) as store:
         flushed: dict[int, int] = {}
         for round_ in range(4):
             flushed |= finish(start(tmp_path / "kv", round_ * 40), 0.1)

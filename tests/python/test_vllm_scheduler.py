@@ -259,6 +259,19 @@ def test_a_worker_that_cannot_serve_ends_it(side: SchedulerSide, shelf: Shelf) -
     assert run(side, asked) is IDLE
 
 
+def test_a_clean_reset_does_not_undo_a_worker_s_refusal(
+    side: SchedulerSide, shelf: Shelf, blocks: Blocks
+) -> None:
+    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set())
+    asked = request(300)
+    for free in (49, 40, 49):
+        blocks.free = free
+        assert side.reset() == (free == 49)
+        shelf.keep(asked, 3, side._identity.epoch)
+        assert run(side, asked) is IDLE
+    assert shelf.asked == 0
+
+
 def test_closing_returns_every_lease(side: SchedulerSide, shelf: Shelf) -> None:
     asked = request(300)
     shelf.keep(asked, 3)

@@ -1,4 +1,4 @@
-"""The worker's side with tickets that do as they are told."""
+"""The worker's side and its store, with tickets that do as they are told."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ import pytest
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import Load, Save, StepMetadata
 from ritornello.vllm.meter import Meter
+from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import QuietStore
 from ritornello.vllm.worker import WorkerSide
 
@@ -29,6 +30,10 @@ class Shelf:
     released: list[int] = field(default_factory=list)
     cancelled: int = 0
     puts: list[Any] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+    def open(self) -> bool:
+        return True
 
     def submit_get(self, identity: Identity, keys: Any, out: Any, timeout: float) -> Any:
         return self._ticket()
@@ -38,17 +43,22 @@ class Shelf:
         return self._ticket()
 
     def finish(self, ticket: Any, timeout: float | None) -> Any:
+        if ticket.outcome == "interrupted":
+            raise KeyboardInterrupt
+        self.events.append("finish")
         return None if ticket.outcome == "late" else ticket.outcome
 
     def cancel(self, ticket: Any) -> Any:
         self.cancelled += 1
+        self.events.append("cancel")
         return outcome(True, False, False, reason="deadline")
 
     def release(self, lease: int) -> None:
         self.released.append(lease)
+        self.events.append("release")
 
     def close(self) -> None:
-        pass
+        self.events.append("close")
 
     def _ticket(self) -> Any:
         found = self.outcomes.pop(0)
@@ -126,6 +136,103 @@ def test_a_late_load_is_cancelled_and_waited_for(side: WorkerSide, shelf: Shelf)
     assert shelf.cancelled == 1
     assert side.take_failed_blocks() == {11, 12}
     assert shelf.released == [0]
+
+
+def test_leases_end_when_all_loads_have_landed(side: WorkerSide, shelf: Shelf) -> None:
+    shelf.outcomes = [outcome(True, True, True), "late"]
+    side.load(loading("a", "b"))
+    assert shelf.events == ["finish", "finish", "cancel", "release", "release"]
+    side.close()
+    assert shelf.cancelled == 1
+
+
+def test_closing_lands_the_loads_that_a_signal_left(side: WorkerSide, shelf: Shelf) -> None:
+    shelf.outcomes = [outcome(True, True, True), "interrupted", "late"]
+    with pytest.raises(KeyboardInterrupt):
+        side.load(loading("a", "b", "c"))
+    side.close()
+    assert shelf.events == ["finish", "cancel", "cancel", "close"]
+
+
+class FatalError(Exception):
+    kind = "fatal"
+
+
+class Slow:
+    """Stands for a ticket of the core: not done before it is cancelled."""
+
+    cancelled = False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        return outcome(True, False, False, reason="cancelled") if self.cancelled else None
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Torn:
+    """Stands for a ticket that cannot be waited for."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        raise OSError("poll")
+
+    def cancel(self) -> None:
+        pass
+
+
+def fail(*_: object, **__: object) -> Any:
+    raise FatalError("the device is gone")
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> QuietStore:
+    core = SimpleNamespace(release=fail, close=fail)
+    monkeypatch.setattr("ritornello.vllm.store.open_store", lambda _: core)
+    return QuietStore(Settings("/kv", None, False), meter)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_tickets_land_when_the_store_is_broken(quiet: QuietStore, closed: bool) -> None:
+    if closed:
+        quiet.close()
+    else:
+        quiet.release(1)
+    assert quiet.broken
+    assert not quiet.open()
+    ticket = Slow()
+    assert quiet.finish(cast(Any, ticket), 0.0) is None
+    assert not ticket.cancelled
+    landed = quiet.cancel(cast(Any, ticket))
+    assert landed is not None
+    assert landed.ok == [True, False, False]
+    assert quiet.finish(cast(Any, ticket), 0.0) is not None
+
+
+def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
+    quiet: QuietStore, meter: Meter
+) -> None:
+    tickets = [Slow(), Slow()]
+    waiting = iter(tickets)
+    side = WorkerSide(quiet, blocks=8, meter=meter)
+    side._pool = cast(Any, SimpleNamespace(page_bytes=4096, pages=list))
+    assert quiet.open()
+    cast(Any, quiet._store).submit_get = lambda *_, **__: next(waiting, None) or fail()
+    side.load(loading("a", "b", "c"))
+    assert quiet.broken
+    assert [ticket.cancelled for ticket in tickets] == [True, True]
+    assert side.take_failed_blocks() == {10, 11, 12}
+
+
+def test_a_ticket_that_fails_is_counted_and_said_once(
+    quiet: QuietStore, meter: Meter, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        assert quiet.finish(cast(Any, Torn()), 0.0) is None
+        assert quiet.cancel(cast(Any, Torn())) is None
+    counts = meter.take()
+    assert counts is not None
+    assert counts["errors"] == 6
+    assert len(caplog.records) == 2
 
 
 def test_a_store_that_takes_no_loads_fails_them_all(side: WorkerSide, shelf: Shelf) -> None:

@@ -88,9 +88,10 @@ impl MediumFile for WatchedFile {
         self.0.read_at(buffer, offset)
     }
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        if let Some(pause) = self.1.pause.lock().as_ref().filter(|_| self.2) {
+        if self.2 {
+            let pause = self.1.pause.lock();
             // Nobody listens any more once there is nothing left to do meanwhile.
-            if pause.about.send(()).is_ok() {
+            if let Some(pause) = pause.as_ref().filter(|pause| pause.about.send(()).is_ok()) {
                 let _ = pause.go.recv();
             }
         }

@@ -1,6 +1,7 @@
 //! The `run` index against `memory`, under random operations, with reopens and crashes.
 
 #![cfg(not(loom))]
+#![allow(dead_code, reason = "shared with other tests")]
 
 mod common;
 

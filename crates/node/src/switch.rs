@@ -259,7 +259,7 @@ impl Catalog for Switch {
         self.ask_disk(|catalog| catalog.clear())
     }
 
-    /// Fails with `Retry`, once, if an owner died with puts that it had acknowledged to this
+    /// Fails with `Miss`, once, if an owner died with puts that it had acknowledged to this
     /// process and nobody had flushed.
     fn flush(&self) -> Result<()> {
         let mark = self.unflushed.mark();
@@ -273,7 +273,7 @@ impl Catalog for Switch {
         if kept {
             return Ok(());
         }
-        Err(Error::retry(
+        Err(Error::miss(
             "the process that owned the store died since the last flush, and pages put meanwhile \
              may be gone: put them again",
         ))

@@ -128,7 +128,7 @@ fn a_flush_does_not_cover_up_for_an_owner_that_died() {
     owner.kill();
     assert_eq!(probe(node.store(), 0, 4).unwrap(), 4);
     let error = node.store().flush().unwrap_err();
-    assert_eq!(error.kind(), ritornello_format::ErrorKind::Retry);
+    assert_eq!(error.kind(), ritornello_format::ErrorKind::Miss);
     assert!(error.to_string().contains("put them again"), "{error}");
     assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
     node.store().flush().unwrap();

@@ -14,16 +14,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ritornello.vllm.identity import Identity, new_epoch
 from ritornello.vllm.metadata import IDLE, Load, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import Wishes
 from ritornello.vllm.store import QuietStore
-
-if TYPE_CHECKING:
-    from ritornello._core import Match
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -70,7 +67,7 @@ class Held:
     is good until `until`. The engine itself had the first `local` pages when it asked.
     """
 
-    match: "Match"
+    lease: int
     pages: int
     asked: int
     local: int
@@ -96,11 +93,11 @@ class SchedulerSide:
         self._meter = meter
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[Load] = []
-        # The matches whose leases are with the worker in the current step: they live until the
-        # next one is planned, so that dropping the object here cannot end the lease too early.
-        self._lent: list[Match] = []
         self._cache: CacheManager | None = None
-        self._refused = ""
+        # Either ends hits and saves: the worker's for good (it says so once), the other until a
+        # clean reset.
+        self._worker_refused = False
+        self._reset_unclean = False
 
     def bind(self, cache: CacheManager) -> None:
         self._cache = cache
@@ -114,7 +111,7 @@ class SchedulerSide:
         if tracked is None or tracked.request is not request:
             tracked = Tracked(request, Wishes.of(request.kv_transfer_params))
             self._tracked[request.request_id] = tracked
-        if self._refused or computed % self._tokens:
+        if self._silent() or computed % self._tokens:
             return 0
         claimable = min((request.num_tokens - 1) // self._tokens, len(request.block_hashes))
         held = self._hold(tracked, claimable)
@@ -141,7 +138,7 @@ class SchedulerSide:
         self._meter.add("hit_pages", pages)
         self._count_misses(tracked, held, pages)
         if not pages:
-            self._store.release(held.match.lease)
+            self._store.release(held.lease)
             return
         self._loads.append(
             Load(
@@ -149,19 +146,16 @@ class SchedulerSide:
                 held.local,
                 tuple(request.block_hashes[held.local : end]),
                 tuple(blocks[held.local : end]),
-                held.match.lease,
+                held.lease,
             )
         )
-        self._lent.append(held.match)
 
     def plan(self, step: Step) -> StepMetadata:
         """The loads and saves of the step that is about to run."""
         loads, self._loads = self._loads, []
-        lent, self._lent = self._lent, []
-        saves = () if self._read_only or self._refused else self._saves(step)
+        saves = () if self._read_only or self._silent() else self._saves(step)
         if not loads and not saves:
             return IDLE
-        self._lent = lent if loads else []
         return StepMetadata(self._identity, loads, saves)
 
     def finished(self, request_id: str) -> None:
@@ -194,11 +188,11 @@ class SchedulerSide:
         pool = self._cache.block_pool if self._cache is not None else None
         # One block is vLLM's null block, never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
-        self._refused = "" if clean else "the cache was reset while blocks were in use"
+        self._reset_unclean = not clean
         if not clean:
             logger.warning(
-                "ritornello: %s; neither hits nor saves until a reset finds the engine idle",
-                self._refused,
+                "ritornello: the cache was reset while blocks were in use; "
+                "neither hits nor saves until a reset finds the engine idle"
             )
         return clean
 
@@ -222,13 +216,13 @@ class SchedulerSide:
         match = self._store.match(self._identity, keys, LEASE_SECONDS)
         if match is None:
             return None
-        tracked.held = Held(match, match.pages, claimable, 0, until)
+        tracked.held = Held(match.lease, match.pages, claimable, 0, until)
         return tracked.held
 
     def _release(self, tracked: Tracked) -> None:
         held, tracked.held = tracked.held, None
         if held is not None:
-            self._store.release(held.match.lease)
+            self._store.release(held.lease)
 
     def _saves(self, step: Step) -> Sequence[Save]:
         saves: list[Save] = []
@@ -276,6 +270,9 @@ class SchedulerSide:
             self._meter.missed("declined" if declined else "absent", missed)
 
     def _refuse(self, why: str) -> None:
-        if not self._refused:
+        if not self._worker_refused:
             logger.warning("ritornello: %s; neither hits nor saves", why)
-        self._refused = why
+        self._worker_refused = True
+
+    def _silent(self) -> bool:
+        return self._worker_refused or self._reset_unclean

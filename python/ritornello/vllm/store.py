@@ -65,8 +65,10 @@ class QuietStore:
         )
 
     def finish(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
-        """The ticket's outcome, or None where it has none (yet)."""
-        return self._try("wait", lambda _: ticket.wait(timeout))
+        """The ticket's outcome, or None where it has none (yet). Like `cancel` it asks the ticket
+        itself: what is in flight has to land also when the store is broken.
+        """
+        return self._quietly("wait", lambda: ticket.wait(timeout))
 
     def cancel(self, ticket: "Ticket") -> "Outcome | None":
         """Gives a get up. Its memory is the kernel's until the ticket is done, and a late read
@@ -74,11 +76,11 @@ class QuietStore:
         bound of its own, for the core to let go of it.
         """
 
-        def give_up(_: "Store") -> "Outcome | None":
+        def give_up() -> "Outcome | None":
             ticket.cancel()
             return ticket.wait()
 
-        return self._try("cancel", give_up)
+        return self._quietly("cancel", give_up)
 
     def close(self) -> None:
         if self._store is not None and not self.broken:
@@ -105,10 +107,11 @@ class QuietStore:
 
     def _try(self, doing: str, action: "Callable[[Store], T]") -> T | None:
         store = self._opened()
-        if store is None:
-            return None
+        return None if store is None else self._quietly(doing, lambda: action(store))
+
+    def _quietly(self, doing: str, action: "Callable[[], T]") -> T | None:
         try:
-            return action(store)
+            return action()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the core is no Exception
@@ -119,12 +122,7 @@ class QuietStore:
         if self.broken:
             return None
         if self._store is None:
-            try:
-                self._store = open_store(self._settings)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:
-                self.fail("open", error)
+            self._store = self._quietly("open", lambda: open_store(self._settings))
         return self._store
 
     def _scoped(self, identity: Identity) -> "Scope":

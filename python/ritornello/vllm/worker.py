@@ -47,6 +47,8 @@ class WorkerSide:
         self._meter = meter
         self._caches: Mapping[str, CacheTensor] = {}
         self._pool: PagePool | None = None
+        # What still writes to the engine's memory; outlives `load` only where a signal ends that.
+        self._reading: list[Ticket] = []
         self._flights: deque[Flight] = deque()
         self._failed: set[int] = set()
         self._spoilt = False
@@ -87,6 +89,7 @@ class WorkerSide:
         for load, ticket in flying:
             outcome = self._landed(ticket, deadline) if ticket is not None else None
             self._account_load(load, outcome)
+        for load in metadata.loads:
             self._store.release(load.lease)
         self._meter.add("load_seconds", perf_counter() - begun)
 
@@ -123,7 +126,12 @@ class WorkerSide:
         return report
 
     def close(self) -> None:
-        """Lets the last saves land, within a bound."""
+        """Gives up what is still being read, and lets the last saves land, within a bound: they
+        are copies, the engine's memory may go before them.
+        """
+        for ticket in self._reading:
+            self._store.cancel(ticket)
+        self._reading.clear()
         deadline = monotonic() + CLOSE_SECONDS
         while self._flights and (left := deadline - monotonic()) > 0:
             self._store.finish(self._flights[0].ticket, left)
@@ -138,7 +146,10 @@ class WorkerSide:
         if pool is None or metadata.identity is None:
             return None
         pages = pool.pages(load.blocks)
-        return self._store.submit_get(metadata.identity, load.keys, pages, LOAD_SECONDS)
+        ticket = self._store.submit_get(metadata.identity, load.keys, pages, LOAD_SECONDS)
+        if ticket is not None:
+            self._reading.append(ticket)
+        return ticket
 
     def _pool_for(self, metadata: StepMetadata) -> "PagePool | None":
         """The engine's memory, if it is what the scheduler side takes it to be."""
@@ -153,7 +164,10 @@ class WorkerSide:
 
     def _landed(self, ticket: "Ticket", deadline: float) -> "Outcome | None":
         outcome = self._store.finish(ticket, max(deadline - monotonic(), 0.0))
-        return outcome if outcome is not None else self._store.cancel(ticket)
+        if outcome is None:
+            outcome = self._store.cancel(ticket)
+        self._reading.remove(ticket)
+        return outcome
 
     def _account_load(self, load: Load, outcome: "Outcome | None") -> None:
         asked = len(load.keys)
