@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 /// Blocking calls give up after this long if the caller sets no deadline.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Times that a call is tried when it could not be answered for now.
+const ATTEMPTS: u32 = 3;
+/// A call that took longer than this is not tried again.
+const RETRY_FOR: Duration = Duration::from_secs(10);
 /// Resolved scopes that are remembered.
 const SCOPES_KNOWN: usize = 16;
 
@@ -423,8 +427,9 @@ impl Store {
         })
     }
 
-    /// Resolves the scope and asks; if the answer is `Retry` and the reference came from memory,
-    /// the scope may have been dropped by another process: resolves it again and asks once more.
+    /// Resolves the scope and asks. An answer of `Retry` may mean that another process dropped the
+    /// scope, or that the owner changed in the middle of a put: resolves and asks anew, a few
+    /// times and not for long.
     fn retry_stale<T>(
         &self,
         scope: &Scope,
@@ -432,13 +437,21 @@ impl Store {
         mut ask: impl FnMut(Option<ScopeRef>) -> Result<T>,
     ) -> Result<T> {
         self.check_process()?;
-        let known =
-            self.scopes.read().iter().find(|(_, known)| known == scope).map(|known| known.0);
-        if let Some(reference) = known {
-            match ask(Some(reference)) {
-                Err(error) if error.kind() == ErrorKind::Retry => self.forget(scope),
+        let started = Instant::now();
+        for _ in 1..ATTEMPTS {
+            match ask(self.resolve(scope, create)?) {
+                Err(error) if error.kind() == ErrorKind::Retry && started.elapsed() < RETRY_FOR => {
+                    self.forget(scope);
+                }
                 answer => return answer,
             }
+        }
+        ask(self.resolve(scope, create)?)
+    }
+
+    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
+        if let Some((reference, _)) = self.scopes.read().iter().find(|(_, known)| known == scope) {
+            return Ok(Some(*reference));
         }
         let found = self.catalog.resolve(scope, create)?;
         if let Some(reference) = found {
@@ -448,7 +461,7 @@ impl Store {
             }
             scopes.push((reference, scope.clone()));
         }
-        ask(found)
+        Ok(found)
     }
 
     fn forget(&self, scope: &Scope) {
