@@ -21,14 +21,20 @@ fn percentile(samples: &mut [u64], of: f64) -> f64 {
 }
 
 /// Nanoseconds of probes for chains chosen by `pick`, keys hashed on the way.
-fn probe(index: &dyn PrefixIndex, shape: &Shape, count: u64, pick: impl Fn(u64) -> u64) -> Vec<u64> {
+fn probe(
+    index: &dyn PrefixIndex,
+    shape: &Shape,
+    count: u64,
+    pick: impl Fn(u64) -> u64,
+) -> Vec<u64> {
     let scope = shape.scope();
     let mut samples = Vec::with_capacity(count as usize);
     for at in 0..count {
         let keys = shape.keys(pick(at));
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let started = Instant::now();
-        let found = index.longest_prefix(SLOT, &ScopedKeys { scope: &scope, keys: black_box(&keys) });
+        let found =
+            index.longest_prefix(SLOT, &ScopedKeys { scope: &scope, keys: black_box(&keys) });
         samples.push(started.elapsed().as_nanos() as u64);
         assert_eq!(found, keys.len());
     }

@@ -133,7 +133,12 @@ fn single(op: Op) -> Op {
 }
 
 /// Does `meanwhile` while a checkpoint is written, one operation before each write.
-fn checkpoint_while(pair: &mut Pair, watched: &Watched, meanwhile: &[Op], mut after: impl FnMut(&mut Pair, &Op)) {
+fn checkpoint_while(
+    pair: &mut Pair,
+    watched: &Watched,
+    meanwhile: &[Op],
+    mut after: impl FnMut(&Pair),
+) {
     let (about, paused) = channel();
     let (word, go) = channel();
     *watched.pause.lock() = Some(Pause { about, go });
@@ -146,7 +151,7 @@ fn checkpoint_while(pair: &mut Pair, watched: &Watched, meanwhile: &[Op], mut af
         }
         let Some(op) = meanwhile.next() else { break };
         pair.apply(op);
-        after(pair, op);
+        after(pair);
         word.send(()).unwrap();
     }
     drop((paused, word));
@@ -176,11 +181,7 @@ fn shapes(history: &[Moment]) -> Vec<Moment> {
 
 fn watched() -> (Watched, Pair) {
     let disk = SimDisk::new(1 << 30);
-    let watched = Watched {
-        disk: disk.clone(),
-        crashes: Arc::default(),
-        pause: Arc::default(),
-    };
+    let watched = Watched { disk: disk.clone(), crashes: Arc::default(), pause: Arc::default() };
     let medium = watched.clone();
     (watched, Pair::on(disk, move |_| Arc::new(medium.clone())))
 }
@@ -196,7 +197,7 @@ proptest! {
         for op in &ops {
             let mut past = pair.history.clone();
             if matches!(op, Op::Checkpoint) {
-                checkpoint_while(&mut pair, &watched, &meanwhile, |pair, _| {
+                checkpoint_while(&mut pair, &watched, &meanwhile, |pair| {
                     past.push(contents(&*pair.run));
                 });
             } else {
@@ -220,6 +221,7 @@ proptest! {
             prop::collection::vec(op().prop_map(single), 0..12),
             any::<bool>(),
         ), 1..5),
+        end in prop::collection::vec(op().prop_map(single), 0..10),
         cut in 0.0..1.0f64,
     ) {
         let (watched, mut pair) = watched();
@@ -229,12 +231,16 @@ proptest! {
                 pair.apply(op);
                 all.push(contents(&*pair.run));
             }
-            checkpoint_while(&mut pair, &watched, meanwhile, |pair, _| {
+            checkpoint_while(&mut pair, &watched, meanwhile, |pair| {
                 all.push(contents(&*pair.run));
             });
             if *reopen {
                 pair.apply(&Op::Reopen);
             }
+        }
+        for op in end.iter().filter(|op| !matches!(op, Op::Checkpoint)) {
+            pair.apply(op);
+            all.push(contents(&*pair.run));
         }
         pair.run.sync().unwrap();
         let now = contents(&*pair.run);

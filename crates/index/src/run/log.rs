@@ -6,8 +6,8 @@
 use super::RunIndex;
 use super::pending::poisoned;
 use crate::sync::{MutexGuard, Ordering};
-use ritornello_format::journal::JournalHeader;
 use ritornello_format::Result;
+use ritornello_format::journal::JournalHeader;
 use ritornello_medium::{Access, Medium, MediumFile};
 use std::io;
 use std::path::{Path, PathBuf};

@@ -19,7 +19,11 @@ pub struct RunOptions {
 
 impl Default for RunOptions {
     fn default() -> Self {
-        Self { metadata_bytes_max: 1 << 30, pending_bytes_max: 64 << 20, checkpoint_write_bytes: 256 << 10 }
+        Self {
+            metadata_bytes_max: 1 << 30,
+            pending_bytes_max: 64 << 20,
+            checkpoint_write_bytes: 256 << 10,
+        }
     }
 }
 

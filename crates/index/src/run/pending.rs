@@ -82,8 +82,8 @@ impl RunIndex {
         let images = self.tables.read().runs.image_bytes + more;
         let [first, second] =
             self.gauges.checkpoints.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
-        let checkpoint = checkpoint_bytes(images, self.options.checkpoint_write_bytes)
-            .max(first).max(second);
+        let checkpoint =
+            checkpoint_bytes(images, self.options.checkpoint_write_bytes).max(first).max(second);
         2 * checkpoint + self.gauges.journals.load(Ordering::Relaxed)
     }
 

@@ -75,8 +75,10 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             let file = medium.open(&log::path(dir, number), WRITE)?;
             if replayed.torn_bytes > 0 {
                 file.set_len(position)?;
-                file.sync_data()?;
             }
+            // What was just read may be in the page cache of a process that died before its sync:
+            // from here on it counts as durable.
+            file.sync_data()?;
             if let Some(last) = files.last_mut() {
                 last.bytes = position;
             }
@@ -162,7 +164,9 @@ fn checkpoints_of(
     let slots = [0, 1].map(|slot| match headers[slot] {
         // Loaded or not: the older one was not looked at, and the next checkpoint replaces it.
         Some(header) if used == Some(slot) => Slot { id: header.id, journal: header.journal },
-        Some(header) if used.is_some_and(|used| headers[used].is_some_and(|u| u.id > header.id)) => {
+        Some(header)
+            if used.is_some_and(|used| headers[used].is_some_and(|u| u.id > header.id)) =>
+        {
             Slot { id: header.id, journal: header.journal.max(first) }
         }
         _ => Slot { id: 0, journal: first },

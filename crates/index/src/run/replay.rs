@@ -172,12 +172,13 @@ fn overlapping(runs: &Runs) -> Vec<Number> {
     // The span that reaches farthest so far.
     let mut farthest = None;
     for span in spans {
-        if let Some((segment, _, end, run)) = farthest {
-            if segment == span.0 && span.1 < end {
-                found.extend([run, span.3]);
-                if span.2 <= end {
-                    continue;
-                }
+        if let Some((segment, _, end, run)) = farthest
+            && segment == span.0
+            && span.1 < end
+        {
+            found.extend([run, span.3]);
+            if span.2 <= end {
+                continue;
             }
         }
         farthest = Some(span);

@@ -152,8 +152,8 @@ impl Shard {
 
     /// Fails only if there is no free slot between the home of `slot` and the end.
     fn try_insert(&mut self, slot: u64) -> bool {
-        let tail = &mut self.slots[((u64::from(tag_of(slot)) * u64::from(self.capacity))
-            >> TAG_BITS) as usize..];
+        let tail = &mut self.slots
+            [((u64::from(tag_of(slot)) * u64::from(self.capacity)) >> TAG_BITS) as usize..];
         let Some(free) = tail.iter().position(|other| *other == 0) else { return false };
         let goes_before = |other: &u64| tag_of(*other) > tag_of(slot);
         let at = tail[..free].iter().position(goes_before).unwrap_or(free);
@@ -166,9 +166,11 @@ impl Shard {
     fn remove(&mut self, slot: u64) {
         let tag = tag_of(slot);
         let mut at = self.home(tag);
-        while self.slots.get(at).is_some_and(|other| {
-            *other != slot && *other != 0 && tag_of(*other) <= tag
-        }) {
+        while self
+            .slots
+            .get(at)
+            .is_some_and(|other| *other != slot && *other != 0 && tag_of(*other) <= tag)
+        {
             at += 1;
         }
         if self.slots.get(at) != Some(&slot) {
@@ -198,8 +200,7 @@ impl Shard {
             let mut slots = vec![0u64; capacity + spill(capacity)].into_boxed_slice();
             let mut free = 0;
             for &slot in self.slots.iter().filter(|slot| **slot != 0) {
-                let home =
-                    ((u64::from(tag_of(slot)) * capacity as u64) >> TAG_BITS) as usize;
+                let home = ((u64::from(tag_of(slot)) * capacity as u64) >> TAG_BITS) as usize;
                 let at = home.max(free);
                 if at >= slots.len() {
                     capacity = (capacity * 5 / 4).next_multiple_of(8);

@@ -11,7 +11,7 @@ use super::slots::{Number, Slots};
 use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 
 /// Pages whose slots are written under one hold of the lock.
-pub(crate) const SECTION: usize = 256;
+pub(crate) const SECTION: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// Runs that a walk looks up at once.
 const AHEAD: usize = 8;
@@ -130,13 +130,12 @@ impl Tables {
             let mut hashes = [PageHash::NONE; AHEAD];
             let mut found = [(NO_RUN, 0); AHEAD];
             let mut warmth = 0;
-            for guess in 0..guesses {
-                hashes[guess] = keys.at(at + guess * stride);
-                warmth ^= self.slots.touch(hashes[guess]);
+            for (guess, hash) in hashes[..guesses].iter_mut().enumerate() {
+                *hash = keys.at(at + guess * stride);
+                warmth ^= self.slots.touch(*hash);
             }
             for guess in 0..guesses {
-                found[guess] =
-                    self.slots.candidates(hashes[guess]).next().unwrap_or((NO_RUN, 0));
+                found[guess] = self.slots.candidates(hashes[guess]).next().unwrap_or((NO_RUN, 0));
                 warmth ^= self.runs.hot(found[guess].0).pages_from(0) as u64;
             }
             std::hint::black_box(warmth);
@@ -168,7 +167,11 @@ impl Tables {
     }
 
     /// Writes the slots of some pages of a run. Returns the first that is there already.
-    pub(crate) fn add_slots(&mut self, run: Number, pages: std::ops::Range<usize>) -> Result<(), usize> {
+    pub(crate) fn add_slots(
+        &mut self,
+        run: Number,
+        pages: std::ops::Range<usize>,
+    ) -> Result<(), usize> {
         let Self { slots, runs } = self;
         let (scope, hashes) = (runs.hot(run).scope, runs.all_pages(run));
         for page in pages {

@@ -26,9 +26,10 @@ impl RunIndex {
         let attach = new.chained && parent != NO_RUN;
         // From here on nothing fails, as nobody else writes.
         let mut tables = self.tables.write();
-        let run = tables.runs.allocate().ok_or_else(|| {
-            Error::retry("the index holds as many runs as it can: remove some")
-        })?;
+        let run = tables
+            .runs
+            .allocate()
+            .ok_or_else(|| Error::retry("the index holds as many runs as it can: remove some"))?;
         tables.runs.fill(run, new.scope, new.chained, new.recency, pages);
         tables.runs.set_place(run, new.place);
         let mut from = 0;
@@ -109,7 +110,11 @@ impl RunIndex {
             let hot = tables.runs.hot(run);
             match u16::try_from(keep) {
                 Ok(keep) if usize::from(keep) < hot.pages().len() => {
-                    if hot.chained { tables.closure(run, keep) } else { vec![(run, keep)] }
+                    if hot.chained {
+                        tables.closure(run, keep)
+                    } else {
+                        vec![(run, keep)]
+                    }
                 }
                 _ => return Vec::new(),
             }
@@ -257,8 +262,9 @@ pub(super) fn check_place(place: &Place, pages: usize) -> Result<()> {
         })?;
     }
     if RunImage::bytes(pages, place.extents.len()) + FRAME_OVERHEAD > FRAME_BYTES_MAX {
-        return Err(Error::invalid("the run lies in too many pieces")
-            .with("extents", place.extents.len()));
+        return Err(
+            Error::invalid("the run lies in too many pieces").with("extents", place.extents.len())
+        );
     }
     Ok(())
 }

@@ -25,17 +25,44 @@ pub const SCOPES: u32 = 4;
 #[derive(Clone, Debug)]
 pub enum Op {
     /// Put along a path of the tree of sequences, as a store would: what is missing becomes a run.
-    Put { scope: u32, path: u8, length: u8, attach: bool, skip: u8 },
-    Link { scope: u32, path: u8, at: u8 },
-    Truncate { pick: u8, keep: u8 },
-    Remove { scope: u32, path: u8, at: u8, count: u8 },
-    RemoveScope { scope: u32 },
-    Relocate { pick: u8 },
-    Touch { pick: u8, recency: u8 },
+    Put {
+        scope: u32,
+        path: u8,
+        length: u8,
+        attach: bool,
+        skip: u8,
+    },
+    Link {
+        scope: u32,
+        path: u8,
+        at: u8,
+    },
+    Truncate {
+        pick: u8,
+        keep: u8,
+    },
+    Remove {
+        scope: u32,
+        path: u8,
+        at: u8,
+        count: u8,
+    },
+    RemoveScope {
+        scope: u32,
+    },
+    Relocate {
+        pick: u8,
+    },
+    Touch {
+        pick: u8,
+        recency: u8,
+    },
     Sync,
     Checkpoint,
     Reopen,
-    Crash { seed: u64 },
+    Crash {
+        seed: u64,
+    },
 }
 
 pub fn op() -> impl Strategy<Value = Op> {
@@ -130,10 +157,8 @@ impl Pair {
         let from = self.memory.longest_prefix(slot, &keys);
         assert_eq!(self.run.longest_prefix(slot, &keys), from);
         let from = (from + usize::from(skip.saturating_sub(6))).min(keys.len());
-        let missing = keys[from..]
-            .iter()
-            .take_while(|key| self.memory.locate(slot, **key).is_none())
-            .count();
+        let missing =
+            keys[from..].iter().take_while(|key| self.memory.locate(slot, **key).is_none()).count();
         let pages = &keys[from..from + missing];
         let mut parent = from.checked_sub(1).map(|at| keys[at]).filter(|_| attach);
         if scope < 2 {
@@ -150,9 +175,12 @@ impl Pair {
 
     pub fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Put { scope, path, length, attach, skip } => self.put(scope, path, length, attach, skip),
+            Op::Put { scope, path, length, attach, skip } => {
+                self.put(scope, path, length, attach, skip)
+            }
             Op::Link { scope, path, at } => {
-                let (parent, child) = (key(scope, path, at.into()), key(scope, path, u64::from(at) + 1));
+                let (parent, child) =
+                    (key(scope, path, at.into()), key(scope, path, u64::from(at) + 1));
                 self.run.link(ScopeSlot(scope), parent, child);
                 self.memory.link(ScopeSlot(scope), parent, child);
             }
@@ -208,7 +236,11 @@ impl Pair {
         assert!(!self.run.recovered().damaged, "a crash is not damage");
         let now = shape(&contents(&*self.run));
         let found = self.history.iter().any(|then| shape(then) == now);
-        assert!(found, "a crash leaves a moment since the last sync: {now:#?}\n{:#?}", self.history);
+        assert!(
+            found,
+            "a crash leaves a moment since the last sync: {now:#?}\n{:#?}",
+            self.history
+        );
         // The oracle goes on from there, without what was lost.
         self.memory = MemoryIndex::new();
         let runs = contents(&*self.run);
@@ -282,4 +314,3 @@ fn compare_removed(run: &[ritornello_index::Removed], memory: &[ritornello_index
     let (a, b) = (sum(run), sum(memory));
     assert_eq!((a.0, a.1, a.2.len()), (b.0, b.1, b.2.len()));
 }
-

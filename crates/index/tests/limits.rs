@@ -1,0 +1,306 @@
+//! What happens when something runs out, or fails, or many want something at once.
+
+#![cfg(not(loom))]
+
+use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
+use ritornello_index::conformance::{contents, page, pages, place};
+use ritornello_index::{NewRun, PrefixIndex, RunId, RunIndex, RunOptions};
+use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+const SCOPE: ScopeSlot = ScopeSlot(1);
+const DIR: &str = "/index";
+
+fn open(medium: Arc<dyn Medium>, options: RunOptions) -> RunIndex {
+    RunIndex::open(medium, Path::new(DIR), options).unwrap()
+}
+
+fn insert(
+    index: &dyn PrefixIndex,
+    generation: u64,
+    parent: Option<PageHash>,
+    pages: &[PageHash],
+) -> ritornello_format::Result<RunId> {
+    let place = place(generation, pages.len() as u32);
+    let run = NewRun { scope: SCOPE, chained: true, parent, pages, place: &place, recency: 1 };
+    index.insert(&run)
+}
+
+#[test]
+fn a_failed_write_or_sync_poisons() {
+    for (op, fault) in [
+        (Op::Write, Fault::Io),
+        (Op::Write, Fault::NoSpace),
+        (Op::Write, Fault::Short),
+        (Op::SyncData, Fault::Io),
+    ] {
+        let disk = SimDisk::new(1 << 24);
+        let schedule = Schedule::new();
+        let index = open(
+            Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())),
+            RunOptions::default(),
+        );
+        insert(&index, 1, None, &pages(1, 3)).unwrap();
+        index.sync().unwrap();
+        insert(&index, 2, None, &pages(2, 3)).unwrap();
+        schedule.add(Rule::nth(1, fault).on(op));
+        assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal, "{op:?} {fault:?}");
+        // The disk is well again, and it does not matter.
+        assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
+        assert_eq!(index.checkpoint().unwrap_err().kind(), ErrorKind::Fatal);
+        let refused = insert(&index, 3, None, &pages(3, 3)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Fatal);
+        // Probes and removals go on; nothing piles up.
+        assert_eq!(index.longest_prefix(SCOPE, &pages(1, 3)), 3);
+        let (run, _) = index.locate(SCOPE, page(1, 0)).unwrap();
+        assert_eq!(index.truncate(run, 0).len(), 1);
+        let after = open(Arc::new(disk.crash(5)), RunOptions::default());
+        assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "what was synced is there");
+    }
+}
+
+#[test]
+fn a_failed_checkpoint_poisons_and_loses_nothing() {
+    for op in [Op::Write, Op::SyncData, Op::Open, Op::SetLen, Op::SyncDir] {
+        for nth in 1..4 {
+            let disk = SimDisk::new(1 << 24);
+            let schedule = Schedule::new();
+            let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+            let index = open(medium, RunOptions::default());
+            for family in 0..9 {
+                insert(&index, family + 1, None, &pages(family, 3)).unwrap();
+                if family % 4 == 3 {
+                    index.checkpoint().unwrap();
+                }
+            }
+            index.sync().unwrap();
+            let before = contents(&index);
+            schedule.add(Rule::nth(nth, Fault::Io).on(op));
+            if let Err(error) = index.checkpoint() {
+                assert_eq!(error.kind(), ErrorKind::Fatal);
+                assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
+            }
+            assert_eq!(contents(&open(Arc::new(disk.crash(nth)), RunOptions::default())), before);
+        }
+    }
+}
+
+#[test]
+fn an_open_that_cannot_read_says_so_and_changes_nothing() {
+    let disk = SimDisk::new(1 << 24);
+    {
+        let index = open(Arc::new(disk.clone()), RunOptions::default());
+        for family in 0..9 {
+            insert(&index, family + 1, None, &pages(family, 3)).unwrap();
+            if family % 4 == 3 {
+                index.checkpoint().unwrap();
+            }
+        }
+        index.sync().unwrap();
+    }
+    for op in [Op::Open, Op::Read, Op::List, Op::Stat, Op::CreateDir] {
+        for nth in 1..20 {
+            let schedule = Schedule::new();
+            schedule.add(Rule::nth(nth, Fault::Io).on(op));
+            let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
+            if let Ok(index) = RunIndex::open(medium, Path::new(DIR), RunOptions::default()) {
+                assert_eq!(index.stats().runs, 9);
+            }
+        }
+    }
+    assert_eq!(open(Arc::new(disk), RunOptions::default()).stats().runs, 9);
+}
+
+#[test]
+fn the_buffer_is_bounded_and_a_sync_makes_room() {
+    let options = RunOptions { pending_bytes_max: 4096, ..RunOptions::default() };
+    let index = open(Arc::new(SimDisk::new(1 << 24)), options);
+    let mut refused = 0;
+    for family in 0..200 {
+        if let Err(error) = insert(&index, family + 1, None, &pages(family, 4)) {
+            assert_eq!(error.kind(), ErrorKind::Retry);
+            assert_eq!(index.exists(SCOPE, &pages(family, 4)), [false; 4]);
+            refused += 1;
+            index.sync().unwrap();
+            insert(&index, family + 1, None, &pages(family, 4)).unwrap();
+        }
+        assert!(index.stats().pending_bytes <= 4096);
+    }
+    assert!(refused > 3);
+    assert_eq!(index.stats().runs, 200);
+}
+
+#[test]
+fn the_files_stay_within_their_budget() {
+    let disk = SimDisk::new(1 << 26);
+    let budget = 1 << 20;
+    let options = RunOptions { metadata_bytes_max: budget, ..RunOptions::default() };
+    let index = open(Arc::new(disk.clone()), options.clone());
+    let on_disk = || {
+        let names = disk.list(Path::new(DIR)).unwrap();
+        let length =
+            |name| disk.open(&Path::new(DIR).join(name), Access::default()).unwrap().length();
+        (names.len(), names.into_iter().map(|name| length(name).unwrap()).sum::<u64>())
+    };
+    let mut runs = std::collections::VecDeque::new();
+    let mut most = 0;
+    for family in 0..20_000u64 {
+        let run = loop {
+            match insert(&index, family + 1, None, &pages(family, 4)) {
+                Ok(run) => break run,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Retry);
+                    index.sync().unwrap();
+                    index.maintain().unwrap();
+                    if insert(&index, family + 1, None, &pages(family, 4)).is_err() {
+                        // Full of runs, not of journal: the oldest go.
+                        most = most.max(runs.len());
+                        for _ in 0..50 {
+                            index.truncate(runs.pop_front().unwrap(), 0);
+                        }
+                    } else {
+                        let (run, _) = index.locate(SCOPE, page(family, 0)).unwrap();
+                        break run;
+                    }
+                }
+            }
+        };
+        runs.push_back(run);
+        if family % 64 == 0 {
+            index.sync().unwrap();
+            let (files, bytes) = on_disk();
+            assert!(bytes <= budget, "{bytes} bytes");
+            assert!(files <= 5, "{files} files");
+            let stats = index.stats();
+            assert_eq!((stats.files, stats.disk_bytes), (files as u64, bytes));
+        }
+    }
+    assert!(most > 1500, "and the budget is used: {most} runs of four pages");
+    index.sync().unwrap();
+    let stats = index.stats();
+    drop(index);
+    assert_eq!(open(Arc::new(disk.crash(1)), options).stats().runs, stats.runs);
+}
+
+#[test]
+fn a_store_of_another_version_is_refused_by_name() {
+    for name in ["checkpoint-0", "journal-0000000000000002"] {
+        let disk = SimDisk::new(1 << 24);
+        let index = open(Arc::new(disk.clone()), RunOptions::default());
+        insert(&index, 1, None, &pages(1, 3)).unwrap();
+        index.checkpoint().unwrap();
+        drop(index);
+        let path = Path::new(DIR).join(name);
+        let file = disk.open(&path, Access { write: true, ..Access::default() }).unwrap();
+        let header = if name.starts_with('c') { 48 } else { 40 };
+        let mut bytes = vec![0; header];
+        file.read_at(&mut bytes, 0).unwrap();
+        bytes[8] = 9;
+        let sum = ritornello_format::checksum(&bytes[..header - 8]);
+        bytes[header - 8..].copy_from_slice(&sum.to_le_bytes());
+        file.write_at(&bytes, 0).unwrap();
+        let error =
+            RunIndex::open(Arc::new(disk), Path::new(DIR), RunOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
+        assert!(error.to_string().contains("format 9"), "{error}");
+    }
+}
+
+#[test]
+fn syncs_that_wait_for_each_other_share_one() {
+    let disk = Arc::new(SimDisk::new(1 << 26));
+    let schedule = Schedule::new();
+    let index = open(Arc::new(Faulty::new(disk, schedule.clone())), RunOptions::default());
+    let before = schedule.count(Op::SyncData);
+    let generation = AtomicU64::new(1);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let generation = generation.fetch_add(1, Ordering::Relaxed);
+                    insert(&index, generation, None, &pages(generation, 2)).unwrap();
+                    index.sync().unwrap();
+                }
+            });
+        }
+    });
+    assert!(schedule.count(Op::SyncData) - before <= 800);
+    assert_eq!(index.stats().pending_bytes, 0);
+}
+
+/// Readers, a few writers and checkpoints at once. What readers see must agree with itself, and at
+/// the end with what comes back from the disk.
+#[test]
+fn many_threads_at_once() {
+    let disk = Arc::new(SimDisk::new(1 << 30));
+    let options = RunOptions { metadata_bytes_max: 64 << 20, ..RunOptions::default() };
+    let index = open(Arc::clone(&disk) as Arc<dyn Medium>, options.clone());
+    let (index, stop) = (&index, &AtomicBool::new(false));
+    let generation = &AtomicU64::new(1);
+    std::thread::scope(|scope| {
+        for writer in 0..3u64 {
+            scope.spawn(move || {
+                for round in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    // A trunk of ten runs with branches, which goes away again from somewhere.
+                    let family = writer << 20 | round % 40;
+                    let keys = pages(family, 600);
+                    let mut at = index.longest_prefix(SCOPE, &keys);
+                    while at < 600 {
+                        let to = (at + 60).min(600);
+                        let parent = at.checked_sub(1).map(|at| keys[at]);
+                        let next = generation.fetch_add(1, Ordering::Relaxed);
+                        insert(index, next, parent, &keys[at..to]).unwrap();
+                        at = to;
+                    }
+                    let cut = (round * 97 % 600) as usize;
+                    index.remove(SCOPE, &&keys[cut..=cut]);
+                    assert_eq!(index.longest_prefix(SCOPE, &keys), cut);
+                    if round % 16 == 0 {
+                        index.sync().unwrap();
+                    }
+                }
+            });
+        }
+        for reader in 0..3u64 {
+            scope.spawn(move || {
+                let mut seed = reader;
+                while !stop.load(Ordering::Relaxed) {
+                    seed = ritornello_index::synthetic::mix(seed);
+                    let keys = pages(seed % 3 << 20 | seed % 40, 600);
+                    let mut at = 0;
+                    for step in index.walk(SCOPE, &keys) {
+                        assert_eq!(step.at, at);
+                        at += step.pages;
+                        if let Some(view) = index.run(step.run) {
+                            let end = (step.first + step.pages) as usize;
+                            // It may have been cut since, but what is left is what it was.
+                            let end = end.min(view.pages.len());
+                            let from = (step.first as usize).min(end);
+                            let keys = &keys[step.at as usize..][..end - from];
+                            assert_eq!(&view.pages[from..end], keys);
+                            index.touch(step.run, seed);
+                        }
+                    }
+                }
+            });
+        }
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                index.checkpoint().unwrap();
+            }
+        });
+        std::thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+    });
+    index.sync().unwrap();
+    let before = contents(index);
+    let after = open(Arc::new(disk.crash(9)), options);
+    assert!(!after.recovered().damaged);
+    assert_eq!(contents(&after), before);
+}
