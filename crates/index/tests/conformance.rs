@@ -1,5 +1,5 @@
 //! Both backends pass the suite.
-
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
 use ritornello_index::{MemoryIndex, RunIndex, RunOptions, conformance};

@@ -1,6 +1,6 @@
 //! Power goes at any moment of any write, and runs come and go while a checkpoint is written: what
 //! comes back is a moment of the past, and not one before the last sync.
-
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
 

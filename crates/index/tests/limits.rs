@@ -1,5 +1,5 @@
 //! What happens when something runs out, or fails, or many want something at once.
-
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
 use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
@@ -248,7 +248,7 @@ fn many_threads_at_once() {
                         break;
                     }
                     // A trunk of ten runs with branches, which goes away again from somewhere.
-                    let family = writer << 20 | round % 40;
+                    let family = (writer << 20) | (round % 40);
                     let keys = pages(family, 600);
                     let mut at = index.longest_prefix(SCOPE, &keys);
                     while at < 600 {
@@ -272,7 +272,7 @@ fn many_threads_at_once() {
                 let mut seed = reader;
                 while !stop.load(Ordering::Relaxed) {
                     seed = ritornello_index::synthetic::mix(seed);
-                    let keys = pages(seed % 3 << 20 | seed % 40, 600);
+                    let keys = pages(((seed % 3) << 20) | (seed % 40), 600);
                     let mut at = 0;
                     for step in index.walk(SCOPE, &keys) {
                         assert_eq!(step.at, at);

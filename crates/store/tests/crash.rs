@@ -1,4 +1,5 @@
 //! Power loss on a disk that loses and tears what was not synced.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! What goes in comes out, also after a restart.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 

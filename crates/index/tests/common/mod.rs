@@ -1,4 +1,5 @@
 //! Random operations on the `run` index and on `memory` at once.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
 use ritornello_format::{PageHash, Result, ScopeSlot};
@@ -96,9 +97,12 @@ fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
     (0..u64::from(length)).map(|at| key(scope, path, at)).collect()
 }
 
+/// What lies between an index and its disk.
+type MediumOver = Box<dyn Fn(&SimDisk) -> Arc<dyn Medium>>;
+
 pub struct Pair {
     pub disk: SimDisk,
-    medium: Box<dyn Fn(&SimDisk) -> Arc<dyn Medium>>,
+    medium: MediumOver,
     pub run: Arc<RunIndex>,
     memory: MemoryIndex,
     generation: u64,

@@ -1,5 +1,6 @@
 //! A small store in a temporary directory or on a simulated disk, and pages whose bytes follow
 //! from their key, so that every byte that comes back can be judged.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use ritornello_format::{Result, Scope};
