@@ -135,9 +135,8 @@ store opened anew. The raw side uses the best operation size and depth of a smal
 use huge-page buffers. Ratios are taken round by round; what is printed is the median. Every byte
 got is compared with what was put, outside the time.
 
-One put or get is one sequence of 4,096 tokens, at most 32 pages or as many as fit into 256 MiB if
-pages are 2 MiB or more, and at most 256 pages otherwise; calls are blocking, from one thread, as
-the simplest caller would make them. Seconds of processor time are those of the whole process.
+One put or get is one sequence of 4,096 tokens, cut to 256 pages and to 512 MiB where it is longer;
+calls are blocking, from one thread, as the simplest caller would make them. Seconds of processor time are those of the whole process.
 
 Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
 same few sequences again and again; cold, a random one each time. Reopening is that of the whole

@@ -11,7 +11,7 @@ pub(crate) struct Process(u32);
 impl Process {
     /// This one.
     pub(crate) fn current() -> Self {
-        Self(std::process::id())
+        Self(ritornello_volume::process_id())
     }
 
     /// Whether the caller is still the process that made the value.

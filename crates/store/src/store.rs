@@ -7,6 +7,7 @@ use crate::ticket::{Closing, Lane, Ticket, Workers};
 use parking_lot::RwLock;
 use ritornello_format::{Error, ErrorKind, Result, Scope, check_keys};
 use ritornello_volume::memory::{PageSource, PageTarget};
+use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
@@ -104,7 +105,7 @@ impl Store {
             moved: Moved::default(),
             scopes: RwLock::default(),
             workers: Workers::new(),
-            process: std::process::id(),
+            process: process_id(),
             closed: AtomicBool::new(false),
         })
     }
@@ -379,7 +380,7 @@ impl Store {
 
     /// Finishes the tickets that run, answers those that wait, and refuses what comes later.
     pub fn close(&self) {
-        if std::process::id() == self.process && !self.closed.swap(true, Ordering::AcqRel) {
+        if process_id() == self.process && !self.closed.swap(true, Ordering::AcqRel) {
             self.workers.close();
         }
     }
@@ -387,7 +388,7 @@ impl Store {
     /// Refuses a closed handle, and one that was opened before a fork: the child has neither the
     /// threads nor the locks that the handle relies on.
     fn check_process(&self) -> Result<()> {
-        if std::process::id() != self.process {
+        if process_id() != self.process {
             return Err(Error::new(
                 ErrorKind::Closed,
                 "this store was opened before a fork: open it again in the child",

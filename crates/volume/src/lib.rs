@@ -17,6 +17,7 @@ mod engine;
 pub mod limit;
 pub mod memory;
 mod memory_block;
+mod process;
 pub mod segments;
 pub mod space;
 pub mod staging;
@@ -25,6 +26,7 @@ pub mod transfer;
 pub use memory::{
     BorrowedPages, BorrowedPagesMut, Fragment, FragmentMut, OwnedPages, PageSource, PageTarget,
 };
+pub use process::process_id;
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};
 pub use transfer::{Control, FoundRun, MissReason, PageFate, RunRead, RunWrite, VerifiedRun};

@@ -9,7 +9,7 @@ const SEQUENCE_TOKENS: u64 = 4096;
 /// Pages of a sequence at most.
 const SEQUENCE_PAGES_MAX: u64 = 256;
 /// Bytes of a sequence at most.
-const SEQUENCE_BYTES_MAX: u64 = 256 << 20;
+const SEQUENCE_BYTES_MAX: u64 = 512 << 20;
 
 /// What one measurement moves.
 #[derive(Clone, Debug)]
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn the_known_shapes_have_their_sizes() {
         let llama = shape("").unwrap();
-        assert_eq!((llama.page_bytes, llama.sequence_pages, llama.sequences), (8 << 20, 32, 8));
+        assert_eq!((llama.page_bytes, llama.sequence_pages, llama.sequences), (8 << 20, 64, 4));
         assert_eq!(llama.total(), 2 << 30);
         let qwen = shape("--shape qwen2.5-0.5b --page-tokens 16").unwrap();
         assert_eq!((qwen.page_bytes, qwen.sequence_pages), (192 << 10, 256));

@@ -21,7 +21,7 @@ pub(crate) struct Scopes {
 #[derive(Debug, Default)]
 struct Live {
     by_id: HashMap<ScopeId, (ScopeRef, Scope)>,
-    by_slot: HashMap<ScopeSlot, ScopeId>,
+    by_slot: HashMap<ScopeSlot, ScopeRef>,
 }
 
 impl Scopes {
@@ -96,8 +96,7 @@ impl Scopes {
 
     /// The reference behind a slot.
     pub(crate) fn by_slot(&self, slot: ScopeSlot) -> Option<ScopeRef> {
-        let live = self.live.read();
-        live.by_slot.get(&slot).and_then(|id| live.by_id.get(id)).map(|(reference, _)| *reference)
+        self.live.read().by_slot.get(&slot).copied()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -110,13 +109,13 @@ impl Live {
         let page_bytes = scope.resolved_page_bytes()?;
         let reference = ScopeRef { id: scope.id(), slot, page_bytes, chained: scope.chained };
         self.by_id.insert(reference.id, (reference, scope.clone()));
-        self.by_slot.insert(slot, reference.id);
+        self.by_slot.insert(slot, reference);
         Ok(reference)
     }
 
     fn forget(&mut self, slot: ScopeSlot) {
-        if let Some(id) = self.by_slot.remove(&slot) {
-            self.by_id.remove(&id);
+        if let Some(reference) = self.by_slot.remove(&slot) {
+            self.by_id.remove(&reference.id);
         }
     }
 }
