@@ -22,7 +22,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Times that a call is tried when it could not be answered for now.
 const ATTEMPTS: u32 = 3;
-/// A call that took longer than this is not tried again.
+/// A call is not tried again when this long has passed since it was first refused.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 /// Resolved scopes that are remembered.
 const SCOPES_KNOWN: usize = 16;
@@ -438,16 +438,21 @@ impl Store {
         mut ask: impl FnMut(Option<ScopeRef>) -> Result<T>,
     ) -> Result<T> {
         self.check_process()?;
-        let started = Instant::now();
-        for _ in 1..ATTEMPTS {
+        // Asked for at the first refusal only: a clock costs as much as a probe.
+        let (mut refused, mut attempts) = (None, 0);
+        loop {
             match ask(self.resolve(scope, create)?) {
-                Err(error) if error.kind() == ErrorKind::Retry && started.elapsed() < RETRY_FOR => {
+                Err(error) if error.kind() == ErrorKind::Retry => {
+                    attempts += 1;
+                    let late = refused.get_or_insert_with(Instant::now).elapsed() > RETRY_FOR;
+                    if late || attempts == ATTEMPTS {
+                        return Err(error);
+                    }
                     self.forget(scope);
                 }
                 answer => return answer,
             }
         }
-        ask(self.resolve(scope, create)?)
     }
 
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
