@@ -87,6 +87,7 @@ test-python-long: $(STAMPS)/build
 	$(PYTEST) -m long --timeout 1200 || [ $$? -eq 5 ]
 
 test-vllm: $(STAMPS)/vllm
+	engines/vllm/sources.sh 0.33.0
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m "not long"
 	$(VLLM)/bin/python -m pytest tests/python/test_tensors.py -q
 
