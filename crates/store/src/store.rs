@@ -480,7 +480,10 @@ fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => {
-            tracing::warn!(%error, "a ticket failed");
+            // Being closed is not a fault: the outcome says it.
+            if error.kind() != ErrorKind::Closed {
+                tracing::warn!(%error, "a ticket failed");
+            }
             Outcome::none(pages, error.kind().word())
         }
         Err(_) => Outcome::none(pages, "panic"),
