@@ -186,3 +186,27 @@ fn revived_entries_still_own_their_bytes() {
         open.close();
     }
 }
+
+/// In `durable` mode an acknowledged put needs no flush.
+#[test]
+fn durable_puts_survive_by_themselves() {
+    for seed in 0..10 {
+        let disk = SimDisk::new(64 << 20);
+        let opts = ritornello_store::Options {
+            durability: ritornello_store::Durability::Durable,
+            ..options(Path::new("/store"), 8)
+        };
+        let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
+        let scope = chained(PAGE);
+        for name in 0..6 {
+            assert_eq!(put(&open.store, &scope, &sequence(name, 3), None).pages, 3);
+        }
+        let after = disk.crash(seed);
+        open.forget();
+        let open = open_on(Arc::new(after), &opts).unwrap();
+        for name in 0..6 {
+            assert_eq!(get(&open.store, &scope, &sequence(name, 3)).pages, 3);
+        }
+        open.close();
+    }
+}

@@ -175,3 +175,25 @@ fn a_store_is_opened_as_it_was_made() {
     let file = foreign.path().join("thesis.tex");
     refused(&options(&file, 16), "directory");
 }
+
+#[test]
+fn a_store_spreads_over_its_paths() {
+    let dir = tempfile::tempdir().unwrap();
+    let disks = [dir.path().join("a"), dir.path().join("b")];
+    let opts = Options { paths: disks.to_vec(), ..options(&dir.path().join("store"), 16) };
+    let host = || std::sync::Arc::new(ritornello_medium::Host);
+    let scope = chained(200_000);
+    let opened = open_on(host(), &opts).unwrap();
+    for name in 0..8 {
+        assert_eq!(put(&opened.store, &scope, &sequence(name, 4), None).pages, 4);
+    }
+    opened.close();
+    for disk in &disks {
+        assert!(std::fs::read_dir(disk).unwrap().count() >= 2, "{}", disk.display());
+    }
+    let opened = open_on(host(), &Options::new(dir.path().join("store"))).unwrap();
+    for name in 0..8 {
+        assert_eq!(get(&opened.store, &scope, &sequence(name, 4)).pages, 4);
+    }
+    opened.close();
+}
