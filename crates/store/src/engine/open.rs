@@ -22,6 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+/// Scopes without pages are forgotten at open if there are more than this: every epoch is one. Not
+/// sooner, because a lost index leaves all scopes without pages, and salvage needs them.
+const SCOPES_KEPT: usize = 1024;
 /// Part of the space that is kept free, in percent.
 const RESERVE_PERCENT: u8 = 5;
 
@@ -74,8 +77,10 @@ impl Engine {
             }
         }
         let kept = believe(index.as_ref(), &scopes, &mut space, &manifest, &mut dropped);
-        let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
-        scopes.forget(|slot| !used.contains(&slot))?;
+        if scopes.len() > SCOPES_KEPT {
+            let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
+            scopes.forget(|slot| !used.contains(&slot))?;
+        }
         let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
         let mut eviction = Lru::new();
         restore(&mut eviction, kept);
