@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
+use ritornello_format::journal::{JournalRecord, RunImage};
+use ritornello_format::wire::Writer;
 use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
 use ritornello_index::conformance::{contents, page, pages, place};
 use ritornello_index::{NewRun, PrefixIndex, RunId, RunIndex, RunOptions};
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -206,6 +209,43 @@ fn a_store_of_another_version_is_refused_by_name() {
             RunIndex::open(Arc::new(disk), Path::new(DIR), RunOptions::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
         assert!(error.to_string().contains("format 9"), "{error}");
+    }
+}
+
+/// A record that was given out two thousand million times.
+#[test]
+fn names_are_drawn_afresh_before_they_run_out() {
+    let disk = SimDisk::new(1 << 24);
+    let index = open(Arc::new(disk.clone()), RunOptions::default());
+    index.sync().unwrap();
+    drop(index);
+    let (old, place) = (u64::from(u32::MAX - 1) << 32 | 3, place(1, 2));
+    let mut frames = Writer::new();
+    JournalRecord::Insert(RunImage {
+        run: old,
+        scope: SCOPE,
+        chained: true,
+        parent: None,
+        recency: 4,
+        place: Cow::Borrowed(&place),
+        pages: Cow::Owned(pages(1, 2)),
+    })
+    .encode(1, &mut frames);
+    let path = Path::new(DIR).join("journal-0000000000000001");
+    let file = disk.open(&path, Access { write: true, ..Access::default() }).unwrap();
+    file.write_at(frames.as_slice(), 40).unwrap();
+    file.sync_data().unwrap();
+    for seed in 0..3 {
+        let disk = disk.crash(seed);
+        let index = open(Arc::new(disk.clone()), RunOptions::default());
+        assert!(!index.recovered().damaged);
+        let (run, _) = index.locate(SCOPE, page(1, 1)).unwrap();
+        assert!(run.0 >> 32 < 10, "{run:?}");
+        index.truncate(run, 1);
+        insert(&index, 2, Some(page(1, 0)), &pages(2, 2)).unwrap();
+        index.sync().unwrap();
+        let before = contents(&index);
+        assert_eq!(contents(&open(Arc::new(disk.crash(seed)), RunOptions::default())), before);
     }
 }
 

@@ -3,7 +3,8 @@
 //! | module | noun |
 //! |---|---|
 //! | `slots` | the slot table: page → run and number, 8 bytes a page |
-//! | `runs` | the run records and their tree |
+//! | `record` | what is known of one run |
+//! | `runs` | the table of records, and their tree |
 //! | `tables` | both together, and the probe |
 //! | `write` | what changes them: insert, link, cut, punch, relocate |
 //! | `pending` | journal records on their way to the disk |
@@ -22,6 +23,7 @@ mod frames;
 mod log;
 mod options;
 mod pending;
+mod record;
 mod recovery;
 mod replay;
 mod runs;
@@ -52,7 +54,7 @@ pub struct RunIndex {
     log: Mutex<Log>,
     pending: Mutex<Pending>,
     tables: RwLock<Tables>,
-    /// Runs touched since the last sync, each once ([`runs::Hot::touched`]).
+    /// Runs touched since the last sync, each once ([`record::Hot::touched`]).
     touched: Mutex<Vec<slots::Number>>,
     gauges: Gauges,
     recovered: Recovered,

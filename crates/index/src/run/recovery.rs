@@ -7,7 +7,8 @@
 //! **The straight way** is: one checkpoint (or none yet) loads, and the journal reaches past what
 //! it may show and ends at most in a torn frame, which is cut off. Anything else was damage. Then
 //! what could be recovered is written as a fresh checkpoint, and all other files go, before the
-//! index is used: nothing that was passed over may be believed by a later recovery.
+//! index is used: nothing that was passed over may be believed by a later recovery. The same is done
+//! when the names of runs had to be drawn afresh.
 
 use super::checkpoint::{self, Checkpoints, Slot};
 use super::frames::{Frames, Next};
@@ -60,8 +61,9 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let source = Source { medium: medium.as_ref(), dir, numbers: &numbers };
     let (chosen, straight) = source.choose(&headers)?;
     let Attempt { restored, replayed, slot, exact } = chosen;
-    let (tables, dropped) = finish(restored, !exact);
+    let (mut tables, dropped) = finish(restored, !exact);
     let straight = straight && !replayed.damaged;
+    let renewed = tables.runs.renew();
     let next = replayed.last + 1;
 
     let mut files = Vec::new();
@@ -126,7 +128,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             index.append(&mut pending, &JournalRecord::Cut(entries));
         }
     }
-    if !straight {
+    if !straight || renewed {
         index.start_afresh()?;
     }
     Ok(index)

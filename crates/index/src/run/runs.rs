@@ -1,12 +1,11 @@
-//! The table of runs: one small record each, in chunks that never move.
+//! The table of runs: one record each, in chunks that never move.
 //!
-//! A record has two halves. The hot one, 32 bytes, is what a probe reads: scope, length and the
-//! last page's hash (the others are in a box of their own). The cold one, 72 bytes,
-//! has the rest: place, recency, and the tree of attachments as a parent, a first child, and a
-//! doubly linked list of siblings, so that attaching and detaching take constant time.
+//! A run's name is the number of its record and how often the record was given out. A record that
+//! was given out as often as can be counted is retired.
 
+use super::record::{Cold, Hot, Pages};
 use super::slots::{NUMBER_MAX, Number};
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::Ordering;
 use crate::{RunId, RunView};
 use ritornello_format::journal::RunImage;
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
@@ -15,148 +14,11 @@ use std::borrow::Cow;
 /// No run.
 pub(crate) const NO_RUN: Number = 0;
 
+/// From this reuse count on, names are drawn afresh when the index is opened.
+const REUSE_RENEWED: u32 = 1 << 31;
+
 const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };
 const CHUNK: usize = 1 << CHUNK_BITS;
-
-/// The hashes of a run. The last one lies in the record itself, as the only one or as a copy: it is
-/// all that a probe reads of a run that it passes through.
-#[derive(Debug, Default)]
-pub(crate) struct Pages {
-    last: PageHash,
-    /// All of them, if there are several.
-    many: Option<Box<Hashes>>,
-}
-
-/// Behind a thin pointer.
-#[derive(Debug)]
-struct Hashes(Box<[PageHash]>);
-
-impl Pages {
-    /// At least one.
-    pub(crate) fn new(pages: &[PageHash]) -> Self {
-        let last = pages.last().copied().unwrap_or_default();
-        Self { last, many: (pages.len() > 1).then(|| Box::new(Hashes(pages.into()))) }
-    }
-
-    #[inline]
-    fn as_slice(&self) -> &[PageHash] {
-        match &self.many {
-            None => std::slice::from_ref(&self.last),
-            Some(pages) => &pages.0,
-        }
-    }
-
-    fn clear(&mut self, page: usize) {
-        if let Some(hash) = self.many.as_mut().and_then(|pages| pages.0.get_mut(page)) {
-            *hash = PageHash::NONE;
-        }
-        self.last = self.as_slice().last().copied().unwrap_or_default();
-    }
-
-    /// Bytes on the heap, with what the allocator adds.
-    fn heap_bytes(&self) -> usize {
-        self.many.as_ref().map_or(0, |pages| 32 + pages.0.len() * 16 + 16)
-    }
-}
-
-/// The extents of a run; nearly always one.
-#[derive(Debug, Default)]
-enum Extents {
-    #[default]
-    None,
-    One(Extent),
-    /// Boxed twice: a thin pointer fits beside `One` in 16 bytes.
-    Many(Box<Pieces>),
-}
-
-#[derive(Debug)]
-struct Pieces(Box<[Extent]>);
-
-impl Extents {
-    fn new(extents: &[Extent]) -> Self {
-        match extents {
-            [] => Self::None,
-            [one] => Self::One(*one),
-            many => Self::Many(Box::new(Pieces(many.into()))),
-        }
-    }
-
-    fn as_slice(&self) -> &[Extent] {
-        match self {
-            Self::None => &[],
-            Self::One(extent) => std::slice::from_ref(extent),
-            Self::Many(extents) => &extents.0,
-        }
-    }
-
-    fn heap_bytes(&self) -> usize {
-        match self {
-            Self::None | Self::One(_) => 0,
-            Self::Many(extents) => 32 + extents.0.len() * 12 + 16,
-        }
-    }
-}
-
-/// What a probe reads of a run. Field order is for size and cache lines.
-#[derive(Debug, Default)]
-pub(crate) struct Hot {
-    /// `length` of them; of no meaning in a free record, complete in one that is not published.
-    pages: Pages,
-    pub(crate) scope: ScopeSlot,
-    /// Pages that can be found. Zero: the record is free, or its run is not published yet.
-    length: u16,
-    pub(crate) chained: bool,
-    /// Touched since the last sync: it is in the list of touched runs.
-    pub(crate) touched: AtomicBool,
-}
-
-impl Hot {
-    /// The pages that can be found.
-    #[inline]
-    pub(crate) fn pages(&self) -> &[PageHash] {
-        self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
-    }
-
-    /// How many pages can be found from `page` on.
-    #[inline]
-    pub(crate) fn pages_from(&self, page: u16) -> usize {
-        usize::from(self.length.saturating_sub(page))
-    }
-
-    /// Whether page `page`, which can be found, is `hash`. For the last one nothing but the record
-    /// is read.
-    #[inline]
-    pub(crate) fn is(&self, page: usize, hash: PageHash) -> bool {
-        if page + 1 == usize::from(self.length) {
-            self.pages.last == hash
-        } else {
-            self.pages().get(page) == Some(&hash)
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Cold {
-    generation: u64,
-    header_checksum: u64,
-    pub(crate) recency: AtomicU64,
-    extents: Extents,
-    header_units: u32,
-    page_units: u32,
-    /// How often this record was given out. With its number it makes the run's name.
-    reuse: u32,
-    pub(crate) parent: Number,
-    pub(crate) child: Number,
-    /// The next sibling; in a free record, the next free one.
-    pub(crate) next: Number,
-    previous: Number,
-    pub(crate) parent_page: u16,
-    /// Pages that were not removed from the middle.
-    live: u16,
-}
-
-#[cfg(all(not(loom), target_pointer_width = "64"))]
-const _: () = assert!(size_of::<Hot>() == 32 && size_of::<Cold>() == 72);
 
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
@@ -261,6 +123,9 @@ impl Runs {
 
     /// Gives a record back whose run is gone and whose slots are gone.
     pub(crate) fn release(&mut self, run: Number) {
+        if self.cold(run).reuse == u32::MAX {
+            return;
+        }
         self.cold_mut(run).next = self.free;
         self.free = run;
     }
@@ -305,27 +170,13 @@ impl Runs {
     }
 
     pub(crate) fn place(&self, run: Number) -> Place {
-        let cold = self.cold(run);
-        Place {
-            generation: cold.generation,
-            header_checksum: cold.header_checksum,
-            header_units: cold.header_units,
-            page_units: cold.page_units,
-            extents: cold.extents.as_slice().to_vec(),
-        }
+        self.cold(run).place()
     }
 
     pub(crate) fn set_place(&mut self, run: Number, place: &Place) {
         let published = self.is_live(run);
         let before = if published { self.image_size(run) } else { 0 };
-        let cold = self.cold_mut(run);
-        let freed = cold.extents.heap_bytes();
-        cold.generation = place.generation;
-        cold.header_checksum = place.header_checksum;
-        cold.header_units = place.header_units;
-        cold.page_units = place.page_units;
-        cold.extents = Extents::new(&place.extents);
-        let taken = cold.extents.heap_bytes();
+        let (freed, taken) = self.cold_mut(run).set_place(place);
         self.heap_bytes = self.heap_bytes + taken - freed;
         let after = if published { self.image_size(run) } else { 0 };
         self.image_bytes = self.image_bytes + after - before;
@@ -469,6 +320,19 @@ impl Runs {
         self.fill(run, image.scope, image.chained, image.recency, pages);
         self.set_place(run, &image.place);
         self.publish(run);
+        true
+    }
+
+    /// Draws the names of all runs afresh if reuse counts have become large, and says whether it
+    /// did: then no file from before may be read again.
+    pub(crate) fn renew(&mut self) -> bool {
+        if self.reuse < REUSE_RENEWED {
+            return false;
+        }
+        for run in 1..self.used {
+            self.cold_mut(run).reuse = u32::from(self.is_live(run));
+        }
+        (self.reuse, self.reuse_floor) = (1, 2);
         true
     }
 

@@ -6,7 +6,8 @@
 //! being inserted has length zero until all its slots are there, and what is removed has lost its
 //! length before its slots go.
 
-use super::runs::{Cut, NO_RUN, Pages, Runs};
+use super::record::Pages;
+use super::runs::{Cut, NO_RUN, Runs};
 use super::slots::{Number, Slots};
 use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 

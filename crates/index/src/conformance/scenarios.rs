@@ -1,0 +1,381 @@
+//! The promises, one by one.
+
+#![allow(clippy::panic, reason = "a suite panics where a promise is broken")]
+
+use super::{Make, contents, page, pages, place, sum, units};
+use crate::{NewRun, PrefixIndex, Removed, RunId};
+use ritornello_format::{ErrorKind, PageHash, Place, ScopeSlot};
+use std::collections::BTreeSet;
+
+const A: ScopeSlot = ScopeSlot(1);
+const B: ScopeSlot = ScopeSlot(2);
+
+struct Bench {
+    index: Box<dyn PrefixIndex>,
+    generation: std::cell::Cell<u64>,
+}
+
+impl Bench {
+    fn new(make: Make<'_>) -> Self {
+        Self { index: make(), generation: std::cell::Cell::new(1) }
+    }
+
+    fn try_insert(
+        &self,
+        scope: ScopeSlot,
+        chained: bool,
+        parent: Option<PageHash>,
+        pages: &[PageHash],
+    ) -> ritornello_format::Result<RunId> {
+        let generation = self.generation.replace(self.generation.get() + 1);
+        let place = place(generation, pages.len() as u32);
+        self.index.insert(&NewRun { scope, chained, parent, pages, place: &place, recency: 5 })
+    }
+
+    fn insert(&self, chained: bool, parent: Option<PageHash>, pages: &[PageHash]) -> RunId {
+        match self.try_insert(A, chained, parent, pages) {
+            Ok(run) => run,
+            Err(error) => panic!("a sound run is taken: {error}"),
+        }
+    }
+
+    fn prefix(&self, keys: &[PageHash]) -> usize {
+        let found = self.index.longest_prefix(A, &keys);
+        let steps = self.index.walk(A, &keys);
+        let mut at = 0;
+        for step in &steps {
+            assert_eq!(step.at, at, "steps follow each other");
+            for offset in 0..step.pages {
+                let key = keys[(at + offset) as usize];
+                assert_eq!(self.index.locate(A, key), Some((step.run, step.first + offset)));
+            }
+            at += step.pages;
+        }
+        assert_eq!(at as usize, found, "walk() goes as far as longest_prefix()");
+        found
+    }
+}
+
+pub(super) fn what_is_malformed_is_refused_and_changes_nothing(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let keys = pages(1, 8);
+    bench.insert(true, None, &keys[..4]);
+    let before = contents(bench.index.as_ref());
+    let refused = |scope, parent, pages: &[PageHash], why: &str| {
+        let kind = bench.try_insert(scope, true, parent, pages).map_err(|error| error.kind());
+        assert_eq!(kind, Err(ErrorKind::Invalid), "{why}");
+    };
+    refused(A, None, &[], "no page");
+    refused(A, None, &keys[3..5], "a page that is there");
+    refused(A, None, &[keys[4], keys[5], keys[4]], "a page twice");
+    refused(A, None, &[keys[4], PageHash::NONE], "the hash of no page");
+    refused(A, Some(keys[7]), &keys[4..6], "an unknown parent");
+    refused(B, Some(keys[3]), &keys[4..6], "a parent in another scope");
+    refused(A, None, &pages(9, 65_536), "too many pages");
+    let mut many = pages(9, 40);
+    many[39] = many[0];
+    refused(A, None, &many, "a page twice, far apart");
+    let short = Place { extents: vec![], ..place(90, 4) };
+    let wrong = Place { header_units: 2, ..place(91, 4) };
+    let new = |place| NewRun {
+        scope: A,
+        chained: true,
+        parent: None,
+        pages: &keys[4..8],
+        place,
+        recency: 0,
+    };
+    assert!(bench.index.insert(&new(&wrong)).is_err(), "a place that does not add up");
+    assert_eq!(contents(bench.index.as_ref()), before);
+    assert!(bench.index.insert(&new(&short)).is_ok(), "a place without extents is none");
+}
+
+pub(super) fn a_prefix_is_found_across_runs_and_branches(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let trunk = pages(1, 40);
+    bench.insert(true, None, &trunk[..10]);
+    bench.insert(true, Some(trunk[9]), &trunk[10..20]);
+    bench.insert(true, Some(trunk[19]), &trunk[20..21]);
+    bench.insert(true, Some(trunk[20]), &trunk[21..40]);
+    for length in 0..=40 {
+        assert_eq!(bench.prefix(&trunk[..length]), length);
+    }
+    let mut off = trunk.clone();
+    for at in 0..40 {
+        // In a chain everything behind a difference differs.
+        off.truncate(at);
+        off.extend((0..5).map(|number| page(100 + at as u64, number)));
+        assert_eq!(bench.prefix(&off), at, "a sequence that leaves the trunk at {at}");
+        off = trunk.clone();
+    }
+    // A branch from the middle of a run, and one from a branch.
+    let branch = pages(2, 30);
+    bench.insert(true, Some(trunk[4]), &branch[..7]);
+    bench.insert(true, Some(branch[2]), &branch[7..9]);
+    let along: Vec<PageHash> = trunk[..5].iter().chain(&branch[..7]).copied().collect();
+    assert_eq!(bench.prefix(&along), 12);
+    let twice: Vec<PageHash> =
+        trunk[..5].iter().chain(&branch[..3]).chain(&branch[7..9]).copied().collect();
+    assert_eq!(bench.prefix(&twice), 10);
+    // From the middle on, and with nothing before it.
+    assert_eq!(bench.prefix(&trunk[15..]), 25);
+    assert_eq!(bench.prefix(&branch[9..]), 0);
+    // Unchained pages: any order, page by page.
+    let loose = pages(3, 9);
+    bench.insert(false, None, &loose);
+    let jumbled = [loose[3], loose[4], loose[0], loose[8], page(4, 0), loose[1]];
+    assert_eq!(bench.prefix(&jumbled), 4);
+    let same_end = [loose[2], page(4, 1), loose[4]];
+    assert_eq!(bench.prefix(&same_end), 1, "the last page alone says nothing");
+    let exists = bench.index.exists(A, &jumbled);
+    assert_eq!(exists, [true, true, true, true, false, true]);
+    assert_eq!(bench.prefix(&[]), 0);
+    assert_eq!(bench.prefix(&[PageHash::NONE]), 0);
+}
+
+pub(super) fn scopes_do_not_see_each_other(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let keys = pages(1, 6);
+    bench.insert(true, None, &keys);
+    assert_eq!(bench.index.longest_prefix(B, &keys), 0);
+    assert_eq!(bench.index.locate(B, keys[0]), None);
+    // The same hashes, in another scope and of another kind.
+    assert!(bench.try_insert(B, false, None, &keys[2..5]).is_ok());
+    assert_eq!(bench.index.longest_prefix(B, &&keys[2..]), 3);
+    assert_eq!(bench.prefix(&keys), 6);
+    bench.index.remove(B, &keys);
+    assert_eq!((bench.prefix(&keys), bench.index.longest_prefix(B, &&keys[2..])), (6, 0));
+}
+
+pub(super) fn a_run_links_once_its_parent_is_known(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let keys = pages(1, 30);
+    let tail = bench.insert(true, None, &keys[20..]);
+    let middle = bench.insert(true, None, &keys[10..20]);
+    let head = bench.insert(true, None, &keys[..10]);
+    let parent = |run| bench.index.run(run).and_then(|view| view.parent);
+    bench.index.link(A, keys[9], keys[11]);
+    assert_eq!(parent(middle), None, "only first pages are linked");
+    bench.index.link(A, page(7, 7), keys[10]);
+    bench.index.link(B, keys[9], keys[10]);
+    bench.index.link(A, keys[14], keys[10]);
+    assert_eq!(parent(middle), None, "neither to strangers nor to itself");
+    bench.index.link(A, keys[9], keys[10]);
+    assert_eq!(parent(middle), Some((head, 9)));
+    bench.index.link(A, keys[3], keys[10]);
+    assert_eq!(parent(middle), Some((head, 9)), "the first link stays");
+    bench.index.link(A, keys[19], keys[20]);
+    let (_, gone, whole) = sum(&bench.index.truncate(head, 9));
+    assert_eq!((gone, whole), (21, BTreeSet::from([middle, tail])));
+    let loose = pages(2, 4);
+    let run = bench.insert(false, None, &loose[..2]);
+    bench.insert(false, None, &loose[2..]);
+    bench.index.link(A, loose[3], loose[0]);
+    assert_eq!(parent(run), None, "unchained pages have no parents");
+}
+
+pub(super) fn truncation_closes_over_what_is_behind(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let trunk = pages(1, 10);
+    let run = bench.insert(true, None, &trunk);
+    let early = bench.insert(true, Some(trunk[3]), &pages(2, 3));
+    let late = bench.insert(true, Some(trunk[6]), &pages(3, 3));
+    let later = bench.insert(true, Some(page(3, 1)), &pages(4, 3));
+    assert!(bench.index.truncate(run, 10).is_empty(), "nothing behind the end");
+    assert!(bench.index.truncate(run, 70_000).is_empty(), "nor far behind it");
+    let place = bench.index.place(run).unwrap_or_default();
+    let removed = bench.index.truncate(run, 6);
+    let (freed, gone, whole) = sum(&removed);
+    assert_eq!((gone, whole), (4 + 3 + 3, BTreeSet::from([late, later])));
+    let own = removed.iter().find(|removed| removed.run == run).map(|r| r.extents.clone());
+    assert_eq!(units(&own.unwrap_or_default()), units(&place.pages(6, 4)), "the tail's own space");
+    assert!(units(&place.pages(6, 4)).is_subset(&freed));
+    assert!(bench.index.run(early).is_some() && bench.index.run(late).is_none());
+    assert_eq!(bench.prefix(&trunk), 6);
+    let (freed, gone, whole) = sum(&bench.index.remove(A, &[trunk[0]]));
+    assert_eq!((gone, whole), (9, BTreeSet::from([run, early])));
+    assert!(units(&place.header()).is_subset(&freed), "a whole run gives its header back");
+    assert!(contents(bench.index.as_ref()).is_empty());
+    assert!(bench.index.truncate(run, 0).is_empty(), "unknown runs are nothing");
+}
+
+pub(super) fn chains_of_any_depth_and_width_go_at_once(make: Make<'_>) {
+    let bench = Bench::new(make);
+    const DEEP: u64 = 100_000;
+    let mut parent = None;
+    let mut first = None;
+    for number in 0..DEEP {
+        let run = bench.insert(true, parent, &[page(1, number)]);
+        first = first.or(Some(run));
+        parent = Some(page(1, number));
+    }
+    assert_eq!(bench.prefix(&pages(1, 600)), 600);
+    for number in 0..1000 {
+        bench.insert(true, Some(page(1, 5)), &[page(2, number)]);
+    }
+    let removed = bench.index.truncate(first.unwrap_or(RunId(0)), 0);
+    assert_eq!(sum(&removed).1 as u64, DEEP + 1000);
+    assert_eq!(bench.index.stats().runs, 0);
+}
+
+pub(super) fn a_ring_of_runs_can_be_removed(make: Make<'_>) {
+    for keep in 0..4 {
+        let bench = Bench::new(make);
+        let (a, b, c) = (pages(1, 4), pages(2, 4), pages(3, 4));
+        let ring = bench.insert(true, None, &a);
+        bench.insert(true, Some(a[2]), &b);
+        bench.insert(true, Some(a[0]), &c);
+        // No honest chain does this.
+        bench.index.link(A, b[1], a[0]);
+        let (_, gone, _) = sum(&bench.index.truncate(ring, keep));
+        let expected = if keep < 3 { 12 } else { 1 };
+        assert_eq!(gone, expected, "kept {keep}");
+        assert!(contents(bench.index.as_ref()).len() < 4, "and leaves nothing dangling");
+        if keep < 3 {
+            bench.insert(true, None, &a);
+            bench.insert(true, Some(a[3]), &b);
+            assert_eq!(contents(bench.index.as_ref()).len(), 2);
+        }
+    }
+}
+
+pub(super) fn holes_give_back_their_own_space_once(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let keys = pages(1, 6);
+    let run = bench.insert(false, None, &keys);
+    let place = bench.index.place(run).unwrap_or_default();
+    let all = units(&place.extents);
+    let mut freed = BTreeSet::new();
+    for at in [2, 3, 5] {
+        let removed = bench.index.remove(A, &[keys[at]]);
+        assert_eq!(removed.len(), 1);
+        assert_eq!((removed[0].pages, removed[0].whole), (1, false));
+        let (units, _, _) = sum(&removed);
+        assert_eq!(units, super::units(&place.page(at as u32)));
+        freed.extend(units);
+        assert!(bench.index.remove(A, &[keys[at]]).is_empty(), "a hole is removed once");
+    }
+    let view = bench.index.run(run);
+    let (held, pages) = view.map(|v| (units(&v.live_extents()), v.pages)).unwrap_or_default();
+    assert_eq!(held, all.difference(&freed).copied().collect());
+    assert_eq!(pages[2], PageHash::NONE);
+    assert_eq!(bench.prefix(&keys), 2);
+    assert_eq!(bench.index.exists(A, &keys), [true, true, false, false, true, false]);
+    // A hole can be filled, by another run.
+    bench.insert(false, None, &keys[2..3]);
+    assert_eq!(bench.prefix(&keys), 3);
+    // A cut gives back only what is still held.
+    let (units, gone, _) = sum(&bench.index.truncate(run, 1));
+    assert_eq!((units, gone), (super::units(&[place.page(1), place.page(4)].concat()), 2));
+    let (units, gone, whole) = sum(&bench.index.remove(A, &[keys[0]]));
+    assert_eq!((gone, whole), (1, BTreeSet::from([run])));
+    assert_eq!(units, super::units(&[place.header(), place.page(0)].concat()));
+    // A cut that leaves holes only takes the run.
+    let run = bench.insert(false, None, &pages_of(5));
+    bench.index.remove(A, &&pages_of(5)[..2]);
+    let (_, gone, whole) = sum(&bench.index.truncate(run, 2));
+    assert_eq!((gone, whole), (3, BTreeSet::from([run])));
+    assert_eq!(contents(bench.index.as_ref()).len(), 1);
+}
+
+fn pages_of(count: u64) -> Vec<PageHash> {
+    pages(50, count)
+}
+
+pub(super) fn a_scope_goes_whole(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let mut parent = None;
+    for family in 0..400 {
+        let keys = pages(family, 3);
+        bench.insert(true, parent, &keys);
+        parent = keys.last().copied().filter(|_| family % 7 != 0);
+    }
+    assert!(bench.try_insert(B, false, None, &pages(3, 3)).is_ok());
+    let held: usize = contents(bench.index.as_ref())
+        .values()
+        .filter(|content| content.scope == A)
+        .map(|content| content.units.len())
+        .sum();
+    let (units, gone, whole) = sum(&bench.index.remove_scope(A));
+    assert_eq!((units.len(), gone, whole.len()), (held, 1200, 400));
+    assert_eq!(bench.index.stats().runs, 1);
+    assert!(bench.index.remove_scope(A).is_empty());
+}
+
+pub(super) fn a_run_moves_and_keeps_its_name(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let keys = pages(1, 5);
+    let run = bench.insert(false, None, &keys);
+    bench.index.remove(A, &[keys[1]]);
+    let old = bench.index.run(run).map(|view| units(&view.live_extents())).unwrap_or_default();
+    assert!(bench.index.relocate(run, &place(70, 4)).is_none(), "a place that is too small");
+    assert!(bench.index.relocate(RunId(u64::MAX), &place(70, 5)).is_none(), "no such run");
+    let moved = bench.index.relocate(run, &place(70, 5));
+    let moved: Vec<Removed> = moved.into_iter().collect();
+    assert_eq!(sum(&moved), (old, 0, BTreeSet::new()));
+    assert_eq!(bench.index.place(run), Some(place(70, 5)));
+    assert_eq!(bench.index.locate(A, keys[4]), Some((run, 4)));
+    let (units, _, _) = sum(&bench.index.truncate(run, 0));
+    let hole = super::units(&place(70, 5).page(1));
+    let all = super::units(&place(70, 5).extents);
+    assert_eq!(units, all.difference(&hole).copied().collect());
+}
+
+pub(super) fn hashes_that_share_their_bits_are_told_apart(make: Make<'_>) {
+    let bench = Bench::new(make);
+    // All bytes the same but one, in every position.
+    for position in 0..16 {
+        let family: Vec<PageHash> = (1..=200u8)
+            .map(|value| {
+                let mut hash = [0xee; 16];
+                hash[position] = value;
+                PageHash(hash)
+            })
+            .collect();
+        bench.insert(true, None, &family[..100]);
+        for (at, page) in family.iter().enumerate() {
+            let found = bench.index.locate(A, *page).map(|(_, page)| page as usize);
+            assert_eq!(found, (at < 100).then_some(at), "byte {position}");
+        }
+        assert_eq!(bench.index.longest_prefix(A, &&family[..]), 100);
+        assert_eq!(sum(&bench.index.remove(A, &&family[..])).1, 100);
+    }
+}
+
+pub(super) fn recency_only_grows(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let run = bench.insert(true, None, &pages(1, 2));
+    let recency = || bench.index.run(run).map(|view| view.recency);
+    assert_eq!(recency(), Some(5));
+    bench.index.touch(run, 9);
+    bench.index.touch(run, 7);
+    assert_eq!(recency(), Some(9));
+    bench.index.touch(RunId(u64::MAX), 11);
+}
+
+pub(super) fn names_are_not_reused(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let mut names = BTreeSet::new();
+    for _ in 0..50 {
+        let run = bench.insert(true, None, &pages(1, 2));
+        assert!(names.insert(run), "a name is given out once");
+        bench.index.truncate(run, 0);
+        assert!(bench.index.run(run).is_none() && bench.index.truncate(run, 0).is_empty());
+    }
+}
+
+pub(super) fn long_runs_are_like_short_ones(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let keys = pages(1, 65_535);
+    let run = bench.insert(true, None, &keys);
+    assert_eq!(bench.index.longest_prefix(A, &keys), 65_535);
+    let mut off = keys.clone();
+    off.truncate(40_000);
+    off.extend(pages(2, 100));
+    assert_eq!(bench.index.longest_prefix(A, &off), 40_000);
+    assert_eq!(sum(&bench.index.truncate(run, 1)).1, 65_534);
+    bench.insert(true, Some(keys[0]), &keys[1..]);
+    assert_eq!(bench.index.longest_prefix(A, &keys), 65_535);
+    let (_, gone, whole) = sum(&bench.index.truncate(run, 0));
+    assert_eq!((gone, whole.len()), (65_535, 2));
+}

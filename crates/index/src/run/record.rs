@@ -1,0 +1,174 @@
+//! The record of a run, in two halves.
+//!
+//! The hot one, 32 bytes, is what a probe reads: scope, length and the last page's hash (the others
+//! are in a box of their own). The cold one, 72 bytes, has the rest: place, recency, and the tree
+//! of attachments as a parent, a first child, and a doubly linked list of siblings, so that
+//! attaching and detaching take constant time.
+
+use super::slots::Number;
+use crate::sync::{AtomicBool, AtomicU64};
+use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
+
+/// The hashes of a run. The last one lies in the record itself, as the only one or as a copy: it is
+/// all that a probe reads of a run that it passes through.
+#[derive(Debug, Default)]
+pub(crate) struct Pages {
+    last: PageHash,
+    /// All of them, if there are several.
+    many: Option<Box<Hashes>>,
+}
+
+/// Behind a thin pointer.
+#[derive(Debug)]
+struct Hashes(Box<[PageHash]>);
+
+impl Pages {
+    /// At least one.
+    pub(crate) fn new(pages: &[PageHash]) -> Self {
+        let last = pages.last().copied().unwrap_or_default();
+        Self { last, many: (pages.len() > 1).then(|| Box::new(Hashes(pages.into()))) }
+    }
+
+    #[inline]
+    pub(super) fn as_slice(&self) -> &[PageHash] {
+        match &self.many {
+            None => std::slice::from_ref(&self.last),
+            Some(pages) => &pages.0,
+        }
+    }
+
+    pub(super) fn clear(&mut self, page: usize) {
+        if let Some(hash) = self.many.as_mut().and_then(|pages| pages.0.get_mut(page)) {
+            *hash = PageHash::NONE;
+        }
+        self.last = self.as_slice().last().copied().unwrap_or_default();
+    }
+
+    /// Bytes on the heap, with what the allocator adds.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.many.as_ref().map_or(0, |pages| 32 + pages.0.len() * 16 + 16)
+    }
+}
+
+/// The extents of a run; nearly always one.
+#[derive(Debug, Default)]
+pub(super) enum Extents {
+    #[default]
+    None,
+    One(Extent),
+    /// Boxed twice: a thin pointer fits beside `One` in 16 bytes.
+    Many(Box<Pieces>),
+}
+
+#[derive(Debug)]
+pub(super) struct Pieces(Box<[Extent]>);
+
+impl Extents {
+    pub(super) fn new(extents: &[Extent]) -> Self {
+        match extents {
+            [] => Self::None,
+            [one] => Self::One(*one),
+            many => Self::Many(Box::new(Pieces(many.into()))),
+        }
+    }
+
+    pub(super) fn as_slice(&self) -> &[Extent] {
+        match self {
+            Self::None => &[],
+            Self::One(extent) => std::slice::from_ref(extent),
+            Self::Many(extents) => &extents.0,
+        }
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::None | Self::One(_) => 0,
+            Self::Many(extents) => 32 + extents.0.len() * 12 + 16,
+        }
+    }
+}
+
+/// What a probe reads of a run. Field order is for size and cache lines.
+#[derive(Debug, Default)]
+pub(crate) struct Hot {
+    /// `length` of them; of no meaning in a free record, complete in one that is not published.
+    pub(super) pages: Pages,
+    pub(crate) scope: ScopeSlot,
+    /// Pages that can be found. Zero: the record is free, or its run is not published yet.
+    pub(super) length: u16,
+    pub(crate) chained: bool,
+    /// Touched since the last sync: it is in the list of touched runs.
+    pub(crate) touched: AtomicBool,
+}
+
+impl Hot {
+    /// The pages that can be found.
+    #[inline]
+    pub(crate) fn pages(&self) -> &[PageHash] {
+        self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
+    }
+
+    /// How many pages can be found from `page` on.
+    #[inline]
+    pub(crate) fn pages_from(&self, page: u16) -> usize {
+        usize::from(self.length.saturating_sub(page))
+    }
+
+    /// Whether page `page`, which can be found, is `hash`. For the last one nothing but the record
+    /// is read.
+    #[inline]
+    pub(crate) fn is(&self, page: usize, hash: PageHash) -> bool {
+        if page + 1 == usize::from(self.length) {
+            self.pages.last == hash
+        } else {
+            self.pages().get(page) == Some(&hash)
+        }
+    }
+}
+
+/// The rest of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Cold {
+    pub(super) generation: u64,
+    pub(super) header_checksum: u64,
+    pub(crate) recency: AtomicU64,
+    pub(super) extents: Extents,
+    pub(super) header_units: u32,
+    pub(super) page_units: u32,
+    /// How often this record was given out. With its number it makes the run's name.
+    pub(super) reuse: u32,
+    pub(crate) parent: Number,
+    pub(crate) child: Number,
+    /// The next sibling; in a free record, the next free one.
+    pub(crate) next: Number,
+    pub(super) previous: Number,
+    pub(crate) parent_page: u16,
+    /// Pages that were not removed from the middle.
+    pub(super) live: u16,
+}
+
+impl Cold {
+    pub(super) fn place(&self) -> Place {
+        Place {
+            generation: self.generation,
+            header_checksum: self.header_checksum,
+            header_units: self.header_units,
+            page_units: self.page_units,
+            extents: self.extents.as_slice().to_vec(),
+        }
+    }
+
+    /// Sets the place. Returns how many bytes of heap were freed and taken.
+    pub(super) fn set_place(&mut self, place: &Place) -> (usize, usize) {
+        let freed = self.extents.heap_bytes();
+        self.generation = place.generation;
+        self.header_checksum = place.header_checksum;
+        self.header_units = place.header_units;
+        self.page_units = place.page_units;
+        self.extents = Extents::new(&place.extents);
+        (freed, self.extents.heap_bytes())
+    }
+}
+
+#[cfg(all(not(loom), target_pointer_width = "64"))]
+const _: () = assert!(size_of::<Hot>() == 32 && size_of::<Cold>() == 72);
