@@ -157,6 +157,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Where a run lies.
     fn place(&self, run: RunId) -> Option<Place>;
 
+    /// The hash of page `at` of a run; `None` if there is no such page (any more).
+    fn page(&self, run: RunId, at: u32) -> Option<PageHash>;
+
     /// Everything known of a run.
     fn run(&self, run: RunId) -> Option<RunView>;
 

@@ -243,6 +243,12 @@ impl PrefixIndex for MemoryIndex {
         self.0.lock().runs.get(&run).map(|run| run.view.place.clone())
     }
 
+    fn page(&self, run: RunId, at: u32) -> Option<PageHash> {
+        let maps = self.0.lock();
+        let page = *maps.runs.get(&run)?.view.pages.get(at as usize)?;
+        (page != PageHash::NONE).then_some(page)
+    }
+
     fn run(&self, run: RunId) -> Option<RunView> {
         self.0.lock().runs.get(&run).map(|run| run.view.clone())
     }

@@ -181,6 +181,13 @@ impl PrefixIndex for RunIndex {
         tables.runs.number(run).map(|run| tables.runs.place(run))
     }
 
+    fn page(&self, run: RunId, at: u32) -> Option<PageHash> {
+        let tables = self.tables.read();
+        let run = tables.runs.number(run)?;
+        let page = *tables.runs.hot(run).pages().get(at as usize)?;
+        (page != PageHash::NONE).then_some(page)
+    }
+
     fn run(&self, run: RunId) -> Option<RunView> {
         let tables = self.tables.read();
         tables.runs.number(run).map(|run| tables.runs.view(run))

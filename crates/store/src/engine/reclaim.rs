@@ -5,8 +5,11 @@
 //! checksums would catch them, but the engine would have been promised a hit.
 
 use super::{ClientId, Engine, State};
+use crate::eviction::Holdings;
+use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, ErrorKind, Extent, Result, UNIT};
+use ritornello_index::{PrefixIndex, RunId};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -20,12 +23,27 @@ const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 /// The index is synced when this much of its journal is only in memory.
 const PENDING_BYTES_MAX: u64 = 16 << 20;
 
+/// What the eviction policy may ask.
+struct Held<'a> {
+    leases: &'a LeaseTable,
+    index: &'a dyn PrefixIndex,
+}
+
+impl Holdings for Held<'_> {
+    fn is_pinned(&self, run: RunId) -> bool {
+        self.leases.pinned(run)
+    }
+    fn page_key(&self, run: RunId, page: u32) -> u64 {
+        self.index.page(run, page).map_or(0, |page| page.low())
+    }
+}
+
 impl Engine {
     /// Evicts about `units`, leaves first. Returns whether anything went.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
         let state = &mut **state;
-        let leases = &state.leases;
-        let victims = state.eviction.victims(units, &|run| leases.pinned(run));
+        let State { eviction, leases, .. } = state;
+        let victims = eviction.victims(units, &Held { leases, index: self.index.as_ref() });
         let mut pages = 0;
         for victim in &victims {
             let removed = self.index.truncate(victim.run, victim.keep_pages);

@@ -2,6 +2,7 @@
 
 use super::{ClientId, Engine, State};
 use crate::catalog::{Catalog, LeaseNumber, Leased, Located, LocatedRun, Reserved, ScopeRef};
+use crate::eviction::Used;
 use crate::stats::CatalogStats;
 use ritornello_format::{
     Error, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopedKeys, UNIT, check_keys,
@@ -46,7 +47,8 @@ impl Session {
         }
         let mut runs: Vec<RunId> = steps.iter().map(|step| step.run).collect();
         let tick = engine.clock.tick();
-        state.eviction.hit(&runs);
+        let used = |step: &Step| Used { run: step.run, pages: step.first + step.pages };
+        state.eviction.hit(&steps.iter().map(used).collect::<Vec<_>>());
         if !scope.chained {
             runs.sort_unstable();
             runs.dedup();

@@ -2,7 +2,7 @@
 
 use super::order::Order;
 use super::tails::Tails;
-use super::{Eviction, Resident, Victim};
+use super::{Eviction, Holdings, Resident, Used, Victim};
 use ritornello_index::RunId;
 use std::collections::HashMap;
 
@@ -160,8 +160,8 @@ impl Eviction for Lru {
         }
     }
 
-    fn hit(&mut self, path: &[RunId]) {
-        path.iter().rev().for_each(|run| self.touch(*run));
+    fn hit(&mut self, path: &[Used]) {
+        path.iter().rev().for_each(|used| self.touch(used.run));
     }
 
     fn shrink(&mut self, run: RunId, pages: u32) {
@@ -179,13 +179,13 @@ impl Eviction for Lru {
         }
     }
 
-    fn victims(&mut self, units: u64, pinned: &dyn Fn(RunId) -> bool) -> Vec<Victim> {
+    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
         let mut victims = Vec::new();
         let mut left = units;
         let mut passed = Vec::new();
         while left > 0 {
             let Some(slot) = self.order.oldest() else { break };
-            if pinned(self.slots[slot as usize].resident.run) {
+            if holdings.is_pinned(self.slots[slot as usize].resident.run) {
                 self.order.unlink(slot);
                 passed.push(slot);
                 continue;

@@ -35,6 +35,33 @@ pub struct Resident {
     pub header_units: u32,
 }
 
+/// Leading pages of a run that a sequence led through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The run.
+    pub run: RunId,
+    /// One past the last of its pages that was used; those behind it were not.
+    pub pages: u32,
+}
+
+/// What a sequence of pages was named for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// They were read: the store had them.
+    Read,
+    /// They were put: the store did not have them, or not any more.
+    Write,
+}
+
+/// What a policy may ask while it chooses victims.
+pub trait Holdings {
+    /// Whether a run must stay whole for now: it is leased, being appended to, or retained.
+    fn is_pinned(&self, run: RunId) -> bool;
+    /// What lasts of page `page` of a run when it is evicted and put again: see
+    /// [`Resident::key`]. Zero where there is no such page.
+    fn page_key(&self, run: RunId, page: u32) -> u64;
+}
+
 /// A run to cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
@@ -65,7 +92,13 @@ pub trait Eviction: Send + Debug {
     fn link(&mut self, run: RunId, parent: RunId, page: u32);
 
     /// A sequence was used: the runs it leads through, from the root on. Unknown ones are skipped.
-    fn hit(&mut self, path: &[RunId]);
+    fn hit(&mut self, path: &[Used]);
+
+    /// A sequence was asked for, page by page ([`Resident::key`] of each). For policies that
+    /// measure themselves; called once for each page that was read or had to be put.
+    fn demanded(&mut self, demand: Demand, pages: &mut dyn Iterator<Item = u64>) {
+        let _ = (demand, pages);
+    }
 
     /// `pages` pages of a run are gone.
     fn shrink(&mut self, run: RunId, pages: u32);
@@ -73,12 +106,12 @@ pub trait Eviction: Send + Debug {
     /// A run is gone. Unknown ones are ignored.
     fn remove(&mut self, run: RunId);
 
-    /// Chooses runs to cut until `units` units become free, or nothing is left to cut. Runs for
-    /// which `pinned` says so are left whole, and so are the pages they hang from.
+    /// Chooses runs to cut until `units` units become free, or nothing is left to cut. Pinned runs
+    /// are left whole, and so are the pages they hang from.
     ///
     /// The store cuts them in the order given. The policy counts on it: a victim is not named
     /// again. One that the index does not know (it answers with nothing) needs no more.
-    fn victims(&mut self, units: u64, pinned: &dyn Fn(RunId) -> bool) -> Vec<Victim>;
+    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim>;
 
     /// Number of runs known.
     fn len(&self) -> usize;

@@ -13,7 +13,20 @@ fn names(victims: &[Victim]) -> Vec<(u64, u32)> {
     victims.iter().map(|victim| (victim.run.0, victim.keep_pages)).collect()
 }
 
-const NOBODY: &dyn Fn(RunId) -> bool = &|_| false;
+impl<F: Fn(RunId) -> bool> Holdings for F {
+    fn is_pinned(&self, run: RunId) -> bool {
+        self(run)
+    }
+    fn page_key(&self, run: RunId, page: u32) -> u64 {
+        run.0 << 32 | u64::from(page)
+    }
+}
+
+fn used(run: u64) -> Used {
+    Used { run: RunId(run), pages: u32::MAX }
+}
+
+const NOBODY: &dyn Holdings = &(|_: RunId| false);
 
 #[test]
 fn long_runs_lose_their_tail_in_chunks() {
@@ -35,11 +48,11 @@ fn a_prompt_that_others_share_stays_while_its_tail_goes() {
     let mut lru = Lru::with_chunk(4);
     lru.admit(&resident(1, None, 10));
     lru.admit(&resident(2, Some((1, 2)), 5));
-    lru.hit(&[RunId(1), RunId(2)]);
+    lru.hit(&[used(1), used(2)]);
     // Run 2 is listed before run 1, though both were used at once.
     assert_eq!(names(&lru.victims(20, NOBODY)), [(2, 0)]);
     lru.admit(&resident(3, Some((1, 2)), 5));
-    assert_eq!(names(&lru.victims(1000, &|run| run == RunId(3))), [(1, 3)]);
+    assert_eq!(names(&lru.victims(1000, &|run: RunId| run == RunId(3))), [(1, 3)]);
     assert_eq!(names(&lru.victims(1000, NOBODY)), [(3, 0), (1, 0)]);
     assert!(lru.is_empty());
 }
@@ -151,7 +164,7 @@ impl Index {
 
     fn evict(&mut self, units: u64, lru: &mut Lru, exact: bool) {
         let pinned = self.pinned.clone();
-        let victims = lru.victims(units, &|run| pinned.contains(&run.0));
+        let victims = lru.victims(units, &|run: RunId| pinned.contains(&run.0));
         let mut freed = 0;
         for Victim { run, keep_pages, units: promised } in victims {
             assert!(!pinned.contains(&run.0), "a pinned run was chosen");
@@ -205,7 +218,7 @@ fn run(actions: Vec<Action>, exact: bool) {
                 let Some(run) = index.nth(which) else { continue };
                 let path = index.path(run);
                 path.iter().rev().for_each(|run| index.touch(*run));
-                lru.hit(&path.into_iter().map(RunId).collect::<Vec<_>>());
+                lru.hit(&path.into_iter().map(used).collect::<Vec<_>>());
             }
             Action::Drop(which) => {
                 let Some(run) = index.nth(which) else { continue };
