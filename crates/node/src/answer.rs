@@ -24,9 +24,10 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         Request::Exists { scope, keys } => {
             catalog.exists(scope, &keys.split()?).map(Response::Exists)
         }
-        Request::Reserve { scope, keys, parent, patience } => {
-            let patience = patience.min(PATIENCE_MAX);
-            catalog.reserve(scope, &keys.split()?, parent, patience).map(Response::Reserved)
+        Request::Reserve { scope, keys, parent, wanted } => {
+            let mut wanted = wanted.into_owned();
+            wanted.patience = wanted.patience.min(PATIENCE_MAX);
+            catalog.reserve(scope, &keys.split()?, parent, &wanted).map(Response::Reserved)
         }
         Request::Commit { reservation, written } => {
             catalog.commit(reservation, &written).map(Response::Count)

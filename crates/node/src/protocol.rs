@@ -6,7 +6,7 @@
 use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::term::Term;
 use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Result, Scope};
-use ritornello_store::{CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
+use ritornello_store::{CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef, Wanted};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
@@ -138,7 +138,7 @@ pub(crate) enum Request<'a> {
         keys: Keys<'a>,
         #[serde(borrow, serialize_with = "as_optional_bytes")]
         parent: Option<&'a [u8]>,
-        patience: Duration,
+        wanted: Cow<'a, Wanted>,
     },
     Commit {
         reservation: u64,
@@ -253,8 +253,13 @@ mod tests {
     use crate::keys::Flattened;
     use ritornello_format::{ScopeId, ScopeSlot};
 
-    const SCOPE: ScopeRef =
-        ScopeRef { id: ScopeId([3; 16]), slot: ScopeSlot(1), page_bytes: 4096, chained: true };
+    const SCOPE: ScopeRef = ScopeRef {
+        id: ScopeId([3; 16]),
+        slot: ScopeSlot(1),
+        page_bytes: 4096,
+        chained: true,
+        codec: 0,
+    };
 
     fn encoded(message: &impl Serialize) -> Vec<u8> {
         postcard::to_stdvec(message).unwrap()
@@ -268,7 +273,7 @@ mod tests {
             scope: SCOPE,
             keys: flat.as_keys(),
             parent: Some(&long),
-            patience: Duration::from_secs(1),
+            wanted: Cow::Owned(Wanted { patience: Duration::from_secs(1), ..Wanted::default() }),
         });
         for at in 0..good.len() {
             assert!(decode::<Request<'_>>(&good[..at]).is_err(), "cut at {at}");

@@ -4,7 +4,9 @@ use crate::client::Client;
 use crate::keys::Flattened;
 use crate::protocol::{Request, Response};
 use ritornello_format::{Error, Result, Scope};
-use ritornello_store::{Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
+use ritornello_store::{
+    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef, Wanted,
+};
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
@@ -90,10 +92,11 @@ impl Catalog for Remote<'_> {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        patience: Duration,
+        wanted: &Wanted,
     ) -> Result<Reserved> {
         let keys = Flattened::new(keys)?;
-        let request = Request::Reserve { scope, keys: keys.as_keys(), parent, patience };
+        let wanted = Cow::Borrowed(wanted);
+        let request = Request::Reserve { scope, keys: keys.as_keys(), parent, wanted };
         expect!(self.ask(&request)?, Response::Reserved(reserved) => reserved)
     }
 

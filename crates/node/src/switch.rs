@@ -10,7 +10,9 @@ use crate::seat::{Opening, Seat, closed};
 use crate::term::Unflushed;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope};
-use ritornello_store::{Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef};
+use ritornello_store::{
+    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef, Wanted,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -191,15 +193,15 @@ impl Catalog for Switch {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        patience: Duration,
+        wanted: &Wanted,
     ) -> Result<Reserved> {
         self.process.check()?;
         if !self.ledger.begin() {
             return Err(closed());
         }
         let asked = self.ask_whom(
-            PATIENCE + patience.min(PATIENCE_MAX),
-            |catalog| catalog.reserve(scope, keys, parent, patience),
+            PATIENCE + wanted.patience.min(PATIENCE_MAX),
+            |catalog| catalog.reserve(scope, keys, parent, wanted),
             Arc::clone,
         );
         let given = asked.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());

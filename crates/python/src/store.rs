@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ritornello_format::{Error, ErrorKind, parse_bytes};
 use ritornello_node::{Node, Role};
-use ritornello_store::{Durability, IndexKind, LeaseNumber, Options};
+use ritornello_store::{Durability, IndexKind, LeaseNumber, Options, Terms};
 use ritornello_volume::segments::IoChoice;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,8 +80,8 @@ impl Store {
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
-        let (store, source) = (node.store(), batch.as_source());
-        let outcome = py.detach(|| store.put_batch(&scope.inner, &keys, source, parent, &control));
+        let (store, source, terms) = (node.store(), batch.as_source(), Terms::behind(parent));
+        let outcome = py.detach(|| store.put_batch(&scope.inner, &keys, source, &terms, &control));
         batch.release(py);
         Ok(outcome.or_raise(py)?.pages)
     }
@@ -179,15 +179,15 @@ impl Store {
         let keys = Keys::of(keys)?.boxed();
         let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
         let (store, scope) = (node.store(), Arc::clone(&scope.inner));
-        let parent = parent.map(Box::from);
+        let terms = Terms::behind(parent);
         if copy {
             let source = batch.as_source();
-            let ticket = py.detach(|| store.submit_put_copy(scope, keys, source, parent, control));
+            let ticket = py.detach(|| store.submit_put_copy(scope, keys, source, terms, control));
             batch.release(py);
             return Ok(Ticket::new(ticket.or_raise(py)?, None));
         }
         let source = batch.to_source();
-        let ticket = py.detach(|| store.submit_put(scope, keys, source, parent, control));
+        let ticket = py.detach(|| store.submit_put(scope, keys, source, terms, control));
         Ok(Ticket::new(ticket.or_raise(py)?, Some(batch)))
     }
 

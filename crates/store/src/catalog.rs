@@ -16,6 +16,8 @@ pub struct ScopeRef {
     pub page_bytes: u64,
     /// Whether keys commit to all keys before them.
     pub chained: bool,
+    /// How pages that are put are encoded: the number that a slice records.
+    pub codec: u8,
 }
 
 /// A lease's name, in this owner's lifetime. Zero is no lease.
@@ -62,6 +64,20 @@ pub struct ReservedRun {
     pub at: u32,
     /// Number of pages.
     pub pages: u32,
+}
+
+/// What a put asks for its pages besides their keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Units that each page takes on disk, one a key; empty: as many as the scope's pages are long.
+    /// A run's pages all take as many as its longest.
+    pub page_units: Vec<u32>,
+    /// Slices a page; zero is one.
+    pub slices_per_page: u16,
+    /// Seconds since 1970 until which the pages are not to be evicted; zero: they are ordinary.
+    pub retain_until: u64,
+    /// How long the owner may wait for space to be reclaimed.
+    pub patience: Duration,
 }
 
 /// Space for the pages of a put that are not there yet.
@@ -122,7 +138,7 @@ pub trait Catalog: Send + Sync {
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
     /// Which pages are there, each by itself.
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>>;
-    /// Space for the pages that are missing; waits for reclaim at most `patience`.
+    /// Space for the pages that are missing.
     ///
     /// # Errors
     /// `Invalid` for malformed or duplicate keys.
@@ -131,7 +147,7 @@ pub trait Catalog: Send + Sync {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        patience: Duration,
+        wanted: &Wanted,
     ) -> Result<Reserved>;
     /// Makes runs visible: one entry a reserved run, its header checksum, or `None` if it could
     /// not be written. Returns how many leading pages of the put are now stored.

@@ -32,11 +32,12 @@ mod ticket;
 pub use budget::Budget;
 pub use catalog::{
     Catalog, LeaseNumber, Leased, Located, LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef,
+    Wanted,
 };
 pub use directory::{Directory, open_segments};
 pub use engine::{Alive, ClientId, Engine, Finding, Session, Verification};
 pub use options::{Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN};
 pub use outcome::Outcome;
 pub use stats::{CatalogStats, Counter, Counters, IoStats};
-pub use store::{Store, StoreStats, TransferStats};
+pub use store::{Store, StoreStats, Terms, TransferStats};
 pub use ticket::Ticket;

@@ -1,8 +1,8 @@
 //! Putting: reserve, write, commit.
 
-use crate::catalog::{Reserved, ScopeRef};
+use crate::catalog::{Reserved, ScopeRef, Wanted};
 use crate::outcome::Outcome;
-use crate::store::{PATIENCE, Store};
+use crate::store::{PATIENCE, Store, Terms};
 use ritornello_format::{Result, RunHeader};
 use ritornello_volume::memory::PageSource;
 use ritornello_volume::transfer::{Control, RunWrite};
@@ -14,14 +14,16 @@ impl Store {
         scope: ScopeRef,
         keys: &[&[u8]],
         source: &dyn PageSource,
-        parent: Option<&[u8]>,
+        terms: &Terms,
         control: &Control,
     ) -> Result<Outcome> {
+        let parent = terms.parent.as_deref();
         let started = Instant::now();
         let patience = control
             .deadline
             .map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
-        let reserved = self.catalog.reserve(scope, keys, parent, patience)?;
+        let wanted = Wanted { retain_until: terms.retain_until, patience, ..Wanted::default() };
+        let reserved = self.catalog.reserve(scope, keys, parent, &wanted)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
         if reserved.runs.is_empty() {
             return Ok(outcome_of(keys.len(), reserved.present, 0, refused));

@@ -27,6 +27,24 @@ const RETRY_FOR: Duration = Duration::from_secs(10);
 /// Resolved scopes that are remembered.
 const SCOPES_KNOWN: usize = 16;
 
+/// What a put says of its pages besides their keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Key of the page before the first, where it is known.
+    pub parent: Option<Box<[u8]>>,
+    /// Seconds since 1970 until which the pages are not to be evicted, within the scope's quota;
+    /// zero: they are ordinary.
+    pub retain_until: u64,
+}
+
+impl Terms {
+    /// Ordinary pages that follow `parent`.
+    #[must_use]
+    pub fn behind(parent: Option<&[u8]>) -> Self {
+        Self { parent: parent.map(Into::into), retain_until: 0 }
+    }
+}
+
 /// A store, as callers see it: the same for the owner and for its clients.
 pub struct Store {
     pub(crate) catalog: Arc<dyn Catalog>,
@@ -156,13 +174,13 @@ impl Store {
         scope: &Scope,
         keys: &[&[u8]],
         source: &dyn PageSource,
-        parent: Option<&[u8]>,
+        terms: &Terms,
         control: &Control,
     ) -> Result<Outcome> {
         self.check_batch(keys, source.len())?;
         let started = Instant::now();
         let outcome = self.retry_stale(scope, true, |found| match found {
-            Some(scope) => self.put(scope, keys, source, parent, control),
+            Some(scope) => self.put(scope, keys, source, terms, control),
             None => Err(Error::retry("the scope could not be registered")),
         })?;
         Ok(outcome.timed(started.elapsed()))
@@ -197,12 +215,12 @@ impl Store {
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         source: Arc<dyn PageSource>,
-        parent: Option<Box<[u8]>>,
+        terms: Terms,
         control: Control,
     ) -> Result<Ticket> {
         let pages = source.len();
         self.submit(Lane::Put, keys, pages, control, move |store, keys, control| {
-            store.put_batch(&scope, keys, source.as_ref(), parent.as_deref(), control)
+            store.put_batch(&scope, keys, source.as_ref(), &terms, control)
         })
     }
 
@@ -216,7 +234,7 @@ impl Store {
         scope: Arc<Scope>,
         mut keys: Vec<Box<[u8]>>,
         source: &dyn PageSource,
-        parent: Option<Box<[u8]>>,
+        terms: Terms,
         control: Control,
     ) -> Result<Ticket> {
         let asked = keys.len();
@@ -232,7 +250,8 @@ impl Store {
         let staged = self.staging.copy_leading(source, first..asked);
         let taken = staged.len();
         self.moved.staging_refusals.add((asked - first - taken) as u64);
-        let parent = first.checked_sub(1).map(|before| keys[before].clone()).or(parent);
+        let parent = first.checked_sub(1).map(|before| keys[before].clone()).or(terms.parent);
+        let terms = Terms { parent, ..terms };
         keys.truncate(first + taken);
         let keys = keys.split_off(first);
         if taken == 0 {
@@ -244,7 +263,7 @@ impl Store {
             return Ok(ticket);
         }
         self.submit(Lane::Put, keys, taken, control, move |store, keys, control| {
-            let mut outcome = store.put_batch(&scope, keys, &staged, parent.as_deref(), control)?;
+            let mut outcome = store.put_batch(&scope, keys, &staged, &terms, control)?;
             if outcome.reason.is_empty() && first + taken < asked {
                 outcome.reason = "staging_full";
             }

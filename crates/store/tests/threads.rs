@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use ritornello_store::Terms;
 use ritornello_volume::memory::OwnedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -79,7 +80,9 @@ fn tickets_finish_and_say_what_came() {
             let pages = keys.iter().map(|key| page(&scope, key)).collect();
             let source = Arc::new(OwnedPages::new(pages));
             let control = Control::default();
-            open.store.submit_put(Arc::clone(&scope), boxed(&keys), source, None, control).unwrap()
+            open.store
+                .submit_put(Arc::clone(&scope), boxed(&keys), source, Terms::default(), control)
+                .unwrap()
         })
         .collect();
     for ticket in &tickets {
@@ -105,7 +108,13 @@ fn copied_puts_may_lose_their_source_at_once() {
         let slices: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
         let source = ritornello_volume::memory::BorrowedPages::new(&slices);
         open.store
-            .submit_put_copy(Arc::clone(&scope), boxed, &source, None, Control::default())
+            .submit_put_copy(
+                Arc::clone(&scope),
+                boxed,
+                &source,
+                Terms::default(),
+                Control::default(),
+            )
             .unwrap()
     };
     pages.iter_mut().for_each(|page| page.fill(0xAA));
@@ -126,7 +135,8 @@ fn a_cancelled_or_late_ticket_is_done_and_leaves_nothing_behind() {
     let keys = sequence(1, 4);
     let boxed: Vec<Box<[u8]>> = keys.iter().map(|k| k.clone().into_boxed_slice()).collect();
     let source = Arc::new(OwnedPages::new(keys.iter().map(|key| page(&scope, key)).collect()));
-    let ticket = open.store.submit_put(Arc::clone(&scope), boxed, source, None, late).unwrap();
+    let ticket =
+        open.store.submit_put(Arc::clone(&scope), boxed, source, Terms::default(), late).unwrap();
     let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
@@ -156,7 +166,7 @@ fn a_panic_in_a_put_ends_its_ticket_and_nothing_else() {
         let source = Arc::new(Broken);
         let ticket = open
             .store
-            .submit_put(Arc::clone(&scope), boxed, source, None, Control::default())
+            .submit_put(Arc::clone(&scope), boxed, source, Terms::default(), Control::default())
             .unwrap();
         let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
         assert_eq!((outcome.pages, outcome.reason), (0, "panic"));

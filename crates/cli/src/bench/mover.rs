@@ -3,7 +3,7 @@
 use super::content::{Content, Keys, PageName};
 use super::shape::Shape;
 use crate::exit::Failure;
-use ritornello_store::{Outcome, Store};
+use ritornello_store::{Outcome, Store, Terms};
 use ritornello_volume::limit::Rate;
 use ritornello_volume::staging::{Backing, Piece, Staging};
 use ritornello_volume::transfer::Control;
@@ -76,7 +76,13 @@ impl Mover {
                         .collect();
                     let source = BorrowedPages::new(&pages);
                     let control = Control::default();
-                    let done = store.put_batch(&shape.scope, &keys, &source, None, &control)?;
+                    let done = store.put_batch(
+                        &shape.scope,
+                        &keys,
+                        &source,
+                        &Terms::default(),
+                        &control,
+                    )?;
                     failure = failure.take().or_else(|| shortfall("put", &done, keys.len()));
                 }
                 if last { store.flush() } else { Ok(()) }

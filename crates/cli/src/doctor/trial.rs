@@ -7,7 +7,7 @@ use crate::scratch::Scratch;
 use ritornello_format::Scope;
 use ritornello_medium::{Host, Medium};
 use ritornello_node::{Node, Role};
-use ritornello_store::{CatalogStats, Options, Outcome, Store};
+use ritornello_store::{CatalogStats, Options, Outcome, Store, Terms};
 use ritornello_volume::limit::{Limit, Rate};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
@@ -127,7 +127,13 @@ fn try_out(store: &Store, scope: &Scope, pages: usize) -> Result<(Rate, Rate), F
     let write = Rate::of(bytes, || {
         let slices: Vec<&[u8]> = source.bytes().chunks_exact(PAGE).collect();
         let control = Control::default();
-        outcome = store.put_batch(scope, &keys, &BorrowedPages::new(&slices), None, &control)?;
+        outcome = store.put_batch(
+            scope,
+            &keys,
+            &BorrowedPages::new(&slices),
+            &Terms::default(),
+            &control,
+        )?;
         store.flush()
     })?;
     complete("put", &outcome, pages)?;

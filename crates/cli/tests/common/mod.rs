@@ -3,7 +3,7 @@
 
 use ritornello_format::Scope;
 use ritornello_node::Node;
-use ritornello_store::Options;
+use ritornello_store::{Options, Terms};
 use ritornello_volume::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use serde_json::Value;
@@ -46,8 +46,10 @@ pub fn open_filled(dir: &Path) -> Arc<Node> {
         let batch: Vec<&[u8]> = keys[first..first + 8].iter().map(<[u8; 16]>::as_slice).collect();
         let parent = first.checked_sub(1).map(|before| keys[before].as_slice());
         let source = BorrowedPages::new(&pages);
-        let outcome =
-            node.store().put_batch(&scope(), &batch, &source, parent, &Control::default()).unwrap();
+        let outcome = node
+            .store()
+            .put_batch(&scope(), &batch, &source, &Terms::behind(parent), &Control::default())
+            .unwrap();
         assert_eq!(outcome.pages, 8, "{outcome:?}");
     }
     node.store().flush().unwrap();

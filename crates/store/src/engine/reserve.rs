@@ -3,7 +3,7 @@
 use super::reservations::{PlannedRun, Reservation};
 use super::{ClientId, Engine};
 use crate::budget::Budget;
-use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef};
+use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
 use ritornello_format::{
     Error, Extent, PageHash, Place, Result, RunHeader, SegmentId, check_keys, units_of,
 };
@@ -40,11 +40,11 @@ impl Engine {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        patience: Duration,
+        wanted: &Wanted,
     ) -> Result<Reserved> {
         self.check_writable()?;
         self.scopes.check(scope)?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + wanted.patience;
         let hashes = hash_batch(scope, keys)?;
         let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
         let parent = parent.transpose()?;

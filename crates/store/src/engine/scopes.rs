@@ -107,7 +107,8 @@ impl Scopes {
 impl Live {
     fn add(&mut self, slot: ScopeSlot, scope: &Scope) -> Result<ScopeRef> {
         let page_bytes = scope.resolved_page_bytes()?;
-        let reference = ScopeRef { id: scope.id(), slot, page_bytes, chained: scope.chained };
+        let reference =
+            ScopeRef { id: scope.id(), slot, page_bytes, chained: scope.chained, codec: 0 };
         self.by_id.insert(reference.id, (reference, scope.clone()));
         self.by_slot.insert(slot, reference);
         Ok(reference)

@@ -1,7 +1,9 @@
 //! The owner's [`Catalog`], for one client.
 
 use super::{ClientId, Engine, State};
-use crate::catalog::{Catalog, LeaseNumber, Leased, Located, LocatedRun, Reserved, ScopeRef};
+use crate::catalog::{
+    Catalog, LeaseNumber, Leased, Located, LocatedRun, Reserved, ScopeRef, Wanted,
+};
 use crate::eviction::Used;
 use crate::stats::CatalogStats;
 use ritornello_format::{
@@ -132,9 +134,9 @@ impl Catalog for Session {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        patience: Duration,
+        wanted: &Wanted,
     ) -> Result<Reserved> {
-        self.engine.reserve(self.client, scope, keys, parent, patience)
+        self.engine.reserve(self.client, scope, keys, parent, wanted)
     }
 
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize> {

@@ -5,7 +5,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{ClientId, Durability, Engine, Options, Outcome, Store};
+use ritornello_store::{ClientId, Durability, Engine, Options, Outcome, Store, Terms};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
@@ -103,7 +103,7 @@ pub fn try_put(
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);
-    store.put_batch(scope, &refs(keys), &source, parent, &Control::default())
+    store.put_batch(scope, &refs(keys), &source, &Terms::behind(parent), &Control::default())
 }
 
 /// Gets the leading pages and checks every page that is said to have come.
