@@ -57,14 +57,24 @@ pub(crate) struct Chance {
     state: u64,
     /// Of four unsynced things, about this many survive.
     quarters: u64,
+    /// Whether files fare differently: one may be whole while another is lost.
+    moody: bool,
 }
 
 impl Chance {
     /// The seed also decides how much survives: from nothing to everything.
     pub(crate) fn new(seed: u64) -> Self {
-        let mut chance = Self { state: seed, quarters: 0 };
+        let mut chance = Self { state: seed, quarters: 0, moody: false };
         chance.quarters = chance.next() % 5;
+        chance.moody = chance.one_in(2);
         chance
+    }
+
+    /// The next file's changes are decided from here on.
+    pub(crate) fn turn(&mut self) {
+        if self.moody {
+            self.quarters = self.next() % 5;
+        }
     }
 
     pub(crate) fn keep(&mut self) -> bool {

@@ -128,7 +128,7 @@ impl MediumFile for FaultyFile {
                 }
                 Ok(read)
             }
-            Some(fault @ (Fault::Io | Fault::NoSpace)) => Err(fault.error()),
+            Some(fault) => Err(fault.error()),
         }
     }
 
@@ -140,7 +140,7 @@ impl MediumFile for FaultyFile {
                 Err(Fault::Short.error())
             }
             Some(Fault::Torn) => self.write_torn(buffer, offset),
-            Some(fault @ (Fault::Io | Fault::NoSpace)) => Err(fault.error()),
+            Some(fault) => Err(fault.error()),
         }
     }
 

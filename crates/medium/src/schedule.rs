@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The kinds of operation that are counted and can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -52,6 +53,8 @@ pub enum Fault {
     /// Silent damage: a write stores every other 512-byte sector and reports success; a read
     /// returns every other sector with its bits flipped. Anything else: as [`Fault::Io`].
     Torn,
+    /// It is done, after this time.
+    Slow(Duration),
 }
 
 impl Fault {
@@ -60,7 +63,7 @@ impl Fault {
     pub fn error(self) -> io::Error {
         let code = match self {
             Self::NoSpace => rustix::io::Errno::NOSPC,
-            Self::Io | Self::Short | Self::Torn => rustix::io::Errno::IO,
+            Self::Io | Self::Short | Self::Torn | Self::Slow(_) => rustix::io::Errno::IO,
         };
         code.into()
     }
@@ -170,8 +173,18 @@ impl Schedule {
         self.0.lock().injected
     }
 
-    /// Counts an operation and says what to do instead of it.
+    /// Counts an operation and says what to do instead of it, after waiting where it is to be slow.
     pub(crate) fn next(&self, op: Op, path: &Path) -> Option<Fault> {
+        match self.decide(op, path) {
+            Some(Fault::Slow(pause)) => {
+                std::thread::sleep(pause);
+                None
+            }
+            fault => fault,
+        }
+    }
+
+    fn decide(&self, op: Op, path: &Path) -> Option<Fault> {
         let mut script = self.0.lock();
         script.counts[op as usize] += 1;
         let mut fault = None;

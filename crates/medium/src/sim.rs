@@ -5,7 +5,7 @@ use crate::sparse::{BLOCK, Sparse};
 use crate::tree::{Inode, Tree};
 use crate::{Access, Medium, MediumFile, Room};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -59,12 +59,13 @@ impl SimDisk {
         let mut files = BTreeMap::new();
         for (&inode, file) in &state.files {
             let mut left = file.durable.clone();
+            chance.turn();
             file.pending.iter().for_each(|change| change.survive(&mut left, &mut chance));
             let file = File { now: left.clone(), durable: left, pending: Vec::new() };
             files.insert(inode, file);
         }
         // Files without a name are gone.
-        let named: Vec<Inode> = tree.files().collect();
+        let named: BTreeSet<Inode> = tree.files().collect();
         files.retain(|inode, _| named.contains(inode));
         let state = State { tree, files, next: state.next, capacity: state.capacity };
         Self { state: Arc::new(Mutex::new(state)) }

@@ -10,10 +10,11 @@ pub(crate) const SECTOR: u64 = 512;
 
 type Block = Arc<[u8; BLOCK as usize]>;
 
-/// A sparse file: blocks that were never written read as zeroes. Cheap to clone.
+/// A sparse file: blocks that were never written read as zeroes. Cheap to clone: blocks and their
+/// table are shared until one of the clones is written to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sparse {
-    blocks: BTreeMap<u64, Block>,
+    blocks: Arc<BTreeMap<u64, Block>>,
     length: u64,
     /// Blocks before this one are allocated, written or not.
     preallocated: u64,
@@ -60,13 +61,13 @@ impl Sparse {
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8], offset: u64) {
+        let blocks = Arc::make_mut(&mut self.blocks);
         let mut done = 0;
         while done < bytes.len() as u64 {
             let at = offset + done;
             let within = at % BLOCK;
             let take = (BLOCK - within).min(bytes.len() as u64 - done);
-            let block =
-                self.blocks.entry(at / BLOCK).or_insert_with(|| Arc::new([0; BLOCK as usize]));
+            let block = blocks.entry(at / BLOCK).or_insert_with(|| Arc::new([0; BLOCK as usize]));
             Arc::make_mut(block)[within as usize..(within + take) as usize]
                 .copy_from_slice(&bytes[done as usize..(done + take) as usize]);
             done += take;
@@ -83,9 +84,10 @@ impl Sparse {
         if length < self.length {
             // What is cut off must read as zeroes if the file grows again.
             let whole = length.div_ceil(BLOCK);
-            self.blocks.split_off(&whole);
+            let blocks = Arc::make_mut(&mut self.blocks);
+            blocks.split_off(&whole);
             self.preallocated = self.preallocated.min(whole);
-            if let Some(block) = self.blocks.get_mut(&(length / BLOCK)) {
+            if let Some(block) = blocks.get_mut(&(length / BLOCK)) {
                 Arc::make_mut(block)[(length % BLOCK) as usize..].fill(0);
             }
         }
