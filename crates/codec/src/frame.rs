@@ -1,0 +1,109 @@
+//! What all frames open with, and reading a frame without trusting it.
+
+use crate::Dtype;
+use ritornello_format::{Error, Result};
+
+/// The version of every frame that is written.
+const VERSION: u8 = 1;
+/// Version, number format, zero, zero, length of the slice.
+pub const HEAD_BYTES: usize = 8;
+
+/// What a damaged frame is to the caller.
+pub fn damaged(what: &'static str) -> Error {
+    Error::miss("an encoded slice is damaged").with("what", what)
+}
+
+/// Writes into a slice, front to back; `None` where there is no room.
+pub struct Sink<'a> {
+    rest: &'a mut [u8],
+    written: usize,
+}
+
+impl<'a> Sink<'a> {
+    /// A sink that has written a frame's head. `slice` fits 32 bits.
+    pub fn open(out: &'a mut [u8], dtype: Dtype, slice: usize) -> Option<Self> {
+        let mut sink = Self { rest: out, written: 0 };
+        let slice = u32::try_from(slice).ok()?.to_le_bytes();
+        let dtype = match dtype {
+            Dtype::Bf16 => 0,
+            Dtype::Fp16 => 1,
+        };
+        sink.take(HEAD_BYTES)?
+            .copy_from_slice(&[VERSION, dtype, 0, 0, slice[0], slice[1], slice[2], slice[3]]);
+        Some(sink)
+    }
+
+    /// The next `count` bytes, to be written by the caller.
+    pub fn take(&mut self, count: usize) -> Option<&'a mut [u8]> {
+        let (taken, rest) = std::mem::take(&mut self.rest).split_at_mut_checked(count)?;
+        self.rest = rest;
+        self.written += count;
+        Some(taken)
+    }
+
+    /// What is left to write to.
+    pub fn rest(&mut self) -> &mut [u8] {
+        self.rest
+    }
+
+    /// Bytes written in all.
+    pub fn written(&self) -> usize {
+        self.written
+    }
+}
+
+/// Reads a frame front to back; running out of bytes is a `Miss`.
+pub struct Source<'a>(&'a [u8]);
+
+impl<'a> Source<'a> {
+    /// Reads the head of a frame of a slice of `slice` bytes.
+    pub fn open(frame: &'a [u8], slice: usize) -> Result<(Self, Dtype)> {
+        let mut source = Self(frame);
+        let head = source.take(HEAD_BYTES)?;
+        let dtype = match head[1] {
+            0 => Dtype::Bf16,
+            1 => Dtype::Fp16,
+            _ => return Err(damaged("number format")),
+        };
+        if head[0] != VERSION {
+            return Err(Error::miss("an encoded slice of another version: recompute")
+                .with("version", head[0]));
+        }
+        if head[2..4] != [0, 0] || u32_of(&head[4..8]) != slice {
+            return Err(damaged("length of the slice"));
+        }
+        Ok((source, dtype))
+    }
+
+    /// The next `count` bytes.
+    pub fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        let (taken, rest) =
+            self.0.split_at_checked(count).ok_or_else(|| damaged("it ends too early"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    /// The next byte.
+    pub fn u8(&mut self) -> Result<u8> {
+        Ok(self.take(1)?[0])
+    }
+
+    /// The next two bytes as a count.
+    pub fn u16(&mut self) -> Result<usize> {
+        Ok(u32_of(self.take(2)?))
+    }
+
+    /// The next four bytes as a length or count.
+    pub fn u32(&mut self) -> Result<usize> {
+        Ok(u32_of(self.take(4)?))
+    }
+
+    /// Nothing may be left.
+    pub fn close(self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(damaged("it is longer than its fields")) }
+    }
+}
+
+fn u32_of(bytes: &[u8]) -> usize {
+    bytes.iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte))
+}

@@ -1,0 +1,114 @@
+//! `zstd`: the bytes of numbers sorted into two planes, mantissas and exponents, and each
+//! compressed.
+
+use crate::Dtype;
+use crate::frame::{Sink, Source, damaged};
+use ritornello_format::Result;
+use std::cell::RefCell;
+use zstd::bulk::{Compressor, Decompressor};
+
+/// Numbers a block, but for the last: what bounds the memory that either way needs.
+const BLOCK: usize = 1 << 18;
+const LEVEL: i32 = 1;
+/// A plane that is stored as it came.
+const STORED: u8 = 0;
+/// A plane that is one Zstandard frame.
+const COMPRESSED: u8 = 1;
+
+thread_local! {
+    /// Making these takes longer than a small slice does.
+    static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
+    static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
+/// Encodes into at most `out.len() - 1` bytes; `None` if that is not possible.
+pub fn encode(dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
+    let shorter = input.len().min(out.len()).checked_sub(1)?;
+    let mut sink = Sink::open(&mut out[..shorter], dtype, input.len())?;
+    if !input.len().is_multiple_of(2) {
+        return None;
+    }
+    COMPRESSOR.with_borrow_mut(|compressor| {
+        let compressor = match compressor {
+            Some(compressor) => compressor,
+            none => none.insert(Compressor::new(LEVEL).ok()?),
+        };
+        let mut plane = Vec::with_capacity(BLOCK.min(input.len() / 2));
+        for block in input.chunks(2 * BLOCK) {
+            for shift in [8, 0] {
+                plane.clear();
+                plane.extend(block.chunks_exact(2).map(|number| {
+                    (u16::from_le_bytes([number[0], number[1]]).rotate_left(1) >> shift) as u8
+                }));
+                compress(compressor, &plane, &mut sink)?;
+            }
+        }
+        Some(sink.written())
+    })
+}
+
+/// A plane: its kind, its length here, its bytes.
+fn compress(compressor: &mut Compressor<'_>, plane: &[u8], sink: &mut Sink<'_>) -> Option<()> {
+    const HEAD: usize = 1 + 4;
+    let room = sink.rest().get_mut(HEAD..)?;
+    let most = room.len().min(plane.len());
+    let (kind, length) = match compressor.compress_to_buffer(plane, &mut room[..most]) {
+        Ok(length) => (COMPRESSED, length),
+        // It does not fit, which is the only way for this to fail.
+        Err(_) => {
+            room.get_mut(..plane.len())?.copy_from_slice(plane);
+            (STORED, plane.len())
+        }
+    };
+    let head = sink.take(HEAD)?;
+    head[0] = kind;
+    head[1..].copy_from_slice(&(length as u32).to_le_bytes());
+    sink.take(length)?;
+    Some(())
+}
+
+/// Decodes what [`encode`] made.
+pub fn decode(frame: &[u8], out: &mut [u8]) -> Result<()> {
+    let (mut source, _) = Source::open(frame, out.len())?;
+    if !out.len().is_multiple_of(2) {
+        return Err(damaged("planes of a slice of odd length"));
+    }
+    DECOMPRESSOR.with_borrow_mut(|decompressor| {
+        let decompressor = match decompressor {
+            Some(decompressor) => decompressor,
+            none => none.insert(Decompressor::new()?),
+        };
+        let numbers = BLOCK.min(out.len() / 2);
+        let (mut high, mut low) = (vec![0; numbers], vec![0; numbers]);
+        for block in out.chunks_mut(2 * BLOCK) {
+            let numbers = block.len() / 2;
+            decompress(decompressor, &mut source, &mut high[..numbers])?;
+            decompress(decompressor, &mut source, &mut low[..numbers])?;
+            for ((number, &high), &low) in block.chunks_exact_mut(2).zip(&high).zip(&low) {
+                let turned = u16::from(high) << 8 | u16::from(low);
+                number.copy_from_slice(&turned.rotate_right(1).to_le_bytes());
+            }
+        }
+        source.close()
+    })
+}
+
+fn decompress(
+    decompressor: &mut Decompressor<'_>,
+    source: &mut Source<'_>,
+    plane: &mut [u8],
+) -> Result<()> {
+    let (kind, length) = (source.u8()?, source.u32()?);
+    let bytes = source.take(length)?;
+    let written = match kind {
+        STORED if length == plane.len() => {
+            plane.copy_from_slice(bytes);
+            length
+        }
+        COMPRESSED => decompressor
+            .decompress_to_buffer(bytes, plane)
+            .map_err(|error| damaged("a compressed plane").because(error))?,
+        _ => return Err(damaged("kind of a plane")),
+    };
+    if written == plane.len() { Ok(()) } else { Err(damaged("a plane is too short")) }
+}

@@ -1,0 +1,165 @@
+//! `split` for bfloat16 with AVX2. Packing and unpacking bytes works within halves of a register,
+//! so the order of codes is put right once, before they are stored or after they are loaded.
+
+use super::book::{Book, ESCAPE, Lookup};
+use super::{GROUP, scalar};
+use std::arch::x86_64::*;
+
+/// Puts quarters 0 2 1 3 in order, after two registers were packed into one.
+const IN_ORDER: i32 = 0b11_01_10_00;
+
+/// The low bytes of eight numbers, then the high ones.
+const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
+
+/// How far ahead of what is encoded or decoded memory is asked for more, in bytes: the processor's
+/// own prefetching stops at the end of a page.
+const AHEAD: usize = 2048;
+
+/// Asks for the cache lines that lie [`AHEAD`] of these bytes, which may be nobody's.
+#[target_feature(enable = "sse")]
+pub fn prefetch<const N: usize>(bytes: &[u8; N]) {
+    let ahead = bytes.as_ptr().wrapping_add(AHEAD).cast::<i8>();
+    for line in (0..N).step_by(64) {
+        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line));
+    }
+}
+
+#[target_feature(enable = "avx2")]
+fn load<const N: usize>(bytes: &[u8; N], at: usize) -> __m256i {
+    assert!(at + 32 <= N, "inside the array");
+    // SAFETY: the array goes on for at least 32 bytes from there.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().add(at).cast()) }
+}
+
+#[target_feature(enable = "avx2")]
+fn store<const N: usize>(bytes: &mut [u8; N], at: usize, value: __m256i) {
+    assert!(at + 32 <= N, "inside the array");
+    // SAFETY: the array goes on for at least 32 bytes from there.
+    unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().add(at).cast(), value) };
+}
+
+#[target_feature(enable = "avx2")]
+fn table(bytes: &[u8; 16]) -> __m256i {
+    // SAFETY: the array is as long as the register.
+    _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+}
+
+/// [`scalar::encode`].
+#[target_feature(enable = "avx2")]
+pub fn encode(
+    book: &Book,
+    input: &[u8],
+    plane: &mut [u8],
+    nibbles: &mut [u8],
+    escapes: &mut [u8],
+) -> Option<usize> {
+    let (zero, half) = (_mm256_setzero_si256(), _mm256_set1_epi8(15));
+    let sort = table(&SORTED);
+    // Codes are looked up turned by 15: an escape is zero until they are stored.
+    let tables =
+        |lookup: &Lookup| (table(&lookup.exponents), _mm256_xor_si256(table(&lookup.codes), half));
+    let ((exponents, codes), (exponents2, codes2)) = (tables(&book.first), tables(&book.second));
+    // Of 32 numbers: mantissas and signs, and exponents, both with their quarters out of order.
+    let parts = |a: __m256i, b: __m256i| {
+        let (a, b) = (_mm256_shuffle_epi8(a, sort), _mm256_shuffle_epi8(b, sort));
+        let (low, high) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+        // The first byte moved up by one, the top bit of the second below it.
+        let joined = |bytes, below| {
+            _mm256_sub_epi8(_mm256_add_epi8(bytes, bytes), _mm256_cmpgt_epi8(zero, below))
+        };
+        (joined(low, high), joined(high, low))
+    };
+    let code = |exponent: __m256i| {
+        let low = _mm256_and_si256(exponent, half);
+        let of = |exponents, codes| {
+            let same = _mm256_cmpeq_epi8(_mm256_shuffle_epi8(exponents, low), exponent);
+            _mm256_and_si256(_mm256_shuffle_epi8(codes, low), same)
+        };
+        _mm256_or_si256(of(exponents, codes), of(exponents2, codes2))
+    };
+    let mut escaped = 0;
+
+    let (numbers, tail) = input.as_chunks::<{ 2 * GROUP }>();
+    let (planes, plane_tail) = plane.as_chunks_mut::<GROUP>();
+    let (pairs, nibble_tail) = nibbles.split_at_mut(planes.len() * GROUP / 2);
+    let pairs = pairs.as_chunks_mut::<{ GROUP / 2 }>().0;
+    for ((numbers, plane), pairs) in numbers.iter().zip(planes).zip(pairs) {
+        prefetch(numbers);
+        let (front, front_exponents) = parts(load(numbers, 0), load(numbers, 32));
+        let (back, back_exponents) = parts(load(numbers, 64), load(numbers, 96));
+        store(plane, 0, _mm256_permute4x64_epi64::<IN_ORDER>(front));
+        store(plane, 32, _mm256_permute4x64_epi64::<IN_ORDER>(back));
+        let (front, back) = (code(front_exponents), code(back_exponents));
+        let pair = _mm256_or_si256(front, _mm256_slli_epi16::<4>(back));
+        let pair = _mm256_xor_si256(pair, _mm256_set1_epi8(-1));
+        store(pairs, 0, _mm256_permute4x64_epi64::<IN_ORDER>(pair));
+        let missing = _mm256_cmpeq_epi8(_mm256_min_epu8(front, back), zero);
+        if _mm256_movemask_epi8(missing) != 0 {
+            let mut missing = 0;
+            let mut bytes = [0u8; GROUP];
+            for (at, exponent, code) in [(0, front_exponents, front), (32, back_exponents, back)] {
+                store(&mut bytes, at, _mm256_permute4x64_epi64::<IN_ORDER>(exponent));
+                let none = _mm256_cmpeq_epi8(code, zero);
+                let none = _mm256_movemask_epi8(_mm256_permute4x64_epi64::<IN_ORDER>(none));
+                missing |= u64::from(none.cast_unsigned()) << at;
+            }
+            let room = escapes.get_mut(escaped..escaped + missing.count_ones() as usize)?;
+            for escape in room {
+                *escape = bytes[missing.trailing_zeros() as usize % GROUP];
+                missing &= missing - 1;
+                escaped += 1;
+            }
+        }
+    }
+    let rest = scalar::encode(book, tail, plane_tail, nibble_tail, &mut escapes[escaped..])?;
+    Some(escaped + rest)
+}
+
+/// [`scalar::decode`].
+#[target_feature(enable = "avx2")]
+pub fn decode(
+    exponents: &[u8; 16],
+    plane: &[u8],
+    nibbles: &[u8],
+    escapes: &[u8],
+    out: &mut [u8],
+) -> Option<()> {
+    let (table, half) = (table(exponents), _mm256_set1_epi8(15));
+    let escape = _mm256_set1_epi8(ESCAPE as i8);
+    let mut escapes = escapes;
+
+    let (planes, plane_tail) = plane.as_chunks::<GROUP>();
+    let (pairs, nibble_tail) = nibbles.split_at(planes.len() * GROUP / 2);
+    let pairs = pairs.as_chunks::<{ GROUP / 2 }>().0;
+    let (numbers, tail) = out.as_chunks_mut::<{ 2 * GROUP }>();
+    for ((plane, pairs), numbers) in planes.iter().zip(pairs).zip(numbers) {
+        prefetch(plane);
+        prefetch(pairs);
+        let pair = load(pairs, 0);
+        let codes =
+            [_mm256_and_si256(pair, half), _mm256_and_si256(_mm256_srli_epi16::<4>(pair), half)];
+        for (part, code) in codes.into_iter().enumerate() {
+            let mut exponent = _mm256_shuffle_epi8(table, code);
+            let mut missing = _mm256_movemask_epi8(_mm256_cmpeq_epi8(code, escape)).cast_unsigned();
+            if missing != 0 {
+                let mut bytes = [0u8; 32];
+                store(&mut bytes, 0, exponent);
+                while missing != 0 {
+                    let (&next, rest) = escapes.split_first()?;
+                    bytes[missing.trailing_zeros() as usize] = next;
+                    escapes = rest;
+                    missing &= missing - 1;
+                }
+                exponent = load(&bytes, 0);
+            }
+            let rest = load(plane, 32 * part);
+            let (low, high) =
+                (_mm256_unpacklo_epi8(rest, exponent), _mm256_unpackhi_epi8(rest, exponent));
+            let turn = |v| _mm256_or_si256(_mm256_srli_epi16::<1>(v), _mm256_slli_epi16::<15>(v));
+            let (low, high) = (turn(low), turn(high));
+            store(numbers, 64 * part, _mm256_permute2x128_si256::<0x20>(low, high));
+            store(numbers, 64 * part + 32, _mm256_permute2x128_si256::<0x31>(low, high));
+        }
+    }
+    scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
+}

@@ -1,0 +1,121 @@
+//! The codebook of a block: which exponents get a code of their own.
+
+/// Exponents that have a code.
+pub const CODES: usize = 15;
+/// The code that says: the exponent is the next of those listed behind the codes.
+pub const ESCAPE: u8 = 15;
+/// Cache lines of a block that are looked at before its codebook is chosen: every so many-th, at
+/// least and at most so many.
+const SAMPLE: (usize, usize, usize) = (32, 8, 32);
+/// Numbers of a cache line.
+const LINE: usize = 32;
+
+/// A codebook, and the two tables by which 16-byte shuffles look codes up: the low half of an
+/// exponent leads to at most two exponents that have a code.
+#[derive(Clone, Copy, Debug)]
+pub struct Book {
+    /// The exponent of each code; the last one means nothing.
+    pub exponents: [u8; 16],
+    /// The likelier exponent of each low half, and its code.
+    pub first: Lookup,
+    /// The less likely one.
+    pub second: Lookup,
+}
+
+/// By the low half of an exponent.
+#[derive(Clone, Copy, Debug)]
+pub struct Lookup {
+    /// The exponent that has a code; one of another low half where there is none.
+    pub exponents: [u8; 16],
+    /// Its code.
+    pub codes: [u8; 16],
+}
+
+impl Lookup {
+    fn empty() -> Self {
+        Self { exponents: std::array::from_fn(|low| !(low as u8)), codes: [ESCAPE; 16] }
+    }
+
+    fn set(&mut self, exponent: u8, code: u8) {
+        self.exponents[usize::from(exponent & 15)] = exponent;
+        self.codes[usize::from(exponent & 15)] = code;
+    }
+
+    fn code(&self, exponent: u8) -> Option<u8> {
+        let low = usize::from(exponent & 15);
+        (self.exponents[low] == exponent).then(|| self.codes[low])
+    }
+}
+
+impl Book {
+    /// The codebook for a block of bfloat16 numbers, chosen by a sample of them. `None` if most
+    /// numbers would need an escape.
+    pub fn choose(block: &[u8]) -> Option<Self> {
+        let counts = count(block);
+        let sampled: u32 = counts.iter().sum();
+        let least = counts.iter().position(|&seen| seen > 0).unwrap_or(0);
+        // The likelier exponent goes first; of those the sample has not met, the one that is next
+        // below the smallest it has. Counts are those of a sample, far below 2^16.
+        let rank = |exponent: usize| {
+            let below = if exponent < least { exponent as u32 } else { 0 };
+            counts[exponent] << 16 | below << 8 | exponent as u32
+        };
+        // The two likeliest of each low half.
+        let mut candidates = [0u32; 32];
+        let (best, next) = candidates.split_at_mut(16);
+        for high in 0..16 {
+            for (low, (best, next)) in best.iter_mut().zip(&mut *next).enumerate() {
+                let candidate = rank(high << 4 | low);
+                *next = (*next).max(candidate.min(*best));
+                *best = (*best).max(candidate);
+            }
+        }
+        candidates.sort_unstable_by(|a, b| b.cmp(a));
+        let mut book = Self { exponents: [0; 16], first: Lookup::empty(), second: Lookup::empty() };
+        let mut covered = 0;
+        for (code, &candidate) in candidates[..CODES].iter().enumerate() {
+            let exponent = candidate as u8;
+            covered += candidate >> 16;
+            book.exponents[code] = exponent;
+            let taken = book.first.codes[usize::from(exponent & 15)] != ESCAPE;
+            let lookup = if taken { &mut book.second } else { &mut book.first };
+            lookup.set(exponent, code as u8);
+        }
+        (covered * 2 > sampled).then_some(book)
+    }
+
+    /// The code of an exponent, or [`ESCAPE`].
+    pub fn code(&self, exponent: u8) -> u8 {
+        self.first.code(exponent).or_else(|| self.second.code(exponent)).unwrap_or(ESCAPE)
+    }
+}
+
+/// How often each exponent is met, in a sample spread over the block.
+fn count(block: &[u8]) -> [u32; 256] {
+    let lines = block.len().div_ceil(2 * LINE);
+    let (one_in, least, most) = SAMPLE;
+    let step = lines.div_ceil((lines / one_in).clamp(least, most)).max(1);
+    let sample = || block.chunks(2 * LINE).step_by(step);
+    // The ends of every line first, all at once: counting would wait for memory line by line.
+    let touched = sample().fold(0, |all, line| all ^ line[0] ^ line[line.len() - 1]);
+    std::hint::black_box(touched);
+    // Two tables, so that equal neighbours do not wait for each other's sum.
+    let mut counts = [[0u32; 256]; 2];
+    for line in sample() {
+        for pair in line.chunks_exact(4) {
+            counts[0][usize::from(exponent([pair[0], pair[1]]))] += 1;
+            counts[1][usize::from(exponent([pair[2], pair[3]]))] += 1;
+        }
+        if let [.., low, high] = line
+            && line.len() % 4 == 2
+        {
+            counts[0][usize::from(exponent([*low, *high]))] += 1;
+        }
+    }
+    std::array::from_fn(|at| counts[0][at] + counts[1][at])
+}
+
+/// The exponent of a bfloat16.
+pub fn exponent(number: [u8; 2]) -> u8 {
+    number[1] << 1 | number[0] >> 7
+}

@@ -1,0 +1,165 @@
+//! `split` for float16, which has five bits of exponent: seven neighbouring exponents get a code of
+//! three bits. Plain arithmetic on bytes, which the compiler vectorises.
+
+use super::{CODED, GROUP};
+use crate::frame::{Source, damaged};
+use crate::kernel::{Kernel, vectorised};
+use ritornello_format::Result;
+
+/// Neighbouring exponents that have a code.
+const WINDOW: u8 = 7;
+/// The code that says: the exponent is the next of those listed behind the codes.
+const ESCAPE: u8 = 7;
+/// Bytes of the codes of a group: three bits of code and three of mantissa a number.
+const CODES: usize = GROUP / 4 * 3;
+/// Kind, first exponent of the window, number of escapes.
+const HEAD: usize = 1 + 1 + 4;
+/// Groups that are looked at before the window is chosen.
+const SAMPLE: usize = 32;
+
+type Numbers = [u8; 2 * GROUP];
+
+/// A block: head, plane of the low eight bits, codes, escapes, and the numbers behind the last whole
+/// group as they are. `None` if it would not be shorter than the block.
+pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
+    let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
+    let first = choose(groups)?;
+    let most = block.len().min(out.len());
+    let (head, rest) = out[..most].split_at_mut_checked(HEAD)?;
+    let (plane, rest) = rest.split_at_mut_checked(groups.len() * GROUP)?;
+    let (codes, rest) = rest.split_at_mut_checked(groups.len() * CODES)?;
+    let (planes, codes) = (plane.as_chunks_mut().0, codes.as_chunks_mut().0);
+    let escaped = vectorised!(
+        kernel,
+        encode_groups,
+        (
+            first: u8,
+            groups: &[Numbers],
+            planes: &mut [[u8; GROUP]],
+            codes: &mut [[u8; CODES]],
+            rest: &mut [u8],
+        ) -> Option<usize>
+    )?;
+    rest.get_mut(escaped..escaped + tail.len())?.copy_from_slice(tail);
+    head[0] = CODED;
+    head[1] = first;
+    head[2..].copy_from_slice(&(escaped as u32).to_le_bytes());
+    Some(HEAD + groups.len() * (GROUP + CODES) + escaped + tail.len())
+}
+
+/// Decodes what [`encode`] made, behind its kind.
+pub fn decode(kernel: Kernel, source: &mut Source<'_>, block: &mut [u8]) -> Result<()> {
+    let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
+    let (first, escaped) = (source.u8()?, source.u32()?);
+    let planes = source.take(groups.len() * GROUP)?.as_chunks().0;
+    let codes = source.take(groups.len() * CODES)?.as_chunks().0;
+    let escapes = source.take(escaped)?;
+    tail.copy_from_slice(source.take(tail.len())?);
+    vectorised!(
+        kernel,
+        decode_groups,
+        (
+            first: u8,
+            planes: &[[u8; GROUP]],
+            codes: &[[u8; CODES]],
+            escapes: &[u8],
+            groups: &mut [Numbers],
+        ) -> Option<()>
+    )
+    .ok_or_else(|| damaged("number of escapes"))
+}
+
+/// The window that covers most of a sample; `None` if it covers less than three quarters.
+fn choose(groups: &[Numbers]) -> Option<u8> {
+    let mut counts = [0u32; 32];
+    for group in groups.iter().step_by(groups.len().div_ceil(SAMPLE).max(1)) {
+        group.chunks_exact(2).for_each(|number| counts[usize::from(number[1] >> 2 & 31)] += 1);
+    }
+    let window = |first: u8| counts[usize::from(first)..].iter().take(7).sum::<u32>();
+    let first = (0..=32 - WINDOW).max_by_key(|&first| window(first))?;
+    (window(first) * 4 > counts.iter().sum::<u32>() * 3).then_some(first)
+}
+
+#[inline(always)]
+fn encode_groups(
+    first: u8,
+    groups: &[Numbers],
+    planes: &mut [[u8; GROUP]],
+    codes: &mut [[u8; CODES]],
+    escapes: &mut [u8],
+) -> Option<usize> {
+    let mut escaped = 0;
+    for ((numbers, plane), packed) in groups.iter().zip(planes).zip(codes) {
+        let mut sextets = [0u8; GROUP];
+        let mut largest = 0;
+        for at in 0..GROUP {
+            let number = u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]);
+            let turned = number.rotate_left(1);
+            plane[at] = turned as u8;
+            let top = (turned >> 8) as u8;
+            let code = (top >> 3).wrapping_sub(first).min(ESCAPE);
+            largest = largest.max(code);
+            sextets[at] = code << 3 | top & 7;
+        }
+        let [a, b, c, d] = quarters(&sextets);
+        for at in 0..GROUP / 4 {
+            packed[at] = a[at] | d[at] << 6;
+            packed[16 + at] = b[at] | d[at] >> 2 << 6;
+            packed[32 + at] = c[at] | d[at] >> 4 << 6;
+        }
+        if largest == ESCAPE {
+            for (number, _) in
+                numbers.chunks_exact(2).zip(sextets).filter(|(_, sextet)| sextet >> 3 == ESCAPE)
+            {
+                *escapes.get_mut(escaped)? = number[1] >> 2 & 31;
+                escaped += 1;
+            }
+        }
+    }
+    Some(escaped)
+}
+
+#[inline(always)]
+fn decode_groups(
+    first: u8,
+    planes: &[[u8; GROUP]],
+    codes: &[[u8; CODES]],
+    escapes: &[u8],
+    groups: &mut [Numbers],
+) -> Option<()> {
+    let mut escapes = escapes.iter();
+    for ((plane, packed), numbers) in planes.iter().zip(codes).zip(groups) {
+        let mut sextets = [0u8; GROUP];
+        for at in 0..GROUP / 4 {
+            let [a, b, c] = [packed[at], packed[16 + at], packed[32 + at]];
+            sextets[at] = a & 63;
+            sextets[16 + at] = b & 63;
+            sextets[32 + at] = c & 63;
+            sextets[48 + at] = a >> 6 | b >> 6 << 2 | c >> 6 << 4;
+        }
+        let mut exponents = [0u8; GROUP];
+        let mut largest = 0;
+        for at in 0..GROUP {
+            largest = largest.max(sextets[at] >> 3);
+            exponents[at] = (sextets[at] >> 3).wrapping_add(first);
+        }
+        if largest == ESCAPE {
+            for at in 0..GROUP {
+                if sextets[at] >> 3 == ESCAPE {
+                    exponents[at] = *escapes.next()?;
+                }
+            }
+        }
+        for at in 0..GROUP {
+            let top = exponents[at] << 3 | sextets[at] & 7;
+            let turned = u16::from(top) << 8 | u16::from(plane[at]);
+            [numbers[2 * at], numbers[2 * at + 1]] = turned.rotate_right(1).to_le_bytes();
+        }
+    }
+    escapes.next().is_none().then_some(())
+}
+
+#[inline(always)]
+fn quarters(bytes: &[u8; GROUP]) -> [[u8; GROUP / 4]; 4] {
+    std::array::from_fn(|quarter| std::array::from_fn(|at| bytes[quarter * (GROUP / 4) + at]))
+}

@@ -1,0 +1,66 @@
+//! `split` for bfloat16, a number at a time: the reference, and the ends of blocks.
+
+use super::GROUP;
+use super::book::{Book, ESCAPE, exponent};
+
+/// Encodes numbers into as many bytes of `plane` and half as many of `nibbles`; returns how many
+/// exponents were listed in `escapes`, or `None` if they did not fit.
+pub fn encode(
+    book: &Book,
+    input: &[u8],
+    plane: &mut [u8],
+    nibbles: &mut [u8],
+    escapes: &mut [u8],
+) -> Option<usize> {
+    if input.is_empty() {
+        return Some(0);
+    }
+    let codes: [u8; 256] = std::array::from_fn(|exponent| book.code(exponent as u8));
+    let groups = input.chunks(2 * GROUP).zip(plane.chunks_mut(GROUP));
+    let mut escaped = 0;
+    for ((input, plane), nibbles) in groups.zip(nibbles.chunks_mut(GROUP / 2)) {
+        nibbles.fill(0);
+        let half = nibbles.len();
+        let halves = input.chunks(2 * half).zip(plane.chunks_mut(half)).zip([0, 4]);
+        for ((input, plane), shift) in halves {
+            let numbers = input.as_chunks::<2>().0.iter().zip(plane);
+            for ((&number, plane), nibble) in numbers.zip(nibbles.iter_mut()) {
+                *plane = number[0] << 1 | number[1] >> 7;
+                let exponent = exponent(number);
+                let code = codes[usize::from(exponent)];
+                *nibble |= code << shift;
+                if code == ESCAPE {
+                    *escapes.get_mut(escaped)? = exponent;
+                    escaped += 1;
+                }
+            }
+        }
+    }
+    Some(escaped)
+}
+
+/// Decodes what [`encode`] made, with all its escapes; `None` if their number does not fit.
+pub fn decode(
+    exponents: &[u8; 16],
+    plane: &[u8],
+    nibbles: &[u8],
+    escapes: &[u8],
+    out: &mut [u8],
+) -> Option<()> {
+    let groups = plane.chunks(GROUP).zip(nibbles.chunks(GROUP / 2));
+    let mut escapes = escapes.iter();
+    for ((plane, nibbles), out) in groups.zip(out.chunks_mut(2 * GROUP)) {
+        let half = nibbles.len();
+        for ((plane, out), shift) in plane.chunks(half).zip(out.chunks_mut(2 * half)).zip([0, 4]) {
+            let numbers = out.as_chunks_mut::<2>().0.iter_mut().zip(plane);
+            for ((number, &plane), &nibble) in numbers.zip(nibbles) {
+                let exponent = match nibble >> shift & 15 {
+                    ESCAPE => *escapes.next()?,
+                    code => exponents[usize::from(code)],
+                };
+                *number = [exponent << 7 | plane >> 1, plane << 7 | exponent >> 1];
+            }
+        }
+    }
+    escapes.next().is_none().then_some(())
+}

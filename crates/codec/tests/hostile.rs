@@ -1,0 +1,135 @@
+//! Frames that lie: never a panic, never a byte outside. Where the answer is not a miss, all kernels
+//! give the same bytes.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Source, numbers};
+use proptest::prelude::*;
+use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode, decode_with};
+use ritornello_format::ErrorKind;
+
+const ENCODED: [Codec; 4] = [Codec::Split, Codec::Zstd, Codec::Int8, Codec::Int4];
+const GUARD: usize = 64;
+
+/// Decodes with every kernel out of a buffer that ends where the frame does, into the middle of one
+/// whose ends must stay as they are.
+fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
+    let frame: Box<[u8]> = frame.into();
+    let mut answers = Kernel::available().iter().map(|&kernel| {
+        let mut out = vec![0xc3; bytes + 2 * GUARD];
+        let result = decode_with(kernel, codec, &frame, &mut out[GUARD..GUARD + bytes]);
+        let guards = out[..GUARD].iter().chain(&out[GUARD + bytes..]);
+        assert!(guards.copied().all(|byte| byte == 0xc3), "{} writes outside", kernel.word());
+        match result {
+            Ok(()) => Some(out),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Miss, "{error}");
+                None
+            }
+        }
+    });
+    let first = answers.next().unwrap();
+    assert!(answers.all(|answer| answer == first), "kernels disagree");
+    first.is_some()
+}
+
+/// A slice that every codec makes shorter, with a few numbers that need an escape.
+fn slice(dtype: Dtype, tokens: u32, seed: u64) -> (SliceShape, Vec<u8>) {
+    let kind = SliceKind::KeysValues { tokens, channels: 64, layers: 1 };
+    let mut input = numbers(dtype, tokens as usize * 128, &mut Source(seed));
+    for at in (0..input.len()).step_by(230) {
+        input[at..at + 2].copy_from_slice(&[0x12, 0x03]);
+    }
+    (SliceShape { dtype, kind }, input)
+}
+
+fn frame(codec: Codec, shape: &SliceShape, input: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; input.len()];
+    let (used, length) = codec.encode(shape, input, &mut out).unwrap();
+    assert_eq!(used, codec);
+    out.truncate(length);
+    out
+}
+
+#[test]
+fn every_cut_and_every_extension_is_a_miss() {
+    for dtype in [Dtype::Bf16, Dtype::Fp16] {
+        let (shape, input) = slice(dtype, 33, 1);
+        for codec in ENCODED {
+            let whole = frame(codec, &shape, &input);
+            assert!(attempt(codec.number(), &whole, input.len()));
+            for cut in (0..whole.len()).step_by(7).chain([whole.len() - 1]) {
+                assert!(!attempt(codec.number(), &whole[..cut], input.len()), "{codec:?} {cut}");
+            }
+            let longer = [&whole[..], &[0]].concat();
+            assert!(!attempt(codec.number(), &longer, input.len()));
+            for bytes in [0, 1, 2, input.len() - 2, input.len() - 1, input.len() + 2] {
+                assert!(!attempt(codec.number(), &whole, bytes), "{codec:?} into {bytes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_codec_of_the_future_is_a_miss() {
+    for number in 5..=u8::MAX {
+        let error = decode(number, &[0; 64], &mut [0; 64]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Miss);
+        assert!(error.to_string().contains(&number.to_string()));
+    }
+    assert_eq!(decode(0, &[0; 63], &mut [0; 64]).unwrap_err().kind(), ErrorKind::Miss);
+}
+
+#[test]
+fn a_frame_of_the_future_is_a_miss() {
+    let (shape, input) = slice(Dtype::Bf16, 32, 2);
+    for codec in ENCODED {
+        let mut frame = frame(codec, &shape, &input);
+        frame[0] += 1;
+        assert!(!attempt(codec.number(), &frame, input.len()));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn mutated_frames_do_no_harm(
+        codec in 0usize..4,
+        half in any::<bool>(),
+        tokens in 20u32..40,
+        seed in any::<u64>(),
+        changes in 1usize..8,
+        front in any::<bool>(),
+    ) {
+        let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
+        let (shape, input) = slice(dtype, tokens, seed);
+        let mut frame = frame(ENCODED[codec], &shape, &input);
+        let mut random = Source(seed);
+        for _ in 0..changes {
+            // Heads are where the lies are; they are at the front.
+            let end = if front { 48 } else { frame.len() };
+            let at = random.next() as usize % end;
+            frame[at] = if random.next().is_multiple_of(2) { 0xff } else { random.next() as u8 };
+        }
+        attempt(ENCODED[codec].number(), &frame, input.len());
+    }
+
+    #[test]
+    fn noise_does_no_harm(
+        codec in 0u8..6,
+        noise in proptest::collection::vec(any::<u8>(), 0..400),
+        bytes in 0u32..600,
+        plausible in any::<bool>(),
+    ) {
+        let mut frame = vec![];
+        if plausible {
+            frame.extend([1, noise.first().map_or(0, |byte| byte & 1), 0, 0]);
+            frame.extend(bytes.to_le_bytes());
+        }
+        frame.extend(noise);
+        attempt(codec, &frame, bytes as usize);
+    }
+}
