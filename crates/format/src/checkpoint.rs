@@ -3,14 +3,17 @@
 //! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in the journal. The sequence number
 //! of a frame is the checkpoint's id in the high 32 bits and the frame's ordinal in the low 32, so
 //! a frame that an older checkpoint left in the same file cannot be taken for one of this. Kind 1
-//! holds runs, kind 2 is the last frame ([`CheckpointEnd`]). A checkpoint without a whole and
+//! holds runs, kind 3 says which of the runs before it are to be kept and how late it is
+//! ([`Retentions`]), kind 2 is the last frame ([`CheckpointEnd`]). A checkpoint without a whole and
 //! agreeing last frame is none.
 //!
 //! **Fuzzy.** Runs are copied while the index changes; a copy may already show the effect of
 //! journal records up to [`CheckpointEnd::last`]. It is exact once the journal was replayed from
 //! [`CheckpointHeader::first`] to there at least.
 
-use crate::journal::{FRAME_OVERHEAD, RunImage, read_header, write_frame, write_header};
+use crate::journal::{
+    FRAME_OVERHEAD, Retentions, RunImage, read_header, write_frame, write_header,
+};
 use crate::wire::{Reader, Writer};
 use crate::{Error, Result};
 
@@ -73,6 +76,8 @@ pub enum CheckpointFrame<'a> {
     Runs(Runs<'a>),
     /// Kind 2: the end.
     End(CheckpointEnd),
+    /// Kind 3: what is retained. Body: [`Retentions`].
+    Retained(Retentions),
 }
 
 /// The runs of one frame, decoded one by one.
@@ -113,6 +118,12 @@ impl<'a> CheckpointFrame<'a> {
         });
     }
 
+    /// Appends a frame of what is retained.
+    pub fn encode_retained(sequence: u64, retained: &Retentions, writer: &mut Writer) {
+        let bytes = Retentions::bytes(retained.runs.len());
+        write_frame(writer, sequence, 3, bytes, |body| retained.encode(body));
+    }
+
     /// Appends the last frame.
     pub fn encode_end(sequence: u64, end: &CheckpointEnd, writer: &mut Writer) {
         write_frame(writer, sequence, 2, 28, |body| {
@@ -139,6 +150,13 @@ impl<'a> CheckpointFrame<'a> {
                     return Err(Error::miss("the end of a checkpoint is longer than its fields"));
                 }
                 Ok(Self::End(end))
+            }
+            3 => {
+                let retained = Retentions::decode(&mut reader)?;
+                if reader.remaining() > 0 {
+                    return Err(Error::miss("what is retained is longer than its fields"));
+                }
+                Ok(Self::Retained(retained))
             }
             _ => Err(Error::miss("a checkpoint's frame is of an unknown kind")),
         }
@@ -172,7 +190,9 @@ mod tests {
         let end = CheckpointEnd { last: 40, reuse: 3, runs: 2, pages: 2 };
         let mut file = Writer::new();
         CheckpointFrame::encode_runs(header.sequence(0), images.as_slice(), &mut file);
-        CheckpointFrame::encode_end(header.sequence(1), &end, &mut file);
+        let retained = Retentions { clock: 9, runs: vec![(2, 50)] };
+        CheckpointFrame::encode_retained(header.sequence(1), &retained, &mut file);
+        CheckpointFrame::encode_end(header.sequence(2), &end, &mut file);
         let file = file.into_vec();
         let Parsed::Frame(first) = read_frame(&file) else { panic!() };
         assert_eq!(first.sequence, 5 << 32);
@@ -181,7 +201,13 @@ mod tests {
             panic!()
         };
         assert_eq!(runs.map(Result::unwrap).collect::<Vec<_>>(), vec![image(1), image(2)]);
-        let Parsed::Frame(last) = read_frame(&file[first.bytes..]) else { panic!() };
+        let file = &file[first.bytes..];
+        let Parsed::Frame(second) = read_frame(file) else { panic!() };
+        assert_eq!(
+            CheckpointFrame::decode(second.kind, second.body).unwrap(),
+            CheckpointFrame::Retained(retained)
+        );
+        let Parsed::Frame(last) = read_frame(&file[second.bytes..]) else { panic!() };
         assert_eq!(last.bytes, CheckpointFrame::END_BYTES);
         assert_eq!(
             CheckpointFrame::decode(last.kind, last.body).unwrap(),

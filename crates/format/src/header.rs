@@ -5,6 +5,7 @@ use crate::{
     Error, Extent, FORMAT_VERSION, KEY_BYTES_MAX, KEY_BYTES_MIN, PAGE_BYTES_MAX, Result, ScopeId,
     ScopeSlot, SegmentId, UNIT, checksum, units_of,
 };
+use std::ops::Range;
 
 /// The first eight bytes of every run header.
 pub const RUN_MAGIC: [u8; 8] = *b"RITORUN\0";
@@ -36,6 +37,15 @@ pub struct Slice {
 impl Slice {
     /// The codec of bytes that are stored as they came.
     pub const RAW: u8 = 0;
+
+    /// The bytes of a page, as the engine knows it, that slice `number` of `slices` holds: slices
+    /// are equal parts, as nearly as whole bytes allow.
+    #[must_use]
+    pub const fn part(number: u16, slices: u16, page_bytes: u64) -> Range<u64> {
+        let slices = if slices == 0 { 1 } else { slices as u64 };
+        let number = number as u64;
+        number * page_bytes / slices..(number + 1) * page_bytes / slices
+    }
 }
 
 /// A run header. Its checksum ([`RunHeader::encode`]) is what the index keeps, which makes the
@@ -304,6 +314,17 @@ mod tests {
             bytes.resize(BYTES_MAX, 0xab);
             assert_eq!(RunHeader::decode(&bytes).unwrap(), (header, sum));
         }
+    }
+
+    #[test]
+    fn slices_share_a_page_without_gaps() {
+        for (bytes, slices) in [(1, 1), (10, 3), (8 << 20, 64), (70_001, 7)] {
+            let parts: Vec<_> = (0..slices).map(|n| Slice::part(n, slices, bytes)).collect();
+            assert_eq!((parts[0].start, parts[parts.len() - 1].end), (0, bytes));
+            assert!(parts.windows(2).all(|two| two[0].end == two[1].start));
+            assert!(parts.iter().all(|part| !part.is_empty()));
+        }
+        assert_eq!(Slice::part(0, 0, 9), 0..9);
     }
 
     #[test]

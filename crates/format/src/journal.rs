@@ -327,6 +327,51 @@ pub enum JournalRecord<'a> {
     },
     /// Kind 6: runs were used. Body: count `u32`, then run `u64` and recency `u64` of each.
     Touch(Vec<(u64, u64)>),
+    /// Kind 7: runs are to be kept. Body: [`Retentions`].
+    Retain(Retentions),
+}
+
+/// Until when runs are not to be evicted, and how late it was when that was written.
+///
+/// Body: clock `u64`, count `u32`, then run `u64` and end `u64` of each. Times are in seconds of
+/// the store's clock: seconds since 1970, except that the clock of a store never goes back. An end
+/// of zero takes back what was said before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retentions {
+    /// The store's clock then. The latest of all is where the clock goes on after a restart.
+    pub clock: u64,
+    /// Run and end.
+    pub runs: Vec<(u64, u64)>,
+}
+
+impl Retentions {
+    /// Encoded length with that many runs.
+    #[must_use]
+    pub const fn bytes(runs: usize) -> usize {
+        12 + 16 * runs
+    }
+
+    /// Appends the body.
+    pub fn encode(&self, writer: &mut Writer) {
+        writer.u64(self.clock).u32(self.runs.len() as u32);
+        for (run, end) in &self.runs {
+            writer.u64(*run).u64(*end);
+        }
+    }
+
+    /// Reads what [`Retentions::encode`] wrote.
+    ///
+    /// # Errors
+    /// `Miss` if bytes are missing.
+    pub fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+        let clock = reader.u64()?;
+        let mut entries = Reader::new(counted(reader, 16)?);
+        let mut runs = Vec::with_capacity(entries.remaining() / 16);
+        while entries.remaining() > 0 {
+            runs.push((entries.u64()?, entries.u64()?));
+        }
+        Ok(Self { clock, runs })
+    }
 }
 
 impl JournalRecord<'_> {
@@ -343,6 +388,7 @@ impl JournalRecord<'_> {
             Self::Link { .. } => 18,
             Self::Relocate { place, .. } => 36 + 12 * place.extents.len(),
             Self::Touch(entries) => 4 + 16 * entries.len(),
+            Self::Retain(retentions) => Retentions::bytes(retentions.runs.len()),
         }
     }
 
@@ -355,6 +401,7 @@ impl JournalRecord<'_> {
             Self::Link { .. } => 4,
             Self::Relocate { .. } => 5,
             Self::Touch(_) => 6,
+            Self::Retain(_) => 7,
         };
         write_frame(writer, sequence, kind, self.body_bytes(), |body| match self {
             Self::Insert(image) => image.encode(body),
@@ -384,6 +431,7 @@ impl JournalRecord<'_> {
                     body.u64(*run).u64(*recency);
                 }
             }
+            Self::Retain(retentions) => retentions.encode(body),
         });
     }
 
@@ -429,6 +477,7 @@ impl JournalRecord<'_> {
                 }
                 JournalRecord::Touch(list)
             }
+            7 => JournalRecord::Retain(Retentions::decode(&mut reader)?),
             _ => return Err(Error::miss("a journal record is of an unknown kind")),
         };
         if reader.remaining() > 0 {
@@ -471,6 +520,7 @@ mod tests {
             JournalRecord::Link { child: 1, parent: 2, page: 3 },
             JournalRecord::Relocate { run: 9, place: Cow::Owned(place) },
             JournalRecord::Touch(vec![(9, 77)]),
+            JournalRecord::Retain(Retentions { clock: 5, runs: vec![(9, 78), (10, 0)] }),
         ]
     }
 
@@ -506,7 +556,7 @@ mod tests {
 
     #[test]
     fn bodies_with_absurd_counts_are_refused_before_anything_is_allocated() {
-        for kind in 0..=7 {
+        for kind in 0..=8 {
             for fill in [0u8, 0x7f, 0xff] {
                 for bytes in 0..96 {
                     // Must not panic or allocate gigabytes; a few of these are valid records.

@@ -2,8 +2,42 @@
 
 use crate::wire::{Reader, Writer};
 use crate::{Error, FORMAT_VERSION, Result, checksum};
+use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"RTRNMANI";
+
+/// A directory of segments.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct VolumeRecord {
+    /// Relative to the store's directory, or absolute. Empty if the volume is no more: its number is
+    /// not used again.
+    pub dir: String,
+    /// Nothing new is placed there; when its segments are gone, so is the volume.
+    pub draining: bool,
+    /// Segments that are made have this number or a higher one. Those below may be gone, and
+    /// somebody may have them open still.
+    pub first_segment: u32,
+}
+
+impl VolumeRecord {
+    /// One that holds nothing yet.
+    #[must_use]
+    pub fn new(dir: impl Into<String>) -> Self {
+        Self { dir: dir.into(), ..Self::default() }
+    }
+
+    /// Whether the volume is no more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.dir.is_empty()
+    }
+
+    /// Whether runs are placed there.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        !self.is_gone() && !self.draining
+    }
+}
 
 /// What a directory holds, and how. Rewritten whole (new file, rename) at every open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,12 +53,27 @@ pub struct Manifest {
     /// Name of the index backend.
     pub index: String,
     /// Directories of the segments. The position is the volume number.
-    pub volumes: Vec<String>,
+    pub volumes: Vec<VolumeRecord>,
     /// Host and boot of the last owner, for people who look.
     pub owner: String,
 }
 
 impl Manifest {
+    /// The directory of every volume of the store in `dir`; empty for those that are no more.
+    #[must_use]
+    pub fn paths(&self, dir: &Path) -> Vec<PathBuf> {
+        let path = |volume: &VolumeRecord| {
+            if volume.is_gone() { PathBuf::new() } else { dir.join(&volume.dir) }
+        };
+        self.volumes.iter().map(path).collect()
+    }
+
+    /// The directories of the volumes that there are.
+    #[must_use]
+    pub fn directories(&self, dir: &Path) -> Vec<PathBuf> {
+        self.paths(dir).into_iter().filter(|path| !path.as_os_str().is_empty()).collect()
+    }
+
     /// The record: magic, version, length, body, CRC-64 of everything before it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -36,9 +85,12 @@ impl Manifest {
             .blob(self.index.as_bytes())
             .u32(self.volumes.len() as u32);
         for volume in &self.volumes {
-            body.blob(volume.as_bytes());
+            body.blob(volume.dir.as_bytes());
         }
         body.blob(self.owner.as_bytes());
+        for volume in &self.volumes {
+            body.u8(u8::from(volume.draining)).u32(volume.first_segment);
+        }
         seal(MAGIC, body.as_slice())
     }
 
@@ -64,9 +116,15 @@ impl Manifest {
                 owner: String::new(),
             };
             for _ in 0..reader.u32()? {
-                manifest.volumes.push(reader.text()?);
+                manifest.volumes.push(VolumeRecord::new(reader.text()?));
             }
             manifest.owner = reader.text()?;
+            if reader.remaining() > 0 {
+                for volume in &mut manifest.volumes {
+                    volume.draining = reader.u8()? != 0;
+                    volume.first_segment = reader.u32()?;
+                }
+            }
             Ok(manifest)
         })()
         .map_err(damaged)
@@ -121,7 +179,11 @@ mod tests {
             segment_bytes: 256 << 20,
             capacity: 200 << 30,
             index: "run".into(),
-            volumes: vec!["a".into(), "b".into()],
+            volumes: vec![
+                VolumeRecord::new("a"),
+                VolumeRecord { dir: "b".into(), draining: true, first_segment: 7 },
+                VolumeRecord::default(),
+            ],
             owner: "host boot".into(),
         }
     }

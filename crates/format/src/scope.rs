@@ -73,7 +73,10 @@ pub struct Scope {
     pub part: u32,
     /// Anything else that decides (for vLLM on CPUs: the instruction set).
     pub extra: BTreeMap<String, String>,
-    /// Which byte ranges of a page are which.
+    /// Which byte ranges of a page are which. Three are known. `page_first` and `layer_first` (they
+    /// differ in where an engine keeps a page, not in its bytes): layer after layer, of each the keys,
+    /// then the values, token after token. `page_head`: head after head, and of each the same, so that
+    /// heads can be told apart. Any other name is the caller's own.
     pub layout: String,
     /// Bytes a page; `None` where the layout is known and they follow from it.
     pub page_bytes: Option<u64>,

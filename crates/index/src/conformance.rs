@@ -27,6 +27,8 @@ pub struct Content {
     pub units: BTreeSet<(SegmentId, u32)>,
     /// When it was last used.
     pub recency: u64,
+    /// When its retention ends.
+    pub retain_until: u64,
 }
 
 /// Everything in an index. Generations must be distinct.
@@ -58,6 +60,7 @@ pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
             place: view.place.clone(),
             units: units(&view.live_extents()),
             recency: view.recency,
+            retain_until: view.retain_until,
         };
         assert!(all.insert(view.place.generation, content).is_none(), "generations are distinct");
     }
@@ -137,6 +140,7 @@ pub fn run_all(make: Make<'_>) {
     scenarios::a_run_moves_and_keeps_its_name(make);
     scenarios::hashes_that_share_their_bits_are_told_apart(make);
     scenarios::recency_only_grows(make);
+    scenarios::a_retention_is_what_was_said_last(make);
     scenarios::names_are_not_reused(make);
     scenarios::long_runs_are_like_short_ones(make);
 }

@@ -87,6 +87,8 @@ pub struct RunView {
     pub place: Place,
     /// When it was last used.
     pub recency: u64,
+    /// When its retention ends, in seconds of the store's clock; zero if it is not retained.
+    pub retain_until: u64,
 }
 
 /// Sizes and write statistics of an index.
@@ -170,6 +172,13 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// the next checkpoint or sync.
     fn touch(&self, run: RunId, recency: u64);
 
+    /// Notes until when runs are to be kept, in seconds of the store's clock, which now stands at
+    /// `clock`; zero ends a retention. Unknown runs are skipped. Durable with the next sync.
+    fn retain(&self, runs: &[(RunId, u64)], clock: u64);
+
+    /// The latest `clock` that [`PrefixIndex::retain`] was ever told.
+    fn clock(&self) -> u64;
+
     /// All runs, in no order, without holding up writers for longer than one run at a time.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
@@ -187,6 +196,12 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// As of [`PrefixIndex::sync`].
     fn maintain(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Sets how many bytes of files it may take, in the worst case. Where it takes more already,
+    /// inserts are refused until pages were removed and [`PrefixIndex::maintain`] was called.
+    fn set_budget(&self, bytes: u64) {
+        let _ = bytes;
     }
 
     /// Sizes and write statistics.

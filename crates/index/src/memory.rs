@@ -16,6 +16,7 @@ struct State {
     pages: HashMap<(ScopeSlot, PageHash), (RunId, u32)>,
     runs: HashMap<RunId, Run>,
     last: u64,
+    clock: u64,
 }
 
 #[derive(Debug)]
@@ -84,6 +85,7 @@ impl State {
             pages: new.pages.to_vec(),
             place: new.place.clone(),
             recency: new.recency,
+            retain_until: 0,
         };
         self.runs.insert(run, Run { view, chained: new.chained, children: BTreeSet::new() });
         if let Some((parent, page)) = parent.flatten().filter(|_| new.chained) {
@@ -261,6 +263,20 @@ impl PrefixIndex for MemoryIndex {
         if let Some(run) = self.0.lock().runs.get_mut(&run) {
             run.view.recency = run.view.recency.max(recency);
         }
+    }
+
+    fn retain(&self, runs: &[(RunId, u64)], clock: u64) {
+        let mut state = self.0.lock();
+        state.clock = state.clock.max(clock);
+        for (run, until) in runs {
+            if let Some(run) = state.runs.get_mut(run) {
+                run.view.retain_until = *until;
+            }
+        }
+    }
+
+    fn clock(&self) -> u64 {
+        self.0.lock().clock
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {

@@ -66,6 +66,7 @@ mod tests {
                 ..Place::default()
             },
             recency: 0,
+            retain_until: 0,
         };
         assert_eq!(view.live_extents(), [extent(10, 4), extent(50, 1), extent(53, 2)]);
         view.pages[0] = none;

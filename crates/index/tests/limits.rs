@@ -36,7 +36,6 @@ fn insert(
 fn a_failed_write_or_sync_poisons() {
     for (op, fault) in [
         (Op::Write, Fault::Io),
-        (Op::Write, Fault::NoSpace),
         (Op::Write, Fault::Short),
         (Op::SyncData, Fault::Io),
     ] {
@@ -63,6 +62,22 @@ fn a_failed_write_or_sync_poisons() {
         let after = open(Arc::new(disk.crash(5)), RunOptions::default());
         assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "what was synced is there");
     }
+}
+
+#[test]
+fn a_full_disk_is_waited_out() {
+    let disk = SimDisk::new(1 << 24);
+    let schedule = Schedule::new();
+    let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    let index = open(medium, RunOptions::default());
+    insert(&index, 1, None, &pages(1, 3)).unwrap();
+    schedule.add(Rule::nth(1, Fault::NoSpace).on(Op::Write));
+    assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Retry);
+    insert(&index, 2, None, &pages(2, 3)).unwrap();
+    index.sync().unwrap();
+    let after = open(Arc::new(disk.crash(5)), RunOptions::default());
+    assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "what had found no room");
+    assert_eq!(after.longest_prefix(SCOPE, &pages(2, 3)), 3, "what came after it");
 }
 
 #[test]

@@ -353,6 +353,22 @@ pub(super) fn recency_only_grows(make: Make<'_>) {
     bench.index.touch(RunId(u64::MAX), 11);
 }
 
+pub(super) fn a_retention_is_what_was_said_last(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let run = bench.insert(true, None, &pages(1, 2));
+    let until = || bench.index.run(run).map(|view| view.retain_until);
+    assert_eq!((until(), bench.index.clock()), (Some(0), 0));
+    bench.index.retain(&[(RunId(u64::MAX), 4), (run, 9)], 5);
+    assert_eq!((until(), bench.index.clock()), (Some(9), 5));
+    bench.index.retain(&[(run, 7)], 3);
+    bench.index.truncate(run, 1);
+    assert_eq!((until(), bench.index.clock()), (Some(7), 5), "a clock does not go back");
+    bench.index.retain(&[(run, 0)], 6);
+    assert_eq!((until(), bench.index.clock()), (Some(0), 6));
+    bench.index.retain(&[], 8);
+    assert_eq!(bench.index.clock(), 8);
+}
+
 pub(super) fn names_are_not_reused(make: Make<'_>) {
     let bench = Bench::new(make);
     let mut names = BTreeSet::new();

@@ -12,11 +12,12 @@
 //! 4. The checkpoint is synced; journal files that only the overwritten checkpoint needed go.
 
 use super::RunIndex;
+use super::options::journal_bytes_max;
 use super::slots::Number;
 use crate::sync::Ordering;
 use ritornello_format::Result;
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
-use ritornello_format::journal::{FRAME_BYTES_MAX, FRAME_OVERHEAD};
+use ritornello_format::journal::{FRAME_BYTES_MAX, FRAME_OVERHEAD, Retentions};
 use ritornello_format::wire::Writer;
 use ritornello_medium::{Access, MediumFile};
 use std::io;
@@ -27,6 +28,8 @@ use std::sync::Arc;
 const COPY_MAX: usize = 64 << 10;
 /// Records looked at under one hold of the lock.
 const SCAN: Number = 4096;
+/// Retained runs in one frame.
+const RETAINED_ENTRIES: usize = 4096;
 
 pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
     dir.join(format!("checkpoint-{slot}"))
@@ -59,26 +62,30 @@ impl RunIndex {
     /// Whether it is time for a checkpoint: the journal file is long, or the budget nearly used up
     /// with journals making a good part of it.
     pub(super) fn is_checkpoint_due(&self) -> bool {
+        let budget = self.budget();
         let (journal, limit) =
-            (self.gauges.journal.load(Ordering::Relaxed), self.options.journal_bytes_max());
-        let budget = self.options.metadata_bytes_max;
+            (self.gauges.journal.load(Ordering::Relaxed), journal_bytes_max(budget));
         let journals = self.gauges.journals.load(Ordering::Relaxed);
-        journal >= limit || (journals >= limit && self.worst_case(0) >= budget / 4 * 3)
+        // A budget that was made smaller is met by writing less into both files.
+        let files = self.gauges.checkpoints.iter().map(|bytes| bytes.load(Ordering::Relaxed));
+        journal >= limit
+            || (journals >= limit && self.worst_case(0) >= budget / 4 * 3)
+            || journals + files.sum::<u64>() > budget
     }
 
     /// Whether it is high time, because nobody called [`crate::PrefixIndex::maintain`].
     pub(super) fn must_checkpoint(&self) -> bool {
         let journal = self.gauges.journal.load(Ordering::Relaxed);
-        journal >= 2 * self.options.journal_bytes_max()
-            || self.worst_case(0) >= self.options.metadata_bytes_max / 8 * 7
-                && self.is_checkpoint_due()
+        journal >= 2 * journal_bytes_max(self.budget())
+            || self.worst_case(0) >= self.budget() / 8 * 7 && self.is_checkpoint_due()
     }
 
     /// Writes a checkpoint now, whether one is due or not. Writers and probes go on meanwhile.
     /// Does nothing if one is being written.
     ///
     /// # Errors
-    /// `Fatal` if the medium refused: the index is then poisoned.
+    /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if there was no room for
+    /// it: the checkpoints and journals there were are as good as before.
     pub fn checkpoint(&self) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;
@@ -101,21 +108,21 @@ impl RunIndex {
     fn write_checkpoint(&self, slot: usize, header: CheckpointHeader) -> Result<u64> {
         let access = Access { write: true, create: true, direct: false };
         let path = path(&self.dir, slot);
-        let file = self.or_poison(self.medium.open(&path, access))?;
+        let file = self.or_refuse(self.medium.open(&path, access))?;
         let mut out = Output { file, offset: 0, header, ordinal: 0, buffer: Writer::new() };
         out.buffer.raw(&header.encode());
         let mut end = CheckpointEnd::default();
-        let copied = self.copy_runs(&mut out, &mut end);
-        self.or_poison(copied)?;
+        let copied = self.copy_runs(&mut out, &mut end).and_then(|()| self.copy_retained(&mut out));
+        self.or_refuse(copied)?;
         // Every change that a copy can show was appended by now: a writer appends before it lets
         // go of the lock that this takes.
         end.last = self.pending.lock().last();
         end.reuse = self.tables.read().runs.reuse;
         self.commit(end.last)?;
-        let bytes = self.or_poison(out.finish(&end))?;
-        let synced = self.medium.sync_dir(&self.dir);
+        self.or_refuse(out.finish(&end))?;
+        let synced = out.file.sync_data().and_then(|()| self.medium.sync_dir(&self.dir));
         self.or_poison(synced)?;
-        Ok(bytes)
+        Ok(out.offset)
     }
 
     fn copy_runs(&self, out: &mut Output, end: &mut CheckpointEnd) -> io::Result<()> {
@@ -153,6 +160,28 @@ impl RunIndex {
     }
 }
 
+impl RunIndex {
+    /// What is retained, in frames of a bounded length; and the clock, if it was ever told.
+    fn copy_retained(&self, out: &mut Output) -> io::Result<()> {
+        let mut first = 0;
+        loop {
+            let (clock, runs) = {
+                let tables = self.tables.read();
+                let runs: Vec<_> = tables.runs.retained(first).take(RETAINED_ENTRIES).collect();
+                (tables.runs.clock, runs)
+            };
+            let whole = runs.len() < RETAINED_ENTRIES;
+            first = runs.last().map_or(first, |(run, _)| *run as Number + 1);
+            if clock > 0 && (first == 0 || !runs.is_empty()) {
+                out.retained(&Retentions { clock, runs })?;
+            }
+            if whole {
+                return Ok(());
+            }
+        }
+    }
+}
+
 /// The file being written.
 #[derive(Debug)]
 struct Output {
@@ -173,6 +202,13 @@ impl Output {
         self.write()
     }
 
+    fn retained(&mut self, retained: &Retentions) -> io::Result<()> {
+        let sequence = self.header.sequence(self.ordinal);
+        CheckpointFrame::encode_retained(sequence, retained, &mut self.buffer);
+        self.ordinal += 1;
+        self.write()
+    }
+
     fn write(&mut self) -> io::Result<()> {
         let bytes = std::mem::take(&mut self.buffer).into_vec();
         self.file.write_at(&bytes, self.offset)?;
@@ -180,11 +216,9 @@ impl Output {
         Ok(())
     }
 
-    fn finish(mut self, end: &CheckpointEnd) -> io::Result<u64> {
+    fn finish(&mut self, end: &CheckpointEnd) -> io::Result<()> {
         CheckpointFrame::encode_end(self.header.sequence(self.ordinal), end, &mut self.buffer);
         self.write()?;
-        self.file.set_len(self.offset)?;
-        self.file.sync_data()?;
-        Ok(self.offset)
+        self.file.set_len(self.offset)
     }
 }

@@ -6,8 +6,8 @@
 use super::RunIndex;
 use super::pending::poisoned;
 use crate::sync::{MutexGuard, Ordering};
-use ritornello_format::Result;
 use ritornello_format::journal::JournalHeader;
+use ritornello_format::{Error, Result};
 use ritornello_medium::{Access, Medium, MediumFile};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -72,13 +72,27 @@ pub(super) fn create(
     dir: &Path,
     header: JournalHeader,
 ) -> io::Result<(Arc<dyn MediumFile>, JournalFile)> {
+    let file = begin(medium, dir, header)?;
+    end(medium, dir, file.as_ref())?;
+    Ok((file, JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 }))
+}
+
+/// Writes a journal file's header; a file that is left like this is no file.
+fn begin(
+    medium: &dyn Medium,
+    dir: &Path,
+    header: JournalHeader,
+) -> io::Result<Arc<dyn MediumFile>> {
     let access = Access { write: true, create: true, direct: false };
     let file = medium.open(&path(dir, header.number), access)?;
     file.set_len(0)?;
     file.write_at(&header.encode(), 0)?;
+    Ok(file)
+}
+
+fn end(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Result<()> {
     file.sync_data()?;
-    medium.sync_dir(dir)?;
-    Ok((file, JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 }))
+    medium.sync_dir(dir)
 }
 
 impl RunIndex {
@@ -102,8 +116,15 @@ impl RunIndex {
             pending.take()
         };
         let offset = log.current().bytes;
-        let written = log.file.write_at(&records, offset).and_then(|()| log.file.sync_data());
-        self.or_poison(written)?;
+        if let Err(error) = log.file.write_at(&records, offset) {
+            // Whatever part of it was stored will be written over with the same bytes.
+            let mut pending = self.pending.lock();
+            pending.put_back(&records);
+            self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
+            drop(pending);
+            return self.or_refuse(Err(error));
+        }
+        self.or_poison(log.file.sync_data())?;
         log.durable = last;
         if let Some(current) = log.files.last_mut() {
             current.bytes += records.len() as u64;
@@ -119,8 +140,10 @@ impl RunIndex {
         let last = self.pending.lock().last();
         self.flush(&mut log, last)?;
         let header = JournalHeader { number: log.current().number + 1, first: log.durable + 1 };
-        let made = create(self.medium.as_ref(), &self.dir, header);
-        let (file, entry) = self.or_poison(made)?;
+        let begun = begin(self.medium.as_ref(), &self.dir, header);
+        let file = self.or_refuse(begun)?;
+        self.or_poison(end(self.medium.as_ref(), &self.dir, file.as_ref()))?;
+        let entry = JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 };
         self.gauges.written.fetch_add(entry.bytes, Ordering::Relaxed);
         log.file = file;
         log.files.push(entry);
@@ -149,6 +172,25 @@ impl RunIndex {
         self.gauges.journals.store(log.bytes(), Ordering::Relaxed);
         self.gauges.journal.store(log.current().bytes, Ordering::Relaxed);
         self.gauges.journal_files.store(log.count(), Ordering::Relaxed);
+    }
+
+    /// A write that found no room changed nothing that counts: what was to be written is still to be
+    /// written, once there is room. Any other failure poisons.
+    pub(super) fn or_refuse<T>(&self, result: io::Result<T>) -> Result<T> {
+        match result {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+                ) =>
+            {
+                tracing::warn!(dir = %self.dir.display(), %error, "no room for the index");
+                Err(Error::retry("no room for the index: free some space on its file system")
+                    .with("dir", self.dir.display())
+                    .because(error))
+            }
+            result => self.or_poison(result),
+        }
     }
 
     /// After a failed write or sync nobody knows what is on disk, and asking again may be told a

@@ -64,6 +64,8 @@ pub struct RunIndex {
 #[derive(Debug)]
 struct Gauges {
     poisoned: AtomicBool,
+    /// [`RunOptions::metadata_bytes_max`] as it is now.
+    budget: AtomicU64,
     /// Bytes of journal in memory.
     pending: AtomicU64,
     /// Bytes of all journal files.
@@ -105,6 +107,10 @@ impl RunIndex {
     #[must_use]
     pub fn recovered(&self) -> Recovered {
         self.recovered
+    }
+
+    fn budget(&self) -> u64 {
+        self.gauges.budget.load(Ordering::Relaxed)
     }
 
     fn is_poisoned(&self) -> bool {
@@ -207,6 +213,14 @@ impl PrefixIndex for RunIndex {
         }
     }
 
+    fn retain(&self, runs: &[(RunId, u64)], clock: u64) {
+        self.retain_runs(runs, clock);
+    }
+
+    fn clock(&self) -> u64 {
+        self.tables.read().runs.clock
+    }
+
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
         let mut number = runs::NO_RUN;
         loop {
@@ -236,6 +250,10 @@ impl PrefixIndex for RunIndex {
 
     fn maintain(&self) -> Result<()> {
         if self.is_checkpoint_due() { self.checkpoint() } else { Ok(()) }
+    }
+
+    fn set_budget(&self, bytes: u64) {
+        self.gauges.budget.store(bytes, Ordering::Relaxed);
     }
 
     fn stats(&self) -> IndexStats {

@@ -28,13 +28,6 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// A checkpoint is due when the current journal file is this long: a sixteenth of the budget.
-    /// Three journal files and two checkpoints of two fifths of the budget then fit into it.
-    #[must_use]
-    pub fn journal_bytes_max(&self) -> u64 {
-        (self.metadata_bytes_max / 16).max(64 << 10)
-    }
-
     /// What [`RunOptions::metadata_bytes_max`] must be to hold `runs` runs of `pages` pages and
     /// `extents` extents each.
     #[must_use]
@@ -42,6 +35,12 @@ impl RunOptions {
         let image = RunImage::bytes(pages as usize, extents as usize) as u64;
         checkpoint_bytes(runs.saturating_mul(image), 256 << 10).saturating_mul(5) / 2 + (1 << 20)
     }
+}
+
+/// A checkpoint is due when the current journal file is this long: a sixteenth of the budget. Three
+/// journal files and two checkpoints of two fifths of the budget then fit into it.
+pub(crate) fn journal_bytes_max(budget: u64) -> u64 {
+    (budget / 16).max(64 << 10)
 }
 
 /// Length of a checkpoint of so many bytes of images, written `frame` bytes at a time. No frame but

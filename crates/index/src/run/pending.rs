@@ -40,6 +40,17 @@ impl Pending {
     pub(super) fn take(&mut self) -> (Vec<u8>, u64) {
         (std::mem::take(&mut self.buffer).into_vec(), self.last())
     }
+
+    /// Gives back what was taken and could not be written, before what came since.
+    pub(super) fn put_back(&mut self, records: &[u8]) {
+        let newer = std::mem::take(&mut self.buffer);
+        self.buffer.raw(records).raw(newer.as_slice());
+    }
+
+    /// Bytes of records.
+    pub(super) fn bytes(&self) -> u64 {
+        self.buffer.as_slice().len() as u64
+    }
 }
 
 impl RunIndex {
@@ -66,12 +77,12 @@ impl RunIndex {
                 .with("pending_bytes_max", self.options.pending_bytes_max));
         }
         let worst = self.worst_case(image as u64) + waiting + SLACK;
-        if worst > self.options.metadata_bytes_max {
+        if worst > self.budget() {
             return Err(Error::retry(
                 "the index has reached its share of the budget: sync, or remove pages",
             )
             .with("bytes", worst)
-            .with("metadata_bytes_max", self.options.metadata_bytes_max));
+            .with("metadata_bytes_max", self.budget()));
         }
         Ok(())
     }

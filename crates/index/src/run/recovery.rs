@@ -111,7 +111,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let log = Log::new(file, files, replayed.last);
     let index = RunIndex {
         checkpoints: Mutex::new(checkpoints_of(&headers, slot, log.first_number())),
-        gauges: gauges(&log, medium.as_ref(), dir)?,
+        gauges: gauges(&log, medium.as_ref(), dir, options.metadata_bytes_max)?,
         log: Mutex::new(log),
         pending: Mutex::new(Pending::starting_at(next)),
         tables: RwLock::new(tables),
@@ -177,7 +177,12 @@ fn checkpoints_of(
     Checkpoints { slots, last_id }
 }
 
-fn gauges(log: &Log, medium: &dyn Medium, dir: &Path) -> Result<Gauges> {
+fn gauges(
+    log: &Log,
+    medium: &dyn Medium,
+    dir: &Path,
+    budget: u64,
+) -> Result<Gauges> {
     let length = |slot| -> Result<AtomicU64> {
         match medium.open(&checkpoint::path(dir, slot), READ) {
             Ok(file) => Ok(AtomicU64::new(file.length()?)),
@@ -187,6 +192,7 @@ fn gauges(log: &Log, medium: &dyn Medium, dir: &Path) -> Result<Gauges> {
     };
     Ok(Gauges {
         poisoned: AtomicBool::new(false),
+        budget: AtomicU64::new(budget),
         pending: AtomicU64::new(0),
         journals: AtomicU64::new(log.bytes()),
         journal: AtomicU64::new(log.current().bytes),
@@ -293,6 +299,7 @@ impl Source<'_> {
                         }
                     }
                 }
+                Ok(CheckpointFrame::Retained(retained)) => restored.retain(retained),
                 Ok(CheckpointFrame::End(end)) => {
                     let agrees = (end.runs, end.pages) == restored.counts();
                     restored.note_reuse(end.reuse);

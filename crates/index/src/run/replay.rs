@@ -6,7 +6,7 @@ use super::tables::Tables;
 use super::write::check_place;
 use crate::RunId;
 use ritornello_format::PageHash;
-use ritornello_format::journal::{JournalRecord, RunImage};
+use ritornello_format::journal::{JournalRecord, Retentions, RunImage};
 use std::sync::atomic::Ordering;
 
 /// Runs without slots and without a tree.
@@ -54,6 +54,15 @@ impl Restored {
         true
     }
 
+    pub(super) fn retain(&mut self, retentions: Retentions) {
+        self.runs.clock = self.runs.clock.max(retentions.clock);
+        for (run, until) in retentions.runs {
+            if let Some(run) = self.runs.number(RunId(run)) {
+                self.runs.retain(run, until);
+            }
+        }
+    }
+
     pub(super) fn apply(&mut self, record: JournalRecord<'static>) {
         match record {
             JournalRecord::Insert(image) => {
@@ -88,6 +97,7 @@ impl Restored {
                     self.runs.cut(run, 0);
                 }
             }
+            JournalRecord::Retain(retentions) => self.retain(retentions),
             JournalRecord::Touch(entries) => {
                 for (run, recency) in entries {
                     if let Some(run) = self.runs.number(RunId(run)) {

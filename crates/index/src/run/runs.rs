@@ -7,15 +7,22 @@ use super::record::{Cold, Hot, Pages};
 use super::slots::{NUMBER_MAX, Number};
 use crate::sync::Ordering;
 use crate::{RunId, RunView};
-use ritornello_format::journal::RunImage;
+use ritornello_format::journal::{Retentions, RunImage};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// No run.
 pub(crate) const NO_RUN: Number = 0;
 
 /// From this reuse count on, names are drawn afresh when the index is opened.
 const REUSE_RENEWED: u32 = 1 << 31;
+
+/// What a retained run adds to a checkpoint.
+const RETAINED_BYTES: usize = Retentions::bytes(1) - Retentions::bytes(0);
+
+/// Memory of a retained run: a tree's leaves are half to wholly full.
+const RETAINED_MEMORY: usize = 2 * size_of::<(Number, u64)>();
 
 const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };
 const CHUNK: usize = 1 << CHUNK_BITS;
@@ -37,6 +44,10 @@ pub(crate) struct Runs {
     heap_bytes: usize,
     /// Encoded length of all runs: what the next checkpoint will hold.
     pub(crate) image_bytes: u64,
+    /// When the retention of a run ends, where it has one: few do, so it is not in the records.
+    retained: BTreeMap<Number, u64>,
+    /// The store's clock when that was last said.
+    pub(crate) clock: u64,
 }
 
 /// What a cut took from a run.
@@ -191,6 +202,7 @@ impl Runs {
             pages: hot.pages().to_vec(),
             place: self.place(run),
             recency: cold.recency.load(Ordering::Relaxed),
+            retain_until: self.retained.get(&run).copied().unwrap_or_default(),
         }
     }
 
@@ -205,6 +217,23 @@ impl Runs {
             place: Cow::Owned(self.place(run)),
             pages: Cow::Borrowed(hot.pages()),
         }
+    }
+
+    /// Notes until when a live run is to be kept; zero takes it back.
+    pub(crate) fn retain(&mut self, run: Number, until: u64) {
+        let entry = RETAINED_BYTES as u64;
+        let before = self.retained.len() as u64;
+        if until == 0 {
+            self.retained.remove(&run);
+        } else {
+            self.retained.insert(run, until);
+        }
+        self.image_bytes = self.image_bytes + entry * self.retained.len() as u64 - entry * before;
+    }
+
+    /// The names of the runs from number `first` on that are retained, and until when.
+    pub(crate) fn retained(&self, first: Number) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.retained.range(first..).map(|(run, until)| (self.id(*run).0, *until))
     }
 
     /// Attaches `child`, which has no parent, behind page `page` of `parent`.
@@ -273,6 +302,9 @@ impl Runs {
         self.image_bytes = image_bytes + if whole { 0 } else { self.image_size(run) };
         let cold = self.cold_mut(run);
         cold.live -= gone as u16;
+        if whole {
+            self.retain(run, 0);
+        }
         Some(Cut { whole, pages: gone as u32, first: keep as u16, hashes, extents })
     }
 
@@ -351,6 +383,8 @@ impl Runs {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.hot.len() * CHUNK * (size_of::<Hot>() + size_of::<Cold>()) + self.heap_bytes
+        self.hot.len() * CHUNK * (size_of::<Hot>() + size_of::<Cold>())
+            + self.heap_bytes
+            + self.retained.len() * RETAINED_MEMORY
     }
 }

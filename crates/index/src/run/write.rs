@@ -8,7 +8,9 @@ use super::slots::Number;
 use super::tables::{SECTION, pages_of};
 use crate::view::held;
 use crate::{NewRun, Removed, RunId};
-use ritornello_format::journal::{FRAME_BYTES_MAX, FRAME_OVERHEAD, JournalRecord, RunImage};
+use ritornello_format::journal::{
+    FRAME_BYTES_MAX, FRAME_OVERHEAD, JournalRecord, Retentions, RunImage,
+};
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::borrow::Cow;
 
@@ -236,6 +238,28 @@ impl RunIndex {
         let record = JournalRecord::Relocate { run: id.0, place: Cow::Borrowed(place) };
         self.append(&mut pending, &record);
         Some(Removed { run: id, scope, pages: 0, whole: false, extents })
+    }
+}
+
+impl RunIndex {
+    pub(super) fn retain_runs(&self, runs: &[(RunId, u64)], clock: u64) {
+        let mut pending = self.pending.lock();
+        // At least once, for the clock's sake.
+        let first = runs.chunks(ENTRIES).next().unwrap_or_default();
+        for section in std::iter::once(first).chain(runs.chunks(ENTRIES).skip(1)) {
+            let mut entries = Vec::with_capacity(section.len());
+            let mut tables = self.tables.write();
+            tables.runs.clock = tables.runs.clock.max(clock);
+            for &(id, until) in section {
+                if let Some(run) = tables.runs.number(id) {
+                    tables.runs.retain(run, until);
+                    entries.push((id.0, until));
+                }
+            }
+            drop(tables);
+            let record = JournalRecord::Retain(Retentions { clock, runs: entries });
+            self.append(&mut pending, &record);
+        }
     }
 }
 

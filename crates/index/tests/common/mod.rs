@@ -58,6 +58,10 @@ pub enum Op {
         pick: u8,
         recency: u8,
     },
+    Retain {
+        pick: u8,
+        until: u8,
+    },
     Sync,
     Checkpoint,
     Reopen,
@@ -78,6 +82,7 @@ pub fn op() -> impl Strategy<Value = Op> {
         1 => scope.prop_map(|scope| Op::RemoveScope { scope }),
         2 => any::<u8>().prop_map(|pick| Op::Relocate { pick }),
         3 => (any::<u8>(), any::<u8>()).prop_map(|(pick, recency)| Op::Touch { pick, recency }),
+        3 => (any::<u8>(), 0u8..8).prop_map(|(pick, until)| Op::Retain { pick, until }),
         4 => Just(Op::Sync),
         2 => Just(Op::Checkpoint),
         2 => Just(Op::Reopen),
@@ -216,6 +221,11 @@ impl Pair {
                 self.run.touch(a, recency.into());
                 self.memory.touch(b, recency.into());
             }
+            Op::Retain { pick, until } => {
+                let Some((a, b, _)) = self.pick(pick) else { return };
+                self.run.retain(&[(a, until.into())], until.into());
+                self.memory.retain(&[(b, until.into())], until.into());
+            }
             Op::Sync => {
                 self.run.sync().unwrap();
                 assert_eq!(self.run.stats().pending_bytes, 0);
@@ -284,12 +294,18 @@ impl Pair {
         let holes: Vec<PageHash> =
             filled.iter().zip(&run.pages).filter(|(a, b)| a != b).map(|(a, _)| *a).collect();
         self.memory.remove(run.scope, &holes);
+        if let Some((name, _)) =
+            run.pages.iter().find_map(|page| self.memory.locate(run.scope, *page))
+        {
+            self.memory.retain(&[(name, run.retain_until)], self.run.clock());
+        }
     }
 
     /// Compares everything, and keeps what a crash may come back to.
     pub fn check(&mut self, op: &Op) {
         let (run, memory) = (contents(&*self.run), contents(&self.memory));
         assert_eq!(run, memory);
+        assert!(self.run.clock() >= run.values().map(|run| run.retain_until).max().unwrap_or(0));
         for scope in 0..SCOPES {
             for path in [0, 1, 5, 11, 255] {
                 let keys = keys(scope, path, 24);
