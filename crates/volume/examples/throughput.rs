@@ -150,6 +150,7 @@ fn main() {
                         first: 0,
                         target: &memory,
                         target_first: n * run_pages,
+                        encoded: Encoded::Refuse,
                     })
                     .collect();
                 for fates in segments.read_runs(&reads, &Control::default()) {

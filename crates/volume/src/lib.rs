@@ -29,4 +29,7 @@ pub use memory::{
 pub use process::process_id;
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};
-pub use transfer::{Control, FoundRun, MissReason, PageFate, RunRead, RunWrite, VerifiedRun};
+pub use transfer::{
+    Control, Encoded, FoundRun, MissReason, Pack, PackedPages, Packing, PageFate, RunRead, RunWrite,
+    Unpack, VerifiedRun,
+};

@@ -89,17 +89,17 @@ impl FragmentMut {
 ///
 /// # Safety
 /// The fragments of a page are initialised and valid for reads from any thread for as long as the
-/// value lives; together they are as long as the page. If [`PageSource::padded`] says so, the bytes
-/// from the end of a page's last fragment to the next multiple of 4 KiB may be read as well, and are
-/// zero. A page whose bytes change while it is written is a clean miss later, never wrong bytes.
+/// value lives; together they are as long as the page. If [`PageSource::padded`] says so of a page,
+/// the bytes from the end of its last fragment to the next multiple of 4 KiB may be read as well, and
+/// are zero. A page whose bytes change while it is written is a clean miss later, never wrong bytes.
 pub unsafe trait PageSource: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;
     /// Appends the fragments of page `page`, in order; nothing if there is no such page.
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>);
-    /// Whether pages are padded in memory as they are on disk, so that they are written from where
-    /// they are to their last byte.
-    fn padded(&self) -> bool {
+    /// Whether a page is padded in memory as it is on disk, so that it is written from where it is to
+    /// its last byte.
+    fn padded(&self, _page: usize) -> bool {
         false
     }
     /// Whether there are no pages.

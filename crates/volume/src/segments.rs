@@ -15,8 +15,8 @@ use ritornello_medium::{Access, Medium, MediumFile};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 /// The most files that are synced at once.
 const SYNCS: usize = 8;
@@ -30,7 +30,7 @@ const PREFIX: &str = "seg-";
 /// What [`Segments::open`] needs to know.
 #[derive(Clone, Debug)]
 pub struct SegmentsConfig {
-    /// The volumes: a volume's number is its position.
+    /// The volumes: a volume's number is its position. An empty path is a volume that is no more.
     pub dirs: Vec<PathBuf>,
     /// Length of every segment file: whole units.
     pub segment_bytes: u64,
@@ -49,22 +49,58 @@ impl SegmentsConfig {
 /// Open handles of segment files `<dir>/seg-<number>`; knows nothing of what is allocated in them.
 ///
 /// Files are opened when first used: the owner of a store may create them after a client opened
-/// it. All methods may be called from any number of threads.
+/// it. Volumes may come, too: see [`Segments::discover_with`]. A file that was removed never comes
+/// back under its number, so what is open is always the file that is meant. All methods may be
+/// called from any number of threads.
 pub struct Segments {
     medium: Arc<dyn Medium>,
-    dirs: Vec<PathBuf>,
+    io: IoChoice,
+    volumes: RwLock<Vec<Volume>>,
+    discover: OnceLock<Discover>,
     segment_bytes: u64,
     in_flight_bytes: usize,
-    /// Whether the files of a volume are opened with `O_DIRECT`.
-    direct: Vec<bool>,
     engine: Box<dyn Engine>,
     staging: Arc<Staging>,
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
     /// Volumes whose directory has entries that may not survive a power loss.
     unsynced_dirs: Mutex<BTreeSet<u8>>,
-    report: IoReport,
+    report: RwLock<IoReport>,
     /// The process that opened them: rings and threads do not come along into a forked child.
     process: u32,
+}
+
+/// A directory of segments.
+#[derive(Clone, Debug, Default)]
+struct Volume {
+    /// Empty if it is no more.
+    dir: PathBuf,
+    /// Whether its files are opened with `O_DIRECT`.
+    direct: bool,
+}
+
+/// Says which volumes there are now: see [`SegmentsConfig::dirs`].
+pub type Discover = Box<dyn Fn() -> Result<Vec<PathBuf>> + Send + Sync>;
+
+/// A directory that can become a volume.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    volume: Volume,
+    file_system: String,
+    trusted: bool,
+}
+
+impl Candidate {
+    /// Whether its file system keeps its promises to several processes and across power loss.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        self.trusted
+    }
+
+    /// Name of its file system.
+    #[must_use]
+    pub fn file_system(&self) -> &str {
+        &self.file_system
+    }
 }
 
 impl Segments {
@@ -75,7 +111,9 @@ impl Segments {
     /// chosen way does not work here.
     pub fn open(medium: Arc<dyn Medium>, config: SegmentsConfig) -> Result<Self> {
         let SegmentsConfig { dirs, segment_bytes, io, in_flight_bytes } = config;
-        if dirs.is_empty() || dirs.len() > 256 {
+        let live: Vec<PathBuf> =
+            dirs.iter().filter(|dir| !dir.as_os_str().is_empty()).cloned().collect();
+        if live.is_empty() || dirs.len() > 256 {
             return Err(Error::invalid("a store has 1 to 256 directories").with("dirs", dirs.len()));
         }
         let units_fit = segment_bytes / UNIT <= u64::from(u32::MAX);
@@ -89,20 +127,28 @@ impl Segments {
         };
         // Enough for a few calls that need staging at once, and for any single page.
         let staging = Staging::new((4 * in_flight_bytes).max(PAGE_BYTES_MAX as usize))?;
-        let volumes = (0..dirs.len()).map(|volume| volume as u8).collect();
-        let choice = choose::choose(medium.as_ref(), &dirs, io, staging.stats().backing)?;
+        let choice = choose::choose(medium.as_ref(), &live, io, staging.stats().backing)?;
+        let mut direct = choice.direct.into_iter();
+        let volume = |dir: PathBuf| {
+            let direct = !dir.as_os_str().is_empty() && direct.next().unwrap_or(false);
+            Volume { dir, direct }
+        };
+        let volumes: Vec<Volume> = dirs.into_iter().map(volume).collect();
+        let there = (0..=u8::MAX).zip(&volumes).filter(|(_, v)| !v.dir.as_os_str().is_empty());
+        let unsynced = there.map(|(at, _)| at).collect();
         Ok(Self {
             medium,
-            dirs,
+            io,
+            volumes: RwLock::new(volumes),
+            discover: OnceLock::new(),
             segment_bytes,
             in_flight_bytes,
-            direct: choice.direct,
             engine: choice.engine,
             staging,
             files: RwLock::default(),
             // A former owner may have died between making a segment and syncing its directory.
-            unsynced_dirs: Mutex::new(volumes),
-            report: choice.report,
+            unsynced_dirs: Mutex::new(unsynced),
+            report: RwLock::new(choice.report),
             process: std::process::id(),
         })
     }
@@ -166,34 +212,112 @@ impl Segments {
     /// `Retry` if a directory cannot be listed.
     pub fn existing(&self) -> Result<Vec<SegmentId>> {
         let mut found = Vec::new();
-        for (volume, dir) in self.dirs.iter().enumerate() {
-            let names = self.medium.list(dir).map_err(|error| {
+        for (volume, dir) in self.dirs() {
+            let names = self.medium.list(&dir).map_err(|error| {
                 Error::retry("a volume's directory cannot be listed")
                     .with("dir", dir.display())
                     .because(error)
             })?;
             let numbers = names.iter().filter_map(|name| number_of(name.to_str()?));
-            found.extend(numbers.map(|number| SegmentId::new(volume as u8, number)));
+            found.extend(numbers.map(|number| SegmentId::new(volume, number)));
         }
         found.sort_unstable();
         Ok(found)
     }
 
-    /// Removes a segment; one that is not there is gone already.
+    /// Removes a segment, durably; one that is not there is gone already. Its blocks are free at
+    /// once, also if another process has it open.
     ///
     /// # Errors
     /// `Retry` if the file system refuses.
     pub fn remove(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
+        let refused = |error: io::Error| Error::from(error).with("path", path.display());
+        match self.file(id) {
+            Ok(file) => file.set_len(0).map_err(refused)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(refused(error)),
+        }
         self.files.write().remove(&id);
         match self.medium.remove(&path) {
-            Ok(()) => {
-                self.unsynced_dirs.lock().insert(id.volume());
-                Ok(())
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(Error::from(error).with("path", path.display())),
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(refused(error)),
         }
+        let dir = self.dir(id.volume())?;
+        self.medium.sync_dir(&dir).map_err(refused)
+    }
+
+    /// Tells how to find out about volumes that came after this was opened.
+    pub fn discover_with(&self, discover: Discover) {
+        // Whoever opens it does this once.
+        let _ = self.discover.set(discover);
+    }
+
+    /// Examines a directory that is to become a volume.
+    ///
+    /// # Errors
+    /// `Invalid` if it cannot be written to.
+    pub fn examine(&self, dir: &Path) -> Result<Candidate> {
+        let found = selftest::examine(self.medium.as_ref(), dir)?;
+        let direct = found.direct && self.io != IoChoice::Buffered;
+        Ok(Candidate {
+            volume: Volume { dir: dir.to_owned(), direct },
+            file_system: found.kind,
+            trusted: !matches!(found.trust, kind::Trust::Foreign),
+        })
+    }
+
+    /// Adds a volume, whose number is the next.
+    pub fn add_volume(&self, candidate: Candidate) {
+        self.adopt(None, candidate);
+    }
+
+    /// Adds volume `at`, unless it is known by now.
+    fn adopt(&self, at: Option<usize>, candidate: Candidate) {
+        let mut volumes = self.volumes.write();
+        if at.is_some_and(|at| at != volumes.len()) {
+            return;
+        }
+        let mut report = self.report.write();
+        report.direct &= candidate.volume.direct;
+        report.file_systems.push(candidate.file_system);
+        volumes.push(candidate.volume);
+    }
+
+    /// Forgets the directory of a volume whose segments are gone.
+    pub fn retire_volume(&self, volume: u8) {
+        self.unsynced_dirs.lock().remove(&volume);
+        if let Some(volume) = self.volumes.write().get_mut(usize::from(volume)) {
+            volume.dir = PathBuf::new();
+        }
+    }
+
+    /// Number of volumes, after a look for new ones if `wanted` is none of them.
+    pub(crate) fn volumes_up_to(&self, wanted: u8) -> usize {
+        let known = self.volumes.read().len();
+        if usize::from(wanted) < known {
+            return known;
+        }
+        let Some(discover) = self.discover.get() else { return known };
+        match discover() {
+            Ok(dirs) => {
+                for (at, dir) in dirs.into_iter().enumerate().skip(known) {
+                    // A volume that cannot be used here holds its number all the same.
+                    let candidate = self.examine(&dir).unwrap_or_else(|error| {
+                        tracing::warn!(%error, "a directory of the store cannot be used here");
+                        Candidate {
+                            volume: Volume::default(),
+                            file_system: String::new(),
+                            trusted: false,
+                        }
+                    });
+                    self.adopt(Some(at), candidate);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the store's directories could not be read anew"),
+        }
+        self.volumes.read().len()
     }
 
     /// Makes everything durable that was written to these segments, by any process, and the names
@@ -208,8 +332,8 @@ impl Segments {
         }
         let dirs = std::mem::take(&mut *self.unsynced_dirs.lock());
         for &volume in &dirs {
-            let dir = &self.dirs[usize::from(volume)];
-            self.medium.sync_dir(dir).map_err(|error| failed_sync(dir.display(), error))?;
+            let Ok(dir) = self.dir(volume) else { continue };
+            self.medium.sync_dir(&dir).map_err(|error| failed_sync(dir.display(), error))?;
         }
         let next = Mutex::new(ids.iter());
         let work = || -> Result<()> {
@@ -221,7 +345,9 @@ impl Segments {
             }
         };
         std::thread::scope(|scope| {
-            let helpers: Vec<_> = (1..ids.len().min(SYNCS))
+            // Simulated files are synced in order, so that a test repeats itself.
+            let hands = if self.report.read().mode == IoMode::Simulated { 1 } else { SYNCS };
+            let helpers: Vec<_> = (1..ids.len().min(hands))
                 .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
                 .collect();
             let mine = work();
@@ -239,14 +365,18 @@ impl Segments {
     /// # Errors
     /// `Retry` if the file system refuses.
     pub fn allocated_bytes(&self) -> Result<u64> {
-        let sizes = self.existing()?.into_iter().map(|id| self.file(id)?.allocated());
-        sizes.sum::<io::Result<u64>>().map_err(Error::from)
+        let allocated = |id| match self.file(id).and_then(|file| file.allocated()) {
+            // Removed since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            allocated => allocated,
+        };
+        self.existing()?.into_iter().map(allocated).sum::<io::Result<u64>>().map_err(Error::from)
     }
 
     /// How bytes are moved, and why.
     #[must_use]
     pub fn report(&self) -> IoReport {
-        self.report.clone()
+        self.report.read().clone()
     }
 
     /// Figures of the staging memory that unaligned reads and writes go through.
@@ -279,15 +409,29 @@ impl Segments {
         (self.in_flight_bytes / 4 / UNIT as usize * UNIT as usize).clamp(OP_BYTES_MIN, OP_BYTES_MAX)
             as u64
     }
-    pub(crate) fn volumes(&self) -> usize {
-        self.dirs.len()
-    }
-    pub(crate) fn is_direct(&self, id: SegmentId) -> bool {
-        self.direct.get(usize::from(id.volume())).copied().unwrap_or(false)
+    fn is_direct(&self, id: SegmentId) -> bool {
+        self.volumes.read().get(usize::from(id.volume())).is_some_and(|volume| volume.direct)
     }
     /// Whether any volume needs aligned memory.
     pub(crate) fn needs_alignment(&self) -> bool {
-        self.direct.contains(&true)
+        self.volumes.read().iter().any(|volume| volume.direct)
+    }
+
+    /// The directories there are, by volume.
+    fn dirs(&self) -> Vec<(u8, PathBuf)> {
+        let volumes = self.volumes.read();
+        let there =
+            (0..=u8::MAX).zip(volumes.iter()).filter(|(_, v)| !v.dir.as_os_str().is_empty());
+        there.map(|(at, volume)| (at, volume.dir.clone())).collect()
+    }
+
+    fn dir(&self, volume: u8) -> Result<PathBuf> {
+        let volumes = self.volumes.read();
+        match volumes.get(usize::from(volume)) {
+            Some(found) if !found.dir.as_os_str().is_empty() => Ok(found.dir.clone()),
+            _ => Err(Error::invalid("a segment of a volume that this store does not have")
+                .with("volume", volume)),
+        }
     }
 
     /// The open file of a segment.
@@ -302,18 +446,14 @@ impl Segments {
     }
 
     fn path(&self, id: SegmentId) -> Result<PathBuf> {
-        let dir = self.dirs.get(usize::from(id.volume())).ok_or_else(|| {
-            Error::invalid("a segment of a volume that this store does not have")
-                .with("volume", id.volume())
-        })?;
-        Ok(dir.join(name_of(id)))
+        Ok(self.dir(id.volume())?.join(name_of(id)))
     }
 }
 
 impl fmt::Debug for Segments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segments")
-            .field("dirs", &self.dirs)
+            .field("volumes", &self.volumes.read())
             .field("segment_bytes", &self.segment_bytes)
             .field("engine", &self.engine.name())
             .finish_non_exhaustive()

@@ -211,6 +211,15 @@ impl Piece {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.length) }
     }
 
+    /// Gives back all but the first `bytes`, rounded up to whole units.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let keep = bytes.max(1).next_multiple_of(UNIT as usize);
+        if keep < self.length {
+            self.staging.give_back(self.offset + keep, self.length - keep);
+            self.length = keep;
+        }
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         // SAFETY: the span lies inside the arena.
         unsafe { self.staging.arena.base().add(self.offset) }
@@ -240,7 +249,7 @@ unsafe impl PageSource for StagedPages {
             out.push(unsafe { Fragment::new(piece.as_ptr(), *bytes) });
         }
     }
-    fn padded(&self) -> bool {
+    fn padded(&self, _: usize) -> bool {
         true
     }
 }

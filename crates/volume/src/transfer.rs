@@ -1,14 +1,21 @@
 //! Moving runs between memory and segments, with checksums on the way.
 
+mod check;
 mod chunk;
+mod copy;
 mod flight;
+mod inbound;
+mod outbound;
+mod pack;
 mod page;
 mod read;
 mod refusal;
 mod salvage;
+mod slices;
 mod verify;
 mod write;
 
+pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::FoundRun;
 pub use verify::VerifiedRun;
 
@@ -47,10 +54,11 @@ impl Control {
 pub struct RunWrite<'a> {
     /// Where to; its `header_checksum` is not looked at.
     pub place: &'a Place,
-    /// What it is: store, scope, slot, page length, parent and keys. The rest follows from the
-    /// place and from the bytes, and is not looked at.
+    /// What it is: store, scope, slot, page length, parent, keys and slices a page; and the slices,
+    /// if the source's pages are encoded (all of them listed, their checksums zero). The rest follows
+    /// from the place and from the bytes, and is not looked at.
     pub header: &'a RunHeader,
-    /// The bytes.
+    /// The bytes, as they are to lie on disk.
     pub source: &'a dyn PageSource,
     /// The page of `source` that is the run's first.
     pub first: usize,
@@ -72,6 +80,20 @@ pub struct RunRead<'a> {
     pub target: &'a dyn PageTarget,
     /// The page of `target` that `first` goes to.
     pub target_first: usize,
+    /// What to do with encoded pages.
+    pub encoded: Encoded<'a>,
+}
+
+/// What to do with pages that are encoded.
+#[derive(Clone, Copy)]
+pub enum Encoded<'a> {
+    /// Decode them. A codec that is not known is a miss.
+    Unpack(&'a dyn Unpack),
+    /// Miss them.
+    Refuse,
+    /// Deliver all pages as they lie on disk, verified and padded: the target's pages are as long as
+    /// the place's.
+    AsStored,
 }
 
 /// What became of a page that was to be read.
@@ -102,7 +124,7 @@ pub enum MissReason {
     Scope,
     /// The header names another key for this page.
     Key,
-    /// The page is stored in a way that is not known here.
+    /// The page is encoded in a way that is not known here, or does not decode.
     Codec,
     /// The bytes are not those that were written.
     Checksum,
@@ -158,7 +180,7 @@ impl MissReason {
     pub const fn is_damage(self) -> bool {
         matches!(
             self,
-            Self::Place | Self::Header | Self::Scope | Self::Key | Self::Codec | Self::Checksum
+            Self::Place | Self::Header | Self::Scope | Self::Key | Self::Checksum
         )
     }
 }

@@ -105,6 +105,7 @@ fn other_keys_scopes_and_page_lengths_miss() {
         first: 0,
         target: &BorrowedPagesMut::new(&mut slices),
         target_first: 0,
+        encoded: Encoded::Refuse,
     };
     let fates = rig.segments.read_runs(&[read], &Control::default());
     assert_eq!(fates, [vec![PageFate::Missed(MissReason::Scope); 3]]);

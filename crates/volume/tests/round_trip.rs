@@ -177,6 +177,7 @@ fn many_runs_are_written_and_read_in_one_call() {
                 first: 0,
                 target: &target,
                 target_first: n * 3,
+                encoded: Encoded::Refuse,
             })
             .collect();
         let fates = rig.segments.read_runs(&reads, &Control::default());

@@ -87,6 +87,7 @@ fn a_call_cancelled_on_its_way_keeps_what_it_has() {
                     first: 0,
                     target: &target,
                     target_first: 2 * n,
+                    encoded: Encoded::Refuse,
                 })
                 .collect();
             let control = Control { deadline: None, cancelled: Some(flag) };
@@ -197,6 +198,7 @@ fn a_forked_child_is_refused_and_does_no_harm_when_it_lets_go() {
                 first: 0,
                 target: &BorrowedPagesMut::new(&mut slices),
                 target_first: 0,
+                encoded: Encoded::Refuse,
             };
             let fates = segments.read_runs(&[read], &Control::default());
             let refused = fates == [vec![PageFate::Missed(MissReason::Io); 2]];

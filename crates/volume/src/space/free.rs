@@ -37,12 +37,19 @@ impl Hole {
 
 /// The free extents of one volume.
 ///
-/// Invariants: `by_size` and the maps in `segments` hold the same holes; holes of a segment
-/// neither overlap nor touch; `units` is their sum, `classes` their number by size.
+/// Invariants: `by_size` and the maps in `segments` hold the same holes, but for those of closed
+/// segments, which only `segments` holds; holes of a segment neither overlap nor touch; `units` is
+/// the sum of what `by_size` holds, `classes` their number by size, `closed_units` the sum of the
+/// others.
 #[derive(Debug, Default)]
 pub(super) struct FreeMap {
     /// For each segment that exists, start → length of its holes.
     segments: BTreeMap<u32, BTreeMap<u32, u32>>,
+    /// Segments that nothing is placed in any more.
+    closed: BTreeSet<u32>,
+    closed_units: u64,
+    /// New segments have this number or a higher one.
+    first: u32,
     by_size: BTreeSet<Hole>,
     units: u64,
     classes: [u64; SIZE_CLASSES],
@@ -70,10 +77,77 @@ impl FreeMap {
         self.segments.contains_key(&number)
     }
 
-    /// The lowest number that no segment has.
+    /// Segments that are not closed.
+    pub(super) fn open_segments(&self) -> u32 {
+        self.segments() - self.closed.len() as u32
+    }
+
+    /// The lowest number from the first one on that no segment has.
     pub(super) fn unused_number(&self) -> u32 {
-        let taken = self.segments.keys().zip(0..).take_while(|(number, at)| *number == at);
-        taken.count() as u32
+        let taken = self.segments.range(self.first..).zip(self.first..);
+        self.first + taken.take_while(|((number, _), at)| *number == at).count() as u32
+    }
+
+    /// Gives new segments this number or a higher one.
+    pub(super) fn start_numbers_at(&mut self, first: u32) {
+        self.first = self.first.max(first);
+    }
+
+    /// Free units of closed segments.
+    pub(super) fn closed_units(&self) -> u64 {
+        self.closed_units
+    }
+
+    pub(super) fn closed(&self) -> impl Iterator<Item = u32> + '_ {
+        self.closed.iter().copied()
+    }
+
+    pub(super) fn is_closed(&self, number: u32) -> bool {
+        self.closed.contains(&number)
+    }
+
+    /// Free units of a segment.
+    pub(super) fn free_in(&self, number: u32) -> u64 {
+        let holes = self.segments.get(&number).into_iter().flat_map(BTreeMap::values);
+        holes.map(|units| u64::from(*units)).sum()
+    }
+
+    /// Open segments, those with the most free units first.
+    pub(super) fn emptiest_first(&self) -> Vec<u32> {
+        let mut numbers: Vec<u32> =
+            self.segments.keys().copied().filter(|number| !self.is_closed(*number)).collect();
+        numbers.sort_by_key(|number| (std::cmp::Reverse(self.free_in(*number)), *number));
+        numbers
+    }
+
+    /// Places nothing in a segment any more, or again.
+    pub(super) fn set_closed(&mut self, number: u32, closed: bool) {
+        let Some(holes) = self.segments.get(&number).cloned() else { return };
+        if self.is_closed(number) == closed {
+            return;
+        }
+        for (&start, &units) in &holes {
+            self.remove(number, start, units);
+        }
+        if closed {
+            self.closed.insert(number);
+        } else {
+            self.closed.remove(&number);
+        }
+        for (&start, &units) in &holes {
+            self.insert(number, start, units);
+        }
+    }
+
+    /// Forgets a closed segment that nothing lies in. Returns whether it was one.
+    pub(super) fn drop_segment(&mut self, number: u32, units: u32) -> bool {
+        if !self.is_closed(number) || self.free_in(number) != u64::from(units) {
+            return false;
+        }
+        self.segments.remove(&number);
+        self.closed.remove(&number);
+        self.closed_units -= u64::from(units);
+        true
     }
 
     /// The smallest hole of at least `units`.
@@ -151,23 +225,31 @@ impl FreeMap {
     }
 
     fn insert(&mut self, number: u32, start: u32, units: u32) {
-        let fresh = self.by_size.insert(Hole::new(number, start, units));
-        debug_assert!(fresh);
         if let Some(holes) = self.segments.get_mut(&number) {
             let old = holes.insert(start, units);
             debug_assert!(old.is_none());
         }
+        if self.is_closed(number) {
+            self.closed_units += u64::from(units);
+            return;
+        }
+        let fresh = self.by_size.insert(Hole::new(number, start, units));
+        debug_assert!(fresh);
         self.units += u64::from(units);
         self.classes[class_of(units)] += 1;
     }
 
     fn remove(&mut self, number: u32, start: u32, units: u32) {
-        let there = self.by_size.remove(&Hole::new(number, start, units));
-        debug_assert!(there);
         if let Some(holes) = self.segments.get_mut(&number) {
             let old = holes.remove(&start);
             debug_assert_eq!(old, Some(units));
         }
+        if self.is_closed(number) {
+            self.closed_units -= u64::from(units);
+            return;
+        }
+        let there = self.by_size.remove(&Hole::new(number, start, units));
+        debug_assert!(there);
         self.units -= u64::from(units);
         self.classes[class_of(units)] -= 1;
     }

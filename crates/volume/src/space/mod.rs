@@ -11,10 +11,16 @@
 //! **Growth.** Segments are created as they are needed. When [`Space::allocate`] returns `None`,
 //! ask [`Space::next_segment`] first: if it names a segment, create it, add it, try again; if the
 //! file system has no room for it, [`Space::stop_growth`] and try again; only then evict.
+//!
+//! **Shares.** Each volume may hold so many segments, and all together no more than a maximum
+//! ([`Space::set_shares`]). What there is beyond a share is closed, emptiest segment first: nothing
+//! is placed there any more, and when its owner has emptied it, it goes ([`Space::drop_segment`]).
+//! The number of a segment that went is not used again: see [`Space::start_numbers_at`].
 
 mod free;
 mod pick;
 mod shape;
+mod shares;
 
 #[cfg(test)]
 mod model;
@@ -30,6 +36,8 @@ use shape::Shape;
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// Numbers that segments may have.
+const SEGMENT_NUMBERS: u32 = 1 << 24;
 /// A run is not cut into more extents than this: evicting a little more serves it better.
 pub const RUN_EXTENTS_MAX: usize = 64;
 
@@ -126,6 +134,8 @@ pub struct Space {
     segment_units: u32,
     reserve_percent: u8,
     volumes: Vec<Volume>,
+    /// Most segments of all volumes together.
+    segments_max: u64,
     /// The volume that comes next.
     turn: usize,
     runs: u64,
@@ -144,10 +154,6 @@ struct Volume {
 }
 
 impl Volume {
-    fn can_grow(&self) -> bool {
-        !self.stopped && self.free.segments() < self.max
-    }
-
     fn creatable(&self) -> u32 {
         if self.stopped { 0 } else { self.max.saturating_sub(self.free.segments()) }
     }
@@ -174,6 +180,7 @@ impl Space {
         Ok(Self {
             segment_units,
             reserve_percent,
+            segments_max: volumes.iter().map(|max| u64::from(*max)).sum(),
             volumes: volumes.into_iter().map(volume).collect(),
             turn: 0,
             runs: 0,
@@ -213,7 +220,7 @@ impl Space {
                 < u64::from(b.free.segments()) * u64::from(a.max)
         };
         let mut best: Option<usize> = None;
-        for at in turns.filter(|&at| self.volumes[at].can_grow()) {
+        for at in turns.filter(|&at| self.can_grow(at)) {
             let better = best.is_none_or(|best| {
                 best != self.turn && less(&self.volumes[at], &self.volumes[best])
             });
@@ -222,7 +229,23 @@ impl Space {
             }
         }
         let at = best?;
-        Some(SegmentId::new(u8::try_from(at).ok()?, self.volumes[at].free.unused_number()))
+        let number = self.volumes[at].free.unused_number();
+        (number < SEGMENT_NUMBERS).then_some(SegmentId::new(u8::try_from(at).ok()?, number))
+    }
+
+    fn can_grow(&self, volume: usize) -> bool {
+        self.volumes[volume].creatable() > 0 && self.segments() < self.segments_max
+    }
+
+    /// Segments that exist.
+    fn segments(&self) -> u64 {
+        self.volumes.iter().map(|volume| u64::from(volume.free.segments())).sum()
+    }
+
+    /// Segments that may be created now.
+    fn creatable(&self) -> u64 {
+        let creatable: u64 = self.volumes.iter().map(|volume| u64::from(volume.creatable())).sum();
+        creatable.min(self.segments_max.saturating_sub(self.segments()))
     }
 
     /// The file system of `volume` has no room for another segment now. Until
@@ -300,7 +323,7 @@ impl Space {
             Reserve::Keep => self.reserve_units(),
             Reserve::Use => 0,
         };
-        let creatable: u64 = self.volumes.iter().map(|volume| self.creatable_units(volume)).sum();
+        let creatable = self.creatable() * u64::from(self.segment_units);
         (units + keep).saturating_sub(self.free_units() + creatable)
     }
 
@@ -318,24 +341,25 @@ impl Space {
         result
     }
 
-    /// Free now.
+    /// Free now, and ready for use.
     #[must_use]
     pub fn free_units(&self) -> u64 {
         self.volumes.iter().map(|volume| volume.free.units()).sum()
     }
 
-    /// All of the segments that exist.
+    /// All of the segments that exist, closed ones included.
     #[must_use]
     pub fn total_units(&self) -> u64 {
-        let each = |volume: &Volume| u64::from(volume.free.segments());
-        self.volumes.iter().map(each).sum::<u64>() * u64::from(self.segment_units)
+        self.segments() * u64::from(self.segment_units)
     }
 
-    /// All of the segments that exist or may be created.
+    /// All of the segments that are in use, or may be created: what is left when those that are
+    /// closed have gone.
     #[must_use]
     pub fn capacity_units(&self) -> u64 {
-        let creatable: u64 = self.volumes.iter().map(|volume| self.creatable_units(volume)).sum();
-        self.total_units() + creatable
+        let open: u64 = self.volumes.iter().map(|v| u64::from(v.free.open_segments())).sum();
+        let creatable: u64 = self.volumes.iter().map(|volume| u64::from(volume.creatable())).sum();
+        (open + creatable).min(self.segments_max.max(open)) * u64::from(self.segment_units)
     }
 
     /// What [`Reserve::Keep`] leaves free, of the capacity.
@@ -374,10 +398,6 @@ impl Space {
     /// Every free extent, by volume, segment and start.
     pub fn holes(&self) -> impl Iterator<Item = Extent> + '_ {
         (0..=u8::MAX).zip(&self.volumes).flat_map(|(at, volume)| volume.free.each(at))
-    }
-
-    fn creatable_units(&self, volume: &Volume) -> u64 {
-        u64::from(volume.creatable()) * u64::from(self.segment_units)
     }
 
     /// The volume of an extent that could lie in a segment.

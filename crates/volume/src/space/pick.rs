@@ -2,7 +2,7 @@
 
 use super::free::Hole;
 use super::shape::Shape;
-use super::{RUN_EXTENTS_MAX, Space, Volume};
+use super::{RUN_EXTENTS_MAX, Space};
 
 /// The first `units` of a hole.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +23,8 @@ impl Space {
     /// volume that can grow does not pass its turn on: so volumes fill evenly.
     pub(super) fn pick(&self, shape: Shape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
-        let growing = self.volumes.iter().any(Volume::can_grow);
-        let candidates: Vec<usize> = if self.volumes[self.turn].can_grow() {
+        let growing = (0..count).any(|at| self.can_grow(at));
+        let candidates: Vec<usize> = if self.can_grow(self.turn) {
             vec![self.turn]
         } else {
             (0..count).map(|step| (self.turn + step) % count).collect()

@@ -37,7 +37,7 @@ fn copies_are_padded_with_zeroes() {
     staging.try_take(1 << 20).unwrap().bytes_mut().fill(0xff);
     let source = BorrowedPages::fragmented(&[vec![&[1; 10], &[2; 5000]], vec![&[3; 4096]]]);
     let staged = staging.try_copy(&source, 0..2).unwrap();
-    assert!(staged.padded() && staged.len() == 2);
+    assert!(staged.padded(0) && staged.len() == 2);
     let mut out = Vec::new();
     staged.fragments(0, &mut out);
     assert_eq!(out.iter().map(Fragment::len).sum::<usize>(), 5010);

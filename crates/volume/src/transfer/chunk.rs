@@ -24,19 +24,20 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// The shape of `place` for pages of `page_bytes`, if the place holds pages `pages`, lies
-    /// inside the segments, and adds up.
+    /// The shape of `place` for pages of `page_bytes`, encoded or not, if the place holds pages
+    /// `pages`, lies inside the segments, and adds up.
     pub(super) fn of(
         place: &Place,
         page_bytes: u64,
         pages: Range<u64>,
         within: &Segments,
     ) -> Option<Self> {
+        let highest = place.extents.iter().map(|e| e.segment.volume()).max().unwrap_or(0);
         Self::inside(
             place,
             page_bytes,
             pages,
-            within.volumes(),
+            within.volumes_up_to(highest),
             within.segment_bytes(),
             within.op_bytes(),
         )
@@ -56,7 +57,7 @@ impl Shape {
                 && extent.offset() + extent.bytes() <= segment_bytes
         };
         let sound = (1..=PAGE_BYTES_MAX).contains(&page_bytes)
-            && u64::from(place.page_units) == units_of(page_bytes)
+            && (1..=units_of(page_bytes)).contains(&u64::from(place.page_units))
             && (1..=RUN_HEADER_UNITS_MAX).contains(&place.header_units)
             && place.extents.iter().all(fits);
         let units = pages.end.checked_mul(u64::from(place.page_units))?;
@@ -205,7 +206,8 @@ mod tests {
         assert!(shape(&good, 4 * UNIT, 0..3, 1, 9 * UNIT).is_none());
         assert!(shape(&good, 4 * UNIT, 0..2, 1, 8 * UNIT).is_none());
         assert!(shape(&good, 4 * UNIT, 0..2, 0, 9 * UNIT).is_none());
-        assert!(shape(&good, 4 * UNIT + 1, 0..2, 1, 9 * UNIT).is_none());
+        assert!(shape(&good, 3 * UNIT, 0..2, 1, 9 * UNIT).is_none(), "longer than as it came");
+        assert!(shape(&good, 5 * UNIT, 0..2, 1, 9 * UNIT).is_some(), "shorter: encoded");
         assert!(shape(&good, 4 * UNIT, 0..u64::MAX, 1, 9 * UNIT).is_none());
         let headless = Place { header_units: 0, ..good };
         assert!(shape(&headless, 4 * UNIT, 0..2, 1, 9 * UNIT).is_none());

@@ -1,8 +1,9 @@
 //! A page's memory during a transfer: which of its bytes move in place, and which through staging.
 
+use super::slices::SliceSums;
 use crate::engine::Span;
 use crate::memory::{PageSource, PageTarget};
-use ritornello_format::{SliceChecksum, UNIT};
+use ritornello_format::UNIT;
 use std::ops::Range;
 
 /// The fragments of one page of a source or a target.
@@ -28,7 +29,7 @@ impl PageMemory {
         source.fragments(page, &mut fragments);
         // The pointers become mutable in type only: a write does not change its source.
         let spans = fragments.iter().map(|part| Span::new(part.as_ptr().cast_mut(), part.len()));
-        Self::new(spans, bytes, aligned, source.padded())
+        Self::new(spans, bytes, aligned, source.padded(page))
     }
 
     /// Page `page` of `target`, if it is `bytes` long.
@@ -42,6 +43,11 @@ impl PageMemory {
         target.fragments(page, &mut fragments);
         let spans = fragments.iter().map(|part| Span::new(part.as_ptr(), part.len()));
         Self::new(spans, bytes, aligned, false)
+    }
+
+    /// The `bytes` at `ptr`, whole units of staging memory.
+    pub(super) fn of_staging(ptr: *mut u8, bytes: usize) -> Self {
+        Self { spans: vec![Span::new(ptr, bytes)], starts: vec![0], bytes, in_place: bytes }
     }
 
     /// A page whose bytes go nowhere.
@@ -141,13 +147,19 @@ impl PageMemory {
         }
     }
 
-    /// Feeds bytes `range` of the page to a checksum.
+    /// Feeds bytes `range` of the page to its checksums.
     ///
     /// # Safety
     /// As for [`PageMemory::gather`].
-    pub(super) unsafe fn digest(&self, range: Range<usize>, sum: &mut SliceChecksum) {
+    pub(super) unsafe fn digest(&self, range: Range<usize>, sums: &mut SliceSums<'_>) {
         // SAFETY: promised by the caller.
-        unsafe { self.each(range, |bytes| sum.update(bytes)) };
+        unsafe { self.each(range, |bytes| sums.update(bytes)) };
+    }
+
+    /// Where bytes `range` of the page begin, if they lie together.
+    pub(super) fn together(&self, range: &Range<usize>) -> Option<*mut u8> {
+        let (span, skip) = self.from(range.start).next()?;
+        (skip + range.len() <= span.len()).then(|| span.ptr().wrapping_add(skip))
     }
 
     /// # Safety

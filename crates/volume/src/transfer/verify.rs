@@ -1,7 +1,7 @@
 //! Looking at a run without wanting its bytes: for `fsck`, and wherever only the header counts.
 
 use super::chunk::{Chunk, Shape};
-use super::{Control, MissReason, PageFate, RunRead};
+use super::{Control, Encoded, MissReason, PageFate, RunRead};
 use crate::engine::{Op, Span, Work};
 use crate::memory::{FragmentMut, PageTarget};
 use crate::memory_block::Block;
@@ -58,7 +58,7 @@ impl Segments {
         }
     }
 
-    /// Reads a whole run and verifies every page that the place holds.
+    /// Reads a whole run and verifies every page that the place holds, as it is encoded.
     ///
     /// # Errors
     /// `Miss` if there is no header to verify pages by.
@@ -77,7 +77,7 @@ impl Segments {
         let at_once = (WINDOW / padded).clamp(1, keys.len().max(1));
         let mut pages = Vec::with_capacity(keys.len());
         if let Some(memory) = self.arena().take(at_once * padded, control) {
-            let target = Window { memory, padded, page_bytes: header.page_bytes as usize };
+            let target = Window { memory, padded };
             for keys in keys.chunks(at_once) {
                 let read = RunRead {
                     place,
@@ -87,6 +87,7 @@ impl Segments {
                     first: pages.len() as u32,
                     target: &target,
                     target_first: 0,
+                    encoded: Encoded::AsStored,
                 };
                 pages.extend(self.read_runs(&[read], control).into_iter().flatten());
             }
@@ -105,16 +106,23 @@ impl Segments {
         let span = Span::new(to.as_mut_ptr(), to.len());
         // SAFETY: `to` is borrowed mutably until the engine has run.
         let op = unsafe { Op::new(0, file, false, offset, vec![span]) };
-        let mut work = Once { op: Some(op), result: Err(io::ErrorKind::Other.into()) };
-        self.engine().run(&mut work);
-        work.result
+        Once::run(self, op)
     }
 }
 
 /// One operation.
-struct Once {
+pub(super) struct Once {
     op: Option<Op>,
     result: io::Result<()>,
+}
+
+impl Once {
+    /// Does it, and waits for it.
+    pub(super) fn run(segments: &Segments, op: Op) -> io::Result<()> {
+        let mut work = Self { op: Some(op), result: Err(io::ErrorKind::Other.into()) };
+        segments.engine().run(&mut work);
+        work.result
+    }
 }
 
 impl Work for Once {
@@ -133,7 +141,6 @@ impl Work for Once {
 struct Window {
     memory: Piece,
     padded: usize,
-    page_bytes: usize,
 }
 
 // SAFETY: the piece is this value's alone and lives as long as it, pages do not overlap in it, and
@@ -146,7 +153,7 @@ unsafe impl PageTarget for Window {
         if page < self.len() {
             let at = self.memory.as_ptr().wrapping_add(page * self.padded);
             // SAFETY: inside the piece.
-            out.push(unsafe { FragmentMut::new(at, self.page_bytes) });
+            out.push(unsafe { FragmentMut::new(at, self.padded) });
         }
     }
 }

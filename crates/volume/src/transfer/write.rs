@@ -1,14 +1,15 @@
 //! Writing: pages as they come, their checksums while they are in flight, each header last.
 
-use super::chunk::{Chunk, Shape};
+use super::chunk::Chunk;
 use super::flight::{Cargo, Flight};
-use super::page::PageMemory;
+use super::outbound::{Outbound, Page};
 use super::refusal::{failed, inherited, stopped};
+use super::slices::SliceSums;
 use super::{Control, MissReason, RunWrite};
 use crate::engine::{Op, Work};
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use ritornello_format::{Error, Result, RunHeader, Slice, SliceChecksum, UNIT};
+use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
 use std::io;
 
@@ -21,39 +22,13 @@ pub(super) struct Writing<'a> {
     writes: &'a [RunWrite<'a>],
     control: &'a Control,
     /// The runs that have begun; the last one may still have pages to issue.
-    runs: Vec<Run>,
+    runs: Vec<Outbound<'a>>,
     /// Runs whose pages are issued, and whose header waits for their checksums.
     heads: VecDeque<usize>,
     flight: Flight<Landing>,
     /// Pages that move in place and are to be checksummed.
     to_digest: VecDeque<(usize, usize)>,
-    digesting: Option<Digesting>,
-}
-
-struct Run {
-    shape: Shape,
-    pages: Vec<Page>,
-    /// Everything but the header, and the first page if that goes with it.
-    body: VecDeque<Chunk>,
-    /// The rest. One chunk, unless the header itself is split over extents.
-    head: VecDeque<Chunk>,
-    /// Whether the run waits in `heads`, or has been there.
-    is_body_issued: bool,
-    /// The header and its checksum, when they are known.
-    sealed: Option<(Vec<u8>, u64)>,
-    /// Pages whose checksum is not known.
-    open: usize,
-    /// Pages whose checksum becomes known only when the head is issued.
-    open_in_head: usize,
-    /// Checksum of the page that is being gathered into staging, chunk by chunk.
-    gathering: Option<SliceChecksum>,
-    failed: Option<Error>,
-}
-
-struct Page {
-    memory: PageMemory,
-    is_queued: bool,
-    sum: u64,
+    digesting: Option<Digesting<'a>>,
 }
 
 struct Landing {
@@ -63,11 +38,11 @@ struct Landing {
     _cargo: (Cargo, Option<Block>),
 }
 
-struct Digesting {
+struct Digesting<'a> {
     run: usize,
     page: usize,
     at: usize,
-    sum: SliceChecksum,
+    sums: SliceSums<'a>,
 }
 
 enum Launch {
@@ -140,7 +115,8 @@ impl<'a> Writing<'a> {
                 }
                 _ => {
                     let write = self.writes.get(self.runs.len())?;
-                    let run = begin(self.segments, write).unwrap_or_else(Run::refused);
+                    let run =
+                        Outbound::begin(self.segments, write).unwrap_or_else(Outbound::refused);
                     self.runs.push(run);
                 }
             }
@@ -234,154 +210,25 @@ impl Work for Writing<'_> {
     fn spare(&mut self) -> bool {
         let next = self.digesting.take().or_else(|| {
             let (run, page) = self.to_digest.pop_front()?;
-            let write = &self.writes[run];
-            let sum = SliceChecksum::new(&write.header.keys[page], write.place.generation, 0);
-            Some(Digesting { run, page, at: 0, sum })
+            let sums = self.runs[run].sums_of(&self.writes[run], page);
+            Some(Digesting { run, page, at: 0, sums })
         });
         let Some(mut now) = next else { return false };
         let run = &mut self.runs[now.run];
         if run.failed.is_some() {
             return true;
         }
-        let bytes = self.writes[now.run].header.page_bytes as usize;
-        let end = (now.at + STEP).min(bytes);
         let page = &mut run.pages[now.page];
+        let end = (now.at + STEP).min(page.bytes);
         // SAFETY: a source's memory may be read (`PageSource`).
-        unsafe { page.memory.digest(now.at..end, &mut now.sum) };
-        if end < bytes {
+        unsafe { page.memory.digest(now.at..end, &mut now.sums) };
+        if end < page.bytes {
             now.at = end;
             self.digesting = Some(now);
         } else {
-            page.sum = now.sum.finish();
+            page.learn(&now.sums);
             run.open -= 1;
         }
         true
-    }
-}
-
-/// Looks at a run and cuts it into chunks.
-fn begin(segments: &Segments, write: &RunWrite<'_>) -> Result<Run> {
-    let RunWrite { place, header, source, first } = *write;
-    let (count, page_bytes) = (header.keys.len() as u64, header.page_bytes);
-    let shape = Shape::of(place, page_bytes, 0..count, segments)
-        .filter(|shape| shape.pages(0..count).end == place.units() * UNIT && count > 0)
-        .ok_or_else(|| {
-            Error::invalid("a run's place and header do not match")
-                .with("generation", place.generation)
-                .with("pages", count)
-                .with("page_bytes", page_bytes)
-        })?;
-    let aligned = segments.needs_alignment();
-    let mut pages = Vec::with_capacity(header.keys.len());
-    for page in 0..header.keys.len() {
-        let memory = PageMemory::of_source(source, first + page, page_bytes as usize, aligned)
-            .ok_or_else(|| {
-                Error::invalid("a page's memory is not as long as the scope's pages")
-                    .with("page", first + page)
-                    .with("page_bytes", page_bytes)
-            })?;
-        pages.push(Page { memory, is_queued: false, sum: 0 });
-    }
-    let (mut body, mut head) = (Vec::new(), Vec::new());
-    shape.cut(place, shape.pages(1..count), &mut body);
-    // A short first page goes with the header in one operation, if they lie together.
-    let first_page = shape.pages(0..1);
-    if shape.page <= shape.op {
-        shape.cut(place, 0..first_page.end, &mut head);
-    }
-    let mut open_in_head = usize::from(!pages[0].memory.is_in_place());
-    if head.len() != 1 {
-        head.clear();
-        open_in_head = 0;
-        shape.cut(place, first_page, &mut body);
-        shape.cut(place, 0..shape.header, &mut head);
-    }
-    Ok(Run {
-        shape,
-        open: pages.len(),
-        pages,
-        body: body.into(),
-        head: head.into(),
-        is_body_issued: false,
-        sealed: None,
-        open_in_head,
-        gathering: None,
-        failed: None,
-    })
-}
-
-impl Run {
-    /// A run that failed before it began.
-    fn refused(error: Error) -> Self {
-        Self {
-            shape: Shape { op: 1, header: 0, page: 1 },
-            pages: Vec::new(),
-            body: VecDeque::new(),
-            head: VecDeque::new(),
-            is_body_issued: true,
-            sealed: None,
-            open: 0,
-            open_in_head: 0,
-            gathering: None,
-            failed: Some(error),
-        }
-    }
-
-    fn fail(&mut self, error: Error) {
-        self.failed.get_or_insert(error);
-    }
-
-    /// Copies what does not move in place, and checksums the copies of pages that go through
-    /// staging: their chunks are issued in order, so that this can go along.
-    fn gather(&mut self, cargo: &Cargo, write: &RunWrite<'_>) {
-        for bounce in &cargo.bounces {
-            let page = &mut self.pages[bounce.page];
-            // SAFETY: the operation has not begun, and a source's memory may be read.
-            let copy = unsafe {
-                let copy = cargo.bytes_mut(bounce);
-                page.memory.gather(bounce.range.clone(), copy);
-                copy
-            };
-            if !bounce.staged {
-                continue;
-            }
-            let page_bytes = write.header.page_bytes as usize;
-            let mut sum = self.gathering.take().unwrap_or_else(|| {
-                let key = &write.header.keys[bounce.page];
-                SliceChecksum::new(key, write.place.generation, 0)
-            });
-            let (from, to) = (bounce.range.start, bounce.range.end.min(page_bytes));
-            sum.update(&copy[..to - from]);
-            if to < page_bytes {
-                self.gathering = Some(sum);
-            } else {
-                page.sum = sum.finish();
-                self.open -= 1;
-            }
-        }
-    }
-
-    /// The encoded header, now that all checksums are known.
-    fn seal(&mut self, write: &RunWrite<'_>) -> Result<&[u8]> {
-        let sealed = match self.sealed.take() {
-            Some(sealed) => sealed,
-            None => {
-                let (place, header) = (write.place, write.header);
-                let bytes = header.page_bytes as u32;
-                let slice = |page: &Page| Slice { bytes, codec: Slice::RAW, checksum: page.sum };
-                RunHeader {
-                    generation: place.generation,
-                    header_units: place.header_units,
-                    page_units: place.page_units,
-                    extents: place.extents.clone(),
-                    extents_total: place.extents.len() as u32,
-                    slices_per_page: 1,
-                    slices: self.pages.iter().map(slice).collect(),
-                    ..header.clone()
-                }
-                .encode()?
-            }
-        };
-        Ok(&self.sealed.insert(sealed).0)
     }
 }

@@ -147,6 +147,7 @@ impl Run {
             first: first as u32,
             target,
             target_first: 0,
+            encoded: Encoded::Refuse,
         };
         segments.read_runs(&[read], control).pop().unwrap()
     }

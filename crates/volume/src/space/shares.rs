@@ -1,0 +1,173 @@
+//! How many segments each volume may hold, and the closing of those beyond it.
+
+use super::{Space, SpaceError, Volume};
+use ritornello_format::SegmentId;
+
+impl Space {
+    /// Sets how many segments each volume may hold, and all of them together. Further volumes are
+    /// added. Where a volume has more, the emptiest are closed; where it has fewer, closed ones are
+    /// in use again.
+    pub fn set_shares(&mut self, shares: &[u32], segments_max: u32) {
+        self.segments_max = u64::from(segments_max);
+        while self.volumes.len() < shares.len() {
+            self.volumes.push(Volume::default());
+        }
+        for (at, volume) in self.volumes.iter_mut().enumerate() {
+            volume.max = shares.get(at).copied().unwrap_or(0).min(super::SEGMENT_NUMBERS);
+            for number in volume.free.closed().collect::<Vec<_>>() {
+                volume.free.set_closed(number, false);
+            }
+            let surplus = volume.free.segments().saturating_sub(volume.max) as usize;
+            for number in volume.free.emptiest_first().into_iter().take(surplus) {
+                volume.free.set_closed(number, true);
+            }
+        }
+    }
+
+    /// Segments of each volume that exist.
+    #[must_use]
+    pub fn segments_by_volume(&self) -> Vec<u32> {
+        self.volumes.iter().map(|volume| volume.free.segments()).collect()
+    }
+
+    /// Units in use in each volume.
+    #[must_use]
+    pub fn used_by_volume(&self) -> Vec<u64> {
+        let used = |volume: &Volume| {
+            u64::from(volume.free.segments()) * u64::from(self.segment_units)
+                - volume.free.units()
+                - volume.free.closed_units()
+        };
+        self.volumes.iter().map(used).collect()
+    }
+
+    /// The segments that are closed.
+    #[must_use]
+    pub fn closed(&self) -> Vec<SegmentId> {
+        let each = (0..=u8::MAX).zip(&self.volumes);
+        each.flat_map(|(at, volume)| volume.free.closed().map(move |n| SegmentId::new(at, n)))
+            .collect()
+    }
+
+    /// Whether nothing is placed in a segment any more.
+    #[must_use]
+    pub fn is_closed(&self, id: SegmentId) -> bool {
+        let volume = self.volumes.get(usize::from(id.volume()));
+        volume.is_some_and(|volume| volume.free.is_closed(id.number()))
+    }
+
+    /// Whether nothing lies in a segment.
+    #[must_use]
+    pub fn is_empty(&self, id: SegmentId) -> bool {
+        let volume = self.volumes.get(usize::from(id.volume()));
+        volume.is_some_and(|v| v.free.free_in(id.number()) == u64::from(self.segment_units))
+    }
+
+    /// Free units of a segment.
+    #[must_use]
+    pub fn free_in(&self, id: SegmentId) -> u64 {
+        let volume = self.volumes.get(usize::from(id.volume()));
+        volume.map_or(0, |volume| volume.free.free_in(id.number()))
+    }
+
+    /// Free units of closed segments.
+    #[must_use]
+    pub fn closed_units(&self) -> u64 {
+        self.volumes.iter().map(|volume| volume.free.closed_units()).sum()
+    }
+
+    /// Forgets a closed segment that nothing lies in: its file is gone.
+    ///
+    /// # Errors
+    /// [`SpaceError::Segment`] if it is not one; nothing is changed.
+    pub fn drop_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
+        let units = self.segment_units;
+        let volume = self.volumes.get_mut(usize::from(id.volume()));
+        match volume.is_some_and(|volume| volume.free.drop_segment(id.number(), units)) {
+            true => Ok(()),
+            false => Err(SpaceError::Segment(id)),
+        }
+    }
+
+    /// Gives new segments of a volume this number or a higher one. Whoever has a segment open
+    /// that is gone must not take another for it.
+    pub fn start_numbers_at(&mut self, volume: u8, number: u32) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            volume.free.start_numbers_at(number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::space::{Reserve, Space, SpaceConfig};
+    use ritornello_format::{Extent, SegmentId};
+
+    const SEGMENT: u32 = 100;
+
+    fn space(volumes: &[u32]) -> Space {
+        let volumes = volumes.to_vec();
+        let config = SpaceConfig { segment_units: SEGMENT, volumes, reserve_percent: 10 };
+        let mut space = Space::new(config).unwrap();
+        while let Some(id) = space.next_segment() {
+            space.add_segment(id).unwrap();
+        }
+        space
+    }
+
+    #[test]
+    fn the_emptiest_segment_is_closed_and_goes_when_it_is_empty() {
+        let mut space = space(&[3]);
+        let extent = |number, units| Extent { segment: SegmentId::new(0, number), start: 0, units };
+        space.mark(&[extent(0, 60), extent(1, 5), extent(2, 40)]).unwrap();
+        space.set_shares(&[2], 2);
+        let closed = SegmentId::new(0, 1);
+        assert_eq!(space.closed(), [closed]);
+        assert_eq!((space.free_units(), space.closed_units()), (100, 95));
+        assert_eq!((space.capacity_units(), space.total_units()), (200, 300));
+        assert_eq!(space.next_segment(), None);
+        while let Some(run) = space.allocate(1, 9, 1, Reserve::Use) {
+            assert_ne!(run[0].segment, closed);
+        }
+        assert!(space.drop_segment(closed).is_err(), "something lies there");
+        space.free(&[extent(1, 5)]).unwrap();
+        assert!(space.is_empty(closed));
+        space.drop_segment(closed).unwrap();
+        assert_eq!(space.total_units(), 200);
+        assert!(space.closed().is_empty() && space.drop_segment(closed).is_err());
+    }
+
+    #[test]
+    fn a_share_that_grows_again_opens_what_was_closed() {
+        let mut space = space(&[4]);
+        let free = space.free_units();
+        space.set_shares(&[1], 1);
+        assert_eq!((space.closed().len(), space.free_units()), (3, 100));
+        space.set_shares(&[4], 4);
+        assert_eq!((space.closed().len(), space.free_units()), (0, free));
+    }
+
+    #[test]
+    fn numbers_of_segments_that_went_are_not_used_again() {
+        let mut space = space(&[3]);
+        space.set_shares(&[1], 1);
+        space.start_numbers_at(0, 3);
+        for id in space.closed() {
+            assert!(space.is_empty(id));
+            space.drop_segment(id).unwrap();
+        }
+        space.set_shares(&[2], 2);
+        assert_eq!(space.next_segment(), Some(SegmentId::new(0, 3)));
+    }
+
+    #[test]
+    fn a_volume_that_drains_holds_up_the_growth_of_the_others() {
+        let mut space = space(&[2, 2]);
+        space.set_shares(&[0, 4, 4], 4);
+        assert_eq!(space.next_segment(), None, "four exist");
+        let gone = space.closed()[0];
+        space.drop_segment(gone).unwrap();
+        assert_ne!(space.next_segment().unwrap().volume(), 0);
+        assert_eq!(space.segments_by_volume(), [1, 2, 0]);
+    }
+}

@@ -1,0 +1,138 @@
+//! Moving a run to another place, as its bytes lie on the disk.
+
+use super::Control;
+use super::chunk::Shape;
+use super::refusal::stopped;
+use super::verify::Once;
+use crate::engine::{Op, Span};
+use crate::memory_block::Block;
+use crate::segments::Segments;
+use ritornello_format::{Error, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
+use std::io;
+
+/// Bytes that are copied at once, if a page is not longer.
+const WINDOW: u64 = 4 << 20;
+
+impl Segments {
+    /// Copies a run, page by page verified on the way, and returns the header checksum that the
+    /// index is to keep for the new place. Bytes are copied as they are encoded, under the same
+    /// generation; only the header is another, for it names the extents.
+    ///
+    /// `live` says which pages there are; others are not looked at, and zero in the new place.
+    /// `to` holds as many pages as `live` has entries; its `header_checksum` is not looked at.
+    /// Nothing is durable before [`Segments::sync`].
+    ///
+    /// # Errors
+    /// `Miss` if a page or the header cannot be believed: there is nothing to copy then. `Retry`
+    /// if the file system failed, there was no memory, or `control` said stop. `Invalid` if the
+    /// two places do not match.
+    pub fn copy_run(
+        &self,
+        from: &Place,
+        to: &Place,
+        live: &[bool],
+        control: &Control,
+    ) -> Result<u64> {
+        let header = self.read_header(from)?;
+        let count = live.len() as u64;
+        let fits = |place: &Place| {
+            Shape::of(place, u64::from(place.page_units) * UNIT, 0..count, self).is_some()
+        };
+        let same = from.header_units == to.header_units
+            && from.page_units == to.page_units
+            && from.generation == to.generation
+            && u64::from(to.holds()) == count
+            && header.keys.len() as u64 >= count;
+        if !same || !fits(from) || !fits(to) {
+            return Err(Error::invalid("a run cannot be moved between places of two shapes")
+                .with("generation", from.generation));
+        }
+        let page_bytes = u64::from(from.page_units) * UNIT;
+        let at_once = (WINDOW / page_bytes).clamp(1, count.max(1));
+        let stopped = || stopped(control.stop().unwrap_or(super::MissReason::Staging));
+        let mut memory =
+            self.arena().take((at_once * page_bytes) as usize, control).ok_or_else(stopped)?;
+        let mut first = 0;
+        while first < live.len() {
+            if let Some(reason) = control.stop() {
+                return Err(super::refusal::stopped(reason));
+            }
+            let pages = (live.len() - first).min(at_once as usize);
+            let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];
+            let window = first as u32..(first + pages) as u32;
+            let read = self.fetch_extents(&from.pages(window.start, pages as u32), bytes);
+            read.map_err(|error| unread(from, error))?;
+            for (at, page) in bytes.chunks_mut(page_bytes as usize).enumerate() {
+                if !live[first + at] {
+                    page.fill(0);
+                } else if !is_sound(&header, from.generation, first + at, page) {
+                    return Err(Error::miss("a page to be moved fails its checksum")
+                        .with("generation", from.generation)
+                        .with("page", first + at));
+                }
+            }
+            let written = self.store_extents(&to.pages(window.start, pages as u32), bytes);
+            written.map_err(|error| unwritten(to, error))?;
+            first += pages;
+        }
+        let moved = RunHeader { extents: to.extents.clone(), ..header };
+        let (bytes, checksum) = moved.encode()?;
+        let mut block = Block::new(to.header_units as usize * UNIT as usize);
+        block.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+        self.store_extents(&to.header(), block.bytes_mut())
+            .map_err(|error| unwritten(to, error))?;
+        Ok(checksum)
+    }
+
+    fn fetch_extents(&self, extents: &[Extent], mut to: &mut [u8]) -> io::Result<()> {
+        for extent in extents {
+            let (now, rest) = to.split_at_mut(extent.bytes() as usize);
+            self.fetch(extent.segment, extent.offset(), now)?;
+            to = rest;
+        }
+        Ok(())
+    }
+
+    fn store_extents(&self, extents: &[Extent], mut from: &mut [u8]) -> io::Result<()> {
+        if self.is_inherited() {
+            return Err(io::Error::other("these segments were opened before a fork"));
+        }
+        for extent in extents {
+            let (now, rest) = from.split_at_mut(extent.bytes() as usize);
+            let file = self.file(extent.segment)?;
+            let span = Span::new(now.as_mut_ptr(), now.len());
+            // SAFETY: `now` is borrowed until the engine has run.
+            let op = unsafe { Op::new(0, file, true, extent.offset(), vec![span]) };
+            Once::run(self, op)?;
+            from = rest;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the slices of a page, which lie one behind the other, have their checksums.
+fn is_sound(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> bool {
+    let slices = header.slices_of(page);
+    let mut at = 0;
+    !slices.is_empty()
+        && (0u16..).zip(slices).all(|(number, slice)| {
+            let end = at + slice.bytes as usize;
+            let Some(encoded) = bytes.get(at..end) else { return false };
+            at = end;
+            let mut sum = SliceChecksum::new(&header.keys[page], generation, number);
+            sum.update(encoded);
+            sum.finish() == slice.checksum
+        })
+}
+
+fn unread(place: &Place, error: io::Error) -> Error {
+    Error::miss("a run to be moved cannot be read")
+        .with("generation", place.generation)
+        .because(error)
+}
+
+fn unwritten(place: &Place, error: io::Error) -> Error {
+    Error::retry("a run could not be written to its new place")
+        .with("generation", place.generation)
+        .because(error)
+}

@@ -1,0 +1,188 @@
+//! A run on its way out: its pages, their checksums, and its header.
+
+use super::RunWrite;
+use super::chunk::{Chunk, Shape};
+use super::flight::Cargo;
+use super::page::PageMemory;
+use super::slices::{self, SliceSums};
+use crate::segments::Segments;
+use ritornello_format::{Error, Result, RunHeader, Slice, UNIT};
+use std::collections::VecDeque;
+
+/// A run that is being written.
+pub(super) struct Outbound<'a> {
+    pub(super) shape: Shape,
+    pub(super) pages: Vec<Page>,
+    /// Everything but the header, and the first page if that goes with it.
+    pub(super) body: VecDeque<Chunk>,
+    /// The rest. One chunk, unless the header itself is split over extents.
+    pub(super) head: VecDeque<Chunk>,
+    /// Whether the run waits for its header to be issued, or has waited.
+    pub(super) is_body_issued: bool,
+    /// The header and its checksum, when they are known.
+    pub(super) sealed: Option<(Vec<u8>, u64)>,
+    /// Pages whose checksums are not known.
+    pub(super) open: usize,
+    /// Pages whose checksums become known only when the head is issued.
+    pub(super) open_in_head: usize,
+    /// Checksums of the page that is being gathered into staging, chunk by chunk.
+    gathering: Option<SliceSums<'a>>,
+    pub(super) failed: Option<Error>,
+}
+
+pub(super) struct Page {
+    pub(super) memory: PageMemory,
+    /// Bytes as they go to the disk, not padded.
+    pub(super) bytes: usize,
+    pub(super) is_queued: bool,
+    /// Their checksums are zero until they are known.
+    slices: Vec<Slice>,
+}
+
+impl Page {
+    /// Takes over the checksums of the slices.
+    pub(super) fn learn(&mut self, sums: &SliceSums<'_>) {
+        for (slice, sum) in self.slices.iter_mut().zip(sums.done()) {
+            slice.checksum = *sum;
+        }
+    }
+}
+
+impl<'a> Outbound<'a> {
+    /// Looks at a run and cuts it into chunks.
+    pub(super) fn begin(segments: &Segments, write: &RunWrite<'_>) -> Result<Self> {
+        let RunWrite { place, header, source, first } = *write;
+        let (count, page_bytes) = (header.keys.len() as u64, header.page_bytes);
+        let shape = Shape::of(place, page_bytes, 0..count, segments)
+            .filter(|shape| shape.pages(0..count).end == place.units() * UNIT && count > 0)
+            .ok_or_else(|| {
+                Error::invalid("a run's place and header do not match")
+                    .with("generation", place.generation)
+                    .with("pages", count)
+                    .with("page_bytes", page_bytes)
+            })?;
+        let aligned = segments.needs_alignment();
+        let mut pages = Vec::with_capacity(header.keys.len());
+        for page in 0..header.keys.len() {
+            let mut slices = header.slices_of(page).to_vec();
+            if header.slices.is_empty() {
+                slices = slices::raw(header.slices_per_page, page_bytes).collect();
+            }
+            let bytes = slices::total(&slices);
+            let memory = PageMemory::of_source(source, first + page, bytes as usize, aligned)
+                .filter(|_| bytes <= shape.page && slices.iter().all(|slice| slice.bytes > 0))
+                .ok_or_else(|| {
+                    Error::invalid(
+                        "a page's memory is not as long as its slices, or than its place",
+                    )
+                    .with("page", first + page)
+                    .with("page_bytes", page_bytes)
+                })?;
+            pages.push(Page { memory, bytes: bytes as usize, is_queued: false, slices });
+        }
+        let (mut body, mut head) = (Vec::new(), Vec::new());
+        shape.cut(place, shape.pages(1..count), &mut body);
+        // A short first page goes with the header in one operation, if they lie together.
+        let first_page = shape.pages(0..1);
+        if shape.page <= shape.op {
+            shape.cut(place, 0..first_page.end, &mut head);
+        }
+        let mut open_in_head = usize::from(!pages[0].memory.is_in_place());
+        if head.len() != 1 {
+            head.clear();
+            open_in_head = 0;
+            shape.cut(place, first_page, &mut body);
+            shape.cut(place, 0..shape.header, &mut head);
+        }
+        Ok(Self {
+            shape,
+            open: pages.len(),
+            pages,
+            body: body.into(),
+            head: head.into(),
+            is_body_issued: false,
+            sealed: None,
+            open_in_head,
+            gathering: None,
+            failed: None,
+        })
+    }
+
+    /// A run that failed before it began.
+    pub(super) fn refused(error: Error) -> Self {
+        Self {
+            shape: Shape { op: 1, header: 0, page: 1 },
+            pages: Vec::new(),
+            body: VecDeque::new(),
+            head: VecDeque::new(),
+            is_body_issued: true,
+            sealed: None,
+            open: 0,
+            open_in_head: 0,
+            gathering: None,
+            failed: Some(error),
+        }
+    }
+
+    pub(super) fn fail(&mut self, error: Error) {
+        self.failed.get_or_insert(error);
+    }
+
+    /// The checksums of page `page`, to be fed.
+    pub(super) fn sums_of(&self, write: &RunWrite<'a>, page: usize) -> SliceSums<'a> {
+        let header = write.header;
+        SliceSums::new(&header.keys[page], write.place.generation, &self.pages[page].slices)
+    }
+
+    /// Copies what does not move in place, and checksums the copies of pages that go through
+    /// staging: their chunks are issued in order, so that this can go along.
+    pub(super) fn gather(&mut self, cargo: &Cargo, write: &RunWrite<'a>) {
+        for bounce in &cargo.bounces {
+            // SAFETY: the operation has not begun, and a source's memory may be read.
+            let copy = unsafe {
+                let copy = cargo.bytes_mut(bounce);
+                self.pages[bounce.page].memory.gather(bounce.range.clone(), copy);
+                copy
+            };
+            let bytes = self.pages[bounce.page].bytes;
+            // Behind a page's bytes is padding only.
+            if !bounce.staged || bounce.range.start >= bytes {
+                continue;
+            }
+            let sums = self.gathering.take();
+            let mut sums = sums.unwrap_or_else(|| self.sums_of(write, bounce.page));
+            let (from, to) = (bounce.range.start, bounce.range.end.min(bytes));
+            sums.update(&copy[..to - from]);
+            if to < bytes {
+                self.gathering = Some(sums);
+            } else {
+                self.pages[bounce.page].learn(&sums);
+                self.open -= 1;
+            }
+        }
+    }
+
+    /// The encoded header, now that all checksums are known.
+    pub(super) fn seal(&mut self, write: &RunWrite<'_>) -> Result<&[u8]> {
+        let sealed = match self.sealed.take() {
+            Some(sealed) => sealed,
+            None => {
+                let (place, header) = (write.place, write.header);
+                let slices: Vec<Slice> =
+                    self.pages.iter().flat_map(|page| page.slices.iter().copied()).collect();
+                RunHeader {
+                    generation: place.generation,
+                    header_units: place.header_units,
+                    page_units: place.page_units,
+                    extents: place.extents.clone(),
+                    extents_total: place.extents.len() as u32,
+                    slices_per_page: header.slices_per_page.max(1),
+                    slices,
+                    ..header.clone()
+                }
+                .encode()?
+            }
+        };
+        Ok(&self.sealed.insert(sealed).0)
+    }
+}

@@ -1,0 +1,277 @@
+//! Encoded pages through a codec of two lines: whatever the shapes, what was put comes back or is
+//! missed.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use proptest::prelude::*;
+use ritornello_format::{Slice, UNIT};
+use ritornello_volume::*;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// Leaves out every other byte, if all of those are zero.
+struct EveryOther;
+
+const CODEC: u8 = 77;
+
+impl Pack for EveryOther {
+    fn pack(&self, slice: &[u8], out: &mut [u8]) -> Option<(u8, usize)> {
+        if slice.iter().skip(1).step_by(2).any(|byte| *byte != 0) {
+            out.copy_from_slice(slice);
+            return Some((Slice::RAW, slice.len()));
+        }
+        let kept = slice.iter().step_by(2);
+        let bytes = kept.len();
+        out.iter_mut().zip(kept).for_each(|(to, byte)| *to = *byte);
+        Some((CODEC, bytes))
+    }
+}
+
+impl Unpack for EveryOther {
+    fn knows(&self, codec: u8) -> bool {
+        codec == CODEC
+    }
+    fn unpack(&self, _: u8, encoded: &[u8], out: &mut [u8]) -> bool {
+        out.fill(0);
+        let right = encoded.len() == out.len().div_ceil(2);
+        out.iter_mut().step_by(2).zip(encoded).for_each(|(to, byte)| *to = *byte);
+        right
+    }
+}
+
+/// A page of which the leading `noise` of 16 parts cannot be encoded.
+fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
+    let mut page = bytes(seed, number, length);
+    let from = length * noise / 16;
+    for (at, byte) in page.iter_mut().enumerate().skip(from) {
+        // A slice has its own idea of which bytes are every other: zero both ways but for the first.
+        *byte = if (at - from).is_multiple_of(2) { *byte } else { 0 };
+    }
+    page
+}
+
+/// A run whose pages are encoded where that makes them shorter, in `slices` slices.
+fn encoded_run(
+    rig: &Rig,
+    generation: u64,
+    slices: u16,
+    contents: Vec<Vec<u8>>,
+    extents: &[u32],
+) -> Run {
+    let length = contents[0].len() as u64;
+    let source = OwnedPages::new(contents.clone());
+    let packed: Vec<_> = (0..contents.len())
+        .map(|page| {
+            match rig.segments.pack_page(&source, page, length, slices, &EveryOther, None) {
+                Packing::Packed(page) => Some(page),
+                Packing::NoShorter => None,
+                Packing::NoMemory => panic!("the arena is large enough"),
+            }
+        })
+        .collect();
+    let raw = length.div_ceil(UNIT) as u32;
+    let units = packed.iter().map(|page| page.as_ref().map_or(raw, |page| page.units()));
+    let longest = units.max().unwrap();
+    // The helper lays a run out by its page length: as long as the longest on disk.
+    let mut run = Run::new(generation, contents.len(), longest as usize * UNIT as usize, extents);
+    let whole: Vec<Slice> = (0..slices)
+        .map(|number| {
+            let part = Slice::part(number, slices, length);
+            Slice { bytes: (part.end - part.start) as u32, codec: Slice::RAW, checksum: 0 }
+        })
+        .collect();
+    let of = |page: &Option<_>| -> Vec<Slice> {
+        page.as_ref().map_or(whole.clone(), |page: &transfer::PackedPage| page.slices().to_vec())
+    };
+    run.header.page_bytes = length;
+    run.header.slices_per_page = slices;
+    run.header.slices = packed.iter().flat_map(of).collect();
+    run.pages = contents;
+    let pages = PackedPages::new(&source, 0, packed);
+    run.write_from(&rig.segments, &pages);
+    run
+}
+
+fn read<'a>(
+    rig: &Rig,
+    run: &'a Run,
+    first: usize,
+    target: &dyn PageTarget,
+    encoded: Encoded<'a>,
+    control: &Control,
+) -> Vec<PageFate> {
+    let keys = run.keys();
+    let read = RunRead {
+        place: &run.place,
+        scope: SCOPE,
+        page_bytes: run.header.page_bytes,
+        keys: &keys[first..first + target.len()],
+        first: first as u32,
+        target,
+        target_first: 0,
+        encoded,
+    };
+    rig.segments.read_runs(&[read], control).pop().unwrap()
+}
+
+/// Reads pages `first..` into fragments of the given length at some alignment, and judges them.
+fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageFate> {
+    let wanted = &run.pages[first..];
+    let mut memory: Vec<Vec<Memory>> = wanted
+        .iter()
+        .map(|page| page.chunks(fragment).map(|part| Memory::new(part.len(), skew)).collect())
+        .collect();
+    let mut parts: Vec<Vec<&mut [u8]>> =
+        memory.iter_mut().map(|page| page.iter_mut().map(Memory::slice_mut).collect()).collect();
+    let target = BorrowedPagesMut::fragmented(&mut parts);
+    let unpack = Encoded::Unpack(&EveryOther);
+    let fates = read(rig, run, first, &target, unpack, &Control::default());
+    drop(target);
+    for (at, fate) in fates.iter().enumerate() {
+        let got: Vec<u8> = memory[at].iter().flat_map(|part| part.slice().to_vec()).collect();
+        assert!(!fate.is_verified() || got == wanted[at], "wrong bytes in page {at}");
+    }
+    fates
+}
+
+#[test]
+fn a_run_of_all_kinds_of_pages_comes_back_through_every_engine() {
+    for rig in rigs() {
+        // Encoded, partly encoded, not encoded at all: the last makes the run as long as its pages
+        // are, so that those before it land in the target and are decoded from a copy.
+        for noises in [vec![0, 8, 0], vec![0, 8, 16, 0]] {
+            for (length, slices) in [(12_000, 1), (300_000, 4), (1_500_002, 16)] {
+                let contents: Vec<Vec<u8>> =
+                    (0..noises.len()).map(|n| page(5, n, length, noises[n])).collect();
+                let run = encoded_run(&rig, 1, slices, contents, &[40, 3]);
+                for first in 0..noises.len() {
+                    for (fragment, skew) in [(length, 0), (length, 1), (70_001, 0), (5000, 7)] {
+                        let fates = judge(&rig, &run, first, fragment, skew);
+                        assert!(fates.iter().all(|fate| fate.is_verified()), "{fates:?}");
+                    }
+                }
+                let seen = rig.segments.verify_run(&run.place, &Control::default()).unwrap();
+                assert!(seen.pages.iter().all(|fate| fate.is_verified()), "{:?}", seen.pages);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn any_shape_comes_back(
+        seed: u64,
+        length in 1usize..400_000,
+        slices in 1u16..40,
+        noises in prop::collection::vec(0usize..=16, 1..5),
+        extents in prop::collection::vec(1u32..30, 0..4),
+        fragment in 1usize..100_000,
+        skew in 0usize..4096,
+    ) {
+        let rig = rig(IoChoice::Auto);
+        let slices = slices.min(length as u16);
+        let contents: Vec<Vec<u8>> =
+            (0..noises.len()).map(|n| page(seed, n, length, noises[n])).collect();
+        let run = encoded_run(&rig, seed >> 1 | 1, slices, contents, &extents);
+        let fragment = fragment.max(length / 500 + 1);
+        let fates = judge(&rig, &run, seed as usize % noises.len(), fragment, skew);
+        prop_assert!(fates.iter().all(|fate| fate.is_verified()), "{:?}", fates);
+    }
+}
+
+#[test]
+fn every_flipped_byte_of_an_encoded_page_is_a_miss_by_checksum() {
+    let rig = rig(IoChoice::Auto);
+    let contents = (0..3).map(|n| page(9, n, 100_000, 0)).collect();
+    let run = encoded_run(&rig, 1, 4, contents, &[]);
+    let encoded: u64 = run.header.slices_of(1).iter().map(|slice| u64::from(slice.bytes)).sum();
+    let start = run.place.page(1)[0].offset();
+    let segment =
+        fs::OpenOptions::new().read(true).write(true).open(segment_path(&rig, 0)).unwrap();
+    for at in (0..encoded).step_by(997) {
+        let mut byte = [0];
+        segment.read_exact_at(&mut byte, start + at).unwrap();
+        segment.write_all_at(&[byte[0] ^ 4], start + at).unwrap();
+        let miss = PageFate::Missed(MissReason::Checksum);
+        let expected = [PageFate::Verified, miss, PageFate::Verified];
+        assert_eq!(judge(&rig, &run, 0, 100_000, 0), expected, "byte {at}");
+        let seen = rig.segments.verify_run(&run.place, &Control::default()).unwrap();
+        assert_eq!(seen.pages, expected);
+        segment.write_all_at(&byte, start + at).unwrap();
+    }
+    // What lies behind the last slice is nobody's.
+    segment.write_all_at(&[1], start + encoded).unwrap();
+    assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|fate| fate.is_verified()));
+}
+
+/// Knows the codec, and finds no frame that it likes.
+struct Choosy;
+
+impl Unpack for Choosy {
+    fn knows(&self, _: u8) -> bool {
+        true
+    }
+    fn unpack(&self, _: u8, _: &[u8], _: &mut [u8]) -> bool {
+        false
+    }
+}
+
+/// Knows no codec.
+struct Ignorant;
+
+impl Unpack for Ignorant {
+    fn knows(&self, _: u8) -> bool {
+        false
+    }
+    fn unpack(&self, _: u8, _: &[u8], _: &mut [u8]) -> bool {
+        panic!("asked for a codec that it does not know")
+    }
+}
+
+#[test]
+fn what_cannot_be_decoded_here_is_no_damage() {
+    let rig = rig(IoChoice::Auto);
+    let contents = vec![page(9, 0, 100_000, 0), page(9, 1, 100_000, 16)];
+    let run = encoded_run(&rig, 1, 4, contents, &[]);
+    for encoded in [Encoded::Unpack(&Choosy), Encoded::Unpack(&Ignorant), Encoded::Refuse] {
+        let mut memory = vec![vec![0; 100_000]; 2];
+        let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
+        let target = BorrowedPagesMut::new(&mut pages);
+        let fates = read(&rig, &run, 0, &target, encoded, &Control::default());
+        assert_eq!(fates, [PageFate::Missed(MissReason::Codec), PageFate::Verified]);
+    }
+    assert!(!MissReason::Codec.is_damage());
+}
+
+#[test]
+fn without_staging_memory_a_read_ends_in_misses_at_its_deadline() {
+    let rig = rig(IoChoice::Auto);
+    let length = 200_000;
+    let contents = (0..4).map(|n| page(3, n, length, 0)).collect();
+    let run = encoded_run(&rig, 1, 1, contents, &[]);
+    // As much as there is, in pages that are encoded and kept.
+    let mut held = Vec::new();
+    for length in [4 << 20, UNIT] {
+        let content = vec![page(1, 0, length as usize * 2, 0)];
+        let source = OwnedPages::new(content);
+        let pack = || rig.segments.pack_page(&source, 0, length * 2, 1, &EveryOther, None);
+        while let Packing::Packed(page) = pack() {
+            held.push(page);
+        }
+    }
+    let attempt = |deadline| {
+        let mut memory = vec![vec![0; length]; 4];
+        let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
+        let target = BorrowedPagesMut::new(&mut pages);
+        let control = Control { deadline, ..Control::default() };
+        read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &control)
+    };
+    let soon = Instant::now() + Duration::from_millis(50);
+    assert_eq!(attempt(Some(soon)), [PageFate::Missed(MissReason::Deadline); 4]);
+    held.clear();
+    assert_eq!(attempt(None), [PageFate::Verified; 4]);
+}
