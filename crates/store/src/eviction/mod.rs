@@ -3,18 +3,30 @@
 //! Whatever the policy, pages go **leaf first**: a run is cut from its tail, and never before the
 //! page that another run hangs from. So what is left is always a prefix, and can be hit.
 
+mod adaptive;
+mod arc;
 mod clock;
+mod density;
+mod fold;
+mod ghost;
 mod lru;
 mod order;
-mod tails;
+mod pieces;
+mod policy;
+mod s3fifo;
+mod shadow;
+mod single;
+mod tree;
+mod two_q;
 
 #[cfg(test)]
 mod model;
 
 pub use clock::RecencyClock;
-pub use lru::Lru;
+pub use policy::Policy;
 
 use ritornello_index::RunId;
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 
 /// A run as a policy knows it.
@@ -62,6 +74,36 @@ pub trait Holdings {
     fn page_key(&self, run: RunId, page: u32) -> u64;
 }
 
+/// How an eviction policy and its rivals do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvictionStats {
+    /// The policy that is configured.
+    pub policy: String,
+    /// The candidate that the store follows now; empty if there is no choice.
+    pub following: String,
+    /// Times the store went over to another candidate.
+    pub switches: u64,
+    /// Memory of all the shadow caches, in bytes.
+    pub shadow_bytes: u64,
+    /// One page in so many is sampled; zero if there are no shadows.
+    pub sample_rate: u64,
+    /// The candidates.
+    pub shadows: Vec<Shadow>,
+}
+
+/// A shadow cache: what a candidate would have hit, by a sample of the pages asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shadow {
+    /// The candidate.
+    pub name: String,
+    /// Sampled pages that were asked for.
+    pub asked: u64,
+    /// Those that it would have had, all pages before them included.
+    pub hits: u64,
+    /// Whether the store follows it.
+    pub followed: bool,
+}
+
 /// A run to cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
@@ -94,10 +136,21 @@ pub trait Eviction: Send + Debug {
     /// A sequence was used: the runs it leads through, from the root on. Unknown ones are skipped.
     fn hit(&mut self, path: &[Used]);
 
-    /// A sequence was asked for, page by page ([`Resident::key`] of each). For policies that
-    /// measure themselves; called once for each page that was read or had to be put.
-    fn demanded(&mut self, demand: Demand, pages: &mut dyn Iterator<Item = u64>) {
-        let _ = (demand, pages);
+    /// A sequence was asked for, page by page ([`Resident::key`] of each), behind the page `after`;
+    /// without one it is from the root. For policies that measure themselves; called once for each
+    /// page that was read or had to be put.
+    fn demanded(
+        &mut self,
+        demand: Demand,
+        after: Option<u64>,
+        pages: &mut dyn Iterator<Item = u64>,
+    ) {
+        let _ = (demand, after, pages);
+    }
+
+    /// What the policy knows of how it and its rivals would do; empty if it does not measure.
+    fn measured(&self) -> EvictionStats {
+        EvictionStats { policy: self.name().to_owned(), ..EvictionStats::default() }
     }
 
     /// `pages` pages of a run are gone.

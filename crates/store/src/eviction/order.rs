@@ -1,113 +1,78 @@
-//! A doubly linked list over slot numbers: the order of use.
+//! What a policy decides: in which order pieces go.
 
-/// No slot.
-const NONE: u32 = u32::MAX;
+use super::pieces::{Piece, Pieces};
+use std::fmt::Debug;
 
-/// The neighbours of a slot.
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    older: u32,
-    newer: u32,
-    listed: bool,
+/// How a piece comes to a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// It was just put. `known`: the policy remembers that it was evicted.
+    New {
+        /// By [`Order::recall`].
+        known: bool,
+        /// It is the only one behind pages that were used: a conversation goes on.
+        continues: bool,
+    },
+    /// Another policy had it, and it is older than all that came so far.
+    Inherited,
 }
 
-/// Slots in order of use. Every operation takes constant time.
+/// An eviction policy's own part: it lists pieces and says which one is next. What may go, and what
+/// hangs from what, is the tree's business: a candidate that cannot go is taken out and comes back
+/// by [`Order::relist`].
 ///
-/// Invariant: the listed nodes form one chain from `oldest` to `newest`, in both directions.
-#[derive(Debug)]
-pub(super) struct Order {
-    nodes: Vec<Node>,
-    oldest: u32,
-    newest: u32,
-}
+/// Every operation takes constant time, amortised.
+pub(super) trait Order: Send + Debug {
+    /// The policy's name.
+    fn name(&self) -> &'static str;
 
-impl Order {
-    pub(super) fn new() -> Self {
-        Self { nodes: Vec::new(), oldest: NONE, newest: NONE }
+    /// The store holds about so many units when it is full.
+    fn set_capacity(&mut self, units: u64) {
+        let _ = units;
     }
 
-    pub(super) fn oldest(&self) -> Option<u32> {
-        (self.oldest != NONE).then_some(self.oldest)
+    /// Whether what was evicted under this key is remembered; it is forgotten then.
+    fn recall(&mut self, key: u64, units: u64) -> bool {
+        let _ = (key, units);
+        false
     }
 
-    pub(super) fn is_listed(&self, slot: u32) -> bool {
-        self.nodes.get(slot as usize).is_some_and(|node| node.listed)
+    /// Lists a piece.
+    fn insert(&mut self, pieces: &mut Pieces, slot: u32, arrival: Arrival);
+
+    /// A piece that is listed was used. Its `uses` counts this use.
+    fn touch(&mut self, pieces: &mut Pieces, slot: u32);
+
+    /// Takes out a piece that is listed.
+    fn unlink(&mut self, pieces: &mut Pieces, slot: u32);
+
+    /// Lists a piece that was taken out as the next of its kind to go. Its `queue` and `stamp` are
+    /// as they were.
+    fn relist(&mut self, pieces: &mut Pieces, slot: u32);
+
+    /// Lists a piece next to one that is listed, to go right after it. It has the same `queue` and
+    /// `stamp`.
+    fn list_after(&mut self, pieces: &mut Pieces, listed: u32, slot: u32);
+
+    /// A listed piece lost `units`.
+    fn shrunk(&mut self, piece: &Piece, units: u64);
+
+    /// The listed piece that goes next. Always one, unless none is listed.
+    fn victim(&mut self, pieces: &mut Pieces) -> Option<u32>;
+
+    /// Pages of a piece go, the first of which has this key.
+    fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
+        let _ = (pieces, slot, key, units);
     }
 
-    /// Makes `slot`, which is not listed, the newest.
-    pub(super) fn push_newest(&mut self, slot: u32) {
-        let older = self.newest;
-        self.set(slot, Node { older, newer: NONE, listed: true });
-        if older == NONE {
-            self.oldest = slot;
-        } else {
-            self.nodes[older as usize].newer = slot;
-        }
-        self.newest = slot;
+    /// Whether [`Order::evicted`] has a use for keys.
+    fn remembers(&self) -> bool {
+        false
     }
 
-    /// Makes `slot`, which is not listed, the oldest.
-    pub(super) fn push_oldest(&mut self, slot: u32) {
-        let newer = self.oldest;
-        self.set(slot, Node { older: NONE, newer, listed: true });
-        if newer == NONE {
-            self.newest = slot;
-        } else {
-            self.nodes[newer as usize].older = slot;
-        }
-        self.oldest = slot;
-    }
+    /// The listed piece that would go last.
+    fn warmest(&self) -> Option<u32>;
 
-    /// Takes `slot` out, if it is listed.
-    pub(super) fn unlink(&mut self, slot: u32) {
-        if !self.is_listed(slot) {
-            return;
-        }
-        let Node { older, newer, .. } = self.nodes[slot as usize];
-        if older == NONE {
-            self.oldest = newer;
-        } else {
-            self.nodes[older as usize].newer = newer;
-        }
-        if newer == NONE {
-            self.newest = older;
-        } else {
-            self.nodes[newer as usize].older = older;
-        }
-        self.nodes[slot as usize].listed = false;
-    }
-
-    fn set(&mut self, slot: u32, node: Node) {
-        debug_assert!(!self.is_listed(slot));
-        let at = slot as usize;
-        if at >= self.nodes.len() {
-            self.nodes.resize(at + 1, Node { older: NONE, newer: NONE, listed: false });
-        }
-        self.nodes[at] = node;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn drain(order: &mut Order) -> Vec<u32> {
-        let next = |order: &mut Order| order.oldest().inspect(|&slot| order.unlink(slot));
-        std::iter::from_fn(|| next(order)).collect()
-    }
-
-    #[test]
-    fn both_ends_and_the_middle() {
-        let mut order = Order::new();
-        [3, 1, 2].into_iter().for_each(|slot| order.push_newest(slot));
-        order.push_oldest(0);
-        order.unlink(1);
-        order.unlink(1);
-        order.push_newest(1);
-        assert!(order.is_listed(1) && !order.is_listed(9));
-        assert_eq!(drain(&mut order), [0, 3, 2, 1]);
-        order.push_newest(5);
-        assert_eq!(drain(&mut order), [5]);
-        assert!(order.oldest().is_none());
-    }
+    /// Memory besides the pieces.
+    fn memory_bytes(&self) -> usize;
 }

@@ -1,0 +1,186 @@
+//! Whichever candidate would have done best lately.
+
+use super::arc::Arc;
+use super::density::Density;
+use super::lru::Lru;
+use super::order::Order;
+use super::s3fifo::S3Fifo;
+use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
+use super::tree::{CHUNK_UNITS, Tree};
+use super::two_q::TwoQ;
+use super::{Demand, Eviction, EvictionStats, Holdings, Resident, Used, Victim};
+use ritornello_index::RunId;
+
+/// Makes a candidate's order.
+type Make = fn() -> Box<dyn Order>;
+
+/// Who is watched; the first is followed until another is better.
+const CANDIDATES: [Make; 5] = [
+    || Box::new(Density::new()),
+    || Box::new(S3Fifo::new()),
+    || Box::new(Arc::new()),
+    || Box::new(TwoQ::new()),
+    || Box::new(Lru::new()),
+];
+const _: () = assert!(CANDIDATES.len() <= CANDIDATES_MAX);
+
+/// Memory of the shadows is at most this part of the index's, with so many bytes a page there...
+const MEMORY_PART: u64 = 20;
+const INDEX_BYTES_PER_PAGE: u64 = 34;
+/// ...but may always be so much.
+const MEMORY_FLOOR: u64 = 1 << 20;
+/// Memory of a page in one shadow, ghosts and the slack of growing tables included.
+const SHADOW_BYTES_PER_PAGE: u64 = 256;
+/// The recent past: demands for so many times the pages that the store holds.
+const WINDOW: f64 = 8.0;
+/// A candidate takes over if its hits exceed those of the one followed by this part of all pages
+/// asked for...
+const MARGIN: f64 = 0.01;
+/// ...and by so many times the root of the number of pages on which the two may have differed.
+const SIGMAS: f64 = 3.0;
+/// Sampled pages between two decisions.
+const DECIDE_EVERY: u64 = 64;
+
+/// Follows, among several candidates, the one whose shadow would have had most hits lately.
+///
+/// A shadow is a miniature of the store: it runs a candidate's own code over the pages whose keys
+/// fall into a sample of one in so many, at that part of the capacity. What sampling leaves of a
+/// sequence is a shorter sequence in the same order, so a prefix stays a prefix. Waldspurger et
+/// al., "Cache Modeling and Optimization using Miniature Simulations", ATC '17, and "Efficient MRC
+/// Construction with SHARDS", FAST '15.
+#[derive(Debug)]
+pub(super) struct Adaptive {
+    tree: Tree,
+    shadows: Vec<Shadow>,
+    sample: Sample,
+    followed: usize,
+    switches: u64,
+    /// Sampled pages asked for since the last decision.
+    undecided: u64,
+}
+
+impl Adaptive {
+    pub(super) fn new() -> Self {
+        Self::with_chunk(CHUNK_UNITS)
+    }
+
+    /// Cuts runs in chunks of about `chunk_units` units; what is left smaller than that goes, too.
+    pub(super) fn with_chunk(chunk_units: u32) -> Self {
+        Self {
+            tree: Tree::new(CANDIDATES[0](), chunk_units),
+            shadows: CANDIDATES.iter().map(|make| Shadow::new(make())).collect(),
+            sample: Sample::new(),
+            followed: 0,
+            switches: 0,
+            undecided: 0,
+        }
+    }
+
+    /// Samples less as the shadows grow.
+    fn bound_memory(&mut self) {
+        let most = (self.tree.pages() * INDEX_BYTES_PER_PAGE / MEMORY_PART).max(MEMORY_FLOOR);
+        let pages = most / (CANDIDATES.len() as u64 * SHADOW_BYTES_PER_PAGE);
+        while self.shadows.iter().any(|shadow| shadow.pages() > pages) {
+            self.sample.halve();
+            self.shadows.iter_mut().for_each(|shadow| shadow.thin(&self.sample));
+        }
+    }
+
+    /// Goes over to the best candidate, if it is better than the one followed by more than chance.
+    fn decide(&mut self) {
+        if self.tree.is_moving() {
+            return;
+        }
+        let score = |at: usize| self.shadows[at].recent_hits();
+        let mut best = self.followed;
+        for at in 0..self.shadows.len() {
+            if score(at) > score(best) {
+                best = at;
+            }
+        }
+        let lead = score(best) - score(self.followed);
+        let asked = self.shadows[best].recent_asked();
+        if best != self.followed && lead > MARGIN * asked + SIGMAS * lead.sqrt() {
+            self.tree.follow(CANDIDATES[best]());
+            self.followed = best;
+            self.switches += 1;
+        }
+    }
+}
+
+impl Eviction for Adaptive {
+    fn name(&self) -> &'static str {
+        "adaptive"
+    }
+
+    fn admit(&mut self, resident: &Resident) {
+        self.tree.admit(resident);
+    }
+
+    fn link(&mut self, run: RunId, parent: RunId, page: u32) {
+        self.tree.link(run, parent, page);
+    }
+
+    fn hit(&mut self, path: &[Used]) {
+        self.tree.hit(path);
+    }
+
+    fn demanded(&mut self, _: Demand, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
+        self.sample.take(after, pages);
+        let keys = self.sample.keys();
+        if keys.is_empty() {
+            self.sample.settle(&[]);
+            return;
+        }
+        self.undecided += keys.len() as u64;
+        let prefix = self.sample.prefix();
+        let window = WINDOW * (self.tree.pages() / self.sample.rate()).max(256) as f64;
+        let mut alive = [false; CANDIDATES_MAX];
+        for (at, shadow) in self.shadows.iter_mut().enumerate() {
+            alive[at] = shadow.demand(prefix.last, prefix.alive[at], keys, window);
+        }
+        self.sample.settle(&alive);
+        self.bound_memory();
+        if self.undecided >= DECIDE_EVERY {
+            self.undecided = 0;
+            self.decide();
+        }
+    }
+
+    fn measured(&self) -> EvictionStats {
+        let shadows = self.shadows.iter().enumerate();
+        let shadows = shadows.map(|(at, shadow)| super::Shadow {
+            name: shadow.name().to_owned(),
+            asked: shadow.asked(),
+            hits: shadow.hits(),
+            followed: at == self.followed,
+        });
+        EvictionStats {
+            policy: self.name().to_owned(),
+            following: self.shadows[self.followed].name().to_owned(),
+            switches: self.switches,
+            shadow_bytes: self.shadows.iter().map(Shadow::memory_bytes).sum::<usize>() as u64
+                + self.sample.memory_bytes() as u64,
+            sample_rate: self.sample.rate(),
+            shadows: shadows.collect(),
+        }
+    }
+
+    fn shrink(&mut self, run: RunId, pages: u32) {
+        self.tree.shrink(run, pages);
+    }
+
+    fn remove(&mut self, run: RunId) {
+        self.tree.remove(run);
+    }
+
+    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
+        let pages = self.tree.pages() / self.sample.rate();
+        self.shadows.iter_mut().for_each(|shadow| shadow.set_capacity(pages.max(1)));
+        self.tree.victims(units, holdings)
+    }
+
+    fn len(&self) -> usize {
+        self.tree.len()
+    }
+}

@@ -1,0 +1,31 @@
+//! A hasher for numbers that are counted or hashed already.
+
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Builds [`Fold`].
+pub(super) type Folding = BuildHasherDefault<Fold>;
+
+/// One multiplication, folded: the names of runs are counted, keys are hashes of their own.
+#[derive(Debug, Default)]
+pub(super) struct Fold(u64);
+
+impl Hasher for Fold {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The multiplier is 2^64 divided by the golden ratio (Knuth, TAOCP 6.4).
+        let product = u128::from(self.0 ^ number) * 0x9E37_79B9_7F4A_7C15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+}
+
+/// About the memory of a hash table that has room for `entries` of `entry_bytes` each.
+pub(super) fn table_bytes(entries: usize, entry_bytes: usize) -> usize {
+    entries * 8 / 7 * (entry_bytes + 1)
+}

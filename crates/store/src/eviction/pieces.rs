@@ -1,0 +1,306 @@
+//! Pieces of runs, and the lists that policies keep them in.
+
+use ritornello_index::RunId;
+
+/// No slot.
+pub(super) const NONE: u32 = u32::MAX;
+/// The run of a piece that is gone while others still hang from it.
+const NO_RUN: RunId = RunId(u64::MAX);
+
+/// Consecutive pages of a run that stand and fall together: they were used alike, and at most the
+/// last of them has others hanging from it.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    /// The run.
+    pub(super) run: RunId,
+    /// The piece it hangs from: the one before it in its run, or where the run hangs.
+    pub(super) up: u32,
+    /// Its first page's number in the run.
+    pub(super) start: u32,
+    /// Number of pages; none are left of a piece that is gone.
+    pub(super) pages: u32,
+    /// Length of a page in units.
+    pub(super) page_units: u32,
+    /// Pages that were cut off behind it and that the store has yet to report: of a run's last
+    /// piece only.
+    pub(super) owed: u32,
+    /// Pieces that hang from its last page.
+    pub(super) children: u32,
+    older: u32,
+    newer: u32,
+    /// When it was used last, in whatever the policy counts.
+    pub(super) stamp: u32,
+    /// Length of the run's header in units.
+    pub(super) header_units: u8,
+    /// The policy's list.
+    pub(super) queue: u8,
+    /// Uses since it was admitted.
+    pub(super) uses: u8,
+    flags: u8,
+}
+
+const LISTED: u8 = 1;
+/// Set if it was known, by its key, when it was admitted.
+const KNOWN: u8 = 2;
+/// The parity of the order that it belongs to: see `tree`.
+const PARITY: u8 = 4;
+
+impl Piece {
+    pub(super) fn new(run: RunId, pages: u32, page_units: u32, header_units: u32) -> Self {
+        Self {
+            run,
+            up: NONE,
+            start: 0,
+            pages,
+            page_units: page_units.max(1),
+            owed: 0,
+            children: 0,
+            older: NONE,
+            newer: NONE,
+            stamp: 0,
+            header_units: header_units.min(255) as u8,
+            queue: 0,
+            uses: 0,
+            flags: 0,
+        }
+    }
+
+    /// Length on disk.
+    pub(super) fn units(&self) -> u64 {
+        let header = if self.start == 0 { self.header_units } else { 0 };
+        u64::from(self.pages) * u64::from(self.page_units) + u64::from(header)
+    }
+
+    pub(super) fn end(&self) -> u32 {
+        self.start + self.pages
+    }
+
+    pub(super) fn is_listed(&self) -> bool {
+        self.flags & LISTED != 0
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.flags & KNOWN != 0
+    }
+
+    pub(super) fn set_known(&mut self, known: bool) {
+        self.flags = (self.flags & !KNOWN) | if known { KNOWN } else { 0 };
+    }
+
+    pub(super) fn parity(&self) -> bool {
+        self.flags & PARITY != 0
+    }
+
+    pub(super) fn set_parity(&mut self, parity: bool) {
+        self.flags = (self.flags & !PARITY) | if parity { PARITY } else { 0 };
+    }
+
+    /// Whether it is gone, though others hang from it.
+    pub(super) fn is_gone(&self) -> bool {
+        self.run == NO_RUN
+    }
+}
+
+/// All pieces, by slot number.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    slots: Vec<Piece>,
+    /// First of the vacant slots, chained by `up`.
+    vacant: u32,
+    used: usize,
+}
+
+impl Pieces {
+    pub(super) fn new() -> Self {
+        Self { slots: Vec::new(), vacant: NONE, used: 0 }
+    }
+
+    pub(super) fn add(&mut self, piece: Piece) -> u32 {
+        self.used += 1;
+        if self.vacant == NONE {
+            self.slots.push(piece);
+            // Four billion pieces do not fit into memory.
+            return (self.slots.len() - 1) as u32;
+        }
+        let slot = self.vacant;
+        self.vacant = self[slot].up;
+        self[slot] = piece;
+        slot
+    }
+
+    /// Takes a piece out that is in no list. Its slot is used again once nothing hangs from it.
+    pub(super) fn remove(&mut self, slot: u32) {
+        let vacant = self.vacant;
+        let piece = &mut self[slot];
+        debug_assert!(!piece.is_listed());
+        piece.run = NO_RUN;
+        piece.pages = 0;
+        if piece.children == 0 {
+            piece.up = vacant;
+            self.vacant = slot;
+            self.used -= 1;
+        }
+    }
+
+    /// Number of pieces.
+    pub(super) fn len(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Piece>()
+    }
+}
+
+impl std::ops::Index<u32> for Pieces {
+    type Output = Piece;
+    fn index(&self, slot: u32) -> &Piece {
+        &self.slots[slot as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Pieces {
+    fn index_mut(&mut self, slot: u32) -> &mut Piece {
+        &mut self.slots[slot as usize]
+    }
+}
+
+/// Pieces in order of use. Every operation takes constant time.
+///
+/// Invariant: the pieces in it form one chain from `oldest` to `newest`, in both directions, and
+/// `units` is what they hold together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    oldest: u32,
+    newest: u32,
+    units: u64,
+}
+
+impl List {
+    pub(super) const fn new() -> Self {
+        Self { oldest: NONE, newest: NONE, units: 0 }
+    }
+
+    pub(super) fn oldest(&self) -> Option<u32> {
+        (self.oldest != NONE).then_some(self.oldest)
+    }
+
+    pub(super) fn newest(&self) -> Option<u32> {
+        (self.newest != NONE).then_some(self.newest)
+    }
+
+    pub(super) fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// A piece in it lost `units`.
+    pub(super) fn shrunk(&mut self, units: u64) {
+        self.units -= units;
+    }
+
+    pub(super) fn push_newest(&mut self, pieces: &mut Pieces, slot: u32) {
+        self.put(pieces, self.newest, slot, NONE);
+    }
+
+    pub(super) fn push_oldest(&mut self, pieces: &mut Pieces, slot: u32) {
+        self.put(pieces, NONE, slot, self.oldest);
+    }
+
+    /// Puts `slot` right behind `older`, which is in the list.
+    pub(super) fn push_after(&mut self, pieces: &mut Pieces, older: u32, slot: u32) {
+        let newer = pieces[older].newer;
+        self.put(pieces, older, slot, newer);
+    }
+
+    fn put(&mut self, pieces: &mut Pieces, older: u32, slot: u32, newer: u32) {
+        let piece = &mut pieces[slot];
+        debug_assert!(!piece.is_listed());
+        piece.flags |= LISTED;
+        (piece.older, piece.newer) = (older, newer);
+        self.units += piece.units();
+        self.join(pieces, older, slot);
+        self.join(pieces, slot, newer);
+    }
+
+    /// Makes two slots neighbours; with [`NONE`], one an end.
+    fn join(&mut self, pieces: &mut Pieces, older: u32, newer: u32) {
+        match older {
+            NONE => self.oldest = newer,
+            older => pieces[older].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            newer => pieces[newer].older = older,
+        }
+    }
+
+    /// Takes out a piece that is in it.
+    pub(super) fn unlink(&mut self, pieces: &mut Pieces, slot: u32) {
+        let piece = &mut pieces[slot];
+        debug_assert!(piece.is_listed());
+        piece.flags &= !LISTED;
+        let (older, newer) = (piece.older, piece.newer);
+        self.units -= piece.units();
+        self.join(pieces, older, newer);
+    }
+
+    /// Appends `other`, all of it newer, and leaves it empty.
+    pub(super) fn append(&mut self, pieces: &mut Pieces, other: &mut Self) {
+        if other.oldest == NONE {
+            return;
+        }
+        let newest = self.newest;
+        self.join(pieces, newest, other.oldest);
+        self.newest = other.newest;
+        self.units += other.units;
+        *other = Self::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(count: u64) -> Pieces {
+        let mut pieces = Pieces::new();
+        for run in 0..count {
+            pieces.add(Piece::new(RunId(run), 1, 2, 1));
+        }
+        pieces
+    }
+
+    fn drain(list: &mut List, pieces: &mut Pieces) -> Vec<u32> {
+        let next = || list.oldest().inspect(|&slot| list.unlink(pieces, slot));
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn both_ends_and_the_middle() {
+        let (mut pieces, mut list) = (pieces(6), List::new());
+        [3, 1, 2].into_iter().for_each(|slot| list.push_newest(&mut pieces, slot));
+        list.push_oldest(&mut pieces, 0);
+        list.unlink(&mut pieces, 1);
+        list.push_after(&mut pieces, 3, 4);
+        list.push_newest(&mut pieces, 1);
+        assert_eq!(list.units(), 15);
+        let mut other = List::new();
+        other.push_newest(&mut pieces, 5);
+        list.append(&mut pieces, &mut other);
+        assert_eq!((list.units(), other.units(), list.newest()), (18, 0, Some(5)));
+        assert_eq!(drain(&mut list, &mut pieces), [0, 3, 4, 2, 1, 5]);
+        assert!(list.oldest().is_none() && list.newest().is_none() && list.units() == 0);
+    }
+
+    #[test]
+    fn a_slot_is_used_again_when_nothing_hangs_from_it() {
+        let mut pieces = pieces(2);
+        pieces[0].children = 1;
+        pieces.remove(0);
+        assert!(pieces[0].is_gone());
+        assert_eq!(pieces.add(Piece::new(RunId(7), 1, 1, 1)), 2);
+        pieces[0].children = 0;
+        pieces.remove(0);
+        assert_eq!(pieces.add(Piece::new(RunId(8), 1, 1, 1)), 0);
+        assert_eq!(pieces.len(), 3);
+    }
+}

@@ -1,0 +1,89 @@
+//! Which policies there are.
+
+use super::Eviction;
+use super::adaptive::Adaptive;
+use super::arc::Arc;
+use super::density::Density;
+use super::lru::Lru;
+use super::order::Order;
+use super::s3fifo::S3Fifo;
+use super::single::Single;
+use super::two_q::TwoQ;
+use ritornello_format::{Error, Result};
+
+/// How victims are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Least recently used first.
+    Lru,
+    /// Adaptive replacement: Megiddo and Modha, FAST '03.
+    Arc,
+    /// Two queues: Johnson and Shasha, VLDB '94.
+    TwoQ,
+    /// Three queues, first in first out: Yang et al., SOSP '23.
+    S3Fifo,
+    /// Least hope of a hit first, as learnt from the intervals between uses.
+    Density,
+    /// Whichever of the others would have done best lately, by shadow caches.
+    #[default]
+    Adaptive,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Lru, Self::Arc, Self::TwoQ, Self::S3Fifo, Self::Density, Self::Adaptive];
+
+    /// The name users type.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::Arc => "arc",
+            Self::TwoQ => "2q",
+            Self::S3Fifo => "s3fifo",
+            Self::Density => "density",
+            Self::Adaptive => "adaptive",
+        }
+    }
+
+    /// Reads the name users type.
+    ///
+    /// # Errors
+    /// `Invalid`, listing the names.
+    pub fn parse(word: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|policy| policy.word() == word).ok_or_else(|| {
+            let words = Self::ALL.map(|policy| format!("{:?}", policy.word())).join(", ");
+            Error::invalid(format!("eviction is one of {words}")).with("given", word)
+        })
+    }
+
+    /// The policy, without any runs.
+    #[must_use]
+    pub fn build(self) -> Box<dyn Eviction> {
+        let order: Box<dyn Order> = match self {
+            Self::Lru => Box::new(Lru::new()),
+            Self::Arc => Box::new(Arc::new()),
+            Self::TwoQ => Box::new(TwoQ::new()),
+            Self::S3Fifo => Box::new(S3Fifo::new()),
+            Self::Density => Box::new(Density::new()),
+            Self::Adaptive => return Box::new(Adaptive::new()),
+        };
+        Box::new(Single::new(order))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_back() {
+        for policy in Policy::ALL {
+            assert_eq!(Policy::parse(policy.word()).unwrap(), policy);
+            assert_eq!(policy.build().name(), policy.word());
+        }
+        let error = Policy::parse("mru").unwrap_err().to_string();
+        assert!(error.contains("\"2q\"") && error.contains("mru"));
+    }
+}

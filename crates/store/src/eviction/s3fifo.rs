@@ -1,0 +1,125 @@
+//! Three queues, first in first out.
+
+use super::ghost::{Ghosts, keys_max};
+use super::order::{Arrival, Order};
+use super::pieces::{List, Piece, Pieces};
+
+/// New pages go through a small queue, a tenth of the space, and on to the main one only if they were used there; what
+/// the main queue would evict gets another round for each of its last three uses.
+///
+/// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. One use is enough to
+/// go on: a request that reads pages twice counts twice here.
+#[derive(Debug)]
+pub(super) struct S3Fifo {
+    /// The small queue, then the main one.
+    lists: [List; 2],
+    ghosts: Ghosts,
+    capacity: u64,
+}
+
+const SMALL: usize = 0;
+const MAIN: usize = 1;
+/// Uses that count. A piece's `stamp` is the number of those that it has left.
+const USES_MAX: u32 = 3;
+
+impl S3Fifo {
+    pub(super) fn new() -> Self {
+        Self { lists: [List::new(); 2], ghosts: Ghosts::default(), capacity: 0 }
+    }
+
+    fn list(&mut self, piece: &Piece) -> &mut List {
+        &mut self.lists[usize::from(piece.queue != SMALL as u8)]
+    }
+
+    /// Units that the small queue should have.
+    fn small(&self) -> u64 {
+        self.capacity / 10
+    }
+}
+
+impl Order for S3Fifo {
+    fn name(&self) -> &'static str {
+        "s3fifo"
+    }
+
+    fn set_capacity(&mut self, units: u64) {
+        self.capacity = units;
+    }
+
+    fn recall(&mut self, key: u64, _: u64) -> bool {
+        self.ghosts.recall(key).is_some()
+    }
+
+    fn insert(&mut self, pieces: &mut Pieces, slot: u32, arrival: Arrival) {
+        let piece = &mut pieces[slot];
+        match arrival {
+            Arrival::New { known, .. } => {
+                (piece.queue, piece.stamp) = (u8::from(known), 0);
+                self.lists[usize::from(known)].push_newest(pieces, slot);
+            }
+            Arrival::Inherited => {
+                let used = piece.uses > 0;
+                (piece.queue, piece.stamp) = (u8::from(used), 0);
+                self.lists[usize::from(used)].push_oldest(pieces, slot);
+            }
+        }
+    }
+
+    fn touch(&mut self, pieces: &mut Pieces, slot: u32) {
+        let stamp = &mut pieces[slot].stamp;
+        *stamp = (*stamp + 1).min(USES_MAX);
+    }
+
+    fn unlink(&mut self, pieces: &mut Pieces, slot: u32) {
+        self.list(&pieces[slot]).unlink(pieces, slot);
+    }
+
+    fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
+        self.list(&pieces[slot]).push_oldest(pieces, slot);
+    }
+
+    fn list_after(&mut self, pieces: &mut Pieces, listed: u32, slot: u32) {
+        self.list(&pieces[slot]).push_after(pieces, listed, slot);
+    }
+
+    fn shrunk(&mut self, piece: &Piece, units: u64) {
+        self.list(piece).shrunk(units);
+    }
+
+    fn victim(&mut self, pieces: &mut Pieces) -> Option<u32> {
+        loop {
+            let [small, main] = &self.lists;
+            let from_small = small.units() > self.small() || main.oldest().is_none();
+            let from = if from_small && small.oldest().is_some() { SMALL } else { MAIN };
+            let slot = self.lists[from].oldest()?;
+            let piece = &mut pieces[slot];
+            if piece.stamp == 0 {
+                return Some(slot);
+            }
+            let stamp = if from == SMALL { 0 } else { piece.stamp.min(USES_MAX) - 1 };
+            self.lists[from].unlink(pieces, slot);
+            let piece = &mut pieces[slot];
+            (piece.queue, piece.stamp) = (MAIN as u8, stamp);
+            self.lists[MAIN].push_newest(pieces, slot);
+        }
+    }
+
+    fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
+        if pieces[slot].queue == SMALL as u8 {
+            let most = self.capacity - self.small();
+            self.ghosts.remember(key, 0, units, most, keys_max(pieces, self.capacity));
+        }
+    }
+
+    fn remembers(&self) -> bool {
+        true
+    }
+
+    fn warmest(&self) -> Option<u32> {
+        self.lists[MAIN].newest().or(self.lists[SMALL].newest())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.ghosts.memory_bytes()
+    }
+}

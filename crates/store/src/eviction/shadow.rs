@@ -1,0 +1,229 @@
+//! A candidate's miniature store, and the sample of pages that all of them see.
+
+use super::order::Order;
+use super::tree::Tree;
+use super::{Holdings, Resident, Used};
+use ritornello_index::RunId;
+
+/// At most so many candidates.
+pub(super) const CANDIDATES_MAX: usize = 8;
+/// Sequences whose ends are remembered, so that what follows them is known to.
+const ENDS: usize = 1024;
+
+/// What came before a page.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Prefix {
+    /// The last page of it that is in the sample.
+    pub(super) last: Option<u64>,
+    /// Which shadows had all of it.
+    pub(super) alive: [bool; CANDIDATES_MAX],
+}
+
+/// The sample: pages whose keys fall below a threshold, when hashed.
+#[derive(Debug)]
+pub(super) struct Sample {
+    shift: u32,
+    /// The sampled pages of the sequence at hand, what came before them, and the key at its end.
+    keys: Vec<u64>,
+    prefix: Prefix,
+    end: Option<u64>,
+    /// Ends of recent sequences, by key, modulo.
+    ends: Vec<(u64, Prefix)>,
+}
+
+impl Sample {
+    pub(super) fn new() -> Self {
+        Self { shift: 0, keys: Vec::new(), prefix: Prefix::default(), end: None, ends: Vec::new() }
+    }
+
+    /// One page in so many is taken.
+    pub(super) fn rate(&self) -> u64 {
+        1 << self.shift
+    }
+
+    pub(super) fn halve(&mut self) {
+        self.shift += 1;
+    }
+
+    /// Whether a page is in the sample. Bits of the key that hash tables do not look at first.
+    pub(super) fn has(&self, key: u64) -> bool {
+        let mixed = key.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0
+    }
+
+    /// Takes in a sequence.
+    pub(super) fn take(&mut self, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
+        self.prefix = match after {
+            None => Prefix { last: None, alive: [true; CANDIDATES_MAX] },
+            Some(key) => {
+                let known = self.ends.get(key as usize % ENDS).filter(|(end, _)| *end == key);
+                known.map_or_else(Prefix::default, |(_, prefix)| *prefix)
+            }
+        };
+        self.keys.clear();
+        self.end = after;
+        for key in pages {
+            self.end = Some(key);
+            if self.has(key) {
+                self.keys.push(key);
+            }
+        }
+    }
+
+    pub(super) fn keys(&self) -> &[u64] {
+        &self.keys
+    }
+
+    pub(super) fn prefix(&self) -> Prefix {
+        self.prefix
+    }
+
+    /// Remembers the end of the sequence at hand, and which shadows had all of it. Without any,
+    /// no page of it was sampled.
+    pub(super) fn settle(&mut self, alive: &[bool]) {
+        let Some(end) = self.end else { return };
+        let mut prefix = self.prefix;
+        prefix.last = self.keys.last().copied().or(prefix.last);
+        prefix.alive[..alive.len()].copy_from_slice(alive);
+        self.ends.resize(ENDS, (0, Prefix::default()));
+        self.ends[end as usize % ENDS] = (end, prefix);
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.ends.capacity() * size_of::<(u64, Prefix)>() + self.keys.capacity() * 8
+    }
+}
+
+/// What a candidate would hold of the sampled pages. Each page is a run of its own, named by its
+/// key.
+#[derive(Debug)]
+pub(super) struct Shadow {
+    name: &'static str,
+    tree: Tree,
+    capacity: u64,
+    asked: u64,
+    hits: u64,
+    recent_asked: f64,
+    recent_hits: f64,
+    path: Vec<Used>,
+}
+
+impl Shadow {
+    pub(super) fn new(order: Box<dyn Order>) -> Self {
+        Self {
+            name: order.name(),
+            tree: Tree::new(order, 1),
+            capacity: u64::MAX,
+            asked: 0,
+            hits: 0,
+            recent_asked: 0.0,
+            recent_hits: 0.0,
+            path: Vec::new(),
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(super) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    pub(super) fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    pub(super) fn recent_asked(&self) -> f64 {
+        self.recent_asked
+    }
+
+    pub(super) fn recent_hits(&self) -> f64 {
+        self.recent_hits
+    }
+
+    pub(super) fn pages(&self) -> u64 {
+        self.tree.pages()
+    }
+
+    pub(super) fn set_capacity(&mut self, pages: u64) {
+        self.capacity = pages;
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.tree.memory_bytes() + self.path.capacity() * size_of::<Used>()
+    }
+
+    /// Reads what is there of a sequence and puts the rest. `alive`: it had all before. Returns
+    /// whether it had all of this too.
+    pub(super) fn demand(
+        &mut self,
+        before: Option<u64>,
+        alive: bool,
+        keys: &[u64],
+        window: f64,
+    ) -> bool {
+        let used = |key: u64| Used { run: RunId(key), pages: 1 };
+        let there = keys.iter().take_while(|key| self.tree.knows(RunId(**key))).count();
+        let hits = if alive { there as u64 } else { 0 };
+        self.asked += keys.len() as u64;
+        self.hits += hits;
+        let kept = (1.0 - keys.len() as f64 / window).max(0.0);
+        self.recent_asked = self.recent_asked * kept + keys.len() as f64;
+        self.recent_hits = self.recent_hits * kept + hits as f64;
+        self.path.clear();
+        self.path.extend(keys[..there].iter().map(|key| used(*key)));
+        self.tree.hit(&self.path);
+        let before = before.filter(|before| self.tree.knows(RunId(*before)));
+        let parent = keys[..there].last().copied().or(before);
+        if let (Some(first), Some(before)) = (keys[..there].first(), before) {
+            self.tree.link(RunId(*first), RunId(before), 0);
+        }
+        let mut wanted = 0;
+        for key in &keys[there..] {
+            // Left over from when what it hangs from was not known to be before it.
+            self.tree.remove(RunId(*key));
+            wanted += 1;
+        }
+        let excess = (self.tree.pages() + wanted).saturating_sub(self.capacity);
+        if excess > 0 {
+            self.tree.victims(excess, &Pinned(parent));
+        }
+        let mut parent = parent;
+        for &key in &keys[there..] {
+            self.tree.admit(&Resident {
+                run: RunId(key),
+                key,
+                parent: parent.map(|parent| (RunId(parent), 0)),
+                pages: 1,
+                page_units: 1,
+                header_units: 0,
+            });
+            parent = Some(key);
+        }
+        alive && there == keys.len()
+    }
+
+    /// Forgets what is no longer in the sample.
+    pub(super) fn thin(&mut self, sample: &Sample) {
+        let out: Vec<RunId> = self.tree.runs().filter(|run| !sample.has(run.0)).collect();
+        out.into_iter().for_each(|run| self.tree.remove(run));
+        if self.capacity != u64::MAX {
+            self.capacity = (self.capacity / 2).max(1);
+        }
+        self.recent_asked /= 2.0;
+        self.recent_hits /= 2.0;
+    }
+}
+
+/// The page that others are about to hang from.
+struct Pinned(Option<u64>);
+
+impl Holdings for Pinned {
+    fn is_pinned(&self, run: RunId) -> bool {
+        self.0 == Some(run.0)
+    }
+    fn page_key(&self, run: RunId, _: u32) -> u64 {
+        run.0
+    }
+}

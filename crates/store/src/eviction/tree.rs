@@ -1,0 +1,392 @@
+//! What all policies share: which pages there are, in pieces; what hangs from what; what may go.
+
+use super::fold::{Folding, table_bytes};
+use super::order::{Arrival, Order};
+use super::pieces::{NONE, Piece, Pieces};
+use super::{Resident, Used};
+use ritornello_index::RunId;
+use std::collections::HashMap;
+
+mod victims;
+
+/// A run is cut in chunks of about this many units (16 MiB): smaller ones leave free space in
+/// more pieces, larger ones lose more than is wanted. At 95 % full, runs of mixed shapes take 1.3
+/// to 1.8 extents with it, 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
+/// `runs_stay_whole_at_steady_state`).
+pub(super) const CHUNK_UNITS: u32 = 4096;
+/// So many runs may be in pieces beyond the one each that every run may have.
+const SPLITS_SPARE: usize = 1024;
+/// Pieces that go over to a new order with each call.
+const MOVED_PER_CALL: usize = 32;
+
+/// Pieces of runs as a tree, with the order in which they go.
+///
+/// A run is one piece at first. It is split where another run hangs from its middle, so that
+/// whatever hangs from a piece hangs from its last page and a piece may go when nothing does; and
+/// where a use ended in its middle, so that the head counts as used and the tail does not. Pieces
+/// that are used together again become one.
+///
+/// Another order can take over at any time: [`Tree::follow`]. The pieces change sides a few with
+/// every call, the warmest first, each as the oldest there, while what must go is taken from those
+/// that have not: so the order of use survives, and no call takes long.
+///
+/// Invariants: a piece that is not listed (between calls) has others hanging from it; a piece with
+/// the tree's parity is listed by `order`, any other listed one by `retiring`; `last` names the
+/// last piece of every run, from which `up` leads to the others.
+#[derive(Debug)]
+pub(super) struct Tree {
+    pieces: Pieces,
+    last: HashMap<RunId, u32, Folding>,
+    /// Runs that came before those they hang from, by those: when a store is opened, the runs
+    /// come by last use.
+    orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
+    order: Box<dyn Order>,
+    retiring: Option<Box<dyn Order>>,
+    parity: bool,
+    units: u64,
+    pages: u64,
+    chunk_units: u32,
+}
+
+impl Tree {
+    pub(super) fn new(order: Box<dyn Order>, chunk_units: u32) -> Self {
+        Self {
+            pieces: Pieces::new(),
+            last: HashMap::default(),
+            orphans: HashMap::default(),
+            order,
+            retiring: None,
+            parity: false,
+            units: 0,
+            pages: 0,
+            chunk_units: chunk_units.max(1),
+        }
+    }
+
+    /// Number of runs.
+    pub(super) fn len(&self) -> usize {
+        self.last.len()
+    }
+
+    /// Number of pages.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    pub(super) fn knows(&self, run: RunId) -> bool {
+        self.last.contains_key(&run)
+    }
+
+    pub(super) fn runs(&self) -> impl Iterator<Item = RunId> {
+        self.last.keys().copied()
+    }
+
+    /// Whether pieces are still going over to a new order.
+    pub(super) fn is_moving(&self) -> bool {
+        self.retiring.is_some()
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        let orders = [Some(&self.order), self.retiring.as_ref()];
+        self.pieces.memory_bytes()
+            + table_bytes(self.last.capacity(), size_of::<(RunId, u32)>())
+            + orders.iter().flatten().map(|order| order.memory_bytes()).sum::<usize>()
+    }
+
+    /// Lets another order take over, unless one is just doing so.
+    pub(super) fn follow(&mut self, mut order: Box<dyn Order>) {
+        debug_assert!(self.retiring.is_none());
+        order.set_capacity(self.units);
+        self.retiring = Some(std::mem::replace(&mut self.order, order));
+        self.parity = !self.parity;
+    }
+
+    /// Takes some pieces over from the order that retires.
+    fn move_some(&mut self) {
+        for _ in 0..MOVED_PER_CALL {
+            let Some(retiring) = &mut self.retiring else { return };
+            match retiring.warmest() {
+                Some(slot) => {
+                    retiring.unlink(&mut self.pieces, slot);
+                    self.inherit(slot);
+                }
+                None => self.retiring = None,
+            }
+        }
+    }
+
+    /// Lists a piece that another order had.
+    fn inherit(&mut self, slot: u32) {
+        self.pieces[slot].set_parity(self.parity);
+        self.order.insert(&mut self.pieces, slot, Arrival::Inherited);
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        if !self.pieces[slot].is_listed() {
+            return;
+        }
+        if self.pieces[slot].parity() == self.parity {
+            self.order.unlink(&mut self.pieces, slot);
+        } else if let Some(retiring) = &mut self.retiring {
+            retiring.unlink(&mut self.pieces, slot);
+        }
+    }
+
+    /// Lists a piece again that was taken out when its turn came.
+    fn relist(&mut self, slot: u32) {
+        let ours = self.pieces[slot].parity() == self.parity;
+        match &mut self.retiring {
+            _ if ours => self.order.relist(&mut self.pieces, slot),
+            Some(retiring) => retiring.relist(&mut self.pieces, slot),
+            None => self.inherit(slot),
+        }
+    }
+
+    fn list_after(&mut self, listed: u32, slot: u32) {
+        let ours = self.pieces[slot].parity() == self.parity;
+        match &mut self.retiring {
+            Some(retiring) if !ours => retiring.list_after(&mut self.pieces, listed, slot),
+            _ => self.order.list_after(&mut self.pieces, listed, slot),
+        }
+    }
+
+    fn shrunk(&mut self, slot: u32, units: u64) {
+        let piece = &self.pieces[slot];
+        if !piece.is_listed() {
+            return;
+        }
+        match &mut self.retiring {
+            Some(retiring) if piece.parity() != self.parity => retiring.shrunk(piece, units),
+            _ => self.order.shrunk(piece, units),
+        }
+    }
+
+    pub(super) fn admit(&mut self, resident: &Resident) {
+        self.move_some();
+        self.remove(resident.run);
+        let Resident { run, key, parent, pages, page_units, header_units } = *resident;
+        let up = parent.and_then(|parent| self.attach(parent)).unwrap_or(NONE);
+        if up == NONE
+            && let Some((before, page)) = parent
+        {
+            self.orphans.entry(before).or_default().push((run, page));
+        }
+        let mut piece = Piece::new(run, pages, page_units, header_units);
+        let units = piece.units();
+        let mut known = self.order.recall(key, units);
+        let mut continues = false;
+        if up != NONE {
+            let before = &self.pieces[up];
+            // The runs of a long put: its first page speaks for all.
+            known |= before.is_known() && before.uses == 0;
+            continues = before.uses > 0 && before.children == 1;
+        }
+        piece.up = up;
+        piece.set_known(known);
+        piece.set_parity(self.parity);
+        let slot = self.pieces.add(piece);
+        self.last.insert(run, slot);
+        self.units += units;
+        self.pages += u64::from(pages);
+        self.order.insert(&mut self.pieces, slot, Arrival::New { known, continues });
+        if !self.orphans.is_empty() {
+            let orphans = self.orphans.remove(&run).unwrap_or_default();
+            orphans.into_iter().for_each(|(child, page)| self.link(child, run, page));
+            if self.orphans.is_empty() {
+                self.orphans = HashMap::default();
+            }
+        }
+    }
+
+    pub(super) fn link(&mut self, run: RunId, parent: RunId, page: u32) {
+        if run == parent || !self.knows(parent) {
+            return;
+        }
+        let Some(&slot) = self.last.get(&run) else { return };
+        let mut first = slot;
+        while let Some(before) = self.before(first) {
+            first = before;
+        }
+        if self.pieces[first].up == NONE
+            && let Some(up) = self.attach((parent, page))
+        {
+            self.pieces[first].up = up;
+        }
+    }
+
+    /// The piece before this one in the same run.
+    fn before(&self, slot: u32) -> Option<u32> {
+        let piece = &self.pieces[slot];
+        (piece.start > 0 && piece.up != NONE).then_some(piece.up)
+    }
+
+    /// The piece that ends with a page, for one more to hang from it.
+    fn attach(&mut self, (run, page): (RunId, u32)) -> Option<u32> {
+        let mut slot = *self.last.get(&run)?;
+        while self.pieces[slot].start > page {
+            slot = self.before(slot)?;
+        }
+        if page + 1 < self.pieces[slot].end() {
+            slot = self.split(slot, page + 1);
+        }
+        self.pieces[slot].children += 1;
+        Some(slot)
+    }
+
+    /// Makes the pages before `at` a piece of their own, and returns it.
+    fn split(&mut self, slot: u32, at: u32) -> u32 {
+        let tail = &mut self.pieces[slot];
+        let units = tail.units();
+        let mut head = Piece::new(tail.run, at - tail.start, tail.page_units, 0);
+        head.header_units = tail.header_units;
+        (head.up, head.start, head.children) = (tail.up, tail.start, 1);
+        (head.stamp, head.queue, head.uses) = (tail.stamp, tail.queue, tail.uses);
+        head.set_known(tail.is_known());
+        head.set_parity(tail.parity());
+        tail.pages = tail.end() - at;
+        tail.start = at;
+        let (lost, listed) = (units - tail.units(), tail.is_listed());
+        let head = self.pieces.add(head);
+        self.pieces[slot].up = head;
+        if listed {
+            self.shrunk(slot, lost);
+            self.list_after(slot, head);
+        }
+        head
+    }
+
+    /// Joins a piece to the one before it in its run, if they have been used alike.
+    fn merge(&mut self, slot: u32) -> bool {
+        let Some(before) = self.before(slot) else { return false };
+        let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
+        // Beyond two, orders do not count.
+        let standing =
+            |piece: &Piece| (piece.queue, piece.stamp, piece.uses.min(2), piece.parity());
+        if head.children > 1
+            || !head.is_listed()
+            || !tail.is_listed()
+            || standing(head) != standing(tail)
+        {
+            return false;
+        }
+        let (start, pages, up) = (head.start, head.pages, head.up);
+        self.unlink(slot);
+        let tail = &mut self.pieces[slot];
+        (tail.start, tail.pages, tail.up) = (start, pages + tail.pages, up);
+        self.list_after(before, slot);
+        self.unlink(before);
+        self.pieces[before].children = 0;
+        self.pieces.remove(before);
+        true
+    }
+
+    pub(super) fn hit(&mut self, path: &[Used]) {
+        self.move_some();
+        for used in path.iter().rev() {
+            let Some(&last) = self.last.get(&used.run) else { continue };
+            // The piece behind, if it was used as well.
+            let (mut slot, mut behind) = (last, None);
+            loop {
+                let piece = &self.pieces[slot];
+                if piece.start < used.pages {
+                    if used.pages < piece.end() && self.may_split() {
+                        slot = self.split(slot, used.pages);
+                    }
+                    self.touch(slot);
+                    if behind.is_some_and(|behind| self.merge(behind)) {
+                        slot = behind.unwrap_or(slot);
+                    }
+                    behind = Some(slot);
+                }
+                match self.before(slot) {
+                    Some(before) => slot = before,
+                    None => break,
+                }
+            }
+        }
+    }
+
+    fn may_split(&self) -> bool {
+        self.pieces.len() < 2 * self.last.len() + SPLITS_SPARE
+    }
+
+    fn touch(&mut self, slot: u32) {
+        let piece = &mut self.pieces[slot];
+        piece.uses = piece.uses.saturating_add(1);
+        let (listed, ours) = (piece.is_listed(), piece.parity() == self.parity);
+        if !ours {
+            self.unlink(slot);
+            self.inherit(slot);
+        } else if !listed {
+            self.order.relist(&mut self.pieces, slot);
+        }
+        self.order.touch(&mut self.pieces, slot);
+    }
+
+    pub(super) fn shrink(&mut self, run: RunId, pages: u32) {
+        let Some(&slot) = self.last.get(&run) else { return };
+        let owed = &mut self.pieces[slot].owed;
+        let settled = pages.min(*owed);
+        *owed -= settled;
+        let mut left = pages - settled;
+        while left > 0 {
+            let Some(&slot) = self.last.get(&run) else { return };
+            let gone = left.min(self.pieces[slot].pages);
+            self.take_off(slot, gone);
+            left -= gone;
+        }
+    }
+
+    pub(super) fn remove(&mut self, run: RunId) {
+        while let Some(&slot) = self.last.get(&run) {
+            self.take_off(slot, self.pieces[slot].pages);
+        }
+    }
+
+    /// Takes the last `gone` pages off a run's last piece. Returns the units they had.
+    fn take_off(&mut self, slot: u32, gone: u32) -> u64 {
+        let piece = &self.pieces[slot];
+        let (run, up, owed) = (piece.run, piece.up, piece.owed);
+        self.pages -= u64::from(gone);
+        if gone < piece.pages {
+            let units = u64::from(gone) * u64::from(piece.page_units);
+            self.units -= units;
+            self.pieces[slot].pages -= gone;
+            self.shrunk(slot, units);
+            return units;
+        }
+        let units = piece.units();
+        self.units -= units;
+        match self.before(slot) {
+            Some(before) => {
+                self.pieces[before].owed += owed;
+                self.last.insert(run, before);
+            }
+            None => drop(self.last.remove(&run)),
+        }
+        self.unlink(slot);
+        self.pieces.remove(slot);
+        self.detach(up);
+        units
+    }
+
+    /// One piece less hangs from `up`.
+    fn detach(&mut self, up: u32) {
+        if up == NONE {
+            return;
+        }
+        let piece = &mut self.pieces[up];
+        piece.children -= 1;
+        if piece.children > 0 {
+            return;
+        }
+        if piece.is_gone() {
+            self.pieces.remove(up);
+        } else if !piece.is_listed() {
+            self.relist(up);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

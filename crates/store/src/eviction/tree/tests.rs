@@ -1,0 +1,69 @@
+//! Pieces split and grow together.
+
+use super::super::lru::Lru;
+use super::super::{Holdings, Victim};
+use super::*;
+
+#[test]
+fn pieces_that_are_used_together_again_become_one() {
+    let mut tree = Tree::new(Box::new(Lru::new()), 1);
+    let run = RunId(1);
+    let resident =
+        Resident { run, key: 1, parent: None, pages: 40, page_units: 4, header_units: 1 };
+    tree.admit(&resident);
+    let mut pieces_after = |pages| {
+        tree.hit(&[Used { run, pages }]);
+        tree.pieces.len()
+    };
+    assert_eq!([10, 20, 40, 40].map(&mut pieces_after), [2, 3, 2, 1]);
+    assert_eq!((tree.units, tree.pages), (161, 40));
+}
+
+#[test]
+fn a_run_is_split_where_others_hang_from_it_and_only_so_often_where_uses_end() {
+    let mut tree = Tree::new(Box::new(Lru::new()), 1);
+    let resident = |run, parent, pages| Resident {
+        run: RunId(run),
+        key: run,
+        parent,
+        pages,
+        page_units: 4,
+        header_units: 1,
+    };
+    tree.admit(&resident(1, None, 10_000));
+    (2..102).for_each(|run| tree.admit(&resident(run, Some((RunId(1), run as u32)), 1)));
+    assert_eq!(tree.pieces.len(), 201);
+    for pages in (200..9000).rev() {
+        tree.hit(&[Used { run: RunId(1), pages }]);
+    }
+    assert!(tree.pieces.len() <= 2 * tree.len() + SPLITS_SPARE);
+    tree.remove(RunId(1));
+    assert_eq!((tree.len(), tree.pages()), (100, 100));
+    (2..102).for_each(|run| tree.remove(RunId(run)));
+    assert_eq!((tree.pieces.len(), tree.units), (0, 0));
+}
+
+#[test]
+fn a_parent_that_comes_after_its_child_holds_it() {
+    let mut tree = Tree::new(Box::new(Lru::new()), 1);
+    let resident = |run, parent| Resident {
+        run: RunId(run),
+        key: run,
+        parent,
+        pages: 2,
+        page_units: 4,
+        header_units: 0,
+    };
+    tree.admit(&resident(2, Some((RunId(1), 0))));
+    tree.admit(&resident(3, Some((RunId(1), 1))));
+    tree.remove(RunId(3));
+    tree.admit(&resident(1, None));
+    let nobody: &dyn Holdings = &(|_: RunId| false);
+    let names = |victim: &Victim| (victim.run.0, victim.keep_pages);
+    assert_eq!(tree.victims(4, nobody).iter().map(names).collect::<Vec<_>>(), [(2, 1)]);
+    assert_eq!(
+        tree.victims(12, nobody).iter().map(names).collect::<Vec<_>>(),
+        [(2, 0), (1, 1), (1, 0)]
+    );
+    assert!(tree.orphans.is_empty());
+}

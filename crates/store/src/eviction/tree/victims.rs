@@ -1,0 +1,61 @@
+//! Who goes: candidates of the orders that nothing hangs from, cut from their tails.
+
+use super::super::pieces::Piece;
+use super::super::{Holdings, Victim};
+use super::Tree;
+
+impl Tree {
+    pub(in super::super) fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
+        self.move_some();
+        self.order.set_capacity(self.units);
+        let mut victims = Vec::new();
+        let mut left = units;
+        let mut passed = Vec::new();
+        while left > 0 {
+            let retiring = self.retiring.as_mut().and_then(|old| old.victim(&mut self.pieces));
+            let Some(slot) = retiring.or_else(|| self.order.victim(&mut self.pieces)) else {
+                break;
+            };
+            if holdings.is_pinned(self.pieces[slot].run) {
+                self.unlink(slot);
+                passed.push(slot);
+            } else if self.pieces[slot].children > 0 {
+                self.unlink(slot);
+            } else {
+                let victim = self.cut(slot, left, holdings);
+                left = left.saturating_sub(victim.units);
+                victims.push(victim);
+            }
+        }
+        // The pinned ones keep their places. (One that lost a child meanwhile was passed twice.)
+        for slot in passed.into_iter().rev() {
+            self.unlink(slot);
+            self.relist(slot);
+        }
+        victims
+    }
+
+    /// Cuts a piece that nothing hangs from, for about `units` units.
+    fn cut(&mut self, slot: u32, units: u64, holdings: &dyn Holdings) -> Victim {
+        let Piece { run, start, pages, page_units, .. } = self.pieces[slot];
+        let (page, chunk) = (u64::from(page_units), u64::from(self.chunk_units));
+        let wanted = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
+        let mut keep = u64::from(pages).saturating_sub(wanted);
+        if keep * page < chunk {
+            keep = 0;
+        }
+        // At most `pages`, so it fits.
+        let keep = keep as u32;
+        let gone = pages - keep;
+        let ours = self.pieces[slot].parity() == self.parity;
+        let order = match &mut self.retiring {
+            Some(retiring) if !ours => retiring,
+            _ => &mut self.order,
+        };
+        let key = if order.remembers() { holdings.page_key(run, start + keep) } else { 0 };
+        order.evicted(&self.pieces, slot, key, u64::from(gone) * page);
+        self.pieces[slot].owed += gone;
+        let units = self.take_off(slot, gone);
+        Victim { run, keep_pages: start + keep, units }
+    }
+}

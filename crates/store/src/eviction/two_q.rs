@@ -1,0 +1,105 @@
+//! Two queues.
+
+use super::ghost::{Ghosts, keys_max};
+use super::order::{Arrival, Order};
+use super::pieces::{List, Piece, Pieces};
+
+/// New pages go through a queue that uses do not change; those that are wanted again after they
+/// left it are kept in a list by last use.
+///
+/// Johnson and Shasha, "2Q: A Low Overhead High Performance Buffer Management Replacement
+/// Algorithm", VLDB '94: the full version, its queue a quarter of the space, its memory of what
+/// left it a half.
+#[derive(Debug)]
+pub(super) struct TwoQ {
+    /// The queue, then the list.
+    lists: [List; 2],
+    left: Ghosts,
+    capacity: u64,
+}
+
+const IN: usize = 0;
+const MAIN: usize = 1;
+
+impl TwoQ {
+    pub(super) fn new() -> Self {
+        Self { lists: [List::new(); 2], left: Ghosts::default(), capacity: 0 }
+    }
+
+    fn list(&mut self, piece: &Piece) -> &mut List {
+        &mut self.lists[usize::from(piece.queue != IN as u8)]
+    }
+}
+
+impl Order for TwoQ {
+    fn name(&self) -> &'static str {
+        "2q"
+    }
+
+    fn set_capacity(&mut self, units: u64) {
+        self.capacity = units;
+    }
+
+    fn recall(&mut self, key: u64, _: u64) -> bool {
+        self.left.recall(key).is_some()
+    }
+
+    fn insert(&mut self, pieces: &mut Pieces, slot: u32, arrival: Arrival) {
+        let queue = match arrival {
+            Arrival::New { known, .. } => usize::from(known),
+            Arrival::Inherited => usize::from(pieces[slot].uses > 0),
+        };
+        pieces[slot].queue = queue as u8;
+        match arrival {
+            Arrival::New { .. } => self.lists[queue].push_newest(pieces, slot),
+            Arrival::Inherited => self.lists[queue].push_oldest(pieces, slot),
+        }
+    }
+
+    fn touch(&mut self, pieces: &mut Pieces, slot: u32) {
+        if pieces[slot].queue != IN as u8 {
+            self.lists[MAIN].unlink(pieces, slot);
+            self.lists[MAIN].push_newest(pieces, slot);
+        }
+    }
+
+    fn unlink(&mut self, pieces: &mut Pieces, slot: u32) {
+        self.list(&pieces[slot]).unlink(pieces, slot);
+    }
+
+    fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
+        self.list(&pieces[slot]).push_oldest(pieces, slot);
+    }
+
+    fn list_after(&mut self, pieces: &mut Pieces, listed: u32, slot: u32) {
+        self.list(&pieces[slot]).push_after(pieces, listed, slot);
+    }
+
+    fn shrunk(&mut self, piece: &Piece, units: u64) {
+        self.list(piece).shrunk(units);
+    }
+
+    fn victim(&mut self, _: &mut Pieces) -> Option<u32> {
+        let [queue, main] = self.lists;
+        let first = if queue.units() > self.capacity / 4 { [queue, main] } else { [main, queue] };
+        first[0].oldest().or(first[1].oldest())
+    }
+
+    fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
+        if pieces[slot].queue == IN as u8 {
+            self.left.remember(key, 0, units, self.capacity / 2, keys_max(pieces, self.capacity));
+        }
+    }
+
+    fn remembers(&self) -> bool {
+        true
+    }
+
+    fn warmest(&self) -> Option<u32> {
+        self.lists[MAIN].newest().or(self.lists[IN].newest())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.left.memory_bytes()
+    }
+}
