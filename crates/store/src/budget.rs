@@ -58,13 +58,37 @@ impl Budget {
         Ok(Self { capacity, segment_bytes, segments_max, index_bytes })
     }
 
-    /// Segments each of `volumes` directories may hold.
+    /// Segments each directory may hold that `existing` names the segments of; `None` is one that
+    /// is to hold none. As even as can be without taking a segment from a directory while there is
+    /// room in the budget: who has fewest gets more, and where there are too many, who has most
+    /// gives some up.
     #[must_use]
-    pub fn per_volume(&self, volumes: usize) -> Vec<u32> {
-        let count = volumes.max(1) as u32;
-        (0..count)
-            .map(|v| self.segments_max / count + u32::from(v < self.segments_max % count))
-            .collect()
+    pub fn shares(&self, existing: &[Option<u32>]) -> Vec<u32> {
+        let mut shares: Vec<u32> = existing.iter().map(|there| there.unwrap_or(0)).collect();
+        let mut active: Vec<usize> =
+            (0..existing.len()).filter(|&at| existing[at].is_some()).collect();
+        let sum = |shares: &[u32]| shares.iter().map(|n| u64::from(*n)).sum::<u64>();
+        let most = u64::from(self.segments_max);
+        if active.is_empty() {
+            return shares;
+        }
+        // Level by level: at most as many steps as there are directories.
+        while sum(&shares) != most {
+            let total = sum(&shares);
+            let grow = total < most;
+            active.sort_by_key(|&at| if grow { shares[at] } else { u32::MAX - shares[at] });
+            let level = shares[active[0]];
+            let same = active.iter().take_while(|&&at| shares[at] == level).count();
+            let gap = most.abs_diff(total);
+            let step = active.get(same).map_or(u64::MAX, |&at| u64::from(shares[at].abs_diff(level)));
+            let each = step.min(gap / same as u64) as u32;
+            let rest = if each == 0 { gap as usize } else { same };
+            for &at in active[..same].iter().take(rest) {
+                let by = each.max(1);
+                shares[at] = if grow { shares[at] + by } else { shares[at] - by };
+            }
+        }
+        shares
     }
 
     /// Bytes that growth leaves free on a file system of `total` bytes.
@@ -87,10 +111,28 @@ mod tests {
                     + budget.index_bytes
                     + FIXED_METADATA;
                 assert!(used <= capacity, "{budget:?}");
-                let per_volume = budget.per_volume(3);
-                assert_eq!(per_volume.iter().sum::<u32>(), budget.segments_max);
+                let shares = budget.shares(&[Some(0); 3]);
+                assert_eq!(shares.iter().sum::<u32>(), budget.segments_max);
+                assert!(shares.iter().all(|share| share.abs_diff(shares[0]) <= 1));
             }
         }
+    }
+
+    #[test]
+    fn shares_are_as_even_as_what_is_there_lets_them_be() {
+        let budget = |segments_max| Budget {
+            capacity: 0,
+            segment_bytes: 1 << 20,
+            segments_max,
+            index_bytes: 0,
+        };
+        assert_eq!(budget(10).shares(&[Some(10), Some(0)]), [10, 0]);
+        assert_eq!(budget(16).shares(&[Some(10), Some(0)]), [10, 6]);
+        assert_eq!(budget(21).shares(&[Some(10), Some(0)]), [10, 11]);
+        assert_eq!(budget(12).shares(&[Some(15), Some(5)]), [7, 5]);
+        assert_eq!(budget(7).shares(&[Some(15), Some(5), None]), [3, 4, 0]);
+        assert_eq!(budget(9).shares(&[None, Some(2), Some(3)]), [0, 5, 4]);
+        assert_eq!(budget(5).shares(&[Some(1), Some(1), Some(1)]).iter().sum::<u32>(), 5);
     }
 
     #[test]

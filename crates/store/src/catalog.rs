@@ -1,7 +1,8 @@
 //! The questions the owner of a store answers. Payload never passes through here.
 
+use crate::engine::Reshape;
 use crate::stats::CatalogStats;
-use ritornello_format::{Place, Result, Scope, ScopeId, ScopeSlot};
+use ritornello_format::{Place, Result, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -74,7 +75,8 @@ pub struct Wanted {
     pub page_units: Vec<u32>,
     /// Slices a page; zero is one.
     pub slices_per_page: u16,
-    /// Seconds since 1970 until which the pages are not to be evicted; zero: they are ordinary.
+    /// Seconds since 1970 until which the pages, those that are there already included, are not to
+    /// be evicted: see [`crate::Terms::retain_until`]. Zero: they are ordinary.
     pub retain_until: u64,
     /// How long the owner may wait for space to be reclaimed.
     pub patience: Duration,
@@ -104,6 +106,12 @@ pub enum Refusal {
     Deadline,
     /// The index has reached its share of the budget.
     MetadataFull,
+    /// The scope's quota is used up, and what is there may not be evicted.
+    Quota,
+    /// They were put for the first time, and admission waits for the second.
+    Admission,
+    /// The write budget is used up.
+    WriteBudget,
 }
 
 impl Refusal {
@@ -114,6 +122,9 @@ impl Refusal {
             Self::NoSpace => "no_space",
             Self::Deadline => "deadline",
             Self::MetadataFull => "metadata_full",
+            Self::Quota => "quota",
+            Self::Admission => "admission",
+            Self::WriteBudget => "write_budget",
         }
     }
 }
@@ -128,6 +139,13 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// `Invalid` if the scope is stored with another description.
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>>;
+    /// Sets what is to hold for a scope, durably: what is not named goes back to the default. A
+    /// quota below what the scope holds evicts from it at once. References go stale if the codec
+    /// changes.
+    ///
+    /// # Errors
+    /// `Invalid` for a codec that the scope's numbers do not suit, or more to retain than the quota.
+    fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()>;
     /// Number of leading pages that are there.
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
     /// Like `probe`, with a lease for `ttl`; counts as a use of the pages.
@@ -164,6 +182,8 @@ pub trait Catalog: Send + Sync {
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
     /// Forgets a scope and its pages, durably at once. The bytes stay until overwritten.
     fn drop_scope(&self, scope: ScopeRef) -> Result<()>;
+    /// Changes capacity or directories; see [`Engine::reshape`](crate::Engine::reshape).
+    fn reshape(&self, change: &Reshape) -> Result<()>;
     /// Drops every scope.
     fn clear(&self) -> Result<()>;
     /// Everything committed before survives power loss.

@@ -10,9 +10,10 @@
 
 use crate::budget::Budget;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
-use ritornello_format::{Error, ErrorKind, Manifest, Result, ScopeRegistry};
+use ritornello_format::{Error, ErrorKind, Manifest, Result, ScopeRegistry, VolumeRecord};
 use ritornello_medium::{Access, Medium, MediumFile};
 use ritornello_volume::segments::{IoChoice, Segments, SegmentsConfig};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,6 +31,11 @@ const OURS: [&str; 10] = [
     "segments",
     "owner.sock",
 ];
+
+/// The volume of a store without `paths`.
+const SEGMENTS: &str = "segments";
+/// Volumes at most, those that are no more included.
+pub(crate) const VOLUMES_MAX: usize = 256;
 
 /// The files of one store.
 #[derive(Clone, Debug)]
@@ -74,6 +80,20 @@ impl Directory {
     /// # Errors
     /// `Invalid` where the options do not fit the store or are not enough to make one.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
+        let stored = self.manifest_to_resize(options)?;
+        match options.capacity.filter(|given| *given != stored.capacity) {
+            None => Ok(stored),
+            Some(given) => Err(Error::invalid(
+                "this store is open with another capacity: leave it out, or resize the store",
+            )
+            .with("stored", stored.capacity)
+            .with("given", given)
+            .with("dir", self.display())),
+        }
+    }
+
+    /// Likewise, for an owner that will resize the store to the capacity that `options` name.
+    pub(crate) fn manifest_to_resize(&self, options: &Options) -> Result<Manifest> {
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
         let Some(stored) = self.manifest()? else {
             let capacity = options.capacity.ok_or_else(|| {
@@ -101,8 +121,8 @@ impl Directory {
             .with("given", given)
             .with("dir", self.display())
         };
-        if let Some(given) = options.capacity.filter(|given| *given != stored.capacity) {
-            return Err(fixed("capacity", &stored.capacity, given.to_string()));
+        if let Some(given) = options.capacity {
+            Budget::divide(given, stored.segment_bytes)?;
         }
         if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
             return Err(fixed("segment size", &stored.segment_bytes, given.to_string()));
@@ -110,36 +130,58 @@ impl Directory {
         if let Some(given) = options.index.filter(|given| given.word() != stored.index) {
             return Err(fixed("index", &stored.index, given.word().to_owned()));
         }
-        if !options.paths.is_empty() && self.volumes(options)? != stored.volumes {
-            let shown = stored.volumes.join(":");
-            return Err(fixed("set of paths", &shown, format!("{:?}", options.paths)));
+        if !options.paths.is_empty() {
+            self.check_paths(options, &stored)?;
         }
         IndexKind::parse(&stored.index)?;
         Ok(stored)
     }
 
-    fn volumes(&self, options: &Options) -> Result<Vec<String>> {
+    fn volumes(&self, options: &Options) -> Result<Vec<VolumeRecord>> {
         if options.paths.is_empty() {
-            return Ok(vec!["segments".to_owned()]);
+            return Ok(vec![VolumeRecord::new(SEGMENTS)]);
         }
-        if options.paths.len() > 256 {
+        if options.paths.len() > VOLUMES_MAX {
             return Err(Error::invalid("a store spreads over at most 256 paths"));
         }
-        let text = |path: &PathBuf| {
-            let path = std::path::absolute(path).map_err(|e| self.refused(e))?;
-            path.to_str()
-                .map(str::to_owned)
-                .ok_or_else(|| Error::invalid("paths must be UTF-8").with("path", path.display()))
-        };
-        let mut paths: Vec<String> = options.paths.iter().map(text).collect::<Result<_>>()?;
-        let given = paths.len();
-        paths.sort();
-        paths.dedup();
+        let given = options.paths.len();
+        let paths: BTreeSet<String> =
+            options.paths.iter().map(|path| self.volume_name(path)).collect::<Result<_>>()?;
         if paths.len() == given {
-            Ok(paths)
+            Ok(paths.into_iter().map(VolumeRecord::new).collect())
         } else {
             Err(Error::invalid("the same path is named twice: name each disk once"))
         }
+    }
+
+    /// What the manifest calls the volume in the directory `path`.
+    pub(crate) fn volume_name(&self, path: &Path) -> Result<String> {
+        let path = std::path::absolute(path).map_err(|e| self.refused(e))?;
+        if path == self.path.join(SEGMENTS) {
+            return Ok(SEGMENTS.to_owned());
+        }
+        path.to_str()
+            .map(str::to_owned)
+            .ok_or_else(|| Error::invalid("paths must be UTF-8").with("path", path.display()))
+    }
+
+    /// Those that are being drained may be named or not.
+    fn check_paths(&self, options: &Options, stored: &Manifest) -> Result<()> {
+        let given: BTreeSet<String> =
+            self.volumes(options)?.into_iter().map(|volume| volume.dir).collect();
+        let has = |dir: &String| stored.volumes.iter().any(|volume| volume.dir == *dir);
+        let active = stored.volumes.iter().filter(|volume| volume.is_active());
+        if given.iter().all(has) && active.into_iter().all(|volume| given.contains(&volume.dir)) {
+            return Ok(());
+        }
+        let there: Vec<&str> = stored.volumes.iter().map(|volume| volume.dir.as_str()).collect();
+        Err(Error::invalid(
+            "this store has another set of paths: leave it out, or change it with `ritornello \
+             paths add` and `ritornello paths drain`",
+        )
+        .with("stored", there.join(":"))
+        .with("given", format!("{:?}", options.paths))
+        .with("dir", self.display()))
     }
 
     /// Replaces the manifest, durably.
@@ -202,17 +244,22 @@ impl Directory {
     /// # Errors
     /// Those of [`Segments::open`].
     pub fn segments(&self, manifest: &Manifest, io: IoChoice) -> Result<Arc<Segments>> {
-        let dirs: Vec<PathBuf> = manifest.volumes.iter().map(|v| self.path.join(v)).collect();
-        for dir in &dirs {
-            self.medium.create_dir(dir).map_err(|e| self.refused(e))?;
+        for dir in manifest.directories(&self.path) {
+            self.medium.create_dir(&dir).map_err(|e| self.refused(e))?;
         }
+        let dirs = manifest.paths(&self.path);
         let config = SegmentsConfig {
             dirs,
             segment_bytes: manifest.segment_bytes,
             io,
             in_flight_bytes: SegmentsConfig::IN_FLIGHT_BYTES,
         };
-        Segments::open(Arc::clone(&self.medium), config).map(Arc::new)
+        let segments = Segments::open(Arc::clone(&self.medium), config)?;
+        let this = self.clone();
+        segments.discover_with(Box::new(move || {
+            Ok(this.manifest()?.map_or_else(Vec::new, |manifest| manifest.paths(&this.path)))
+        }));
+        Ok(Arc::new(segments))
     }
 
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {

@@ -1,11 +1,12 @@
 //! Getting: locate under a lease, read, verify, release.
 
 use crate::catalog::{Located, ScopeRef};
+use crate::encode::Decoder;
 use crate::outcome::Outcome;
 use crate::store::Store;
 use ritornello_format::Result;
 use ritornello_volume::memory::PageTarget;
-use ritornello_volume::transfer::{Control, MissReason, PageFate, RunRead};
+use ritornello_volume::transfer::{Control, Encoded, MissReason, PageFate, RunRead};
 use std::time::Instant;
 
 impl Store {
@@ -29,6 +30,7 @@ impl Store {
                 first: run.first,
                 target,
                 target_first: run.at as usize,
+                encoded: Encoded::Unpack(&Decoder),
             })
             .collect();
         let fates = self.segments.read_runs(&reads, control);

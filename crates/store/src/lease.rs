@@ -168,6 +168,11 @@ impl LeaseTable {
         freed
     }
 
+    /// The runs that leases are on.
+    pub fn runs(&self) -> impl Iterator<Item = RunId> + '_ {
+        self.pins.keys().copied()
+    }
+
     /// Whether a lease is on `run`.
     #[must_use]
     pub fn pinned(&self, run: RunId) -> bool {

@@ -15,19 +15,23 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 mod budget;
 mod catalog;
 mod directory;
+mod encode;
 mod engine;
 pub mod eviction;
 mod get;
 pub mod lease;
 mod options;
 mod outcome;
+mod parts;
 mod put;
 mod stats;
 mod store;
 mod ticket;
+mod written;
 
 pub use budget::Budget;
 pub use catalog::{
@@ -35,9 +39,13 @@ pub use catalog::{
     Wanted,
 };
 pub use directory::{Directory, open_segments};
-pub use engine::{Alive, ClientId, Engine, Finding, Session, Verification};
-pub use options::{Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN};
+pub use engine::{Alive, ClientId, Engine, Finding, Reshape, Session, Verification};
+pub use options::{
+    Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec,
+};
 pub use outcome::Outcome;
-pub use stats::{CatalogStats, Counter, Counters, IoStats};
+pub use stats::{
+    AdmissionStats, CatalogStats, Counter, Counters, IoStats, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth,
+};
 pub use store::{Store, StoreStats, Terms, TransferStats};
 pub use ticket::Ticket;

@@ -1,14 +1,20 @@
 //! What a caller may choose when opening a store.
 
+use crate::admission::{AdmissionMode, WriteBudget};
+use crate::eviction::Policy;
+use ritornello_codec::Codec;
 use ritornello_format::{Error, Result};
 use ritornello_volume::segments::IoChoice;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Bytes a segment file, unless the manifest says otherwise.
 pub const SEGMENT_BYTES: u64 = 256 << 20;
 /// The smallest segment: for tests.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+
+/// Bytes a second that are scrubbed if nothing else is said: a terabyte in a day and a half.
+pub const SCRUB_RATE: u64 = 8 << 20;
 
 /// When a put counts as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -81,9 +87,10 @@ impl IndexKind {
 pub struct Options {
     /// The directory: metadata, the socket, and the segments unless `paths` says otherwise.
     pub dir: PathBuf,
-    /// Budget in bytes. Needed for a new store; for an old one it must be what it was made with.
+    /// Budget in bytes. Needed for a new store; an old one is resized to it by its owner.
     pub capacity: Option<u64>,
-    /// Directories of the segments, on several disks perhaps. Fixed when the store is made.
+    /// Directories of the segments, on several disks perhaps. Those of an old store are changed
+    /// with [`Catalog::reshape`](crate::Catalog::reshape).
     pub paths: Vec<PathBuf>,
     /// When a put counts as done.
     pub durability: Durability,
@@ -95,6 +102,39 @@ pub struct Options {
     pub segment_bytes: Option<u64>,
     /// Longest time between a commit and its durability in `cache` mode.
     pub sync_interval: Duration,
+    /// Whether a thread of the store's own syncs and tidies. Without it the caller does, with
+    /// [`Engine::tend`](crate::Engine::tend): for tests that must repeat themselves exactly.
+    pub upkeep: bool,
+    /// Who goes when space is wanted.
+    pub eviction: Policy,
+    /// How pages are encoded in scopes that have no setting of their own. A lossy codec is for the
+    /// scopes whose numbers it knows; pages of others are stored as they come.
+    pub codec: Codec,
+    /// Bytes a second that are read to find damage while nobody uses the store, and an eighth of
+    /// it while somebody does; zero: none.
+    pub scrub_rate: u64,
+    /// Which pages are written.
+    pub admission: AdmissionMode,
+    /// How much is written in the long run; `None`: as much as comes.
+    pub write_budget: Option<WriteBudget>,
+    /// Seconds since 1970. Tests bring their own.
+    pub wall_clock: fn() -> u64,
+}
+
+/// Seconds since 1970 as the system has them.
+fn system_clock() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Reads what users call a codec.
+///
+/// # Errors
+/// `Invalid`, listing the names.
+pub fn parse_codec(word: &str) -> Result<Codec> {
+    Codec::parse(word).ok_or_else(|| {
+        let words: Vec<&str> = Codec::ALL.iter().map(|codec| codec.word()).collect();
+        Error::invalid(format!("a codec is one of {}", words.join(", "))).with("given", word)
+    })
 }
 
 impl Options {
@@ -110,6 +150,13 @@ impl Options {
             index: None,
             segment_bytes: None,
             sync_interval: Duration::from_secs(2),
+            upkeep: true,
+            eviction: Policy::default(),
+            codec: Codec::Raw,
+            scrub_rate: SCRUB_RATE,
+            admission: AdmissionMode::default(),
+            write_budget: None,
+            wall_clock: system_clock,
         }
     }
 }

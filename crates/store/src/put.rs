@@ -1,36 +1,145 @@
-//! Putting: reserve, write, commit.
+//! Putting: reserve, write, commit; part by part if the pages are encoded.
 
-use crate::catalog::{Reserved, ScopeRef, Wanted};
+use crate::catalog::{Reserved, ReservedRun, ScopeRef, Wanted};
+use crate::encode::Encoder;
 use crate::outcome::Outcome;
+use crate::parts::{Part, Parts};
 use crate::store::{PATIENCE, Store, Terms};
-use ritornello_format::{Result, RunHeader};
+use crate::written::{Turns, Written};
+use parking_lot::Mutex;
+use ritornello_format::{Result, RunHeader, Scope, UNIT};
 use ritornello_volume::memory::PageSource;
 use ritornello_volume::transfer::{Control, RunWrite};
+use std::thread;
 use std::time::Instant;
+
+/// What all parts of a put share.
+struct Put<'a> {
+    store: &'a Store,
+    scope: ScopeRef,
+    keys: &'a [&'a [u8]],
+    terms: &'a Terms,
+    control: &'a Control,
+}
 
 impl Store {
     pub(crate) fn put(
         &self,
-        scope: ScopeRef,
+        reference: ScopeRef,
+        scope: &Scope,
         keys: &[&[u8]],
         source: &dyn PageSource,
         terms: &Terms,
         control: &Control,
     ) -> Result<Outcome> {
-        let parent = terms.parent.as_deref();
         let started = Instant::now();
+        let put = Put { store: self, scope: reference, keys, terms, control };
+        let written = match Encoder::of(scope, reference.codec, reference.page_bytes)? {
+            None => put.write(0, keys.len(), source)?,
+            Some(encoder) => put.encode(&encoder, source)?,
+        };
+        if written.bytes > 0 {
+            self.moved.puts.add(1);
+            self.moved.put_bytes.add(written.bytes);
+            self.moved.put_stored_bytes.add(written.disk_bytes);
+            self.moved.put_micros.add(started.elapsed().as_micros() as u64);
+        }
+        Ok(written.outcome(keys.len()))
+    }
+}
+
+impl Put<'_> {
+    /// Encodes and writes what is missing: the next part is encoded while the last is written.
+    fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<Written> {
+        let present = self.store.catalog.exists(self.scope, self.keys)?;
+        if !present.contains(&false) {
+            return self.write(0, self.keys.len(), source);
+        }
+        let parts = Parts {
+            segments: &self.store.segments,
+            scope: self.scope,
+            encoder,
+            source,
+            control: self.control,
+            present,
+            at: 0,
+            starved: false,
+        };
+        let is_one = parts.is_one();
+        let (parts, turns) = (Mutex::new((0, parts)), Turns::new());
+        if is_one {
+            self.write_parts(&parts, &turns);
+        } else {
+            thread::scope(|threads| {
+                let other = thread::Builder::new().name("ritornello-put".to_owned());
+                // Without the other, one part follows upon the other.
+                let _ = other.spawn_scoped(threads, || self.write_parts(&parts, &turns));
+                self.write_parts(&parts, &turns);
+            });
+        }
+        let mut all = turns.into_written()?;
+        if all.stored < self.keys.len() && all.reason.is_empty() {
+            all.reason = self.control.stop().map_or("io", |stop| stop.word());
+        }
+        Ok(all)
+    }
+
+    /// Encodes and writes parts until there are no more; commits them in their order.
+    fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, turns: &Turns) {
+        loop {
+            let (turn, part) = {
+                let mut parts = parts.lock();
+                let Some(part) = parts.1.next() else { return };
+                parts.0 += 1;
+                (turns.turn(parts.0 - 1), part)
+            };
+            let keys = part.keys.len();
+            let unsettled = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
+            if !turn.settle(keys, || unsettled.and_then(|unsettled| unsettled.commit(self, keys))) {
+                return;
+            }
+        }
+    }
+
+    /// Writes those of the `count` pages from `first` on that are missing, and makes them visible.
+    fn write(&self, first: usize, count: usize, source: &dyn PageSource) -> Result<Written> {
+        self.prepare(first, count, source, None)?.commit(self, count)
+    }
+
+    /// Writes those of the `count` pages from `first` on that are missing. `source` has these pages,
+    /// as they come or as `part` says.
+    fn prepare(
+        &self,
+        first: usize,
+        count: usize,
+        source: &dyn PageSource,
+        part: Option<&Part<'_>>,
+    ) -> Result<Unsettled<'_>> {
+        let keys = &self.keys[first..first + count];
+        let before = first.checked_sub(1).map(|before| self.keys[before]);
+        let parent = before.or(self.terms.parent.as_deref());
+        let (store, control) = (self.store, self.control);
         let patience = control
             .deadline
             .map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
-        let wanted = Wanted { retain_until: terms.retain_until, patience, ..Wanted::default() };
-        let reserved = self.catalog.reserve(scope, keys, parent, &wanted)?;
+        let wanted = Wanted {
+            page_units: part.map_or_else(Vec::new, Part::units),
+            slices_per_page: part.map_or(1, Part::slices_per_page),
+            retain_until: self.terms.retain_until,
+            patience,
+        };
+        let reserved = store.catalog.reserve(self.scope, keys, parent, &wanted)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
+        let mut unsettled = Unsettled { store, reserved, sums: Vec::new(), reason: refused };
+        let reserved = &unsettled.reserved;
         if reserved.runs.is_empty() {
-            return Ok(outcome_of(keys.len(), reserved.present, 0, refused));
+            return Ok(unsettled);
         }
-        let unsettled = Unsettled { store: self, reservation: reserved.id };
-        let headers: Vec<RunHeader> =
-            reserved.runs.iter().map(|run| header(&reserved, run, scope, keys, parent)).collect();
+        let headers: Vec<RunHeader> = reserved
+            .runs
+            .iter()
+            .map(|run| header(reserved, run, self.scope, keys, parent, part))
+            .collect();
         let writes: Vec<RunWrite<'_>> = reserved
             .runs
             .iter()
@@ -42,9 +151,9 @@ impl Store {
                 first: run.at as usize,
             })
             .collect();
-        let results = self.segments.write_runs(&writes, control);
+        let results = store.segments.write_runs(&writes, control);
         let mut reason = refused;
-        let written: Vec<Option<u64>> = results
+        unsettled.sums = results
             .into_iter()
             .map(|result| {
                 result
@@ -55,23 +164,8 @@ impl Store {
                     .ok()
             })
             .collect();
-        let stored = self.catalog.commit(reserved.id, &written)?;
-        std::mem::forget(unsettled);
-        let pages: u64 = reserved
-            .runs
-            .iter()
-            .zip(&written)
-            .filter(|(_, written)| written.is_some())
-            .map(|(run, _)| u64::from(run.pages))
-            .sum();
-        let bytes = pages * scope.page_bytes;
-        self.moved.puts.add(1);
-        self.moved.put_bytes.add(bytes);
-        self.moved.put_micros.add(started.elapsed().as_micros() as u64);
-        if stored < keys.len() && reason.is_empty() {
-            reason = "superseded";
-        }
-        Ok(outcome_of(keys.len(), stored, bytes, reason))
+        unsettled.reason = reason;
+        Ok(unsettled)
     }
 }
 
@@ -79,24 +173,54 @@ impl Store {
 /// process writes there no more, and whoever owns the store by now is told.
 struct Unsettled<'a> {
     store: &'a Store,
-    reservation: u64,
+    /// No runs: nothing was missing, or nothing may be put.
+    reserved: Reserved,
+    /// Of each run the checksum of its header, if it is written.
+    sums: Vec<Option<u64>>,
+    reason: &'static str,
+}
+
+impl Unsettled<'_> {
+    /// Makes the runs visible that are written. The put was of `count` pages.
+    fn commit(mut self, put: &Put<'_>, count: usize) -> Result<Written> {
+        let reserved = &self.reserved;
+        let mut written =
+            Written { stored: reserved.present, reason: self.reason, ..Written::default() };
+        if reserved.runs.is_empty() {
+            return Ok(written);
+        }
+        written.stored = self.store.catalog.commit(reserved.id, &self.sums)?;
+        if written.stored < count && written.reason.is_empty() {
+            written.reason = "superseded";
+        }
+        for (run, _) in reserved.runs.iter().zip(&self.sums).filter(|(_, sum)| sum.is_some()) {
+            written.bytes += u64::from(run.pages) * put.scope.page_bytes;
+            written.disk_bytes += run.place.units() * UNIT;
+        }
+        self.reserved.runs.clear();
+        Ok(written)
+    }
 }
 
 impl Drop for Unsettled<'_> {
     fn drop(&mut self) {
-        // An owner that cannot be told finds out when this process ends.
-        let _ = self.store.catalog.abort(self.reservation);
+        if !self.reserved.runs.is_empty() {
+            // An owner that cannot be told finds out when this process ends.
+            let _ = self.store.catalog.abort(self.reserved.id);
+        }
     }
 }
 
 fn header(
     reserved: &Reserved,
-    run: &crate::catalog::ReservedRun,
+    run: &ReservedRun,
     scope: ScopeRef,
     keys: &[&[u8]],
     parent: Option<&[u8]>,
+    part: Option<&Part<'_>>,
 ) -> RunHeader {
     let at = run.at as usize;
+    let pages = at..at + run.pages as usize;
     let before = at.checked_sub(1).map(|before| keys[before]).or(parent);
     RunHeader {
         store: reserved.store,
@@ -109,16 +233,8 @@ fn header(
         parent: before.filter(|_| scope.chained).map(<[u8]>::to_vec),
         extents: run.place.extents.clone(),
         extents_total: run.place.extents.len() as u32,
-        keys: keys[at..at + run.pages as usize].iter().map(|key| key.to_vec()).collect(),
-        slices_per_page: 1,
-        slices: Vec::new(),
+        keys: keys[pages.clone()].iter().map(|key| key.to_vec()).collect(),
+        slices_per_page: part.map_or(1, Part::slices_per_page),
+        slices: part.map_or_else(Vec::new, |part| part.slices(pages)),
     }
-}
-
-/// The leading pages are stored; of those behind a gap nothing is claimed.
-fn outcome_of(asked: usize, stored: usize, bytes: u64, reason: &'static str) -> Outcome {
-    let mut ok = vec![false; asked];
-    ok[..stored].fill(true);
-    let reason = if stored == asked { "" } else { reason };
-    Outcome { pages: stored, bytes, seconds: 0.0, reason, ok }
 }

@@ -1,5 +1,6 @@
 //! Figures of a store, as `stat` and the metrics show them.
 
+use crate::eviction::EvictionStats;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,8 +46,20 @@ pub struct CatalogStats {
     pub free_extents: BTreeMap<u64, u64>,
     /// Mean extents of a run placed since open.
     pub extents_per_run: f64,
+    /// Who goes when space is wanted, and how well that would have been chosen otherwise.
+    pub eviction: EvictionStats,
+    /// How the allocator does.
+    pub health: SpaceHealth,
+    /// The directories of the segments.
+    pub paths: Vec<PathStats>,
     /// Live scopes.
     pub scopes: u64,
+    /// The scopes that hold most, largest first, [`SCOPES_SHOWN`] at most.
+    pub largest_scopes: Vec<ScopeUsage>,
+    /// Bytes that are retained.
+    pub retained_bytes: u64,
+    /// Which pages are written.
+    pub admission: AdmissionStats,
     /// Runs in the index.
     pub runs: u64,
     /// Pages in the index.
@@ -73,6 +86,95 @@ pub struct CatalogStats {
     pub open_ms: f64,
     /// What recovery dropped, by reason.
     pub dropped_at_open: BTreeMap<String, u64>,
+}
+
+/// How the allocator does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SpaceHealth {
+    /// Bytes that are kept free, so that there is something to choose from.
+    pub reserve_bytes: u64,
+    /// Bytes between the ends of pages and the 4 KiB that they are padded to; those of encoded
+    /// pages, less than a unit beyond the longest of its run, are not known here.
+    pub padding_bytes: u64,
+    /// Bytes of run headers.
+    pub header_bytes: u64,
+    /// Mean extents of the runs that are there; one if there are none.
+    pub extents_per_run: f64,
+    /// Pieces that pages up to 256 KiB lie in.
+    pub small_pages: Pieces,
+    /// Pieces that longer pages lie in.
+    pub large_pages: Pieces,
+    /// Bytes written to segments since open: pages, headers, padding, and runs that were moved.
+    pub written_bytes: u64,
+    /// Bytes of pages admitted since open.
+    pub admitted_bytes: u64,
+    /// The one by the other. What the index writes is in `index_written_bytes`.
+    pub write_amplification: f64,
+    /// Bytes of segments that are to go and do not yet.
+    pub closed_bytes: u64,
+}
+
+/// Pieces a page; zero where there are no pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pieces {
+    /// Of half of the pages at most.
+    pub p50: u32,
+    /// Of 99 of 100 at most.
+    pub p99: u32,
+    /// Of any, 64 standing for more as well.
+    pub max: u32,
+}
+
+/// A directory of segments.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathStats {
+    /// The directory, relative to the store's or absolute.
+    pub dir: String,
+    /// Whether nothing new is placed there, and what is there is on its way out.
+    pub draining: bool,
+    /// Segment files.
+    pub segments: u64,
+    /// Bytes of them that are in use.
+    pub used_bytes: u64,
+}
+
+/// Scopes in [`CatalogStats::largest_scopes`] at most.
+pub const SCOPES_SHOWN: usize = 16;
+
+/// What one scope holds, and may hold.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ScopeUsage {
+    /// Digest of its identity, as hexadecimal digits.
+    pub id: String,
+    /// The model it names.
+    pub model: String,
+    /// How pages that are put are encoded.
+    pub codec: String,
+    /// Pages.
+    pub pages: u64,
+    /// Bytes on disk, headers and padding too.
+    pub bytes: u64,
+    /// Bytes on disk that it may hold, if it has a quota.
+    pub quota_bytes: Option<u64>,
+    /// Bytes of it that are retained.
+    pub retained_bytes: u64,
+    /// Bytes of it that may be retained.
+    pub retained_bytes_max: u64,
+}
+
+/// Which pages are written.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AdmissionStats {
+    /// As configured.
+    pub mode: String,
+    /// What is in force now.
+    pub policy: String,
+    /// Bytes that may be written a day, if there is a budget.
+    pub budget_bytes_per_day: Option<u64>,
+    /// Bytes that may be written at once now, if there is a budget.
+    pub available_bytes: Option<u64>,
+    /// Pages remembered that were not written.
+    pub ghost_pages: u64,
 }
 
 /// How bytes move in this process.
@@ -117,8 +219,25 @@ counters! {
     pages_stored,
     /// Pages of a put that were there already.
     pages_present,
-    /// Pages refused for want of space.
+    /// Pages refused, for whatever reason.
     pages_refused,
+    /// Of those: because everything is leased or being written, or because the deadline passed.
+    refused_space,
+    /// Of those: because the index has reached its share.
+    refused_metadata,
+    /// Of those: because of the scope's quota.
+    refused_quota,
+    /// Of those: because they were put for the first time.
+    refused_admission,
+    /// Of those: because the write budget is used up.
+    refused_write_budget,
+    /// Runs that were to be retained and are, or for longer than before.
+    runs_retained,
+    /// Runs that were to be retained and are not, or not any more: their quota went to runs that
+    /// are to be kept for longer.
+    retentions_displaced,
+    /// Runs whose retention ended with its time.
+    retentions_lapsed,
     /// Pages evicted.
     pages_evicted,
     /// Pages deleted, dropped scopes included.
@@ -131,6 +250,22 @@ counters! {
     syncs,
     /// Microseconds spent in that.
     sync_micros,
+    /// Bytes of pages that were committed.
+    bytes_admitted,
+    /// Bytes written to segments for them, headers, padding and what was given up included.
+    bytes_written,
+    /// Runs moved to another place.
+    runs_moved,
+    /// Bytes written by that.
+    bytes_moved,
+    /// Segment files removed.
+    segments_removed,
+    /// Runs read by the scrubber.
+    scrubbed_runs,
+    /// Bytes read by it.
+    scrubbed_bytes,
+    /// Damaged pages that it found.
+    scrub_damaged_pages,
     /// Times a put had to wait for space to be reclaimed.
     reclaim_waits,
     /// Leases that ran out before they were released.

@@ -1,11 +1,12 @@
 //! Everybody's half of a store: payload moves here, questions go to the catalog.
 
 use crate::catalog::{Catalog, LeaseNumber, Leased, ScopeRef};
+use crate::engine::Reshape;
 use crate::outcome::Outcome;
 use crate::stats::{CatalogStats, Counter};
 use crate::ticket::{Closing, Lane, Ticket, Workers};
 use parking_lot::RwLock;
-use ritornello_format::{Error, ErrorKind, Result, Scope, check_keys};
+use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, check_keys};
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
@@ -32,8 +33,11 @@ const SCOPES_KNOWN: usize = 16;
 pub struct Terms {
     /// Key of the page before the first, where it is known.
     pub parent: Option<Box<[u8]>>,
-    /// Seconds since 1970 until which the pages are not to be evicted, within the scope's quota;
-    /// zero: they are ordinary.
+    /// Seconds since 1970 until which the pages, and all before them that are known, are not to be
+    /// evicted; zero: they are ordinary. It is a year at most, and holds for whole runs. Within a
+    /// scope (`retained_bytes`, by default a quarter of its quota or of the store) and within half of
+    /// the store in all, what ends first gives way and is ordinary again. An end that is earlier
+    /// than the one already known changes nothing. Deleting and dropping are not held up.
     pub retain_until: u64,
 }
 
@@ -64,6 +68,7 @@ pub struct Store {
 pub(crate) struct Moved {
     pub(crate) puts: Counter,
     pub(crate) put_bytes: Counter,
+    pub(crate) put_stored_bytes: Counter,
     pub(crate) put_micros: Counter,
     pub(crate) gets: Counter,
     pub(crate) get_bytes: Counter,
@@ -90,6 +95,8 @@ pub struct TransferStats {
     pub puts: u64,
     /// Payload bytes written.
     pub put_bytes: u64,
+    /// Bytes that this payload takes on disk: encoded, with headers and padding.
+    pub put_stored_bytes: u64,
     /// Seconds spent in puts, all threads together.
     pub put_seconds: f64,
     /// Gets finished.
@@ -126,6 +133,40 @@ impl Store {
             process: process_id(),
             closed: AtomicBool::new(false),
         })
+    }
+
+    /// Changes capacity or directories, of a store that is in use. Returns when it is done.
+    ///
+    /// # Errors
+    /// `Retry` if that takes longer than some minutes: it is done in the background then. `Invalid`
+    /// for what cannot be.
+    pub fn reshape(&self, change: &Reshape) -> Result<()> {
+        self.check_process()?;
+        self.catalog.reshape(change)
+    }
+
+    /// Sets the capacity, in bytes: see [`Store::reshape`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resize(&self, capacity: u64) -> Result<()> {
+        self.reshape(&Reshape::Capacity(capacity))
+    }
+
+    /// Sets what is to hold for a scope, durably, and registers the scope if it is new: what is not
+    /// named in `settings` goes back to the default. Pages that are there keep their encoding; a
+    /// quota below what the scope holds evicts from it at once.
+    ///
+    /// # Errors
+    /// `Invalid` for a codec that the scope's numbers do not suit, more to retain than the quota, or
+    /// a scope stored with another description.
+    pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
+        self.retry_stale(scope, true, |found| match found {
+            Some(reference) => self.catalog.configure(reference, settings),
+            None => Err(Error::retry("the scope was dropped meanwhile")),
+        })?;
+        self.forget(scope);
+        Ok(())
     }
 
     /// Number of leading pages that can be had.
@@ -180,7 +221,7 @@ impl Store {
         self.check_batch(keys, source.len())?;
         let started = Instant::now();
         let outcome = self.retry_stale(scope, true, |found| match found {
-            Some(scope) => self.put(scope, keys, source, terms, control),
+            Some(reference) => self.put(reference, scope, keys, source, terms, control),
             None => Err(Error::retry("the scope could not be registered")),
         })?;
         Ok(outcome.timed(started.elapsed()))
@@ -379,6 +420,7 @@ impl Store {
             transfer: TransferStats {
                 puts: moved.puts.get(),
                 put_bytes: moved.put_bytes.get(),
+                put_stored_bytes: moved.put_stored_bytes.get(),
                 put_seconds: moved.put_micros.get() as f64 / 1e6,
                 gets: moved.gets.get(),
                 get_bytes: moved.get_bytes.get(),

@@ -163,7 +163,6 @@ fn a_store_is_opened_as_it_was_made() {
     refused(&Options::new(dir.path()), "capacity");
     refused(&Options { capacity: Some(3 << 20), ..options(dir.path(), 3) }, "two segments");
     open(dir.path(), 16).close();
-    refused(&options(dir.path(), 17), "capacity");
     refused(&Options { segment_bytes: Some(2 << 20), ..Options::new(dir.path()) }, "segment");
     refused(&Options { index: Some(IndexKind::Memory), ..Options::new(dir.path()) }, "index");
     refused(&Options { paths: vec!["elsewhere".into()], ..Options::new(dir.path()) }, "paths");

@@ -1,8 +1,8 @@
 //! Committing a put: its runs become visible, if what they hang behind is still there.
 
 use super::reservations::{PlannedRun, Reservation};
-use super::{Engine, State, resident};
-use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot};
+use super::{ClientId, Engine, State, resident};
+use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
 
 /// Runs that wait for the page they follow are remembered up to this number; further ones are
@@ -10,14 +10,20 @@ use ritornello_index::{NewRun, RunId};
 const WAITING_MAX: usize = 4096;
 
 impl Engine {
-    pub(super) fn commit(&self, id: u64, written: &[Option<u64>]) -> Result<usize> {
+    pub(super) fn commit(
+        &self,
+        asking: ClientId,
+        id: u64,
+        written: &[Option<u64>],
+    ) -> Result<usize> {
         self.check_writable()?;
         let mut state = self.state.lock();
+        state.check_reserver(asking, id)?;
         let Some(reservation) = state.reservations.open.remove(&id) else {
             return Err(Error::retry("this reservation is not known here: put again")
                 .with("reservation", id));
         };
-        let Reservation { client, scope, hashes, runs, lease } = reservation;
+        let Reservation { client, scope, hashes, runs, retain_until, lease } = reservation;
         let mut unused: Vec<Extent> = Vec::new();
         let mut metadata_full = false;
         for (at, run) in runs.iter().enumerate() {
@@ -28,6 +34,7 @@ impl Engine {
                 self.counters.runs_abandoned.add(1);
                 continue;
             };
+            self.counters.bytes_written.add(run.place.units() * UNIT);
             let mut place = run.place.clone();
             place.header_checksum = checksum;
             let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
@@ -42,7 +49,10 @@ impl Engine {
             };
             match self.insert(&new) {
                 Ok(run_id) => {
-                    state.eviction.admit(&resident(run_id, found, pages, &place));
+                    let resident = resident(run_id, found, pages, &place);
+                    state.eviction.admit(&resident);
+                    let units = place.units();
+                    state.usage.admit(scope.slot, &resident, u64::from(run.pages), units);
                     if found.is_none()
                         && let Some(parent) = run.parent
                         && state.waiting.len() < WAITING_MAX
@@ -52,6 +62,7 @@ impl Engine {
                     self.adopt(&mut state, scope.slot, run_id, pages);
                     state.dirty.extend(place.extents.iter().map(|e| e.segment));
                     self.counters.pages_stored.add(u64::from(run.pages));
+                    self.counters.bytes_admitted.add(u64::from(run.pages) * scope.page_bytes);
                 }
                 Err(error) => {
                     metadata_full |= error.kind() == ErrorKind::Retry;
@@ -69,11 +80,14 @@ impl Engine {
         state.release_later(freed);
         drop(state);
         // In this order: space that is somebody else's by now must not be withheld for this one.
-        if client != super::ClientId::LOCAL {
+        if client != ClientId::LOCAL {
             self.log.lock().settled(id);
         }
         self.free(&mut self.state.lock(), &unused);
         let stored = self.link_and_count(scope.slot, scope.chained, &hashes);
+        if retain_until > 0 {
+            self.retain(scope.slot, &hashes, retain_until);
+        }
         if self.durable_puts() {
             self.make_durable()?;
         }
@@ -91,6 +105,8 @@ impl Engine {
             {
                 self.index.link(slot, *page, child);
                 state.eviction.link(child_run, run, at);
+                state.usage.link(slot, child_run, run, at);
+                self.retain_parents(state, slot, child_run);
             }
         }
     }
@@ -119,6 +135,8 @@ impl Engine {
                     let mut state = self.state.lock();
                     self.index.link(slot, hashes[first - 1], hashes[first]);
                     state.eviction.link(pair[1].run, pair[0].run, parent_page);
+                    state.usage.link(slot, pair[1].run, pair[0].run, parent_page);
+                    self.retain_parents(&mut state, slot, pair[1].run);
                 }
             }
         }

@@ -1,24 +1,38 @@
 //! The owner's half of a store: which pages exist and where, who gets space, who stays.
 
+mod admit;
+mod capacity;
+mod caretaker;
 mod commit;
+mod grouping;
+mod health;
 mod open;
+mod quota;
 mod reclaim;
+mod relocate;
 mod reservations;
 mod reserve;
+mod retention;
 mod scopes;
+mod scrub;
 mod session;
 mod verify;
 
+pub use capacity::Reshape;
 pub use session::Session;
 pub use verify::{Finding, Verification};
 
+use crate::admission::{Admission, WriteBudget};
 use crate::budget::Budget;
 use crate::eviction::{Eviction, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
-use crate::stats::{CatalogStats, Counters, IoStats};
-use parking_lot::{Condvar, Mutex};
+use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, PathStats};
+use parking_lot::{Condvar, Mutex, RwLock};
+use caretaker::Caretaker;
+use quota::Usage;
 use reservations::{ReservationLog, Reservations};
+use retention::{Retention, StoreClock};
 use ritornello_format::{
     Error, ErrorKind, Extent, Manifest, PageHash, Place, Result, ScopeSlot, SegmentId, UNIT,
 };
@@ -30,7 +44,7 @@ use scopes::Scopes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Who asks: the owner's own process, or a connected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,13 +61,19 @@ pub type Alive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 /// The owner of a store. The caller holds the directory's lock for as long as this lives.
 pub struct Engine {
     options: Options,
-    manifest: Manifest,
-    budget: Budget,
+    manifest: RwLock<Arc<Manifest>>,
+    budget: RwLock<Budget>,
+    /// Held while capacity or directories change. Taken before any other lock.
+    shape: Mutex<()>,
     medium: Arc<dyn Medium>,
     segments: Arc<Segments>,
     index: Arc<dyn PrefixIndex>,
     scopes: Scopes,
     clock: RecencyClock,
+    time: StoreClock,
+    /// Never held together with another lock.
+    admission: Mutex<Admission>,
+    started: Instant,
     state: Mutex<State>,
     log: Mutex<ReservationLog>,
     /// Held while a segment file is made.
@@ -62,6 +82,7 @@ pub struct Engine {
     sync_wanted: AtomicU64,
     next_generation: AtomicU64,
     upkeep: Upkeep,
+    caretaker: Caretaker,
     alive: Alive,
     poison: OnceLock<String>,
     closed: AtomicBool,
@@ -74,6 +95,8 @@ pub struct Engine {
 struct State {
     space: Space,
     eviction: Box<dyn Eviction>,
+    retention: Retention,
+    usage: Usage,
     leases: LeaseTable,
     reservations: Reservations,
     clients: HashMap<ClientId, String>,
@@ -99,7 +122,7 @@ struct SyncRound {
     covered: u64,
 }
 
-/// The upkeep thread's alarm clock.
+/// A background thread and its alarm clock.
 #[derive(Default)]
 struct Upkeep {
     asleep: Mutex<Alarm>,
@@ -117,6 +140,29 @@ impl Upkeep {
     fn ring(&self) {
         self.asleep.lock().ring = true;
         self.changed.notify_one();
+    }
+
+    /// Sleeps until somebody rings, or that long. Returns whether to end.
+    fn sleep(&self, long: Duration) -> bool {
+        let mut alarm = self.asleep.lock();
+        if !alarm.ring && !alarm.stop {
+            self.changed.wait_for(&mut alarm, long);
+        }
+        alarm.ring = false;
+        alarm.stop
+    }
+
+    /// Has the thread end, and waits for it.
+    fn stop(&self) {
+        self.asleep.lock().stop = true;
+        self.changed.notify_one();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic in it was reported where it happened.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -136,8 +182,13 @@ impl Engine {
 
     /// What the store is.
     #[must_use]
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+    pub fn manifest(&self) -> Arc<Manifest> {
+        Arc::clone(&self.manifest.read())
+    }
+
+    /// How the capacity is divided.
+    fn budget(&self) -> Budget {
+        *self.budget.read()
     }
 
     /// A catalog for one client. `name` is the client's lock file; empty for the own process.
@@ -181,15 +232,8 @@ impl Engine {
         if self.closed.swap(true, Ordering::AcqRel) {
             return self.check_poison();
         }
-        self.upkeep.asleep.lock().stop = true;
-        self.upkeep.changed.notify_one();
-        let thread = self.upkeep.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-        {
-            // It only sleeps and syncs; a panic in it was reported where it happened.
-            let _ = thread.join();
-        }
+        self.caretaker.stop();
+        self.upkeep.stop();
         self.make_durable()
     }
 
@@ -229,21 +273,28 @@ impl Engine {
         let existing = self.segments.existing()?.len() as u64;
         let allocated = self.segments.allocated_bytes()? + index.disk_bytes;
         let report = self.segments.report();
+        let (manifest, budget) = (self.manifest(), self.budget());
+        let admission = self.admission_stats();
+        let mut health = self.health();
         let state = self.state.lock();
         let space = state.space.stats();
+        health.reserve_bytes = space.reserve_units * UNIT;
+        health.closed_bytes = state.space.closed().len() as u64 * budget.segment_bytes;
+        let paths = paths(&manifest, &state.space);
         Ok(CatalogStats {
-            uuid: self.manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
-            epoch: self.manifest.epoch,
+            uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+            epoch: manifest.epoch,
             owner_pid: std::process::id(),
             durability: self.options.durability.word().to_owned(),
-            index: self.manifest.index.clone(),
-            capacity_bytes: self.budget.capacity,
+            index: manifest.index.clone(),
+            capacity_bytes: budget.capacity,
             allocated_bytes: allocated,
-            segment_bytes: self.budget.segment_bytes,
+            segment_bytes: budget.segment_bytes,
             segments: existing,
-            segments_max: u64::from(self.budget.segments_max),
+            segments_max: u64::from(budget.segments_max),
             files: existing + index.files + 4,
-            used_bytes: (state.space.total_units() - state.space.free_units()) * UNIT
+            used_bytes: (state.space.total_units() - state.space.free_units() - state.space.closed_units())
+                * UNIT
                 - (state.limbo_units + state.quarantine_units + state.reservations.units()) * UNIT,
             free_bytes: state.space.free_units() * UNIT,
             limbo_bytes: state.limbo_units * UNIT,
@@ -252,7 +303,13 @@ impl Engine {
             quarantined_bytes: state.quarantine_units * UNIT,
             free_extents: space.free_extents.clone(),
             extents_per_run: space.extents_per_run(),
+            eviction: state.eviction.measured(),
+            health,
+            paths,
             scopes: self.scopes.len() as u64,
+            largest_scopes: self.largest_scopes(&state),
+            retained_bytes: state.retention.units() * UNIT,
+            admission,
             runs: index.runs,
             pages: index.pages,
             index_memory_bytes: index.memory_bytes,
@@ -276,6 +333,20 @@ impl Engine {
     }
 }
 
+impl Engine {
+    fn admission_stats(&self) -> AdmissionStats {
+        let admission = self.admission.lock();
+        let a_day = |budget: WriteBudget| (budget.bytes_per_second() * 86_400.0).round() as u64;
+        AdmissionStats {
+            mode: self.options.admission.word().to_owned(),
+            policy: admission.policy().word().to_owned(),
+            budget_bytes_per_day: admission.budget().map(a_day),
+            available_bytes: admission.available_bytes(),
+            ghost_pages: admission.ghost_pages() as u64,
+        }
+    }
+}
+
 impl State {
     /// Files what the index gave up: at once into limbo, or, while leased, deferred. What lay in
     /// the run `suspect` is returned instead: its bytes could not be believed.
@@ -283,10 +354,14 @@ impl State {
         let (mut pages, mut suspects) = (0, Vec::new());
         for gone in removed {
             pages += u64::from(gone.pages);
+            self.usage.remove(&gone);
             if gone.whole {
                 self.eviction.remove(gone.run);
+                self.retention.release(gone.run);
             } else {
                 self.eviction.shrink(gone.run, gone.pages);
+                let units = gone.extents.iter().map(|extent| u64::from(extent.units)).sum();
+                self.retention.shrink(gone.run, if gone.pages > 0 { units } else { 0 });
             }
             if suspect == Some(gone.run) {
                 suspects.extend(gone.extents);
@@ -298,11 +373,43 @@ impl State {
         (pages, suspects)
     }
 
+    /// Refuses to settle what another client reserved. What is withheld may be given back by
+    /// whoever comes back under the name that reserved it, and by the owner, who may have been that
+    /// client when it reserved it.
+    fn check_reserver(&self, asking: ClientId, id: u64) -> Result<()> {
+        let theirs = match self.reservations.open.get(&id) {
+            Some(reservation) => reservation.client == asking,
+            None => self.reservations.withheld.get(&id).is_none_or(|withheld| {
+                let name = self.clients.get(&asking);
+                asking == ClientId::LOCAL || name == Some(&withheld.client)
+            }),
+        };
+        if theirs {
+            return Ok(());
+        }
+        Err(Error::invalid("this reservation is another client's: settle your own")
+            .with("reservation", id))
+    }
+
     /// Space that a lease held back joins the limbo: the record that freed it may be young.
     fn release_later(&mut self, extents: Vec<Extent>) {
         self.limbo_units += extents.iter().map(|e| u64::from(e.units)).sum::<u64>();
         self.limbo.extend(extents);
     }
+}
+
+/// The directories that there are.
+fn paths(manifest: &Manifest, space: &Space) -> Vec<PathStats> {
+    let (segments, used) = (space.segments_by_volume(), space.used_by_volume());
+    let there = manifest.volumes.iter().enumerate().filter(|(_, volume)| !volume.is_gone());
+    there
+        .map(|(at, volume)| PathStats {
+            dir: volume.dir.clone(),
+            draining: volume.draining,
+            segments: segments.get(at).copied().unwrap_or(0).into(),
+            used_bytes: used.get(at).copied().unwrap_or(0) * UNIT,
+        })
+        .collect()
 }
 
 /// What the eviction order is told of a run.

@@ -1,17 +1,22 @@
 //! Becoming the owner: read what is on disk, believe what adds up, drop the rest.
 
+use super::capacity::{Reshape, share_out};
+use super::caretaker::Caretaker;
 use super::reservations::{ReservationLog, Reservations};
+use super::quota::Usage;
+use super::retention::{RETENTION_MAX, Retention, StoreClock};
 use super::scopes::Scopes;
 use super::{Alive, ClientId, Engine, OpenReport, State, SyncRound, Upkeep, resident};
+use crate::admission::Admission;
 use crate::budget::Budget;
 use crate::directory::Directory;
-use crate::eviction::{Lru, RecencyClock, Resident};
+use crate::eviction::{RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
 use crate::stats::Counters;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use ritornello_format::{
-    Error, Extent, Manifest, Result, ScopeRegistry, ScopeSlot, UNIT, units_of,
+    Error, ErrorKind, Extent, Manifest, PageHash, Result, ScopeRegistry, ScopeSlot, UNIT, units_of,
 };
 use ritornello_index::{MemoryIndex, PrefixIndex, RunId, RunIndex, RunOptions, RunView};
 use ritornello_medium::Medium;
@@ -20,11 +25,13 @@ use ritornello_volume::space::{Space, SpaceConfig};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Scopes without pages are forgotten at open if there are more than this: every epoch is one. Not
 /// sooner, because a lost index leaves all scopes without pages, and salvage needs them.
 const SCOPES_KEPT: usize = 1024;
+/// A ghost list is as long as the store would be full of pages of this length.
+const GHOST_PAGE_BYTES: u64 = 64 << 10;
 /// Part of the space that is kept free, in percent.
 const RESERVE_PERCENT: u8 = 5;
 
@@ -39,7 +46,7 @@ impl Engine {
     pub fn open(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Arc<Self>> {
         let started = Instant::now();
         let directory = Directory::new(Arc::clone(&medium), &options.dir);
-        let mut manifest = directory.manifest_for(options)?;
+        let mut manifest = directory.manifest_to_resize(options)?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
         let segments = directory.segments(&manifest, options.io)?;
         check_trust(&segments)?;
@@ -56,10 +63,10 @@ impl Engine {
                 never_reuse_slots(index.as_ref())
             }
         };
-        let scopes = Scopes::new(directory.clone(), registry)?;
+        let scopes = Scopes::new(directory.clone(), registry, options.codec)?;
         let mut space = Space::new(SpaceConfig {
             segment_units: (manifest.segment_bytes / UNIT) as u32,
-            volumes: budget.per_volume(manifest.volumes.len()),
+            volumes: manifest.volumes.iter().map(|_| u32::MAX).collect(),
             reserve_percent: RESERVE_PERCENT,
         })?;
         let existing = segments.existing()?;
@@ -76,14 +83,17 @@ impl Engine {
                 tracing::warn!(%error, "a segment file outside the budget is left alone");
             }
         }
+        share_out(&mut space, &manifest, &budget);
         let kept = believe(index.as_ref(), &scopes, &mut space, &manifest, &mut dropped);
         if scopes.len() > SCOPES_KEPT {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
             scopes.forget(|slot| !used.contains(&slot))?;
         }
         let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
-        let mut eviction = Lru::new();
-        restore(&mut eviction, kept);
+        let mut eviction = options.eviction.build();
+        let mut usage = Usage::new(scopes.with_quota());
+        let time = StoreClock::starting_at(index.clock(), options.wall_clock);
+        let retention = restore(eviction.as_mut(), &mut usage, time.now(), kept);
         let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
         withheld.retain(|_, held| alive(&held.client));
         for held in withheld.values_mut() {
@@ -97,16 +107,26 @@ impl Engine {
         let engine = Arc::new(Self {
             options: options.clone(),
             next_generation: AtomicU64::new((u64::from(manifest.epoch) << 32) | 1),
-            manifest,
-            budget,
+            manifest: RwLock::new(Arc::new(manifest)),
+            budget: RwLock::new(budget),
+            shape: Mutex::new(()),
             medium,
             segments,
             index,
             scopes,
             clock,
+            time,
+            admission: Mutex::new(Admission::new(
+                options.admission,
+                options.write_budget,
+                usize::try_from(budget.capacity / GHOST_PAGE_BYTES).unwrap_or(usize::MAX),
+            )),
+            started,
             state: Mutex::new(State {
                 space,
-                eviction: Box::new(eviction),
+                eviction,
+                retention,
+                usage,
                 leases: LeaseTable::new(),
                 reservations: Reservations { open: HashMap::new(), withheld },
                 clients: HashMap::from([(ClientId::LOCAL, String::new())]),
@@ -125,14 +145,38 @@ impl Engine {
             sync: Mutex::new(SyncRound::default()),
             sync_wanted: AtomicU64::new(0),
             upkeep: Upkeep::default(),
+            caretaker: Caretaker::default(),
             alive,
             poison: OnceLock::new(),
             closed: AtomicBool::new(false),
             counters: Counters::default(),
             opened: OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
         });
-        engine.start_upkeep()?;
+        engine.keep_to_quotas();
+        if options.upkeep {
+            engine.start_upkeep()?;
+            engine.start_caretaker()?;
+        }
+        engine.take_capacity()?;
         Ok(engine)
+    }
+}
+
+impl Engine {
+    /// Resizes the store to what it was opened with. What takes long is done in the background.
+    fn take_capacity(&self) -> Result<()> {
+        let Some(capacity) = self.options.capacity else { return Ok(()) };
+        if capacity == self.budget().capacity {
+            return Ok(());
+        }
+        match self.reshape(&Reshape::Capacity(capacity), Duration::ZERO) {
+            Err(error) if error.kind() == ErrorKind::Retry => Ok(()),
+            result => result,
+        }
+        .inspect_err(|_| {
+            // Whoever opens it again does so with another capacity.
+            let _ = self.close();
+        })
     }
 }
 
@@ -176,7 +220,7 @@ fn open_index(
 fn never_reuse_slots(index: &dyn PrefixIndex) -> ScopeRegistry {
     let mut next = 0;
     index.for_each(&mut |_, run| next = next.max(run.scope.0.saturating_add(1)));
-    ScopeRegistry { next, scopes: Vec::new() }
+    ScopeRegistry { next, ..ScopeRegistry::default() }
 }
 
 /// A run that was kept.
@@ -184,6 +228,10 @@ struct Kept {
     scope: ScopeSlot,
     resident: Resident,
     recency: u64,
+    pages: u64,
+    units: u64,
+    generation: u64,
+    retain_until: u64,
 }
 
 /// Marks the space of every run that adds up, and takes the others out of the index.
@@ -206,7 +254,15 @@ fn believe(
                 return;
             }
             let resident = resident(run, view.parent, &view.pages, &view.place);
-            kept.push(Kept { scope: view.scope, resident, recency: view.recency });
+            kept.push(Kept {
+                scope: view.scope,
+                resident,
+                recency: view.recency,
+                pages: view.pages.iter().filter(|page| **page != PageHash::NONE).count() as u64,
+                units: extents.iter().map(|extent| u64::from(extent.units)).sum(),
+                generation: view.place.generation,
+                retain_until: view.retain_until,
+            });
         }
     });
     // What hangs behind a dropped run goes with it, and its space is free again.
@@ -232,12 +288,29 @@ fn believe(
 fn doubt(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
     let Some(scope) = scopes.by_slot(view.scope) else { return Some("dropped_scope") };
     let metadata_only = view.place.extents.is_empty();
-    let adds_up = view.place.page_units == units_of(scope.page_bytes) as u32
+    let adds_up = (1..=units_of(scope.page_bytes)).contains(&u64::from(view.place.page_units))
         && view.place.check(view.pages.len() as u32, segment_units).is_ok();
     if metadata_only || adds_up { None } else { Some("place") }
 }
 
-fn restore(eviction: &mut dyn crate::eviction::Eviction, mut kept: Vec<Kept>) {
+fn restore(
+    eviction: &mut dyn crate::eviction::Eviction,
+    usage: &mut Usage,
+    now: u64,
+    mut kept: Vec<Kept>,
+) -> Retention {
     kept.sort_by_key(|kept| kept.recency);
-    kept.iter().for_each(|kept| eviction.admit(&kept.resident));
+    for kept in &kept {
+        eviction.admit(&kept.resident);
+        usage.admit(kept.scope, &kept.resident, kept.pages, kept.units);
+    }
+    // In the order in which they were put, so roots come before what hangs from them.
+    let mut retained: Vec<Kept> = kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
+    retained.sort_by_key(|kept| kept.generation);
+    let mut retention = Retention::default();
+    for kept in retained {
+        let end = kept.retain_until.min(now.saturating_add(RETENTION_MAX));
+        retention.hold(kept.resident.run, kept.scope, kept.units, end);
+    }
+    retention
 }

@@ -5,10 +5,11 @@
 //! checksums would catch them, but the engine would have been promised a hit.
 
 use super::{ClientId, Engine, State};
-use crate::eviction::Holdings;
+use super::retention::Retention;
+use crate::eviction::{Holdings, Victim};
 use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;
-use ritornello_format::{Error, ErrorKind, Extent, Result, UNIT};
+use ritornello_format::{Error, ErrorKind, Extent, Result, ScopeSlot, SegmentId, UNIT};
 use ritornello_index::{PrefixIndex, RunId};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -24,14 +25,15 @@ const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 const PENDING_BYTES_MAX: u64 = 16 << 20;
 
 /// What the eviction policy may ask.
-struct Held<'a> {
-    leases: &'a LeaseTable,
-    index: &'a dyn PrefixIndex,
+pub(super) struct Held<'a> {
+    pub(super) leases: &'a LeaseTable,
+    pub(super) retention: &'a Retention,
+    pub(super) index: &'a dyn PrefixIndex,
 }
 
 impl Holdings for Held<'_> {
     fn is_pinned(&self, run: RunId) -> bool {
-        self.leases.pinned(run)
+        self.leases.pinned(run) || self.retention.holds(run)
     }
     fn page_key(&self, run: RunId, page: u32) -> u64 {
         self.index.page(run, page).map_or(0, |page| page.low())
@@ -42,13 +44,28 @@ impl Engine {
     /// Evicts about `units`, leaves first. Returns whether anything went.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
         let state = &mut **state;
-        let State { eviction, leases, .. } = state;
-        let victims = eviction.victims(units, &Held { leases, index: self.index.as_ref() });
+        let State { eviction, leases, retention, .. } = state;
+        let held = Held { leases, retention, index: self.index.as_ref() };
+        let victims = eviction.victims(units, &held);
+        self.cut(state, &victims, None)
+    }
+
+    /// Cuts the victims that the store's order named, or that of the scope in `slot`. Returns
+    /// whether anything went.
+    pub(super) fn cut(
+        &self,
+        state: &mut State,
+        victims: &[Victim],
+        slot: Option<ScopeSlot>,
+    ) -> bool {
         let mut pages = 0;
-        for victim in &victims {
+        for victim in victims {
             let removed = self.index.truncate(victim.run, victim.keep_pages);
             if removed.is_empty() {
-                state.eviction.remove(victim.run);
+                match slot {
+                    Some(slot) => state.usage.forget_run(slot, victim.run),
+                    None => state.eviction.remove(victim.run),
+                }
             }
             pages += state.settle(removed, None).0;
         }
@@ -96,12 +113,7 @@ impl Engine {
             let mut state = self.state.lock();
             state.dirty.extend(dirty);
             state.limbo.extend(limbo);
-            if error.kind() != ErrorKind::Retry {
-                // Not repeated: after a failed fsync the kernel may report success for pages it
-                // dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
-                let _ = self.poison.set(error.to_string());
-                tracing::error!(%error, dir = %self.options.dir.display(), "a sync failed: the store is poisoned");
-            }
+            self.poison_with(&error);
             return Err(error);
         }
         let mut state = self.state.lock();
@@ -112,6 +124,29 @@ impl Engine {
         self.counters.syncs.add(1);
         self.counters.sync_micros.add(started.elapsed().as_micros() as u64);
         Ok(())
+    }
+
+    /// Makes what was written to `segments` durable, in between two rounds.
+    ///
+    /// # Errors
+    /// As of [`Engine::make_durable`].
+    pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
+        let until = Instant::now() + SYNC_PATIENCE;
+        let Some(_round) = self.sync.try_lock_until(until) else {
+            return Err(Error::retry("the disk is still busy with an earlier sync"));
+        };
+        self.check_poison()?;
+        self.segments.sync(segments).inspect_err(|error| self.poison_with(error))
+    }
+
+    /// After a sync that failed for good.
+    fn poison_with(&self, error: &Error) {
+        if error.kind() != ErrorKind::Retry {
+            // Not repeated: after a failed fsync the kernel may report success for pages it
+            // dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
+            let _ = self.poison.set(error.to_string());
+            tracing::error!(%error, dir = %self.options.dir.display(), "a sync failed: the store is poisoned");
+        }
     }
 
     /// Gives extents back to the allocator. A double free is a bug: the space is leaked rather
@@ -159,6 +194,16 @@ impl Engine {
         Ok(())
     }
 
+    /// One round of what the upkeep thread does, for a store that was opened without one.
+    pub fn tend(&self) {
+        self.look_around(&mut Instant::now());
+        if self.is_out_of_shape()
+            && let Err(error) = self.tend_shape(&self.caretaker.control())
+        {
+            tracing::warn!(%error, "segments that are to go could not be emptied for now");
+        }
+    }
+
     fn look_around(&self, last_sync: &mut Instant) {
         let mut state = self.state.lock();
         let (freed, expired) = state.leases.expire();
@@ -184,6 +229,7 @@ impl Engine {
         if self.poison.get().is_some() {
             return;
         }
+        self.tend_retention();
         let pending = self.index.stats().pending_bytes;
         let due = last_sync.elapsed() >= self.options.sync_interval || pending > PENDING_BYTES_MAX;
         if touched || ((busy || pending > 0) && (pressing || due)) {
@@ -191,7 +237,9 @@ impl Engine {
             let _ = self.make_durable();
             *last_sync = Instant::now();
         }
-        if let Err(error) = self.index.maintain() {
+        // A checkpoint writes out every record: not before the data that they name.
+        let settled = self.state.lock().dirty.is_empty();
+        if settled && let Err(error) = self.index.maintain() {
             tracing::error!(%error, "the index could not be tidied");
         }
     }
@@ -232,15 +280,8 @@ fn upkeep(engine: &Weak<Engine>) {
     let mut last_sync = Instant::now();
     loop {
         let Some(engine) = engine.upgrade() else { return };
-        {
-            let mut alarm = engine.upkeep.asleep.lock();
-            if !alarm.ring && !alarm.stop {
-                engine.upkeep.changed.wait_for(&mut alarm, UPKEEP_INTERVAL);
-            }
-            alarm.ring = false;
-            if alarm.stop {
-                return;
-            }
+        if engine.upkeep.sleep(UPKEEP_INTERVAL) {
+            return;
         }
         engine.look_around(&mut last_sync);
     }

@@ -22,6 +22,8 @@ pub(crate) struct Reservation {
     pub(crate) scope: ScopeRef,
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) runs: Vec<PlannedRun>,
+    /// Seconds since 1970 until which the pages are to be kept, or zero.
+    pub(crate) retain_until: u64,
     /// Pins the runs that this put hangs behind.
     pub(crate) lease: LeaseNumber,
 }

@@ -1,22 +1,18 @@
 //! Reserving space for a put: what is missing, in runs, each with its place.
 
+use super::grouping::check_lengths;
 use super::reservations::{PlannedRun, Reservation};
 use super::{ClientId, Engine};
 use crate::budget::Budget;
 use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
-use ritornello_format::{
-    Error, Extent, PageHash, Place, Result, RunHeader, SegmentId, check_keys, units_of,
-};
+use crate::eviction::Demand;
+use ritornello_format::{Error, Extent, PageHash, Result, SegmentId, check_keys};
 use ritornello_index::RunId;
 use ritornello_volume::space::Reserve;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A run holds at most this much payload: what is evicted and read together stays handy.
-const RUN_BYTES_MAX: u64 = 64 << 20;
-/// A page is one slice as long as it is stored as it came.
-const SLICES_PER_PAGE: u16 = 1;
 /// Pages of one put at most.
 const PUT_PAGES_MAX: usize = 65_535;
 /// The parents of a put are pinned this long; a put that takes longer finds out at commit.
@@ -46,6 +42,7 @@ impl Engine {
         self.scopes.check(scope)?;
         let deadline = Instant::now() + wanted.patience;
         let hashes = hash_batch(scope, keys)?;
+        check_lengths(scope, keys.len(), wanted)?;
         let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
         let parent = parent.transpose()?;
         let parent_there = parent.is_some_and(|p| self.index.locate(scope.slot, p).is_some());
@@ -53,7 +50,7 @@ impl Engine {
         let leading = present.iter().take_while(|there| **there).count();
         let mut reserved = Reserved {
             id: 0,
-            store: self.manifest.uuid,
+            store: self.manifest().uuid,
             runs: Vec::new(),
             present: leading,
             refused: None,
@@ -61,6 +58,9 @@ impl Engine {
         self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
         if leading == keys.len() {
             self.link_and_count(scope.slot, scope.chained, &hashes);
+            if wanted.retain_until > 0 {
+                self.retain(scope.slot, &hashes, wanted.retain_until);
+            }
             // Somebody else's put may be visible and on its way to the disk.
             if self.durable_puts() {
                 self.make_durable()?;
@@ -68,9 +68,20 @@ impl Engine {
             return Ok(reserved);
         }
         let lease = self.pin_neighbours(client, scope, &hashes, &present, parent)?;
+        self.demand_missing(&hashes, &present, parent);
+        let admitted = self.admit(scope, &hashes, &present, wanted);
+        let end = admitted.end;
+        reserved.refused = admitted.refused;
+        let mut promised = 0;
         let mut runs = Vec::new();
-        for (at, pages) in self.missing_runs(scope, keys, &present) {
-            match self.place_run(scope, &keys[at..at + pages], deadline) {
+        for (at, pages) in self.missing_runs(scope, &keys[..end], &present[..end], wanted) {
+            let units = admitted.run_units(pages);
+            if let Err(refusal) = self.make_quota_room(scope.slot, units) {
+                reserved.refused = Some(refusal);
+                break;
+            }
+            promised += units;
+            match self.place_run(scope, keys, at..at + pages, wanted, deadline) {
                 Ok(place) => {
                     let before = at.checked_sub(1).map(|before| hashes[before]).or(parent);
                     runs.push(PlannedRun {
@@ -88,8 +99,8 @@ impl Engine {
             }
         }
         let planned: usize = runs.iter().map(|run| run.pages as usize).sum();
-        let missing = present.iter().filter(|there| !**there).count();
-        self.counters.pages_refused.add((missing - planned) as u64);
+        self.count_refused(&admitted, planned, reserved.refused);
+        self.give_back(&admitted, &runs);
         reserved.runs = runs
             .iter()
             .map(|run| ReservedRun { place: run.place.clone(), at: run.at, pages: run.pages })
@@ -100,7 +111,11 @@ impl Engine {
             reserved.id = self.unique_number();
             self.log_reservation(client, reserved.id, &runs)
         };
+        if runs.is_empty() && wanted.retain_until > 0 {
+            self.retain(scope.slot, &hashes, wanted.retain_until);
+        }
         let mut state = self.state.lock();
+        state.redeem(scope.slot, promised);
         if runs.is_empty() || logged.is_err() {
             let freed = state.leases.release(lease.0);
             state.release_later(freed);
@@ -108,7 +123,8 @@ impl Engine {
                 self.free(&mut state, &run.place.extents);
             }
         } else {
-            let reservation = Reservation { client, scope, hashes, runs, lease };
+            let retain_until = wanted.retain_until;
+            let reservation = Reservation { client, scope, hashes, runs, retain_until, lease };
             state.reservations.open.insert(reserved.id, reservation);
         }
         drop(state);
@@ -117,6 +133,20 @@ impl Engine {
             self.make_durable()?;
         }
         Ok(reserved)
+    }
+
+    /// Tells the eviction policy what has to be put, gap by gap.
+    fn demand_missing(&self, hashes: &[PageHash], present: &[bool], parent: Option<PageHash>) {
+        let mut state = self.state.lock();
+        let mut at: usize = 0;
+        for gap in present.chunk_by(|a, b| a == b) {
+            if !gap[0] {
+                let after = at.checked_sub(1).map(|before| hashes[before]).or(parent);
+                let mut pages = hashes[at..at + gap.len()].iter().map(|page| page.low());
+                state.eviction.demanded(Demand::Write, after.map(PageHash::low), &mut pages);
+            }
+            at += gap.len();
+        }
     }
 
     /// Before a client hears of its space, the log knows: see [`super::reservations`].
@@ -155,54 +185,17 @@ impl Engine {
         state.leases.grant(&runs, PUT_LEASE, client).map(LeaseNumber)
     }
 
-    /// The missing pages as (position, count), cut so that each run's header holds its keys and
-    /// no run is unwieldy.
-    fn missing_runs(
+    /// Extents for a header and pages, by growth, eviction and reclaim, in that order.
+    pub(super) fn find_room(
         &self,
-        scope: ScopeRef,
-        keys: &[&[u8]],
-        present: &[bool],
-    ) -> Vec<(usize, usize)> {
-        let bytes = RUN_BYTES_MAX.min(self.budget.segment_bytes / 2);
-        let by_size = usize::try_from(bytes / scope.page_bytes).unwrap_or(usize::MAX).max(1);
-        let mut runs = Vec::new();
-        let mut at = 0;
-        while at < keys.len() {
-            if present[at] {
-                at += 1;
-                continue;
-            }
-            let gap = present[at..].iter().take_while(|there| !**there).count();
-            let lengths = keys[at..at + gap].iter().map(|key| key.len());
-            let fit = RunHeader::pages_that_fit(lengths, SLICES_PER_PAGE).max(1);
-            let pages = gap.min(by_size).min(fit);
-            runs.push((at, pages));
-            at += pages;
-        }
-        runs
-    }
-
-    /// Space for one run, by growth, eviction and reclaim, in that order.
-    fn place_run(
-        &self,
-        scope: ScopeRef,
-        keys: &[&[u8]],
+        header_units: u32,
+        page_units: u32,
+        pages: u32,
         deadline: Instant,
-    ) -> std::result::Result<Place, Refusal> {
-        let header_units = RunHeader::units(keys.iter().map(|key| key.len()), SLICES_PER_PAGE);
-        let page_units = units_of(scope.page_bytes) as u32;
-        let pages = keys.len() as u32;
+    ) -> std::result::Result<Vec<Extent>, Refusal> {
         for round in 0..RECLAIM_ROUNDS {
             let obstacle = match self.try_place(header_units, page_units, pages, round) {
-                Ok(extents) => {
-                    return Ok(Place {
-                        generation: self.unique_number(),
-                        header_checksum: 0,
-                        header_units,
-                        page_units,
-                        extents,
-                    });
-                }
+                Ok(extents) => return Ok(extents),
                 Err(obstacle) => obstacle,
             };
             match obstacle {
@@ -264,9 +257,12 @@ impl Engine {
         if self.state.lock().space.next_segment() != Some(segment) {
             return Ok(());
         }
-        let volume = &self.manifest.volumes[usize::from(segment.volume())];
+        let segment_bytes = self.budget().segment_bytes;
+        let manifest = self.manifest();
+        let volume = manifest.volumes.get(usize::from(segment.volume()));
+        let volume = volume.map_or("", |volume| volume.dir.as_str());
         let refused = match self.medium.room(&self.options.dir.join(volume)) {
-            Ok(room) if room.available < self.budget.segment_bytes + Budget::floor(room.total) => {
+            Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }
             Ok(_) => self.segments.create(segment).err().map(|error| error.to_string()),

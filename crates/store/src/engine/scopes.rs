@@ -2,8 +2,10 @@
 
 use crate::catalog::ScopeRef;
 use crate::directory::Directory;
+use crate::encode;
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, Result, Scope, ScopeId, ScopeRegistry, ScopeSlot};
+use ritornello_codec::Codec;
+use ritornello_format::{Error, Result, Scope, ScopeId, ScopeRegistry, ScopeSettings, ScopeSlot};
 use std::collections::HashMap;
 
 /// Live scopes at most: epochs make new ones, and somebody may draw epochs in a loop.
@@ -14,6 +16,8 @@ const SCOPES_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(crate) struct Scopes {
     directory: Directory,
+    /// For scopes that have no setting of their own.
+    codec: Codec,
     registry: Mutex<ScopeRegistry>,
     live: RwLock<Live>,
 }
@@ -22,16 +26,18 @@ pub(crate) struct Scopes {
 struct Live {
     by_id: HashMap<ScopeId, (ScopeRef, Scope)>,
     by_slot: HashMap<ScopeSlot, ScopeRef>,
+    settings: HashMap<ScopeSlot, ScopeSettings>,
 }
 
 impl Scopes {
     /// The scopes of `registry`, which is what the directory holds.
-    pub(crate) fn new(directory: Directory, registry: ScopeRegistry) -> Result<Self> {
+    pub(crate) fn new(directory: Directory, registry: ScopeRegistry, codec: Codec) -> Result<Self> {
         let mut live = Live::default();
         for (slot, scope) in &registry.scopes {
-            live.add(*slot, scope)?;
+            let settings = registry.settings.get(slot).copied().unwrap_or_default();
+            live.add(*slot, scope, settings, codec)?;
         }
-        Ok(Self { directory, registry: Mutex::new(registry), live: RwLock::new(live) })
+        Ok(Self { directory, codec, registry: Mutex::new(registry), live: RwLock::new(live) })
     }
 
     /// The reference of `scope`, checked against the stored description.
@@ -61,7 +67,48 @@ impl Scopes {
         changed.scopes.push((slot, scope.clone()));
         self.directory.write_registry(&changed)?;
         *registry = changed;
-        self.live.write().add(slot, scope)
+        self.live.write().add(slot, scope, ScopeSettings::default(), self.codec)
+    }
+
+    /// Sets what is to hold for a scope, durably.
+    pub(crate) fn configure(&self, scope: ScopeRef, settings: ScopeSettings) -> Result<()> {
+        let mut registry = self.registry.lock();
+        self.check(scope)?;
+        let mut changed = registry.clone();
+        let Some((_, stored)) = registry.scopes.iter().find(|(slot, _)| *slot == scope.slot) else {
+            return Err(gone(scope));
+        };
+        check_settings(stored, &settings)?;
+        if settings == ScopeSettings::default() {
+            changed.settings.remove(&scope.slot);
+        } else {
+            changed.settings.insert(scope.slot, settings);
+        }
+        if changed != *registry {
+            self.directory.write_registry(&changed)?;
+        }
+        self.live.write().add(scope.slot, stored, settings, self.codec)?;
+        *registry = changed;
+        Ok(())
+    }
+
+    /// What was set for a scope.
+    pub(crate) fn settings(&self, slot: ScopeSlot) -> ScopeSettings {
+        self.live.read().settings.get(&slot).copied().unwrap_or_default()
+    }
+
+    /// The scopes that have a quota.
+    pub(crate) fn with_quota(&self) -> Vec<ScopeSlot> {
+        let live = self.live.read();
+        let limited = live.settings.iter().filter(|(_, settings)| settings.quota_bytes.is_some());
+        limited.map(|(slot, _)| *slot).collect()
+    }
+
+    /// The model that the scope of a slot names.
+    pub(crate) fn model(&self, slot: ScopeSlot) -> String {
+        let live = self.live.read();
+        let reference = live.by_slot.get(&slot).and_then(|scope| live.by_id.get(&scope.id));
+        reference.map(|(_, scope)| scope.model.clone()).unwrap_or_default()
     }
 
     /// Forgets the scopes that `which` names, durably, and returns them.
@@ -69,6 +116,7 @@ impl Scopes {
         let mut registry = self.registry.lock();
         let mut changed = registry.clone();
         changed.scopes.retain(|(slot, _)| !which(*slot));
+        changed.settings.retain(|slot, _| !which(*slot));
         if changed.scopes.len() == registry.scopes.len() {
             return Ok(Vec::new());
         }
@@ -81,13 +129,9 @@ impl Scopes {
         Ok(gone)
     }
 
-    /// Refuses a reference whose scope was dropped, or that is not what was handed out.
+    /// Refuses a reference whose scope was dropped or configured since it was handed out.
     pub(crate) fn check(&self, scope: ScopeRef) -> Result<()> {
-        if self.by_slot(scope.slot) == Some(scope) {
-            Ok(())
-        } else {
-            Err(Error::retry("the scope was dropped: resolve it again").with("scope", scope.id))
-        }
+        if self.by_slot(scope.slot) == Some(scope) { Ok(()) } else { Err(gone(scope)) }
     }
 
     pub(crate) fn is_live(&self, slot: ScopeSlot) -> bool {
@@ -105,18 +149,64 @@ impl Scopes {
 }
 
 impl Live {
-    fn add(&mut self, slot: ScopeSlot, scope: &Scope) -> Result<ScopeRef> {
-        let page_bytes = scope.resolved_page_bytes()?;
-        let reference =
-            ScopeRef { id: scope.id(), slot, page_bytes, chained: scope.chained, codec: 0 };
+    /// Adds a scope, or replaces it.
+    fn add(
+        &mut self,
+        slot: ScopeSlot,
+        scope: &Scope,
+        settings: ScopeSettings,
+        default: Codec,
+    ) -> Result<ScopeRef> {
+        let codec = settings.codec.unwrap_or_else(|| suited(default, scope).number());
+        let reference = ScopeRef {
+            id: scope.id(),
+            slot,
+            page_bytes: scope.resolved_page_bytes()?,
+            chained: scope.chained,
+            codec,
+        };
         self.by_id.insert(reference.id, (reference, scope.clone()));
         self.by_slot.insert(slot, reference);
+        self.settings.insert(slot, settings);
         Ok(reference)
     }
 
     fn forget(&mut self, slot: ScopeSlot) {
+        self.settings.remove(&slot);
         if let Some(reference) = self.by_slot.remove(&slot) {
             self.by_id.remove(&reference.id);
         }
+    }
+}
+
+fn gone(scope: ScopeRef) -> Error {
+    Error::retry("the scope was dropped or configured: resolve it again").with("scope", scope.id)
+}
+
+/// The default for a scope: nobody chose a lossy codec for this one, so where it does not know the
+/// numbers they are stored as they come.
+fn suited(default: Codec, scope: &Scope) -> Codec {
+    if encode::suits(default, scope) { default } else { Codec::Raw }
+}
+
+fn check_settings(scope: &Scope, settings: &ScopeSettings) -> Result<()> {
+    if let Some(number) = settings.codec {
+        let Some(codec) = Codec::from_number(number) else {
+            return Err(Error::invalid(
+                "a codec that this version does not know: upgrade the owner",
+            )
+            .with("codec", number));
+        };
+        if !encode::suits(codec, scope) {
+            return Err(encode::unsuited(codec, scope));
+        }
+    }
+    match (settings.quota_bytes, settings.retained_bytes) {
+        (Some(quota), Some(retained)) if retained > quota => {
+            Err(Error::invalid("more is to be retained than the quota allows: retain less")
+                .with("retained_bytes", retained)
+                .with("quota_bytes", quota))
+        }
+        _ => Ok(()),
     }
 }

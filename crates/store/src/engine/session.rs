@@ -1,13 +1,14 @@
 //! The owner's [`Catalog`], for one client.
 
-use super::{ClientId, Engine, State};
+use super::{ClientId, Engine, Reshape, State};
 use crate::catalog::{
     Catalog, LeaseNumber, Leased, Located, LocatedRun, Reserved, ScopeRef, Wanted,
 };
-use crate::eviction::Used;
+use crate::eviction::{Demand, Used};
 use crate::stats::CatalogStats;
 use ritornello_format::{
-    Error, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopedKeys, UNIT, check_keys,
+    Error, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings, ScopedKeys, UNIT,
+    check_keys,
 };
 use ritornello_index::{RunId, Step};
 use ritornello_volume::transfer::Control;
@@ -16,6 +17,8 @@ use std::time::Duration;
 
 /// How long a read may take between being located and being released.
 const READ_LEASE: Duration = Duration::from_secs(120);
+/// A change of the space is waited for this long; what is left of it goes on in the background.
+const RESHAPE_PATIENCE: Duration = Duration::from_secs(240);
 /// A lease lasts at most this long.
 const LEASE_MAX: Duration = Duration::from_secs(3600);
 
@@ -50,7 +53,9 @@ impl Session {
         let mut runs: Vec<RunId> = steps.iter().map(|step| step.run).collect();
         let tick = engine.clock.tick();
         let used = |step: &Step| Used { run: step.run, pages: step.first + step.pages };
-        state.eviction.hit(&steps.iter().map(used).collect::<Vec<_>>());
+        let path: Vec<Used> = steps.iter().map(used).collect();
+        state.eviction.hit(&path);
+        state.usage.hit(scope.slot, &path);
         if !scope.chained {
             runs.sort_unstable();
             runs.dedup();
@@ -77,6 +82,14 @@ impl Catalog for Session {
             }
             found => Ok(found),
         }
+    }
+
+    fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
+        self.engine.check_writable()?;
+        self.engine.scopes.configure(scope, *settings)?;
+        self.engine.apply_quota(scope.slot);
+        self.engine.trim_retention(&mut self.engine.state.lock(), scope.slot);
+        Ok(())
     }
 
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
@@ -108,6 +121,11 @@ impl Catalog for Session {
 
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
+        let read = &keys[..pages(&steps)];
+        if !read.is_empty() {
+            let mut read = read.iter().map(|key| PageHash::of(&scope.id, key).low());
+            self.engine.state.lock().eviction.demanded(Demand::Read, None, &mut read);
+        }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
             // Deleted between the walk and here: the prefix ends before it.
@@ -140,10 +158,11 @@ impl Catalog for Session {
     }
 
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize> {
-        self.engine.commit(reservation, written)
+        self.engine.commit(self.client, reservation, written)
     }
 
     fn abort(&self, reservation: u64) -> Result<()> {
+        self.engine.state.lock().check_reserver(self.client, reservation)?;
         self.engine.abandon(reservation);
         Ok(())
     }
@@ -198,6 +217,10 @@ impl Catalog for Session {
         self.engine.drop_scopes(|slot| slot == scope.slot)
     }
 
+    fn reshape(&self, change: &Reshape) -> Result<()> {
+        self.engine.reshape(change, RESHAPE_PATIENCE)
+    }
+
     fn clear(&self) -> Result<()> {
         self.engine.check_writable()?;
         self.engine.drop_scopes(|_| true)?;
@@ -218,7 +241,7 @@ impl Engine {
     /// A page and its header must lie in one segment.
     fn check_fits(&self, scope: &Scope) -> Result<()> {
         let page_bytes = scope.resolved_page_bytes()?;
-        let most = self.manifest.segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
+        let most = self.budget().segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
         if page_bytes <= most {
             return Ok(());
         }
@@ -260,6 +283,7 @@ impl Engine {
             let removed = self.index.remove_scope(slot);
             let mut state = self.state.lock();
             let (pages, _) = state.settle(removed, None);
+            state.usage.forget(slot);
             self.counters.pages_deleted.add(pages);
             self.ring_if_limbo_is_large(&state);
         }

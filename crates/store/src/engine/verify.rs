@@ -63,19 +63,19 @@ impl Engine {
         self.index.for_each(&mut |run, view| runs.push((run, view)));
         let used: u64 = runs.iter().map(|(_, view)| view.place.units() * UNIT).sum();
         let segments = if salvage { self.segments.existing()? } else { Vec::new() };
-        let total = used + segments.len() as u64 * self.manifest.segment_bytes;
+        let total = used + segments.len() as u64 * self.budget().segment_bytes;
         for (run, view) in runs {
             if !self.running() {
                 break;
             }
-            self.verify_run(run, &view, &mut report);
+            self.verify_run(run, &view, &mut report, &Control::default());
             progress(report.bytes, total);
         }
         let mut lost = Vec::new();
         for (at, segment) in segments.iter().enumerate() {
             let mut found = |run| lost.push(run);
             self.segments.scan_headers(*segment, &Control::default(), &mut found)?;
-            progress(used + (at as u64 + 1) * self.manifest.segment_bytes, total);
+            progress(used + (at as u64 + 1) * self.budget().segment_bytes, total);
         }
         // Parents were written before their children, so they come back first and are found.
         lost.sort_by_key(|run: &FoundRun| run.place.generation);
@@ -87,11 +87,11 @@ impl Engine {
         Ok(report)
     }
 
-    fn verify_run(&self, run: RunId, view: &RunView, report: &mut Verification) {
+    pub(super) fn verify_run(&self, run: RunId, view: &RunView, report: &mut Verification, control: &Control) {
         let Some(scope) = self.scopes.by_slot(view.scope) else { return };
         report.runs += 1;
         report.bytes += view.place.units() * UNIT;
-        for (page, reason) in self.bad_pages(scope, view) {
+        for (page, reason) in self.bad_pages(scope, view, control) {
             let hash = view.pages[page as usize];
             let mut state = self.state.lock();
             let before = self.index.stats().pages;
@@ -113,11 +113,11 @@ impl Engine {
     }
 
     /// Pages of a run that do not verify, with the reason. Every page if the header does not.
-    fn bad_pages(&self, scope: ScopeRef, view: &RunView) -> Vec<(u32, &'static str)> {
+    fn bad_pages(&self, scope: ScopeRef, view: &RunView, control: &Control) -> Vec<(u32, &'static str)> {
         let count = view.pages.len() as u32;
         let live = |page: &u32| view.pages[*page as usize] != PageHash::NONE;
         let all = |reason| (0..count).filter(live).map(|page| (page, reason)).collect();
-        let Ok(found) = self.segments.verify_run(&view.place, &Control::default()) else {
+        let Ok(found) = self.segments.verify_run(&view.place, control) else {
             return all("header");
         };
         let header = &found.header;
@@ -147,7 +147,7 @@ impl Engine {
     fn salvage_run(&self, found: FoundRun) -> u64 {
         let FoundRun { mut place, header, .. } = found;
         let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
-        let ours = header.store == self.manifest.uuid
+        let ours = header.store == self.manifest().uuid
             && header.scope == scope.id
             && header.page_bytes == scope.page_bytes;
         if !ours {

@@ -42,6 +42,7 @@ pub fn options(dir: &Path, mib: u64) -> Options {
         io: IoChoice::Auto,
         durability: Durability::Cache,
         sync_interval: Duration::from_secs(3600),
+        scrub_rate: 0,
         ..Options::new(dir)
     }
 }

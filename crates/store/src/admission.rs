@@ -1,0 +1,479 @@
+//! Admission: which pages are worth the wear of being written.
+//!
+//! [`Admission`] is a plain state machine, without I/O, locks or a clock of its own, so the owner
+//! of a store and a simulator run the same code. It is asked once for each put, with the pages that
+//! are missing in sequence order, and answers how many *leading* ones may be written: in a chained
+//! scope a page behind a refused one could never be hit.
+//!
+//! * **Write-through** takes every page.
+//! * **Second sight** takes a page when it is put for the second time within the reach of a ghost
+//!   list: a list of page hashes that were refused lately, without their bytes. On chat traffic most
+//!   pages are never asked for again, and this writes a fifth of what write-through writes for three
+//!   quarters of its hits.
+//! * A **write budget** is a token bucket: it fills at the budgeted rate and holds an hour's worth.
+//!   A put is charged when it is admitted. An empty bucket admits nothing, so that over any stretch
+//!   of time no more is written than the budget and one bucket.
+//! * **Auto** writes through without a budget. With one it writes through while the bucket is more
+//!   than a quarter full, and asks for a second sight below that.
+//!
+//! Neither the ghost list nor the bucket outlives the process: after a restart the list is empty and
+//! the bucket half full.
+
+use ritornello_format::{Error, PageHash, Result, parse_bytes};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// Seconds of the budget that the bucket holds.
+const BURST_SECONDS: f64 = 3600.0;
+/// Part of the bucket that is there at the beginning.
+const FIRST_FILL: f64 = 0.5;
+/// `auto` writes through while more than this part of the bucket is there.
+const PLENTY: f64 = 0.25;
+/// Pages that a ghost list remembers at most: 32 MiB of memory.
+pub const GHOST_PAGES_MAX: usize = 1 << 20;
+
+/// How pages are chosen for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AdmissionMode {
+    /// As long as the write budget allows, everything; when it runs short, by second sight.
+    #[default]
+    Auto,
+    /// Everything, until the budget is used up.
+    WriteThrough,
+    /// What is put for the second time, until the budget is used up.
+    SecondSight,
+}
+
+impl AdmissionMode {
+    /// The name users type.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::WriteThrough => "write_through",
+            Self::SecondSight => "second_sight",
+        }
+    }
+
+    /// Reads the name users type.
+    ///
+    /// # Errors
+    /// `Invalid`, listing the names.
+    pub fn parse(word: &str) -> Result<Self> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "write_through" => Ok(Self::WriteThrough),
+            "second_sight" => Ok(Self::SecondSight),
+            _ => {
+                Err(Error::invalid("admission is \"auto\", \"write_through\" or \"second_sight\"")
+                    .with("given", word))
+            }
+        }
+    }
+}
+
+/// Bytes that may be written in a span of time: what a drive's endurance is given in.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WriteBudget {
+    bytes_per_second: f64,
+}
+
+impl WriteBudget {
+    /// A budget of `bytes` a day. Zero: nothing is written, and reads go on.
+    #[must_use]
+    pub fn per_day(bytes: u64) -> Self {
+        Self { bytes_per_second: bytes as f64 / 86_400.0 }
+    }
+
+    /// Reads a size and a span: `2TB/day`, `500GiB/hour`, `20MB/s`. A size alone is for a day.
+    ///
+    /// # Errors
+    /// `Invalid`, saying what to write instead.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (size, span) = text.split_once('/').unwrap_or((text, "day"));
+        let seconds = match span.trim() {
+            "s" | "second" => 1.0,
+            "hour" | "h" => 3600.0,
+            "day" | "d" => 86_400.0,
+            _ => {
+                let advice =
+                    "a write budget is a size and a span, such as 2TB/day, 500GiB/hour or 20MB/s";
+                return Err(Error::invalid(advice).with("given", format!("{text:?}")));
+            }
+        };
+        Ok(Self { bytes_per_second: parse_bytes(size)? as f64 / seconds })
+    }
+
+    /// Bytes a second.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes_per_second
+    }
+}
+
+/// Why pages were not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shut {
+    /// They were not put before, as far as the ghost list reaches.
+    FirstSight,
+    /// The write budget is used up.
+    Budget,
+}
+
+/// What [`Admission::decide`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// Leading pages that may be written.
+    pub pages: usize,
+    /// Why the others may not, if there are others.
+    pub shut: Option<Shut>,
+}
+
+/// The state machine. Times are since any moment that the caller likes, and must not go back (if
+/// they do, the bucket does not fill).
+#[derive(Debug)]
+pub struct Admission {
+    mode: AdmissionMode,
+    bucket: Option<Bucket>,
+    ghost: Ghost,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    budget: WriteBudget,
+    /// Bytes that may be written now. Below zero by less than a page, as the last page that is
+    /// admitted may be longer than what is left: so no page is too long for a small budget.
+    level: f64,
+    filled: Duration,
+}
+
+impl Bucket {
+    fn size(&self) -> f64 {
+        self.budget.bytes_per_second * BURST_SECONDS
+    }
+
+    fn fill(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.filled).as_secs_f64();
+        self.level = (self.level + passed * self.budget.bytes_per_second).min(self.size());
+        self.filled = self.filled.max(now);
+    }
+}
+
+/// Two generations of hashes: the older one is forgotten when the younger one is full. So it reaches
+/// back over half to all of the pages that it may hold, and needs no order.
+#[derive(Debug)]
+struct Ghost {
+    young: HashSet<u64>,
+    old: HashSet<u64>,
+    half: usize,
+}
+
+impl Ghost {
+    /// Whether `page` was here; it is not any more.
+    fn take(&mut self, page: u64) -> bool {
+        self.young.remove(&page) | self.old.remove(&page)
+    }
+
+    fn knows(&self, page: u64) -> bool {
+        self.young.contains(&page) || self.old.contains(&page)
+    }
+
+    fn remember(&mut self, page: u64) {
+        if self.young.len() >= self.half {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(page);
+    }
+}
+
+impl Admission {
+    /// A machine whose ghost list holds `ghost_pages` pages (at most [`GHOST_PAGES_MAX`]): about as
+    /// many as the store does.
+    #[must_use]
+    pub fn new(mode: AdmissionMode, budget: Option<WriteBudget>, ghost_pages: usize) -> Self {
+        let bucket = budget.map(|budget| {
+            let level = budget.bytes_per_second * BURST_SECONDS * FIRST_FILL;
+            Bucket { budget, level, filled: Duration::ZERO }
+        });
+        let half = (ghost_pages.min(GHOST_PAGES_MAX) / 2).max(1);
+        let ghost = Ghost { young: HashSet::new(), old: HashSet::new(), half };
+        Self { mode, bucket, ghost }
+    }
+
+    /// Decides on a put's missing `pages`, each `page_bytes` long on disk, and charges the budget
+    /// for those it admits.
+    pub fn decide(
+        &mut self,
+        pages: impl ExactSizeIterator<Item = PageHash>,
+        page_bytes: u64,
+        now: Duration,
+    ) -> Decision {
+        let asked = pages.len();
+        if let Some(bucket) = &mut self.bucket {
+            bucket.fill(now);
+        }
+        if self.bucket.is_none() && self.policy() == AdmissionMode::WriteThrough {
+            return Decision { pages: asked, shut: None };
+        }
+        let mut decision = Decision { pages: 0, shut: None };
+        for page in pages {
+            let page = page.low();
+            if decision.shut.is_none() {
+                decision.shut = self.refuses(page);
+            }
+            match decision.shut {
+                None => {
+                    self.ghost.take(page);
+                    decision.pages += 1;
+                    if let Some(bucket) = &mut self.bucket {
+                        bucket.level -= page_bytes as f64;
+                    }
+                }
+                // Seen once, for the next time. Where the budget is zero there is none.
+                Some(_) if !self.is_closed() && !self.ghost.knows(page) => {
+                    self.ghost.remember(page)
+                }
+                Some(_) => {}
+            }
+        }
+        decision
+    }
+
+    /// Pages that were admitted came to nothing, or were shorter than was said.
+    pub fn give_back(&mut self, bytes: u64) {
+        if let Some(bucket) = &mut self.bucket {
+            bucket.level = (bucket.level + bytes as f64).min(bucket.size());
+        }
+    }
+
+    /// What is in force now: for `auto`, what it has chosen.
+    #[must_use]
+    pub fn policy(&self) -> AdmissionMode {
+        match (self.mode, &self.bucket) {
+            (AdmissionMode::Auto, Some(bucket)) if bucket.level <= bucket.size() * PLENTY => {
+                AdmissionMode::SecondSight
+            }
+            (AdmissionMode::Auto, _) => AdmissionMode::WriteThrough,
+            (mode, _) => mode,
+        }
+    }
+
+    /// Bytes that may be written at once now, where there is a budget.
+    #[must_use]
+    pub fn available_bytes(&self) -> Option<u64> {
+        self.bucket.as_ref().map(|bucket| bucket.level.max(0.0) as u64)
+    }
+
+    /// The write budget.
+    #[must_use]
+    pub fn budget(&self) -> Option<WriteBudget> {
+        self.bucket.as_ref().map(|bucket| bucket.budget)
+    }
+
+    /// Pages in the ghost list.
+    #[must_use]
+    pub fn ghost_pages(&self) -> usize {
+        self.ghost.young.len() + self.ghost.old.len()
+    }
+
+    fn refuses(&self, page: u64) -> Option<Shut> {
+        if self.bucket.as_ref().is_some_and(|bucket| bucket.level <= 0.0) {
+            return Some(Shut::Budget);
+        }
+        let first = self.policy() == AdmissionMode::SecondSight && !self.ghost.knows(page);
+        first.then_some(Shut::FirstSight)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.bucket.as_ref().is_some_and(|bucket| bucket.budget.bytes_per_second == 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn page(number: u64) -> PageHash {
+        PageHash((u128::from(number) + 1).to_le_bytes())
+    }
+
+    fn pages(numbers: std::ops::Range<u64>) -> impl ExactSizeIterator<Item = PageHash> {
+        numbers.map(page).collect::<Vec<_>>().into_iter()
+    }
+
+    #[test]
+    fn without_a_budget_everything_is_written_and_nothing_remembered() {
+        let mut admission = Admission::new(AdmissionMode::Auto, None, 100);
+        let all = admission.decide(pages(0..50), 1 << 20, Duration::ZERO);
+        assert_eq!(all, Decision { pages: 50, shut: None });
+        assert_eq!((admission.ghost_pages(), admission.available_bytes()), (0, None));
+    }
+
+    #[test]
+    fn a_sequence_that_comes_again_is_taken_as_far_as_it_is_known() {
+        let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
+        let first = Some(Shut::FirstSight);
+        let mut decide = |range| admission.decide(pages(range), 1, Duration::ZERO);
+        assert_eq!(decide(0..4), Decision { pages: 0, shut: first });
+        assert_eq!(decide(0..6), Decision { pages: 4, shut: first });
+        assert_eq!(decide(4..6), Decision { pages: 2, shut: None });
+        // What was taken and is evicted again is new again.
+        assert_eq!(decide(0..2), Decision { pages: 0, shut: first });
+    }
+
+    #[test]
+    fn what_is_behind_an_unknown_page_waits_for_it() {
+        let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
+        admission.decide(pages(5..9), 1, Duration::ZERO);
+        assert_eq!(admission.decide(pages(4..9), 1, Duration::ZERO).pages, 0);
+        assert_eq!(admission.decide(pages(4..9), 1, Duration::ZERO).pages, 5);
+    }
+
+    #[test]
+    fn the_ghost_list_forgets_what_is_out_of_its_reach() {
+        let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
+        for at in 0..1000 {
+            admission.decide(pages(at..at + 1), 1, Duration::ZERO);
+            assert!(admission.ghost_pages() <= 100);
+        }
+        assert_eq!(admission.decide(pages(950..951), 1, Duration::ZERO).pages, 1);
+        assert_eq!(admission.decide(pages(0..1), 1, Duration::ZERO).pages, 0);
+    }
+
+    #[test]
+    fn auto_writes_through_while_there_is_plenty_and_then_looks_twice() {
+        let budget = WriteBudget::per_day(24 * 1000);
+        let mut admission = Admission::new(AdmissionMode::Auto, Some(budget), 10_000);
+        assert_eq!(admission.available_bytes(), Some(500), "a restart is no gift of a bucket");
+        assert_eq!(admission.policy(), AdmissionMode::WriteThrough);
+        // A bucket of 1000 bytes: what is seen twice may have the last quarter of it.
+        let once = admission.decide(pages(100..1100), 1, HOUR);
+        assert_eq!(once, Decision { pages: 750, shut: Some(Shut::FirstSight) });
+        assert_eq!(admission.policy(), AdmissionMode::SecondSight);
+        let twice = admission.decide(pages(850..1200), 1, HOUR);
+        assert_eq!(twice, Decision { pages: 250, shut: Some(Shut::Budget) });
+        assert_eq!(admission.available_bytes(), Some(0));
+        admission.give_back(7);
+        assert_eq!(admission.available_bytes(), Some(7));
+    }
+
+    #[test]
+    fn a_budget_of_zero_takes_nothing_and_remembers_nothing() {
+        for mode in [AdmissionMode::Auto, AdmissionMode::WriteThrough, AdmissionMode::SecondSight] {
+            let mut admission = Admission::new(mode, Some(WriteBudget::per_day(0)), 100);
+            for hour in 0..3 {
+                let none = admission.decide(pages(0..5), 1, HOUR * hour);
+                assert_eq!(none, Decision { pages: 0, shut: Some(Shut::Budget) });
+            }
+            assert_eq!(admission.ghost_pages(), 0);
+        }
+    }
+
+    #[test]
+    fn budgets_read_as_they_are_written() {
+        for (text, per_second) in [
+            ("86400B/day", 1.0),
+            ("2TB/day", 2e12 / 86_400.0),
+            ("7200 B / hour", 2.0),
+            ("20MB/s", 20e6),
+            ("86.4KB", 1.0),
+            ("0B", 0.0),
+        ] {
+            let read = WriteBudget::parse(text).unwrap().bytes_per_second();
+            assert!((read - per_second).abs() <= per_second * 1e-9, "{text}: {read}");
+        }
+        for text in ["2TB/year", "fast", "/day", "2T/day", ""] {
+            let error = WriteBudget::parse(text).unwrap_err();
+            assert_eq!(error.kind(), ritornello_format::ErrorKind::Invalid, "{text}");
+        }
+        assert!(AdmissionMode::parse("often").unwrap_err().to_string().contains("second_sight"));
+    }
+
+    #[derive(Clone, Debug)]
+    struct Put {
+        first: u64,
+        pages: u64,
+        wait_seconds: u64,
+    }
+
+    fn puts() -> impl Strategy<Value = Vec<Put>> {
+        let put = (0..300u64, 1..40u64, 0..7200u64).prop_map(|(first, pages, wait_seconds)| Put {
+            first,
+            pages,
+            wait_seconds,
+        });
+        proptest::collection::vec(put, 1..60)
+    }
+
+    proptest! {
+        /// Over any stretch of time, no more than the budget, one bucket, and a page.
+        #[test]
+        fn the_budget_holds_over_every_stretch(
+            puts in puts(),
+            mode in prop_oneof![
+                Just(AdmissionMode::Auto),
+                Just(AdmissionMode::WriteThrough),
+                Just(AdmissionMode::SecondSight)
+            ],
+            per_hour in 0..400u64,
+            page_bytes in 1..90u64,
+        ) {
+            let budget = WriteBudget::per_day(24 * per_hour);
+            let mut admission = Admission::new(mode, Some(budget), 64);
+            let (mut now, mut written) = (0, Vec::new());
+            for put in puts {
+                now += put.wait_seconds;
+                let range = put.first..put.first + put.pages;
+                let decision = admission.decide(pages(range), page_bytes, Duration::from_secs(now));
+                prop_assert_eq!(decision.shut.is_none(), decision.pages as u64 == put.pages);
+                prop_assert!(admission.ghost_pages() <= 64);
+                written.push((now, decision.pages as u64 * page_bytes));
+            }
+            for from in 0..written.len() {
+                let mut sum = 0;
+                for &(until, bytes) in &written[from..] {
+                    sum += bytes;
+                    let passed = (until - written[from].0) as f64;
+                    let most = per_hour as f64 * (passed / 3600.0 + 1.0) + page_bytes as f64;
+                    prop_assert!(sum as f64 <= most + 1e-6, "{sum} bytes in {passed} s");
+                }
+            }
+        }
+
+        /// Second sight is exact as long as nothing is forgotten: a page is taken if and only if it
+        /// and all before it in its put were refused before.
+        #[test]
+        fn second_sight_is_what_it_says(puts in puts()) {
+            let mut admission = Admission::new(AdmissionMode::SecondSight, None, 1 << 16);
+            let mut seen = HashSet::new();
+            for put in puts {
+                let range = put.first..put.first + put.pages;
+                let known = range.clone().take_while(|page| seen.contains(page)).count();
+                let decision = admission.decide(pages(range.clone()), 1, Duration::ZERO);
+                prop_assert_eq!(decision.pages, known);
+                for (at, page) in range.enumerate() {
+                    if at < known { seen.remove(&page); } else { seen.insert(page); }
+                }
+            }
+        }
+
+        /// A clock that goes back fills no bucket and breaks nothing.
+        #[test]
+        fn a_clock_that_goes_back_gives_nothing(times in proptest::collection::vec(0..9u64, 1..40)) {
+            let budget = WriteBudget::per_day(24 * 100);
+            let mut admission = Admission::new(AdmissionMode::WriteThrough, Some(budget), 8);
+            let (mut taken, mut latest) = (0, 0);
+            for (at, hour) in times.into_iter().enumerate() {
+                latest = latest.max(hour);
+                let at = at as u64 * 1000;
+                let decision = admission.decide(pages(at..at + 1000), 1, HOUR * hour as u32);
+                taken += decision.pages as u64;
+                prop_assert!(taken <= 100 * (latest + 1), "{taken} by hour {latest}");
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! How the pages of a scope are encoded: which parts of a page are slices, and what they hold.
+
+use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
+use ritornello_format::{Error, Result, Scope};
+use ritornello_volume::transfer::{Pack, Unpack};
+
+/// A slice is at least this long, unless its page is not: shorter ones compress no worse, but each
+/// takes room in the run header, and longer ones leave the processor's cache between two looks.
+const SLICE_BYTES_MIN: u64 = 128 << 10;
+
+/// Encodes the pages of one scope.
+pub(crate) struct Encoder {
+    codec: Codec,
+    shape: SliceShape,
+    slices: u16,
+}
+
+/// The pairs of matrices, keys then values, that a page consists of.
+struct Pairs {
+    count: u32,
+    tokens: u32,
+    channels: u32,
+}
+
+impl Encoder {
+    /// How pages that are put are encoded; `None` if they are stored as they come, because that was
+    /// chosen, or because nothing is known of their numbers, or because the owner is a newer version
+    /// whose codec this one lacks.
+    ///
+    /// # Errors
+    /// `Invalid` if a lossy codec was chosen for numbers of which it does not know what they are.
+    pub(crate) fn of(scope: &Scope, codec: u8, page_bytes: u64) -> Result<Option<Self>> {
+        let Some(codec) = Codec::from_number(codec).filter(|codec| *codec != Codec::Raw) else {
+            return Ok(None);
+        };
+        let dtype = Dtype::parse(&scope.dtype);
+        let pairs = Pairs::of(scope, page_bytes).filter(|_| dtype.is_some());
+        if !codec.is_lossless() && pairs.is_none() {
+            return Err(unsuited(codec, scope));
+        }
+        let Some(dtype) = dtype else { return Ok(None) };
+        let most = page_bytes / SLICE_BYTES_MIN;
+        let (slices, kind) = match pairs {
+            Some(Pairs { count, tokens, channels }) => {
+                let divides = |n: &u32| count.is_multiple_of(*n);
+                let most = u32::try_from(most).unwrap_or(u32::MAX).clamp(1, count);
+                let slices = (1..=most).rev().find(divides).unwrap_or(1);
+                let layers = count / slices;
+                (slices, SliceKind::KeysValues { tokens, channels, layers })
+            }
+            None => {
+                let fits = |n: u64| n <= most && page_bytes.is_multiple_of(2 * n);
+                let doublings = (0..16).take_while(|power| fits(2 << power)).count();
+                (1 << doublings, SliceKind::Opaque)
+            }
+        };
+        let slices = u16::try_from(slices).unwrap_or(1);
+        Ok(Some(Self { codec, shape: SliceShape { dtype, kind }, slices }))
+    }
+
+    /// Slices a page.
+    pub(crate) fn slices(&self) -> u16 {
+        self.slices
+    }
+}
+
+/// Says so of a codec that cannot encode the numbers of a scope.
+pub(crate) fn unsuited(codec: Codec, scope: &Scope) -> Error {
+    Error::invalid(
+        "a lossy codec must know which numbers are keys and which values: the scope needs the dtype \
+         bfloat16 or float16 and a known layout; use split, zstd or raw where it has not",
+    )
+    .with("codec", codec.word())
+    .with("dtype", format!("{:?}", scope.dtype))
+    .with("layout", format!("{:?}", scope.layout))
+}
+
+/// Whether a codec can encode the numbers of a scope at all.
+pub(crate) fn suits(codec: Codec, scope: &Scope) -> bool {
+    let page_bytes = scope.resolved_page_bytes().unwrap_or(0);
+    codec.is_lossless()
+        || Dtype::parse(&scope.dtype).is_some() && Pairs::of(scope, page_bytes).is_some()
+}
+
+impl Pairs {
+    /// Those of a page of two-byte numbers, if the layout is known: see [`Scope::layout`].
+    fn of(scope: &Scope, page_bytes: u64) -> Option<Self> {
+        let layers = scope.layers.1.checked_sub(scope.layers.0)?;
+        let heads = scope.kv_heads.1.checked_sub(scope.kv_heads.0)?;
+        let (count, channels) = match scope.layout.as_str() {
+            "page_first" | "layer_first" => (Some(layers), heads.checked_mul(scope.head_dim)?),
+            "page_head" => (layers.checked_mul(heads), scope.head_dim),
+            _ => return None,
+        };
+        let pairs = Self { count: count?, tokens: scope.page_tokens, channels };
+        let bytes = [pairs.count, pairs.tokens, pairs.channels]
+            .iter()
+            .try_fold(4, |bytes: u64, factor| bytes.checked_mul(u64::from(*factor)))?;
+        (bytes == page_bytes && bytes > 0).then_some(pairs)
+    }
+}
+
+impl Pack for Encoder {
+    fn pack(&self, slice: &[u8], out: &mut [u8]) -> Option<(u8, usize)> {
+        let (codec, bytes) = self.codec.encode(&self.shape, slice, out).ok()?;
+        Some((codec.number(), bytes))
+    }
+}
+
+/// Decodes whatever this version knows.
+pub(crate) struct Decoder;
+
+impl Unpack for Decoder {
+    fn knows(&self, codec: u8) -> bool {
+        Codec::from_number(codec).is_some()
+    }
+    fn unpack(&self, codec: u8, encoded: &[u8], out: &mut [u8]) -> bool {
+        decode(codec, encoded, out).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(layout: &str, layers: u32, heads: u32, page_bytes: Option<u64>) -> Scope {
+        Scope {
+            dtype: "bfloat16".into(),
+            page_tokens: 16,
+            layers: (0, layers),
+            kv_heads: (0, heads),
+            head_dim: 128,
+            layout: layout.into(),
+            page_bytes,
+            ..Scope::opaque("encoded", 1, true)
+        }
+    }
+
+    fn slices(scope: &Scope) -> u16 {
+        let bytes = scope.resolved_page_bytes().unwrap();
+        Encoder::of(scope, Codec::Split.number(), bytes).unwrap().unwrap().slices()
+    }
+
+    #[test]
+    fn a_slice_is_whole_layers_of_at_least_128_kib() {
+        // A layer is 64 KiB: 2 x 16 tokens x 8 heads x 128 x 2 bytes.
+        assert_eq!(slices(&scope("page_first", 32, 8, None)), 16);
+        assert_eq!(slices(&scope("layer_first", 30, 8, None)), 15);
+        assert_eq!(slices(&scope("page_first", 61, 8, None)), 1, "a prime has no halves");
+        assert_eq!(slices(&scope("page_first", 61, 64, None)), 61);
+        assert_eq!(slices(&scope("page_head", 32, 8, None)), 16);
+        assert_eq!(slices(&scope("page_first", 2, 1, None)), 1);
+        assert_eq!(slices(&scope("engine's own", 1, 1, Some(8 << 20))), 64);
+        assert_eq!(slices(&scope("engine's own", 1, 1, Some(1_000_002))), 1);
+    }
+
+    #[test]
+    fn numbers_that_are_not_known_are_stored_as_they_come_or_refused() {
+        let of = |scope: &Scope, codec: Codec| Encoder::of(scope, codec.number(), 4096);
+        let opaque = Scope::opaque("bytes", 4096, true);
+        let layout = scope("engine's own", 1, 1, Some(4096));
+        for codec in [Codec::Raw, Codec::Split, Codec::Zstd] {
+            assert!(of(&opaque, codec).unwrap().is_none());
+        }
+        assert!(of(&layout, Codec::Zstd).unwrap().is_some());
+        for scope in [&opaque, &layout] {
+            for codec in [Codec::Int8, Codec::Int4] {
+                let error = of(scope, codec).map(drop).unwrap_err();
+                assert!(error.to_string().contains("split"), "{error}");
+                assert!(!suits(codec, scope));
+            }
+        }
+        assert!(Encoder::of(&layout, 200, 4096).unwrap().is_none(), "a codec of the future");
+    }
+}

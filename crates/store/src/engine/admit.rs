@@ -1,0 +1,92 @@
+//! Which of a put's missing pages may be written, before any space is looked for.
+
+use super::Engine;
+use super::reservations::PlannedRun;
+use crate::admission::Shut;
+use crate::catalog::{Refusal, ScopeRef, Wanted};
+use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
+
+/// What admission and quota leave of a put.
+pub(super) struct Admitted {
+    /// One past the last key that may be placed.
+    pub(super) end: usize,
+    /// Why later ones may not, if there are missing ones.
+    pub(super) refused: Option<Refusal>,
+    /// Missing pages before `end`.
+    pages: usize,
+    /// Missing pages behind it.
+    behind: usize,
+    /// Units of the longest page.
+    page_units: u32,
+    /// Bytes that the write budget was charged for.
+    charged: u64,
+}
+
+impl Admitted {
+    /// Units that a run of `pages` pages takes at most.
+    pub(super) fn run_units(&self, pages: usize) -> u64 {
+        u64::from(RUN_HEADER_UNITS_MAX) + u64::from(self.page_units) * pages as u64
+    }
+}
+
+impl Engine {
+    /// Asks the quota, then admission. Charges the write budget.
+    pub(super) fn admit(
+        &self,
+        scope: ScopeRef,
+        hashes: &[PageHash],
+        present: &[bool],
+        wanted: &Wanted,
+    ) -> Admitted {
+        let longest = wanted.page_units.iter().copied().max();
+        let page_units = longest.unwrap_or_else(|| units_of(scope.page_bytes) as u32);
+        let missing: Vec<usize> = (0..hashes.len()).filter(|&at| !present[at]).collect();
+        let allowed = missing.len().min(self.pages_within_quota(scope, page_units));
+        let page_bytes = u64::from(page_units) * UNIT;
+        let decision = self.admission.lock().decide(
+            missing[..allowed].iter().map(|&at| hashes[at]),
+            page_bytes,
+            self.started.elapsed(),
+        );
+        let over_quota = (allowed < missing.len()).then_some(Refusal::Quota);
+        let refused = decision.shut.map_or(over_quota, |shut| {
+            Some(match shut {
+                Shut::FirstSight => Refusal::Admission,
+                Shut::Budget => Refusal::WriteBudget,
+            })
+        });
+        Admitted {
+            end: missing.get(decision.pages).copied().unwrap_or(hashes.len()),
+            refused,
+            pages: decision.pages,
+            behind: missing.len() - decision.pages,
+            page_units,
+            charged: page_bytes * decision.pages as u64,
+        }
+    }
+
+    /// Counts by reason what of a put was refused. `last` is why the pages before `end` that were
+    /// not planned were not.
+    pub(super) fn count_refused(&self, admitted: &Admitted, planned: usize, last: Option<Refusal>) {
+        let unplaced = admitted.pages - planned;
+        for (reason, pages) in [(admitted.refused, admitted.behind), (last, unplaced)] {
+            let Some(reason) = reason else { continue };
+            let counters = &self.counters;
+            let counter = match reason {
+                Refusal::NoSpace | Refusal::Deadline => &counters.refused_space,
+                Refusal::MetadataFull => &counters.refused_metadata,
+                Refusal::Quota => &counters.refused_quota,
+                Refusal::Admission => &counters.refused_admission,
+                Refusal::WriteBudget => &counters.refused_write_budget,
+            };
+            counter.add(pages as u64);
+            counters.pages_refused.add(pages as u64);
+        }
+    }
+
+    /// What was charged and found no place will not be written.
+    pub(super) fn give_back(&self, admitted: &Admitted, runs: &[PlannedRun]) {
+        let planned: u64 = runs.iter().map(|run| run.place.units() * UNIT).sum();
+        self.admission.lock().give_back(admitted.charged.saturating_sub(planned));
+    }
+}

@@ -1,0 +1,254 @@
+//! The caretaker: a thread that empties segments which are to go, and scrubs.
+
+use super::scrub::Scrub;
+use super::{Engine, Upkeep};
+use parking_lot::{Condvar, Mutex};
+use ritornello_format::{Error, ErrorKind, Manifest, Result, SegmentId};
+use ritornello_index::RunId;
+use ritornello_volume::transfer::Control;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// It looks around at least this often.
+const LOOK: Duration = Duration::from_secs(10);
+/// Segments that cannot be emptied for now, because of a lease say, are looked at again after this.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Rounds of eviction in which the index must come to fit a smaller share.
+const INDEX_ROUNDS: u32 = 64;
+/// A removal waits this long for a sync that runs.
+const SYNC_PATIENCE: Duration = Duration::from_secs(300);
+
+/// The thread and its bell.
+#[derive(Default)]
+pub(super) struct Caretaker {
+    bell: Arc<Upkeep>,
+    stopped: Arc<AtomicBool>,
+    /// Number of times that it has looked at the store's shape.
+    looks: Mutex<u64>,
+    looked: Condvar,
+    pub(super) scrub: Mutex<Scrub>,
+}
+
+impl Caretaker {
+    pub(super) fn ring(&self) {
+        self.bell.ring();
+    }
+
+    /// Has it end soon, and waits for that.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.bell.stop();
+        self.note_look();
+    }
+
+    /// Waits for a look after the `seen`th, until `deadline`; returns the number of looks.
+    pub(super) fn wait(&self, seen: u64, deadline: Instant) -> u64 {
+        let mut looks = self.looks.lock();
+        while *looks == seen && !self.stopped.load(Ordering::Acquire) {
+            if self.looked.wait_until(&mut looks, deadline).timed_out() {
+                break;
+            }
+        }
+        *looks
+    }
+
+    fn note_look(&self) {
+        *self.looks.lock() += 1;
+        self.looked.notify_all();
+    }
+
+    /// What it does stops when it is to end.
+    pub(super) fn control(&self) -> Control {
+        Control { deadline: None, cancelled: Some(Arc::clone(&self.stopped)) }
+    }
+}
+
+impl Engine {
+    /// Starts the thread. It ends when the engine is closed or dropped.
+    pub(super) fn start_caretaker(self: &Arc<Self>) -> Result<()> {
+        let (engine, bell) = (Arc::downgrade(self), Arc::clone(&self.caretaker.bell));
+        let thread = std::thread::Builder::new()
+            .name("ritornello-caretaker".to_owned())
+            .spawn(move || run(&engine, &bell))
+            .map_err(|e| Error::retry("no thread for the store's caretaker").because(e))?;
+        *self.caretaker.bell.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Empties the segments that are to go, and removes them. Returns whether some are left that
+    /// cannot go yet: a lease is on them, or somebody is writing there.
+    ///
+    /// # Errors
+    /// Those of the file system; it may be tried again.
+    pub(super) fn tend_shape(&self, control: &Control) -> Result<bool> {
+        self.state.lock().release_quarantined();
+        self.drop_empty_segments()?;
+        let mut left = false;
+        for segment in self.closed_segments() {
+            if control.stop().is_some() || self.poison.get().is_some() {
+                return Ok(true);
+            }
+            self.empty_segment(segment, control)?;
+            left |= !self.drop_empty_segments()?.contains(&segment)
+                && self.state.lock().space.is_closed(segment);
+        }
+        self.fit_index()?;
+        self.retire_volumes()?;
+        Ok(left)
+    }
+
+    /// Closed segments, the one that holds least first.
+    fn closed_segments(&self) -> Vec<SegmentId> {
+        let state = self.state.lock();
+        let mut closed = state.space.closed();
+        closed.sort_by_key(|id| std::cmp::Reverse(state.space.free_in(*id)));
+        closed
+    }
+
+    fn empty_segment(&self, segment: SegmentId, control: &Control) -> Result<()> {
+        let mut runs: Vec<(u64, RunId)> = Vec::new();
+        self.index.for_each(&mut |run, view| {
+            if view.place.extents.iter().any(|extent| extent.segment == segment) {
+                runs.push((view.place.generation, run));
+            }
+        });
+        runs.sort_unstable();
+        let runs: Vec<RunId> = runs.into_iter().map(|(_, run)| run).collect();
+        let moving = self.relocate(&runs, control)?;
+        self.evict_stuck(&moving.stuck);
+        self.make_durable()
+    }
+
+    /// What finds no place elsewhere goes, if nobody holds it.
+    fn evict_stuck(&self, runs: &[RunId]) {
+        let mut state = self.state.lock();
+        for &run in runs {
+            let held = state.leases.pinned(run) || state.retention.holds(run);
+            if !held && !self.index.has_children(run) {
+                let removed = self.index.truncate(run, 0);
+                let (pages, _) = state.settle(removed, None);
+                self.counters.pages_evicted.add(pages);
+            }
+        }
+    }
+
+    /// Removes the files of closed segments that nothing lies in. Returns which.
+    fn drop_empty_segments(&self) -> Result<Vec<SegmentId>> {
+        let until = Instant::now() + SYNC_PATIENCE;
+        let busy = || Error::retry("the disk is still busy with an earlier sync");
+        let _turn = self.shape.try_lock_until(until).ok_or_else(busy)?;
+        let closed = self.state.lock().space.closed();
+        let is_empty = |id: &SegmentId| self.state.lock().space.is_empty(*id);
+        let empty: Vec<SegmentId> = closed.iter().copied().filter(is_empty).collect();
+        if empty.is_empty() {
+            return Ok(empty);
+        }
+        self.retire_numbers(&closed)?;
+        // A sync opens the segments that it finds dirty.
+        let _round = self.sync.try_lock_until(until).ok_or_else(busy)?;
+        for &id in &empty {
+            self.state.lock().dirty.remove(&id);
+            self.segments.remove(id)?;
+            if let Err(error) = self.state.lock().space.drop_segment(id) {
+                tracing::error!(%error, "a segment was removed that is in use");
+            }
+            self.counters.segments_removed.add(1);
+        }
+        Ok(empty)
+    }
+
+    /// Nobody may take another file for one that he has open: before a segment goes, its number
+    /// is known never to come back.
+    fn retire_numbers(&self, closed: &[SegmentId]) -> Result<()> {
+        let mut manifest = Manifest::clone(&self.manifest());
+        for id in closed {
+            if let Some(volume) = manifest.volumes.get_mut(usize::from(id.volume())) {
+                volume.first_segment = volume.first_segment.max(id.number() + 1);
+            }
+        }
+        if manifest != *self.manifest() {
+            self.directory().write_manifest(&manifest)?;
+            let mut state = self.state.lock();
+            for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
+                state.space.start_numbers_at(at, volume.first_segment);
+            }
+            drop(state);
+            *self.manifest.write() = Arc::new(manifest);
+        }
+        Ok(())
+    }
+
+    /// Evicts until the index's files fit their share, which may have become smaller.
+    fn fit_index(&self) -> Result<()> {
+        let most = self.budget().index_bytes;
+        for round in 0..INDEX_ROUNDS {
+            if self.index.stats().disk_bytes <= most {
+                return Ok(());
+            }
+            self.make_durable()?;
+            // Both files are written anew before it is known what they take at least.
+            self.index.maintain()?;
+            if round >= 2 {
+                let mut state = self.state.lock();
+                let units = state.space.total_units() / 16;
+                self.evict(&mut state, units);
+            }
+        }
+        Ok(())
+    }
+
+    /// Directories that are drained and empty leave the manifest.
+    fn retire_volumes(&self) -> Result<()> {
+        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SYNC_PATIENCE) else {
+            return Ok(());
+        };
+        let there = self.state.lock().space.segments_by_volume();
+        let mut manifest = Manifest::clone(&self.manifest());
+        let mut gone = Vec::new();
+        for (at, volume) in (0..=u8::MAX).zip(&mut manifest.volumes) {
+            if volume.draining && !volume.is_gone() && there.get(usize::from(at)) == Some(&0) {
+                volume.dir.clear();
+                volume.draining = false;
+                gone.push(at);
+            }
+        }
+        if gone.is_empty() {
+            return Ok(());
+        }
+        self.directory().write_manifest(&manifest)?;
+        *self.manifest.write() = Arc::new(manifest);
+        gone.into_iter().for_each(|volume| self.segments.retire_volume(volume));
+        Ok(())
+    }
+
+    /// Whether there is something to be done about the store's shape.
+    pub(super) fn is_out_of_shape(&self) -> bool {
+        !self.state.lock().space.closed().is_empty()
+            || self.manifest().volumes.iter().any(|volume| volume.draining)
+            || self.index.stats().disk_bytes > self.budget().index_bytes
+    }
+}
+
+fn run(engine: &Weak<Engine>, bell: &Upkeep) {
+    let mut pause = Duration::ZERO;
+    loop {
+        if bell.sleep(pause) {
+            return;
+        }
+        let Some(engine) = engine.upgrade() else { return };
+        pause = LOOK;
+        if engine.is_out_of_shape() {
+            match engine.tend_shape(&engine.caretaker.control()) {
+                Ok(false) => {}
+                Ok(true) => pause = AGAIN,
+                Err(error) => {
+                    pause = if error.kind() == ErrorKind::Fatal { LOOK } else { AGAIN };
+                    tracing::warn!(%error, "segments that are to go could not be emptied for now");
+                }
+            }
+        }
+        engine.caretaker.note_look();
+        pause = pause.min(engine.scrub_some());
+    }
+}

@@ -1,0 +1,224 @@
+//! What each scope holds, and how a scope with a quota makes room within itself.
+//!
+//! A scope with a quota has an order of its own uses besides the store's: least recently used
+//! first, and leaf first as everywhere. So room within a quota never costs another scope a page.
+
+use super::reclaim::Held;
+use super::{Engine, State};
+use crate::catalog::{Refusal, ScopeRef};
+use crate::eviction::{Eviction, Policy, Resident, Used};
+use crate::stats::{SCOPES_SHOWN, ScopeUsage};
+use ritornello_codec::Codec;
+use ritornello_format::{RUN_HEADER_UNITS_MAX, ScopeSlot, UNIT};
+use ritornello_index::{Removed, RunId};
+use std::collections::HashMap;
+
+/// Evicted under one hold of the owner's lock, in units.
+const STEP_UNITS: u64 = (64 << 20) / UNIT;
+
+/// What scopes hold.
+#[derive(Debug, Default)]
+pub(super) struct Usage {
+    scopes: HashMap<ScopeSlot, Holding>,
+}
+
+#[derive(Debug, Default)]
+struct Holding {
+    units: u64,
+    pages: u64,
+    /// Units that a put was told it may have, and that are in no reservation yet.
+    promised: u64,
+    /// The scope's own order of uses, if it has a quota.
+    order: Option<Box<dyn Eviction>>,
+}
+
+impl Usage {
+    /// Nothing yet; the scopes in `limited` have a quota.
+    pub(super) fn new(limited: Vec<ScopeSlot>) -> Self {
+        let order = || Some(Policy::Lru.build());
+        let empty = |slot| (slot, Holding { order: order(), ..Holding::default() });
+        Self { scopes: limited.into_iter().map(empty).collect() }
+    }
+
+    /// A run came.
+    pub(super) fn admit(&mut self, slot: ScopeSlot, resident: &Resident, pages: u64, units: u64) {
+        let holding = self.scopes.entry(slot).or_default();
+        holding.units += units;
+        holding.pages += pages;
+        if let Some(order) = &mut holding.order {
+            order.admit(resident);
+        }
+    }
+
+    pub(super) fn link(&mut self, slot: ScopeSlot, child: RunId, parent: RunId, page: u32) {
+        if let Some(order) = self.order(slot) {
+            order.link(child, parent, page);
+        }
+    }
+
+    pub(super) fn hit(&mut self, slot: ScopeSlot, path: &[Used]) {
+        if let Some(order) = self.order(slot) {
+            order.hit(path);
+        }
+    }
+
+    /// Pages went. A run that only moved took as much with it as it left.
+    pub(super) fn remove(&mut self, gone: &Removed) {
+        if gone.pages == 0 && !gone.whole {
+            return;
+        }
+        let Some(holding) = self.scopes.get_mut(&gone.scope) else { return };
+        let units = gone.extents.iter().map(|extent| u64::from(extent.units)).sum();
+        holding.units = holding.units.saturating_sub(units);
+        holding.pages = holding.pages.saturating_sub(u64::from(gone.pages));
+        if let Some(order) = &mut holding.order {
+            if gone.whole { order.remove(gone.run) } else { order.shrink(gone.run, gone.pages) }
+        }
+        if holding.pages == 0 && holding.promised == 0 && holding.order.is_none() {
+            self.scopes.remove(&gone.scope);
+        }
+    }
+
+    /// A run that the scope's order named is not there.
+    pub(super) fn forget_run(&mut self, slot: ScopeSlot, run: RunId) {
+        if let Some(order) = self.order(slot) {
+            order.remove(run);
+        }
+    }
+
+    /// A scope was dropped.
+    pub(super) fn forget(&mut self, slot: ScopeSlot) {
+        self.scopes.remove(&slot);
+    }
+
+    fn order(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
+        self.scopes.get_mut(&slot)?.order.as_mut()
+    }
+
+    fn units(&self, slot: ScopeSlot) -> u64 {
+        self.scopes.get(&slot).map_or(0, |holding| holding.units + holding.promised)
+    }
+}
+
+impl State {
+    /// Units that a scope holds, is promised, or writes to.
+    fn held_by(&self, slot: ScopeSlot) -> u64 {
+        let open = self.reservations.open.values().filter(|open| open.scope.slot == slot);
+        let writing: u64 = open.flat_map(|open| &open.runs).map(|run| run.place.units()).sum();
+        self.usage.units(slot) + writing
+    }
+
+    /// A promise of [`Engine::make_quota_room`] was kept, or came to nothing.
+    pub(super) fn redeem(&mut self, slot: ScopeSlot, units: u64) {
+        if let Some(holding) = self.usage.scopes.get_mut(&slot) {
+            holding.promised = holding.promised.saturating_sub(units);
+        }
+    }
+}
+
+impl Engine {
+    /// Leading pages of a put that the scope's quota could hold at all.
+    pub(super) fn pages_within_quota(&self, scope: ScopeRef, page_units: u32) -> usize {
+        let Some(quota) = self.scopes.settings(scope.slot).quota_bytes else { return usize::MAX };
+        let units = (quota / UNIT).saturating_sub(u64::from(RUN_HEADER_UNITS_MAX));
+        usize::try_from(units / u64::from(page_units.max(1))).unwrap_or(usize::MAX)
+    }
+
+    /// Promises `units` to a scope, after making room within its quota if it has one. The promise
+    /// is to be redeemed.
+    pub(super) fn make_quota_room(
+        &self,
+        slot: ScopeSlot,
+        units: u64,
+    ) -> std::result::Result<(), Refusal> {
+        let Some(quota) = self.scopes.settings(slot).quota_bytes else { return Ok(()) };
+        let mut state = self.state.lock();
+        loop {
+            let wanted = state.held_by(slot) + units;
+            let over = wanted.saturating_sub(quota / UNIT);
+            if over == 0 {
+                state.usage.scopes.entry(slot).or_default().promised += units;
+                return Ok(());
+            }
+            if !self.evict_from(&mut state, slot, over) {
+                return Err(Refusal::Quota);
+            }
+        }
+    }
+
+    /// Evicts about `units` from a scope with a quota, leaves first. Returns whether anything went.
+    fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
+        let State { usage, leases, retention, .. } = state;
+        let Some(order) = usage.order(slot) else { return false };
+        let held = Held { leases, retention, index: self.index.as_ref() };
+        let victims = order.victims(units, &held);
+        self.cut(state, &victims, Some(slot))
+    }
+
+    /// Gives the scope an order of its own if it has a quota now, takes it if it has none, and
+    /// evicts what is more than the quota.
+    pub(super) fn apply_quota(&self, slot: ScopeSlot) {
+        let quota = self.scopes.settings(slot).quota_bytes;
+        let mut state = self.state.lock();
+        let holding = state.usage.scopes.entry(slot).or_default();
+        let Some(quota) = quota else {
+            holding.order = None;
+            return;
+        };
+        if holding.order.is_none() {
+            // Under the lock, so that no run is missed. Puts wait for it, once in a scope's life.
+            let mut runs = Vec::new();
+            self.index.for_each(&mut |run, view| {
+                if view.scope == slot {
+                    let run = super::resident(run, view.parent, &view.pages, &view.place);
+                    runs.push((view.recency, run));
+                }
+            });
+            runs.sort_by_key(|(recency, _)| *recency);
+            let mut order = Policy::Lru.build();
+            runs.iter().for_each(|(_, run)| order.admit(run));
+            holding.order = Some(order);
+        }
+        loop {
+            let over = state.held_by(slot).saturating_sub(quota / UNIT);
+            if over == 0 || !self.evict_from(&mut state, slot, over.min(STEP_UNITS)) {
+                return;
+            }
+            parking_lot::MutexGuard::bump(&mut state);
+        }
+    }
+
+    /// After opening: the capacity may have changed, or a crash undone an eviction.
+    pub(super) fn keep_to_quotas(&self) {
+        for slot in self.scopes.with_quota() {
+            self.apply_quota(slot);
+        }
+        let mut state = self.state.lock();
+        for slot in state.retention.scopes() {
+            self.trim_retention(&mut state, slot);
+        }
+    }
+
+    /// The scopes that hold most.
+    pub(super) fn largest_scopes(&self, state: &State) -> Vec<ScopeUsage> {
+        let mut scopes: Vec<(&ScopeSlot, &Holding)> = state.usage.scopes.iter().collect();
+        scopes.sort_unstable_by_key(|(slot, holding)| (std::cmp::Reverse(holding.units), **slot));
+        let shown = scopes.into_iter().take(SCOPES_SHOWN);
+        shown
+            .filter_map(|(slot, holding)| {
+                let scope = self.scopes.by_slot(*slot)?;
+                let codec = Codec::from_number(scope.codec).map_or("unknown", Codec::word);
+                Some(ScopeUsage {
+                    id: scope.id.to_string(),
+                    model: self.scopes.model(*slot),
+                    codec: codec.to_owned(),
+                    pages: holding.pages,
+                    bytes: holding.units * UNIT,
+                    quota_bytes: self.scopes.settings(*slot).quota_bytes,
+                    retained_bytes: state.retention.units_of(*slot) * UNIT,
+                    retained_bytes_max: self.retained_units_max(*slot, state) * UNIT,
+                })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,164 @@
+//! Moving runs: the same pages under the same name and generation, in another place.
+//!
+//! **At any moment a crash is harmless.** The copy is durable before the index hears of it, so
+//! whichever place the journal names after a crash holds the run. The old place goes into limbo with
+//! the journal record that leaves it, or waits for the leases on it; the new one is named by nothing
+//! until then, and is free again if the process ends.
+
+use super::{Engine, State};
+use crate::catalog::Refusal;
+use parking_lot::MutexGuard;
+use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, SegmentId, UNIT};
+use ritornello_index::{RunId, RunView};
+use ritornello_volume::transfer::Control;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// So much is copied before it is synced, and so many runs at most.
+const BATCH_BYTES: u64 = 32 << 20;
+const BATCH_RUNS: usize = 128;
+/// How long a run waits for its new place.
+const ROOM_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A run that was copied and is not moved yet.
+struct Copied {
+    run: RunId,
+    view: RunView,
+    place: Place,
+}
+
+/// What became of runs that were to be moved.
+#[derive(Debug, Default)]
+pub(super) struct Moving {
+    /// Runs moved.
+    pub(super) moved: u64,
+    /// Runs that there was no room for, or that cannot be read for now.
+    pub(super) stuck: Vec<RunId>,
+}
+
+impl Engine {
+    /// Moves runs to wherever there is room; eviction makes some. Runs that are gone are skipped,
+    /// pages that cannot be believed are taken out.
+    ///
+    /// # Errors
+    /// `Retry` if `control` said stop or the file system failed: what was not moved is where it
+    /// was. `Fatal` if a sync failed: the store is poisoned then.
+    pub(super) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
+        let mut moving = Moving::default();
+        let mut batch: Vec<Copied> = Vec::new();
+        let mut bytes = 0;
+        for &run in runs {
+            match self.copy(run, control) {
+                Ok(Some(copied)) => {
+                    bytes += copied.place.units() * UNIT;
+                    batch.push(copied);
+                }
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::Miss => moving.stuck.push(run),
+                Err(error) => {
+                    self.forget_copies(batch);
+                    return Err(error);
+                }
+            }
+            if bytes >= BATCH_BYTES || batch.len() == BATCH_RUNS {
+                moving.moved += self.settle_copies(std::mem::take(&mut batch))?;
+                bytes = 0;
+            }
+        }
+        moving.moved += self.settle_copies(batch)?;
+        Ok(moving)
+    }
+
+    /// Copies a run; `None` if there is nothing to copy. `Miss` if it must stay where it is.
+    fn copy(&self, run: RunId, control: &Control) -> Result<Option<Copied>> {
+        let Some(view) = self.index.run(run) else { return Ok(None) };
+        if view.place.extents.is_empty() {
+            return Ok(None);
+        }
+        let Place { header_units, page_units, .. } = view.place;
+        let pages = view.pages.len() as u32;
+        let until = Instant::now() + ROOM_PATIENCE;
+        let extents = match self.find_room(header_units, page_units, pages, until) {
+            Ok(extents) => extents,
+            Err(Refusal::NoSpace | Refusal::Deadline) => {
+                return Err(Error::miss("there is no room for a run that is to be moved"));
+            }
+            Err(refusal) => {
+                return Err(Error::retry("a run cannot be moved").with("why", refusal.word()));
+            }
+        };
+        let mut place = Place { extents, ..view.place.clone() };
+        // Making room may have evicted it, or its tail.
+        if self.index.run(run).as_ref() != Some(&view) {
+            self.free(&mut self.state.lock(), &place.extents);
+            return if self.index.run(run).is_none() { Ok(None) } else { self.copy(run, control) };
+        }
+        let live: Vec<bool> = view.pages.iter().map(|page| *page != PageHash::NONE).collect();
+        match self.segments.copy_run(&view.place, &place, &live, control) {
+            Ok(checksum) => {
+                place.header_checksum = checksum;
+                Ok(Some(Copied { run, view, place }))
+            }
+            Err(error) => {
+                self.free(&mut self.state.lock(), &place.extents);
+                match error.kind() {
+                    // Whatever does not verify goes; the rest is moved next time.
+                    ErrorKind::Miss => {
+                        self.verify_run(run, &view, &mut super::Verification::default(), control);
+                        Err(error)
+                    }
+                    ErrorKind::Invalid => Err(Error::miss("a run cannot be moved").because(error)),
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Makes copies durable, then moves their runs there. Returns how many.
+    fn settle_copies(&self, batch: Vec<Copied>) -> Result<u64> {
+        if batch.is_empty() {
+            return Ok(0);
+        }
+        let segments: BTreeSet<SegmentId> =
+            batch.iter().flat_map(|copied| &copied.place.extents).map(|e| e.segment).collect();
+        let segments: Vec<SegmentId> = segments.into_iter().collect();
+        if let Err(error) = self.sync_segments(&segments) {
+            self.forget_copies(batch);
+            return Err(error);
+        }
+        let mut state = self.state.lock();
+        let moved = batch.into_iter().filter(|copied| self.settle_copy(&mut state, copied)).count();
+        self.ring_if_limbo_is_large(&state);
+        Ok(moved as u64)
+    }
+
+    fn settle_copy(&self, state: &mut MutexGuard<'_, State>, copied: &Copied) -> bool {
+        let Copied { run, view, place } = copied;
+        let now = self.index.run(*run);
+        let same = now.is_some_and(|now| now.pages == view.pages && now.place == view.place);
+        let Some(gone) = same.then(|| self.index.relocate(*run, place)).flatten() else {
+            self.free(state, &place.extents);
+            return false;
+        };
+        let free = state.leases.defer(*run, gone.extents);
+        state.release_later(free);
+        // Nothing names what stands for removed pages: it is free at once.
+        let holes: Vec<Extent> = (0u32..)
+            .zip(&view.pages)
+            .filter(|(_, page)| **page == PageHash::NONE)
+            .flat_map(|(page, _)| place.page(page))
+            .collect();
+        self.free(state, &holes);
+        self.counters.runs_moved.add(1);
+        self.counters.bytes_moved.add(place.units() * UNIT);
+        true
+    }
+
+    /// Gives back space that nothing names.
+    fn forget_copies(&self, batch: Vec<Copied>) {
+        let mut state = self.state.lock();
+        for copied in batch {
+            self.free(&mut state, &copied.place.extents);
+        }
+    }
+}

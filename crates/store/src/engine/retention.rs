@@ -1,0 +1,341 @@
+//! Retention: runs that eviction leaves alone until a time that their put named.
+//!
+//! A retained run pins all that it hangs from, so its ancestors are retained with it, and everything
+//! pinned is counted. A run ends no earlier than what hangs behind it. Where more is to be retained
+//! than may be, what ends first gives way, of several that end together the last that came: leaves
+//! before what they hang from.
+//!
+//! Only eviction is held off. Deleting pages, dropping scopes and removing bytes that cannot be
+//! believed end a retention.
+
+use super::{Engine, State};
+use parking_lot::Mutex;
+use ritornello_format::{PageHash, ScopeSlot, UNIT};
+use ritornello_index::RunId;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// Nothing is retained for longer than this many seconds: a year.
+pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
+/// A scope that was not told retains at most one part in this many of its quota, or of the store.
+const DEFAULT_SHARE: u64 = 4;
+/// All scopes together retain at most one part in this many of the store, whatever they were told:
+/// so eviction always finds something.
+const STORE_SHARE: u64 = 2;
+/// While something is retained, the time is written down this often.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
+
+/// The store's clock: seconds since 1970 as the system has them, but never earlier than any time
+/// that was written down before. A system clock that is set back makes it run on, by the time that
+/// really passes; one that is set forward takes it along, and ends retentions early.
+#[derive(Debug)]
+pub(super) struct StoreClock {
+    wall: fn() -> u64,
+    /// What the system's clock was behind when the store was opened.
+    skew: u64,
+    base: u64,
+    started: Instant,
+    latest: Mutex<u64>,
+}
+
+impl StoreClock {
+    /// Goes on at `mark`, the latest time that is known.
+    pub(super) fn starting_at(mark: u64, wall: fn() -> u64) -> Self {
+        let now = wall();
+        let base = now.max(mark);
+        Self { wall, skew: base - now, base, started: Instant::now(), latest: Mutex::new(base) }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        let by_wall = (self.wall)().saturating_add(self.skew);
+        let by_time = self.base.saturating_add(self.started.elapsed().as_secs());
+        let mut latest = self.latest.lock();
+        *latest = by_wall.max(by_time).max(*latest);
+        *latest
+    }
+
+    /// What the system's clock calls `until`, on this clock. What counts is how far it is away: so
+    /// it is right even where the two differ. `None` if it has passed.
+    fn end(&self, until: u64) -> Option<u64> {
+        let away = until.checked_sub((self.wall)()).filter(|away| *away > 0)?;
+        Some(self.now().saturating_add(away.min(RETENTION_MAX)))
+    }
+}
+
+/// When a run ends, how late it came, and its name: the first of these gives way first.
+type End = (u64, Reverse<u64>, RunId);
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    slot: ScopeSlot,
+    end: u64,
+    order: u64,
+    units: u64,
+}
+
+impl Held {
+    fn key(&self, run: RunId) -> End {
+        (self.end, Reverse(self.order), run)
+    }
+}
+
+/// What is retained.
+#[derive(Debug, Default)]
+pub(super) struct Retention {
+    runs: HashMap<RunId, Held>,
+    ends: BTreeSet<End>,
+    scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
+    units: u64,
+    order: u64,
+    /// When the clock was last written down.
+    noted: Option<Instant>,
+}
+
+impl Retention {
+    pub(super) fn holds(&self, run: RunId) -> bool {
+        self.runs.contains_key(&run)
+    }
+
+    /// Units that are retained, in all.
+    pub(super) fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// Units of a scope that are retained.
+    pub(super) fn units_of(&self, slot: ScopeSlot) -> u64 {
+        self.scopes.get(&slot).map_or(0, |(units, _)| *units)
+    }
+
+    /// Scopes that retain anything.
+    pub(super) fn scopes(&self) -> Vec<ScopeSlot> {
+        self.scopes.keys().copied().collect()
+    }
+
+    fn end_of(&self, run: RunId) -> Option<u64> {
+        self.runs.get(&run).map(|held| held.end)
+    }
+
+    /// Retains a run, or gives it another end.
+    pub(super) fn hold(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
+        self.release(run);
+        self.order += 1;
+        let held = Held { slot, end, order: self.order, units };
+        self.runs.insert(run, held);
+        self.ends.insert(held.key(run));
+        let (total, ends) = self.scopes.entry(slot).or_default();
+        *total += units;
+        ends.insert(held.key(run));
+        self.units += units;
+    }
+
+    /// A run is ordinary again, or gone.
+    pub(super) fn release(&mut self, run: RunId) {
+        let Some(held) = self.runs.remove(&run) else { return };
+        self.ends.remove(&held.key(run));
+        self.units -= held.units;
+        if let Some((total, ends)) = self.scopes.get_mut(&held.slot) {
+            *total -= held.units;
+            ends.remove(&held.key(run));
+            if ends.is_empty() {
+                self.scopes.remove(&held.slot);
+            }
+        }
+    }
+
+    /// A run lost its tail.
+    pub(super) fn shrink(&mut self, run: RunId, gone: u64) {
+        let Some(held) = self.runs.get_mut(&run) else { return };
+        let gone = gone.min(held.units);
+        held.units -= gone;
+        self.units -= gone;
+        if let Some((total, _)) = self.scopes.get_mut(&held.slot) {
+            *total -= gone;
+        }
+    }
+
+    /// Releases what has ended by `now`.
+    fn lapse(&mut self, now: u64) -> Vec<RunId> {
+        let ended = self.ends.iter().take_while(|(end, ..)| *end <= now);
+        let ended: Vec<RunId> = ended.map(|(_, _, run)| *run).collect();
+        ended.iter().for_each(|run| self.release(*run));
+        ended
+    }
+
+    /// Releases of one scope what is more than `most` units.
+    fn trim_scope(&mut self, slot: ScopeSlot, most: u64) -> Vec<RunId> {
+        let mut released = Vec::new();
+        while let Some((total, ends)) = self.scopes.get(&slot)
+            && *total > most
+            && let Some(&(_, _, run)) = ends.first()
+        {
+            self.release(run);
+            released.push(run);
+        }
+        released
+    }
+
+    /// Releases of all scopes what is more than `most` units.
+    fn trim(&mut self, most: u64) -> Vec<RunId> {
+        let mut released = Vec::new();
+        while self.units > most
+            && let Some(&(_, _, run)) = self.ends.first()
+        {
+            self.release(run);
+            released.push(run);
+        }
+        released
+    }
+}
+
+impl Engine {
+    /// Units that a scope may retain.
+    pub(super) fn retained_units_max(&self, slot: ScopeSlot, state: &State) -> u64 {
+        let settings = self.scopes.settings(slot);
+        let store = state.space.capacity_units();
+        let share = settings.quota_bytes.map_or(store, |quota| store.min(quota / UNIT));
+        let own = settings.retained_bytes.map_or(share / DEFAULT_SHARE, |bytes| bytes / UNIT);
+        own.min(store / STORE_SHARE)
+    }
+
+    /// Retains the runs of `pages` that are there, and all that they hang from, until the system's
+    /// clock says `until`.
+    pub(super) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
+        let Some(end) = self.time.end(until) else { return };
+        let mut state = self.state.lock();
+        let mut last = None;
+        for page in pages {
+            let Some((run, _)) = self.index.locate(slot, *page) else { continue };
+            if last.replace(run) != Some(run) {
+                self.retain_path(&mut state, slot, run, end);
+            }
+        }
+        self.trim_retention(&mut state, slot);
+    }
+
+    /// Runs were linked: what the child hangs from ends no earlier than it does.
+    pub(super) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) {
+        if let Some(end) = state.retention.end_of(child) {
+            state.retention.release(child);
+            self.retain_path(state, slot, child, end);
+            self.trim_retention(state, slot);
+        }
+    }
+
+    /// From the root on, so that of runs that end together a leaf came later.
+    fn retain_path(&self, state: &mut State, slot: ScopeSlot, run: RunId, end: u64) {
+        let mut path = Vec::new();
+        // Runs may have been linked to a ring.
+        let mut seen = HashSet::new();
+        let mut next = Some(run);
+        while let Some(run) = next.filter(|run| seen.insert(*run))
+            && state.retention.end_of(run).is_none_or(|known| known < end)
+            && let Some(view) = self.index.run(run)
+        {
+            let units = view.live_extents().iter().map(|extent| u64::from(extent.units)).sum();
+            path.push((run, units));
+            next = view.parent.map(|(parent, _)| parent);
+        }
+        let mut changes = Vec::with_capacity(path.len());
+        for (run, units) in path.into_iter().rev() {
+            state.retention.hold(run, slot, units, end);
+            changes.push((run, end));
+        }
+        self.counters.runs_retained.add(changes.len() as u64);
+        if !changes.is_empty() {
+            self.index.retain(&changes, self.time.now());
+            state.retention.noted = Some(Instant::now());
+        }
+    }
+
+    /// What is too much gives way.
+    pub(super) fn trim_retention(&self, state: &mut State, slot: ScopeSlot) {
+        let most = self.retained_units_max(slot, state);
+        let mut released = state.retention.trim_scope(slot, most);
+        released.extend(state.retention.trim(state.space.capacity_units() / STORE_SHARE));
+        if !released.is_empty() {
+            self.counters.retentions_displaced.add(released.len() as u64);
+            self.unretain(&released);
+        }
+    }
+
+    /// Ends what is over, writes the time down now and then, and looks whether the store has become
+    /// too small for what is retained.
+    pub(super) fn tend_retention(&self) {
+        let now = self.time.now();
+        let mut state = self.state.lock();
+        let lapsed = state.retention.lapse(now);
+        let most = state.space.capacity_units() / STORE_SHARE;
+        let mut released = state.retention.trim(most);
+        self.counters.retentions_lapsed.add(lapsed.len() as u64);
+        self.counters.retentions_displaced.add(released.len() as u64);
+        released.extend(lapsed);
+        let due = state.retention.noted.is_none_or(|noted| noted.elapsed() > CLOCK_INTERVAL);
+        if !released.is_empty() || (due && state.retention.units > 0) {
+            state.retention.noted = Some(Instant::now());
+            self.unretain(&released);
+        }
+    }
+
+    fn unretain(&self, runs: &[RunId]) {
+        let changes: Vec<(RunId, u64)> = runs.iter().map(|run| (*run, 0)).collect();
+        self.index.retain(&changes, self.time.now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn names(runs: &[RunId]) -> Vec<u64> {
+        runs.iter().map(|run| run.0).collect()
+    }
+
+    #[test]
+    fn what_ends_first_gives_way_and_leaves_before_what_they_hang_from() {
+        let (a, b) = (ScopeSlot(1), ScopeSlot(2));
+        let mut retention = Retention::default();
+        // A root and two leaves that end together, one that ends later, and another scope.
+        for (run, slot, end) in [(1, a, 50), (2, a, 50), (3, a, 50), (4, a, 90), (5, b, 40)] {
+            retention.hold(RunId(run), slot, 10, end);
+        }
+        assert_eq!((retention.units(), retention.units_of(a), retention.units_of(b)), (50, 40, 10));
+        assert_eq!(names(&retention.trim_scope(a, 25)), [3, 2]);
+        assert_eq!(names(&retention.trim(20)), [5]);
+        retention.shrink(RunId(4), 4);
+        assert_eq!((retention.units(), retention.units_of(a)), (16, 16));
+        assert!(retention.holds(RunId(1)) && !retention.holds(RunId(2)));
+        assert_eq!(names(&retention.lapse(49)), [] as [u64; 0]);
+        assert_eq!(names(&retention.lapse(50)), [1]);
+        retention.release(RunId(4));
+        assert_eq!((retention.units(), retention.units_of(a), retention.ends.len()), (0, 0, 0));
+        assert!(retention.scopes.is_empty());
+    }
+
+    static WALL: AtomicU64 = AtomicU64::new(0);
+
+    #[test]
+    fn the_clock_never_goes_back_and_measures_ends_by_how_far_they_are_away() {
+        let set = |seconds| WALL.store(seconds, Ordering::Relaxed);
+        // Time passes in a test, too.
+        let near = |time: u64, expected: u64| (expected..expected + 100).contains(&time);
+        let is_near = |time: Option<u64>, expected| time.is_some_and(|time| near(time, expected));
+        set(1000);
+        let clock = StoreClock::starting_at(0, || WALL.load(Ordering::Relaxed));
+        assert!(near(clock.now(), 1000) && is_near(clock.end(1600), 1600));
+        assert_eq!((clock.end(1000), clock.end(10)), (None, None));
+        assert!(is_near(clock.end(u64::MAX), 1000 + RETENTION_MAX));
+        set(2000);
+        assert!(near(clock.now(), 2000));
+        set(500);
+        assert!(near(clock.now(), 2000), "set back");
+        assert!(is_near(clock.end(1100), 2600), "and ten minutes are still ten minutes");
+        // A restart with a clock that knows nothing.
+        set(0);
+        let clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));
+        assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));
+        set(1000);
+        assert!(near(clock.now(), 3000), "it runs on");
+    }
+}

@@ -1,0 +1,87 @@
+//! Scrubbing: reading what nobody asks for, so that damage is found while it is small.
+
+use super::{Engine, Verification};
+use ritornello_format::UNIT;
+use ritornello_index::RunId;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// While others use the store, so many times slower.
+const YIELD: u32 = 8;
+/// A store that is empty, or not to be scrubbed, is looked at again after this.
+const NOTHING: Duration = Duration::from_secs(60);
+/// Uses within this time are traffic.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// How far scrubbing has come.
+#[derive(Debug)]
+pub(super) struct Scrub {
+    /// Runs of this pass that are still to be read, by generation, the next one last.
+    left: Vec<(u64, RunId)>,
+    due: Instant,
+    /// What was seen of the store's use, and when it was last another.
+    seen: (u64, Instant),
+}
+
+impl Default for Scrub {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self { left: Vec::new(), due: now + QUIET, seen: (0, now) }
+    }
+}
+
+impl Engine {
+    /// Verifies the next run, if it is time. Those that were verified longest ago come first: a
+    /// pass goes through all runs in the order in which they were put, and begins anywhere after a
+    /// restart. Returns how long to wait.
+    pub(super) fn scrub_some(&self) -> Duration {
+        let rate = self.options.scrub_rate;
+        if rate == 0 || self.poison.get().is_some() {
+            return NOTHING;
+        }
+        let mut scrub = self.caretaker.scrub.lock();
+        let now = Instant::now();
+        let uses = self.clock.now().wrapping_add(self.next_generation.load(Ordering::Relaxed));
+        if uses != scrub.seen.0 {
+            scrub.seen = (uses, now);
+        }
+        if now < scrub.due {
+            return scrub.due - now;
+        }
+        let busy = now - scrub.seen.1 < QUIET;
+        let Some((run, view)) = self.next_to_scrub(&mut scrub) else {
+            scrub.due = now + NOTHING;
+            return NOTHING;
+        };
+        let bytes = view.place.units() * UNIT;
+        let wait = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        scrub.due = now + if busy { wait * YIELD } else { wait };
+        drop(scrub);
+        let mut report = Verification::default();
+        self.verify_run(run, &view, &mut report, &self.caretaker.control());
+        self.counters.scrubbed_runs.add(report.runs);
+        self.counters.scrubbed_bytes.add(report.bytes);
+        self.counters.scrub_damaged_pages.add(report.findings.len() as u64);
+        self.caretaker.scrub.lock().due.saturating_duration_since(Instant::now())
+    }
+
+    fn next_to_scrub(&self, scrub: &mut Scrub) -> Option<(RunId, ritornello_index::RunView)> {
+        for _ in 0..2 {
+            while let Some((_, run)) = scrub.left.pop() {
+                let there = |view: &ritornello_index::RunView| !view.place.extents.is_empty();
+                if let Some(view) = self.index.run(run).filter(there) {
+                    return Some((run, view));
+                }
+            }
+            let first = self.counters.scrubbed_runs.get() == 0;
+            self.index.for_each(&mut |run, view| scrub.left.push((view.place.generation, run)));
+            scrub.left.sort_unstable_by(|a, b| b.cmp(a));
+            if first && !scrub.left.is_empty() {
+                // The epoch is as good as chance: another one after each restart.
+                let skip = self.manifest().epoch as usize * 7919 % scrub.left.len();
+                scrub.left.rotate_right(skip);
+            }
+        }
+        None
+    }
+}

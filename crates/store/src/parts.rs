@@ -1,0 +1,128 @@
+//! A put in parts: while one is written, the next is encoded.
+
+use crate::catalog::ScopeRef;
+use crate::encode::Encoder;
+use ritornello_format::{Slice, units_of};
+use ritornello_volume::memory::PageSource;
+use ritornello_volume::segments::Segments;
+use ritornello_volume::transfer::{Control, PackedPages, Packing};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Payload of the first part; nothing is written while that is encoded.
+const FIRST_BYTES: u64 = 8 << 20;
+/// Payload of a later part, each of which becomes a run at least.
+const PART_BYTES: u64 = 16 << 20;
+/// How long a put that finds no staging memory waits for some, once.
+const STARVED: Duration = Duration::from_millis(100);
+
+/// Consecutive pages of a put, encoded where they are missing and encoding makes them shorter.
+pub(crate) struct Part<'a> {
+    pub(crate) keys: Range<usize>,
+    pub(crate) pages: PackedPages<'a>,
+    slices: u16,
+    page_bytes: u64,
+}
+
+impl Part<'_> {
+    /// Units that each page takes on disk.
+    pub(crate) fn units(&self) -> Vec<u32> {
+        let raw = units_of(self.page_bytes) as u32;
+        let pages = 0..self.keys.len();
+        pages.map(|page| self.pages.packed(page).map_or(raw, |packed| packed.units())).collect()
+    }
+
+    /// Slices a page.
+    pub(crate) fn slices_per_page(&self) -> u16 {
+        self.slices
+    }
+
+    /// The slices of pages `pages` of the part, page after page.
+    pub(crate) fn slices(&self, pages: Range<usize>) -> Vec<Slice> {
+        let raw: Vec<Slice> = (0..self.slices)
+            .map(|number| {
+                let part = Slice::part(number, self.slices, self.page_bytes);
+                let bytes = (part.end - part.start) as u32;
+                Slice { bytes, codec: Slice::RAW, checksum: 0 }
+            })
+            .collect();
+        let of = |page| self.pages.packed(page).map_or(raw.as_slice(), |packed| packed.slices());
+        pages.flat_map(|page| of(page).iter().copied()).collect()
+    }
+}
+
+/// The parts of a put, encoded one after the other as they are asked for. Ends early when the put is
+/// to stop.
+pub(crate) struct Parts<'a> {
+    pub(crate) segments: &'a Segments,
+    pub(crate) scope: ScopeRef,
+    pub(crate) encoder: &'a Encoder,
+    pub(crate) source: &'a dyn PageSource,
+    pub(crate) control: &'a Control,
+    /// Which pages are in the store already.
+    pub(crate) present: Vec<bool>,
+    pub(crate) at: usize,
+    /// Whether this put waited for staging memory in vain.
+    pub(crate) starved: bool,
+}
+
+impl Parts<'_> {
+    /// Whether all is one part.
+    pub(crate) fn is_one(&self) -> bool {
+        let missing = self.present.iter().filter(|there| !**there).count() as u64;
+        missing.saturating_mul(self.scope.page_bytes) <= FIRST_BYTES
+    }
+
+    fn pack(&mut self, page: usize, control: Option<&Control>) -> Packing {
+        let (bytes, slices) = (self.scope.page_bytes, self.encoder.slices());
+        self.segments.pack_page(self.source, page, bytes, slices, self.encoder, control)
+    }
+
+    /// Waits a little for staging memory; a page that gets none is written as it came.
+    fn pack_patiently(&mut self, page: usize) -> Packing {
+        if self.starved {
+            return Packing::NoMemory;
+        }
+        let patience = Instant::now() + STARVED;
+        let deadline = self.control.deadline.map_or(patience, |deadline| deadline.min(patience));
+        let control = Control { deadline: Some(deadline), ..self.control.clone() };
+        let packing = self.pack(page, Some(&control));
+        self.starved = matches!(packing, Packing::NoMemory);
+        packing
+    }
+}
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = Part<'a>;
+
+    fn next(&mut self) -> Option<Part<'a>> {
+        let first = self.at;
+        let most = if first == 0 { FIRST_BYTES } else { PART_BYTES };
+        let (mut pages, mut bytes) = (Vec::new(), 0);
+        while self.at < self.present.len() && self.control.stop().is_none() {
+            let packed = if self.present[self.at] {
+                None
+            } else if bytes > 0 && bytes + self.scope.page_bytes > most {
+                break;
+            } else {
+                let packing = match self.pack(self.at, None) {
+                    // What this part holds is free again when it is written.
+                    Packing::NoMemory if pages.iter().any(Option::is_some) => break,
+                    Packing::NoMemory => self.pack_patiently(self.at),
+                    packing => packing,
+                };
+                bytes += self.scope.page_bytes;
+                if let Packing::Packed(page) = packing { Some(page) } else { None }
+            };
+            pages.push(packed);
+            self.at += 1;
+        }
+        let pages = PackedPages::new(self.source, first, pages);
+        (first < self.at).then(|| Part {
+            keys: first..self.at,
+            pages,
+            slices: self.encoder.slices(),
+            page_bytes: self.scope.page_bytes,
+        })
+    }
+}

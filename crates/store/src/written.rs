@@ -1,0 +1,114 @@
+//! What became of a put, whose parts are written two at a time and committed in their order.
+
+use crate::outcome::Outcome;
+use parking_lot::{Condvar, Mutex};
+use ritornello_format::{Error, Result};
+
+/// What became of a put, or of a part of it.
+#[derive(Default)]
+pub(crate) struct Written {
+    /// Leading pages that are in the store.
+    pub(crate) stored: usize,
+    /// Payload bytes written, and bytes that they take on disk.
+    pub(crate) bytes: u64,
+    pub(crate) disk_bytes: u64,
+    pub(crate) reason: &'static str,
+}
+
+impl Written {
+    /// Takes in the part that follows.
+    fn add(&mut self, part: &Self) {
+        self.stored += part.stored;
+        self.bytes += part.bytes;
+        self.disk_bytes += part.disk_bytes;
+        self.reason = part.reason;
+    }
+
+    /// The leading pages are stored; of those behind a gap nothing is claimed.
+    pub(crate) fn outcome(&self, asked: usize) -> Outcome {
+        let mut ok = vec![false; asked];
+        ok[..self.stored].fill(true);
+        let reason = if self.stored == asked { "" } else { self.reason };
+        Outcome { pages: self.stored, bytes: self.bytes, seconds: 0.0, reason, ok }
+    }
+}
+
+/// Who commits next: a part hangs behind the one before it.
+pub(crate) struct Turns {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// The part whose turn it is.
+    next: usize,
+    /// No part from this one on is committed.
+    end: usize,
+    all: Written,
+    error: Option<Error>,
+}
+
+/// The turn of one part. If it is dropped, no part from this one on is committed.
+pub(crate) struct Turn<'a> {
+    turns: &'a Turns,
+    number: usize,
+}
+
+impl Turns {
+    pub(crate) fn new() -> Self {
+        let state = State { next: 0, end: usize::MAX, all: Written::default(), error: None };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The turn of part `number`; each is to be asked for once.
+    pub(crate) fn turn(&self, number: usize) -> Turn<'_> {
+        Turn { turns: self, number }
+    }
+
+    /// What became of all parts.
+    ///
+    /// # Errors
+    /// That of the first part that failed.
+    pub(crate) fn into_written(self) -> Result<Written> {
+        let State { all, error, .. } = self.state.into_inner();
+        error.map_or(Ok(all), Err)
+    }
+}
+
+impl Turn<'_> {
+    /// Waits for the parts before this one, of `count` pages, and commits it, unless one of them was
+    /// not stored whole. Returns whether this one was.
+    pub(crate) fn settle(self, count: usize, commit: impl FnOnce() -> Result<Written>) -> bool {
+        let mut state = self.turns.state.lock();
+        while state.next < self.number && self.number < state.end {
+            self.turns.changed.wait(&mut state);
+        }
+        if self.number >= state.end {
+            return false;
+        }
+        let is_whole = match commit() {
+            Ok(part) => {
+                state.all.add(&part);
+                part.stored == count
+            }
+            Err(error) => {
+                state.error = Some(error);
+                false
+            }
+        };
+        if is_whole {
+            state.next += 1;
+        }
+        is_whole
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.turns.state.lock();
+        if state.next <= self.number {
+            state.end = state.end.min(self.number);
+        }
+        self.turns.changed.notify_all();
+    }
+}

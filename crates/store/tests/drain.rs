@@ -1,0 +1,150 @@
+//! Directories that come and go while the store is in use.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_medium::{Host, SimDisk};
+use ritornello_store::{Options, Reshape, Store, open_segments};
+use ritornello_volume::segments::IoChoice;
+use ritornello_volume::staging::Staging;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAGE: u64 = 60_000;
+const PAGES: usize = 6;
+
+fn fill(open: &Open, from: u64, count: u64) {
+    for name in from..from + count {
+        put(&open.store, &chained(PAGE), &sequence(name, PAGES), None);
+    }
+}
+
+fn whole(store: &Store, count: u64) -> Vec<u64> {
+    let scope = chained(PAGE);
+    (0..count).filter(|&name| get(store, &scope, &sequence(name, PAGES)).pages == PAGES).collect()
+}
+
+fn segments_in(dir: &Path) -> usize {
+    std::fs::read_dir(dir).map_or(0, |names| names.flatten().count())
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_directory_is_added_and_another_drained() {
+    let dir = tempfile::tempdir().unwrap();
+    let (home, second) = (dir.path().join("home"), dir.path().join("second"));
+    let open = open(&home, 12);
+    fill(&open, 0, 24);
+    let there = whole(&open.store, 24);
+    open.store.reshape(&Reshape::AddPath(text(&second))).unwrap();
+    open.store.resize(24 * MIB).unwrap();
+    fill(&open, 24, 24);
+    let (first, other) = (segments_in(&home.join("segments")), segments_in(&second));
+    assert!(first > 0 && other > 0, "{first} and {other}");
+    open.store.reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    assert_eq!(segments_in(&home.join("segments")), 0);
+    assert!(open.engine.manifest().volumes[0].is_gone());
+    let left = whole(&open.store, 48);
+    assert!(there.iter().any(|name| left.contains(name)), "moved, not lost");
+    assert!(left.len() > 24, "{}", left.len());
+    fill(&open, 100, 10);
+    assert_eq!(segments_in(&home.join("segments")), 0, "nothing new is placed there");
+    let left = whole(&open.store, 48);
+    open.close();
+    let again = Options { capacity: None, paths: vec![second.clone()], ..options(&home, 0) };
+    let open = open_on(Arc::new(Host), &again).unwrap();
+    assert_eq!(whole(&open.store, 48), left);
+    open.close();
+    let wrong = Options { paths: vec![dir.path().join("third")], ..again };
+    let error = open_on(Arc::new(Host), &wrong).err().unwrap();
+    assert!(error.to_string().contains("paths add"), "{error}");
+}
+
+#[test]
+fn directories_that_cannot_be_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let open = open(&home, 8);
+    let refused = |change: &Reshape, word: &str| {
+        let error = open.store.reshape(change).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    };
+    refused(&Reshape::DrainPath("segments".to_owned()), "last");
+    refused(&Reshape::DrainPath("elsewhere".to_owned()), "no such");
+    refused(&Reshape::AddPath(text(&home.join("segments"))), "already");
+    let full = dir.path().join("full");
+    std::fs::create_dir(&full).unwrap();
+    std::fs::write(full.join("seg-000000"), "another store's").unwrap();
+    refused(&Reshape::AddPath(text(&full)), "holds something");
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    refused(&Reshape::AddPath(text(&file)), "cannot be used");
+    fill(&open, 0, 3);
+    assert_eq!(whole(&open.store, 3).len(), 3, "the store goes on");
+    open.close();
+}
+
+/// A process that opened the segments before a directory came reads and writes there.
+#[test]
+fn those_who_were_there_before_learn_of_a_new_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (home, second) = (dir.path().join("home"), dir.path().join("second"));
+    let open = open(&home, 8);
+    fill(&open, 0, 4);
+    let (_, segments) = open_segments(Arc::new(Host), &home, IoChoice::Auto).unwrap();
+    let session = open.engine.session(ritornello_store::ClientId(7), "seven");
+    let theirs = Store::new(Arc::new(session), segments, Staging::new(8 * MIB as usize).unwrap());
+    assert_eq!(whole(&theirs, 4).len(), 4);
+    open.store.reshape(&Reshape::AddPath(text(&second))).unwrap();
+    open.store.reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    assert!(segments_in(&second) > 0);
+    assert_eq!(whole(&theirs, 4).len(), 4, "moved to where this process has never been");
+    put(&theirs, &chained(PAGE), &sequence(9, PAGES), None);
+    assert_eq!(get(&open.store, &chained(PAGE), &sequence(9, PAGES)).pages, PAGES);
+    theirs.close();
+    open.close();
+}
+
+/// Power loss while a directory is drained: the next owner goes on with it.
+#[test]
+fn power_loss_while_draining_loses_nothing_that_was_flushed() {
+    for seed in 0..16u64 {
+        let disk = SimDisk::new(64 << 20);
+        let paths = vec!["/a".into(), "/b".into()];
+        let opts = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+        let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
+        fill(&open, 0, 20);
+        open.store.flush().unwrap();
+        let (after, done) = std::thread::scope(|scope| {
+            let change = Reshape::DrainPath("/a".to_owned());
+            let engine = Arc::clone(&open.engine);
+            let draining = scope.spawn(move || engine.reshape(&change, Duration::from_secs(60)));
+            let mut after = disk.crash(seed);
+            for _ in 0..seed * 2 {
+                if draining.is_finished() {
+                    break;
+                }
+                after = disk.crash(seed);
+            }
+            (after, draining.join().unwrap())
+        });
+        done.unwrap();
+        assert_eq!(whole(&open.store, 20).len(), 20, "there was room for all");
+        open.forget();
+        let again = Options { capacity: None, paths: Vec::new(), ..opts };
+        let open = open_on(Arc::new(after), &again).unwrap();
+        assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
+        open.engine.tend();
+        let volumes = &open.engine.manifest().volumes;
+        assert!(volumes[0].is_gone() || volumes[0].is_active(), "{volumes:?}");
+        assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
+        open.close();
+    }
+}

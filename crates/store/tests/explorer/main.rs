@@ -1,0 +1,96 @@
+//! The crash explorer: random lives of a whole store on a disk that forgets, tears and reorders
+//! what was not synced. At many moments of every life power goes in several ways at once, and each
+//! way is opened and judged:
+//!
+//! * no page ever holds another's bytes, and whatever is promised is delivered;
+//! * what was flushed, and not deleted, dropped or evicted since, is there;
+//! * what was dropped, or deleted and flushed, stays gone;
+//! * no tail is there without its head;
+//! * opening never fails, and the store that was opened takes a put, a flush and a get.
+//!
+//! A life follows from its seed alone. `RITORNELLO_CRASH_SEED=7` lives that one and tells of it;
+//! `RITORNELLO_CRASH_STATES=1000000` goes on until so many states were seen, from the seed
+//! `RITORNELLO_CRASH_FROM` on.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![cfg(not(loom))]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod dice;
+mod judge;
+mod life;
+mod watch;
+
+use life::Life;
+use std::env;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Crash states that are looked at if nobody says otherwise.
+const STATES: u64 = 110_000;
+/// Lives that once ended badly:
+///
+/// 37: a checkpoint made records durable before the data that they name.
+const REGRESSIONS: &[u64] = &[37];
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value}?")))
+}
+
+fn live(seed: u64, tell: bool) -> u64 {
+    let mut life = Life::new(seed, tell);
+    let ended = catch_unwind(AssertUnwindSafe(|| life.live()));
+    if ended.is_err() {
+        panic!(
+            "life {seed} ended badly at {}: to see it again, run\n    RITORNELLO_CRASH_SEED={seed} \
+             cargo test -p ritornello-store --test explorer -- --nocapture",
+            life.now
+        );
+    }
+    life.states
+}
+
+#[test]
+fn no_moment_of_a_power_loss_costs_what_was_flushed() {
+    if let Some(seed) = number("RITORNELLO_CRASH_SEED") {
+        println!("life {seed}: {} crash states", live(seed, true));
+        return;
+    }
+    let wanted = number("RITORNELLO_CRASH_STATES").unwrap_or(STATES);
+    let from = number("RITORNELLO_CRASH_FROM").unwrap_or(0);
+    let started = Instant::now();
+    for seed in REGRESSIONS {
+        live(*seed, false);
+    }
+    let (next, states) = (AtomicU64::new(from), AtomicU64::new(0));
+    let hands = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..hands {
+            scope.spawn(|| {
+                while states.load(Ordering::Relaxed) < wanted {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    states.fetch_add(live(seed, false), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let (states, lives) = (states.into_inner(), next.into_inner() - from);
+    let rate = states as f64 / started.elapsed().as_secs_f64();
+    println!("{states} crash states of {lives} lives, {rate:.0} a second");
+    assert!(states >= wanted);
+}
+
+/// What a failure's seed is worth: the same life does the same things to its disk.
+#[test]
+fn a_life_repeats_itself() {
+    let deeds = |seed| {
+        let mut life = Life::new(seed, false);
+        life.live();
+        (life.states, life.deeds())
+    };
+    for seed in 1000..1003 {
+        assert_eq!(deeds(seed), deeds(seed), "life {seed}");
+    }
+}

@@ -1,0 +1,114 @@
+//! Runs that are moved: holes, damage, and faults on the way. `resize` and `drain` move them.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_store::{Options, Reshape};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAGE: u64 = 60_000;
+
+fn two_paths(dir: &Path) -> Options {
+    let paths = vec![dir.join("a"), dir.join("b")];
+    Options { paths, ..options(&dir.join("home"), 24) }
+}
+
+fn drain(open: &Open, dir: &Path) -> ritornello_format::Result<()> {
+    open.store.reshape(&Reshape::DrainPath(dir.to_str().unwrap().to_owned()))
+}
+
+/// Pages removed from the middle leave holes; a moved run has the same holes, and the space that
+/// stands for them is free.
+#[test]
+fn holes_move_along_and_take_no_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
+    let scope = unchained(PAGE);
+    for name in 0..20 {
+        put(&open.store, &scope, &sequence(name, 8), None);
+        let keys = sequence(name, 8);
+        open.store.delete(&scope, &[&keys[3], &keys[5]]).unwrap();
+    }
+    open.store.flush().unwrap();
+    let used = open.store.stats().unwrap().catalog.used_bytes;
+    drain(&open, &dir.path().join("a")).unwrap();
+    open.store.flush().unwrap();
+    let stats = open.store.stats().unwrap().catalog;
+    assert!(stats.counters["runs_moved"] > 0);
+    assert_eq!(stats.used_bytes, used);
+    let check = |open: &Open| {
+        for name in 0..20 {
+            let keys = sequence(name, 8);
+            let there = open.store.exists(&scope, &refs(&keys)).unwrap();
+            assert_eq!(there, [true, true, true, false, true, false, true, true]);
+            assert_eq!(get(&open.store, &scope, &keys[..3]).pages, 3);
+            assert_eq!(get(&open.store, &scope, &keys[6..]).pages, 2);
+        }
+    };
+    check(&open);
+    open.close();
+    let again = Options { capacity: None, paths: Vec::new(), ..two_paths(dir.path()) };
+    let open = open_on(Arc::new(Host), &again).unwrap();
+    check(&open);
+    assert_eq!(open.store.stats().unwrap().catalog.used_bytes, used);
+    open.close();
+}
+
+/// A page that is damaged is not carried over, and does not keep the rest from moving.
+#[test]
+fn damage_is_left_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
+    let scope = chained(PAGE);
+    for name in 0..20 {
+        put(&open.store, &scope, &sequence(name, 8), None);
+    }
+    open.store.flush().unwrap();
+    let segment = std::fs::read_dir(dir.path().join("a")).unwrap().flatten().next().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(segment.path()).unwrap();
+    file.write_at(&[0x5A; 4096], 70 * 4096).unwrap();
+    drain(&open, &dir.path().join("a")).unwrap();
+    let stats = open.store.stats().unwrap().catalog;
+    assert!(stats.counters["pages_distrusted"] > 0 && stats.counters["runs_moved"] > 0);
+    let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
+    assert!((0..20).filter(|name| hit(*name) == 8).count() >= 18);
+    for name in 0..20 {
+        assert_eq!(get(&open.store, &scope, &sequence(name, 8)).pages, hit(name));
+    }
+    open.close();
+}
+
+/// Writes that fail on the way leave every run where it was, and moving goes on when they do not.
+#[test]
+fn a_copy_that_fails_moves_nothing_and_is_tried_again() {
+    let schedule = Schedule::new();
+    let disk = SimDisk::new(64 << 20);
+    let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
+    let paths = vec!["/a".into(), "/b".into()];
+    let options = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+    let open = open_on(Arc::new(medium), &options).unwrap();
+    let scope = chained(PAGE);
+    for name in 0..20 {
+        put(&open.store, &scope, &sequence(name, 8), None);
+    }
+    open.store.flush().unwrap();
+    schedule.add(Rule::always(Fault::Io).on(Op::Write).at("seg-"));
+    let change = Reshape::DrainPath("/a".to_owned());
+    assert!(open.engine.reshape(&change, Duration::from_secs(5)).is_err());
+    assert!(schedule.injected() > 0);
+    schedule.heal();
+    for name in 0..20 {
+        assert_eq!(get(&open.store, &scope, &sequence(name, 8)).pages, 8);
+    }
+    drain(&open, Path::new("/a")).unwrap();
+    for name in 0..20 {
+        assert_eq!(get(&open.store, &scope, &sequence(name, 8)).pages, 8);
+    }
+    assert_eq!(disk.list(Path::new("/a")).unwrap().len(), 0);
+    open.close();
+}

@@ -1,0 +1,313 @@
+//! A store that grows and shrinks while it is in use.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_medium::{Host, SimDisk};
+use ritornello_store::eviction::Policy;
+use ritornello_store::{Options, Reshape, Terms};
+use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+const PAGE: u64 = 60_000;
+const PAGES: usize = 6;
+
+fn fill(open: &Open, from: u64, count: u64) {
+    for name in from..from + count {
+        put(&open.store, &chained(PAGE), &sequence(name, PAGES), None);
+    }
+}
+
+/// Sequences of `0..count` that are there whole. `get` checks every byte.
+fn whole(open: &Open, count: u64) -> Vec<u64> {
+    let scope = chained(PAGE);
+    (0..count)
+        .filter(|&name| get(&open.store, &scope, &sequence(name, PAGES)).pages == PAGES)
+        .collect()
+}
+
+fn stats(open: &Open) -> ritornello_store::CatalogStats {
+    open.store.stats().unwrap().catalog
+}
+
+/// Bytes of files on disk, as the file system counts them.
+fn blocks(dir: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(found) if found.is_dir() => blocks(&entry.path()),
+            Ok(found) => found.blocks() * 512,
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+fn files(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).unwrap().flatten();
+    entries.map(|e| if e.path().is_dir() { files(&e.path()) } else { 1 }).sum()
+}
+
+#[test]
+fn a_store_that_grows_holds_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 8);
+    fill(&open, 0, 40);
+    let before = whole(&open, 40).len();
+    assert!(before < 40);
+    open.store.resize(24 * MIB).unwrap();
+    fill(&open, 0, 40);
+    assert_eq!(whole(&open, 40).len(), 40);
+    assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
+    assert!(stats(&open).segments > 8);
+    open.close();
+    // The manifest remembers, and a capacity that is not named is what it was.
+    let options = Options { capacity: None, ..options(dir.path(), 0) };
+    let open = open_on(Arc::new(Host), &options).unwrap();
+    assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
+    assert_eq!(whole(&open, 40).len(), 40);
+    open.close();
+}
+
+#[test]
+fn a_store_that_shrinks_keeps_the_recent_and_gives_its_files_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 24) };
+    let open = open_on(Arc::new(Host), &lru).unwrap();
+    let scope = chained(PAGE);
+    fill(&open, 0, 50);
+    assert_eq!(whole(&open, 50).len(), 50);
+    // Used last: these are what a smaller store keeps.
+    for name in 0..12 {
+        assert_eq!(get(&open.store, &scope, &sequence(name, PAGES)).pages, PAGES);
+    }
+    open.store.resize(10 * MIB).unwrap();
+    let stats = stats(&open);
+    assert_eq!(stats.capacity_bytes, 10 * MIB);
+    assert!(stats.segments <= stats.segments_max && stats.segments_max <= 9, "{stats:?}");
+    assert!(stats.counters["runs_moved"] > 0 && stats.counters["segments_removed"] > 0);
+    assert!(blocks(dir.path()) <= 10 * MIB, "{} blocks", blocks(dir.path()));
+    assert!(files(dir.path()) <= 9 + 12);
+    let left = whole(&open, 50);
+    assert!(left.len() >= 12, "{left:?}");
+    assert!((0..12).all(|name| left.contains(&name)), "the recent stays: {left:?}");
+    open.close();
+    let open = open_on(Arc::new(Host), &options(dir.path(), 10)).unwrap();
+    assert_eq!(whole(&open, 50), left, "what was moved is found after a restart");
+    open.close();
+}
+
+/// Puts, gets and a shrink at the same time: no wrong byte, no error, and never a block too many.
+#[test]
+fn a_store_shrinks_and_grows_under_traffic() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 24);
+    fill(&open, 0, 50);
+    let (stop, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for lane in 0..2u64 {
+            let (open, stop) = (&open, &stop);
+            scope.spawn(move || {
+                let mut name = lane;
+                while !stop.load(Ordering::Relaxed) {
+                    put(&open.store, &chained(PAGE), &sequence(100 + name % 60, PAGES), None);
+                    get(&open.store, &chained(PAGE), &sequence(100 + (name + 7) % 60, PAGES));
+                    get(&open.store, &chained(PAGE), &sequence(name % 50, PAGES));
+                    name += 2;
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                most.fetch_max(blocks(dir.path()), Ordering::Relaxed);
+            }
+        });
+        for mib in [9, 24, 6, 12] {
+            open.store.resize(mib * MIB).unwrap();
+            assert!(stats(&open).allocated_bytes <= mib * MIB);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(most.load(Ordering::Relaxed) <= 24 * MIB);
+    assert!(blocks(dir.path()) <= 12 * MIB);
+    open.close();
+}
+
+#[test]
+fn a_shrink_below_what_must_stay_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 24);
+    let scope = chained(PAGE);
+    let keys: Vec<_> = (0..24).map(|name| sequence(name, PAGES)).collect();
+    fill(&open, 0, 24);
+    let leases: Vec<_> = keys
+        .iter()
+        .map(|keys| open.store.lease(&scope, &refs(keys), Duration::from_secs(60)).unwrap())
+        .collect();
+    let error = open.store.resize(5 * MIB).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("leased"), "{error}");
+    let error = open.store.resize(2 * MIB).unwrap_err();
+    assert!(error.to_string().contains("two segments"), "{error}");
+    assert_eq!(stats(&open).capacity_bytes, 24 * MIB, "nothing was changed");
+    for leased in leases {
+        open.store.release(leased.lease).unwrap();
+    }
+    open.store.resize(5 * MIB).unwrap();
+    assert!(stats(&open).allocated_bytes <= 5 * MIB);
+    open.close();
+}
+
+#[test]
+fn retained_pages_are_never_shrunk_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 24);
+    let scope = chained(PAGE);
+    let keep = (Options::new("").wall_clock)() + 3600;
+    for name in 0..10 {
+        let keys = sequence(name, PAGES);
+        let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(&scope, key)).collect();
+        let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+        let terms = Terms { retain_until: keep, ..Terms::default() };
+        let source = BorrowedPages::new(&pages);
+        open.store.put_batch(&scope, &refs(&keys), &source, &terms, &Control::default()).unwrap();
+    }
+    fill(&open, 10, 30);
+    let retained = stats(&open).retained_bytes;
+    assert!(retained > 3 * MIB, "{retained}");
+    let error = open.store.resize(4 * MIB).unwrap_err();
+    assert!(error.to_string().contains("retained"), "{error}");
+    open.store.resize(12 * MIB).unwrap();
+    let kept = whole(&open, 10);
+    assert_eq!(kept.len(), 10, "{kept:?}");
+    open.close();
+}
+
+/// A reader holds on to a run; its segment goes when the reader is done, and not before.
+#[test]
+fn a_leased_run_is_read_where_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 24);
+    let scope = chained(PAGE);
+    fill(&open, 0, 50);
+    let keys = sequence(49, PAGES);
+    let leased = open.store.lease(&scope, &refs(&keys), Duration::from_secs(60)).unwrap();
+    assert_eq!(leased.pages, PAGES);
+    let shrunk = open.engine.reshape(&Reshape::Capacity(8 * MIB), Duration::from_millis(500));
+    if let Err(error) = &shrunk {
+        assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+    }
+    assert_eq!(get(&open.store, &scope, &keys).pages, PAGES);
+    open.store.release(leased.lease).unwrap();
+    open.store.resize(8 * MIB).unwrap();
+    assert_eq!(get(&open.store, &scope, &keys).pages, PAGES);
+    assert!(blocks(dir.path()) <= 8 * MIB);
+    open.close();
+}
+
+#[test]
+fn another_capacity_at_open_resizes() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 24);
+    fill(&open, 0, 50);
+    open.close();
+    let open = open_on(Arc::new(Host), &options(dir.path(), 8)).unwrap();
+    open.store.resize(8 * MIB).unwrap();
+    assert_eq!(stats(&open).capacity_bytes, 8 * MIB);
+    assert!(blocks(dir.path()) <= 8 * MIB);
+    assert!(!whole(&open, 50).is_empty());
+    open.close();
+    let open = open_on(Arc::new(Host), &options(dir.path(), 24)).unwrap();
+    fill(&open, 0, 50);
+    assert_eq!(whole(&open, 50).len(), 50);
+    open.close();
+}
+
+/// Numbers of segments that went never come back: a client that has one open would write into
+/// a file that is no more.
+#[test]
+fn a_segment_that_went_is_never_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut open = open(dir.path(), 16);
+    let numbers = || -> Vec<String> {
+        let names = std::fs::read_dir(dir.path().join("segments")).unwrap().flatten();
+        names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    fill(&open, 0, 50);
+    let mut gone: Vec<String> = Vec::new();
+    for round in 0..3 {
+        let before = numbers();
+        open.store.resize(6 * MIB).unwrap();
+        let after = numbers();
+        gone.extend(before.into_iter().filter(|name| !after.contains(name)));
+        assert!(!gone.is_empty());
+        if round == 1 {
+            open.close();
+            open = open_on(Arc::new(Host), &options(dir.path(), 6)).unwrap();
+        }
+        open.store.resize(16 * MIB).unwrap();
+        fill(&open, 50 * (round + 1), 50);
+        assert!(numbers().iter().all(|name| !gone.contains(name)));
+    }
+    open.close();
+}
+
+/// Power loss at any point of a shrink: what was flushed and not evicted is there, every byte is
+/// right, and the next owner ends what was begun.
+#[test]
+fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
+    let mut moved = 0;
+    for seed in 0..24u64 {
+        let disk = SimDisk::new(64 << 20);
+        let opts = Options { upkeep: false, ..options(Path::new("/store"), 14) };
+        let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
+        fill(&open, 0, 30);
+        open.store.flush().unwrap();
+        let crashed = AtomicBool::new(false);
+        let after = std::thread::scope(|scope| {
+            let shrinking = scope.spawn(|| {
+                let done =
+                    open.engine.reshape(&Reshape::Capacity(6 * MIB), Duration::from_secs(60));
+                crashed.store(true, Ordering::Relaxed);
+                done
+            });
+            // Somewhere in the middle of it, or at its end: where does not matter.
+            let mut at = Vec::new();
+            while !crashed.load(Ordering::Relaxed) {
+                at.push((whole_by_probe(&open, 30), disk.crash(seed), whole_by_probe(&open, 30)));
+                if at.len() as u64 > seed {
+                    break;
+                }
+            }
+            shrinking.join().unwrap().unwrap();
+            at.pop()
+        });
+        moved += stats(&open).counters["runs_moved"];
+        open.forget();
+        let Some((before, disk, behind)) = after else { continue };
+        let open = open_on(Arc::new(disk), &Options { capacity: None, ..opts }).unwrap();
+        let there = whole(&open, 30);
+        for name in before.iter().filter(|name| behind.contains(name)) {
+            assert!(there.contains(name), "seed {seed}: sequence {name} is gone");
+        }
+        open.engine.tend();
+        let s = stats(&open);
+        assert!(s.segments <= s.segments_max, "{} of {}", s.segments, s.segments_max);
+        assert!(s.allocated_bytes <= s.capacity_bytes);
+        whole(&open, 30);
+        open.close();
+    }
+    assert!(moved > 0);
+}
+
+fn whole_by_probe(open: &Open, count: u64) -> Vec<u64> {
+    let scope = chained(PAGE);
+    let hit = |name: &u64| open.store.probe(&scope, &refs(&sequence(*name, PAGES))).unwrap();
+    (0..count).filter(|name| hit(name) == PAGES).collect()
+}

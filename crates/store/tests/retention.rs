@@ -1,0 +1,242 @@
+//! Retained pages stay until their time, within their share, through restarts and power loss.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::{Scope, ScopeSettings};
+use ritornello_medium::{Host, Medium, SimDisk};
+use ritornello_store::eviction::Policy;
+use ritornello_store::{Options, Outcome, Store, Terms};
+use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 64 << 10;
+
+/// A clock of its own for one test.
+macro_rules! clock {
+    ($name:ident, $start:expr) => {{
+        static $name: AtomicU64 = AtomicU64::new($start);
+        (&$name, (|| $name.load(Ordering::Relaxed)) as fn() -> u64)
+    }};
+}
+
+fn put_until(store: &Store, scope: &Scope, keys: &[Vec<u8>], terms: Terms) -> Outcome {
+    let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
+    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    let source = BorrowedPages::new(&pages);
+    store.put_batch(scope, &refs(keys), &source, &terms, &Control::default()).unwrap()
+}
+
+fn until(retain_until: u64) -> Terms {
+    Terms { retain_until, ..Terms::default() }
+}
+
+/// Puts enough to turn a store of twelve segments over three times.
+fn press(open: &Open, scope: &Scope, first: u64) {
+    for name in first..first + 60 {
+        assert_eq!(put(&open.store, scope, &sequence(name, 8), None).pages, 8, "sequence {name}");
+    }
+}
+
+fn there(open: &Open, scope: &Scope, name: u64) -> usize {
+    get(&open.store, scope, &sequence(name, 8)).pages
+}
+
+fn counter(open: &Open, name: &str) -> u64 {
+    open.store.stats().unwrap().catalog.counters[name]
+}
+
+fn retained(open: &Open) -> u64 {
+    open.store.stats().unwrap().catalog.retained_bytes
+}
+
+/// Until the upkeep thread has looked at the clock.
+fn wait_for(what: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !what() {
+        assert!(Instant::now() < deadline, "the upkeep never came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What is used is no reason to stay here, once what is newer has filled the store.
+fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
+    Options { wall_clock, eviction: Policy::Lru, ..options(dir, 12) }
+}
+
+fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
+    open_on(Arc::new(Host), &options_at(dir, wall_clock)).unwrap()
+}
+
+#[test]
+fn they_outlive_pressure_and_go_when_their_time_is_over() {
+    let (time, clock) = clock!(TIME, 1000);
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_at(dir.path(), clock);
+    let scope = chained(PAGE);
+    put_until(&open.store, &scope, &sequence(1000, 8), until(50_000));
+    put(&open.store, &scope, &sequence(1001, 8), None);
+    press(&open, &scope, 0);
+    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (8, 0));
+    assert!(retained(&open) >= 8 * PAGE);
+    time.store(60_000, Ordering::Relaxed);
+    wait_for(|| counter(&open, "retentions_lapsed") == 1);
+    assert_eq!(retained(&open), 0);
+    press(&open, &scope, 100);
+    assert_eq!(there(&open, &scope, 1000), 0);
+    // Too late to be kept, and stored all the same.
+    assert_eq!(put_until(&open.store, &scope, &sequence(1002, 8), until(60_000)).pages, 8);
+    assert_eq!(retained(&open), 0);
+    open.close();
+}
+
+#[test]
+fn what_they_hang_from_is_retained_and_counted() {
+    let (_, clock) = clock!(TIME, 1000);
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_at(dir.path(), clock);
+    let scope = chained(PAGE);
+    let keys = sequence(1000, 8);
+    put(&open.store, &scope, &keys[..3], None);
+    let behind = Terms { parent: Some(keys[2].clone().into()), retain_until: 9000 };
+    put_until(&open.store, &scope, &keys[3..6], behind);
+    // And what comes before a page that was there first.
+    let other = sequence(1001, 8);
+    let behind = Terms { parent: Some(other[3].clone().into()), retain_until: 9000 };
+    put_until(&open.store, &scope, &other[4..], behind);
+    put(&open.store, &scope, &other[..4], None);
+    press(&open, &scope, 0);
+    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (6, 8));
+    assert!(retained(&open) >= 14 * PAGE);
+    open.close();
+}
+
+#[test]
+fn an_end_is_only_ever_put_off() {
+    let (time, clock) = clock!(TIME, 1000);
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_at(dir.path(), clock);
+    let scope = unchained(PAGE);
+    let keys = sequence(1000, 8);
+    put(&open.store, &scope, &keys, None);
+    for end in [3000, 90_000, 5000] {
+        assert_eq!(put_until(&open.store, &scope, &keys, until(end)).pages, 8);
+    }
+    assert_eq!(counter(&open, "runs_retained"), 2);
+    time.store(80_000, Ordering::Relaxed);
+    put_until(&open.store, &scope, &sequence(1001, 8), until(80_010));
+    time.store(80_020, Ordering::Relaxed);
+    wait_for(|| counter(&open, "retentions_lapsed") == 1);
+    press(&open, &scope, 0);
+    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (8, 0));
+    open.close();
+}
+
+#[test]
+fn what_ends_first_gives_way_and_the_store_is_never_pinned_full() {
+    let (_, clock) = clock!(TIME, 1000);
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_at(dir.path(), clock);
+    let scope = chained(PAGE);
+    // Everything, for ever: the default is a quarter of the store.
+    for name in 0..60 {
+        let keys = sequence(name, 8);
+        assert_eq!(put_until(&open.store, &scope, &keys, until(u64::MAX - name)).pages, 8);
+        assert!(retained(&open) <= 12 * MIB / 4);
+    }
+    assert!(counter(&open, "retentions_displaced") > 0);
+    // Half of the store in all, whatever is asked for.
+    let most = ScopeSettings { retained_bytes: Some(1 << 40), ..ScopeSettings::default() };
+    open.store.configure(&scope, &most).unwrap();
+    for name in 60..120 {
+        let keys = sequence(name, 8);
+        assert_eq!(put_until(&open.store, &scope, &keys, until(5000 + name)).pages, 8);
+        assert!(retained(&open) <= 12 * MIB / 2);
+    }
+    // The latest ends are kept: those that were asked for first here.
+    assert_eq!(there(&open, &scope, 119), 8);
+    assert!(retained(&open) > 12 * MIB / 4);
+    // Less is allowed than is retained: what is too much is ordinary at once.
+    let none = ScopeSettings { retained_bytes: Some(0), ..ScopeSettings::default() };
+    open.store.configure(&scope, &none).unwrap();
+    assert_eq!(retained(&open), 0);
+    put_until(&open.store, &scope, &sequence(500, 8), until(9000));
+    assert_eq!(retained(&open), 0);
+    open.close();
+}
+
+#[test]
+fn deleting_and_dropping_do_not_wait_for_it() {
+    let (_, clock) = clock!(TIME, 1000);
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_at(dir.path(), clock);
+    let (scope, other) = (chained(PAGE), unchained(PAGE));
+    for (scope, name) in [(&scope, 1), (&other, 2)] {
+        put_until(&open.store, scope, &sequence(name, 8), until(9000));
+    }
+    let all = retained(&open);
+    open.store.delete(&scope, &refs(&sequence(1, 8)[4..])).unwrap();
+    assert_eq!(retained(&open), all - 4 * PAGE);
+    open.store.delete(&scope, &refs(&sequence(1, 8))).unwrap();
+    open.store.drop_scope(&other).unwrap();
+    assert_eq!(retained(&open), 0);
+    open.close();
+}
+
+#[test]
+fn they_are_retained_after_a_restart_even_if_the_clock_forgot_the_time() {
+    let (time, clock) = clock!(TIME, 1_000_000);
+    let dir = tempfile::tempdir().unwrap();
+    let scope = chained(PAGE);
+    let open = open_at(dir.path(), clock);
+    put_until(&open.store, &scope, &sequence(1000, 8), until(1_050_000));
+    put_until(&open.store, &scope, &sequence(1001, 8), until(u64::MAX));
+    let before = retained(&open);
+    open.close();
+    // A machine that believes it is 1970 retains for as long as was meant, and no longer.
+    time.store(0, Ordering::Relaxed);
+    let open = open_at(dir.path(), clock);
+    assert_eq!(retained(&open), before);
+    press(&open, &scope, 0);
+    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (8, 8));
+    time.store(60_000, Ordering::Relaxed);
+    wait_for(|| counter(&open, "retentions_lapsed") == 1);
+    press(&open, &scope, 100);
+    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (0, 8));
+    open.close();
+    // A year is the longest, and the time that was written down counts.
+    time.store(3_000_000, Ordering::Relaxed);
+    open_at(dir.path(), clock).close();
+    time.store(1_000_000 + 367 * 86_400, Ordering::Relaxed);
+    let open = open_at(dir.path(), clock);
+    wait_for(|| counter(&open, "retentions_lapsed") == 1);
+    open.close();
+}
+
+#[test]
+fn what_was_flushed_is_retained_after_power_loss() {
+    let (_, clock) = clock!(TIME, 1000);
+    let scope = chained(PAGE);
+    let opts = || options_at(Path::new("/store"), clock);
+    for seed in 0..12 {
+        let disk = SimDisk::new(64 * MIB);
+        let open = open_on(Arc::new(disk.clone()) as Arc<dyn Medium>, &opts()).unwrap();
+        put(&open.store, &scope, &sequence(999, 8), None);
+        put_until(&open.store, &scope, &sequence(1000, 8), until(9000));
+        open.store.flush().unwrap();
+        // The end of another run is lost, or not.
+        put_until(&open.store, &scope, &sequence(999, 8), until(9000));
+        let after = disk.crash(seed);
+        open.forget();
+        let open = open_on(Arc::new(after), &opts()).unwrap();
+        assert!(retained(&open) >= 8 * PAGE, "seed {seed}");
+        press(&open, &scope, 0);
+        assert_eq!(there(&open, &scope, 1000), 8, "seed {seed}");
+        open.close();
+    }
+}

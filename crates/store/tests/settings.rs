@@ -1,0 +1,144 @@
+//! What a user sets for a scope lasts, and who does not know yet asks again.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_codec::Codec;
+use ritornello_format::{ErrorKind, Scope, ScopeSettings};
+use ritornello_medium::{Host, SimDisk};
+use ritornello_store::{Catalog, ClientId, Engine, Options, Wanted, parse_codec};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn codec(codec: Codec) -> ScopeSettings {
+    ScopeSettings { codec: Some(codec.number()), ..ScopeSettings::default() }
+}
+
+/// A scope whose numbers are known.
+fn numbers(dtype: &str) -> Scope {
+    Scope {
+        dtype: dtype.to_owned(),
+        page_tokens: 4,
+        layers: (0, 2),
+        kv_heads: (0, 1),
+        head_dim: 128,
+        layout: "page_first".to_owned(),
+        ..chained(4096)
+    }
+}
+
+fn codec_of(open: &Open, scope: &Scope) -> u8 {
+    let session = open.engine.session(ClientId::LOCAL, "");
+    session.resolve(scope, false).unwrap().unwrap().codec
+}
+
+#[test]
+fn a_codec_is_seen_by_whoever_resolves_and_old_references_are_stale() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 8);
+    let scope = numbers("bfloat16");
+    let session = open.engine.session(ClientId(7), "somebody");
+    let old = session.resolve(&scope, true).unwrap().unwrap();
+    assert_eq!(old.codec, Codec::Raw.number());
+    open.store.configure(&scope, &codec(Codec::Int8)).unwrap();
+    assert_eq!(session.probe(old, &[b"12345678"]).unwrap_err().kind(), ErrorKind::Retry);
+    assert_eq!(codec_of(&open, &scope), Codec::Int8.number());
+    // Settings that change no reference leave it good.
+    let new = session.resolve(&scope, false).unwrap().unwrap();
+    let quota = ScopeSettings { quota_bytes: Some(1 << 30), ..codec(Codec::Int8) };
+    open.store.configure(&scope, &quota).unwrap();
+    assert_eq!(session.probe(new, &[b"12345678"]).unwrap(), 0);
+    open.close();
+}
+
+#[test]
+fn a_lossy_codec_must_know_its_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let opts = options(dir.path(), 8);
+    let open = open_on(Arc::new(Host), &opts).unwrap();
+    for lossy in [Codec::Int8, Codec::Int4] {
+        let error = open.store.configure(&numbers("float8_e4m3"), &codec(lossy)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("float8_e4m3") && error.to_string().contains("split"));
+        open.store.configure(&numbers("float16"), &codec(lossy)).unwrap();
+    }
+    for lossless in [Codec::Raw, Codec::Split, Codec::Zstd] {
+        open.store.configure(&numbers("float8_e4m3"), &codec(lossless)).unwrap();
+    }
+    let unknown = ScopeSettings { codec: Some(99), ..ScopeSettings::default() };
+    let error = open.store.configure(&numbers("float16"), &unknown).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(parse_codec("gzip").unwrap_err().to_string().contains("split"));
+    open.close();
+}
+
+#[test]
+fn the_default_is_for_scopes_without_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let opts = Options { codec: Codec::Int8, ..options(dir.path(), 8) };
+    let open = open_on(Arc::new(Host), &opts).unwrap();
+    let (known, unknown, own) = (numbers("bfloat16"), numbers("float8_e4m3"), numbers("float16"));
+    open.store.configure(&own, &codec(Codec::Split)).unwrap();
+    for scope in [&known, &unknown] {
+        open.store.configure(scope, &ScopeSettings::default()).unwrap();
+    }
+    let codecs = [&known, &unknown, &own].map(|scope| codec_of(&open, scope));
+    assert_eq!(codecs, [Codec::Int8, Codec::Raw, Codec::Split].map(Codec::number));
+    open.close();
+    let open = open_on(Arc::new(Host), &options(dir.path(), 8)).unwrap();
+    let codecs = [&known, &unknown, &own].map(|scope| codec_of(&open, scope));
+    assert_eq!(codecs, [Codec::Raw, Codec::Raw, Codec::Split].map(Codec::number));
+    open.close();
+}
+
+#[test]
+fn settings_survive_power_loss_and_go_with_their_scope() {
+    let opts = options(Path::new("/store"), 8);
+    for seed in 0..16 {
+        let disk = SimDisk::new(64 * MIB);
+        let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
+        let scope = numbers("bfloat16");
+        let quota = ScopeSettings { quota_bytes: Some(3 * MIB), ..codec(Codec::Zstd) };
+        open.store.configure(&scope, &quota).unwrap();
+        let disk = disk.crash(seed);
+        open.forget();
+        let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
+        assert_eq!(codec_of(&open, &scope), Codec::Zstd.number(), "seed {seed}");
+        open.store.drop_scope(&scope).unwrap();
+        let disk = disk.crash(seed);
+        open.forget();
+        let open = open_on(Arc::new(disk), &opts).unwrap();
+        assert_eq!(open.store.probe(&scope, &[b"12345678"]).unwrap(), 0);
+        open.store.configure(&numbers("float16"), &ScopeSettings::default()).unwrap();
+        let session = open.engine.session(ClientId::LOCAL, "");
+        assert_eq!(session.resolve(&scope, false).unwrap(), None, "dropped at once: seed {seed}");
+        open.close();
+    }
+}
+
+#[test]
+fn a_reservation_is_settled_by_whoever_made_it() {
+    let dir = tempfile::tempdir().unwrap();
+    // Nobody is proven gone.
+    let engine = Engine::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
+    let scope = chained(4096);
+    let (mine, theirs) = (engine.session(ClientId(1), "me"), engine.session(ClientId(2), "them"));
+    let reference = mine.resolve(&scope, true).unwrap().unwrap();
+    let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
+    let reserved = mine.reserve(reference, &[b"12345678"], None, &wanted).unwrap();
+    assert_eq!(reserved.runs.len(), 1);
+    assert_eq!(theirs.commit(reserved.id, &[None]).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
+    let held = || engine.stats().unwrap().reserved_bytes;
+    assert!(held() > 0, "still mine");
+    // Withheld when I am gone: mine still, if I come back under my name.
+    engine.client_left(ClientId(1));
+    assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
+    assert!(held() > 0);
+    engine.session(ClientId(3), "me").abort(reserved.id).unwrap();
+    assert_eq!(held(), 0);
+    theirs.abort(reserved.id).unwrap();
+    engine.close().unwrap();
+}
