@@ -1,0 +1,149 @@
+//! The bound: what a store that knew the future would hit.
+
+use crate::Trace;
+use crate::replay::{Sizes, Tally};
+use ritornello_format::{Result, UNIT, units_of};
+use std::collections::BinaryHeap;
+
+/// Never used again.
+const NEVER: u32 = u32::MAX;
+
+/// Replays `trace` through the optimal policy: of what is there and what a request brings, the
+/// blocks stay that are used again soonest; what is not used again is not written.
+///
+/// No policy hits more, whatever it does (Belady, "A study of replacement algorithms for a
+/// virtual-storage computer", 1966, with bypass): a prefix is used again at least as soon as what
+/// extends it, and goes after it where both are used at once, so that what stays is always closed,
+/// and every block that stays is a hit. Blocks go one by one here; the store's policies cut runs.
+///
+/// # Errors
+/// `Invalid` for sizes that make no sense.
+pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Result<Tally> {
+    sizes.check()?;
+    let next = next_uses(trace);
+    let counted_from = sizes.counted_from(trace);
+    let page_bytes = units_of(sizes.block_bytes) * UNIT;
+    // By block: the request that uses it next, while it is there.
+    let mut due: Vec<Option<u32>> = vec![None; trace.footprint()];
+    // Farthest use first, then deepest. Entries of uses that have passed are stale.
+    let mut farthest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
+    let mut held = 0u64;
+    let mut tally = Tally::default();
+    for at in 0..trace.requests() {
+        let span = trace.span(at);
+        let blocks = trace.request(at);
+        let hits = blocks.iter().take_while(|block| due[**block as usize].is_some()).count();
+        if at >= counted_from {
+            tally.references += blocks.len() as u64;
+            tally.hits += hits as u64;
+        }
+        for ((depth, &block), &again) in (0..).zip(blocks).zip(&next[span]) {
+            let stays = (again != NEVER).then_some(again);
+            held += u64::from(stays.is_some());
+            held -= u64::from(due[block as usize].is_some());
+            due[block as usize] = stays;
+            if stays.is_some() {
+                farthest.push((again, depth, block));
+            }
+        }
+        while held > sizes.capacity_blocks {
+            let Some((when, _, block)) = farthest.pop() else { break };
+            if due[block as usize] == Some(when) {
+                due[block as usize] = None;
+                held -= 1;
+            }
+        }
+        let brought = blocks[hits..].iter().filter(|block| due[**block as usize].is_some());
+        let admitted = brought.count() as u64;
+        tally.admitted += admitted;
+        tally.bytes_admitted += admitted * sizes.block_bytes;
+        tally.bytes_written += admitted * page_bytes;
+        if at % 1024 == 0 {
+            progress(at as u64);
+        }
+    }
+    progress(trace.requests() as u64);
+    Ok(tally)
+}
+
+/// By reference: the request in which its block comes next.
+fn next_uses(trace: &Trace) -> Vec<u32> {
+    let mut next = vec![NEVER; trace.references()];
+    let mut seen = vec![NEVER; trace.footprint()];
+    for at in (0..trace.requests()).rev() {
+        for (reference, &block) in trace.span(at).zip(trace.request(at)) {
+            next[reference] = std::mem::replace(&mut seen[block as usize], at as u32);
+        }
+    }
+    next
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Weaver;
+    use crate::replay::replay;
+    use proptest::prelude::*;
+    use ritornello_store::eviction::Policy;
+    use std::collections::HashMap;
+
+    /// The most hits from request `at` on with the blocks of `held` there: by trying every set as
+    /// large as may be that can be kept after each request, closed or not.
+    fn best(
+        trace: &Trace,
+        capacity: u32,
+        at: usize,
+        held: u32,
+        known: &mut HashMap<(usize, u32), u32>,
+    ) -> u32 {
+        if at == trace.requests() {
+            return 0;
+        }
+        if let Some(&hits) = known.get(&(at, held)) {
+            return hits;
+        }
+        let blocks = trace.request(at);
+        let hits = blocks.iter().take_while(|block| held >> **block & 1 == 1).count() as u32;
+        let pool = blocks.iter().fold(held, |pool, block| pool | 1 << block);
+        let most = (0..=pool)
+            .filter(|kept| kept & !pool == 0)
+            .filter(|kept| kept.count_ones() == capacity.min(pool.count_ones()))
+            .map(|kept| best(trace, capacity, at + 1, kept, known))
+            .max();
+        let most = most.unwrap_or(0);
+        known.insert((at, held), hits + most);
+        hits + most
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn it_is_the_optimum_and_no_policy_hits_more(
+            requests in prop::collection::vec(prop::collection::vec(0..2u64, 1..4), 1..9),
+            capacity in 1..6u64,
+        ) {
+            let mut weaver = Weaver::new("t");
+            requests.iter().for_each(|ids| weaver.request(0.0, ids.iter().copied()));
+            let trace = weaver.finish();
+            let sizes = Sizes { capacity_blocks: capacity, block_bytes: 64 << 20, warm_up: 0.0 };
+            let bound = belady(&trace, &sizes, &mut |_| ()).unwrap();
+            let optimum = best(&trace, capacity as u32, 0, 0, &mut HashMap::new());
+            prop_assert_eq!(bound.hits, u64::from(optimum));
+            let lru = replay(&trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap();
+            prop_assert!(lru.hits <= bound.hits);
+        }
+    }
+
+    #[test]
+    fn what_is_not_used_again_is_not_written() {
+        let mut weaver = Weaver::new("t");
+        for ids in [&[1, 2][..], &[3, 4], &[1, 2], &[5], &[1]] {
+            weaver.request(0.0, ids.iter().copied());
+        }
+        let sizes = Sizes { capacity_blocks: 2, block_bytes: 4096, warm_up: 0.0 };
+        let tally = belady(&weaver.finish(), &sizes, &mut |_| ()).unwrap();
+        assert_eq!((tally.references, tally.hits, tally.admitted), (8, 3, 2));
+        assert_eq!(tally.bytes_written, 2 * 4096);
+    }
+}

@@ -1,0 +1,16 @@
+//! Workloads from a few numbers and a seed.
+
+mod multi_round_qa;
+mod random;
+mod ten_stage;
+
+pub use multi_round_qa::MultiRoundQa;
+pub use ten_stage::{EXPECTED_HIT_RATES, TenStage};
+
+use ritornello_format::{Error, Result};
+
+/// # Errors
+/// `Invalid`, naming the option, unless `holds`.
+fn check(holds: bool, option: &'static str, wanted: &'static str) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::invalid(wanted).with("option", option)) }
+}

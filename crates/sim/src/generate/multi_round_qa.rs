@@ -1,0 +1,231 @@
+//! Many users, each asking round after round over a long history of their own.
+
+use super::check;
+use super::random::Random;
+use crate::{Trace, Weaver};
+use ritornello_format::Result;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Multi-round question answering, with the arithmetic of LMCache's benchmark of that name
+/// (`benchmarks/multi_round_qa/multi-round-qa.py` in LMCache/LMCache).
+///
+/// A prompt is the shared system prompt, the user's own history, and the questions and answers of
+/// the rounds before. A user asks again `users / qps` seconds after the last question and leaves
+/// after `rounds`; so a session lasts `(rounds - 1) * users / qps`, and a new user joins every
+/// `(rounds - 1) / qps` seconds: there are always `users`. The ramp-up at the start makes users
+/// that are in the middle of their sessions, with fewer rounds left, but with no questions and
+/// answers yet. Answers are there before the next question.
+///
+/// The benchmark is as regular as a clock. Here each pause is `users / qps` times a number drawn
+/// evenly from `1 - jitter` to `1 + jitter`; zero is the benchmark itself. Blocks are the full ones of
+/// a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MultiRoundQa {
+    /// Users at a time.
+    pub users: u32,
+    /// Questions a user asks.
+    pub rounds: u32,
+    /// Questions a second, of all users together.
+    pub qps: f64,
+    /// Tokens of the prompt that all share.
+    pub system_tokens: u64,
+    /// Tokens of a user's own history.
+    pub history_tokens: u64,
+    /// Tokens of a question.
+    pub question_tokens: u64,
+    /// Tokens of an answer.
+    pub answer_tokens: u64,
+    /// How uneven pauses are, from 0 to 1.
+    pub jitter: f64,
+    /// Requests to generate.
+    pub requests: u64,
+    /// Tokens a block.
+    pub block_tokens: u64,
+    /// Decides everything that is drawn.
+    pub seed: u64,
+}
+
+impl Default for MultiRoundQa {
+    fn default() -> Self {
+        Self {
+            users: 100,
+            rounds: 20,
+            qps: 2.0,
+            system_tokens: 1000,
+            history_tokens: 10_000,
+            question_tokens: 20,
+            answer_tokens: 100,
+            jitter: 0.5,
+            // Those users that are there then take a little more than 10 % of all blocks.
+            requests: 14_000,
+            block_tokens: 64,
+            seed: 0,
+        }
+    }
+}
+
+/// A user between two questions.
+struct User {
+    /// Its number, from 1 on.
+    number: u64,
+    /// Questions that count as asked.
+    asked: u32,
+    /// Those of them that are in the prompt.
+    told: u32,
+}
+
+impl MultiRoundQa {
+    /// # Errors
+    /// `Invalid`, naming the option that makes no sense.
+    pub fn generate(&self) -> Result<Trace> {
+        check(self.users > 0, "users", "at least one user asks")?;
+        check(self.rounds > 1, "rounds", "users ask at least twice")?;
+        check(self.qps > 0.0 && self.qps.is_finite(), "qps", "questions a second are above zero")?;
+        check((0.0..=1.0).contains(&self.jitter), "jitter", "jitter is between 0 and 1")?;
+        check(self.requests > 0, "requests", "at least one request is needed")?;
+        check(self.block_tokens > 0, "block_tokens", "a block has at least one token")?;
+        let longest = [self.question_tokens, self.answer_tokens, 1]
+            .iter()
+            .try_fold(0u64, |sum, part| sum.checked_add(*part))
+            .and_then(|round| round.checked_mul(u64::from(self.rounds)))
+            .and_then(|rounds| rounds.checked_add(self.system_tokens))
+            .and_then(|tokens| tokens.checked_add(self.history_tokens));
+        let blocks = longest.map(|tokens| tokens / self.block_tokens);
+        let fits = blocks.is_some_and(|blocks| (1..1 << 20).contains(&blocks));
+        check(fits, "history_tokens", "a prompt has at least one block and fewer than a million")?;
+        let mut random = Random::new(self.seed);
+        let mut weaver = Weaver::new(format!("multi-round-qa-{}", self.history_tokens));
+        let pause = f64::from(self.users) / self.qps;
+        let join = pause * f64::from(self.rounds - 1) / f64::from(self.users);
+        // By time, then by user. Times are not negative, so their bits order as they do.
+        let mut waiting = BinaryHeap::new();
+        let mut users = Vec::new();
+        for number in 0..self.users {
+            let since = f64::from(self.users - number) * join;
+            let asked = (since / pause) as u32 + 1;
+            if asked < self.rounds {
+                let time = (f64::from(asked) * pause - since).max(0.0);
+                waiting.push(Reverse((time.to_bits(), users.len())));
+                users.push(User { number: u64::from(number) + 1, asked, told: 0 });
+            }
+        }
+        let mut next_user = u64::from(self.users) + 1;
+        let mut next_join = 0.0;
+        for _ in 0..self.requests {
+            while waiting.peek().is_none_or(|Reverse((bits, _))| f64::from_bits(*bits) >= next_join)
+            {
+                waiting.push(Reverse((f64::to_bits(next_join), users.len())));
+                users.push(User { number: next_user, asked: 0, told: 0 });
+                next_user += 1;
+                next_join += join;
+            }
+            let Some(Reverse((bits, at))) = waiting.pop() else { break };
+            let time = f64::from_bits(bits);
+            let user = &mut users[at];
+            weaver.request(time * 1000.0, self.prompt(user));
+            user.asked += 1;
+            user.told += 1;
+            if user.asked < self.rounds {
+                let spread = 1.0 + self.jitter * (2.0 * random.unit() - 1.0);
+                waiting.push(Reverse(((time + pause * spread).to_bits(), at)));
+            }
+        }
+        Ok(weaver.finish())
+    }
+
+    /// The full blocks of a user's next prompt. A block is the system prompt's as long as it holds
+    /// nothing else.
+    fn prompt(&self, user: &User) -> impl Iterator<Item = u64> + use<> {
+        let told = u64::from(user.told);
+        let tokens = self.system_tokens
+            + self.history_tokens
+            + (told + 1) * self.question_tokens
+            + told * self.answer_tokens;
+        let shared = self.system_tokens / self.block_tokens;
+        let own = user.number << 20;
+        (0..tokens / self.block_tokens).map(move |at| if at < shared { at } else { own | at })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Sizes, replay};
+    use ritornello_store::eviction::Policy;
+
+    fn unbounded(trace: &Trace) -> f64 {
+        let sizes =
+            Sizes { capacity_blocks: trace.footprint() as u64, block_bytes: 1 << 20, warm_up: 0.5 };
+        replay(trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap().hit_rate()
+    }
+
+    #[test]
+    fn hits_are_those_of_the_arithmetic() {
+        for history_tokens in [1_000, 10_000, 20_000] {
+            let workload =
+                MultiRoundQa { history_tokens, requests: 20_000, ..MultiRoundQa::default() };
+            let trace = workload.generate().unwrap();
+            assert_eq!(trace.requests(), 20_000);
+            // All but what a round brings: the history in the first, an answer and a question in
+            // the others.
+            let (mut hit, mut asked) = (0.0, 0.0);
+            for round in 0..20 {
+                let blocks = (1000 + history_tokens + round * 120 + 20) / 64;
+                asked += blocks as f64;
+                hit += if round == 0 {
+                    15.0
+                } else {
+                    ((900 + history_tokens + round * 120) / 64) as f64
+                };
+            }
+            assert!((unbounded(&trace) - hit / asked).abs() < 0.005, "{history_tokens}");
+        }
+    }
+
+    #[test]
+    fn as_many_users_as_asked_for_and_all_questions_in_time() {
+        let workload = MultiRoundQa { users: 50, rounds: 10, jitter: 0.0, ..Default::default() };
+        let trace = MultiRoundQa { requests: 9000, ..workload }.generate().unwrap();
+        assert_eq!(trace.clock_jumps(), 0);
+        // 50 users at a time, each through with 10 questions: 9,000 questions are those of 900.
+        let own = |at: usize| trace.request(at)[20];
+        let mut users: Vec<u32> = (0..9000).map(own).collect();
+        let mut window = users[5000..5050].to_vec();
+        users.sort_unstable();
+        users.dedup();
+        assert!((900..=960).contains(&users.len()), "{}", users.len());
+        window.sort_unstable();
+        window.dedup();
+        assert!((45..=50).contains(&window.len()), "{}", window.len());
+    }
+
+    #[test]
+    fn seeds_reproduce_and_differ() {
+        let seeded = |seed| {
+            let trace = MultiRoundQa { seed, requests: 500, ..MultiRoundQa::default() };
+            let trace = trace.generate().unwrap();
+            (0..500).map(|at| trace.request(at)[40]).collect::<Vec<u32>>()
+        };
+        assert_eq!(seeded(1), seeded(1));
+        assert_ne!(seeded(1), seeded(2));
+    }
+
+    #[test]
+    fn senseless_numbers_are_refused() {
+        let good = MultiRoundQa::default();
+        for bad in [
+            MultiRoundQa { users: 0, ..good.clone() },
+            MultiRoundQa { rounds: 1, ..good.clone() },
+            MultiRoundQa { qps: 0.0, ..good.clone() },
+            MultiRoundQa { qps: f64::NAN, ..good.clone() },
+            MultiRoundQa { jitter: 1.5, ..good.clone() },
+            MultiRoundQa { requests: 0, ..good.clone() },
+            MultiRoundQa { block_tokens: 0, ..good.clone() },
+            MultiRoundQa { history_tokens: u64::MAX, ..good.clone() },
+            MultiRoundQa { block_tokens: 1 << 40, ..good },
+        ] {
+            assert!(bad.generate().is_err(), "{bad:?}");
+        }
+    }
+}

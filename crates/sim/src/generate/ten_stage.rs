@@ -1,0 +1,165 @@
+//! Ten stages in which more or less of a prompt has been seen before.
+
+use super::check;
+use super::random::Random;
+use crate::{Trace, Weaver};
+use ritornello_format::Result;
+use std::ops::Range;
+
+/// The share of a stage's tokens that a store without bounds hits.
+pub const EXPECTED_HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.3, 0.5, 0.7];
+
+/// A warm-up of new prompts, then ten stages of prompts that begin as earlier ones did.
+///
+/// Every prompt has the same length, `n` blocks. In a stage with expected hit rate `h` a prompt
+/// begins with the first `k` blocks of an earlier one and goes on with blocks never seen. `k / n` is
+/// drawn evenly from an interval with the mean `h`, as wide as fits between 0 and 1; what is left
+/// over of a block is rounded up as often as makes the mean right. So a store without bounds hits
+/// `k` blocks, and in the mean the stage's figure. Which prompt of the `m` so far it is: number
+/// `m * u^(1 / (1 - skew))` for an even `u`, so that number `i` comes up about as `i^-skew`, and
+/// with no skew all alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenStage {
+    /// Tokens of new prompts before the first stage.
+    pub warm_up_tokens: u64,
+    /// Tokens of a stage.
+    pub stage_tokens: u64,
+    /// Tokens of a prompt.
+    pub prompt_tokens: u64,
+    /// How much more often the oldest prompts come up: from 0 up to, but not, 1.
+    pub skew: f64,
+    /// Tokens a block.
+    pub block_tokens: u64,
+    /// Decides everything that is drawn.
+    pub seed: u64,
+}
+
+impl Default for TenStage {
+    fn default() -> Self {
+        Self {
+            warm_up_tokens: 100_000_000,
+            stage_tokens: 20_000_000,
+            prompt_tokens: 8192,
+            skew: 0.6,
+            block_tokens: 64,
+            seed: 0,
+        }
+    }
+}
+
+impl TenStage {
+    /// # Errors
+    /// `Invalid`, naming the option that makes no sense.
+    pub fn generate(&self) -> Result<Trace> {
+        check(self.block_tokens > 0, "block_tokens", "a block has at least one token")?;
+        let blocks = self.prompt_tokens / self.block_tokens;
+        let fits = (1..1 << 20).contains(&blocks);
+        check(fits, "prompt_tokens", "a prompt has at least one block and fewer than a million")?;
+        check((0.0..1.0).contains(&self.skew), "skew", "skew is at least 0 and below 1")?;
+        check(self.warm_up_tokens >= self.prompt_tokens, "warm_up_tokens", "at least one prompt")?;
+        check(self.stage_tokens >= self.prompt_tokens, "stage_tokens", "at least one prompt")?;
+        let mut random = Random::new(self.seed);
+        let mut weaver = Weaver::new("ten-stage");
+        let mut prompts: Vec<Vec<u64>> = Vec::new();
+        let mut next_id = 0u64;
+        let stages = self.stages();
+        for number in 0..stages[9].end {
+            let stage = stages.iter().position(|stage| stage.contains(&number));
+            let mut prompt = Vec::with_capacity(blocks as usize);
+            if let Some(stage) = stage {
+                let share = spread(EXPECTED_HIT_RATES[stage], random.unit());
+                let known = (share * blocks as f64 + random.unit()) as usize;
+                let rank = random.unit().powf(1.0 / (1.0 - self.skew));
+                let earlier = &prompts[(rank * prompts.len() as f64) as usize];
+                prompt.extend_from_slice(&earlier[..known.min(earlier.len())]);
+            }
+            while (prompt.len() as u64) < blocks {
+                prompt.push(next_id);
+                next_id += 1;
+            }
+            // One prompt a second: nothing here depends on time.
+            weaver.request(number as f64 * 1000.0, prompt.iter().copied());
+            prompts.push(prompt);
+        }
+        Ok(weaver.finish())
+    }
+
+    /// The requests of each stage.
+    #[must_use]
+    pub fn stages(&self) -> [Range<usize>; 10] {
+        let prompts = |tokens: u64| (tokens / self.prompt_tokens.max(1)) as usize;
+        let (first, each) = (prompts(self.warm_up_tokens), prompts(self.stage_tokens));
+        std::array::from_fn(|stage| first + stage * each..first + (stage + 1) * each)
+    }
+}
+
+/// A share of the mean `mean`, for an even `unit`.
+fn spread(mean: f64, unit: f64) -> f64 {
+    let reach = mean.min(1.0 - mean);
+    mean - reach + 2.0 * reach * unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn small(seed: u64) -> TenStage {
+        TenStage {
+            warm_up_tokens: 1_000_000,
+            stage_tokens: 4_000_000,
+            prompt_tokens: 2048,
+            seed,
+            ..TenStage::default()
+        }
+    }
+
+    #[test]
+    fn a_store_without_bounds_hits_what_each_stage_expects() {
+        for seed in 0..3 {
+            let trace = small(seed).generate().unwrap();
+            let mut seen = HashSet::new();
+            let mut hits_of = |requests: Range<usize>| {
+                let (mut hits, mut asked) = (0, 0);
+                for at in requests {
+                    let blocks = trace.request(at);
+                    hits += blocks.iter().take_while(|block| seen.contains(*block)).count();
+                    asked += blocks.len();
+                    seen.extend(blocks.iter().copied());
+                }
+                hits as f64 / asked as f64
+            };
+            let stages = small(seed).stages();
+            assert_eq!(hits_of(0..stages[0].start), 0.0);
+            for (stage, expected) in stages.into_iter().zip(EXPECTED_HIT_RATES) {
+                let hit = hits_of(stage.clone());
+                assert!((hit - expected).abs() < 0.02, "{stage:?}: {hit} for {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn seeds_reproduce_and_the_warm_up_is_a_hundred_million_tokens() {
+        let footprint = |seed| small(seed).generate().unwrap().footprint();
+        assert_eq!(footprint(1), footprint(1));
+        assert_ne!(footprint(1), footprint(2));
+        let usual = TenStage::default();
+        let tokens = usual.stages()[0].start as u64 * usual.prompt_tokens;
+        assert!((99_990_000..=100_000_000).contains(&tokens), "{tokens}");
+    }
+
+    #[test]
+    fn senseless_numbers_are_refused() {
+        let good = small(0);
+        for bad in [
+            TenStage { skew: 1.0, ..good.clone() },
+            TenStage { skew: f64::NAN, ..good.clone() },
+            TenStage { block_tokens: 0, ..good.clone() },
+            TenStage { prompt_tokens: 10, ..good.clone() },
+            TenStage { stage_tokens: 0, ..good.clone() },
+            TenStage { warm_up_tokens: 0, ..good },
+        ] {
+            assert!(bad.generate().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Rows: what each policy did at each capacity.
+
+use crate::Trace;
+use crate::belady::belady;
+use crate::replay::{Sizes, Tally, replay};
+use ritornello_format::{Error, Result};
+use ritornello_store::eviction::Policy;
+use serde::Serialize;
+use std::time::Instant;
+
+/// Who decides what stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contestant {
+    /// A policy of the store.
+    Store(Policy),
+    /// One that knows the future: the bound.
+    Belady,
+}
+
+impl Contestant {
+    /// The name users type.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Store(policy) => policy.word(),
+            Self::Belady => "belady",
+        }
+    }
+
+    /// Reads the name users type.
+    ///
+    /// # Errors
+    /// `Invalid`, listing the names.
+    pub fn parse(word: &str) -> Result<Self> {
+        if word == "belady" {
+            return Ok(Self::Belady);
+        }
+        Policy::parse(word).map(Self::Store).map_err(|_| {
+            let words = Policy::ALL.map(Policy::word).join(", ");
+            Error::invalid(format!("a policy is one of {words}, belady")).with("given", word)
+        })
+    }
+}
+
+/// One policy at one capacity on one trace.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// The trace's name.
+    pub trace: String,
+    /// The policy's.
+    pub policy: &'static str,
+    /// Capacity as a share of the trace's different blocks.
+    pub capacity_fraction: f64,
+    /// The same in blocks.
+    pub capacity_blocks: u64,
+    /// Different blocks of the trace.
+    pub footprint_blocks: u64,
+    /// Requests replayed.
+    pub requests: u64,
+    /// Block references replayed.
+    pub block_references: u64,
+    /// Share of the requests whose hits are not counted.
+    pub warm_up: f64,
+    /// Hits a block reference behind the warm-up.
+    pub hit_rate: f64,
+    /// Blocks written.
+    pub blocks_written: u64,
+    /// Blocks that found no room.
+    pub blocks_refused: u64,
+    /// Blocks written a different block of the trace.
+    pub writes_per_unique: f64,
+    /// Bytes written (pages, padding, headers) a byte of the blocks written.
+    pub write_amplification: f64,
+    /// Seconds the replay took.
+    pub seconds: f64,
+    /// Block references a second.
+    pub references_per_second: f64,
+}
+
+/// Replays `trace` through `contestant` with a capacity of `fraction` of the trace's footprint, at
+/// least a block. `progress` hears the number of requests done.
+///
+/// # Errors
+/// `Invalid` for a capacity or a block size that make no sense; `Fatal` if a policy breaks its
+/// promises.
+pub fn simulate(
+    trace: &Trace,
+    contestant: Contestant,
+    fraction: f64,
+    block_bytes: u64,
+    warm_up: f64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Row> {
+    if !(fraction > 0.0 && fraction <= 1.0) {
+        return Err(Error::invalid("a capacity is above 0 % and at most 100 % of the footprint")
+            .with("given", fraction));
+    }
+    let capacity_blocks = ((trace.footprint() as f64 * fraction).round() as u64).max(1);
+    let sizes = Sizes { capacity_blocks, block_bytes, warm_up };
+    let started = Instant::now();
+    let tally: Tally = match contestant {
+        Contestant::Belady => belady(trace, &sizes, progress)?,
+        Contestant::Store(policy) => replay(trace, policy.build().as_mut(), &sizes, progress)?,
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(Row {
+        trace: trace.name().to_owned(),
+        policy: contestant.word(),
+        capacity_fraction: fraction,
+        capacity_blocks,
+        footprint_blocks: trace.footprint() as u64,
+        requests: trace.requests() as u64,
+        block_references: trace.references() as u64,
+        warm_up,
+        hit_rate: tally.hit_rate(),
+        blocks_written: tally.admitted,
+        blocks_refused: tally.refused,
+        writes_per_unique: tally.admitted as f64 / trace.footprint().max(1) as f64,
+        write_amplification: tally.write_amplification(),
+        seconds,
+        references_per_second: trace.references() as f64 / seconds.max(1e-9),
+    })
+}

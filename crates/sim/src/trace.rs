@@ -1,0 +1,220 @@
+//! Requests as paths through a tree of blocks.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ops::Range;
+
+/// Requests in the order they came. Each is a path of blocks from a root; blocks are numbered in
+/// the order of their first appearance, without gaps.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    name: String,
+    /// Where each request's blocks end in `blocks`.
+    ends: Vec<usize>,
+    blocks: Vec<u32>,
+    /// By block: what lasts of it, see `Resident::key`.
+    keys: Vec<u64>,
+    skipped: Vec<u64>,
+    clock_jumps: u64,
+}
+
+/// A part of a trace by its requests, for tuning on one and reporting the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Half {
+    /// The first half of the requests.
+    First,
+    /// The second, from an empty store.
+    Second,
+    /// All.
+    #[default]
+    Whole,
+}
+
+impl Trace {
+    /// Its name: of the file, or of the generator.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Number of requests.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Number of block references: the blocks of all requests.
+    #[must_use]
+    pub fn references(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Number of different blocks: what an unbounded store would hold in the end.
+    #[must_use]
+    pub fn footprint(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Numbers of the lines that were skipped because they were broken, from 1 on.
+    #[must_use]
+    pub fn skipped(&self) -> &[u64] {
+        &self.skipped
+    }
+
+    /// How often a request's time lay before that of the request before it.
+    #[must_use]
+    pub const fn clock_jumps(&self) -> u64 {
+        self.clock_jumps
+    }
+
+    /// The blocks of request `at`, from the root on.
+    ///
+    /// # Panics
+    /// If there is no such request.
+    #[must_use]
+    pub fn request(&self, at: usize) -> &[u32] {
+        &self.blocks[self.span(at)]
+    }
+
+    /// Where the blocks of request `at` stand among all references.
+    pub(crate) fn span(&self, at: usize) -> Range<usize> {
+        let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[at]
+    }
+
+    /// All references, request after request.
+    pub(crate) fn blocks(&self) -> &[u32] {
+        &self.blocks
+    }
+
+    /// What lasts of a block.
+    pub(crate) fn key(&self, block: u32) -> u64 {
+        self.keys[block as usize]
+    }
+
+    /// The requests of a half, as a trace of their own: with the footprint of that half.
+    #[must_use]
+    pub fn half(self, half: Half) -> Self {
+        let middle = self.requests() / 2;
+        let part = match half {
+            Half::First => 0..middle,
+            Half::Second => middle..self.requests(),
+            Half::Whole => return self,
+        };
+        let mut renamed = vec![u32::MAX; self.keys.len()];
+        let mut out = Self {
+            name: self.name.clone(),
+            skipped: self.skipped.clone(),
+            clock_jumps: self.clock_jumps,
+            ..Self::default()
+        };
+        for at in part {
+            for &block in self.request(at) {
+                let name = &mut renamed[block as usize];
+                if *name == u32::MAX {
+                    *name = out.keys.len() as u32;
+                    out.keys.push(self.key(block));
+                }
+                out.blocks.push(*name);
+            }
+            out.ends.push(out.blocks.len());
+        }
+        out
+    }
+}
+
+/// Makes a trace from requests, one after the other.
+///
+/// A block is what its id says *and all ids before it*, as engines hash blocks: the same id behind
+/// other blocks is another block. So an id that comes twice in one request is two blocks.
+#[derive(Debug, Default)]
+pub struct Weaver {
+    trace: Trace,
+    /// By predecessor (`u32::MAX` for none) and id.
+    known: HashMap<(u32, u64), u32>,
+    last_time: f64,
+}
+
+impl Weaver {
+    /// Starts a trace of that name.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { trace: Trace { name: name.into(), ..Trace::default() }, ..Self::default() }
+    }
+
+    /// Adds a request. Times (milliseconds) do not order requests: the order of the calls does;
+    /// where they disagree it is counted.
+    pub fn request(&mut self, time_ms: f64, ids: impl IntoIterator<Item = u64>) {
+        self.trace.clock_jumps += u64::from(time_ms < self.last_time);
+        self.last_time = time_ms;
+        let mut before = u32::MAX;
+        for id in ids {
+            let keys = &mut self.trace.keys;
+            before = match self.known.entry((before, id)) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(new) => {
+                    let chain = keys.get(before as usize).copied().unwrap_or(0);
+                    // Four billion blocks do not fit into memory.
+                    let block = keys.len() as u32;
+                    keys.push(mixed(chain ^ mixed(id.wrapping_add(1))));
+                    *new.insert(block)
+                }
+            };
+            self.trace.blocks.push(before);
+        }
+        self.trace.ends.push(self.trace.blocks.len());
+    }
+
+    /// Notes that line `number` was broken and is left out.
+    pub fn skip(&mut self, number: u64) {
+        self.trace.skipped.push(number);
+    }
+
+    /// The trace.
+    #[must_use]
+    pub fn finish(self) -> Trace {
+        self.trace
+    }
+}
+
+/// A bijection whose every output bit depends on every input bit: the finaliser of SplitMix64
+/// (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA '14).
+pub(crate) const fn mixed(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_its_id_and_all_before_it() {
+        let mut weaver = Weaver::new("t");
+        weaver.request(5.0, [1, 2, 2]);
+        weaver.request(3.0, [1, 2, 3]);
+        weaver.request(4.0, [2, 3]);
+        let trace = weaver.finish();
+        assert_eq!([trace.request(0), trace.request(1)], [[0, 1, 2], [0, 1, 3]]);
+        assert_eq!(trace.request(2), [4, 5]);
+        assert_eq!((trace.requests(), trace.references(), trace.footprint()), (3, 8, 6));
+        assert_eq!(trace.clock_jumps(), 1);
+        let mut keys: Vec<u64> = (0..6).map(|block| trace.key(block)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), 6);
+    }
+
+    #[test]
+    fn halves_have_footprints_of_their_own_and_keep_the_keys() {
+        let mut weaver = Weaver::new("t");
+        [[1, 2], [1, 3], [1, 3], [9, 3]].into_iter().for_each(|ids| weaver.request(0.0, ids));
+        let whole = weaver.finish();
+        let (first, second) = (whole.clone().half(Half::First), whole.clone().half(Half::Second));
+        assert_eq!((first.requests(), first.footprint()), (2, 3));
+        assert_eq!((second.requests(), second.footprint()), (2, 4));
+        assert_eq!([second.request(0), second.request(1)], [[0, 1], [2, 3]]);
+        assert_eq!(second.key(1), whole.key(2));
+    }
+}
