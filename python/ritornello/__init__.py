@@ -45,6 +45,7 @@ from ritornello._core import (
     Store,
     Ticket,
     __version__,
+    destroy,
 )
 
 __all__ = [
@@ -55,5 +56,6 @@ __all__ = [
     "Store",
     "Ticket",
     "__version__",
+    "destroy",
     "errors",
 ]

@@ -1,6 +1,7 @@
 """The compiled core. Everything here releases the GIL while it waits or moves bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, final
@@ -18,6 +19,10 @@ from ritornello.errors import (
 Buffer: TypeAlias = Any
 # One page: a buffer, or several that together, in order, make the page.
 Page: TypeAlias = Buffer | Sequence[Buffer]
+# Seconds since 1970, or a datetime; one without a time zone is local time.
+Moment: TypeAlias = float | datetime
+# How pages are encoded: as they come, without loss, or with a loss that is measured.
+Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
 
 __all__ = [
     "ClosedError",
@@ -33,6 +38,7 @@ __all__ = [
     "Store",
     "Ticket",
     "__version__",
+    "destroy",
     "run_cli",
 ]
 
@@ -155,11 +161,18 @@ class Store:
         paths: Sequence[str | PathLike[str]] = (),
         durability: Literal["cache", "durable"] = "cache",
         io: Literal["auto", "uring", "pool", "buffered"] = "auto",
+        eviction: Literal["adaptive", "lru", "arc", "2q", "s3fifo", "density"] = "adaptive",
+        codec: Codec = "raw",
+        admission: Literal["auto", "write_through", "second_sight"] = "auto",
+        write_budget: str | int | None = None,
         index: Literal["run", "memory"] | None = None,
         segment_bytes: int | None = None,
     ) -> Store:
         """Owner of the directory, or client of the process that owns it. `capacity` may be
-        omitted for a directory that holds a store.
+        omitted for a directory that holds a store. `codec` is for scopes that have none of their
+        own. `write_budget` spares the drive: "2TB/day", "500GiB/hour", "20MB/s", or bytes a day;
+        while it runs short, pages are written when they are put for the second time. `index` and
+        `segment_bytes` are chosen when a store is made, and rarely need to be.
         """
     def put_batch(
         self,
@@ -168,8 +181,24 @@ class Store:
         pages: Iterable[Page] | PoolPages,
         *,
         parent: bytes | None = None,
+        retain_until: Moment | None = None,
         timeout: float | None = None,
-    ) -> int: ...
+    ) -> int:
+        """Pages that are retained, and all before them, are not evicted until then (a year at
+        most): within a scope's share, where what ends first gives way. They can be deleted.
+        """
+    def configure(
+        self,
+        scope: Scope,
+        *,
+        codec: Codec | None = None,
+        quota: str | int | None = None,
+        retained: str | int | None = None,
+    ) -> None:
+        """Sets what is to hold for a scope, durably: how its pages are encoded from now on, bytes
+        on disk that it may hold, and bytes of it that may be retained (a quarter of the quota or
+        of the store by default). What is not named goes back to the store's default.
+        """
     def probe(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def match(self, scope: Scope, keys: Sequence[bytes], *, ttl: float = 60.0) -> Match: ...
     def release(self, lease: int) -> None: ...
@@ -190,6 +219,7 @@ class Store:
         *,
         parent: bytes | None = None,
         copy: bool = False,
+        retain_until: Moment | None = None,
         timeout: float | None = None,
     ) -> Ticket:
         """`copy=True`: the bytes are taken into bounded staging before this returns, so the
@@ -209,6 +239,10 @@ class Store:
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def drop_scope(self, scope: Scope) -> None: ...
     def flush(self) -> None: ...
+    def resize(self, capacity: str | int) -> None:
+        """The store stays in use. A smaller one keeps what was used last. Give `open` the new
+        capacity from then on: an owner resizes the store to what it is given.
+        """
     def clear(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None:
@@ -227,5 +261,8 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+def destroy(path: str | PathLike[str]) -> None:
+    """Removes a store that nobody has open: its files in all its directories, nothing else."""
 
 def run_cli(argv: Sequence[str], python: str) -> int: ...

@@ -29,6 +29,12 @@ def test_a_new_store_needs_a_capacity(where: Path) -> None:
         ({"io": "teleport"}, "uring"),
         ({"durability": "eternal"}, "durable"),
         ({"index": "abacus"}, "run"),
+        ({"eviction": "random"}, "lru.*s3fifo.*adaptive"),
+        ({"codec": "gzip"}, "raw, split, zstd, int8, int4"),
+        ({"admission": "never"}, "second_sight"),
+        ({"write_budget": "2TB/year"}, "2TB/day"),
+        ({"write_budget": "fast"}, "200GiB"),
+        ({"write_budget": -1}, "write_budget is -1"),
     ],
 )
 def test_options_that_do_not_fit(where: Path, options: dict[str, Any], advice: str) -> None:
@@ -43,10 +49,25 @@ def test_capacities_may_be_numbers_or_text(where: Path) -> None:
         assert store.path == str(where)
 
 
-def test_another_capacity_is_refused(where: Path) -> None:
+def test_another_capacity_resizes(where: Path) -> None:
     open_small(where).close()
-    with pytest.raises(InvalidError, match="capacity"):
-        rt.Store.open(where, "128MiB")
+    with rt.Store.open(where, "128MiB") as store:
+        assert store.stats()["capacity_bytes"] == 128 << 20
+        with pytest.raises(InvalidError, match="another capacity"):
+            rt.Store.open(where, "64MiB")
+        store.resize("64MiB")
+        assert store.stats()["capacity_bytes"] == 64 << 20
+        with pytest.raises(InvalidError, match="two segments"):
+            store.resize(1 << 20)
+
+
+def test_destroy_removes_a_store_that_nobody_uses(where: Path) -> None:
+    with pytest.raises(InvalidError):
+        rt.destroy(where)
+    with open_small(where), pytest.raises(InvalidError, match="close it first"):
+        rt.destroy(where)
+    rt.destroy(where)
+    assert not where.exists()
 
 
 def test_a_directory_that_is_no_store(tmp_path: Path) -> None:

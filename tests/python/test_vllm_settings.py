@@ -16,6 +16,13 @@ def test_everything_can_be_said() -> None:
     assert Settings.parse(extra) == Settings("/kv", "2GiB", True)
 
 
+def test_what_the_store_checks_is_handed_on() -> None:
+    said = {"codec": "split", "eviction": "lru", "admission": "auto", "write_budget": "2TB/day"}
+    settings = Settings.parse({"path": "/kv", **said})
+    assert settings.options() == said
+    assert Settings.parse({"path": "/kv"}).options() == {}
+
+
 @pytest.mark.parametrize(
     ("extra", "advice"),
     [
@@ -25,6 +32,11 @@ def test_everything_can_be_said() -> None:
         ({"path": "/kv", "capacity": 1.5}, '"capacity" is a size like "200GiB"'),
         ({"path": "/kv", "capacity": True}, '"capacity" is a size like "200GiB"'),
         ({"path": "/kv", "read_only": "no"}, '"read_only" is true or false'),
+        ({"path": "/kv", "codec": 4}, '"codec" is a word'),
+        (
+            {"path": "/kv", "write_budget": 1.5},
+            '"write_budget" is a size and a span like "2TB/day"',
+        ),
     ],
 )
 def test_mistakes_are_named(extra: dict[str, Any], advice: str) -> None:

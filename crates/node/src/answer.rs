@@ -41,6 +41,8 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
             catalog.delete(scope, &keys.split()?).map(Response::Count)
         }
         Request::DropScope { scope } => catalog.drop_scope(scope).map(done),
+        Request::Configure { scope, settings } => catalog.configure(scope, &settings).map(done),
+        Request::Reshape { change } => catalog.reshape(&change).map(done),
         Request::Clear => catalog.clear().map(done),
         Request::Flush => catalog.flush().map(done),
         Request::Stats => catalog.stats().map(Box::new).map(Response::Stats),

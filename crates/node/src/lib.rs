@@ -39,6 +39,7 @@ mod answer;
 mod authority;
 mod channel;
 mod client;
+mod destroy;
 mod guests;
 mod home;
 mod keys;
@@ -60,5 +61,6 @@ mod socket;
 mod switch;
 mod term;
 
+pub use destroy::destroy;
 pub use node::{Node, Role, open};
 pub use ritornello_store::{Durability, IndexKind, Options};

@@ -5,14 +5,16 @@
 
 use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::term::Term;
-use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Result, Scope};
-use ritornello_store::{CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef, Wanted};
+use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Result, Scope, ScopeSettings};
+use ritornello_store::{
+    CatalogStats, LeaseNumber, Leased, Located, Reserved, Reshape, ScopeRef, Wanted,
+};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
 
 /// Changes whenever a message does.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// An owner lets nobody wait for space longer than this.
 pub(crate) const PATIENCE_MAX: Duration = Duration::from_secs(600);
 /// Starts the first message each way.
@@ -167,6 +169,13 @@ pub(crate) enum Request<'a> {
     },
     DropScope {
         scope: ScopeRef,
+    },
+    Configure {
+        scope: ScopeRef,
+        settings: ScopeSettings,
+    },
+    Reshape {
+        change: Cow<'a, Reshape>,
     },
     Clear,
     Flush,

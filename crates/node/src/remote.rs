@@ -3,9 +3,9 @@
 use crate::client::Client;
 use crate::keys::Flattened;
 use crate::protocol::{Request, Response};
-use ritornello_format::{Error, Result, Scope};
+use ritornello_format::{Error, Result, Scope, ScopeSettings};
 use ritornello_store::{
-    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef, Wanted,
+    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, Reshape, ScopeRef, Wanted,
 };
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -124,6 +124,14 @@ impl Catalog for Remote<'_> {
 
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
         self.tell(&Request::DropScope { scope })
+    }
+
+    fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
+        self.tell(&Request::Configure { scope, settings: *settings })
+    }
+
+    fn reshape(&self, change: &Reshape) -> Result<()> {
+        self.tell(&Request::Reshape { change: Cow::Borrowed(change) })
     }
 
     fn clear(&self) -> Result<()> {

@@ -101,6 +101,11 @@ impl Shared {
         *self.phase.lock() == Phase::Closing
     }
 
+    /// Whether it is over.
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.phase.lock() == Phase::Closed
+    }
+
     pub(crate) fn store(&self) -> &Arc<Store> {
         &self.store
     }

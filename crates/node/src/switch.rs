@@ -9,9 +9,9 @@ use crate::remote::Remote;
 use crate::seat::{Opening, Seat, closed};
 use crate::term::Unflushed;
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, Result, Scope};
+use ritornello_format::{Error, Result, Scope, ScopeSettings};
 use ritornello_store::{
-    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, ScopeRef, Wanted,
+    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, Reshape, ScopeRef, Wanted,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,8 +46,11 @@ impl Switch {
     ///
     /// # Errors
     /// Those of [`Opening::take_seat`].
-    pub(crate) fn open(opening: Opening, until: Instant) -> Result<Self> {
+    pub(crate) fn open(mut opening: Opening, until: Instant) -> Result<Self> {
         let seat = opening.take_seat(until).inspect_err(|_| opening.home.lock.close())?;
+        // Whoever takes over later takes the store as it is by then: it may have been resized.
+        opening.options.capacity = None;
+        opening.options.paths.clear();
         Ok(Self {
             process: Process::current(),
             opening,
@@ -255,6 +258,14 @@ impl Catalog for Switch {
 
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
         self.ask_disk(|catalog| catalog.drop_scope(scope))
+    }
+
+    fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
+        self.ask_disk(|catalog| catalog.configure(scope, settings))
+    }
+
+    fn reshape(&self, change: &Reshape) -> Result<()> {
+        self.ask_disk(|catalog| catalog.reshape(change))
     }
 
     fn clear(&self) -> Result<()> {

@@ -64,8 +64,23 @@ fn a_capacity_that_is_too_small_or_another_one_is_refused_and_the_lock_is_free()
     let node = open(&Options::new(dir.path())).unwrap();
     node.close().unwrap();
     owner.finish();
-    refused(&Options { capacity: Some(2 * CAPACITY), ..options(dir.path()) }, "another capacity");
+    refused(&Options { capacity: Some(MIB), ..options(dir.path()) }, "capacity");
     open(&options(dir.path())).unwrap();
+}
+
+#[test]
+fn an_owner_that_names_another_capacity_resizes_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    open(&options(dir.path())).unwrap().close().unwrap();
+    let node = open(&Options { capacity: Some(2 * CAPACITY), ..options(dir.path()) }).unwrap();
+    assert_eq!(node.store().stats().unwrap().catalog.capacity_bytes, 2 * CAPACITY);
+    node.close().unwrap();
+    let node = open(&Options { capacity: None, ..options(dir.path()) }).unwrap();
+    assert_eq!(node.store().stats().unwrap().catalog.capacity_bytes, 2 * CAPACITY);
+    // While it is open, it is not the second to open it who decides.
+    refused(&options(dir.path()), "another capacity");
+    node.store().resize(CAPACITY).unwrap();
+    assert_eq!(node.store().stats().unwrap().catalog.capacity_bytes, CAPACITY);
 }
 
 #[test]

@@ -1,29 +1,47 @@
 //! A Python store's hold on its node: closed once, at exit at the latest.
 
 use crate::error::raise;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use pyo3::prelude::*;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_node::Node;
 use std::mem;
 use std::sync::{Arc, Weak};
 
-/// Nodes opened and perhaps not closed, with the process that opened them.
-static OPEN: Mutex<Vec<(u32, Weak<Node>)>> = Mutex::new(Vec::new());
+/// What may still have to be closed at exit.
+static OPEN: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+/// A node that was opened and perhaps not closed, and the process that opened it.
+struct Opened {
+    process: u32,
+    node: Weak<Node>,
+    gate: Arc<Gate>,
+}
+
+/// Held for writing while a node is closed, and for reading by calls that stay attached to the
+/// interpreter: so no such call ever waits for a closing store, which may take seconds.
+type Gate = RwLock<()>;
 
 /// A node until it is closed.
 pub(crate) struct Handle {
     node: RwLock<Option<Arc<Node>>>,
     process: u32,
+    gate: Arc<Gate>,
 }
 
 impl Handle {
     pub(crate) fn new(node: Arc<Node>) -> Self {
         let process = std::process::id();
+        let gate = Arc::new(Gate::new(()));
         let mut open = OPEN.lock();
-        open.retain(|(_, node)| node.strong_count() > 0);
-        open.push((process, Arc::downgrade(&node)));
-        Self { node: RwLock::new(Some(node)), process }
+        open.retain(|opened| opened.node.strong_count() > 0);
+        open.push(Opened { process, node: Arc::downgrade(&node), gate: Arc::clone(&gate) });
+        Self { node: RwLock::new(Some(node)), process, gate }
+    }
+
+    /// `None` while the store is being closed. Until the guard is dropped, that does not begin.
+    pub(crate) fn unless_closing(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.gate.try_read()
     }
 
     /// The node.
@@ -49,7 +67,12 @@ impl Handle {
     pub(crate) fn close(&self, py: Python<'_>) -> Result<()> {
         let node = self.node.write().take();
         let Some(node) = node else { return Ok(()) };
-        let closed = py.detach(|| node.close());
+        let closed = py.detach(|| {
+            // In the child of a fork the gate may be held by a thread that is not there.
+            let mine = self.process == std::process::id();
+            let _closing = mine.then(|| self.gate.write());
+            node.close()
+        });
         if matches!(&closed, Err(error) if error.kind() == ErrorKind::Retry) {
             *self.node.write() = Some(node);
         } else {
@@ -72,11 +95,15 @@ impl Drop for Handle {
 fn _close_all(py: Python<'_>) {
     let open = mem::take(&mut *OPEN.lock());
     let me = std::process::id();
-    let mine = open.into_iter().filter(|(process, _)| *process == me);
-    let nodes: Vec<Arc<Node>> = mine.filter_map(|(_, node)| node.upgrade()).collect();
+    let mine = open.into_iter().filter(|opened| opened.process == me);
+    let nodes: Vec<_> =
+        mine.filter_map(|opened| Some((opened.node.upgrade()?, opened.gate))).collect();
     py.detach(|| {
-        for error in nodes.iter().filter_map(|node| node.close().err()) {
-            tracing::error!(%error, "a store could not be closed at exit");
+        for (node, gate) in &nodes {
+            let _closing = gate.write();
+            if let Err(error) = node.close() {
+                tracing::error!(%error, "a store could not be closed at exit");
+            }
         }
     });
 }

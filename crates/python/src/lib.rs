@@ -23,6 +23,7 @@ mod scope;
 mod store;
 mod time;
 
+use error::OrRaise;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
@@ -37,6 +38,8 @@ mod _core {
     #[pymodule_export]
     use super::pool::{PagePool, PoolPages};
     #[pymodule_export]
+    use super::destroy;
+    #[pymodule_export]
     use super::run_cli;
     #[pymodule_export]
     use super::scope::Scope;
@@ -49,6 +52,12 @@ mod _core {
         error::export(module)?;
         handle::close_at_exit(module)
     }
+}
+
+/// Removes the store in `path`, which nobody may have open: its files, and nothing else.
+#[pyfunction]
+fn destroy(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    py.detach(|| ritornello_node::destroy(&path)).or_raise(py)
 }
 
 /// Runs the `ritornello` command: `argv` is its name and arguments, `python` the interpreter for

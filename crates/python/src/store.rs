@@ -7,12 +7,14 @@ use crate::keys::Keys;
 use crate::log;
 use crate::outcome::Ticket;
 use crate::scope::Scope;
-use crate::time::{control, duration};
+use crate::time::{control, duration, seconds_since_1970};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use ritornello_format::{Error, ErrorKind, parse_bytes};
+use ritornello_format::{Error, ErrorKind, ScopeSettings, parse_bytes};
 use ritornello_node::{Node, Role};
-use ritornello_store::{Durability, IndexKind, LeaseNumber, Options, Terms};
+use ritornello_store::admission::{AdmissionMode, WriteBudget};
+use ritornello_store::eviction::Policy;
+use ritornello_store::{Durability, IndexKind, LeaseNumber, Options, Terms, parse_codec};
 use ritornello_volume::segments::IoChoice;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,10 +34,12 @@ impl Store {
     #[staticmethod]
     #[pyo3(
         signature = (
-            path, capacity=None, *, paths=Vec::new(), durability="cache", io="auto", index=None,
+            path, capacity=None, *, paths=Vec::new(), durability="cache", io="auto",
+            eviction="adaptive", codec="raw", admission="auto", write_budget=None, index=None,
             segment_bytes=None,
         ),
         text_signature = "(path, capacity=None, *, paths=(), durability='cache', io='auto', \
+                          eviction='adaptive', codec='raw', admission='auto', write_budget=None, \
                           index=None, segment_bytes=None)"
     )]
     // Python callers name them.
@@ -47,15 +51,23 @@ impl Store {
         paths: Vec<PathBuf>,
         durability: &str,
         io: &str,
+        eviction: &str,
+        codec: &str,
+        admission: &str,
+        write_budget: Option<Bound<'_, PyAny>>,
         index: Option<&str>,
         segment_bytes: Option<u64>,
     ) -> PyResult<Self> {
         log::start();
         let options = Options {
-            capacity: capacity.as_ref().map(bytes_of).transpose()?,
+            capacity: capacity.map(|given| bytes_of("capacity", &given)).transpose()?,
             paths,
             durability: Durability::parse(durability).or_raise(py)?,
             io: io_choice(py, io)?,
+            eviction: Policy::parse(eviction).or_raise(py)?,
+            codec: parse_codec(codec).or_raise(py)?,
+            admission: AdmissionMode::parse(admission).or_raise(py)?,
+            write_budget: write_budget.as_ref().map(budget_of).transpose()?,
             index: index.map(IndexKind::parse).transpose().or_raise(py)?,
             segment_bytes,
             ..Options::new(path.clone())
@@ -66,7 +78,9 @@ impl Store {
 
     /// Stores pages and returns how many leading ones are now stored, those that were there
     /// already included.
-    #[pyo3(signature = (scope, keys, pages, *, parent=None, timeout=None))]
+    #[pyo3(signature = (scope, keys, pages, *, parent=None, retain_until=None, timeout=None))]
+    // Python callers name them.
+    #[allow(clippy::too_many_arguments)]
     fn put_batch(
         &self,
         py: Python<'_>,
@@ -74,16 +88,38 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         pages: &Bound<'_, PyAny>,
         parent: Option<&[u8]>,
+        retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
+        let terms = terms(parent, retain_until.as_ref())?;
         let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
-        let (store, source, terms) = (node.store(), batch.as_source(), Terms::behind(parent));
+        let (store, source) = (node.store(), batch.as_source());
         let outcome = py.detach(|| store.put_batch(&scope.inner, &keys, source, &terms, &control));
         batch.release(py);
         Ok(outcome.or_raise(py)?.pages)
+    }
+
+    /// Sets what is to hold for a scope, durably: how its pages are encoded, and how many bytes it
+    /// may hold and retain. What is not named goes back to the store's default.
+    #[pyo3(signature = (scope, *, codec=None, quota=None, retained=None))]
+    fn configure(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        codec: Option<&str>,
+        quota: Option<Bound<'_, PyAny>>,
+        retained: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let settings = ScopeSettings {
+            codec: codec.map(parse_codec).transpose().or_raise(py)?.map(|codec| codec.number()),
+            quota_bytes: quota.map(|given| bytes_of("quota", &given)).transpose()?,
+            retained_bytes: retained.map(|given| bytes_of("retained", &given)).transpose()?,
+        };
+        let node = self.handle.node(py)?;
+        py.detach(|| node.store().configure(&scope.inner, &settings)).or_raise(py)
     }
 
     /// Number of leading pages that can be had.
@@ -91,9 +127,17 @@ impl Store {
         let node = self.handle.node(py)?;
         let held = Keys::of(keys)?;
         let keys = held.slices();
-        // A microsecond in memory is less than what detaching costs when other threads run.
         let probe = || node.store().probe(&scope.inner, &keys);
-        let hit = if node.role() == Role::Owner { probe() } else { py.detach(probe) };
+        // A microsecond in memory is less than what detaching costs when other threads run. But
+        // nobody waits attached: not for another process, and not for a store that is closing.
+        let open = self.handle.unless_closing();
+        let attached = open.is_some() && node.role() == Role::Owner;
+        let hit = if attached {
+            probe()
+        } else {
+            drop(open);
+            py.detach(probe)
+        };
         hit.or_raise(py)
     }
 
@@ -162,7 +206,11 @@ impl Store {
     /// Starts a put. With `copy` the bytes are taken into bounded staging before this returns,
     /// and pages that do not fit are skipped; without, the memory must not change until the
     /// ticket is done.
-    #[pyo3(signature = (scope, keys, pages, *, parent=None, copy=false, timeout=None))]
+    #[pyo3(
+        signature = (
+            scope, keys, pages, *, parent=None, copy=false, retain_until=None, timeout=None
+        )
+    )]
     // Python callers name them.
     #[allow(clippy::too_many_arguments)]
     fn submit_put(
@@ -173,13 +221,14 @@ impl Store {
         pages: &Bound<'_, PyAny>,
         parent: Option<&[u8]>,
         copy: bool,
+        retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
+        let terms = terms(parent, retain_until.as_ref())?;
         let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
         let keys = Keys::of(keys)?.boxed();
         let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
         let (store, scope) = (node.store(), Arc::clone(&scope.inner));
-        let terms = Terms::behind(parent);
         if copy {
             let source = batch.as_source();
             let ticket = py.detach(|| store.submit_put_copy(scope, keys, source, terms, control));
@@ -237,6 +286,12 @@ impl Store {
         py.detach(|| node.store().flush()).or_raise(py)
     }
 
+    /// Sets the capacity of the store, which stays in use meanwhile.
+    fn resize(&self, py: Python<'_>, capacity: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (node, capacity) = (self.handle.node(py)?, bytes_of("capacity", capacity)?);
+        py.detach(|| node.store().resize(capacity)).or_raise(py)
+    }
+
     /// Drops every scope.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         let node = self.handle.node(py)?;
@@ -275,7 +330,8 @@ impl Store {
     /// "owner" or "client" now: a client takes over when the owner dies.
     #[getter]
     fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
-        Ok(self.handle.node(py)?.role().word())
+        let node = self.handle.node(py)?;
+        Ok(py.detach(|| node.role().word()))
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -293,21 +349,40 @@ impl Store {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let state = self.handle.node(py).map_or("closed", |node| node.role().word());
+        let state = self.handle.node(py).map_or("closed", |node| py.detach(|| node.role().word()));
         format!("Store({:?}, {state})", self.path)
     }
 }
 
-/// A number of bytes: an integer, or text with a unit.
-fn bytes_of(capacity: &Bound<'_, PyAny>) -> PyResult<u64> {
-    let py = capacity.py();
-    if let Ok(text) = capacity.extract::<String>() {
+/// A number of bytes: an integer, or text with a unit. `what` names the argument.
+fn bytes_of(what: &str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let py = given.py();
+    if let Ok(text) = given.extract::<String>() {
         return parse_bytes(&text).or_raise(py);
     }
-    capacity.extract().map_err(|_| {
-        let given = capacity.repr().map(|text| text.to_string()).unwrap_or_default();
-        invalid(py, format!("capacity is {given}: pass bytes, or text such as \"200GiB\""))
+    given.extract().map_err(|_| {
+        let given = given.repr().map(|text| text.to_string()).unwrap_or_default();
+        invalid(py, format!("{what} is {given}: pass bytes, or text such as \"200GiB\""))
     })
+}
+
+/// A write budget: bytes a day, or text with a span.
+fn budget_of(given: &Bound<'_, PyAny>) -> PyResult<WriteBudget> {
+    let py = given.py();
+    if let Ok(text) = given.extract::<String>() {
+        return WriteBudget::parse(&text).or_raise(py);
+    }
+    given.extract().map(WriteBudget::per_day).map_err(|_| {
+        let given = given.repr().map(|text| text.to_string()).unwrap_or_default();
+        let advice = "pass bytes a day, or text such as \"2TB/day\"";
+        invalid(py, format!("write_budget is {given}: {advice}"))
+    })
+}
+
+/// What a put says of its pages.
+fn terms(parent: Option<&[u8]>, retain_until: Option<&Bound<'_, PyAny>>) -> PyResult<Terms> {
+    let retain_until = retain_until.map(seconds_since_1970).transpose()?.unwrap_or_default();
+    Ok(Terms { retain_until, ..Terms::behind(parent) })
 }
 
 fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {

@@ -134,11 +134,11 @@ class QuietStore:
 def open_store(settings: Settings) -> "Store":
     from ritornello._core import InvalidError, Store
 
-    path = Path(settings.path)
+    path, options = Path(settings.path), settings.options()
     if settings.capacity is not None:
-        return Store.open(settings.path, settings.capacity)
+        return Store.open(settings.path, settings.capacity, **options)
     try:
-        return Store.open(settings.path)
+        return Store.open(settings.path, **options)
     except InvalidError:
         if path.is_dir() and any(path.iterdir()):
             raise
@@ -148,7 +148,7 @@ def open_store(settings: Settings) -> "Store":
             settings.path,
             capacity // MIB,
         )
-        return Store.open(settings.path, capacity)
+        return Store.open(settings.path, capacity, **options)
 
 
 def default_capacity(path: Path) -> int:

@@ -1,0 +1,109 @@
+//! Removing a store: its own files in all its directories, and nothing else.
+
+use crate::home::{CLIENTS, Home, Identity, unusable};
+use crate::registry;
+use ritornello_format::{Error, Result};
+use ritornello_medium::Host;
+use ritornello_store::Directory;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fs, result};
+
+/// A store that this process is opening or closing is waited for this long.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Its files beside the manifest and the lock.
+const FILES: [&str; 5] =
+    ["SCOPES", "SCOPES.new", "RESERVATIONS", "RESERVATIONS.new", "MANIFEST.new"];
+
+/// Removes the store in `path`: its files in all its directories, and the directories that are
+/// empty then. What somebody else put there stays. The manifest goes last, so that an interrupted
+/// removal can be repeated.
+///
+/// # Errors
+/// `Invalid` where there is no store, or a process has it open as its owner; `Fatal` for a damaged
+/// manifest, which alone says where the files are; `Retry` if the file system refuses.
+pub fn destroy(path: &Path) -> Result<()> {
+    let path = fs::canonicalize(path).map_err(|error| unusable(path, error))?;
+    let directory = Directory::new(Arc::new(Host), &path);
+    let manifest = directory.manifest()?.ok_or_else(|| {
+        Error::invalid("there is no store here: nothing was removed").with("dir", path.display())
+    })?;
+    let slot = registry::slot(Identity::of(&path).map_err(|error| unusable(&path, error))?)?;
+    let Some(open) = slot.try_lock_until(Instant::now() + PATIENCE) else {
+        return Err(Error::retry("another thread has been opening or closing this store for long")
+            .with("dir", path.display()));
+    };
+    if open.upgrade().is_some_and(|shared| !shared.is_closed()) {
+        return Err(Error::invalid("this process has the store open: close it first")
+            .with("dir", path.display()));
+    }
+    let home = Home::open(&path)?;
+    if !home.try_own()? {
+        let owner = home.lock.holder()?.map_or(0, |holder| holder.0);
+        return Err(Error::invalid("a process owns this store: stop it first")
+            .with("pid", owner)
+            .with("dir", path.display()));
+    }
+    let removed = (|| {
+        for volume in manifest.directories(&path) {
+            remove_where(&volume, is_segment)?;
+        }
+        // One that was drained is in the manifest no more.
+        remove_where(&path.join("segments"), is_segment)?;
+        remove_where(&path.join("index"), is_index)?;
+        remove_where(&path.join(CLIENTS), |_| true)?;
+        remove_files(&path, |name| FILES.contains(&name) || name.starts_with("owner.sock"))?;
+        remove(&path.join("MANIFEST"))?;
+        remove(&path.join("LOCK"))
+    })();
+    home.lock.close();
+    drop(home);
+    removed.map_err(|error| {
+        Error::retry("the store could not be removed: try again")
+            .with("dir", path.display())
+            .because(error)
+    })?;
+    // It stays where something else is in it.
+    let _ = fs::remove_dir(&path);
+    Ok(())
+}
+
+fn is_segment(name: &str) -> bool {
+    let number = name.strip_prefix("seg-");
+    number.is_some_and(|number| number.len() >= 6 && number.bytes().all(|b| b.is_ascii_digit()))
+        || name.starts_with(".selftest-")
+}
+
+fn is_index(name: &str) -> bool {
+    name.starts_with("checkpoint-") || name.starts_with("journal-")
+}
+
+/// Removes some files of a directory, and the directory if it is empty then.
+fn remove_where(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
+    remove_files(dir, which)?;
+    let _ = fs::remove_dir(dir);
+    Ok(())
+}
+
+fn remove_files(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries.collect::<result::Result<Vec<_>, _>>()?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        if entry.file_name().to_str().is_some_and(&which) && !entry.file_type()?.is_dir() {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

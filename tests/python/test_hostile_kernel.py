@@ -1,0 +1,159 @@
+"""A kernel that refuses: failed syncs and allocations by `strace -e inject`, and a sandbox, as
+containers have it, that forbids `io_uring` and direct I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
+
+import ritornello as rt
+
+# Puts and flushes in rounds; says what became of each, and how bytes moved.
+CHILD = """
+import json, sys
+sys.path.insert(0, {here!r})
+from test_hostile_kernel import forbid
+from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
+if {forbid!r}:
+    forbid()
+import ritornello as rt
+from ritornello.errors import RitornelloError
+rounds = []
+store = rt.Store.open(sys.argv[1], capacity="64MiB", segment_bytes=1 << 20)
+for name in range(12):
+    keys = keys_of(name, 7)
+    stored = flushed = 0
+    word = ""
+    try:
+        stored = store.put_batch(SCOPE, keys, [page_of(key) for key in keys])
+        store.flush()
+        flushed = stored
+    except RitornelloError as error:
+        word = error.kind
+    rounds.append([name, stored, flushed, word])
+out = [bytearray(PAGE_BYTES) for _ in range(7)]
+right = 0
+for name in range(12):
+    keys = keys_of(name, 7)
+    for key, page in zip(keys[:store.get_batch(SCOPE, keys, out)], out):
+        assert bytes(page) == page_of(key), "wrong bytes"
+        right += 1
+stats = store.stats()
+io = stats["io"]
+print(json.dumps(dict(rounds=rounds, right=right, mode=io["mode"], direct=io["direct"],
+                      warnings=list(io["warnings"]), poisoned=bool(stats["poisoned"]))))
+try:
+    store.close()
+except RitornelloError:
+    pass
+"""
+# By machine: O_DIRECT, and the calls that open files with the position of their flags.
+MACHINES = {"x86_64": (0x4000, {2: 1, 257: 2}), "aarch64": (0x10000, {56: 2})}
+IO_URING_SETUP = 425
+
+
+def forbid() -> None:
+    """Forbids this process `io_uring` and direct I/O, with a seccomp filter."""
+    import ctypes
+    import struct
+
+    o_direct, opens = MACHINES[platform.machine()]
+    errno, allow = 0x0005_0000, 0x7FFF_0000
+    # Load a word, jump if equal or if a bit is set (so many lines if so, so many if not), return.
+    load, equal, bit, answer = 0x20, 0x15, 0x45, 0x06
+    program = [(load, 0, 0, 0), (equal, 0, 1, IO_URING_SETUP), (answer, 0, 0, errno | 1)]
+    for number, position in opens.items():
+        program += [
+            (equal, 0, 4, number),
+            (load, 0, 0, 16 + 8 * position),
+            (bit, 0, 1, o_direct),
+            (answer, 0, 0, errno | 22),
+            (answer, 0, 0, allow),
+        ]
+    program += [(answer, 0, 0, allow)]
+    code = b"".join(struct.pack("HBBI", *line) for line in program)
+    memory = ctypes.create_string_buffer(code)
+    head = struct.pack("HP", len(program), ctypes.addressof(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    assert libc.prctl(set_seccomp, filter_mode, head, 0, 0) == 0, ctypes.get_errno()
+
+
+def run(path: Path, *before: str, forbidden: bool = False) -> dict[str, Any]:
+    """Runs the child, perhaps under another command, and returns what it says."""
+    code = CHILD.format(here=str(Path(__file__).parent), forbid=forbidden)
+    words = [*before, sys.executable, "-c", code, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def inject(what: str) -> list[str]:
+    """`strace` that makes a call fail, or a skip that says why it cannot be had."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    words = [strace, "-f", "-qq", "-o", "/dev/null", "-e", f"trace={what.split(':')[0]}"]
+    tried = subprocess.run([*words, "true"], capture_output=True, text=True, timeout=30)
+    if tried.returncode != 0:
+        pytest.skip(f"strace may not trace here: {tried.stderr.strip()}")
+    return [*words, "-e", f"inject={what}"]
+
+
+def check(path: Path, said: dict[str, Any]) -> None:
+    """Everything that was flushed is there, and the store goes on."""
+    out = [bytearray(PAGE_BYTES) for _ in range(7)]
+    with rt.Store.open(path) as store:
+        for name, _, flushed, _ in said["rounds"]:
+            keys = keys_of(name, 7)
+            got = store.get_batch(SCOPE, keys, out)
+            assert got >= flushed, f"sequence {name} is gone"
+            for key, page in zip(keys[:got], out, strict=False):
+                assert bytes(page) == page_of(key), "wrong bytes"
+        keys = keys_of(99, 3)
+        assert store.put_batch(SCOPE, keys, [page_of(key) for key in keys]) == 3
+        store.flush()
+
+
+@pytest.mark.parametrize("nth", [8, 12, 16, 20])
+def test_a_failed_fdatasync_poisons_and_loses_nothing_flushed(tmp_path: Path, nth: int) -> None:
+    path = tmp_path / "kv"
+    said = run(path, *inject(f"fdatasync:error=EIO:when={nth}"))
+    assert said["poisoned"]
+    words = [word for _, _, _, word in said["rounds"]]
+    first = words.index("fatal")
+    assert set(words[first:]) == {"fatal"}, "never retried"
+    assert said["right"] >= sum(flushed for _, _, flushed, _ in said["rounds"])
+    check(path, said)
+
+
+def test_a_disk_that_gives_no_more_blocks_stops_growth_not_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    said = run(path, *inject("fallocate:error=ENOSPC:when=2+"))
+    assert not said["poisoned"]
+    assert said["rounds"][0][2] == 7
+    # One segment, so old sequences had to go; the last ones are there.
+    assert said["rounds"][-1][2] == 7
+    assert said["right"] >= 7
+
+
+def test_a_sandbox_without_io_uring_and_direct_io(tmp_path: Path) -> None:
+    if platform.machine() not in MACHINES:
+        pytest.skip(f"no filter written for {platform.machine()}")
+    path = tmp_path / "kv"
+    said = run(path, forbidden=True)
+    assert (said["mode"], said["direct"]) == ("buffered", False)
+    assert any("O_DIRECT" in warning for warning in said["warnings"]), "said loudly"
+    assert said["right"] == 12 * 7
+    check(path, said)
