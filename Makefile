@@ -25,7 +25,7 @@ WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
 SUITES := test-python test-rust test-loom test-vllm
-LONG_SUITES := test-rust-long test-python-long test-vllm-long
+LONG_SUITES := test-rust-long test-python-long test-vllm-long test-fuzz
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
@@ -77,6 +77,11 @@ test-rust-long:
 test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --workspace --exclude ritornello-python --locked --quiet \
 		--release --target-dir target/loom --test 'loom_*'
+
+# Every parser with broken input, so many seconds each.
+FUZZ_SECONDS ?= 5
+test-fuzz:
+	$(CARGO) run --locked --quiet -p ritornello-fuzz -- $(FUZZ_SECONDS)
 
 # A warning is an error; a test that finds nothing to do (exit code 5) is not.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120

@@ -1,6 +1,9 @@
 //! What can be typed.
 
+use crate::simulate::args::SimulateArgs;
+use crate::soak::args::SoakArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ritornello_codec::Codec;
 use ritornello_format::parse_bytes;
 use std::path::PathBuf;
 
@@ -22,6 +25,9 @@ Examples:
   ritornello fsck /nvme/kv --salvage
   ritornello doctor /nvme/kv --capacity 200GiB
   ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64
+  ritornello soak --minutes 10 --dir /nvme
+  ritornello simulate traces/mooncake_conversation.jsonl.gz --chart hit-rates.svg
+  ritornello top /nvme/kv
 
 RUST_LOG=info says more on standard error."
 )]
@@ -41,10 +47,22 @@ pub enum Command {
     Stat(StatArgs),
     /// Read and verify every page of a store that nobody is using
     Fsck(FsckArgs),
+    /// Make a store larger or smaller while it is in use
+    Resize(ResizeArgs),
+    /// List, add or drain the directories of a store while it is in use
+    Paths(PathsArgs),
+    /// Remove a store that nobody uses
+    Destroy(DestroyArgs),
     /// Try a directory out, and say what to change on this machine
     Doctor(DoctorArgs),
     /// Measure the store against the limits of this machine
     Bench(BenchArgs),
+    /// Work a small store hard for a long time, kill and restart it, and check every byte
+    Soak(SoakArgs),
+    /// Replay request traces through the eviction policies: hit rates, writes, the bound
+    Simulate(SimulateArgs),
+    /// Watch a store: hit rate, space, eviction, leases
+    Top(TopArgs),
 }
 
 /// Of `stat`.
@@ -59,6 +77,24 @@ Examples:
 pub struct StatArgs {
     /// The store's directory
     pub dir: PathBuf,
+}
+
+/// Of `top`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Refreshed each second until q, Esc or Ctrl-C. Where standard output is no terminal, it is printed
+once. A store that nobody owns is opened by this command, and is its own until it ends.
+
+Examples:
+  ritornello top /nvme/kv
+  ritornello top /nvme/kv --once
+  ritornello top /nvme/kv --json | jq .hit_rate")]
+pub struct TopArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// Print it once and end; so does --json
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Of `fsck`.
@@ -80,6 +116,83 @@ pub struct FsckArgs {
     /// Also bring back pages that lie in the segments and that the index does not know
     #[arg(long)]
     pub salvage: bool,
+}
+
+/// Of `resize`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A smaller store keeps what was used last: it is moved out of the segments that go, and the rest is
+evicted. The files that are not needed any more are removed. What is leased or retained must fit.
+Ends when it is done; interrupted, the store's owner goes on with it.
+
+Give Store.open the new capacity, too, or none: an owner resizes the store to what it is given.
+
+Examples:
+  ritornello resize /nvme/kv 400GiB
+  ritornello resize /nvme/kv 100GiB --json | jq .allocated_bytes")]
+pub struct ResizeArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// Its new capacity
+    #[arg(value_parser = size)]
+    pub capacity: u64,
+}
+
+/// Of `paths`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ritornello paths list /nvme/kv
+  ritornello paths add /nvme/kv /nvme2/kv-segments
+  ritornello paths drain /nvme/kv segments")]
+pub struct PathsArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub what: PathsCommand,
+}
+
+/// What can be done with directories.
+#[derive(Debug, Subcommand)]
+pub enum PathsCommand {
+    /// Show the directories, and what is in them
+    #[command(after_help = "Examples:\n  ritornello paths list /nvme/kv --json")]
+    List {
+        /// The store's directory
+        dir: PathBuf,
+    },
+    /// Add a directory; it takes what the capacity still allows, so resize the store as well
+    #[command(after_help = "Examples:\n  ritornello paths add /nvme/kv /nvme2/kv-segments")]
+    Add {
+        /// The store's directory
+        dir: PathBuf,
+        /// The directory to add: new or empty
+        path: PathBuf,
+    },
+    /// Take a directory out: what is there moves, or is evicted, and its files are removed
+    #[command(after_help = "Examples:\n  ritornello paths drain /nvme/kv /nvme2/kv-segments")]
+    Drain {
+        /// The store's directory
+        dir: PathBuf,
+        /// The directory to drain, as `paths list` shows it
+        path: PathBuf,
+    },
+}
+
+/// Of `destroy`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Removes the files of the store in all its directories, and nothing else. Refuses while a process
+owns the store.
+
+Examples:
+  ritornello destroy /nvme/kv
+  ritornello destroy /nvme/kv --yes")]
+pub struct DestroyArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// Of `doctor`.
@@ -107,6 +220,7 @@ pub struct DoctorArgs {
 #[command(after_help = "\
 Examples:
   ritornello bench store --dir /nvme
+  ritornello bench codec
   ritornello bench store --help")]
 pub struct BenchArgs {
     /// What to measure.
@@ -119,6 +233,8 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Writes, reads, probes and restarts, against the raw limits of the same disk
     Store(StoreArgs),
+    /// Size and speed of the codecs, and what the lossy ones do to attention
+    Codec(CodecArgs),
     /// One part of a measurement, in a process of its own
     #[command(hide = true)]
     Part(PartArgs),
@@ -133,7 +249,8 @@ written against put_batch + flush into a new store; the same over blocks already
 put_batch + flush into a store that was filled and cleared; O_DIRECT reads against get_batch from a
 store opened anew. The raw side uses the best operation size and depth of a small sweep; both sides
 use huge-page buffers. Ratios are taken round by round; what is printed is the median. Every byte
-got is compared with what was put, outside the time.
+got is compared with what was put, outside the time; bfloat16 pages hold normal noise, which lossless
+codecs can shorten. Lossy codecs make it other bytes, so they are not compared.
 
 One put or get is one sequence of 4,096 tokens, cut to 256 pages and to 512 MiB where it is longer;
 calls are blocking, from one thread, as the simplest caller would make them. Seconds of processor time are those of the whole process.
@@ -145,8 +262,13 @@ with an empty one; beside it, the same of the whole store, which also keeps an o
 
 It needs about three times --total on the disk, and 1 GiB for the index; all of it is removed.
 
+--steady fills a store of --total bytes and writes four times as much again, with evictions, half of
+the gets hitting; then takes the same figures from it and from fresh stores, in turns. Once with
+pages of 192 KiB, once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
+
 Examples:
   ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64 --total 2GiB
+  ritornello bench store --dir /nvme --steady --total 1GiB --json
   ritornello bench store --dir /nvme --shape qwen2.5-0.5b --page-tokens 16 --json
   ritornello bench store --shape custom --layers 80 --kv-heads 8 --head-dim 128 --dtype fp8
   ritornello bench store --shape custom --page-bytes 1MiB --only data --runs 3")]
@@ -166,6 +288,12 @@ pub struct StoreArgs {
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
+    /// Encode pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
+    #[arg(long, default_value = "raw", value_parser = codec)]
+    pub codec: Codec,
+    /// Measure a store that is full and evicts against a fresh one, in a capacity of --total
+    #[arg(long, conflicts_with_all = ["only", "runs", "shape", "page_tokens", "codec"])]
+    pub steady: bool,
     /// Measure only a part
     #[arg(long, value_enum)]
     pub only: Option<Part>,
@@ -195,6 +323,42 @@ pub struct StoreArgs {
     /// Bytes a segment file
     #[arg(long, hide = true, value_parser = size)]
     pub segment_bytes: Option<u64>,
+}
+
+/// Of `bench codec`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. A slice holds one layer's keys and values of --page-tokens tokens and is encoded by
+itself. The slices of a set are repeated until they fill --total bytes, which should be more than
+the caches hold; every round copies them, encodes them and decodes them. Rates are bytes of numbers
+over the processor time of one thread, and medians. Lossless codecs are compared bit by bit.
+
+The error of a lossy codec is the norm of the difference of softmax(QK/sqrt d)V over its norm, with
+the keys and values of all tokens gone through the codec: the mean of the layers, and the worst.
+
+Without --kv, keys and values are a small sample of the demonstration's model after some training. A set of made-up
+numbers whose keys have outlier channels is always measured as well.
+
+Examples:
+  ritornello bench codec
+  ritornello bench codec --kv FILE.safetensors --json | jq '.rows[] | {codec, size_ratio}'
+  build/env/vllm/bin/python engines/vllm/make_kv.py demo FILE.safetensors")]
+pub struct CodecArgs {
+    /// Keys, values and queries to use, as engines/vllm/make_kv.py writes them
+    #[arg(long)]
+    pub kv: Option<PathBuf>,
+    /// Bytes of numbers that each rate is taken over, a thread
+    #[arg(long, default_value = "256MiB", value_parser = size)]
+    pub total: u64,
+    /// Tokens a slice
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub page_tokens: u32,
+    /// Threads at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: u32,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
 }
 
 /// A part of `bench store`.
@@ -265,6 +429,10 @@ pub enum PartCommand {
         #[arg(long)]
         entries: u64,
     },
+}
+
+fn codec(word: &str) -> Result<Codec, String> {
+    ritornello_store::parse_codec(word).map_err(|error| error.to_string())
 }
 
 fn size(text: &str) -> Result<u64, String> {

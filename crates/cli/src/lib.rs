@@ -1,6 +1,6 @@
 //! # ritornello-cli
 //!
-//! The `ritornello` command: `stat`, `fsck`, `doctor` and `bench store`, for people at a terminal
+//! The `ritornello` command: `stat`, `top`, `fsck`, `resize`, `paths`, `destroy`, `doctor`, `bench`, `soak` and `simulate`, for people at a terminal
 //! and, with `--json`, for programs.
 //!
 //! **Promises.** Standard output carries the answer and nothing else; progress and warnings go to
@@ -20,7 +20,11 @@ mod open;
 mod print;
 mod progress;
 mod scratch;
+mod simulate;
+mod soak;
+mod space;
 mod stat;
+mod top;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -60,8 +64,14 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     let result = match &cli.command {
         Command::Stat(args) => stat::run(&context, args),
         Command::Fsck(args) => fsck::run(&context, args),
+        Command::Resize(args) => space::resize(&context, args),
+        Command::Paths(args) => space::paths(&context, args),
+        Command::Destroy(args) => space::destroy(&context, args),
         Command::Doctor(args) => doctor::run(&context, args),
         Command::Bench(args) => bench::run(&context, args),
+        Command::Soak(args) => soak::run(&context, args),
+        Command::Simulate(args) => simulate::run(&context, args),
+        Command::Top(args) => top::run(&context, args),
     };
     result.unwrap_or_else(|failure| report(&context, &failure)).code()
 }

@@ -5,8 +5,9 @@ use crate::args::StatArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, count, json, say, table};
 use crate::{open, print};
-use ritornello_store::StoreStats;
+use ritornello_store::{Pieces, StoreStats};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 #[derive(Serialize)]
@@ -33,6 +34,21 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     }
     node.close()?;
     Ok(Status::Fine)
+}
+
+/// The larger half of the sizes, each with its number.
+fn extents(sizes: &BTreeMap<u64, u64>) -> String {
+    let shown: Vec<String> = sizes
+        .iter()
+        .rev()
+        .take(6)
+        .map(|(least, number)| format!("{number} from {}", bytes(*least)))
+        .collect();
+    if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
+}
+
+fn pieces(of: Pieces) -> String {
+    format!("half in {}, 99 % in {}, all in {}", of.p50, of.p99, of.max)
 }
 
 fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
@@ -78,6 +94,43 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
             bytes(s.quarantined_bytes)
         ),
     );
+    let h = &s.health;
+    row(
+        "allocator",
+        format!(
+            "{} kept free, {} of padding, {:.2} extents a run, free extents: {}",
+            bytes(h.reserve_bytes),
+            bytes(h.padding_bytes),
+            h.extents_per_run,
+            extents(&s.free_extents)
+        ),
+    );
+    row(
+        "pieces a page",
+        format!(
+            "up to 256 KiB: {}; longer: {}",
+            pieces(h.small_pages),
+            pieces(h.large_pages)
+        ),
+    );
+    row(
+        "written",
+        format!(
+            "{} for {} admitted ({:.3}), {} by the index",
+            bytes(h.written_bytes),
+            bytes(h.admitted_bytes),
+            h.write_amplification,
+            bytes(s.index_written_bytes)
+        ),
+    );
+    if h.closed_bytes > 0 {
+        row("shrinking", format!("{} of segments are being emptied", bytes(h.closed_bytes)));
+    }
+    for path in s.paths.iter().filter(|path| s.paths.len() > 1 || path.draining) {
+        let draining = if path.draining { ", draining" } else { "" };
+        let used = bytes(path.used_bytes);
+        row("path", format!("{}: {} segments, {used} in use{draining}", path.dir, path.segments));
+    }
     row(
         "index",
         format!(
@@ -98,6 +151,13 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         ),
     );
     row("durability", s.durability.clone());
+    let budget = s.admission.budget_bytes_per_day;
+    let budget = budget.map(|bytes_a_day| {
+        let left = bytes(s.admission.available_bytes.unwrap_or_default());
+        format!(", budget {} a day, {left} of it now", bytes(bytes_a_day))
+    });
+    row("admission", format!("{}{}", s.admission.policy, budget.unwrap_or_default()));
+    row("retained", bytes(s.retained_bytes));
     row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.epoch));
     for (reason, pages) in &s.dropped_at_open {
         row("dropped at open", format!("{}: {reason}", count(*pages)));
@@ -108,8 +168,23 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     for warning in &s.io.warnings {
         row("warning", warning.clone());
     }
+    let mut scopes = table(&["scope", "model", "codec", "pages", "bytes", "quota", "retained"]);
+    for scope in &s.largest_scopes {
+        scopes.add_row([
+            scope.id.chars().take(8).collect(),
+            scope.model.chars().take(32).collect(),
+            scope.codec.clone(),
+            count(scope.pages),
+            bytes(scope.bytes),
+            scope.quota_bytes.map_or_else(|| "none".to_owned(), bytes),
+            format!("{} of {}", bytes(scope.retained_bytes), bytes(scope.retained_bytes_max)),
+        ]);
+    }
     let counted: Vec<_> = s.counters.iter().filter(|(_, value)| **value > 0).collect();
     let mut text = out.to_string();
+    if !s.largest_scopes.is_empty() {
+        text = format!("{text}\n{scopes}");
+    }
     if !counted.is_empty() {
         let mut counters = table(&["counted since open", ""]);
         for (name, value) in counted {

@@ -7,7 +7,7 @@ use common::{ritornello, scratch, text};
 
 #[test]
 fn every_command_explains_itself_with_examples() {
-    for words in [&[][..], &["stat"], &["fsck"], &["doctor"], &["bench"], &["bench", "store"]] {
+    for words in [&[][..], &["stat"], &["fsck"], &["doctor"], &["bench"], &["bench", "store"], &["resize"], &["paths"], &["destroy"], &["simulate"], &["soak"], &["top"]] {
         let answer = ritornello(&[words, &["--help"]].concat());
         assert_eq!(answer.code, 0, "{}", answer.err);
         assert!(answer.out.contains("Examples:"), "{words:?}");
@@ -45,7 +45,7 @@ fn what_is_no_store_is_named_and_left_alone() {
     std::fs::write(other.join("photo.jpg"), b"x").unwrap();
     let empty = dir.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
-    for command in ["stat", "fsck"] {
+    for command in ["stat", "fsck", "top"] {
         for path in [&missing, &file, &other, &empty] {
             let answer = ritornello(&[command, text(path)]);
             assert_eq!(answer.code, 2, "{command} {path:?}");

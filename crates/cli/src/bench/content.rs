@@ -10,7 +10,7 @@ const STAMP: usize = 16;
 pub const KEY_BYTES: usize = 32;
 
 /// One of the finalisers of `SplitMix64` (Steele, Lea, Flood, 2014).
-fn mix(mut x: u64) -> u64 {
+pub(super) fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -77,9 +77,23 @@ impl Content {
         Self { pattern: words.flatten().collect() }
     }
 
+    /// Bfloat16 numbers, normally distributed: the same for the same seed.
+    #[must_use]
+    pub fn numbers(seed: u64) -> Self {
+        let unit = |bits: u64| (bits >> 11) as f64 / (1u64 << 53) as f64;
+        let number = |at: u64| {
+            // Box and Muller, 1958. The logarithm is of a number above zero.
+            let (a, b) = (mix(seed ^ mix(2 * at)), mix(seed ^ mix(2 * at + 1)));
+            let radius = (-2.0 * (1.0 - unit(a)).ln()).sqrt();
+            let normal = (radius * (std::f64::consts::TAU * unit(b)).cos()) as f32;
+            ((normal.to_bits() >> 16) as u16).to_le_bytes()
+        };
+        Self { pattern: (0..PATTERN as u64 / 2).flat_map(number).collect() }
+    }
+
     fn block(&self, page: u64, at: usize) -> (&[u8], [u8; STAMP]) {
         let number = mix(page ^ at as u64);
-        let from = (number % (PATTERN - BLOCK) as u64) as usize;
+        let from = (number % (PATTERN - BLOCK) as u64) as usize & !1;
         let mut stamp = [0; STAMP];
         stamp[..8].copy_from_slice(&page.to_le_bytes());
         stamp[8..].copy_from_slice(&number.to_le_bytes());

@@ -2,11 +2,12 @@
 
 use super::mover::Mover;
 use super::place::{Footprint, capacity_for, forget_pages};
-use super::report::{Machine, Moved, Raw, Report, median};
+use super::report::{EncodedRates, Machine, Moved, Raw, Report, median};
 use super::shape::Shape;
 use crate::exit::Failure;
 use crate::open;
 use indicatif::ProgressBar;
+use ritornello_codec::Codec;
 use ritornello_format::{Error, UNIT, WHOLE_PAGE_UNITS};
 use ritornello_medium::Host;
 use ritornello_node::Node;
@@ -34,6 +35,8 @@ struct Pair {
 
 #[derive(Clone, Copy, Debug)]
 struct Round {
+    /// Bytes on disk a byte of payload.
+    size: f64,
     fresh: Pair,
     steady: Pair,
     read: Pair,
@@ -68,19 +71,33 @@ pub fn measure(
     let mut mover = Mover::new(shape)?;
     report.machine.buffers = mover.backing().word().to_owned();
     steps.inc(1);
-    let mut rounds = Vec::new();
+    let (mut rounds, mut plain) = (Vec::new(), Vec::new());
     for round in 0..runs {
         let home = dir.join(format!("store-{round}"));
-        let bench = Bench { shape, segment_bytes, home: &home, raw_first: round % 2 == 0 };
-        rounds.push(bench.round(&mut limit, &mut mover, steps, report)?);
-        std::fs::remove_dir_all(&home)?;
+        let is_even = round % 2 == 0;
+        let mut turn = |codec, rounds: &mut Vec<Round>| {
+            let bench = Bench { shape, codec, segment_bytes, home: &home, raw_first: is_even };
+            rounds.push(bench.round(&mut limit, &mut mover, steps, report)?);
+            std::fs::remove_dir_all(&home).map_err(Failure::from)
+        };
+        if shape.codec == Codec::Raw {
+            turn(Codec::Raw, &mut rounds)?;
+        } else if is_even {
+            turn(Codec::Raw, &mut plain)?;
+            turn(shape.codec, &mut rounds)?;
+        } else {
+            turn(shape.codec, &mut rounds)?;
+            turn(Codec::Raw, &mut plain)?;
+        }
     }
     summarise(&rounds, report);
+    report.encoded = compare(&rounds, &plain, shape.codec);
     Ok(())
 }
 
 struct Bench<'a> {
     shape: &'a Shape,
+    codec: Codec,
     segment_bytes: u64,
     home: &'a Path,
     /// Who goes first changes from round to round, so that a drift of the disk hits both alike.
@@ -110,6 +127,8 @@ impl Bench<'_> {
         node.store().clear()?;
         let evicted = self.evicted(&node)?;
         let steady = self.pair(|| limit.write(), || mover.put(node.store(), STEADY, count))?;
+        let moved = node.store().stats()?.transfer;
+        let size = moved.put_stored_bytes as f64 / moved.put_bytes.max(1) as f64;
         if self.evicted(&node)? > evicted {
             return Err(Failure::failed(
                 "the store evicted pages that were to be read: it is too small for this shape",
@@ -127,13 +146,14 @@ impl Bench<'_> {
         let memcpy = limit.memcpy();
         node.close()?;
         steps.inc(1);
-        Ok(Round { fresh, steady, read, memcpy })
+        Ok(Round { size, fresh, steady, read, memcpy })
     }
 
     fn options(&self) -> Result<Options, Failure> {
         let mut options = Options::new(self.home);
         options.capacity = Some(capacity(self.shape, self.segment_bytes)?);
         options.segment_bytes = Some(self.segment_bytes);
+        options.codec = self.codec;
         Ok(options)
     }
 
@@ -216,4 +236,19 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.put_fresh = Some(moved(&|round| round.fresh));
     report.put = Some(moved(&|round| round.steady));
     report.get = Some(moved(&|round| round.read));
+}
+
+/// Encoded pages against raw ones, round by round; nothing if there are none.
+fn compare(encoded: &[Round], plain: &[Round], codec: Codec) -> Option<EncodedRates> {
+    let medians = |of: &dyn Fn(&Round, &Round) -> f64| {
+        median(&encoded.iter().zip(plain).map(|(a, b)| of(a, b)).collect::<Vec<_>>())
+    };
+    let ratio = |of: fn(&Round) -> Pair| medians(&|a, b| of(a).store.gib_s() / of(b).store.gib_s());
+    (!plain.is_empty()).then(|| EncodedRates {
+        codec: codec.word().to_owned(),
+        size: medians(&|a, _| a.size),
+        put_ratio: ratio(|round| round.steady),
+        put_fresh_ratio: ratio(|round| round.fresh),
+        get_ratio: ratio(|round| round.read),
+    })
 }

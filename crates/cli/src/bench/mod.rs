@@ -1,6 +1,7 @@
 //! `ritornello bench`.
 
 mod catalogue;
+mod codec;
 mod content;
 mod data;
 mod index;
@@ -10,6 +11,7 @@ mod place;
 mod report;
 mod shape;
 mod show;
+mod steady;
 
 use crate::args::{BenchArgs, BenchCommand, Part, StoreArgs};
 use crate::exit::{Failure, Status};
@@ -18,6 +20,7 @@ use crate::scratch::Scratch;
 use crate::{Context, progress};
 use clap::ValueEnum;
 use report::Report;
+use ritornello_codec::Codec;
 use ritornello_store::SEGMENT_BYTES;
 use shape::Shape;
 use std::time::Instant;
@@ -29,7 +32,9 @@ use std::time::Instant;
 pub fn run(context: &Context, args: &BenchArgs) -> Result<Status, Failure> {
     match &args.what {
         BenchCommand::Part(part) => parts::run(&part.part),
+        BenchCommand::Store(args) if args.steady => steady::run(context, args),
         BenchCommand::Store(args) => store(context, args),
+        BenchCommand::Codec(args) => codec::run(context, args),
     }
 }
 
@@ -52,7 +57,8 @@ fn store(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
         ..Report::default()
     };
     report.machine.dir = dir.display().to_string();
-    let data_steps = if data { 1 + data::STEPS * u64::from(args.runs) } else { 0 };
+    let stores = if shape.codec == Codec::Raw { 1 } else { 2 };
+    let data_steps = if data { 1 + stores * data::STEPS * u64::from(args.runs) } else { 0 };
     let index_steps = if index { index::STEPS } else { 0 };
     let steps = progress::steps(data_steps + index_steps);
     if data {

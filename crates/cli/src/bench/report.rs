@@ -26,6 +26,8 @@ pub struct Report {
     pub put_fresh: Option<Moved>,
     /// Get from a store that was opened anew.
     pub get: Option<Moved>,
+    /// A store of encoded pages, which all of the above is then, beside one of raw pages.
+    pub encoded: Option<EncodedRates>,
     /// The longest-prefix question.
     pub probe: Option<Probe>,
     /// Opening the store of `probe.entries` pages, its files in the page cache.
@@ -114,6 +116,22 @@ pub struct Moved {
     pub cpu_s_per_gib: f64,
     /// The ratio of every round.
     pub ratios: Vec<f64>,
+}
+
+/// A store of encoded pages beside one of raw pages: rates of payload, medians of the ratios of
+/// rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct EncodedRates {
+    /// The codec.
+    pub codec: String,
+    /// Bytes that payload takes on disk, headers and padding included, to payload.
+    pub size: f64,
+    /// Put and flush, overwriting.
+    pub put_ratio: f64,
+    /// Put and flush into a new store.
+    pub put_fresh_ratio: f64,
+    /// Get.
+    pub get_ratio: f64,
 }
 
 /// A 256-page probe, in microseconds.

@@ -2,6 +2,7 @@
 
 use crate::args::{ShapeName, StoreArgs};
 use crate::exit::Failure;
+use ritornello_codec::{Codec, Dtype};
 use ritornello_format::{Scope, UNIT, units_of};
 
 /// A sequence is this many tokens long, within the limits below.
@@ -16,6 +17,8 @@ const SEQUENCE_BYTES_MAX: u64 = 512 << 20;
 pub struct Shape {
     /// The scope that the pages are put under.
     pub scope: Scope,
+    /// How they are encoded.
+    pub codec: Codec,
     /// Bytes a page.
     pub page_bytes: u64,
     /// Pages of a sequence: of one put, and of one get.
@@ -46,7 +49,14 @@ impl Shape {
             )
         })?;
         // At most 256.
-        Ok(Self { scope, page_bytes, sequence_pages: pages as u32, sequences })
+        let codec = args.codec;
+        Ok(Self { scope, codec, page_bytes, sequence_pages: pages as u32, sequences })
+    }
+
+    /// Whether pages hold numbers of which a codec makes something.
+    #[must_use]
+    pub fn is_bfloat16(&self) -> bool {
+        Dtype::parse(&self.scope.dtype) == Some(Dtype::Bf16)
     }
 
     /// Bytes that all sequences together hold.
@@ -124,7 +134,7 @@ mod tests {
         match Cli::try_parse_from(words.split_whitespace()).unwrap().command {
             Command::Bench(bench) => match bench.what {
                 BenchCommand::Store(args) => Shape::from_args(&args),
-                BenchCommand::Part(_) => unreachable!(),
+                BenchCommand::Codec(_) | BenchCommand::Part(_) => unreachable!(),
             },
             _ => unreachable!(),
         }

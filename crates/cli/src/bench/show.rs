@@ -74,6 +74,16 @@ fn rates(r: &Report) -> Option<String> {
             disk as f64 / put.max(1) as f64
         );
     }
+    if let Some(encoded) = &r.encoded {
+        text += &format!(
+            "\n{}: {:.3} of the size; to raw pages: put {:.2}, into fresh space {:.2}, get {:.2}",
+            encoded.codec,
+            encoded.size,
+            encoded.put_ratio,
+            encoded.put_fresh_ratio,
+            encoded.get_ratio
+        );
+    }
     Some(text)
 }
 

@@ -22,7 +22,7 @@ pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
 /// Looks at the directories of the store, or of the one that is to be.
 pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Vec<Finding> {
     let dirs: Vec<PathBuf> = match manifest {
-        Some(manifest) => manifest.volumes.iter().map(|volume| dir.join(volume)).collect(),
+        Some(manifest) => manifest.directories(dir),
         None => vec![dir.to_owned()],
     };
     let mut findings = Vec::new();
@@ -118,7 +118,7 @@ fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Findi
     );
     let (budget, taken) = match manifest {
         Some(manifest) => {
-            let volumes = manifest.volumes.len().max(1) as u64;
+            let volumes = manifest.directories(dir).len().max(1) as u64;
             (Some(manifest.capacity / volumes), allocated(dir))
         }
         None => (capacity, 0),

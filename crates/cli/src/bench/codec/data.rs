@@ -1,0 +1,201 @@
+//! Keys, values and queries: of real forward passes, and made up.
+
+use super::super::content::mix;
+use super::safetensors::Tensors;
+use crate::exit::Failure;
+use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Made by `engines/vllm/make_kv.py`; the command is in `docs/codecs.md`.
+static SAMPLE: &[u8] = include_bytes!("../../../fixtures/kv.safetensors");
+
+/// Heads of keys, heads of queries, numbers a head, and tokens of the data that is made up.
+const MADE_UP: (usize, usize, usize, usize) = (8, 16, 128, 512);
+const MADE_UP_QUERIES: usize = 32;
+
+/// Layers that belong together.
+pub struct Set {
+    /// What reports call it.
+    pub name: String,
+    /// Its layers.
+    pub layers: Vec<Layer>,
+}
+
+/// What one layer's attention is given, token after token.
+pub struct Layer {
+    /// The format of all its numbers.
+    pub dtype: Dtype,
+    /// Of keys and values: tokens, heads, numbers a head.
+    pub shape: [usize; 3],
+    /// Heads of the queries, a multiple of those of the keys.
+    pub query_heads: usize,
+    /// The queries of the last tokens.
+    pub queries: Vec<u8>,
+    /// All keys.
+    pub keys: Vec<u8>,
+    /// All values.
+    pub values: Vec<u8>,
+}
+
+/// The sets of `file`, or of the sample that comes with the program, and one that is made up; and
+/// where the former are from.
+pub fn sets(file: Option<&Path>) -> Result<(String, Vec<Set>), Failure> {
+    let (source, mut sets) = match file {
+        None => {
+            let source = "keys and values of the demonstration's model after 100 steps of training";
+            (source.to_owned(), read(SAMPLE, "the sample")?)
+        }
+        Some(path) => {
+            let bytes = std::fs::read(path).map_err(|error| {
+                Failure::unusable(format!("{}: {error}", path.display()), "another --kv")
+            })?;
+            let source = path.display().to_string();
+            let sets = read(&bytes, &source)?;
+            (source, sets)
+        }
+    };
+    sets.push(Set { name: "outliers".to_owned(), layers: vec![made_up()] });
+    Ok((source, sets))
+}
+
+fn read(file: &[u8], source: &str) -> Result<Vec<Set>, Failure> {
+    let unusable = |what: &str| {
+        Failure::unusable(
+            format!("{source}: {what}"),
+            "a safetensors file of SET.N.q, .k and .v as engines/vllm/make_kv.py makes it",
+        )
+    };
+    let tensors = Tensors::read(file).ok_or_else(|| unusable("this is no safetensors file"))?;
+    let layers: BTreeSet<&str> =
+        tensors.names().filter_map(|name| name.strip_suffix(".k")).collect();
+    let mut sets: Vec<Set> = Vec::new();
+    for layer in layers {
+        let part = |part: &str| {
+            let name = format!("{layer}.{part}");
+            tensors.cube(&name).ok_or_else(|| {
+                unusable(&format!("{name} is not tokens x heads x numbers of two bytes"))
+            })
+        };
+        let ((q, q_shape), (k, shape), (v, v_shape)) = (part("q")?, part("k")?, part("v")?);
+        let dtype = match k.dtype.as_str() {
+            "BF16" => Dtype::Bf16,
+            "F16" => Dtype::Fp16,
+            _ => return Err(unusable(&format!("{layer} is neither BF16 nor F16"))),
+        };
+        let fits = shape == v_shape
+            && q_shape[0] <= shape[0]
+            && q_shape[1].is_multiple_of(shape[1])
+            && q_shape[2] == shape[2]
+            && q.dtype == k.dtype
+            && v.dtype == k.dtype;
+        if !fits {
+            return Err(unusable(&format!("queries, keys and values of {layer} do not fit")));
+        }
+        let name = layer.rsplit_once('.').map_or(layer, |(set, _)| set);
+        let layer = Layer {
+            dtype,
+            shape,
+            query_heads: q_shape[1],
+            queries: q.bytes.to_vec(),
+            keys: k.bytes.to_vec(),
+            values: v.bytes.to_vec(),
+        };
+        match sets.last_mut().filter(|set| set.name == name) {
+            Some(set) => set.layers.push(layer),
+            None => sets.push(Set { name: name.to_owned(), layers: vec![layer] }),
+        }
+    }
+    if sets.is_empty() { Err(unusable("it holds no keys")) } else { Ok(sets) }
+}
+
+impl Set {
+    /// All its slices: a layer's keys and values of `tokens` tokens, the last ones of fewer.
+    pub fn slices(&self, tokens: u32) -> Vec<(SliceShape, Vec<u8>)> {
+        self.layers.iter().flat_map(|layer| layer.slices(tokens)).collect()
+    }
+}
+
+impl Layer {
+    fn slices(&self, tokens: u32) -> Vec<(SliceShape, Vec<u8>)> {
+        let channels = self.shape[1] * self.shape[2];
+        let bytes = tokens as usize * channels * 2;
+        let pages = self.keys.chunks(bytes).zip(self.values.chunks(bytes));
+        pages
+            .map(|(keys, values)| {
+                let kind = SliceKind::KeysValues {
+                    tokens: (keys.len() / channels / 2) as u32,
+                    channels: channels as u32,
+                    layers: 1,
+                };
+                (SliceShape { dtype: self.dtype, kind }, [keys, values].concat())
+            })
+            .collect()
+    }
+
+    /// Keys and values after `codec` has had them, slice by slice.
+    pub fn through(&self, codec: Codec, tokens: u32) -> Result<[Vec<u8>; 2], Failure> {
+        let mut parts = [Vec::new(), Vec::new()];
+        for (shape, slice) in self.slices(tokens) {
+            let mut frame = vec![0; codec.bound(&shape, slice.len())];
+            let (used, length) = codec.encode(&shape, &slice, &mut frame)?;
+            let mut back = vec![0; slice.len()];
+            decode(used.number(), &frame[..length], &mut back)?;
+            let (keys, values) = back.split_at(back.len() / 2);
+            parts[0].extend(keys);
+            parts[1].extend(values);
+        }
+        Ok(parts)
+    }
+}
+
+/// Normally distributed numbers. One channel of keys in 32 is an outlier: ten times as wide, around
+/// a centre as far off zero, as the keys of large models have them.
+fn made_up() -> Layer {
+    let (heads, query_heads, head_dim, tokens) = MADE_UP;
+    let mut random = Random(1);
+    let channels = heads * head_dim;
+    let scales: Vec<(f32, f32)> = (0..channels)
+        .map(|at| {
+            let plain = (0.5 * random.normal()).exp();
+            if at % 32 == 7 { (10.0 * plain, 10.0 * plain) } else { (plain, 0.0) }
+        })
+        .collect();
+    let mut keys = Vec::with_capacity(tokens * channels * 2);
+    let mut values = Vec::with_capacity(tokens * channels * 2);
+    for _ in 0..tokens {
+        for &(scale, centre) in &scales {
+            keys.extend(bf16(centre + scale * random.normal()));
+            values.extend(bf16(random.normal()));
+        }
+    }
+    let queries = MADE_UP_QUERIES * query_heads * head_dim;
+    Layer {
+        dtype: Dtype::Bf16,
+        shape: [tokens, heads, head_dim],
+        query_heads,
+        queries: (0..queries).flat_map(|_| bf16(0.5 * random.normal())).collect(),
+        keys,
+        values,
+    }
+}
+
+fn bf16(number: f32) -> [u8; 2] {
+    let bits = number.to_bits();
+    ((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16).to_le_bytes()
+}
+
+struct Random(u64);
+
+impl Random {
+    fn unit(&mut self) -> f32 {
+        self.0 += 1;
+        (mix(self.0) >> 40) as f32 / (1u32 << 24) as f32
+    }
+
+    /// The method of Box and Muller.
+    fn normal(&mut self) -> f32 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (std::f32::consts::TAU * self.unit()).cos()
+    }
+}

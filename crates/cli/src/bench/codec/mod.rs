@@ -1,0 +1,156 @@
+//! What codecs save, what they cost, and what the lossy ones do to attention.
+
+mod attention;
+mod data;
+mod rates;
+mod safetensors;
+
+use crate::args::CodecArgs;
+use crate::exit::{Failure, Status};
+use crate::print::{bytes, json, say, table};
+use crate::{Context, progress};
+use data::Set;
+use rates::Buffers;
+use ritornello_codec::{Codec, Kernel};
+use serde::Serialize;
+use std::time::Instant;
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// A codec on a set of data through a kernel.
+    rows: Vec<Row>,
+    /// Where the keys and values of the first sets are from.
+    source: String,
+    /// Bytes of numbers that each rate was taken over.
+    total_bytes: u64,
+    /// Tokens a slice.
+    page_tokens: u32,
+    /// Threads at once; rates are those of one.
+    threads: u32,
+    /// Rounds; the median counts.
+    runs: u32,
+    /// How long it took.
+    seconds: f64,
+}
+
+/// One line of the report. Rates count bytes of numbers, not of frames.
+#[derive(Debug, Serialize)]
+struct Row {
+    codec: &'static str,
+    data: String,
+    kernel: &'static str,
+    /// Encoded bytes over bytes.
+    size_ratio: f64,
+    encode_gb_s: f64,
+    decode_gb_s: f64,
+    memcpy_gb_s: f64,
+    /// Difference of the attention output over its norm, mean of the layers; zero where lossless.
+    attention_error: f64,
+    /// The same of the worst layer.
+    attention_error_worst: f64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// If the file of keys and values cannot be used, or if bits were lost that should not be.
+pub fn run(context: &Context, args: &CodecArgs) -> Result<Status, Failure> {
+    let started = Instant::now();
+    let (source, sets) = data::sets(args.kv.as_deref())?;
+    let plan = plan();
+    let steps = progress::steps((sets.len() * plan.len()) as u64);
+    let mut rows = Vec::new();
+    for set in &sets {
+        let slices = set.slices(args.page_tokens);
+        let mut buffers = Buffers::new(&slices, args.total, args.threads);
+        for &(codec, kernel) in &plan {
+            steps.set_message(format!("{} on {}", codec.word(), set.name));
+            rows.push(row(set, codec, kernel, args, &mut buffers)?);
+            steps.inc(1);
+        }
+    }
+    steps.finish_and_clear();
+    let report = Report {
+        rows,
+        source,
+        total_bytes: args.total,
+        page_tokens: args.page_tokens,
+        threads: args.threads,
+        runs: args.runs,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    if context.json {
+        json(&report);
+    } else {
+        say(&show(&report));
+    }
+    Ok(Status::Fine)
+}
+
+/// `split` through every kernel of this machine, the others through the fastest.
+fn plan() -> Vec<(Codec, Kernel)> {
+    let split = Kernel::available().iter().map(|&kernel| (Codec::Split, kernel));
+    let others = [Codec::Zstd, Codec::Int8, Codec::Int4];
+    split.chain(others.map(|codec| (codec, Kernel::best()))).collect()
+}
+
+fn row(
+    set: &Set,
+    codec: Codec,
+    kernel: Kernel,
+    args: &CodecArgs,
+    buffers: &mut Buffers,
+) -> Result<Row, Failure> {
+    let rates = buffers.measure(codec, kernel, args.runs)?;
+    let errors: Vec<f64> = if codec.is_lossless() {
+        vec![0.0]
+    } else {
+        set.layers
+            .iter()
+            .map(|layer| attention::error(layer, &layer.through(codec, args.page_tokens)?))
+            .collect::<Result<_, Failure>>()?
+    };
+    Ok(Row {
+        codec: codec.word(),
+        data: set.name.clone(),
+        kernel: kernel.word(),
+        size_ratio: rates.size_ratio,
+        encode_gb_s: rates.encode_gb_s,
+        decode_gb_s: rates.decode_gb_s,
+        memcpy_gb_s: rates.memcpy_gb_s,
+        attention_error: errors.iter().sum::<f64>() / errors.len() as f64,
+        attention_error_worst: errors.iter().copied().fold(0.0, f64::max),
+    })
+}
+
+fn show(report: &Report) -> String {
+    let header = ["codec", "data", "kernel", "size", "encode GB/s", "decode GB/s", "memcpy GB/s"];
+    let mut out = table(&[&header[..], &["attention error", "worst layer"]].concat());
+    for row in &report.rows {
+        let error = |error: f64| match error {
+            0.0 => "none".to_owned(),
+            error => format!("{:.2} %", error * 100.0),
+        };
+        out.add_row([
+            row.codec.to_owned(),
+            row.data.clone(),
+            row.kernel.to_owned(),
+            format!("{:.3}", row.size_ratio),
+            format!("{:.1}", row.encode_gb_s),
+            format!("{:.1}", row.decode_gb_s),
+            format!("{:.1}", row.memcpy_gb_s),
+            error(row.attention_error),
+            error(row.attention_error_worst),
+        ]);
+    }
+    format!(
+        "{}; slices of one layer and {} tokens\n{out}\nrates of one of {} threads over {} of numbers, \
+         medians of {} rounds; to reach: split 0.76 and 10 GB/s, int8 1 %",
+        report.source,
+        report.page_tokens,
+        report.threads,
+        bytes(report.total_bytes),
+        report.runs
+    )
+}

@@ -1,0 +1,58 @@
+//! Reading `safetensors` files: a length, a JSON object of names, formats, shapes and positions,
+//! then the numbers.
+
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Tensors by name.
+pub struct Tensors<'a>(BTreeMap<String, Tensor<'a>>);
+
+/// One of them.
+#[derive(Clone, Debug)]
+pub struct Tensor<'a> {
+    /// `BF16`, `F16`, ...
+    pub dtype: String,
+    /// Lengths of its dimensions, the slowest first.
+    pub shape: Vec<usize>,
+    /// Its numbers, little-endian.
+    pub bytes: &'a [u8],
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: [usize; 2],
+}
+
+impl<'a> Tensors<'a> {
+    /// Reads a file's bytes; `None` if they are none.
+    pub fn read(file: &'a [u8]) -> Option<Self> {
+        let (length, rest) = file.split_first_chunk::<8>()?;
+        let (header, data) =
+            rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        let entries: BTreeMap<String, Value> = serde_json::from_slice(header).ok()?;
+        let tensors = entries.into_iter().filter(|(name, _)| name != "__metadata__");
+        let tensors = tensors.map(|(name, value)| {
+            let entry: Entry = serde_json::from_value(value).ok()?;
+            let bytes = data.get(entry.data_offsets[0]..entry.data_offsets[1])?;
+            Some((name, Tensor { dtype: entry.dtype, shape: entry.shape, bytes }))
+        });
+        Some(Self(tensors.collect::<Option<_>>()?))
+    }
+
+    /// All names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    /// The tensor of that name, if it has three dimensions and two-byte numbers.
+    pub fn cube(&self, name: &str) -> Option<(&Tensor<'a>, [usize; 3])> {
+        let tensor = self.0.get(name)?;
+        let shape: [usize; 3] = tensor.shape.as_slice().try_into().ok()?;
+        let numbers = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        (numbers > 0 && Some(tensor.bytes.len()) == numbers.checked_mul(2))
+            .then_some((tensor, shape))
+    }
+}

@@ -1,0 +1,441 @@
+//! `bench store --steady`: a store that is full and evicts, against fresh ones in the same run.
+
+use super::content::{Keys, PageName};
+use super::mover::Mover;
+use super::place::{self, Footprint};
+use super::report::{median, quantile};
+use super::shape::Shape;
+use crate::args::StoreArgs;
+use crate::exit::{Failure, Status};
+use crate::print::{bytes, json, say, table};
+use crate::scratch::Scratch;
+use crate::{Context, open, progress};
+use ritornello_codec::Codec;
+use ritornello_format::Scope;
+use ritornello_node::Node;
+use ritornello_store::{CatalogStats, Options, Pieces, SEGMENT_BYTES, Store};
+use ritornello_volume::BorrowedPagesMut;
+use ritornello_volume::staging::Staging;
+use ritornello_volume::transfer::Control;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Written to the full store, in capacities.
+const TURNS: u64 = 4;
+/// One set of sequences is this part of the capacity.
+const SET_SHARE: u64 = 16;
+/// A sequence is at most this part of it: in a store of a real size it is a thousandth and less.
+const SEQUENCE_SHARE: u64 = 64;
+/// Sets that a fresh store is given: it evicts nothing.
+const FRESH_SETS: u32 = 8;
+/// Rounds of figures taken in turns; the median counts.
+const ROUNDS: u32 = 5;
+/// Pages of the gets whose latency is measured, and how long that takes.
+const GET_PAGES: u32 = 16;
+const LATENCY_TIME: Duration = Duration::from_secs(4);
+/// How often allocated blocks are counted.
+const SAMPLE: Duration = Duration::from_millis(20);
+
+/// Bytes a page, and pages a sequence.
+const ONE: &[(u64, u32)] = &[(192 << 10, 256)];
+const MIXED: &[(u64, u32)] = &[(16 << 10, 512), (64 << 10, 256), (192 << 10, 256), (8 << 20, 4)];
+
+#[derive(Serialize)]
+struct Report {
+    capacity_bytes: u64,
+    segment_bytes: u64,
+    dir: String,
+    one_size: Figures,
+    mixed: Figures,
+    seconds: f64,
+}
+
+/// Of one kind of store. Ratios are of the full store to a fresh one.
+#[derive(Default, Serialize)]
+struct Figures {
+    page_bytes: Vec<u64>,
+    put_gib_s: f64,
+    put_ratio: f64,
+    get_gib_s: f64,
+    get_ratio: f64,
+    /// Reading whole sequences, by bytes a page.
+    long_read_ratio: BTreeMap<u64, f64>,
+    /// 16-page gets: beside nothing, beside puts into free space, beside puts that evict.
+    get16_p99_us_idle: f64,
+    get16_p99_us_writing: f64,
+    get16_p99_us_evicting: f64,
+    /// Of the last two.
+    get16_p99_ratio: f64,
+    gets: u64,
+    gets_hit: u64,
+    reserve_share: f64,
+    padding_share: f64,
+    reserve_padding_share: f64,
+    extents_per_run: f64,
+    small_pages: Pieces,
+    large_pages: Pieces,
+    allocated_bytes_max: u64,
+    allocated_samples: u64,
+    budget_bytes: u64,
+    files: u64,
+    write_amplification: f64,
+    index_written_bytes: u64,
+    pages_evicted: u64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// Where there is no room, something fails, or wrong bytes come back.
+pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
+    let started = Instant::now();
+    let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);
+    let capacity = args.total;
+    let dir = place::choose(args.dir.as_deref(), 2 * capacity)?;
+    let scratch = Scratch::new(&dir, "steady")?;
+    let steps = progress::steps(2);
+    let measure = |name: &str, sizes| {
+        steps.set_message(name.to_owned());
+        let bench = Bench::new(capacity, segment_bytes, sizes, &scratch.path().join(name))?;
+        let figures = bench.measure()?;
+        steps.inc(1);
+        Ok::<_, Failure>(figures)
+    };
+    let (one_size, mixed) = (measure("one", ONE)?, measure("mixed", MIXED)?);
+    steps.finish_and_clear();
+    drop(scratch);
+    let report = Report {
+        capacity_bytes: capacity,
+        segment_bytes,
+        dir: dir.display().to_string(),
+        one_size,
+        mixed,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    if context.json {
+        json(&report);
+    } else {
+        say(&show(&report));
+    }
+    Ok(Status::Fine)
+}
+
+/// One kind of store: its shapes, each with what moves it.
+struct Bench {
+    capacity: u64,
+    segment_bytes: u64,
+    shapes: Vec<Shape>,
+    home: std::path::PathBuf,
+}
+
+type Movers = Vec<Mover>;
+
+impl Bench {
+    fn new(
+        capacity: u64,
+        segment: u64,
+        sizes: &[(u64, u32)],
+        home: &Path,
+    ) -> Result<Self, Failure> {
+        let share = capacity / SET_SHARE / sizes.len() as u64;
+        let shape = |&(page_bytes, most): &(u64, u32)| {
+            let longest = share.min(capacity / SEQUENCE_SHARE);
+            let pages = u64::from(most).min(longest / page_bytes).max(1);
+            let sequences = (share / (pages * page_bytes)).max(1);
+            let scope = Scope::opaque(&format!("steady {page_bytes}"), page_bytes, true);
+            // Both are at most a few hundred.
+            Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages: pages as u32, sequences: sequences as u32 }
+        };
+        let shapes: Vec<Shape> = sizes.iter().map(shape).collect();
+        let set: u64 = shapes.iter().map(Shape::total).sum();
+        if set * u64::from(FRESH_SETS) > capacity / 4 * 3 {
+            return Err(Failure::unusable(
+                "the capacity is too small for these pages",
+                "--total 1GiB",
+            ));
+        }
+        let home = home.to_owned();
+        Ok(Self { capacity, segment_bytes: segment, shapes, home })
+    }
+
+    fn movers(&self) -> Result<Movers, Failure> {
+        self.shapes.iter().map(Mover::new).collect()
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<Node>, Failure> {
+        let mut options = Options::new(self.home.join(name));
+        options.capacity = Some(self.capacity);
+        options.segment_bytes = Some(self.segment_bytes);
+        options.scrub_rate = 0;
+        open::with(&options)
+    }
+
+    fn set_bytes(&self) -> u64 {
+        self.shapes.iter().map(Shape::total).sum()
+    }
+
+    fn measure(&self) -> Result<Figures, Failure> {
+        let mut movers = self.movers()?;
+        let full = self.open("full")?;
+        let watched = self.home.join("full");
+        let (stop, most, samples) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        let figures = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    // A file may go while they are counted; the next sample sees it.
+                    if let Ok(now) = Footprint::of(&watched) {
+                        most.fetch_max(now.bytes, Ordering::Relaxed);
+                        samples.fetch_add(1, Ordering::Relaxed);
+                    }
+                    std::thread::sleep(SAMPLE);
+                }
+            });
+            let figures = self.measure_against(&full, &mut movers);
+            stop.store(true, Ordering::Relaxed);
+            figures
+        });
+        let mut figures = figures?;
+        figures.allocated_bytes_max = most.load(Ordering::Relaxed);
+        figures.allocated_samples = samples.load(Ordering::Relaxed);
+        figures.describe(&full.store().stats()?.catalog);
+        full.close()?;
+        std::fs::remove_dir_all(&self.home)?;
+        Ok(figures)
+    }
+
+    fn measure_against(&self, full: &Node, movers: &mut Movers) -> Result<Figures, Failure> {
+        let mut figures = Figures {
+            page_bytes: self.shapes.iter().map(|shape| shape.page_bytes).collect(),
+            ..Figures::default()
+        };
+        let mut set = self.age(full.store(), movers, &mut figures)?;
+        let fresh = self.open("fresh")?;
+        for set in 0..FRESH_SETS {
+            put(movers, fresh.store(), set)?;
+        }
+        figures.get16_p99_us_idle = self.latency(fresh.store(), FRESH_SETS - 1, None, movers, 0)?.0;
+        // As much as finds room without an eviction.
+        let room = (self.capacity / 20 * 3 / self.set_bytes()) as u32;
+        let beside = Some(FRESH_SETS);
+        let (writing, _) = self.latency(fresh.store(), FRESH_SETS - 1, beside, movers, room)?;
+        figures.get16_p99_us_writing = writing;
+        let (evicting, last) = self.latency(full.store(), set, Some(set + 1), movers, u32::MAX)?;
+        figures.get16_p99_us_evicting = evicting;
+        figures.get16_p99_ratio = evicting / writing;
+        set = last;
+        let (mut puts, mut gets) = (Vec::new(), Vec::new());
+        let mut reads: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        let (mut put_rates, mut get_rates) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            let empty = self.open(&format!("empty-{round}"))?;
+            let new = put(movers, empty.store(), round)?;
+            empty.close()?;
+            std::fs::remove_dir_all(self.home.join(format!("empty-{round}")))?;
+            set += 1;
+            let old = put(movers, full.store(), set)?;
+            puts.push(old / new);
+            put_rates.push(old);
+            let (mut fresh_seconds, mut full_seconds) = (0.0, 0.0);
+            for (mover, shape) in movers.iter_mut().zip(&self.shapes) {
+                let theirs = mover.get(fresh.store(), round, shape.sequences)?;
+                let ours = mover.get(full.store(), set, shape.sequences)?;
+                fresh_seconds += theirs.seconds;
+                full_seconds += ours.seconds;
+                reads.entry(shape.page_bytes).or_default().push(ours.gib_s() / theirs.gib_s());
+            }
+            gets.push(fresh_seconds / full_seconds);
+            get_rates.push(self.set_bytes() as f64 / full_seconds / f64::from(1 << 30));
+        }
+        fresh.close()?;
+        std::fs::remove_dir_all(self.home.join("fresh"))?;
+        (figures.put_ratio, figures.put_gib_s) = (median(&puts), median(&put_rates));
+        (figures.get_ratio, figures.get_gib_s) = (median(&gets), median(&get_rates));
+        figures.long_read_ratio =
+            reads.into_iter().map(|(size, ratios)| (size, median(&ratios))).collect();
+        Ok(figures)
+    }
+
+    /// Fills the store, and writes some capacities more. After each set, one of the older ones is
+    /// asked for, and one that was never put. Returns the last set.
+    fn age(&self, store: &Store, movers: &mut Movers, out: &mut Figures) -> Result<u32, Failure> {
+        let sets = (self.capacity * (TURNS + 1)).div_ceil(self.set_bytes()) as u32;
+        for set in 0..sets {
+            put(movers, store, set)?;
+            let older = set - (super::content::mix(u64::from(set)) % 6).min(u64::from(set)) as u32;
+            for shape in &self.shapes {
+                for (set, sequence) in [(older, 0), (u32::MAX - set, 0)] {
+                    let keys = Keys::of(set, sequence, shape.sequence_pages);
+                    out.gets += 1;
+                    out.gets_hit += u64::from(store.touch(&shape.scope, &keys.slices())? > 0);
+                }
+            }
+        }
+        Ok(sets - 1)
+    }
+
+    /// The 99th percentile of 16-page gets from the latest set, in microseconds, while sets from
+    /// `beside` on are put, `sets` of them at most. Returns the last set there is, too.
+    fn latency(
+        &self,
+        store: &Store,
+        set: u32,
+        beside: Option<u32>,
+        movers: &mut Movers,
+        sets: u32,
+    ) -> Result<(f64, u32), Failure> {
+        let (latest, stop) = (AtomicU32::new(set), AtomicBool::new(false));
+        let until = Instant::now() + LATENCY_TIME;
+        std::thread::scope(|scope| {
+            let writer = beside.map(|first| {
+                let (latest, stop) = (&latest, &stop);
+                scope.spawn(move || -> Result<(), Failure> {
+                    let mut written = 0;
+                    while !stop.load(Ordering::Relaxed) && written < sets {
+                        put(movers, store, first + written)?;
+                        latest.store(first + written, Ordering::Relaxed);
+                        written += 1;
+                    }
+                    stop.store(true, Ordering::Relaxed);
+                    Ok(())
+                })
+            });
+            let mut times = Vec::new();
+            let reader = Reader::new(&self.shapes);
+            let read = reader.and_then(|mut reader| {
+                let mut turn = 0;
+                while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+                    let set = latest.load(Ordering::Relaxed);
+                    times.extend(reader.get(store, &self.shapes, set, turn)?);
+                    turn += 1;
+                }
+                Ok(())
+            });
+            stop.store(true, Ordering::Relaxed);
+            if let Some(writer) = writer {
+                writer.join().unwrap_or_else(|_| Err(Failure::failed("the writer ended", "")))?;
+            }
+            read?;
+            if times.is_empty() {
+                return Err(Failure::failed("no get hit", "a larger --total"));
+            }
+            Ok((quantile(&times, 0.99), latest.load(Ordering::Relaxed)))
+        })
+    }
+}
+
+/// Puts a set of every shape and flushes; returns GiB/s.
+fn put(movers: &mut Movers, store: &Store, set: u32) -> Result<f64, Failure> {
+    let (mut bytes, mut seconds) = (0, 0.0);
+    for mover in movers {
+        let rate = mover.put(store, set, mover.sequences())?;
+        // Used once more, so that no policy takes it for a passing scan.
+        mover.touch(store, set)?;
+        bytes += rate.bytes;
+        seconds += rate.seconds;
+    }
+    Ok(bytes as f64 / seconds / f64::from(1 << 30))
+}
+
+/// Aligned memory for a few pages.
+struct Reader {
+    memory: ritornello_volume::staging::Piece,
+}
+
+impl Reader {
+    fn new(shapes: &[Shape]) -> Result<Self, Failure> {
+        let longest = shapes.iter().map(Shape::stride).max().unwrap_or(0) * GET_PAGES as usize;
+        let memory = Staging::new(longest)?.try_take(longest);
+        Ok(Self { memory: memory.ok_or_else(|| Failure::failed("no memory", "fewer pages"))? })
+    }
+
+    /// Gets pages out of the middle of some sequence; returns microseconds, if all came.
+    fn get(
+        &mut self,
+        store: &Store,
+        shapes: &[Shape],
+        set: u32,
+        turn: u64,
+    ) -> Result<Option<f64>, Failure> {
+        let chance = super::content::mix(turn);
+        let Some(shape) = shapes.get((chance % shapes.len() as u64) as usize) else {
+            return Ok(None);
+        };
+        let sequence = ((chance >> 16) % u64::from(shape.sequences)) as u32;
+        let count = GET_PAGES.min(shape.sequence_pages);
+        let first = ((chance >> 32) % u64::from(shape.sequence_pages - count + 1)) as u32;
+        let keys: Vec<[u8; 32]> =
+            (first..first + count).map(|page| PageName { set, sequence, page }.key()).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(<[u8; 32]>::as_slice).collect();
+        let mut pages: Vec<&mut [u8]> = self
+            .memory
+            .bytes_mut()
+            .chunks_exact_mut(shape.stride())
+            .take(count as usize)
+            .map(|page| &mut page[..shape.page_bytes as usize])
+            .collect();
+        let target = BorrowedPagesMut::new(&mut pages);
+        let started = Instant::now();
+        let outcome = store.get_batch(&shape.scope, &keys, &target, &Control::default())?;
+        let took = started.elapsed();
+        // What was evicted meanwhile tells nothing.
+        Ok((outcome.pages == keys.len()).then_some(took.as_secs_f64() * 1e6))
+    }
+}
+
+impl Figures {
+    fn describe(&mut self, stats: &CatalogStats) {
+        let health = &stats.health;
+        let space = (stats.segments_max * stats.segment_bytes).max(1) as f64;
+        self.reserve_share = health.reserve_bytes as f64 / space;
+        self.padding_share = health.padding_bytes as f64 / space;
+        self.reserve_padding_share = self.reserve_share + self.padding_share;
+        self.extents_per_run = health.extents_per_run;
+        self.small_pages = health.small_pages;
+        self.large_pages = health.large_pages;
+        self.budget_bytes = stats.capacity_bytes;
+        self.files = stats.files;
+        self.write_amplification = health.write_amplification;
+        self.index_written_bytes = stats.index_written_bytes;
+        self.pages_evicted = stats.counters.get("pages_evicted").copied().unwrap_or(0);
+    }
+}
+
+fn show(report: &Report) -> String {
+    let mut rows = table(&["full and evicting", "one size", "mixed"]);
+    let mut row = |name: &str, of: &dyn Fn(&Figures) -> String| {
+        rows.add_row([name.to_owned(), of(&report.one_size), of(&report.mixed)]);
+    };
+    row("put, of a fresh store's", &|f| format!("{:.2}  ({:.2} GiB/s)", f.put_ratio, f.put_gib_s));
+    row("get, of a fresh store's", &|f| format!("{:.2}  ({:.2} GiB/s)", f.get_ratio, f.get_gib_s));
+    row("long sequences, by page", &|f| {
+        let each = f.long_read_ratio.iter().map(|(size, r)| format!("{}: {r:.2}", bytes(*size)));
+        each.collect::<Vec<_>>().join(", ")
+    });
+    row("16-page get, p99: idle", &|f| format!("{:.0} us", f.get16_p99_us_idle));
+    row("  beside puts", &|f| format!("{:.0} us", f.get16_p99_us_writing));
+    row("  beside puts that evict", &|f| {
+        format!("{:.0} us  ({:.2} times)", f.get16_p99_us_evicting, f.get16_p99_ratio)
+    });
+    row("reserve and padding", &|f| format!("{:.1} %", 100.0 * f.reserve_padding_share));
+    row("extents a run", &|f| format!("{:.2}", f.extents_per_run));
+    row("pieces a page, to 256 KiB", &|f| {
+        format!("p99 {}, max {}", f.small_pages.p99, f.small_pages.max)
+    });
+    row("pieces a page, longer", &|f| {
+        format!("p99 {}, max {}", f.large_pages.p99, f.large_pages.max)
+    });
+    row("most blocks, of the budget", &|f| {
+        format!(
+            "{} of {}, {} samples",
+            bytes(f.allocated_bytes_max),
+            bytes(f.budget_bytes),
+            f.allocated_samples
+        )
+    });
+    row("written / admitted", &|f| format!("{:.3}", f.write_amplification));
+    format!("{rows}\n{} in {}, {:.0} s", bytes(report.capacity_bytes), report.dir, report.seconds)
+}

@@ -1,0 +1,208 @@
+//! What can be typed behind `ritornello simulate`.
+
+use clap::{Args, ValueEnum};
+use ritornello_format::parse_bytes;
+use ritornello_sim::{Contestant, Half};
+use std::path::PathBuf;
+
+/// Of `simulate`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A trace has one JSON object a line, gzip or plain: timestamp (ms), input_length, output_length
+(tokens), hash_ids (a number for each block of the prompt). The order of the lines is the order of
+the requests; times that go back are counted and change nothing. A block is its id and all ids
+before it. A hit is a block that is there with all blocks before it.
+
+Each policy is the store's own code, called as the store calls it; belady knows the future, and is
+the bound. Capacities are shares of the trace's different blocks. Hits of the warm-up are not
+counted; writes are, from the first on.
+
+--generate multi-round-qa: users with a history each ask in rounds, as in LMCache's benchmark.
+--generate ten-stage: after 100 M new tokens, stages with expected hit rates of 0.2 0.3 0.5 0.7 0.5
+0.3 0.1 0.3 0.5 0.7 in a store without bounds.
+
+Examples:
+  ritornello simulate traces/mooncake_conversation.jsonl.gz
+  ritornello simulate TRACE --capacity 5%,10% --policy lru,belady --warm-up 0% --chart rates.svg
+  ritornello simulate TRACE --half second --json | jq '.rows[] | [.policy, .hit_rate]'
+  ritornello simulate --generate multi-round-qa --history-tokens 20000 --seed 7
+  ritornello simulate --generate ten-stage --stage-tokens 5000000")]
+pub struct SimulateArgs {
+    /// Traces to replay
+    #[arg(value_name = "TRACE", required_unless_present = "generate")]
+    pub traces: Vec<PathBuf>,
+    /// Capacities as shares of the footprint: 5% or 0.05
+    #[arg(long, value_delimiter = ',', default_value = "1%,5%,10%,30%", value_parser = capacity)]
+    pub capacity: Vec<f64>,
+    /// Who decides what stays
+    #[arg(long, value_delimiter = ',', default_value = "adaptive,lru,arc,2q,s3fifo,belady",
+          value_parser = policy)]
+    pub policy: Vec<Contestant>,
+    /// Share of the requests whose hits are not counted
+    #[arg(long, default_value = "20%", value_parser = share)]
+    pub warm_up: f64,
+    /// Replay only a half of the requests, as a trace of its own
+    #[arg(long, value_enum, default_value = "whole")]
+    pub half: HalfName,
+    /// Leave broken lines out and say which, instead of stopping at the first
+    #[arg(long)]
+    pub skip_broken: bool,
+    /// Draw hit rate over capacity: an SVG file
+    #[arg(long, value_name = "FILE", value_parser = picture)]
+    pub chart: Option<PathBuf>,
+    /// Tokens a block [default: 512 in traces, 64 where generated]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub block_tokens: Option<u64>,
+    /// Bytes a token: the default is Llama-3-8B in bfloat16
+    #[arg(long, default_value = "128KiB", value_parser = size)]
+    pub token_bytes: u64,
+    /// Replay a workload made from the numbers below
+    #[arg(long, value_delimiter = ',', value_enum)]
+    pub generate: Vec<Workload>,
+    /// Decides what is drawn in generated workloads
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub multi_round_qa: MultiRoundQaArgs,
+    #[command(flatten)]
+    pub ten_stage: TenStageArgs,
+}
+
+/// Of `--generate multi-round-qa`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Generated: multi-round-qa")]
+pub struct MultiRoundQaArgs {
+    /// Users at a time [default: 100]
+    #[arg(long)]
+    pub users: Option<u32>,
+    /// Questions a user asks [default: 20]
+    #[arg(long)]
+    pub rounds: Option<u32>,
+    /// Questions a second, of all users together [default: 2]
+    #[arg(long)]
+    pub qps: Option<f64>,
+    /// Tokens of the prompt that all share [default: 1000]
+    #[arg(long)]
+    pub system_tokens: Option<u64>,
+    /// Tokens of a user's own history [default: 10000]
+    #[arg(long)]
+    pub history_tokens: Option<u64>,
+    /// Tokens of a question [default: 20]
+    #[arg(long)]
+    pub question_tokens: Option<u64>,
+    /// Tokens of an answer [default: 100]
+    #[arg(long)]
+    pub answer_tokens: Option<u64>,
+    /// How uneven the pauses between a user's questions are; 0 is LMCache's clock [default: 0.5]
+    #[arg(long)]
+    pub jitter: Option<f64>,
+    /// Requests [default: 14000]
+    #[arg(long)]
+    pub requests: Option<u64>,
+}
+
+/// Of `--generate ten-stage`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Generated: ten-stage")]
+pub struct TenStageArgs {
+    /// New tokens before the first stage [default: 100000000]
+    #[arg(long)]
+    pub warm_up_tokens: Option<u64>,
+    /// Tokens a stage [default: 20000000]
+    #[arg(long)]
+    pub stage_tokens: Option<u64>,
+    /// Tokens a prompt [default: 8192]
+    #[arg(long)]
+    pub prompt_tokens: Option<u64>,
+    /// How much more often the oldest prompts come up, from 0 to below 1 [default: 0.6]
+    #[arg(long)]
+    pub skew: Option<f64>,
+}
+
+/// Workloads by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Workload {
+    /// Users with long histories, asking in rounds
+    MultiRoundQa,
+    /// Stages of different expected hit rates
+    TenStage,
+}
+
+/// Parts of a trace by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HalfName {
+    /// To tune on
+    First,
+    /// To report
+    Second,
+    /// All of it
+    Whole,
+}
+
+impl From<HalfName> for Half {
+    fn from(name: HalfName) -> Self {
+        match name {
+            HalfName::First => Self::First,
+            HalfName::Second => Self::Second,
+            HalfName::Whole => Self::Whole,
+        }
+    }
+}
+
+fn capacity(text: &str) -> Result<f64, String> {
+    let given = number(text)?;
+    if given > 0.0 && given <= 1.0 {
+        return Ok(given);
+    }
+    Err("a capacity is above 0 % and at most 100 % of the footprint: 5% or 0.05".to_owned())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let given = number(text)?;
+    if (0.0..1.0).contains(&given) { Ok(given) } else { Err("from 0% to below 100%".to_owned()) }
+}
+
+/// `5%` or `0.05`.
+fn number(text: &str) -> Result<f64, String> {
+    let (digits, scale) = match text.trim().strip_suffix('%') {
+        Some(digits) => (digits.trim_end(), 100.0),
+        None => (text.trim(), 1.0),
+    };
+    let given: f64 = digits.parse().map_err(|_| "a share is written 5% or 0.05".to_owned())?;
+    Ok(given / scale)
+}
+
+fn policy(text: &str) -> Result<Contestant, String> {
+    Contestant::parse(text.trim()).map_err(|error| error.to_string())
+}
+
+fn picture(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg")) {
+        return Ok(path);
+    }
+    Err("charts are drawn as SVG: name a file that ends in .svg".to_owned())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
+    if (1..=1 << 30).contains(&bytes) { Ok(bytes) } else { Err("from 1 B to 1 GiB".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_as_people_write_them() {
+        assert_eq!(
+            [capacity("5%"), capacity(" 0.05"), capacity("5 %")],
+            [Ok(0.05), Ok(0.05), Ok(0.05)]
+        );
+        assert_eq!([capacity("100%"), share("0%")], [Ok(1.0), Ok(0.0)]);
+        for bad in ["0", "0%", "101%", "30", "-5%", "NaN", "", "%", "5%%"] {
+            assert!(capacity(bad).is_err(), "{bad}");
+        }
+        assert!(share("100%").is_err() && share("-1%").is_err());
+    }
+}

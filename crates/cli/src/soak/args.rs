@@ -1,0 +1,54 @@
+//! What can be typed after `soak`.
+
+use clap::Args;
+use ritornello_format::parse_bytes;
+use std::path::PathBuf;
+
+/// Of `soak`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Writers and readers in this process and in one more work on a small store that is always full: they
+put, get, touch, lease, delete and flush, and now and then drop a whole scope. Every byte that is
+got is compared with what follows from its key. Again and again the store is closed and opened, or
+one of the processes is killed: a client with puts on their way, or the owner, whose place the
+other one takes. At the end every page is verified as `fsck` does it.
+
+Growth is that of this process: open files, threads and anonymous memory between shifts, when no
+store is open; the median of the last third of the shifts less that of the first third behind the
+first one.
+
+Exit code 0: nothing wrong; 1: wrong bytes, damaged pages, or a store that refused to go on;
+3: something hung for two minutes.
+
+Examples:
+  ritornello soak --minutes 10
+  ritornello soak --minutes 600 --dir /nvme --capacity 2GiB
+  ritornello soak --minutes 0.2 --seed 7 --json | jq .wrong_bytes")]
+pub struct SoakArgs {
+    /// How long, in minutes; parts of one as well
+    #[arg(long, default_value_t = 10.0, value_parser = minutes)]
+    pub minutes: f64,
+    /// Budget of the store
+    #[arg(long, default_value = "256MiB", value_parser = size)]
+    pub capacity: u64,
+    /// A directory on the disk to use; what is made there is removed
+    #[arg(long, default_value = ".")]
+    pub dir: PathBuf,
+    /// What the choices of all threads follow from
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Works on this store until standard input ends: the other process
+    #[arg(long, hide = true)]
+    pub join: Option<PathBuf>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(minutes) if minutes > 0.0 && minutes <= 1e6 => Ok(minutes),
+        _ => Err("a number of minutes above zero".to_owned()),
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).map_err(|error| error.to_string())
+}

@@ -1,0 +1,38 @@
+//! `ritornello top`.
+
+mod screen;
+mod snapshot;
+
+use crate::Context;
+use crate::args::TopArgs;
+use crate::exit::{Failure, Status};
+use crate::open;
+use crate::print::{json, say, table};
+use snapshot::{Sample, Snapshot};
+use std::io::IsTerminal;
+
+/// Shows how a store is doing, again and again.
+///
+/// # Errors
+/// Where the store cannot be opened, or the terminal cannot be drawn on.
+pub fn run(context: &Context, args: &TopArgs) -> Result<Status, Failure> {
+    let node = open::existing(&args.dir)?;
+    let sample = || Sample::of(&node);
+    if context.json {
+        json(&Snapshot::between(None, &sample()?));
+    } else if args.once || !std::io::stdout().is_terminal() {
+        say(&plain(&Snapshot::between(None, &sample()?)));
+    } else {
+        screen::watch(&sample)?;
+    }
+    node.close()?;
+    Ok(Status::Fine)
+}
+
+fn plain(snapshot: &Snapshot) -> String {
+    let mut out = table(&[]);
+    for (name, value) in snapshot.lines() {
+        out.add_row([name.to_owned(), value]);
+    }
+    out.to_string()
+}

@@ -1,0 +1,126 @@
+//! The live view.
+
+use super::snapshot::{Sample, Snapshot, percent};
+use crate::exit::Failure;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::text::Line;
+use ratatui::widgets::{Gauge, Row, Table};
+use signal_hook::consts::{SIGHUP, SIGTERM};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// Draws the store until somebody presses q.
+///
+/// # Errors
+/// Where the first question is not answered, or the terminal cannot be drawn on.
+pub fn watch(sample: &dyn Fn() -> Result<Sample, Failure>) -> Result<(), Failure> {
+    let mut last = sample()?;
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+    }
+    let mut terminal = ratatui::try_init()?;
+    let mut trouble = String::new();
+    let mut shown = Snapshot::between(None, &last);
+    let result = loop {
+        if let Err(error) = terminal.draw(|frame| draw(frame, &shown, &trouble)) {
+            break Err(error.into());
+        }
+        match quit_within(REFRESH) {
+            Ok(true) => break Ok(()),
+            Err(error) => break Err(error.into()),
+            Ok(false) if ended.load(Ordering::Relaxed) => break Ok(()),
+            Ok(false) => {}
+        }
+        match sample() {
+            Ok(now) => {
+                shown = Snapshot::between(Some(&last), &now);
+                last = now;
+                trouble.clear();
+            }
+            // The owner may be changing: what was seen last stays on the screen.
+            Err(failure) => trouble = failure.line,
+        }
+    };
+    ratatui::restore();
+    result
+}
+
+/// Waits for `time`, or until somebody wants to end it.
+fn quit_within(time: Duration) -> std::io::Result<bool> {
+    let deadline = Instant::now() + time;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !event::poll(left)? {
+            return Ok(false);
+        }
+        // Any other event, a changed size for one, is a reason to wait no longer.
+        let Event::Key(key) = event::read()? else { return Ok(false) };
+        let interrupted =
+            key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+        let pressed = key.kind == KeyEventKind::Press;
+        if pressed && (interrupted || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)) {
+            return Ok(true);
+        }
+    }
+}
+
+fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, trouble: &str) {
+    let lines = snapshot.lines();
+    let parts = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Min(1),
+        Constraint::Length(1),
+    ]);
+    let [full, hits, _, figures, foot] = parts.areas(frame.area());
+    frame.render_widget(gauge("full", snapshot.fullness(), Color::Blue), full);
+    let rate = snapshot.hits().unwrap_or(0.0);
+    frame.render_widget(gauge("hits", rate, Color::Green), hits);
+    let rows = lines.into_iter().map(|(name, value)| Row::new([name.to_owned(), value]));
+    frame.render_widget(Table::new(rows, [Constraint::Length(10), Constraint::Min(10)]), figures);
+    let foot_line = if trouble.is_empty() {
+        Line::from("q ends").dim()
+    } else {
+        Line::from(trouble.to_owned()).red()
+    };
+    frame.render_widget(foot_line, foot);
+}
+
+fn gauge(name: &str, share: f64, colour: Color) -> Gauge<'static> {
+    let style = Style::new().fg(colour).bg(Color::DarkGray);
+    let label = format!("{name} {}", percent(share));
+    Gauge::default().gauge_style(style).ratio(share.clamp(0.0, 1.0)).label(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ritornello_store::Options;
+
+    #[test]
+    fn everything_is_on_the_screen() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let mut options = Options::new(dir.path());
+        (options.capacity, options.segment_bytes) = (Some(16 << 20), Some(1 << 20));
+        let node = ritornello_node::open(&options).unwrap();
+        let (before, now) = (Sample::of(&node).unwrap(), Sample::of(&node).unwrap());
+        let snapshot = Snapshot::between(Some(&before), &now);
+        let mut terminal = Terminal::new(TestBackend::new(120, 20)).unwrap();
+        terminal.draw(|frame| draw(frame, &snapshot, "the owner is away")).unwrap();
+        let screen = terminal.backend().to_string();
+        for word in ["full 0.0 %", "hits 0.0 %", "owner of process", "leases", "a second", "away"] {
+            assert!(screen.contains(word), "{word}: {screen}");
+        }
+        node.close().unwrap();
+    }
+}

@@ -1,0 +1,262 @@
+//! What `top` shows at one moment.
+
+use crate::exit::Failure;
+use crate::print::{bytes, count};
+use ritornello_node::Node;
+use ritornello_store::StoreStats;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Figures as the store gave them, and when.
+pub struct Sample {
+    taken: Instant,
+    dir: PathBuf,
+    role: &'static str,
+    stats: StoreStats,
+}
+
+impl Sample {
+    /// Asks the store.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    pub fn of(node: &Node) -> Result<Self, Failure> {
+        let stats = node.store().stats()?;
+        let dir = node.path().to_owned();
+        Ok(Self { taken: Instant::now(), dir, role: node.role().word(), stats })
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.stats.catalog.counters.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// A store at one moment. Rates are null until there is an earlier moment; shares are null where
+/// nothing was counted yet.
+#[derive(Serialize)]
+pub struct Snapshot {
+    dir: PathBuf,
+    /// What this command is to the store: its `owner`, or a `client` of the process that is.
+    role: &'static str,
+    owner_pid: u32,
+    /// Pages found of those asked for, since the store was opened.
+    hit_rate: Option<f64>,
+    tiers: Vec<Tier>,
+    space: Space,
+    writes: Writes,
+    leases: u64,
+    reservations: u64,
+    clients: u64,
+    poisoned: Option<String>,
+    rates: Option<Rates>,
+}
+
+#[derive(Serialize)]
+struct Tier {
+    tier: &'static str,
+    pages: u64,
+    runs: u64,
+    used_bytes: u64,
+    capacity_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Space {
+    allocated_bytes: u64,
+    free_bytes: u64,
+    /// Freed, but not durably so yet.
+    limbo_bytes: u64,
+    /// Removed while leased.
+    deferred_bytes: u64,
+    reserved_bytes: u64,
+    quarantined_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Writes {
+    pages_stored: u64,
+    pages_evicted: u64,
+    pages_refused: u64,
+    index_written_bytes: u64,
+}
+
+/// Since the moment before.
+#[derive(Serialize)]
+struct Rates {
+    seconds: f64,
+    hit_rate: Option<f64>,
+    pages_probed_per_second: f64,
+    pages_hit_per_second: f64,
+    pages_stored_per_second: f64,
+    pages_evicted_per_second: f64,
+    index_bytes_per_second: f64,
+}
+
+impl Snapshot {
+    /// The moment of `now`, with rates since `before`.
+    #[must_use]
+    pub fn between(before: Option<&Sample>, now: &Sample) -> Self {
+        let s = &now.stats.catalog;
+        Self {
+            dir: now.dir.clone(),
+            role: now.role,
+            owner_pid: s.owner_pid,
+            hit_rate: share(now.counter("pages_hit"), now.counter("pages_probed")),
+            tiers: vec![Tier {
+                tier: "disk",
+                pages: s.pages,
+                runs: s.runs,
+                used_bytes: s.used_bytes,
+                capacity_bytes: s.capacity_bytes,
+            }],
+            space: Space {
+                allocated_bytes: s.allocated_bytes,
+                free_bytes: s.free_bytes,
+                limbo_bytes: s.limbo_bytes,
+                deferred_bytes: s.deferred_bytes,
+                reserved_bytes: s.reserved_bytes,
+                quarantined_bytes: s.quarantined_bytes,
+            },
+            writes: Writes {
+                pages_stored: now.counter("pages_stored"),
+                pages_evicted: now.counter("pages_evicted"),
+                pages_refused: now.counter("pages_refused"),
+                index_written_bytes: s.index_written_bytes,
+            },
+            leases: s.leases,
+            reservations: s.reservations,
+            clients: s.clients,
+            poisoned: s.poisoned.clone(),
+            rates: before.map(|before| Rates::between(before, now)),
+        }
+    }
+
+    /// How full the store is, from 0 to 1.
+    #[must_use]
+    pub fn fullness(&self) -> f64 {
+        let (used, all) = self
+            .tiers
+            .iter()
+            .fold((0, 0), |(used, all), tier| (used + tier.used_bytes, all + tier.capacity_bytes));
+        share(used, all).unwrap_or(0.0).min(1.0)
+    }
+
+    /// Pages found of those asked for: lately, or since the store was opened.
+    #[must_use]
+    pub fn hits(&self) -> Option<f64> {
+        self.rates.as_ref().and_then(|rates| rates.hit_rate).or(self.hit_rate)
+    }
+
+    /// All of it for people: name, value.
+    #[must_use]
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        let mut line = |name, value: String| lines.push((name, value));
+        line(
+            "store",
+            format!("{}, {} of process {}", self.dir.display(), self.role, self.owner_pid),
+        );
+        let lately = self.rates.as_ref().and_then(|rates| rates.hit_rate);
+        line(
+            "hit rate",
+            match (self.hit_rate, lately) {
+                (None, _) => "nothing was asked for yet".to_owned(),
+                (Some(all), None) => format!("{} since opened", percent(all)),
+                (Some(all), Some(now)) => {
+                    format!("{} now, {} since opened", percent(now), percent(all))
+                }
+            },
+        );
+        for tier in &self.tiers {
+            line(
+                tier.tier,
+                format!(
+                    "{} of {} in use: {} pages in {} runs",
+                    bytes(tier.used_bytes),
+                    bytes(tier.capacity_bytes),
+                    count(tier.pages),
+                    count(tier.runs)
+                ),
+            );
+        }
+        let space = &self.space;
+        line(
+            "space",
+            format!(
+                "{} allocated: {} free, {} in limbo, {} leased, {} being written, {} quarantined",
+                bytes(space.allocated_bytes),
+                bytes(space.free_bytes),
+                bytes(space.limbo_bytes),
+                bytes(space.deferred_bytes),
+                bytes(space.reserved_bytes),
+                bytes(space.quarantined_bytes)
+            ),
+        );
+        let writes = &self.writes;
+        line(
+            "pages",
+            format!(
+                "{} stored, {} evicted, {} refused",
+                count(writes.pages_stored),
+                count(writes.pages_evicted),
+                count(writes.pages_refused)
+            ),
+        );
+        line("index", format!("{} written", bytes(writes.index_written_bytes)));
+        line(
+            "held",
+            format!(
+                "{} leases, {} reservations, {} clients",
+                self.leases, self.reservations, self.clients
+            ),
+        );
+        if let Some(rates) = &self.rates {
+            line(
+                "a second",
+                format!(
+                    "{:.0} pages asked for, {:.0} hit, {:.0} stored, {:.0} evicted, index {}",
+                    rates.pages_probed_per_second,
+                    rates.pages_hit_per_second,
+                    rates.pages_stored_per_second,
+                    rates.pages_evicted_per_second,
+                    bytes(rates.index_bytes_per_second as u64)
+                ),
+            );
+        }
+        if let Some(cause) = &self.poisoned {
+            line("POISONED", format!("{cause}: close the store, check the disk, open it again"));
+        }
+        lines
+    }
+}
+
+impl Rates {
+    fn between(before: &Sample, now: &Sample) -> Self {
+        let seconds = now.taken.duration_since(before.taken).as_secs_f64().max(1e-3);
+        // A new owner counts from zero again.
+        let grown = |name| now.counter(name).saturating_sub(before.counter(name));
+        let rate = |name| grown(name) as f64 / seconds;
+        let (old, new) = (&before.stats.catalog, &now.stats.catalog);
+        let index = new.index_written_bytes.saturating_sub(old.index_written_bytes);
+        Self {
+            seconds,
+            hit_rate: share(grown("pages_hit"), grown("pages_probed")),
+            pages_probed_per_second: rate("pages_probed"),
+            pages_hit_per_second: rate("pages_hit"),
+            pages_stored_per_second: rate("pages_stored"),
+            pages_evicted_per_second: rate("pages_evicted"),
+            index_bytes_per_second: index as f64 / seconds,
+        }
+    }
+}
+
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// A share as people write it.
+#[must_use]
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}

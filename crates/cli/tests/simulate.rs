@@ -1,0 +1,152 @@
+//! `simulate`: what it prints, and what it refuses. Rates are checked where they are counted.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{ritornello, scratch, text};
+use std::path::Path;
+
+const CONVERSATION: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../traces/mooncake_conversation.jsonl.gz");
+
+/// A trace of `requests`, each a list of ids.
+fn written(path: &Path, requests: &[&str]) {
+    let lines = requests.iter().enumerate().map(|(at, ids)| {
+        format!(
+            "{{\"timestamp\":{at},\"input_length\":9,\"output_length\":1,\"hash_ids\":{ids}}}\n"
+        )
+    });
+    std::fs::write(path, lines.collect::<String>()).unwrap();
+}
+
+#[test]
+fn rows_say_what_was_agreed() {
+    let dir = scratch();
+    let path = dir.path().join("small.jsonl");
+    written(&path, &["[1,2,3]", "[1,2,4]", "[1,2,3]", "[5]"]);
+    let words = ["--capacity", "60%,100%", "--policy", "lru,belady", "--warm-up", "0%", "--json"];
+    let answer = ritornello(&[&["simulate", text(&path)], &words[..]].concat());
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    let json = answer.json();
+    let trace = &json["traces"][0];
+    assert_eq!((&trace["requests"], &trace["footprint_blocks"]), (&4.into(), &5.into()));
+    let rows = json["rows"].as_array().unwrap();
+    let seen = rows.iter().map(|row| {
+        let rate = (row["hit_rate"].as_f64().unwrap() * 10.0).round();
+        let fraction = row["capacity_fraction"].as_f64().unwrap();
+        (row["policy"].as_str().unwrap(), fraction, row["capacity_blocks"].as_u64().unwrap(), rate)
+    });
+    let expected = [
+        ("lru", 0.6, 3, 4.0),
+        ("lru", 1.0, 5, 5.0),
+        ("belady", 0.6, 3, 5.0),
+        ("belady", 1.0, 5, 5.0),
+    ];
+    assert_eq!(seen.collect::<Vec<_>>(), expected);
+    for row in rows {
+        assert_eq!(row["trace"], "small");
+        let amplification = row["write_amplification"].as_f64().unwrap();
+        assert!((1.0..1.05).contains(&amplification), "{row}");
+        assert!(row["writes_per_unique"].as_f64().unwrap() > 0.0);
+    }
+    // Three, one for another, one for that, one more: six of five.
+    assert_eq!(rows[0]["writes_per_unique"], 1.2);
+}
+
+#[test]
+fn people_get_a_table_and_a_chart() {
+    let dir = scratch();
+    let chart = dir.path().join("rates.svg");
+    let words = ["simulate", CONVERSATION, "--capacity", "5%,30%", "--chart", text(&chart)];
+    let answer = ritornello(&[&words[..], &["--policy", "lru,belady", "--warm-up", "0"]].concat());
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    for word in
+        ["12,031 requests", "288,500 references", "182,790 blocks", "30 %", "belady", "36.6"]
+    {
+        assert!(answer.out.contains(word), "{word}: {}", answer.out);
+    }
+    let svg = std::fs::read_to_string(&chart).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("mooncake_conversation"), "{svg}");
+}
+
+#[test]
+fn workloads_are_generated_from_a_seed() {
+    let small = ["--users", "10", "--requests", "500", "--history-tokens", "1000"];
+    let stages = ["--warm-up-tokens", "200000", "--stage-tokens", "100000"];
+    let both = ["simulate", "--generate", "multi-round-qa,ten-stage", "--json", "--policy", "lru"];
+    let run = |seed: &str| {
+        let answer = ritornello(&[&both[..], &small, &stages, &["--seed", seed]].concat());
+        assert_eq!(answer.code, 0, "{}", answer.err);
+        let json = answer.json();
+        let rows = json["rows"].as_array().unwrap().iter();
+        rows.map(|row| (row["trace"].to_string(), row["hit_rate"].to_string())).collect::<Vec<_>>()
+    };
+    let once = run("1");
+    assert_eq!(once.len(), 8);
+    assert_eq!(once[7].0, "\"ten-stage\"");
+    assert_eq!(once, run("1"));
+    assert_ne!(once, run("2"));
+}
+
+#[test]
+fn broken_lines_are_fatal_or_named() {
+    let dir = scratch();
+    let path = dir.path().join("broken.jsonl");
+    written(&path, &["[1]", "oops", "[1]", "[2]"]);
+    let words = ["simulate", text(&path), "--policy", "lru", "--capacity", "100%"];
+    let answer = ritornello(&words);
+    assert_eq!(answer.code, 2, "{}", answer.out);
+    assert!(
+        answer.err.contains("line 2 ") && answer.err.contains("--skip-broken"),
+        "{}",
+        answer.err
+    );
+    let answer = ritornello(&[&words[..], &["--skip-broken", "--json"]].concat());
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    assert!(answer.err.contains("1 broken lines left out: 2"), "{}", answer.err);
+    assert_eq!(answer.json()["traces"][0]["skipped_lines"], serde_json::json!([2]));
+}
+
+#[test]
+fn halves_start_empty_and_clocks_may_jump() {
+    let dir = scratch();
+    let path = dir.path().join("jump.jsonl");
+    written(&path, &["[1,2]", "[1,2]", "[1,2]", "[1,2]"]);
+    let late =
+        std::fs::read_to_string(&path).unwrap().replace("\"timestamp\":1", "\"timestamp\":99");
+    std::fs::write(&path, late).unwrap();
+    let words = ["simulate", text(&path), "--policy", "lru", "--warm-up", "0%", "--json"];
+    let rate = |half: &str| {
+        let answer = ritornello(&[&words[..], &["--capacity", "100%", "--half", half]].concat());
+        assert_eq!(answer.code, 0, "{}", answer.err);
+        assert!(answer.err.contains("clock goes back 1 times"), "{}", answer.err);
+        answer.json()["rows"][0]["hit_rate"].as_f64().unwrap()
+    };
+    assert_eq!([rate("first"), rate("second"), rate("whole")], [0.5, 0.5, 0.75]);
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let dir = scratch();
+    let (empty, one) = (dir.path().join("empty.jsonl"), dir.path().join("one.jsonl"));
+    std::fs::write(&empty, "").unwrap();
+    written(&one, &["[1]"]);
+    let missing = dir.path().join("missing");
+    for (words, says) in [
+        (&[text(&one), "--capacity", "0%"][..], "above 0 %"),
+        (&[text(&one), "--capacity", "101%"], "at most 100 %"),
+        (&[text(&one), "--capacity", "some"], "5% or 0.05"),
+        (&[text(&one), "--policy", "fifo"], "s3fifo"),
+        (&[text(&one), "--chart", "rates.png"], ".svg"),
+        (&[text(&one), "--half", "first"], "no blocks"),
+        (&[text(&empty)], "no blocks"),
+        (&[text(&missing)], "missing"),
+        (&["--generate", "multi-round-qa", "--rounds", "1"], "rounds"),
+        (&["--generate", "ten-stage", "--skew", "2"], "skew"),
+        (&[], "TRACE"),
+    ] {
+        let answer = ritornello(&[&["simulate"], words].concat());
+        assert_eq!(answer.code, 2, "{words:?}: {}", answer.out);
+        assert!(answer.err.contains(says), "{words:?}: {}", answer.err);
+    }
+}

@@ -1,0 +1,23 @@
+//! A few seconds of a soak.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{ritornello, scratch, text};
+
+#[test]
+fn a_short_soak_finds_nothing_and_leaves_nothing() {
+    let dir = scratch();
+    let words =
+        ["soak", "--minutes", "0.1", "--capacity", "64MiB", "--seed", "3", "--json", "--dir"];
+    let answer = ritornello(&[&words[..], &[text(dir.path())]].concat());
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    let report = answer.json();
+    let number = |name: &str| report[name].as_u64().unwrap_or_else(|| panic!("{name}: {report}"));
+    assert_eq!((number("wrong_bytes"), number("damaged_pages")), (0, 0));
+    assert!(number("operations") > 100 && number("bytes") > 1 << 20, "{report}");
+    assert!(number("restarts") >= 4 && number("kills") >= 2, "{report}");
+    assert_eq!((number("fd_growth"), number("thread_growth")), (0, 0), "{report}");
+    assert!(report["memory_growth_bytes"].is_u64());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}

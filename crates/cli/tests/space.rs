@@ -1,0 +1,70 @@
+//! `resize`, `paths`, `destroy` and `bench store --steady`.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{filled, open_filled, ritornello, scratch, text};
+
+#[test]
+fn a_store_is_resized_moved_and_removed() {
+    let dir = scratch();
+    let (home, second) = (dir.path().join("home"), dir.path().join("second"));
+    std::fs::create_dir(&home).unwrap();
+    filled(&home);
+    let answer = ritornello(&["resize", text(&home), "32MiB", "--json"]);
+    assert_eq!((answer.code, &answer.json()["capacity_bytes"]), (0, &(32 << 20).into()));
+    let answer = ritornello(&["paths", "add", text(&home), text(&second), "--json"]);
+    assert_eq!(answer.json()["paths"].as_array().unwrap().len(), 2, "{}", answer.err);
+    let answer = ritornello(&["paths", "drain", text(&home), "segments"]);
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    assert!(answer.out.contains("second") && !answer.out.contains("draining"), "{}", answer.out);
+    let answer = ritornello(&["paths", "list", text(&home), "--json"]);
+    let paths = answer.json()["paths"].clone();
+    assert_eq!((paths.as_array().unwrap().len(), paths[0]["dir"].as_str()), (1, second.to_str()));
+    let answer = ritornello(&["fsck", text(&home), "--json"]);
+    assert_eq!((answer.code, &answer.json()["pages"]), (0, &common::PAGES.into()));
+    assert!(ritornello(&["stat", text(&home)]).out.contains("extents a run"));
+
+    let answer = ritornello(&["resize", text(&home), "1MiB"]);
+    assert_eq!((answer.code, answer.err.contains("two segments")), (2, true), "{}", answer.err);
+    let answer = ritornello(&["paths", "drain", text(&home), text(&second)]);
+    assert_eq!((answer.code, answer.err.contains("last")), (2, true), "{}", answer.err);
+    let answer = ritornello(&["destroy", text(&home)]);
+    assert_eq!((answer.code, home.exists()), (2, true), "nobody agreed: {}", answer.err);
+    let answer = ritornello(&["destroy", text(&home), "--yes"]);
+    assert_eq!((answer.code, home.exists(), second.exists()), (0, false, false), "{}", answer.err);
+}
+
+/// The owner does it, and goes on.
+#[test]
+fn a_store_that_is_owned_is_resized_by_its_owner() {
+    let dir = scratch();
+    let node = open_filled(dir.path());
+    let answer = ritornello(&["resize", text(dir.path()), "24MiB"]);
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    assert_eq!(node.store().stats().unwrap().catalog.capacity_bytes, 24 << 20);
+    let answer = ritornello(&["destroy", text(dir.path()), "--yes"]);
+    assert_eq!((answer.code, answer.err.contains("owns")), (2, true), "{}", answer.err);
+    node.close().unwrap();
+}
+
+#[test]
+fn the_steady_state_is_measured_and_named_as_agreed() {
+    let dir = scratch();
+    let words = ["bench", "store", "--steady", "--dir", text(dir.path()), "--total", "640MiB"];
+    let answer = ritornello(&[&words[..], &["--segment-bytes", "16MiB", "--json"]].concat());
+    assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
+    let json = answer.json();
+    for case in ["one_size", "mixed"] {
+        let figures = &json[case];
+        for name in ["put_ratio", "get_ratio", "get16_p99_ratio", "extents_per_run"] {
+            assert!(figures[name].as_f64().unwrap() > 0.0, "{case} {name}: {figures:#}");
+        }
+        let number = |name: &str| figures[name].as_u64().unwrap();
+        assert!(number("pages_evicted") > 0);
+        assert!(number("allocated_bytes_max") <= number("budget_bytes"));
+        assert!(figures["small_pages"]["max"].as_u64().unwrap() == 1);
+        assert!(figures["write_amplification"].as_f64().unwrap() < 1.05);
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+}

@@ -1,0 +1,52 @@
+//! `top`, where nobody looks: one snapshot.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{PAGES, filled, keys, open_filled, ritornello, scope, scratch, text};
+
+#[test]
+fn a_closed_store_is_shown_once() {
+    let dir = scratch();
+    filled(dir.path());
+    for words in [&["top", text(dir.path()), "--once"][..], &["top", text(dir.path())]] {
+        let answer = ritornello(words);
+        assert_eq!(answer.code, 0, "{}", answer.err);
+        for word in ["24 pages in 3 runs", "nothing was asked for yet", "0 leases", "quarantined"] {
+            assert!(answer.out.contains(word), "{word}: {}", answer.out);
+        }
+    }
+}
+
+#[test]
+fn a_store_in_use_says_how_it_does() {
+    let dir = scratch();
+    let node = open_filled(dir.path());
+    let mut keys = keys();
+    keys.extend([[99; 16]; 1]);
+    let keys: Vec<&[u8]> = keys.iter().map(<[u8; 16]>::as_slice).collect();
+    assert_eq!(node.store().probe(&scope(), &keys).unwrap(), PAGES);
+    let answer = ritornello(&["top", text(dir.path()), "--json"]);
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    let json = answer.json();
+    assert_eq!(json["hit_rate"], PAGES as f64 / (PAGES + 1) as f64);
+    assert_eq!((&json["role"], &json["clients"]), (&"client".into(), &1.into()));
+    assert_eq!(
+        (&json["tiers"][0]["tier"], &json["tiers"][0]["pages"]),
+        (&"disk".into(), &24.into())
+    );
+    assert_eq!(json["writes"]["pages_stored"], 24);
+    for field in ["allocated_bytes", "free_bytes", "limbo_bytes", "quarantined_bytes"] {
+        assert!(json["space"][field].is_u64(), "{field}: {json:#}");
+    }
+    assert!(json["rates"].is_null());
+    node.close().unwrap();
+}
+
+#[test]
+fn what_is_no_store_is_left_alone() {
+    let dir = scratch();
+    let answer = ritornello(&["top", text(dir.path())]);
+    assert_eq!(answer.code, 2, "{}", answer.out);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}

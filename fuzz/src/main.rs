@@ -1,0 +1,61 @@
+//! Feeds every parser of bytes that may be damaged with inputs that nearly make sense: good ones,
+//! changed in a few places, cut, spliced and grown, with their checksums made right again, because
+//! blind damage would not get past those. A parser may refuse; it must not panic, hang, or allocate
+//! what a length field claims.
+//!
+//! ```text
+//! cargo run -p ritornello-fuzz -- [SECONDS a target] [SEED] [TARGET]
+//! ```
+//! The same seed makes the same inputs in the same order. An input that breaks a parser is printed.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
+
+mod mutate;
+mod targets;
+
+use mutate::Mutator;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use targets::{Target, targets};
+
+/// A single input that takes longer than this hangs.
+const SLOW: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let mut number = |default: f64| words.next().map_or(default, |word| word.parse().unwrap());
+    let seconds = number(2.0);
+    let seed = number(0.0) as u64;
+    let only = words.next();
+    let mut broken = false;
+    for target in targets() {
+        if only.as_ref().is_none_or(|only| only == target.name) {
+            broken |= !fuzz(&target, Duration::from_secs_f64(seconds), seed);
+        }
+    }
+    ExitCode::from(u8::from(broken))
+}
+
+/// Returns whether the target stood it all.
+fn fuzz(target: &Target, time: Duration, seed: u64) -> bool {
+    let mut mutator = Mutator::new(seed, &target.seeds);
+    let (started, mut inputs, mut accepted) = (Instant::now(), 0u64, 0u64);
+    for good in &target.seeds {
+        assert!((target.parse)(good), "{}: a good input is refused", target.name);
+    }
+    while started.elapsed() < time {
+        let mut input = mutator.next();
+        (target.seal)(&mut input);
+        let begun = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| (target.parse)(&input)));
+        if outcome.is_err() || begun.elapsed() > SLOW {
+            let hex: String = input.iter().map(|byte| format!("{byte:02x}")).collect();
+            eprintln!("{} broke, input {inputs} of seed {seed}:\n{hex}", target.name);
+            return false;
+        }
+        inputs += 1;
+        accepted += u64::from(outcome.is_ok_and(|accepted| accepted));
+    }
+    println!("{:<12} {inputs:>10} inputs, {accepted:>9} accepted", target.name);
+    true
+}

@@ -1,0 +1,269 @@
+//! The parsers, good inputs for each, and how its inputs are sealed.
+
+use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
+use ritornello_format::checkpoint::{CheckpointFrame, CheckpointHeader};
+use ritornello_format::journal::{
+    JournalHeader, JournalRecord, Parsed, Retentions, RunImage, read_frame,
+};
+use ritornello_format::wire::Writer;
+use ritornello_format::{
+    Extent, Manifest, PageHash, Place, ReservationRecord, RunHeader, Scope, ScopeId, ScopeRegistry,
+    ScopeSettings, ScopeSlot, SegmentId, Slice, VolumeRecord, checksum,
+};
+use ritornello_sim::{Broken, read};
+use std::borrow::Cow;
+use std::io::Write;
+
+pub struct Target {
+    pub name: &'static str,
+    pub seeds: Vec<Vec<u8>>,
+    /// Makes lengths and checksums right again.
+    pub seal: fn(&mut Vec<u8>),
+    /// Returns whether it was taken for good.
+    pub parse: fn(&[u8]) -> bool,
+}
+
+/// A checksum over everything before it, at the end.
+fn seal_end(input: &mut Vec<u8>) {
+    let body = input.len().saturating_sub(8);
+    let sum = checksum(&input[..body]).to_le_bytes();
+    input.truncate(body);
+    input.extend(sum);
+}
+
+/// Magic (8), version, length of the body, body, checksum.
+fn seal_file(input: &mut Vec<u8>) {
+    if let Some(body) = input.len().checked_sub(24) {
+        input[12..16].copy_from_slice(&(body as u32).to_le_bytes());
+    }
+    seal_end(input);
+}
+
+/// Magic (8), version, length of everything, ..., checksum.
+fn seal_header(input: &mut Vec<u8>) {
+    if input.len() >= 24 {
+        let length = input.len() as u32;
+        input[12..16].copy_from_slice(&length.to_le_bytes());
+    }
+    seal_end(input);
+}
+
+/// Length, sequence and kind, body, checksum.
+fn seal_frame(input: &mut Vec<u8>) {
+    if let Some(length) = input.len().checked_sub(12) {
+        input[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    }
+    seal_end(input);
+}
+
+fn as_it_is(_: &mut Vec<u8>) {}
+
+fn frame(write: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut writer = Writer::new();
+    write(&mut writer);
+    writer.into_vec()
+}
+
+pub fn targets() -> Vec<Target> {
+    vec![
+        Target {
+            name: "manifest",
+            seeds: vec![manifest().encode()],
+            seal: seal_file,
+            parse: |bytes| Manifest::decode(bytes).is_ok(),
+        },
+        Target {
+            name: "registry",
+            seeds: vec![ScopeRegistry::default().encode(), registry().encode()],
+            seal: seal_file,
+            parse: |bytes| ScopeRegistry::decode(bytes).is_ok(),
+        },
+        Target {
+            name: "reservations",
+            seeds: reservations(),
+            seal: as_it_is,
+            parse: |bytes| !ReservationRecord::decode_all(bytes).is_empty(),
+        },
+        Target { name: "journal", seeds: records(), seal: seal_frame, parse: journal },
+        Target {
+            name: "checkpoint",
+            seeds: checkpoint_frames(),
+            seal: seal_frame,
+            parse: checkpoint,
+        },
+        Target {
+            name: "file_header",
+            seeds: vec![
+                JournalHeader { number: 3, first: 9 }.encode(),
+                CheckpointHeader { id: 1, journal: 2, first: 3 }.encode(),
+            ],
+            seal: seal_end,
+            parse: |bytes| {
+                let (journal, checkpoint) =
+                    (JournalHeader::decode(bytes), CheckpointHeader::decode(bytes));
+                journal.is_ok() || checkpoint.is_ok()
+            },
+        },
+        Target {
+            name: "run_header",
+            seeds: vec![run_header().encode().unwrap().0],
+            seal: seal_header,
+            parse: |bytes| RunHeader::decode(bytes).is_ok(),
+        },
+        Target { name: "codec", seeds: codec_frames(), seal: as_it_is, parse: codec },
+        Target { name: "trace", seeds: traces(), seal: as_it_is, parse: trace },
+    ]
+}
+
+fn manifest() -> Manifest {
+    Manifest {
+        uuid: [7; 16],
+        epoch: 3,
+        segment_bytes: 1 << 20,
+        capacity: 1 << 30,
+        index: "run".to_owned(),
+        volumes: vec![VolumeRecord::new("a".to_owned()), VolumeRecord::new("/b".to_owned())],
+        owner: "host 1 pid 2".to_owned(),
+    }
+}
+
+fn registry() -> ScopeRegistry {
+    let scopes = vec![
+        (ScopeSlot(1), Scope::opaque("one", 4096, true)),
+        (ScopeSlot(4), Scope::opaque("two", 70_000, false)),
+    ];
+    let settings =
+        ScopeSettings { codec: Some(1), quota_bytes: Some(1 << 20), retained_bytes: None };
+    ScopeRegistry { next: 9, scopes, settings: [(ScopeSlot(4), settings)].into() }
+}
+
+fn extents() -> Vec<Extent> {
+    let extent = |number, start, units| Extent { segment: SegmentId::new(0, number), start, units };
+    vec![extent(0, 0, 9), extent(1, 64, 64)]
+}
+
+fn reservations() -> Vec<Vec<u8>> {
+    let reserved =
+        ReservationRecord::Reserved { id: 5, client: "abc".to_owned(), extents: extents() };
+    let settled = ReservationRecord::Settled { id: 5 };
+    vec![reserved.encode(), [reserved.encode(), settled.encode()].concat()]
+}
+
+fn place() -> Place {
+    Place {
+        extents: extents(),
+        generation: 1 << 33,
+        header_checksum: 77,
+        header_units: 1,
+        page_units: 24,
+    }
+}
+
+fn image(place: &Place) -> RunImage<'_> {
+    let pages: Vec<PageHash> =
+        (0..3u8).map(|n| PageHash::of(&ScopeId([1; 16]), &[n; 16])).collect();
+    RunImage {
+        run: 1 << 32 | 5,
+        scope: ScopeSlot(2),
+        chained: true,
+        parent: Some((1 << 32 | 4, 3)),
+        recency: 99,
+        place: Cow::Borrowed(place),
+        pages: Cow::Owned(pages),
+    }
+}
+
+fn records() -> Vec<Vec<u8>> {
+    let place = place();
+    let records = [
+        JournalRecord::Insert(image(&place)),
+        JournalRecord::Cut(vec![(5, 1), (6, 0)]),
+        JournalRecord::Touch(vec![(5, 100), (6, 101)]),
+        JournalRecord::Link { child: 5, parent: 4, page: 2 },
+    ];
+    records.iter().map(|record| frame(|writer| record.encode(7, writer))).collect()
+}
+
+fn checkpoint_frames() -> Vec<Vec<u8>> {
+    let place = place();
+    let images = frame(|writer| {
+        image(&place).encode(writer);
+        image(&place).encode(writer);
+    });
+    let retained = Retentions { clock: 9, runs: vec![(5, 1000)] };
+    vec![
+        frame(|writer| CheckpointFrame::encode_runs(1, &images, writer)),
+        frame(|writer| CheckpointFrame::encode_retained(2, &retained, writer)),
+        frame(|writer| CheckpointFrame::encode_end(3, &Default::default(), writer)),
+    ]
+}
+
+fn journal(bytes: &[u8]) -> bool {
+    match read_frame(bytes) {
+        Parsed::Frame(frame) => JournalRecord::decode(frame.kind, frame.body).is_ok(),
+        _ => false,
+    }
+}
+
+fn checkpoint(bytes: &[u8]) -> bool {
+    let Parsed::Frame(frame) = read_frame(bytes) else { return false };
+    match CheckpointFrame::decode(frame.kind, frame.body) {
+        Ok(CheckpointFrame::Runs(runs)) => runs.into_iter().all(|image| image.is_ok()),
+        decoded => decoded.is_ok(),
+    }
+}
+
+fn run_header() -> RunHeader {
+    RunHeader {
+        store: [7; 16],
+        scope: ScopeId([1; 16]),
+        slot: ScopeSlot(2),
+        generation: 1 << 33,
+        page_bytes: 4096,
+        header_units: 1,
+        page_units: 1,
+        parent: Some(vec![3; 16]),
+        extents: extents(),
+        extents_total: 2,
+        keys: (0..4u8).map(|n| vec![n; 16]).collect(),
+        slices_per_page: 1,
+        slices: (0..4).map(|n| Slice { bytes: 4096, codec: 0, checksum: n }).collect(),
+    }
+}
+
+/// The numbers of a codec's frames.
+const NUMBERS: usize = 64 * 32;
+
+/// The codec's number, then its frame.
+fn codec_frames() -> Vec<Vec<u8>> {
+    let value = |at: usize| {
+        let x = ((at * 37 % 101) as f32 - 50.0) * (1.0 + (at % 32) as f32) / 99.0;
+        ((x.to_bits() >> 16) as u16).to_le_bytes()
+    };
+    let input: Vec<u8> = (0..NUMBERS).flat_map(value).collect();
+    let shape =
+        SliceShape { dtype: Dtype::Bf16, kind: SliceKind::Keys { tokens: 64, channels: 32 } };
+    let frame = |codec: Codec| {
+        let mut out = vec![0; codec.bound(&shape, input.len())];
+        let (codec, bytes) = codec.encode(&shape, &input, &mut out).unwrap();
+        [&[codec as u8], &out[..bytes]].concat()
+    };
+    Codec::ALL.into_iter().map(frame).collect()
+}
+
+fn codec(bytes: &[u8]) -> bool {
+    let Some((number, frame)) = bytes.split_first() else { return false };
+    let mut out = vec![0; 2 * NUMBERS];
+    decode(*number, frame, &mut out).is_ok()
+}
+
+fn traces() -> Vec<Vec<u8>> {
+    let line = r#"{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}"#;
+    vec![format!("{line}\n\n{line}\n").into_bytes()]
+}
+
+fn trace(bytes: &[u8]) -> bool {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    read(file.path(), Broken::Skip, &mut |_| {}).is_ok()
+}
