@@ -107,11 +107,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     );
     row(
         "pieces a page",
-        format!(
-            "up to 256 KiB: {}; longer: {}",
-            pieces(h.small_pages),
-            pieces(h.large_pages)
-        ),
+        format!("up to 256 KiB: {}; longer: {}", pieces(h.small_pages), pieces(h.large_pages)),
     );
     row(
         "written",

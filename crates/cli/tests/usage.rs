@@ -7,7 +7,20 @@ use common::{ritornello, scratch, text};
 
 #[test]
 fn every_command_explains_itself_with_examples() {
-    for words in [&[][..], &["stat"], &["fsck"], &["doctor"], &["bench"], &["bench", "store"], &["resize"], &["paths"], &["destroy"], &["simulate"], &["soak"], &["top"]] {
+    for words in [
+        &[][..],
+        &["stat"],
+        &["fsck"],
+        &["doctor"],
+        &["bench"],
+        &["bench", "store"],
+        &["resize"],
+        &["paths"],
+        &["destroy"],
+        &["simulate"],
+        &["soak"],
+        &["top"],
+    ] {
         let answer = ritornello(&[words, &["--help"]].concat());
         assert_eq!(answer.code, 0, "{}", answer.err);
         assert!(answer.out.contains("Examples:"), "{words:?}");

@@ -34,11 +34,9 @@ fn insert(
 
 #[test]
 fn a_failed_write_or_sync_poisons() {
-    for (op, fault) in [
-        (Op::Write, Fault::Io),
-        (Op::Write, Fault::Short),
-        (Op::SyncData, Fault::Io),
-    ] {
+    for (op, fault) in
+        [(Op::Write, Fault::Io), (Op::Write, Fault::Short), (Op::SyncData, Fault::Io)]
+    {
         let disk = SimDisk::new(1 << 24);
         let schedule = Schedule::new();
         let index = open(

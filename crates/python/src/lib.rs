@@ -34,11 +34,11 @@ mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use super::destroy;
+    #[pymodule_export]
     use super::outcome::{Outcome, Ticket};
     #[pymodule_export]
     use super::pool::{PagePool, PoolPages};
-    #[pymodule_export]
-    use super::destroy;
     #[pymodule_export]
     use super::run_cli;
     #[pymodule_export]

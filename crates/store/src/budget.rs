@@ -80,7 +80,8 @@ impl Budget {
             let level = shares[active[0]];
             let same = active.iter().take_while(|&&at| shares[at] == level).count();
             let gap = most.abs_diff(total);
-            let step = active.get(same).map_or(u64::MAX, |&at| u64::from(shares[at].abs_diff(level)));
+            let step =
+                active.get(same).map_or(u64::MAX, |&at| u64::from(shares[at].abs_diff(level)));
             let each = step.min(gap / same as u64) as u32;
             let rest = if each == 0 { gap as usize } else { same };
             for &at in active[..same].iter().take(rest) {

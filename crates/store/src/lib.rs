@@ -40,12 +40,11 @@ pub use catalog::{
 };
 pub use directory::{Directory, open_segments};
 pub use engine::{Alive, ClientId, Engine, Finding, Reshape, Session, Verification};
-pub use options::{
-    Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec,
-};
+pub use options::{Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec};
 pub use outcome::Outcome;
 pub use stats::{
-    AdmissionStats, CatalogStats, Counter, Counters, IoStats, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth,
+    AdmissionStats, CatalogStats, Counter, Counters, IoStats, PathStats, Pieces, SCOPES_SHOWN,
+    ScopeUsage, SpaceHealth,
 };
 pub use store::{Store, StoreStats, Terms, TransferStats};
 pub use ticket::Ticket;

@@ -30,6 +30,6 @@ pub use process::process_id;
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};
 pub use transfer::{
-    Control, Encoded, FoundRun, MissReason, Pack, PackedPages, Packing, PageFate, RunRead, RunWrite,
-    Unpack, VerifiedRun,
+    Control, Encoded, FoundRun, MissReason, Pack, PackedPages, Packing, PageFate, RunRead,
+    RunWrite, Unpack, VerifiedRun,
 };

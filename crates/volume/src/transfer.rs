@@ -178,10 +178,7 @@ impl MissReason {
     /// than this call.
     #[must_use]
     pub const fn is_damage(self) -> bool {
-        matches!(
-            self,
-            Self::Place | Self::Header | Self::Scope | Self::Key | Self::Checksum
-        )
+        matches!(self, Self::Place | Self::Header | Self::Scope | Self::Key | Self::Checksum)
     }
 }
 

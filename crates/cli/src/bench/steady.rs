@@ -148,7 +148,13 @@ impl Bench {
             let sequences = (share / (pages * page_bytes)).max(1);
             let scope = Scope::opaque(&format!("steady {page_bytes}"), page_bytes, true);
             // Both are at most a few hundred.
-            Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages: pages as u32, sequences: sequences as u32 }
+            Shape {
+                scope,
+                codec: Codec::Raw,
+                page_bytes,
+                sequence_pages: pages as u32,
+                sequences: sequences as u32,
+            }
         };
         let shapes: Vec<Shape> = sizes.iter().map(shape).collect();
         let set: u64 = shapes.iter().map(Shape::total).sum();

@@ -177,12 +177,7 @@ fn checkpoints_of(
     Checkpoints { slots, last_id }
 }
 
-fn gauges(
-    log: &Log,
-    medium: &dyn Medium,
-    dir: &Path,
-    budget: u64,
-) -> Result<Gauges> {
+fn gauges(log: &Log, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gauges> {
     let length = |slot| -> Result<AtomicU64> {
         match medium.open(&checkpoint::path(dir, slot), READ) {
             Ok(file) => Ok(AtomicU64::new(file.length()?)),

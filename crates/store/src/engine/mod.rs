@@ -28,8 +28,8 @@ use crate::eviction::{Eviction, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
 use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, PathStats};
-use parking_lot::{Condvar, Mutex, RwLock};
 use caretaker::Caretaker;
+use parking_lot::{Condvar, Mutex, RwLock};
 use quota::Usage;
 use reservations::{ReservationLog, Reservations};
 use retention::{Retention, StoreClock};
@@ -293,7 +293,9 @@ impl Engine {
             segments: existing,
             segments_max: u64::from(budget.segments_max),
             files: existing + index.files + 4,
-            used_bytes: (state.space.total_units() - state.space.free_units() - state.space.closed_units())
+            used_bytes: (state.space.total_units()
+                - state.space.free_units()
+                - state.space.closed_units())
                 * UNIT
                 - (state.limbo_units + state.quarantine_units + state.reservations.units()) * UNIT,
             free_bytes: state.space.free_units() * UNIT,

@@ -2,8 +2,8 @@
 
 use super::capacity::{Reshape, share_out};
 use super::caretaker::Caretaker;
-use super::reservations::{ReservationLog, Reservations};
 use super::quota::Usage;
+use super::reservations::{ReservationLog, Reservations};
 use super::retention::{RETENTION_MAX, Retention, StoreClock};
 use super::scopes::Scopes;
 use super::{Alive, ClientId, Engine, OpenReport, State, SyncRound, Upkeep, resident};

@@ -4,8 +4,8 @@
 //! Otherwise a crash could bring back entries whose place holds somebody else's bytes: the
 //! checksums would catch them, but the engine would have been promised a hit.
 
-use super::{ClientId, Engine, State};
 use super::retention::Retention;
+use super::{ClientId, Engine, State};
 use crate::eviction::{Holdings, Victim};
 use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;

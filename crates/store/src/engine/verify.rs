@@ -87,7 +87,13 @@ impl Engine {
         Ok(report)
     }
 
-    pub(super) fn verify_run(&self, run: RunId, view: &RunView, report: &mut Verification, control: &Control) {
+    pub(super) fn verify_run(
+        &self,
+        run: RunId,
+        view: &RunView,
+        report: &mut Verification,
+        control: &Control,
+    ) {
         let Some(scope) = self.scopes.by_slot(view.scope) else { return };
         report.runs += 1;
         report.bytes += view.place.units() * UNIT;
@@ -113,7 +119,12 @@ impl Engine {
     }
 
     /// Pages of a run that do not verify, with the reason. Every page if the header does not.
-    fn bad_pages(&self, scope: ScopeRef, view: &RunView, control: &Control) -> Vec<(u32, &'static str)> {
+    fn bad_pages(
+        &self,
+        scope: ScopeRef,
+        view: &RunView,
+        control: &Control,
+    ) -> Vec<(u32, &'static str)> {
         let count = view.pages.len() as u32;
         let live = |page: &u32| view.pages[*page as usize] != PageHash::NONE;
         let all = |reason| (0..count).filter(live).map(|page| (page, reason)).collect();
