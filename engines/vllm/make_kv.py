@@ -53,7 +53,7 @@ def train(model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, batch: int)
         if step % 25 == 0:
             took = time.monotonic() - started
             print(f"step {step}: {loss.item():.3f} nats, {took:.0f} s", file=sys.stderr)
-    return loss.item()
+    return float(loss.item())
 
 
 def record(model: LlamaForCausalLM, tokens: torch.Tensor) -> Recorded:

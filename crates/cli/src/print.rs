@@ -1,6 +1,7 @@
 //! What goes to standard output, and how numbers look.
 
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
+use ritornello_store::eviction::EvictionStats;
 use serde::Serialize;
 use std::io::Write;
 
@@ -66,6 +67,28 @@ pub fn count(number: u64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// A share for people: `12.3 %`.
+#[must_use]
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// Which pages go first, and what the policies that are compared would have hit.
+#[must_use]
+pub fn eviction(stats: &EvictionStats) -> String {
+    let mut text = stats.policy.clone();
+    if !stats.following.is_empty() {
+        text += &format!(" follows {} ({} changes)", stats.following, stats.switches);
+    }
+    let asked = stats.shadows.iter().filter(|shadow| shadow.asked > 0);
+    let rates: Vec<String> =
+        asked.map(|s| format!("{} {}", s.name, percent(s.hits as f64 / s.asked as f64))).collect();
+    if !rates.is_empty() {
+        text += &format!("; would hit: {}", rates.join(", "));
+    }
+    text
 }
 
 #[cfg(test)]

@@ -153,6 +153,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         format!(", budget {} a day, {left} of it now", bytes(bytes_a_day))
     });
     row("admission", format!("{}{}", s.admission.policy, budget.unwrap_or_default()));
+    row("eviction", print::eviction(&s.eviction));
     row("retained", bytes(s.retained_bytes));
     row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.epoch));
     for (reason, pages) in &s.dropped_at_open {

@@ -12,7 +12,7 @@ use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with}
 #[test]
 fn kernels_write_and_read_the_same_frames() {
     let shape = SliceShape { dtype: Dtype::Bf16, kind: SliceKind::Opaque };
-    for length in [64, 191, 321] {
+    for length in [128, 191, 321] {
         let mut input = numbers(Dtype::Bf16, length, &mut Source(3));
         for (at, high) in (0..input.len()).step_by(8).zip(0..) {
             input[at..at + 2].copy_from_slice(&[0x12, high]);

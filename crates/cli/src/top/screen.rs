@@ -1,7 +1,8 @@
 //! The live view.
 
-use super::snapshot::{Sample, Snapshot, percent};
+use super::snapshot::{Sample, Snapshot};
 use crate::exit::Failure;
+use crate::print::percent;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -118,7 +119,15 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(120, 20)).unwrap();
         terminal.draw(|frame| draw(frame, &snapshot, "the owner is away")).unwrap();
         let screen = terminal.backend().to_string();
-        for word in ["full 0.0 %", "hits 0.0 %", "owner of process", "leases", "a second", "away"] {
+        for word in [
+            "full 0.0 %",
+            "hits 0.0 %",
+            "owner of process",
+            "leases",
+            "adaptive",
+            "a second",
+            "away",
+        ] {
             assert!(screen.contains(word), "{word}: {screen}");
         }
         node.close().unwrap();

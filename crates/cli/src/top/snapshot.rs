@@ -1,9 +1,10 @@
 //! What `top` shows at one moment.
 
 use crate::exit::Failure;
-use crate::print::{bytes, count};
+use crate::print::{bytes, count, eviction, percent};
 use ritornello_node::Node;
 use ritornello_store::StoreStats;
+use ritornello_store::eviction::EvictionStats;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -45,6 +46,7 @@ pub struct Snapshot {
     tiers: Vec<Tier>,
     space: Space,
     writes: Writes,
+    eviction: EvictionStats,
     leases: u64,
     reservations: u64,
     clients: u64,
@@ -78,6 +80,10 @@ struct Writes {
     pages_stored: u64,
     pages_evicted: u64,
     pages_refused: u64,
+    /// To segments, for `admitted_bytes` of pages.
+    written_bytes: u64,
+    admitted_bytes: u64,
+    write_amplification: f64,
     index_written_bytes: u64,
 }
 
@@ -122,8 +128,12 @@ impl Snapshot {
                 pages_stored: now.counter("pages_stored"),
                 pages_evicted: now.counter("pages_evicted"),
                 pages_refused: now.counter("pages_refused"),
+                written_bytes: s.health.written_bytes,
+                admitted_bytes: s.health.admitted_bytes,
+                write_amplification: s.health.write_amplification,
                 index_written_bytes: s.index_written_bytes,
             },
+            eviction: s.eviction.clone(),
             leases: s.leases,
             reservations: s.reservations,
             clients: s.clients,
@@ -203,7 +213,17 @@ impl Snapshot {
                 count(writes.pages_refused)
             ),
         );
-        line("index", format!("{} written", bytes(writes.index_written_bytes)));
+        line("eviction", eviction(&self.eviction));
+        line(
+            "written",
+            format!(
+                "{} for {} admitted ({:.3}), {} by the index",
+                bytes(writes.written_bytes),
+                bytes(writes.admitted_bytes),
+                writes.write_amplification,
+                bytes(writes.index_written_bytes)
+            ),
+        );
         line(
             "held",
             format!(
@@ -253,10 +273,4 @@ impl Rates {
 
 fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
-}
-
-/// A share as people write it.
-#[must_use]
-pub fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }

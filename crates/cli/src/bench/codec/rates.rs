@@ -30,7 +30,7 @@ struct Share {
 }
 
 impl Buffers {
-    /// Of at least `total` bytes for each of `threads`.
+    /// Of at least a slice and `total` bytes for each of `threads`.
     pub fn new(slices: &[(SliceShape, Vec<u8>)], total: u64, threads: u32) -> Self {
         let share = || {
             let mut share = Share {
@@ -42,7 +42,7 @@ impl Buffers {
                 back: vec![],
             };
             for (shape, slice) in slices.iter().cycle() {
-                if share.input.len() as u64 >= total {
+                if !share.input.is_empty() && share.input.len() as u64 >= total {
                     break;
                 }
                 share.shapes.push(*shape);
