@@ -5,12 +5,17 @@ mod common;
 
 use common::*;
 use ritornello_format::{Scope, UNIT};
+use ritornello_medium::Host;
+use ritornello_store::Options;
+use ritornello_store::eviction::Policy;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
 fn the_budget_holds_and_the_recent_stays() {
     let dir = tempfile::tempdir().unwrap();
-    let open = open(dir.path(), 12);
+    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 12) };
+    let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(64 << 10);
     for name in 0..60 {
         let keys = sequence(name, 8);
@@ -40,7 +45,7 @@ fn a_used_sequence_outlives_unused_ones_and_heads_outlive_tails() {
     }
     for name in 0..80 {
         put(&open.store, &scope, &sequence(name, 8), None);
-        assert_eq!(open.store.touch(&scope, &refs(&loved)).unwrap(), 16);
+        assert_eq!(open.store.touch(&scope, &refs(&loved)).unwrap(), 16, "after {name}");
     }
     assert_eq!(get(&open.store, &scope, &loved).pages, 16);
     // Never a tail without its head, whatever was evicted.

@@ -28,16 +28,17 @@ const _: () = assert!(CANDIDATES.len() <= CANDIDATES_MAX);
 const MEMORY_PART: u64 = 20;
 const INDEX_BYTES_PER_PAGE: u64 = 34;
 /// ...but may always be so much.
-const MEMORY_FLOOR: u64 = 1 << 20;
+const MEMORY_FLOOR: u64 = 4 << 20;
 /// Memory of a page in one shadow, ghosts and the slack of growing tables included.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
 /// The recent past: demands for so many times the pages that the store holds.
-const WINDOW: f64 = 8.0;
+const WINDOW: f64 = 64.0;
 /// A candidate takes over if its hits exceed those of the one followed by this part of all pages
 /// asked for...
 const MARGIN: f64 = 0.01;
-/// ...and by so many times the root of the number of pages on which the two may have differed.
-const SIGMAS: f64 = 3.0;
+/// ...and by so many standard errors: whole sequences are hit or missed, so what counts is by how
+/// much the two differed demand by demand.
+const SIGMAS: f64 = 1.0;
 /// Sampled pages between two decisions.
 const DECIDE_EVERY: u64 = 64;
 
@@ -57,6 +58,9 @@ pub(super) struct Adaptive {
     switches: u64,
     /// Sampled pages asked for since the last decision.
     undecided: u64,
+    /// For any two shadows, the sum of squares of how many hits one had more than the other, demand
+    /// by demand. It fades as hits do.
+    apart: [[f64; CANDIDATES_MAX]; CANDIDATES_MAX],
 }
 
 impl Adaptive {
@@ -73,6 +77,7 @@ impl Adaptive {
             followed: 0,
             switches: 0,
             undecided: 0,
+            apart: [[0.0; CANDIDATES_MAX]; CANDIDATES_MAX],
         }
     }
 
@@ -100,7 +105,9 @@ impl Adaptive {
         }
         let lead = score(best) - score(self.followed);
         let asked = self.shadows[best].recent_asked();
-        if best != self.followed && lead > MARGIN * asked + SIGMAS * lead.sqrt() {
+        if best != self.followed
+            && lead > MARGIN * asked + SIGMAS * self.apart[best][self.followed].sqrt()
+        {
             self.tree.follow(CANDIDATES[best]());
             self.followed = best;
             self.switches += 1;
@@ -136,8 +143,17 @@ impl Eviction for Adaptive {
         let prefix = self.sample.prefix();
         let window = WINDOW * (self.tree.pages() / self.sample.rate()).max(256) as f64;
         let mut alive = [false; CANDIDATES_MAX];
+        let kept = (1.0 - keys.len() as f64 / window).max(0.0);
+        let mut hits = [0.0; CANDIDATES_MAX];
         for (at, shadow) in self.shadows.iter_mut().enumerate() {
-            alive[at] = shadow.demand(prefix.last, prefix.alive[at], keys, window);
+            let had = shadow.demand(prefix.last, prefix.alive[at], keys, kept);
+            alive[at] = had == keys.len() && prefix.alive[at];
+            hits[at] = had as f64;
+        }
+        for (row, ours) in self.apart.iter_mut().zip(hits) {
+            for (sum, theirs) in row.iter_mut().zip(hits) {
+                *sum = *sum * kept + (ours - theirs) * (ours - theirs);
+            }
         }
         self.sample.settle(&alive);
         self.bound_memory();

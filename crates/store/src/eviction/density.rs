@@ -88,22 +88,19 @@ impl Kind {
     fn review(&mut self, now: u32, prior: f32, expected: f32) {
         // The chance to be used at each age, by Kaplan and Meier: what began lately says nothing
         // about ages that it has not reached.
-        let mut chance = [0.0; AGES];
+        let mut hazards = [0.0; AGES];
         let (mut reached, mut left) = (self.began, 1.0);
-        for (age, chance) in chance.iter_mut().enumerate().take(AGES - 1) {
+        for (age, hazard) in hazards.iter_mut().enumerate().take(AGES - 1) {
             // Those that began just so many steps ago are half through this age.
             let half = self.begins[(now as usize - age) % AGES] / 2.0;
             let believed = expected * prior / (4 + age) as f32;
             let waited = (reached - half).max(0.0) * left;
-            let hazard = (self.used[age] + believed) / (waited + expected);
+            *hazard = ((self.used[age] + believed) / (waited + expected)).min(1.0);
             reached -= 2.0 * half;
-            *chance = left * hazard.min(1.0);
-            left -= *chance;
+            left *= 1.0 - *hazard;
         }
-        let mut left = 1.0;
         for age in 0..AGES {
-            self.worth[age] = worth(&chance[age..], left);
-            left -= chance[age];
+            self.worth[age] = worth(&hazards[age..]);
         }
         self.began *= FADE;
         let counts = self.used.iter_mut().chain(self.begins.iter_mut());
@@ -111,15 +108,20 @@ impl Kind {
     }
 }
 
-/// The best rate of uses a step, of a share `left` that waits: `chance` is the share used in each
-/// step to come.
-fn worth(chance: &[f32], left: f32) -> f32 {
-    let (mut hits, mut time, mut best) = (0.0, 0.0, 0.0f32);
-    for used in chance {
+/// The best rate of uses a step that waiting can bring: `hazards` is, for each step to come, the
+/// share that is used in it of those that still wait.
+fn worth(hazards: &[f32]) -> f32 {
+    let (mut waiting, mut hits, mut time, mut best) = (1.0, 0.0, 0.0, 0.0f32);
+    for hazard in hazards {
+        let used = waiting * hazard;
         // Those that are used within this step wait for half of it.
-        time += (left - hits - used / 2.0).max(left * 1e-3).max(1e-9);
+        time += waiting - used / 2.0;
         hits += used;
+        waiting -= used;
         best = best.max(hits / time);
+        if waiting < 1e-3 {
+            break;
+        }
     }
     best
 }

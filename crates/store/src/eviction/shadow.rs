@@ -154,21 +154,20 @@ impl Shadow {
         self.tree.memory_bytes() + self.path.capacity() * size_of::<Used>()
     }
 
-    /// Reads what is there of a sequence and puts the rest. `alive`: it had all before. Returns
-    /// whether it had all of this too.
+    /// Reads what is there of a sequence and puts the rest. `alive`: it had all before. What was
+    /// counted so far fades to `kept`. Returns the number of hits.
     pub(super) fn demand(
         &mut self,
         before: Option<u64>,
         alive: bool,
         keys: &[u64],
-        window: f64,
-    ) -> bool {
+        kept: f64,
+    ) -> usize {
         let used = |key: u64| Used { run: RunId(key), pages: 1 };
         let there = keys.iter().take_while(|key| self.tree.knows(RunId(**key))).count();
         let hits = if alive { there as u64 } else { 0 };
         self.asked += keys.len() as u64;
         self.hits += hits;
-        let kept = (1.0 - keys.len() as f64 / window).max(0.0);
         self.recent_asked = self.recent_asked * kept + keys.len() as f64;
         self.recent_hits = self.recent_hits * kept + hits as f64;
         self.path.clear();
@@ -201,7 +200,7 @@ impl Shadow {
             });
             parent = Some(key);
         }
-        alive && there == keys.len()
+        if alive { there } else { 0 }
     }
 
     /// Forgets what is no longer in the sample.
