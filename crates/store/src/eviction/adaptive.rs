@@ -56,6 +56,8 @@ pub(super) struct Adaptive {
     sample: Sample,
     followed: usize,
     switches: u64,
+    /// Pages that the store holds when it is full.
+    full: u64,
     /// Sampled pages asked for since the last decision.
     undecided: u64,
     /// For any two shadows, the sum of squares of how many hits one had more than the other, demand
@@ -76,6 +78,7 @@ impl Adaptive {
             sample: Sample::new(),
             followed: 0,
             switches: 0,
+            full: 0,
             undecided: 0,
             apart: [[0.0; CANDIDATES_MAX]; CANDIDATES_MAX],
         }
@@ -191,7 +194,9 @@ impl Eviction for Adaptive {
     }
 
     fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
-        let pages = self.tree.pages() / self.sample.rate();
+        // What a put has had evicted and not yet filled is not lost: the most of late counts.
+        self.full = (self.full - self.full.div_ceil(1024)).max(self.tree.pages());
+        let pages = self.full / self.sample.rate();
         self.shadows.iter_mut().for_each(|shadow| shadow.set_capacity(pages.max(1)));
         self.tree.victims(units, holdings)
     }
