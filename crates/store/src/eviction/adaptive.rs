@@ -136,6 +136,8 @@ impl Eviction for Adaptive {
     }
 
     fn demanded(&mut self, _: Demand, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
+        // A store that was made smaller is found out in the end.
+        self.full -= self.full / 4096;
         self.sample.take(after, pages);
         let keys = self.sample.keys();
         if keys.is_empty() {
@@ -195,7 +197,7 @@ impl Eviction for Adaptive {
 
     fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
         // What a put has had evicted and not yet filled is not lost: the most of late counts.
-        self.full = (self.full - self.full.div_ceil(1024)).max(self.tree.pages());
+        self.full = self.full.max(self.tree.pages());
         let pages = self.full / self.sample.rate();
         self.shadows.iter_mut().for_each(|shadow| shadow.set_capacity(pages.max(1)));
         self.tree.victims(units, holdings)
