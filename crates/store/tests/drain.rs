@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Host, SimDisk};
+use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{Options, Reshape, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
@@ -83,6 +83,10 @@ fn directories_that_cannot_be_are_refused() {
     std::fs::create_dir(&full).unwrap();
     std::fs::write(full.join("seg-000000"), "another store's").unwrap();
     refused(&Reshape::AddPath(text(&full)), "holds something");
+    let (empty, alias) = (dir.path().join("empty"), dir.path().join("alias"));
+    open.store.reshape(&Reshape::AddPath(text(&empty))).unwrap();
+    std::os::unix::fs::symlink(&empty, &alias).unwrap();
+    refused(&Reshape::AddPath(text(&alias)), "already");
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     refused(&Reshape::AddPath(text(&file)), "cannot be used");
@@ -147,4 +151,26 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
         open.close();
     }
+}
+
+/// A segment that is being made while its directory is drained goes with the others.
+#[test]
+fn a_segment_that_is_being_made_is_not_left_in_a_drained_directory() {
+    let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
+    let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
+    let paths = vec!["/a".into(), "/b".into()];
+    let opts = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+    let open = open_on(Arc::new(medium), &opts).unwrap();
+    schedule.add(Rule::nth(1, Fault::Slow(Duration::from_millis(300))).on(Op::Allocate));
+    std::thread::scope(|scope| {
+        let before = schedule.count(Op::Allocate);
+        scope.spawn(|| fill(&open, 0, 1));
+        while schedule.count(Op::Allocate) == before {
+            std::thread::yield_now();
+        }
+        open.engine.reshape(&Reshape::DrainPath("/a".to_owned()), Duration::from_secs(60)).unwrap();
+    });
+    assert_eq!(disk.list(Path::new("/a")).unwrap().len(), 0);
+    open.engine.reshape(&Reshape::Capacity(12 * MIB), Duration::from_secs(60)).unwrap();
+    open.close();
 }

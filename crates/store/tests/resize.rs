@@ -5,9 +5,9 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Host, SimDisk};
+use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule, SimDisk};
 use ritornello_store::eviction::Policy;
-use ritornello_store::{Options, Reshape, Terms};
+use ritornello_store::{Directory, Options, Reshape, Terms};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -310,4 +310,67 @@ fn whole_by_probe(open: &Open, count: u64) -> Vec<u64> {
     let scope = chained(PAGE);
     let hit = |name: &u64| open.store.probe(&scope, &refs(&sequence(*name, PAGES))).unwrap();
     (0..count).filter(|name| hit(name) == PAGES).collect()
+}
+
+/// An owner that ended before it had begun to shrink leaves it to the next one, which empties the
+/// segments that hold least.
+#[test]
+fn a_shrink_that_goes_on_after_a_restart_closes_the_emptiest_segments() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 24);
+    fill(&open, 0, 40);
+    let scope = chained(PAGE);
+    for name in 4..40 {
+        open.store.delete(&scope, &refs(&sequence(name, PAGES))).unwrap();
+    }
+    open.close();
+    let directory = Directory::new(Arc::new(Host), dir.path());
+    let mut manifest = directory.manifest().unwrap().unwrap();
+    manifest.capacity = 12 * MIB;
+    directory.write_manifest(&manifest).unwrap();
+    let again = Options { capacity: None, upkeep: false, ..options(dir.path(), 0) };
+    let open = open_on(Arc::new(Host), &again).unwrap();
+    assert!(stats(&open).health.closed_bytes > 0);
+    open.engine.tend();
+    assert_eq!(stats(&open).health.closed_bytes, 0);
+    assert_eq!(stats(&open).counters["runs_moved"], 0, "they lie in segments that stay");
+    assert_eq!(whole(&open, 4).len(), 4);
+    open.close();
+}
+
+/// While another thread writes the index's files anew, nobody knows yet what they take.
+#[test]
+fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
+    let schedule = Schedule::new();
+    let disk = SimDisk::new(4 << 30);
+    let medium = Faulty::new(Arc::new(disk), schedule.clone());
+    let opts = Options { upkeep: false, ..options(Path::new("/store"), 1024) };
+    let open = open_on(Arc::new(medium), &opts).unwrap();
+    let scope = unchained(64);
+    for round in 0..1500 {
+        let keys = sequence(round % 8, 64);
+        open.store.delete(&scope, &refs(&keys)).unwrap();
+        put(&open.store, &scope, &keys, None);
+        if round % 256 == 0 {
+            open.store.flush().unwrap();
+        }
+    }
+    open.store.flush().unwrap();
+    assert!(stats(&open).index_disk_bytes > MIB + MIB / 2, "{}", stats(&open).index_disk_bytes);
+    let before = stats(&open).pages;
+    let slow = Fault::Slow(Duration::from_millis(300));
+    schedule.add(Rule::always(slow).on(Op::Write).at("checkpoint-"));
+    std::thread::scope(|scope| {
+        let writes = schedule.count(Op::Write);
+        let resize = scope.spawn(|| {
+            open.engine.reshape(&Reshape::Capacity(40 * MIB), Duration::from_secs(60)).unwrap();
+        });
+        while schedule.count(Op::Write) == writes && !resize.is_finished() {
+            std::thread::yield_now();
+        }
+        open.engine.tend();
+    });
+    assert!(stats(&open).index_disk_bytes <= 40 * MIB / 32);
+    assert_eq!((stats(&open).pages, stats(&open).counters["pages_evicted"]), (before, 0));
+    open.close();
 }

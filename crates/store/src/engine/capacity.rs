@@ -42,6 +42,10 @@ impl Engine {
             let Some(_turn) = self.shape.try_lock_until(deadline) else {
                 return Err(Error::retry("the store's space is being changed already"));
             };
+            // A segment that is being made is known before shares change, or its file is orphaned.
+            let Some(_growing) = self.growing.try_lock_until(deadline) else {
+                return Err(Error::retry("a segment is being made"));
+            };
             let mut manifest = Manifest::clone(&self.manifest());
             let mut candidate = None;
             match change {
@@ -66,13 +70,14 @@ impl Engine {
     /// Waits until the store is in its shape.
     fn settle_shape(&self, deadline: Instant) -> Result<()> {
         let mut seen = 0;
+        // Once: the caretaker knows when to look again at what a lease holds.
+        self.caretaker.ring();
         loop {
             if self.is_in_shape() {
                 return Ok(());
             }
             self.check_writable()?;
             if self.options.upkeep {
-                self.caretaker.ring();
                 seen = self.caretaker.wait(seen, deadline);
             } else {
                 self.tend_shape(&Control::default())?;
@@ -150,6 +155,12 @@ impl Engine {
             return Err(Error::invalid("the directory holds something: name an empty or new one")
                 .with("dir", path.display())
                 .with("found", found.to_string_lossy()));
+        }
+        let real = |path: &Path| std::fs::canonicalize(path).ok();
+        let there = manifest.directories(&self.options.dir);
+        if real(&path).is_some_and(|new| there.iter().any(|dir| real(dir).as_ref() == Some(&new))) {
+            return Err(Error::invalid("the store has this directory already, by another name")
+                .with("dir", path.display()));
         }
         let candidate = self.segments.examine(&path)?;
         if !candidate.is_trusted() {

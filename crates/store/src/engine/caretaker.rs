@@ -93,7 +93,7 @@ impl Engine {
             left |= !self.drop_empty_segments()?.contains(&segment)
                 && self.state.lock().space.is_closed(segment);
         }
-        self.fit_index()?;
+        self.fit_index(control)?;
         self.retire_volumes()?;
         Ok(left)
     }
@@ -180,19 +180,26 @@ impl Engine {
     }
 
     /// Evicts until the index's files fit their share, which may have become smaller.
-    fn fit_index(&self) -> Result<()> {
+    fn fit_index(&self, control: &Control) -> Result<()> {
         let most = self.budget().index_bytes;
-        for round in 0..INDEX_ROUNDS {
-            if self.index.stats().disk_bytes <= most {
+        let mut written = self.index.stats().checkpoints;
+        for _ in 0..INDEX_ROUNDS {
+            let before = self.index.stats();
+            if before.disk_bytes <= most || control.stop().is_some() {
                 return Ok(());
             }
-            self.make_durable()?;
             // Both files are written anew before it is known what they take at least.
-            self.index.maintain()?;
-            if round >= 2 {
+            if before.checkpoints >= written + 2 {
                 let mut state = self.state.lock();
                 let units = state.space.total_units() / 16;
                 self.evict(&mut state, units);
+                written = before.checkpoints;
+            }
+            self.make_durable()?;
+            self.index.maintain()?;
+            if self.index.stats().checkpoints == before.checkpoints {
+                // Another thread is writing one.
+                std::thread::sleep(AGAIN);
             }
         }
         Ok(())

@@ -83,7 +83,6 @@ impl Engine {
                 tracing::warn!(%error, "a segment file outside the budget is left alone");
             }
         }
-        share_out(&mut space, &manifest, &budget);
         let kept = believe(index.as_ref(), &scopes, &mut space, &manifest, &mut dropped);
         if scopes.len() > SCOPES_KEPT {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
@@ -100,6 +99,8 @@ impl Engine {
             // One by one: a part that a committed run holds by now is no reason to give up the rest.
             held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)).is_ok());
         }
+        // What is emptiest is known now.
+        share_out(&mut space, &manifest, &budget);
         let log = ReservationLog::restart(directory.clone(), withheld.clone())?;
         for (reason, count) in &dropped {
             tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
@@ -155,9 +156,12 @@ impl Engine {
         engine.keep_to_quotas();
         if options.upkeep {
             engine.start_upkeep()?;
+        }
+        // Before the caretaker may be at work on what a former owner left.
+        engine.take_capacity()?;
+        if options.upkeep {
             engine.start_caretaker()?;
         }
-        engine.take_capacity()?;
         Ok(engine)
     }
 }

@@ -89,9 +89,9 @@ impl Engine {
         };
         let mut place = Place { extents, ..view.place.clone() };
         // Making room may have evicted it, or its tail.
-        if self.index.run(run).as_ref() != Some(&view) {
+        if !self.is_still(run, &view) {
             self.free(&mut self.state.lock(), &place.extents);
-            return if self.index.run(run).is_none() { Ok(None) } else { self.copy(run, control) };
+            return self.copy(run, control);
         }
         let live: Vec<bool> = view.pages.iter().map(|page| *page != PageHash::NONE).collect();
         match self.segments.copy_run(&view.place, &place, &live, control) {
@@ -102,16 +102,22 @@ impl Engine {
             Err(error) => {
                 self.free(&mut self.state.lock(), &place.extents);
                 match error.kind() {
-                    // Whatever does not verify goes; the rest is moved next time.
+                    // Whatever does not verify goes, and the rest moves.
                     ErrorKind::Miss => {
                         self.verify_run(run, &view, &mut super::Verification::default(), control);
-                        Err(error)
+                        if self.is_still(run, &view) { Err(error) } else { self.copy(run, control) }
                     }
                     ErrorKind::Invalid => Err(Error::miss("a run cannot be moved").because(error)),
                     _ => Err(error),
                 }
             }
         }
+    }
+
+    /// Whether a run holds the same pages in the same place as when it was looked at.
+    fn is_still(&self, run: RunId, view: &RunView) -> bool {
+        let now = self.index.run(run);
+        now.is_some_and(|now| now.pages == view.pages && now.place == view.place)
     }
 
     /// Makes copies durable, then moves their runs there. Returns how many.
@@ -134,8 +140,7 @@ impl Engine {
 
     fn settle_copy(&self, state: &mut MutexGuard<'_, State>, copied: &Copied) -> bool {
         let Copied { run, view, place } = copied;
-        let now = self.index.run(*run);
-        let same = now.is_some_and(|now| now.pages == view.pages && now.place == view.place);
+        let same = self.is_still(*run, view);
         let Some(gone) = same.then(|| self.index.relocate(*run, place)).flatten() else {
             self.free(state, &place.extents);
             return false;

@@ -183,7 +183,8 @@ impl Catalog for Session {
             return Ok(());
         }
         let mut state = engine.state.lock();
-        if engine.placed(scope, hash, generation).is_some() {
+        let stays = |now: Place| now.header() == place.header();
+        if engine.placed(scope, hash, generation).is_some_and(|(_, _, now)| stays(now)) {
             tracing::warn!(reason, generation, page, scope = %scope.id, "bytes on disk could not be believed: the page is gone");
             engine.distrust_page(&mut state, scope, run, hash);
         }
@@ -279,7 +280,10 @@ impl Engine {
 
     /// Durable first, then in memory: whoever is told a scope is gone never sees it again.
     fn drop_scopes(&self, which: impl Fn(ritornello_format::ScopeSlot) -> bool) -> Result<()> {
-        for slot in self.scopes.forget(which)? {
+        let gone = self.scopes.forget(which)?;
+        // A commit that still saw one of them is through with its insertion after this.
+        drop(self.state.lock());
+        for slot in gone {
             let removed = self.index.remove_scope(slot);
             let mut state = self.state.lock();
             let (pages, _) = state.settle(removed, None);

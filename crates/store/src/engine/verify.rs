@@ -101,7 +101,11 @@ impl Engine {
             let hash = view.pages[page as usize];
             let mut state = self.state.lock();
             let before = self.index.stats().pages;
-            if self.index.locate(scope.slot, hash) != Some((run, page)) {
+            // What was read is where it lay then: it may have gone or moved since.
+            let stays = |now: ritornello_format::Place| now.header() == view.place.header();
+            if self.index.locate(scope.slot, hash) != Some((run, page))
+                || !self.index.place(run).is_some_and(stays)
+            {
                 continue;
             }
             self.distrust_page(&mut state, scope, run, hash);
@@ -188,7 +192,9 @@ impl Engine {
         };
         match self.index.insert(&new) {
             Ok(run) => {
-                state.eviction.admit(&resident(run, found, &hashes, &place));
+                let resident = resident(run, found, &hashes, &place);
+                state.eviction.admit(&resident);
+                state.usage.admit(scope.slot, &resident, good as u64, place.units());
                 good as u64
             }
             Err(_) => {

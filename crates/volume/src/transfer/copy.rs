@@ -60,12 +60,22 @@ impl Segments {
             let pages = (live.len() - first).min(at_once as usize);
             let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];
             let window = first as u32..(first + pages) as u32;
-            let read = self.fetch_extents(&from.pages(window.start, pages as u32), bytes);
-            read.map_err(|error| unread(from, error))?;
+            // Where a removed page lay may be unreadable, or be gone.
+            let whole = live[first..first + pages].iter().all(|live| *live);
+            if whole {
+                let read = self.fetch_extents(&from.pages(window.start, pages as u32), bytes);
+                read.map_err(|error| unread(from, error))?;
+            }
             for (at, page) in bytes.chunks_mut(page_bytes as usize).enumerate() {
                 if !live[first + at] {
                     page.fill(0);
-                } else if !is_sound(&header, from.generation, first + at, page) {
+                    continue;
+                }
+                if !whole {
+                    let read = self.fetch_extents(&from.page((first + at) as u32), page);
+                    read.map_err(|error| unread(from, error))?;
+                }
+                if !is_sound(&header, from.generation, first + at, page) {
                     return Err(Error::miss("a page to be moved fails its checksum")
                         .with("generation", from.generation)
                         .with("page", first + at));
