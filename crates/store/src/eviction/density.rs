@@ -29,6 +29,9 @@ pub(super) struct Density {
     due: u32,
     /// Units that were taken over from another order.
     inherited: u64,
+    /// The list that goes first, by kind and stamp, modulo ([`AGES`]: the oldest), and its worth.
+    /// It stands as long as no list that is worth less gets a piece.
+    next: Option<(usize, usize, f32)>,
 }
 
 /// Steps that are told apart.
@@ -75,11 +78,11 @@ impl Kind {
         }
     }
 
+    /// The list of pieces that were last used at `stamp`.
     fn list(&mut self, now: u32, stamp: u32) -> &mut List {
-        if now.wrapping_sub(stamp) < AGES as u32 - 1 {
-            &mut self.ages[stamp as usize % AGES]
-        } else {
-            &mut self.old
+        match now.wrapping_sub(stamp) < AGES as u32 - 1 {
+            true => &mut self.ages[stamp as usize % AGES],
+            false => &mut self.old,
         }
     }
 
@@ -99,31 +102,46 @@ impl Kind {
             reached -= 2.0 * half;
             left *= 1.0 - *hazard;
         }
-        for age in 0..AGES {
-            self.worth[age] = worth(&hazards[age..]);
-        }
+        assess(&hazards, &mut self.worth);
         self.began *= FADE;
         let counts = self.used.iter_mut().chain(self.begins.iter_mut());
         counts.for_each(|count| *count *= FADE);
     }
 }
 
-/// The best rate of uses a step that waiting can bring: `hazards` is, for each step to come, the
-/// share that is used in it of those that still wait.
-fn worth(hazards: &[f32]) -> f32 {
-    let (mut waiting, mut hits, mut time, mut best) = (1.0, 0.0, 0.0, 0.0f32);
-    for hazard in hazards {
-        let used = waiting * hazard;
+/// A stretch of waiting, for one page that begins it: the hits and the steps it takes in the mean,
+/// and the chance to wait on.
+#[derive(Clone, Copy, Default)]
+struct Wait {
+    hits: f32,
+    steps: f32,
+    on: f32,
+}
+
+/// The best rate of uses a step that waiting can bring, for every age: `hazards` is the share that
+/// is used in a step of those that reach it.
+///
+/// From the last step back: a stretch goes on as long as that raises its rate, so the stretches
+/// that follow each other on the stack have falling rates (as in pooling adjacent violators), and
+/// the work is linear.
+fn assess(hazards: &[f32; AGES], worth: &mut [f32; AGES]) {
+    let mut stack = [Wait::default(); AGES];
+    let mut depth = 0;
+    for (hazard, worth) in hazards.iter().zip(worth).rev() {
         // Those that are used within this step wait for half of it.
-        time += waiting - used / 2.0;
-        hits += used;
-        waiting -= used;
-        best = best.max(hits / time);
-        if waiting < 1e-3 {
-            break;
+        let mut wait = Wait { hits: *hazard, steps: 1.0 - hazard / 2.0, on: 1.0 - hazard };
+        while let Some(next) = stack[..depth].last()
+            && next.hits * wait.steps > wait.hits * next.steps
+        {
+            wait.hits += wait.on * next.hits;
+            wait.steps += wait.on * next.steps;
+            wait.on *= next.on;
+            depth -= 1;
         }
+        stack[depth] = wait;
+        depth += 1;
+        *worth = wait.hits / wait.steps;
     }
-    best
 }
 
 impl Density {
@@ -136,11 +154,18 @@ impl Density {
             used: 0,
             due: REVIEW,
             inherited: 0,
+            next: None,
         }
     }
 
     fn list(&mut self, piece: &Piece) -> &mut List {
         self.kinds[usize::from(piece.queue) % KINDS].list(self.now, piece.stamp)
+    }
+
+    /// A piece of a kind and an age is about to be listed.
+    fn listing(&mut self, kind: usize, age: u32) {
+        let worth = self.kinds[kind].worth[(age as usize).min(AGES - 1)];
+        self.next = self.next.filter(|(.., least)| *least < worth);
     }
 
     /// `units` were put or used.
@@ -154,7 +179,8 @@ impl Density {
         self.used = self.used.min(step * 2 * AGES as u64);
         while self.used >= step {
             self.used -= step;
-            self.now = self.now.wrapping_add(1);
+            self.now += 1;
+            self.next = None;
             for kind in &mut self.kinds {
                 let leaving = &mut kind.ages[(self.now as usize + 1) % AGES];
                 kind.old.append(pieces, leaving);
@@ -173,6 +199,7 @@ impl Density {
         for (kind, prior) in self.kinds.iter_mut().zip(PRIORS) {
             kind.review(self.now, prior, expected);
         }
+        self.next = None;
     }
 
     /// A piece that was just used or put, of a kind, becomes the newest of it.
@@ -180,6 +207,7 @@ impl Density {
         let units = pieces[slot].units();
         let piece = &mut pieces[slot];
         (piece.queue, piece.stamp) = (kind as u8, self.now);
+        self.listing(kind, 0);
         let kind = &mut self.kinds[kind];
         kind.began += units as f32;
         kind.begins[self.now as usize % AGES] += units as f32;
@@ -240,6 +268,14 @@ impl Order for Density {
     }
 
     fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
+        let piece = &mut pieces[slot];
+        // The clock of another order may have been ahead. What is listed must never be ahead of
+        // this one: it would come to belong to another list without being moved.
+        if piece.stamp > self.now {
+            piece.stamp = self.now - AGES as u32;
+        }
+        let age = self.now - piece.stamp;
+        self.listing(usize::from(piece.queue) % KINDS, age);
         self.list(&pieces[slot]).push_oldest(pieces, slot);
     }
 
@@ -252,18 +288,27 @@ impl Order for Density {
     }
 
     fn victim(&mut self, _: &mut Pieces) -> Option<u32> {
-        let mut least: Option<(f32, u32)> = None;
-        for kind in &self.kinds {
-            let lists = (0..AGES - 1).map(|age| &kind.ages[(self.now as usize - age) % AGES]);
-            for (age, list) in lists.chain([&kind.old]).enumerate() {
-                if let Some(slot) = list.oldest()
-                    && least.is_none_or(|(worth, _)| kind.worth[age] <= worth)
+        let oldest = |(kind, at, _): (usize, usize, f32)| {
+            let kind: &Kind = &self.kinds[kind];
+            kind.ages.get(at).unwrap_or(&kind.old).oldest()
+        };
+        if let Some(slot) = self.next.and_then(oldest) {
+            return Some(slot);
+        }
+        let mut least: Option<(usize, usize, f32)> = None;
+        for (number, kind) in self.kinds.iter().enumerate() {
+            let lists = (0..AGES - 1).map(|age| (self.now as usize - age) % AGES).chain([AGES]);
+            for (age, at) in lists.enumerate() {
+                let worth = kind.worth[age];
+                if least.is_none_or(|(.., least)| worth <= least)
+                    && kind.ages.get(at).unwrap_or(&kind.old).oldest().is_some()
                 {
-                    least = Some((kind.worth[age], slot));
+                    least = Some((number, at, worth));
                 }
             }
         }
-        least.map(|(_, slot)| slot)
+        self.next = least;
+        least.and_then(oldest)
     }
 
     fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {

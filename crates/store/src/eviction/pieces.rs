@@ -42,8 +42,8 @@ pub(super) struct Piece {
 const LISTED: u8 = 1;
 /// Set if it was known, by its key, when it was admitted.
 const KNOWN: u8 = 2;
-/// The parity of the order that it belongs to: see `tree`.
-const PARITY: u8 = 4;
+/// From here on, the turn of the order that it belongs to: see `tree`.
+const TURN: u8 = 4;
 
 impl Piece {
     pub(super) fn new(run: RunId, pages: u32, page_units: u32, header_units: u32) -> Self {
@@ -87,12 +87,13 @@ impl Piece {
         self.flags = (self.flags & !KNOWN) | if known { KNOWN } else { 0 };
     }
 
-    pub(super) fn parity(&self) -> bool {
-        self.flags & PARITY != 0
+    /// The turn of the order that it belongs to, modulo 64.
+    pub(super) fn turn(&self) -> u8 {
+        self.flags / TURN
     }
 
-    pub(super) fn set_parity(&mut self, parity: bool) {
-        self.flags = (self.flags & !PARITY) | if parity { PARITY } else { 0 };
+    pub(super) fn set_turn(&mut self, turn: u8) {
+        self.flags = (self.flags % TURN) | (turn * TURN);
     }
 
     /// Whether it is gone, though others hang from it.

@@ -30,8 +30,8 @@ const MOVED_PER_CALL: usize = 32;
 /// every call, the warmest first, each as the oldest there, while what must go is taken from those
 /// that have not: so the order of use survives, and no call takes long.
 ///
-/// Invariants: a piece that is not listed (between calls) has others hanging from it; a piece with
-/// the tree's parity is listed by `order`, any other listed one by `retiring`; `last` names the
+/// Invariants: a piece that is not listed (between calls) has others hanging from it; a listed
+/// piece of this turn is listed by `order`, any other listed one by `retiring`; `last` names the
 /// last piece of every run, from which `up` leads to the others.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -42,7 +42,8 @@ pub(super) struct Tree {
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
     order: Box<dyn Order>,
     retiring: Option<Box<dyn Order>>,
-    parity: bool,
+    /// Orders so far, modulo 64.
+    turn: u8,
     units: u64,
     pages: u64,
     chunk_units: u32,
@@ -56,7 +57,7 @@ impl Tree {
             orphans: HashMap::default(),
             order,
             retiring: None,
-            parity: false,
+            turn: 0,
             units: 0,
             pages: 0,
             chunk_units: chunk_units.max(1),
@@ -98,7 +99,7 @@ impl Tree {
         debug_assert!(self.retiring.is_none());
         order.set_capacity(self.units);
         self.retiring = Some(std::mem::replace(&mut self.order, order));
-        self.parity = !self.parity;
+        self.turn = (self.turn + 1) % 64;
     }
 
     /// Takes some pieces over from the order that retires.
@@ -117,7 +118,7 @@ impl Tree {
 
     /// Lists a piece that another order had.
     fn inherit(&mut self, slot: u32) {
-        self.pieces[slot].set_parity(self.parity);
+        self.pieces[slot].set_turn(self.turn);
         self.order.insert(&mut self.pieces, slot, Arrival::Inherited);
     }
 
@@ -125,7 +126,7 @@ impl Tree {
         if !self.pieces[slot].is_listed() {
             return;
         }
-        if self.pieces[slot].parity() == self.parity {
+        if self.pieces[slot].turn() == self.turn {
             self.order.unlink(&mut self.pieces, slot);
         } else if let Some(retiring) = &mut self.retiring {
             retiring.unlink(&mut self.pieces, slot);
@@ -134,16 +135,17 @@ impl Tree {
 
     /// Lists a piece again that was taken out when its turn came.
     fn relist(&mut self, slot: u32) {
-        let ours = self.pieces[slot].parity() == self.parity;
+        let turn = self.pieces[slot].turn();
+        let before = (self.turn + 63) % 64;
         match &mut self.retiring {
-            _ if ours => self.order.relist(&mut self.pieces, slot),
-            Some(retiring) => retiring.relist(&mut self.pieces, slot),
-            None => self.inherit(slot),
+            _ if turn == self.turn => self.order.relist(&mut self.pieces, slot),
+            Some(retiring) if turn == before => retiring.relist(&mut self.pieces, slot),
+            _ => self.inherit(slot),
         }
     }
 
     fn list_after(&mut self, listed: u32, slot: u32) {
-        let ours = self.pieces[slot].parity() == self.parity;
+        let ours = self.pieces[slot].turn() == self.turn;
         match &mut self.retiring {
             Some(retiring) if !ours => retiring.list_after(&mut self.pieces, listed, slot),
             _ => self.order.list_after(&mut self.pieces, listed, slot),
@@ -156,7 +158,7 @@ impl Tree {
             return;
         }
         match &mut self.retiring {
-            Some(retiring) if piece.parity() != self.parity => retiring.shrunk(piece, units),
+            Some(retiring) if piece.turn() != self.turn => retiring.shrunk(piece, units),
             _ => self.order.shrunk(piece, units),
         }
     }
@@ -183,7 +185,7 @@ impl Tree {
         }
         piece.up = up;
         piece.set_known(known);
-        piece.set_parity(self.parity);
+        piece.set_turn(self.turn);
         let slot = self.pieces.add(piece);
         self.last.insert(run, slot);
         self.units += units;
@@ -242,7 +244,7 @@ impl Tree {
         (head.up, head.start, head.children) = (tail.up, tail.start, 1);
         (head.stamp, head.queue, head.uses) = (tail.stamp, tail.queue, tail.uses);
         head.set_known(tail.is_known());
-        head.set_parity(tail.parity());
+        head.set_turn(tail.turn());
         tail.pages = tail.end() - at;
         tail.start = at;
         let (lost, listed) = (units - tail.units(), tail.is_listed());
@@ -260,8 +262,7 @@ impl Tree {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
         // Beyond two, orders do not count.
-        let standing =
-            |piece: &Piece| (piece.queue, piece.stamp, piece.uses.min(2), piece.parity());
+        let standing = |piece: &Piece| (piece.queue, piece.stamp, piece.uses.min(2), piece.turn());
         if head.children > 1
             || !head.is_listed()
             || !tail.is_listed()
@@ -313,7 +314,7 @@ impl Tree {
     fn touch(&mut self, slot: u32) {
         let piece = &mut self.pieces[slot];
         piece.uses = piece.uses.saturating_add(1);
-        let (listed, ours) = (piece.is_listed(), piece.parity() == self.parity);
+        let (listed, ours) = (piece.is_listed(), piece.turn() == self.turn);
         if !ours {
             self.unlink(slot);
             self.inherit(slot);

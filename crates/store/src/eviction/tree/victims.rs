@@ -47,7 +47,7 @@ impl Tree {
         // At most `pages`, so it fits.
         let keep = keep as u32;
         let gone = pages - keep;
-        let ours = self.pieces[slot].parity() == self.parity;
+        let ours = self.pieces[slot].turn() == self.turn;
         let order = match &mut self.retiring {
             Some(retiring) if !ours => retiring,
             _ => &mut self.order,
