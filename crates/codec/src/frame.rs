@@ -4,7 +4,7 @@ use crate::Dtype;
 use ritornello_format::{Error, Result};
 
 /// The version of every frame that is written.
-const VERSION: u8 = 1;
+pub const VERSION: u8 = 1;
 /// Version, number format, zero, zero, length of the slice.
 pub const HEAD_BYTES: usize = 8;
 

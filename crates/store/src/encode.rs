@@ -1,8 +1,8 @@
 //! How the pages of a scope are encoded: which parts of a page are slices, and what they hold.
 
-use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
+use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode, knows};
 use ritornello_format::{Error, Result, Scope};
-use ritornello_volume::transfer::{Pack, Unpack};
+use ritornello_volume::transfer::{MissReason, Pack, Unpack};
 
 /// A slice is at least this long, unless its page is not: shorter ones compress no worse, but each
 /// takes room in the run header, and longer ones leave the processor's cache between two looks.
@@ -114,8 +114,15 @@ impl Unpack for Decoder {
     fn knows(&self, codec: u8) -> bool {
         Codec::from_number(codec).is_some()
     }
-    fn unpack(&self, codec: u8, encoded: &[u8], out: &mut [u8]) -> bool {
-        decode(codec, encoded, out).is_ok()
+    fn unpack(
+        &self,
+        codec: u8,
+        encoded: &[u8],
+        out: &mut [u8],
+    ) -> std::result::Result<(), MissReason> {
+        decode(codec, encoded, out).map_err(|_| {
+            if knows(codec, encoded) { MissReason::Frame } else { MissReason::Codec }
+        })
     }
 }
 

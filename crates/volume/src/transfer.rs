@@ -124,8 +124,10 @@ pub enum MissReason {
     Scope,
     /// The header names another key for this page.
     Key,
-    /// The page is encoded in a way that is not known here, or does not decode.
+    /// The page is encoded in a way that is not known here.
     Codec,
+    /// The bytes have their checksum and a known codec, but they do not decode.
+    Frame,
     /// The bytes are not those that were written.
     Checksum,
     /// The file system failed.
@@ -142,12 +144,13 @@ pub enum MissReason {
 
 impl MissReason {
     /// All reasons, for tables of counters.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Place,
         Self::Header,
         Self::Scope,
         Self::Key,
         Self::Codec,
+        Self::Frame,
         Self::Checksum,
         Self::Io,
         Self::Memory,
@@ -165,6 +168,7 @@ impl MissReason {
             Self::Scope => "scope",
             Self::Key => "key",
             Self::Codec => "codec",
+            Self::Frame => "frame",
             Self::Checksum => "checksum",
             Self::Io => "io",
             Self::Memory => "memory",
@@ -178,7 +182,15 @@ impl MissReason {
     /// than this call.
     #[must_use]
     pub const fn is_damage(self) -> bool {
-        matches!(self, Self::Place | Self::Header | Self::Scope | Self::Key | Self::Checksum)
+        matches!(
+            self,
+            Self::Place
+                | Self::Header
+                | Self::Scope
+                | Self::Key
+                | Self::Frame
+                | Self::Checksum
+        )
     }
 }
 

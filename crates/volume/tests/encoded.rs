@@ -34,11 +34,11 @@ impl Unpack for EveryOther {
     fn knows(&self, codec: u8) -> bool {
         codec == CODEC
     }
-    fn unpack(&self, _: u8, encoded: &[u8], out: &mut [u8]) -> bool {
+    fn unpack(&self, _: u8, encoded: &[u8], out: &mut [u8]) -> Result<(), MissReason> {
         out.fill(0);
         let right = encoded.len() == out.len().div_ceil(2);
         out.iter_mut().step_by(2).zip(encoded).for_each(|(to, byte)| *to = *byte);
-        right
+        if right { Ok(()) } else { Err(MissReason::Frame) }
     }
 }
 
@@ -208,15 +208,15 @@ fn every_flipped_byte_of_an_encoded_page_is_a_miss_by_checksum() {
     assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|fate| fate.is_verified()));
 }
 
-/// Knows the codec, and finds no frame that it likes.
-struct Choosy;
+/// Knows the codec, and finds no frame that it likes, for this reason.
+struct Choosy(MissReason);
 
 impl Unpack for Choosy {
     fn knows(&self, _: u8) -> bool {
         true
     }
-    fn unpack(&self, _: u8, _: &[u8], _: &mut [u8]) -> bool {
-        false
+    fn unpack(&self, _: u8, _: &[u8], _: &mut [u8]) -> Result<(), MissReason> {
+        Err(self.0)
     }
 }
 
@@ -227,24 +227,30 @@ impl Unpack for Ignorant {
     fn knows(&self, _: u8) -> bool {
         false
     }
-    fn unpack(&self, _: u8, _: &[u8], _: &mut [u8]) -> bool {
+    fn unpack(&self, _: u8, _: &[u8], _: &mut [u8]) -> Result<(), MissReason> {
         panic!("asked for a codec that it does not know")
     }
 }
 
 #[test]
-fn what_cannot_be_decoded_here_is_no_damage() {
+fn what_is_not_known_here_is_no_damage_and_what_is_known_and_does_not_decode_is() {
     let rig = rig(IoChoice::Auto);
     let contents = vec![page(9, 0, 100_000, 0), page(9, 1, 100_000, 16)];
     let run = encoded_run(&rig, 1, 4, contents, &[]);
-    for encoded in [Encoded::Unpack(&Choosy), Encoded::Unpack(&Ignorant), Encoded::Refuse] {
+    let (newer, damaged) = (Choosy(MissReason::Codec), Choosy(MissReason::Frame));
+    for (encoded, reason) in [
+        (Encoded::Unpack(&newer), MissReason::Codec),
+        (Encoded::Unpack(&Ignorant), MissReason::Codec),
+        (Encoded::Refuse, MissReason::Codec),
+        (Encoded::Unpack(&damaged), MissReason::Frame),
+    ] {
         let mut memory = vec![vec![0; 100_000]; 2];
         let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
         let target = BorrowedPagesMut::new(&mut pages);
         let fates = read(&rig, &run, 0, &target, encoded, &Control::default());
-        assert_eq!(fates, [PageFate::Missed(MissReason::Codec), PageFate::Verified]);
+        assert_eq!(fates, [PageFate::Missed(reason), PageFate::Verified]);
     }
-    assert!(!MissReason::Codec.is_damage());
+    assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
 #[test]

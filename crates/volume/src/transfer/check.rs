@@ -132,13 +132,13 @@ impl<'a> Check<'a> {
                 } else if let Some(to) = target.together(&part) {
                     // SAFETY: inside a fragment of the target, which is ours and initialised.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, part.len()) };
-                    if !by.unpack(slice.codec, encoded, to) {
-                        return Some(PageFate::Missed(MissReason::Codec));
+                    if let Err(reason) = by.unpack(slice.codec, encoded, to) {
+                        return Some(PageFate::Missed(reason));
                     }
                 } else {
                     scratch.resize(part.len(), 0);
-                    if !by.unpack(slice.codec, encoded, scratch) {
-                        return Some(PageFate::Missed(MissReason::Codec));
+                    if let Err(reason) = by.unpack(slice.codec, encoded, scratch) {
+                        return Some(PageFate::Missed(reason));
                     }
                     // SAFETY: promised by the caller; `scratch` is our own memory.
                     unsafe { target.scatter(part, scratch) };

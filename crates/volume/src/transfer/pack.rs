@@ -1,6 +1,6 @@
 //! Pages encoded into staging memory, to be written from there.
 
-use super::Control;
+use super::{Control, MissReason};
 use super::page::PageMemory;
 use crate::memory::{Fragment, PageSource};
 use crate::segments::Segments;
@@ -19,9 +19,12 @@ pub trait Pack: Send + Sync {
 pub trait Unpack: Send + Sync {
     /// Whether it knows the codec of that number.
     fn knows(&self, codec: u8) -> bool;
-    /// Decodes a slice whose checksum is right and fills `out` with it, to the last byte; `false` if
-    /// the bytes do not decode to just that.
-    fn unpack(&self, codec: u8, encoded: &[u8], out: &mut [u8]) -> bool;
+    /// Decodes a slice whose checksum is right and fills `out` with it, to the last byte.
+    ///
+    /// # Errors
+    /// [`MissReason::Codec`] if the bytes are of a kind that is not known, [`MissReason::Frame`] if
+    /// they are of one that is and do not decode to just that: they were wrong when written.
+    fn unpack(&self, codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<(), MissReason>;
 }
 
 /// A page as it will lie on disk, in staging memory.
