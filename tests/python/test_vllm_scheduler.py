@@ -198,6 +198,25 @@ def test_wishes(side: SchedulerSide, shelf: Shelf) -> None:
     assert side.matched_tokens(logprobs, 0) == 0
 
 
+def test_a_retained_request_says_until_when(
+    side: SchedulerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ritornello.vllm.scheduler.time", lambda: 1000.0)
+    asked = request(300, kv_transfer_params={"ritornello.retain": 60})
+    assert run(side, asked).saves[0].retain_until == 1060.0
+    assert run(side, request(300, name="q")).saves[0].retain_until is None
+
+
+def test_retaining_what_is_stored_already_puts_its_last_page_again(
+    side: SchedulerSide, shelf: Shelf
+) -> None:
+    asked = request(4 * TOKENS + 1, kv_transfer_params={"ritornello.retain": 60})
+    shelf.keep(asked, 4)
+    (save,) = run(side, asked).saves
+    assert (save.first, save.keys) == (3, tuple(asked.block_hashes[3:4]))
+    assert save.parent == asked.block_hashes[2]
+
+
 def test_read_only_saves_nothing(shelf: Shelf, blocks: Blocks) -> None:
     side = SchedulerSide(cast(QuietStore, shelf), IDENTITY, read_only=True, meter=Meter())
     side.bind(blocks)

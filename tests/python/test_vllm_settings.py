@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ritornello.vllm.settings import EVERYTHING, Settings, Wishes
+from ritornello.vllm.settings import EVERYTHING, YEAR, Settings, Wishes
 
 
 def test_only_a_path_is_needed() -> None:
@@ -53,3 +53,10 @@ def test_a_request_can_decline() -> None:
     assert Wishes.of({"ritornello.no_load": True}) == Wishes(loads=False)
     assert Wishes.of({"ritornello.no_store": True}) == Wishes(stores=False)
     assert Wishes.of({"ritornello.no_store": "yes"}) == EVERYTHING
+
+
+def test_a_request_can_ask_for_time_and_never_fails_for_it() -> None:
+    assert Wishes.of({"ritornello.retain": 90}) == Wishes(retain=90.0)
+    assert Wishes.of({"ritornello.retain": float("inf")}) == Wishes(retain=YEAR)
+    for odd in (0, -1, float("nan"), True, "1h", None, [5]):
+        assert Wishes.of({"ritornello.retain": odd}) == EVERYTHING

@@ -38,7 +38,9 @@ class Shelf:
     def submit_get(self, identity: Identity, keys: Any, out: Any, timeout: float) -> Any:
         return self._ticket()
 
-    def submit_put(self, identity: Identity, keys: Any, pages: Any, parent: Any) -> Any:
+    def submit_put(
+        self, identity: Identity, keys: Any, pages: Any, parent: Any, retain_until: Any
+    ) -> Any:
         self.puts.append((keys, pages, parent))
         return self._ticket()
 

@@ -22,7 +22,8 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Save:
     """Store `blocks` under `keys`; they are full once this step's forward pass is over.
-    `parent`: the key before `keys[0]`, None at the start of a sequence.
+    `parent`: the key before `keys[0]`, None at the start of a sequence. `retain_until`: they and
+    all before them stay until then, in seconds since 1970.
     """
 
     request: str
@@ -30,6 +31,7 @@ class Save:
     keys: Sequence[bytes]
     blocks: Sequence[int]
     parent: bytes | None
+    retain_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ Invariants:
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Protocol
 
 from ritornello.vllm.identity import Identity, new_epoch
@@ -130,6 +130,9 @@ class SchedulerSide:
         held, tracked.held = tracked.held, None
         # What the store lacks of the engine's own prefix is saved again with the rest.
         tracked.saved = held.pages if held else 0
+        if tracked.wishes.retain and tracked.saved:
+            # A put of the last page that is there retains all before it.
+            tracked.saved -= 1
         if held is None:
             return
         pages = external // self._tokens
@@ -245,6 +248,7 @@ class SchedulerSide:
                     tuple(request.block_hashes[first:full]),
                     tuple(self._cache.get_block_ids(request_id)[0][first:full]),
                     request.block_hashes[first - 1] if first else None,
+                    time() + tracked.wishes.retain if tracked.wishes.retain else None,
                 )
             )
         return saves

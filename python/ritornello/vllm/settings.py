@@ -6,6 +6,8 @@ from typing import Any
 
 NO_LOAD = "ritornello.no_load"
 NO_STORE = "ritornello.no_store"
+RETAIN = "ritornello.retain"
+YEAR = 366 * 86400.0
 # Settings of the store that are one word.
 WORDS = ("eviction", "codec", "admission")
 KEYS = ("path", "capacity", "read_only", *WORDS, "write_budget")
@@ -77,17 +79,30 @@ class Settings:
 class Wishes:
     """What one request may do, from its `kv_transfer_params`:
     `{"ritornello.no_load": true}` computes the whole prompt, `{"ritornello.no_store": true}`
-    leaves nothing behind.
+    leaves nothing behind, `{"ritornello.retain": 3600}` keeps the pages of the request, and those
+    before them, from being evicted for an hour. What is not understood is ignored: a wish
+    must not fail a request.
     """
 
     loads: bool = True
     stores: bool = True
+    retain: float = 0.0
 
     @classmethod
     def of(cls, params: Mapping[str, Any] | None) -> "Wishes":
         if not params:
             return EVERYTHING
-        return cls(loads=params.get(NO_LOAD) is not True, stores=params.get(NO_STORE) is not True)
+        return cls(
+            loads=params.get(NO_LOAD) is not True,
+            stores=params.get(NO_STORE) is not True,
+            retain=_seconds(params.get(RETAIN)),
+        )
+
+
+def _seconds(wish: Any) -> float:
+    if isinstance(wish, bool) or not isinstance(wish, int | float) or not wish > 0:
+        return 0.0
+    return float(min(wish, YEAR))
 
 
 EVERYTHING = Wishes()

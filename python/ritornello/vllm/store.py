@@ -54,13 +54,23 @@ class QuietStore:
         )
 
     def submit_put(
-        self, identity: Identity, keys: Sequence[bytes], pages: "PoolPages", parent: bytes | None
+        self,
+        identity: Identity,
+        keys: Sequence[bytes],
+        pages: "PoolPages",
+        parent: bytes | None,
+        retain_until: float | None,
     ) -> "Ticket | None":
         """The bytes are copied before this returns: the blocks may be overwritten at once."""
         return self._try(
             "put",
             lambda store: store.submit_put(
-                self._scoped(identity), keys, pages, parent=parent, copy=True
+                self._scoped(identity),
+                keys,
+                pages,
+                parent=parent,
+                copy=True,
+                retain_until=retain_until,
             ),
         )
 

@@ -107,7 +107,9 @@ class WorkerSide:
         begun = perf_counter()
         for save in metadata.saves:
             pages = pool.pages(save.blocks)
-            ticket = self._store.submit_put(metadata.identity, save.keys, pages, save.parent)
+            ticket = self._store.submit_put(
+                metadata.identity, save.keys, pages, save.parent, save.retain_until
+            )
             if ticket is None:
                 self._skip(save, 0, "error")
             else:
