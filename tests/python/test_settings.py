@@ -104,6 +104,18 @@ def test_retained_pages_outlive_the_others(where: Path, moment: Any) -> None:
         assert there == [8, 8, 0]
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_put_retains_pages_that_are_there(where: Path, copy: bool) -> None:
+    with open_small(where) as store:
+        assert put(store, "a") == 8
+        keys = keys_of("a", 8)
+        ticket = store.submit_put(
+            SCOPE, keys, pages_of(keys, PAGE), copy=copy, retain_until=time.time() + 3600
+        )
+        assert ticket.wait(30) is not None
+        assert store.stats()["retained_bytes"] >= 8 * PAGE
+
+
 @pytest.mark.parametrize("moment", [0, -5, time.time() - 1, datetime(1999, 1, 1), -math.inf])
 def test_a_moment_that_has_passed_retains_nothing(where: Path, moment: Any) -> None:
     with open_small(where) as store:

@@ -283,8 +283,10 @@ impl Store {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             self.check_batch(&keys, source.len())?;
         }
-        // Pages that are stored already need no copy. A probe that fails copies them all.
-        let first = {
+        // Pages that are stored already need no copy, unless the put must say how long to keep them.
+        let first = if terms.retain_until > 0 {
+            0
+        } else {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             self.probe(&scope, &keys)?
         };

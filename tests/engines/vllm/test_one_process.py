@@ -1,11 +1,13 @@
 """Scheduler and worker in one process: answers, bytes, and what happens when loads fail."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import BLOCK, Engine, prompt
 from probes import Digests, evict_after_match, fail_loads
 
+from ritornello import Store
 from ritornello.vllm.store import QuietStore
 
 # Full pages of a 300-token prompt, without the page of its last token.
@@ -151,6 +153,23 @@ def test_one_request_can_decline(engine: Engine) -> None:
     assert engine.ask(secret, params={"ritornello.no_load": True})[0].num_cached_tokens == 0
     engine.forget()
     assert engine.ask(secret)[0].num_cached_tokens == CLAIMED
+
+
+def test_one_request_can_ask_to_stay(engine: Engine, store_path: Path) -> None:
+    def retained() -> int:
+        with Store.open(str(store_path)) as store:
+            store.flush()
+            return int(store.stats()["retained_bytes"])
+
+    asked, known = prompt(21), prompt(22)
+    engine.ask(known)
+    before = retained()
+    engine.ask(asked, params={"ritornello.retain": 60})
+    first = retained()
+    assert first > before
+    engine.forget()
+    engine.ask(known, params={"ritornello.retain": 60})
+    assert retained() > first, "what was stored before is kept as well"
 
 
 def test_a_reset_hides_what_was_stored_before(engine: Engine) -> None:
