@@ -1,9 +1,13 @@
 //! What every [`PrefixIndex`] must do, as a suite: `conformance::run_all(&|| Box::new(MyIndex::new()))`
-//! panics, naming the promise, where one is broken. Behind the feature `conformance`.
+//! panics, naming the promise, where one is broken. Behind the feature `conformance`. [`run_durable`]
+//! has the promises of those that survive power loss.
 //!
 //! [`contents`] makes any two indexes comparable: what is in them, without the names of runs.
 
+mod durable;
 mod scenarios;
+
+pub use durable::Kept;
 
 use crate::{PrefixIndex, Removed, RunId};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot, SegmentId};
@@ -143,4 +147,12 @@ pub fn run_all(make: Make<'_>) {
     scenarios::a_retention_is_what_was_said_last(make);
     scenarios::names_are_not_reused(make);
     scenarios::long_runs_are_like_short_ones(make);
+    scenarios::a_sync_settles_what_it_makes_durable(make);
+}
+
+/// Runs the suite of indexes that survive power loss.
+pub fn run_durable(make: &dyn Fn() -> Kept) {
+    durable::what_comes_while_data_is_synced_waits_for_the_next_sync(&make());
+    durable::data_that_cannot_be_synced_keeps_its_records_back(&make());
+    durable::a_sync_within_the_sync_of_data_is_no_trouble(&make());
 }

@@ -4,8 +4,10 @@
 //! `memory` (the plain oracle).
 //!
 //! **Promises.** A probe holds no lock across I/O or work that grows with the index. After
-//! [`PrefixIndex::sync`] everything inserted or removed before it survives power loss. In chained
-//! scopes the index is closed: a page goes, and everything attached behind it goes with it.
+//! [`PrefixIndex::sync`] everything inserted or removed before it survives power loss. Whoever
+//! syncs with [`PrefixIndex::sync_after`] finds no run after a power loss whose data was not
+//! durable. In chained scopes the index is closed: a page goes, and everything attached behind it
+//! goes with it.
 //!
 //! **May not know** what a page's bytes are or how they are read; which pages deserve to stay.
 
@@ -23,6 +25,11 @@ pub use memory::MemoryIndex;
 pub use run::{Recovered, RunIndex, RunOptions};
 
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
+
+/// Makes durable what lies in the places of all runs that are in the index when it is called. May
+/// be called from any thread that syncs, several times, and with no lock of the index held that a
+/// writer or a probe takes.
+pub type Settle<'a> = &'a dyn Fn() -> Result<()>;
 
 /// A run's name. Unique while the index is open and never reused in that time; it may change when
 /// the index is opened again (what lasts is the generation of the run's place).
@@ -182,24 +189,43 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// All runs, in no order, without holding up writers for longer than one run at a time.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
-    /// Makes everything inserted, removed and linked before the call durable.
+    /// Makes everything inserted, removed and linked before the call durable, and no run before
+    /// `settle` was called with it in the index. What changes meanwhile waits for the next sync.
     ///
     /// # Errors
     /// `Fatal` if the medium refused: the index is then poisoned and every later sync fails too.
-    fn sync(&self) -> Result<()>;
+    /// What `settle` returned, and nothing is written that waits for it.
+    fn sync_after(&self, settle: Settle<'_>) -> Result<()>;
 
     /// Work that makes the files smaller, if any is due. It does I/O and takes a while, but holds
-    /// up nobody: for a thread that has nothing else to do. Without it [`PrefixIndex::sync`] does
-    /// the same when it cannot be put off.
+    /// up nobody: for a thread that has nothing else to do. Without it [`PrefixIndex::sync_after`]
+    /// does the same when it cannot be put off.
     ///
     /// # Errors
-    /// As of [`PrefixIndex::sync`].
-    fn maintain(&self) -> Result<()> {
+    /// As of [`PrefixIndex::sync_after`].
+    fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
+        let _ = settle;
         Ok(())
     }
 
+    /// [`PrefixIndex::sync_after`] for runs whose data is durable, or that have none.
+    ///
+    /// # Errors
+    /// As there.
+    fn sync(&self) -> Result<()> {
+        self.sync_after(&|| Ok(()))
+    }
+
+    /// [`PrefixIndex::maintain_after`], likewise.
+    ///
+    /// # Errors
+    /// As there.
+    fn maintain(&self) -> Result<()> {
+        self.maintain_after(&|| Ok(()))
+    }
+
     /// Sets how many bytes of files it may take, in the worst case. Where it takes more already,
-    /// inserts are refused until pages were removed and [`PrefixIndex::maintain`] was called.
+    /// inserts are refused until pages were removed and [`PrefixIndex::maintain_after`] was called.
     fn set_budget(&self, bytes: u64) {
         let _ = bytes;
     }

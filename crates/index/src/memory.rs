@@ -3,7 +3,7 @@
 
 use crate::sync::Mutex;
 use crate::view::join;
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
 use ritornello_format::{Error, Extent, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeSet, HashMap};
 
@@ -288,8 +288,8 @@ impl PrefixIndex for MemoryIndex {
         }
     }
 
-    fn sync(&self) -> Result<()> {
-        Ok(())
+    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
+        settle()
     }
 
     fn stats(&self) -> IndexStats {

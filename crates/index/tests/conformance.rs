@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
-use ritornello_index::{MemoryIndex, RunIndex, RunOptions, conformance};
+use ritornello_index::conformance::{self, Kept};
+use ritornello_index::{MemoryIndex, PrefixIndex, RunIndex, RunOptions};
 use ritornello_medium::SimDisk;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,5 +18,19 @@ fn run() {
     conformance::run_all(&|| {
         let disk = Arc::new(SimDisk::new(1 << 30));
         Box::new(RunIndex::open(disk, Path::new("/index"), RunOptions::default()).unwrap())
+    });
+}
+
+#[test]
+fn run_without_power() {
+    let open = |disk: &SimDisk| -> Box<dyn PrefixIndex> {
+        let disk = Arc::new(disk.clone());
+        Box::new(RunIndex::open(disk, Path::new("/index"), RunOptions::default()).unwrap())
+    };
+    conformance::run_durable(&|| {
+        let disk = SimDisk::new(1 << 30);
+        let lost = disk.clone();
+        let after_power_loss = Box::new(move || open(&lost.crash(1)));
+        Kept { index: open(&disk), after_power_loss }
     });
 }

@@ -9,9 +9,11 @@ mod common;
 use common::{Op, Pair, op, open, shape};
 use parking_lot::Mutex;
 use proptest::prelude::*;
-use ritornello_index::PrefixIndex;
-use ritornello_index::conformance::{Content, contents};
+use ritornello_format::ScopeSlot;
+use ritornello_index::conformance::{Content, contents, pages, place};
+use ritornello_index::{NewRun, PrefixIndex};
 use ritornello_medium::{Access, Medium, MediumFile, Room, SimDisk};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Debug;
@@ -264,4 +266,44 @@ proptest! {
             }
         }
     }
+}
+
+/// Neither the journal nor a checkpoint shows a run before its data was said to be durable.
+#[test]
+fn nothing_is_durable_before_what_it_names() {
+    let (watched, pair) = watched();
+    let index = Arc::clone(&pair.run);
+    let generation = Cell::new(0);
+    let insert = || {
+        let number = generation.replace(generation.get() + 1) + 1;
+        let (pages, place) = (pages(number, 2), place(number, 2));
+        let (scope, parent) = (ScopeSlot(1), None);
+        let run = NewRun { scope, chained: true, parent, pages: &pages, place: &place, recency: 1 };
+        index.insert(&run).unwrap();
+    };
+    let settled = Cell::new(0);
+    let judge = || {
+        for disk in watched.crashes.lock().drain(..) {
+            let newest = contents(&*open(&disk)).into_keys().next_back().unwrap_or(0);
+            assert!(newest <= settled.get(), "{newest} is durable, {} is settled", settled.get());
+        }
+    };
+    let settle = || {
+        judge();
+        settled.set(generation.get());
+        insert();
+        Ok(())
+    };
+    for round in 0..6 {
+        insert();
+        if round % 3 == 1 {
+            index.sync_after(&settle).unwrap();
+        } else {
+            index.checkpoint_after(&settle).unwrap();
+        }
+        judge();
+        assert!(settled.get() > round, "every round settles");
+    }
+    let newest = contents(&*open(&watched.disk.crash(1))).into_keys().next_back();
+    assert_eq!(newest, Some(settled.get()), "what was settled is durable");
 }

@@ -4,7 +4,7 @@
 
 use super::{Make, contents, page, pages, place, sum, units};
 use crate::{NewRun, PrefixIndex, Removed, RunId};
-use ritornello_format::{ErrorKind, PageHash, Place, ScopeSlot};
+use ritornello_format::{Error, ErrorKind, PageHash, Place, ScopeSlot};
 use std::collections::BTreeSet;
 
 const A: ScopeSlot = ScopeSlot(1);
@@ -394,4 +394,23 @@ pub(super) fn long_runs_are_like_short_ones(make: Make<'_>) {
     assert_eq!(bench.index.longest_prefix(A, &keys), 65_535);
     let (_, gone, whole) = sum(&bench.index.truncate(run, 0));
     assert_eq!((gone, whole.len()), (65_535, 2));
+}
+
+pub(super) fn a_sync_settles_what_it_makes_durable(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let (first, second) = (pages(1, 3), pages(2, 3));
+    bench.insert(true, None, &first);
+    let settled = std::cell::Cell::new(0);
+    let settle = || {
+        if settled.replace(settled.get() + 1) == 0 {
+            bench.insert(true, None, &second);
+        }
+        Ok(())
+    };
+    assert!(bench.index.sync_after(&settle).is_ok());
+    assert!(settled.get() > 0, "a sync settles");
+    assert_eq!(bench.prefix(&second), 3, "writers go on while data is synced");
+    let failed = bench.index.sync_after(&|| Err(Error::retry("not now")));
+    assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry), "its errors come up");
+    assert!(bench.index.sync().is_ok(), "and are not held against the index");
 }

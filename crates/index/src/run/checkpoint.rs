@@ -3,17 +3,19 @@
 //! There are two files, written in turn, and the journal reaches back to the older one: whichever
 //! is damaged, the other and a longer journal say the same. Writing goes so:
 //!
-//! 1. The journal is synced and a new file begun: what changes from here on is replayed on top.
+//! 1. The journal is synced and a new file begun: what it does not hold yet is replayed on top.
 //! 2. The runs are copied, some at a time, under the read lock. A copy may show changes that are
 //!    in the new journal file already; replaying them again does nothing.
-//! 3. The journal is synced up to the last change that a copy can show; its number goes into the
-//!    last frame. A checkpoint whose journal does not reach that far is not exact, and recovery
-//!    prefers the older one.
+//! 3. The journal is synced up to the last change that a copy can show, after the data that it
+//!    names; its number goes into the last frame. A checkpoint without that frame is none, so no
+//!    copy counts before its data is durable. One whose journal does not reach that far is not
+//!    exact, and recovery prefers the older one.
 //! 4. The checkpoint is synced; journal files that only the overwritten checkpoint needed go.
 
 use super::RunIndex;
 use super::options::journal_bytes_max;
 use super::slots::Number;
+use crate::Settle;
 use crate::sync::Ordering;
 use ritornello_format::Result;
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
@@ -80,13 +82,22 @@ impl RunIndex {
             || self.worst_case(0) >= self.budget() / 8 * 7 && self.is_checkpoint_due()
     }
 
+    /// [`RunIndex::checkpoint_after`] for runs whose data is durable, or that have none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_after(&|| Ok(()))
+    }
+
     /// Writes a checkpoint now, whether one is due or not. Writers and probes go on meanwhile.
-    /// Does nothing if one is being written.
+    /// Does nothing if one is being written. It counts after `settle` was called with all runs in
+    /// the index that it holds.
     ///
     /// # Errors
     /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if there was no room for
-    /// it: the checkpoints and journals there were are as good as before.
-    pub fn checkpoint(&self) -> Result<()> {
+    /// it, or what `settle` returned: the checkpoints and journals there were are as good as before.
+    pub fn checkpoint_after(&self, settle: Settle<'_>) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;
         let header = CheckpointHeader {
@@ -97,7 +108,7 @@ impl RunIndex {
         let slot = checkpoints.next();
         checkpoints.slots[slot].id = 0;
         checkpoints.last_id = header.id;
-        let bytes = self.write_checkpoint(slot, header)?;
+        let bytes = self.write_checkpoint(slot, header, settle)?;
         checkpoints.slots[slot] = Slot { id: header.id, journal: journal.number };
         self.gauges.checkpoints[slot].store(bytes, Ordering::Relaxed);
         self.gauges.written.fetch_add(bytes, Ordering::Relaxed);
@@ -105,7 +116,12 @@ impl RunIndex {
         self.forget_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
     }
 
-    fn write_checkpoint(&self, slot: usize, header: CheckpointHeader) -> Result<u64> {
+    fn write_checkpoint(
+        &self,
+        slot: usize,
+        header: CheckpointHeader,
+        settle: Settle<'_>,
+    ) -> Result<u64> {
         let access = Access { write: true, create: true, direct: false };
         let path = path(&self.dir, slot);
         let file = self.or_refuse(self.medium.open(&path, access))?;
@@ -116,9 +132,9 @@ impl RunIndex {
         self.or_refuse(copied)?;
         // Every change that a copy can show was appended by now: a writer appends before it lets
         // go of the lock that this takes.
-        end.last = self.pending.lock().last();
+        end.last = self.pending.lock().seal();
         end.reuse = self.tables.read().runs.reuse;
-        self.commit(end.last)?;
+        self.commit(end.last, settle)?;
         self.or_refuse(out.finish(&end))?;
         let synced = out.file.sync_data().and_then(|()| self.medium.sync_dir(&self.dir));
         self.or_poison(synced)?;

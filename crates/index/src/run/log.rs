@@ -5,6 +5,7 @@
 
 use super::RunIndex;
 use super::pending::poisoned;
+use crate::Settle;
 use crate::sync::{MutexGuard, Ordering};
 use ritornello_format::journal::JournalHeader;
 use ritornello_format::{Error, Result};
@@ -96,9 +97,12 @@ fn end(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Result<()>
 }
 
 impl RunIndex {
-    /// Makes every record up to `last` durable. Callers that wait for each other share one write
-    /// and one sync: who gets the lock takes everything that was appended until then.
-    pub(super) fn commit(&self, last: u64) -> Result<()> {
+    /// Makes every record up to `last`, a seal, durable, after what they name. Callers that wait
+    /// for each other share one write and one sync: who gets the lock takes everything that was
+    /// settled until then.
+    pub(super) fn commit(&self, last: u64, settle: Settle<'_>) -> Result<()> {
+        settle()?;
+        self.pending.lock().settle(last);
         let mut log = self.log.lock();
         self.flush(&mut log, last)
     }
@@ -112,14 +116,15 @@ impl RunIndex {
         }
         let (records, last) = {
             let mut pending = self.pending.lock();
-            self.gauges.pending.store(0, Ordering::Relaxed);
-            pending.take()
+            let taken = pending.take();
+            self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
+            taken
         };
         let offset = log.current().bytes;
         if let Err(error) = log.file.write_at(&records, offset) {
             // Whatever part of it was stored will be written over with the same bytes.
             let mut pending = self.pending.lock();
-            pending.put_back(&records);
+            pending.put_back(records, last);
             self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
             drop(pending);
             return self.or_refuse(Err(error));
@@ -134,10 +139,12 @@ impl RunIndex {
         Ok(())
     }
 
-    /// Ends the current file and starts the next. Returns its header.
+    /// Ends the current file and starts the next, which takes what is not settled. Returns its
+    /// header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
         let mut log = self.log.lock();
-        let last = self.pending.lock().last();
+        // Whole, as an earlier write may have failed half-way: nothing torn stays behind.
+        let last = self.pending.lock().settled();
         self.flush(&mut log, last)?;
         let header = JournalHeader { number: log.current().number + 1, first: log.durable + 1 };
         let begun = begin(self.medium.as_ref(), &self.dir, header);

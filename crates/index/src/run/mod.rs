@@ -15,7 +15,7 @@
 //! | `replay` | making tables of them |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `log` are held across I/O
-//! and nobody but `sync` and `checkpoint` takes them; `pending` serialises writers; `tables` is
+//! (`checkpoints` across a [`Settle`], `log` not) and nobody but `sync` and `checkpoint` takes them; `pending` serialises writers; `tables` is
 //! the only one a probe takes. No lock that a probe or a writer takes is held across I/O.
 
 mod checkpoint;
@@ -34,7 +34,7 @@ mod write;
 pub use options::RunOptions;
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
 use checkpoint::Checkpoints;
 use log::Log;
 use pending::Pending;
@@ -241,15 +241,15 @@ impl PrefixIndex for RunIndex {
         }
     }
 
-    fn sync(&self) -> Result<()> {
+    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
         self.note_touches();
-        let last = self.pending.lock().last();
-        self.commit(last)?;
-        if self.must_checkpoint() { self.checkpoint() } else { Ok(()) }
+        let last = self.pending.lock().seal();
+        self.commit(last, settle)?;
+        if self.must_checkpoint() { self.checkpoint_after(settle) } else { Ok(()) }
     }
 
-    fn maintain(&self) -> Result<()> {
-        if self.is_checkpoint_due() { self.checkpoint() } else { Ok(()) }
+    fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
+        if self.is_checkpoint_due() { self.checkpoint_after(settle) } else { Ok(()) }
     }
 
     fn set_budget(&self, bytes: u64) {

@@ -1,8 +1,9 @@
 //! Journal records on their way to the disk.
 //!
 //! A writer appends its record under the same lock under which it changes the tables, so the order
-//! of the journal is the order of the changes. `sync` takes the buffer away whole and writes it
-//! with no lock held that a writer or a probe needs.
+//! of the journal is the order of the changes. `sync` seals the buffer, has the data made durable
+//! that its records name, and then writes it with no lock held that a writer or a probe needs.
+//! What is appended after the seal names data that may be on its way still, and stays behind.
 //!
 //! Nothing is ever written under the writers' lock, so what bounds the buffer is its user: `sync`
 //! empties it, [`crate::IndexStats::pending_bytes`] says how full it is, and from
@@ -15,41 +16,65 @@ use crate::sync::Ordering;
 use ritornello_format::journal::JournalRecord;
 use ritornello_format::wire::Writer;
 use ritornello_format::{Error, Result};
+use std::collections::VecDeque;
 
 /// What [`RunIndex::reserve`] leaves free: headers, and the records of a removal or two.
 const SLACK: u64 = 4 << 10;
 
 #[derive(Debug)]
 pub(super) struct Pending {
+    /// What came since the last seal.
     buffer: Writer,
+    /// Sealed records, oldest first, each batch with the number of its last one.
+    sealed: VecDeque<(u64, Vec<u8>)>,
+    /// What the records up to this one name is durable: they may be written. It ends a batch.
+    settled: u64,
     /// Sequence number of the next record.
     next: u64,
 }
 
 impl Pending {
     pub(super) fn starting_at(next: u64) -> Self {
-        Self { buffer: Writer::new(), next }
+        Self { buffer: Writer::new(), sealed: VecDeque::new(), settled: next - 1, next }
     }
 
-    /// The last sequence number given out.
-    pub(super) fn last(&self) -> u64 {
-        self.next - 1
+    /// Ends a batch with the last record there is, and returns its number.
+    pub(super) fn seal(&mut self) -> u64 {
+        let last = self.next - 1;
+        if !self.buffer.as_slice().is_empty() {
+            self.sealed.push_back((last, std::mem::take(&mut self.buffer).into_vec()));
+        }
+        last
     }
 
-    /// Takes the records and the sequence number of the last one.
+    /// Notes that what the records up to `last`, a seal, name is durable.
+    pub(super) fn settle(&mut self, last: u64) {
+        self.settled = self.settled.max(last);
+    }
+
+    /// The last record that may be written.
+    pub(super) fn settled(&self) -> u64 {
+        self.settled
+    }
+
+    /// Takes the records that may be written, and the number of the last one.
     pub(super) fn take(&mut self) -> (Vec<u8>, u64) {
-        (std::mem::take(&mut self.buffer).into_vec(), self.last())
+        let batches = self.sealed.partition_point(|(last, _)| *last <= self.settled);
+        let mut batches = self.sealed.drain(..batches).map(|(_, batch)| batch);
+        let mut records = batches.next().unwrap_or_default();
+        batches.for_each(|batch| records.extend(batch));
+        (records, self.settled)
     }
 
     /// Gives back what was taken and could not be written, before what came since.
-    pub(super) fn put_back(&mut self, records: &[u8]) {
-        let newer = std::mem::take(&mut self.buffer);
-        self.buffer.raw(records).raw(newer.as_slice());
+    pub(super) fn put_back(&mut self, records: Vec<u8>, last: u64) {
+        self.sealed.push_front((last, records));
     }
 
     /// Bytes of records.
     pub(super) fn bytes(&self) -> u64 {
-        self.buffer.as_slice().len() as u64
+        let sealed: usize = self.sealed.iter().map(|(_, batch)| batch.len()).sum();
+        (sealed + self.buffer.as_slice().len()) as u64
     }
 }
 
@@ -61,7 +86,7 @@ impl RunIndex {
         }
         record.encode(pending.next, &mut pending.buffer);
         pending.next += 1;
-        self.gauges.pending.store(pending.buffer.as_slice().len() as u64, Ordering::Relaxed);
+        self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
     }
 
     /// Refuses a record of `bytes` that brings a run of `image` bytes if the buffer is full or the
@@ -70,7 +95,7 @@ impl RunIndex {
         if self.is_poisoned() {
             return Err(poisoned());
         }
-        let waiting = pending.buffer.as_slice().len() as u64 + bytes as u64;
+        let waiting = pending.bytes() + bytes as u64;
         if waiting > self.options.pending_bytes_max {
             return Err(Error::retry("the index's journal buffer is full: sync, then try again")
                 .with("bytes", waiting)

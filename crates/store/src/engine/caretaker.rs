@@ -196,7 +196,7 @@ impl Engine {
                 written = before.checkpoints;
             }
             self.make_durable()?;
-            self.index.maintain()?;
+            self.index.maintain_after(&|| self.make_durable())?;
             if self.index.stats().checkpoints == before.checkpoints {
                 // Another thread is writing one.
                 std::thread::sleep(AGAIN);

@@ -81,7 +81,8 @@ impl Engine {
     }
 
     /// Data, then index, then the limbo is free. Requests that arrive while a round runs share
-    /// the next one.
+    /// the next one. Puts go on meanwhile; what they commit once the data is being synced is
+    /// recorded by the next round.
     ///
     /// # Errors
     /// `Fatal`: the store is poisoned then. `Retry` if nothing could be begun.
@@ -104,15 +105,10 @@ impl Engine {
         self.check_poison()?;
         let covers = self.sync_wanted.load(Ordering::Acquire);
         let started = Instant::now();
-        let (dirty, limbo) = {
-            let mut state = self.state.lock();
-            (std::mem::take(&mut state.dirty), std::mem::take(&mut state.limbo))
-        };
-        let dirty: Vec<_> = dirty.into_iter().collect();
-        if let Err(error) = self.segments.sync(&dirty).and_then(|()| self.index.sync()) {
-            let mut state = self.state.lock();
-            state.dirty.extend(dirty);
-            state.limbo.extend(limbo);
+        // Before the index seals its records: those that free this space are among them.
+        let limbo = std::mem::take(&mut self.state.lock().limbo);
+        if let Err(error) = self.index.sync_after(&|| self.sync_dirty()) {
+            self.state.lock().limbo.extend(limbo);
             self.poison_with(&error);
             return Err(error);
         }
@@ -124,6 +120,18 @@ impl Engine {
         self.counters.syncs.add(1);
         self.counters.sync_micros.add(started.elapsed().as_micros() as u64);
         Ok(())
+    }
+
+    /// Makes the data of all runs that are in the index durable. One at a time: what another one
+    /// took and has not synced yet is not dirty any more.
+    fn sync_dirty(&self) -> Result<()> {
+        let dirty = std::mem::take(&mut self.state.lock().dirty);
+        let segments: Vec<_> = dirty.iter().copied().collect();
+        let synced = self.segments.sync(&segments);
+        if synced.is_err() {
+            self.state.lock().dirty.extend(dirty);
+        }
+        synced
     }
 
     /// Makes what was written to `segments` durable, in between two rounds.
@@ -237,9 +245,7 @@ impl Engine {
             let _ = self.make_durable();
             *last_sync = Instant::now();
         }
-        // A checkpoint writes out every record: not before the data that they name.
-        let settled = self.state.lock().dirty.is_empty();
-        if settled && let Err(error) = self.index.maintain() {
+        if let Err(error) = self.index.maintain_after(&|| self.make_durable()) {
             tracing::error!(%error, "the index could not be tidied");
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::common::{MIB, Open, open_on, options, refs, try_put};
 use crate::dice::Dice;
+use crate::half::Half;
 use crate::judge::{Bounds, NAMES, SEQUENCES, deliver, keys_of, kinds, present, put_pages};
 use crate::watch::Watched;
 use ritornello_medium::SimDisk;
@@ -31,6 +32,13 @@ enum Act {
     Clear,
     Flush,
     Tend,
+    /// A flush, or upkeep, and within it a put that was written before is committed.
+    Beside {
+        at: usize,
+        pages: usize,
+        tend: bool,
+        after: u64,
+    },
     Reopen,
     /// The process is killed within a put and a flush; the disk keeps its power.
     Kill {
@@ -101,7 +109,11 @@ impl Life {
         let (kind, _) = keys_of(at);
         let page = self.dice.below(kind.pages as u64) as usize;
         match self.dice.below(64) {
-            0..=33 => Act::Put { at, pages: page + 1 },
+            0..=31 => Act::Put { at, pages: page + 1 },
+            32 | 33 => {
+                let (tend, after) = (self.dice.one_in(2), self.dice.below(6));
+                Act::Beside { at, pages: page + 1, tend, after }
+            }
             34..=37 => Act::Get { at },
             38..=41 => Act::Touch { at },
             42..=45 => Act::Delete { at, page },
@@ -154,6 +166,30 @@ impl Life {
                 settled = true;
             }
             Act::Tend => open.engine.tend(),
+            Act::Beside { at, pages, tend, after } => {
+                self.bounds.most[at] |= (1 << pages) - 1;
+                let half = Half::write(&open, at, pages);
+                let there = present(&open);
+                // In durable mode it would wait for the sync that it is in.
+                let within = self.options.durability == Durability::Cache;
+                if let Some(half) = half {
+                    let after = if within { after } else { u64::MAX };
+                    self.watched.meanwhile(after, Box::new(|| half.commit()));
+                }
+                if tend {
+                    open.engine.tend();
+                } else {
+                    open.store.flush().unwrap();
+                }
+                self.watched.end_meanwhile();
+                self.look_within(&before, &open);
+                if !tend {
+                    let now = present(&open);
+                    let both = |join: fn((&u64, &u64)) -> u64| there.iter().zip(&now).map(join);
+                    self.bounds.least = both(|(a, b)| a & b).collect();
+                    self.bounds.most = both(|(a, b)| a | b).collect();
+                }
+            }
             Act::Reopen => {
                 let there = present(&open);
                 open.close();

@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// Moments noted between two calls of [`Watched::taken`] at most.
 const MOMENTS: usize = 10;
 
+/// Something that happens within something else.
+type Deed = Box<dyn FnOnce() + Send>;
+
 #[derive(Clone, Debug)]
 pub struct Watched {
     disk: SimDisk,
@@ -26,6 +29,8 @@ struct Notes {
     taken: Vec<(u64, SimDisk)>,
     /// The process is killed after so many changes more: the rest never happens.
     left: Option<u64>,
+    /// Happens after so many changes more.
+    meanwhile: Option<(u64, Deed)>,
     /// What was done to the disk, in order.
     deeds: DefaultHasher,
 }
@@ -42,7 +47,7 @@ impl Watched {
         let mut dice = Dice::new(!seed);
         let rarity = 1 + dice.below(4) + acts / 40;
         let deeds = DefaultHasher::new();
-        let notes = Notes { dice, rarity, taken: Vec::new(), left: None, deeds };
+        let notes = Notes { dice, rarity, taken: Vec::new(), left: None, meanwhile: None, deeds };
         Self { disk, notes: Arc::new(Mutex::new(notes)) }
     }
 
@@ -69,16 +74,35 @@ impl Watched {
         self.notes.lock().left = None;
     }
 
+    /// Lets `after` changes happen and then `deed`, in the thread that makes the next one.
+    pub fn meanwhile(&self, after: u64, deed: Deed) {
+        self.notes.lock().meanwhile = Some((after, deed));
+    }
+
+    /// If that was too long to wait, it happens now.
+    pub fn end_meanwhile(&self) {
+        let waiting = self.notes.lock().meanwhile.take();
+        if let Some((_, deed)) = waiting {
+            deed();
+        }
+    }
+
     /// Counts a change that is about to happen.
     fn allow(&self) -> io::Result<()> {
-        match &mut self.notes.lock().left {
-            None => Ok(()),
-            Some(0) => Err(io::ErrorKind::BrokenPipe.into()),
-            Some(left) => {
-                *left -= 1;
-                Ok(())
+        let mut notes = self.notes.lock();
+        match &mut notes.left {
+            None => {}
+            Some(0) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Some(left) => *left -= 1,
+        }
+        match &mut notes.meanwhile {
+            Some((after @ 1.., _)) => *after -= 1,
+            _ => {
+                drop(notes);
+                self.end_meanwhile();
             }
         }
+        Ok(())
     }
 
     pub fn deeds(&self) -> u64 {

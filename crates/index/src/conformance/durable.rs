@@ -1,0 +1,66 @@
+//! What an index that survives power loss promises besides.
+
+#![allow(clippy::panic, reason = "a suite panics where a promise is broken")]
+
+use super::{contents, pages, place};
+use crate::{NewRun, PrefixIndex};
+use ritornello_format::{Error, ErrorKind, ScopeSlot};
+
+/// An index, and how it would come up had the power gone just now.
+pub struct Kept {
+    /// It.
+    pub index: Box<dyn PrefixIndex>,
+    /// Opens it again, with nothing but what is durable.
+    pub after_power_loss: Box<dyn Fn() -> Box<dyn PrefixIndex>>,
+}
+
+impl Kept {
+    fn insert(&self, generation: u64) {
+        let pages = pages(generation, 3);
+        let place = place(generation, 3);
+        let scope = ScopeSlot(1);
+        let run =
+            NewRun { scope, chained: true, parent: None, pages: &pages, place: &place, recency: 1 };
+        assert!(self.index.insert(&run).is_ok(), "a sound run is taken");
+    }
+
+    fn generations(&self) -> Vec<u64> {
+        contents(&*(self.after_power_loss)()).into_keys().collect()
+    }
+}
+
+pub(super) fn what_comes_while_data_is_synced_waits_for_the_next_sync(kept: &Kept) {
+    kept.insert(1);
+    let settle = || {
+        assert!(kept.generations().is_empty(), "nothing is durable before its data");
+        kept.insert(2);
+        Ok(())
+    };
+    assert!(kept.index.sync_after(&settle).is_ok());
+    assert_eq!(kept.generations(), [1], "what came after the data was taken waits");
+    assert!(kept.index.sync().is_ok());
+    assert_eq!(kept.generations(), [1, 2]);
+}
+
+pub(super) fn data_that_cannot_be_synced_keeps_its_records_back(kept: &Kept) {
+    kept.insert(1);
+    let failed = kept.index.sync_after(&|| Err(Error::retry("not now")));
+    assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry));
+    assert!(kept.generations().is_empty(), "nothing is durable without its data");
+    kept.insert(2);
+    assert!(kept.index.sync().is_ok(), "it may be tried again");
+    assert_eq!(kept.generations(), [1, 2], "in the order in which they came");
+}
+
+pub(super) fn a_sync_within_the_sync_of_data_is_no_trouble(kept: &Kept) {
+    kept.insert(1);
+    let settle = || {
+        kept.insert(2);
+        kept.index.sync()?;
+        assert_eq!(kept.generations(), [1, 2], "whoever says that data is durable is believed");
+        kept.insert(3);
+        Ok(())
+    };
+    assert!(kept.index.sync_after(&settle).is_ok());
+    assert_eq!(kept.generations(), [1, 2]);
+}
