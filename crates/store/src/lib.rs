@@ -28,8 +28,10 @@ mod options;
 mod outcome;
 mod parts;
 mod put;
+pub mod rounds;
 mod stats;
 mod store;
+mod sync;
 mod ticket;
 mod written;
 

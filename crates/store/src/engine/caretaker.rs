@@ -86,7 +86,7 @@ impl Engine {
         self.drop_empty_segments()?;
         let mut left = false;
         for segment in self.closed_segments() {
-            if control.stop().is_some() || self.poison.get().is_some() {
+            if control.stop().is_some() || self.rounds.cause().is_some() {
                 return Ok(true);
             }
             self.empty_segment(segment, control)?;
@@ -146,7 +146,7 @@ impl Engine {
         }
         self.retire_numbers(&closed)?;
         // A sync opens the segments that it finds dirty.
-        let _round = self.sync.try_lock_until(until).ok_or_else(busy)?;
+        let _round = self.rounds.between(until)?;
         for &id in &empty {
             self.state.lock().dirty.remove(&id);
             self.segments.remove(id)?;

@@ -27,6 +27,7 @@ use crate::budget::Budget;
 use crate::eviction::{Eviction, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
+use crate::rounds::Rounds;
 use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, PathStats};
 use caretaker::Caretaker;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -42,8 +43,8 @@ use ritornello_volume::segments::Segments;
 use ritornello_volume::space::Space;
 use scopes::Scopes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Who asks: the owner's own process, or a connected one.
@@ -78,13 +79,11 @@ pub struct Engine {
     log: Mutex<ReservationLog>,
     /// Held while a segment file is made.
     growing: Mutex<()>,
-    sync: Mutex<SyncRound>,
-    sync_wanted: AtomicU64,
+    rounds: Rounds,
     next_generation: AtomicU64,
     upkeep: Upkeep,
     caretaker: Caretaker,
     alive: Alive,
-    poison: OnceLock<String>,
     closed: AtomicBool,
     counters: Counters,
     opened: OpenReport,
@@ -114,12 +113,6 @@ struct State {
     quarantine_units: u64,
     /// Volumes whose growth failed, and when to try again.
     growth_paused: Vec<(u8, Instant)>,
-}
-
-/// The highest sync request that a finished round has covered.
-#[derive(Default)]
-struct SyncRound {
-    covered: u64,
 }
 
 /// A background thread and its alarm clock.
@@ -230,7 +223,7 @@ impl Engine {
     /// Those of the last sync.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::AcqRel) {
-            return self.check_poison();
+            return self.rounds.check();
         }
         self.caretaker.stop();
         self.upkeep.stop();
@@ -246,7 +239,7 @@ impl Engine {
 
     fn check_writable(&self) -> Result<()> {
         self.check_open()?;
-        match self.poison.get() {
+        match self.rounds.cause() {
             None => Ok(()),
             Some(cause) => Err(Error::fatal(
                 "a sync failed, so nothing written since is certain: close the store, \
@@ -327,7 +320,7 @@ impl Engine {
                 file_system: report.file_systems.join(", "),
                 warnings: report.warnings.clone(),
             },
-            poisoned: self.poison.get().cloned(),
+            poisoned: self.rounds.cause().map(str::to_owned),
             counters: self.counters.snapshot(),
             open_ms: self.opened.millis,
             dropped_at_open: self.opened.dropped.clone(),

@@ -6,13 +6,14 @@ use super::quota::Usage;
 use super::reservations::{ReservationLog, Reservations};
 use super::retention::{RETENTION_MAX, Retention, StoreClock};
 use super::scopes::Scopes;
-use super::{Alive, ClientId, Engine, OpenReport, State, SyncRound, Upkeep, resident};
+use super::{Alive, ClientId, Engine, OpenReport, State, Upkeep, resident};
 use crate::admission::Admission;
 use crate::budget::Budget;
 use crate::directory::Directory;
 use crate::eviction::{RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
+use crate::rounds::Rounds;
 use crate::stats::Counters;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{
@@ -23,8 +24,8 @@ use ritornello_medium::Medium;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::{Space, SpaceConfig};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Scopes without pages are forgotten at open if there are more than this: every epoch is one. Not
@@ -143,12 +144,10 @@ impl Engine {
             }),
             log: Mutex::new(log),
             growing: Mutex::new(()),
-            sync: Mutex::new(SyncRound::default()),
-            sync_wanted: AtomicU64::new(0),
+            rounds: Rounds::default(),
             upkeep: Upkeep::default(),
             caretaker: Caretaker::default(),
             alive,
-            poison: OnceLock::new(),
             closed: AtomicBool::new(false),
             counters: Counters::default(),
             opened: OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },

@@ -9,9 +9,8 @@ use super::{ClientId, Engine, State};
 use crate::eviction::{Holdings, Victim};
 use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;
-use ritornello_format::{Error, ErrorKind, Extent, Result, ScopeSlot, SegmentId, UNIT};
+use ritornello_format::{Error, Extent, Result, ScopeSlot, SegmentId, UNIT};
 use ritornello_index::{PrefixIndex, RunId};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -95,28 +94,22 @@ impl Engine {
     /// # Errors
     /// `Retry` if they do not.
     pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
-        let request = self.sync_wanted.fetch_add(1, Ordering::AcqRel) + 1;
-        let Some(mut round) = self.sync.try_lock_until(deadline) else {
-            return Err(Error::retry("the disk is still busy with an earlier sync"));
-        };
-        if round.covered >= request {
-            return Ok(());
-        }
-        self.check_poison()?;
-        let covers = self.sync_wanted.load(Ordering::Acquire);
+        self.rounds.join(deadline, || self.sync_all())
+    }
+
+    /// A round.
+    fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
         // Before the index seals its records: those that free this space are among them.
         let limbo = std::mem::take(&mut self.state.lock().limbo);
         if let Err(error) = self.index.sync_after(&|| self.sync_dirty()) {
             self.state.lock().limbo.extend(limbo);
-            self.poison_with(&error);
-            return Err(error);
+            return Err(error.with("store", self.options.dir.display()));
         }
         let mut state = self.state.lock();
         self.free(&mut state, &limbo);
         state.limbo_units -= limbo.iter().map(|e| u64::from(e.units)).sum::<u64>();
         drop(state);
-        round.covered = covers;
         self.counters.syncs.add(1);
         self.counters.sync_micros.add(started.elapsed().as_micros() as u64);
         Ok(())
@@ -139,22 +132,9 @@ impl Engine {
     /// # Errors
     /// As of [`Engine::make_durable`].
     pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
-        let until = Instant::now() + SYNC_PATIENCE;
-        let Some(_round) = self.sync.try_lock_until(until) else {
-            return Err(Error::retry("the disk is still busy with an earlier sync"));
-        };
-        self.check_poison()?;
-        self.segments.sync(segments).inspect_err(|error| self.poison_with(error))
-    }
-
-    /// After a sync that failed for good.
-    fn poison_with(&self, error: &Error) {
-        if error.kind() != ErrorKind::Retry {
-            // Not repeated: after a failed fsync the kernel may report success for pages it
-            // dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
-            let _ = self.poison.set(error.to_string());
-            tracing::error!(%error, dir = %self.options.dir.display(), "a sync failed: the store is poisoned");
-        }
+        let _turn = self.rounds.between(Instant::now() + SYNC_PATIENCE)?;
+        self.rounds.check()?;
+        self.segments.sync(segments).inspect_err(|error| self.rounds.poison(error))
     }
 
     /// Gives extents back to the allocator. A double free is a bug: the space is leaked rather
@@ -163,15 +143,6 @@ impl Engine {
         for extent in extents {
             if let Err(error) = state.space.free(std::slice::from_ref(extent)) {
                 tracing::error!(%error, "freed twice: the extent is left out of use until reopened");
-            }
-        }
-    }
-
-    pub(super) fn check_poison(&self) -> Result<()> {
-        match self.poison.get() {
-            None => Ok(()),
-            Some(cause) => {
-                Err(Error::fatal("the store is poisoned: reopen it").with("cause", cause))
             }
         }
     }
@@ -234,7 +205,7 @@ impl Engine {
                 self.abandon(id);
             }
         }
-        if self.poison.get().is_some() {
+        if self.rounds.cause().is_some() {
             return;
         }
         self.tend_retention();

@@ -36,7 +36,7 @@ impl Engine {
     /// restart. Returns how long to wait.
     pub(super) fn scrub_some(&self) -> Duration {
         let rate = self.options.scrub_rate;
-        if rate == 0 || self.poison.get().is_some() {
+        if rate == 0 || self.rounds.cause().is_some() {
             return NOTHING;
         }
         let mut scrub = self.caretaker.scrub.lock();

@@ -1,0 +1,82 @@
+//! Group commit: callers who want durability share rounds, one at a time.
+//!
+//! A caller is served by any round that began after it asked. So one that finds a round running
+//! waits for the next, which the first of those who wait leads for all of them. A round that failed
+//! for good is the last: after a failed sync the kernel may report success for pages that it
+//! dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
+//! `tests/loom_rounds.rs` tries every order.
+
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use ritornello_format::{Error, ErrorKind, Result};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// The rounds of a store.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    /// Number of requests.
+    wanted: AtomicU64,
+    /// The last request that a finished round has covered. Held while a round runs.
+    covered: Mutex<u64>,
+    poison: OnceLock<String>,
+}
+
+/// No round runs while this is held.
+#[derive(Debug)]
+pub struct Turn<'a>(#[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, u64>);
+
+impl Rounds {
+    /// Returns once a `round` that began after this call has succeeded, this caller's or another's.
+    ///
+    /// # Errors
+    /// `Retry` if the rounds before it have not ended by `deadline`. Those of `round`: all but
+    /// `Retry` poison. `Fatal` without a round if it is poisoned.
+    pub fn join(&self, deadline: Instant, round: impl FnOnce() -> Result<()>) -> Result<()> {
+        let request = self.wanted.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut covered = self.covered.try_lock_until(deadline).ok_or_else(busy)?;
+        if *covered >= request {
+            return Ok(());
+        }
+        self.check()?;
+        // Whoever asks from here on may have written too late for this round.
+        let covers = self.wanted.load(Ordering::Acquire);
+        round().inspect_err(|error| self.poison(error))?;
+        *covered = covers;
+        Ok(())
+    }
+
+    /// Waits for the round that runs, and keeps others from beginning.
+    ///
+    /// # Errors
+    /// `Retry` if it has not ended by `deadline`.
+    pub fn between(&self, deadline: Instant) -> Result<Turn<'_>> {
+        self.covered.try_lock_until(deadline).map(Turn).ok_or_else(busy)
+    }
+
+    /// After a sync that failed with `error`: unless it may be tried again, nothing is synced ever
+    /// after.
+    pub fn poison(&self, error: &Error) {
+        if error.kind() != ErrorKind::Retry {
+            let _ = self.poison.set(error.to_string());
+            tracing::error!(%error, "a sync failed: the store is poisoned");
+        }
+    }
+
+    /// What poisoned it.
+    #[must_use]
+    pub fn cause(&self) -> Option<&str> {
+        self.poison.get().map(String::as_str)
+    }
+
+    /// # Errors
+    /// `Fatal` if it is poisoned.
+    pub fn check(&self) -> Result<()> {
+        self.cause().map_or(Ok(()), |cause| {
+            Err(Error::fatal("the store is poisoned: reopen it").with("cause", cause))
+        })
+    }
+}
+
+fn busy() -> Error {
+    Error::retry("the disk is still busy with an earlier sync")
+}

@@ -1,0 +1,35 @@
+//! The lock and the counter of [`crate::rounds`]: `parking_lot`'s and the standard library's, or
+//! `loom`'s when a model is checked (`RUSTFLAGS="--cfg loom"`).
+
+pub(crate) use std::sync::atomic::Ordering;
+
+#[cfg(not(loom))]
+pub(crate) use parking_lot::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::AtomicU64;
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{MutexGuard, atomic::AtomicU64};
+#[cfg(loom)]
+pub(crate) use model::Mutex;
+
+#[cfg(loom)]
+mod model {
+    use loom::sync::MutexGuard;
+    use std::sync::PoisonError;
+    use std::time::Instant;
+
+    /// `loom`'s lock with `parking_lot`'s signatures. A poisoned lock fails the model anyway.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        /// No time passes in a model: a deadline is over from the start, or never.
+        pub(crate) fn try_lock_until(&self, deadline: Instant) -> Option<MutexGuard<'_, T>> {
+            if deadline <= Instant::now() {
+                return self.0.try_lock().ok();
+            }
+            Some(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
+}

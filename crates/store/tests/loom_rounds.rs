@@ -1,0 +1,173 @@
+//! Group commit, in every order: whoever is told that a page is durable finds it so.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_rounds --release`
+//!
+//! Every caller has a page. It marks the page written and asks for a round; a round makes durable
+//! what is marked when it begins. The marks are relaxed: only the rounds order them. The disk is a
+//! cell that loom watches, so two rounds at a time fail the model.
+
+#![cfg(loom)]
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_store::rounds::Rounds;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering as Plain};
+use std::time::{Duration, Instant};
+
+const CALLERS: usize = 3;
+
+/// How the first round ends.
+#[derive(Clone, Copy, Debug)]
+enum First {
+    Well,
+    /// It may be tried again.
+    Refused,
+    Broken,
+}
+
+struct Disk {
+    rounds: Rounds,
+    written: [AtomicBool; CALLERS],
+    /// Nothing that loom knows of: it orders nobody.
+    state: Mutex<State>,
+    /// Written by a round, read between two.
+    busy: UnsafeCell<()>,
+    first: First,
+}
+
+#[derive(Default)]
+struct State {
+    durable: [bool; CALLERS],
+    /// Rounds begun.
+    rounds: usize,
+}
+
+impl Disk {
+    fn new(first: First) -> Arc<Self> {
+        Arc::new(Self {
+            rounds: Rounds::default(),
+            written: Default::default(),
+            state: Mutex::default(),
+            busy: UnsafeCell::new(()),
+            first,
+        })
+    }
+
+    fn round(&self) -> Result<()> {
+        // What comes while it runs is too late for it.
+        let written = self.written.each_ref().map(|page| page.load(Ordering::Relaxed));
+        self.busy.with_mut(|_| ());
+        let mut state = self.state.lock().unwrap();
+        state.rounds += 1;
+        match self.first {
+            First::Refused if state.rounds == 1 => return Err(Error::retry("no room")),
+            First::Broken => return Err(Error::fatal("the disk is broken")),
+            _ => {}
+        }
+        state.durable = std::array::from_fn(|page| state.durable[page] || written[page]);
+        Ok(())
+    }
+
+    /// Writes a page and makes it durable.
+    fn put(&self, page: usize, deadline: Instant) -> Result<()> {
+        self.written[page].store(true, Ordering::Relaxed);
+        self.rounds.join(deadline, || self.round())?;
+        let durable = self.state.lock().unwrap().durable[page];
+        assert!(durable, "page {page} was said to be durable");
+        let _turn = self.rounds.between(never())?;
+        self.busy.with(|_| ());
+        Ok(())
+    }
+}
+
+fn never() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+/// `callers` put at the same time. Returns how each fared, and the number of rounds.
+fn together(disk: &Arc<Disk>, callers: usize) -> (Vec<Result<()>>, usize) {
+    let others: Vec<_> = (1..callers)
+        .map(|page| {
+            let disk = Arc::clone(disk);
+            thread::spawn(move || disk.put(page, never()))
+        })
+        .collect();
+    let mut fared = vec![disk.put(0, never())];
+    fared.extend(others.into_iter().map(|other| other.join().unwrap()));
+    (fared, disk.state.lock().unwrap().rounds)
+}
+
+/// All orders in which threads are interrupted three times at most, so that it takes seconds.
+fn model(check: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(check);
+}
+
+#[test]
+fn whoever_returns_is_durable_and_rounds_are_shared() {
+    static SHARED: AtomicUsize = AtomicUsize::new(0);
+    static ALONE: AtomicUsize = AtomicUsize::new(0);
+    model(|| {
+        let (fared, rounds) = together(&Disk::new(First::Well), CALLERS);
+        assert!(fared.iter().all(Result::is_ok), "{fared:?}");
+        assert!((1..=CALLERS).contains(&rounds));
+        let count = if rounds < CALLERS { &SHARED } else { &ALONE };
+        count.fetch_add(1, Plain::Relaxed);
+    });
+    assert!(SHARED.load(Plain::Relaxed) > 0, "no two callers ever shared a round");
+    assert!(ALONE.load(Plain::Relaxed) > 0, "callers one after the other need a round each");
+}
+
+#[test]
+fn a_round_that_failed_for_good_is_the_last() {
+    model(|| {
+        let disk = Disk::new(First::Broken);
+        let (fared, rounds) = together(&disk, CALLERS);
+        for caller in fared {
+            assert_eq!(caller.unwrap_err().kind(), ErrorKind::Fatal);
+        }
+        assert_eq!(rounds, 1, "a failed sync is not repeated");
+        assert!(disk.rounds.check().is_err() && disk.rounds.cause().is_some());
+    });
+}
+
+#[test]
+fn a_round_that_was_refused_fails_its_leader_only() {
+    model(|| {
+        let disk = Disk::new(First::Refused);
+        let (fared, rounds) = together(&disk, CALLERS);
+        let failed: Vec<_> = fared.into_iter().filter_map(Result::err).collect();
+        assert_eq!(failed.len(), 1, "the next leads a round of its own");
+        assert_eq!(failed[0].kind(), ErrorKind::Retry);
+        assert!((2..=CALLERS).contains(&rounds));
+        assert!(disk.rounds.check().is_ok());
+    });
+}
+
+#[test]
+fn whoever_has_no_time_left_does_not_wait() {
+    static LATE: AtomicUsize = AtomicUsize::new(0);
+    model(|| {
+        let disk = Disk::new(First::Well);
+        let other = {
+            let disk = Arc::clone(&disk);
+            thread::spawn(move || disk.put(1, never()))
+        };
+        match disk.put(0, Instant::now()) {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Retry);
+                LATE.fetch_add(1, Plain::Relaxed);
+            }
+        }
+        other.join().unwrap().unwrap();
+        // Whoever gave up may ask again.
+        disk.put(0, never()).unwrap();
+    });
+    assert!(LATE.load(Plain::Relaxed) > 0, "nobody was ever late");
+}
