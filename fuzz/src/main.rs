@@ -1,7 +1,7 @@
 //! Feeds every parser of bytes that may be damaged with inputs that nearly make sense: good ones,
 //! changed in a few places, cut, spliced and grown, with their checksums made right again, because
 //! blind damage would not get past those. A parser may refuse; it must not panic, hang, or allocate
-//! what a length field claims.
+//! what a length field claims. Messages of the socket are read, and questions asked of a store.
 //!
 //! ```text
 //! cargo run -p ritornello-fuzz -- [SECONDS a target] [SEED] [TARGET]
@@ -10,9 +10,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
 mod mutate;
+mod socket;
 mod targets;
 
 use mutate::Mutator;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -20,8 +22,11 @@ use targets::{Target, targets};
 
 /// A single input that takes longer than this hangs.
 const SLOW: Duration = Duration::from_secs(5);
+/// Address space of the process: whoever allocates what a length claims ends it.
+const MEMORY_MAX: u64 = 2 << 30;
 
 fn main() -> ExitCode {
+    setrlimit(Resource::As, Rlimit { current: Some(MEMORY_MAX), maximum: None }).unwrap();
     let mut words = std::env::args().skip(1);
     let mut number = |default: f64| words.next().map_or(default, |word| word.parse().unwrap());
     let seconds = number(2.0);

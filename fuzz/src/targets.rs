@@ -1,5 +1,6 @@
 //! The parsers, good inputs for each, and how its inputs are sealed.
 
+use crate::socket;
 use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
 use ritornello_format::checkpoint::{CheckpointFrame, CheckpointHeader};
 use ritornello_format::journal::{
@@ -10,6 +11,7 @@ use ritornello_format::{
     Extent, Manifest, PageHash, Place, ReservationRecord, RunHeader, Scope, ScopeId, ScopeRegistry,
     ScopeSettings, ScopeSlot, SegmentId, Slice, VolumeRecord, checksum,
 };
+use ritornello_node::fuzzing;
 use ritornello_sim::{Broken, read};
 use std::borrow::Cow;
 use std::io::Write;
@@ -111,6 +113,13 @@ pub fn targets() -> Vec<Target> {
             parse: |bytes| RunHeader::decode(bytes).is_ok(),
         },
         Target { name: "codec", seeds: codec_frames(), seal: as_it_is, parse: codec },
+        Target {
+            name: "message",
+            seeds: socket::messages(),
+            seal: as_it_is,
+            parse: fuzzing::parse,
+        },
+        Target { name: "question", seeds: socket::questions(), seal: as_it_is, parse: socket::ask },
         Target { name: "trace", seeds: traces(), seal: as_it_is, parse: trace },
     ]
 }

@@ -40,6 +40,8 @@ mod authority;
 mod channel;
 mod client;
 mod destroy;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod guests;
 mod home;
 mod keys;

@@ -1,0 +1,190 @@
+//! Messages of the socket, for a fuzzer. Behind the feature `fuzzing`.
+//!
+//! A message is preceded by a byte that says as which of the four kinds it is to be read; on the
+//! socket that follows from whose turn it is.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
+
+use crate::answer::answer;
+use crate::channel::decode;
+use crate::keys::Flattened;
+use crate::protocol::{Entry, Greeting, Hello, Request, Response, Welcome};
+use crate::term::Term;
+use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, SegmentId};
+use ritornello_store::{
+    Catalog, CatalogStats, LeaseNumber, Leased, Located, LocatedRun, PathStats, Refusal, Reserved,
+    ReservedRun, Reshape, ScopeRef, ScopeUsage, Wanted,
+};
+use serde::Serialize;
+use std::borrow::Cow;
+use std::time::Duration;
+
+const HELLO: u8 = 0;
+const WELCOME: u8 = 1;
+const REQUEST: u8 = 2;
+const RESPONSE: u8 = 3;
+
+/// Whether `bytes` are a message of that kind. One that is comes back the same when it is written
+/// and read once more, and is no longer than it came. (The bytes are compared: figures that are no
+/// numbers differ from themselves.)
+macro_rules! is_message {
+    ($kind:ty, $bytes:expr) => {
+        decode::<$kind>($bytes).is_ok_and(|message| {
+            let once = written(&message);
+            let again = decode::<$kind>(&once).unwrap();
+            assert!(written(&again) == once, "{message:?} comes back as {again:?}");
+            assert!(once.len() <= $bytes.len(), "{message:?} holds more than came");
+            true
+        })
+    };
+}
+
+/// Reads `message` as a peer does, and returns whether it is one.
+///
+/// # Panics
+/// If it is, and does not come back as it was.
+#[must_use]
+pub fn parse(message: &[u8]) -> bool {
+    let Some((kind, bytes)) = message.split_first() else { return false };
+    match *kind {
+        HELLO => Greeting::check(bytes, "a client").is_ok() && is_message!(Hello, bytes),
+        WELCOME => Greeting::check(bytes, "the owner").is_ok() && is_message!(Welcome, bytes),
+        REQUEST => is_message!(Request<'_>, bytes),
+        RESPONSE => is_message!(Response, bytes),
+        _ => false,
+    }
+}
+
+/// Asks `catalog` what `message` says, as a server does; returns whether it was a question. A change
+/// of the store's shape is not asked for: it waits for threads.
+///
+/// # Panics
+/// If the answer does not come back as it was.
+pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
+    let Some((&REQUEST, bytes)) = message.split_first() else { return false };
+    match decode(bytes) {
+        Err(_) | Ok(Request::Reshape { .. }) => false,
+        Ok(request) => {
+            let response = written(&answer(catalog, request));
+            assert!(is_message!(Response, &response));
+            true
+        }
+    }
+}
+
+/// Every kind of message; the questions are about `scope`, whose reference is `known`.
+///
+/// # Panics
+/// Never: they can all be written.
+#[must_use]
+pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
+    let kind = |kind: u8, message: Vec<u8>| [vec![kind], message].concat();
+    let mut messages = vec![kind(HELLO, written(&Hello::new("0123456789abcdef", true)))];
+    messages.extend(
+        entries().into_iter().map(|outcome| {
+            kind(WELCOME, written(&Welcome { greeting: Greeting::ours(), outcome }))
+        }),
+    );
+    let (short, long) = ([1u8; 8], [2u8; 64]);
+    let same = Flattened::new(&[&[1; 16], &[2; 16], &[3; 16]]).unwrap();
+    let mixed = Flattened::new(&[&short, &long]).unwrap();
+    let requests = questions(scope, known, [&same, &mixed], &long);
+    messages.extend(requests.iter().map(|request| kind(REQUEST, written(request))));
+    messages.extend(answers(known).iter().map(|response| kind(RESPONSE, written(response))));
+    messages
+}
+
+fn written(message: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(message).unwrap()
+}
+
+fn entries() -> [Entry; 3] {
+    let term = Term { store: [7; 16], owner: 3, clean: true, durable: false };
+    let error = Error::retry("the client's name is not locked").with("pid", 7);
+    [Entry::Granted(term), Entry::Gone, Entry::Refused(error.into())]
+}
+
+fn questions<'a>(
+    about: &'a Scope,
+    scope: ScopeRef,
+    [same, mixed]: [&'a Flattened; 2],
+    key: &'a [u8],
+) -> Vec<Request<'a>> {
+    let keys = same.as_keys();
+    let second = Duration::from_secs(1);
+    let wanted = Wanted { slices_per_page: 2, patience: second, ..Wanted::default() };
+    // Numbers that small changes to small numbers do not lead to.
+    let greedy = Wanted {
+        page_units: vec![18; 3],
+        retain_until: u64::MAX,
+        patience: Duration::MAX,
+        ..wanted.clone()
+    };
+    let settings = ScopeSettings { quota_bytes: Some(1 << 20), ..ScopeSettings::default() };
+    let most = ScopeSettings {
+        codec: Some(u8::MAX),
+        quota_bytes: Some(u64::MAX),
+        retained_bytes: Some(u64::MAX),
+    };
+    vec![
+        Request::Resolve { scope: Cow::Borrowed(about), create: true },
+        Request::Probe { scope, keys },
+        Request::Lease { scope, keys, ttl: second },
+        Request::Release { lease: LeaseNumber(1) },
+        Request::Locate { scope, keys },
+        Request::Exists { scope, keys: mixed.as_keys() },
+        Request::Lease { scope, keys, ttl: Duration::MAX },
+        Request::Reserve { scope, keys, parent: None, wanted: Cow::Owned(greedy) },
+        Request::Reserve {
+            scope,
+            keys: mixed.as_keys(),
+            parent: Some(key),
+            wanted: Cow::Owned(wanted),
+        },
+        Request::Commit { reservation: 1, written: Cow::Owned(vec![Some(u64::MAX), None]) },
+        Request::Abort { reservation: 1 },
+        Request::Distrust { scope, key, generation: 1, reason: "checksum" },
+        Request::Touch { scope, keys },
+        Request::Delete { scope, keys },
+        Request::DropScope { scope },
+        Request::Configure { scope, settings },
+        Request::Configure { scope, settings: most },
+        Request::Reshape { change: Cow::Owned(Reshape::AddPath("/more".to_owned())) },
+        Request::Clear,
+        Request::Flush,
+        Request::Stats,
+    ]
+}
+
+fn answers(scope: ScopeRef) -> Vec<Response> {
+    let place = Place {
+        generation: 1 << 33,
+        header_checksum: 77,
+        header_units: 1,
+        page_units: 4,
+        extents: vec![Extent { segment: SegmentId::new(0, 1), start: 8, units: 13 }],
+    };
+    let located = LocatedRun { place: place.clone(), first: 0, pages: 3, at: 0 };
+    let reserved = Reserved {
+        id: 9,
+        store: [7; 16],
+        runs: vec![ReservedRun { place, at: 0, pages: 3 }],
+        present: 0,
+        refused: Some(Refusal::Quota),
+    };
+    let mut stats = CatalogStats { open_ms: 0.5, ..CatalogStats::default() };
+    stats.paths = vec![PathStats { dir: "/a".to_owned(), ..PathStats::default() }];
+    stats.largest_scopes = vec![ScopeUsage::default()];
+    stats.dropped_at_open.insert("scope".to_owned(), 3);
+    vec![
+        Response::Scope(Some(scope)),
+        Response::Count(3),
+        Response::Leased(Leased { pages: 3, lease: LeaseNumber(1) }),
+        Response::Located(Located { lease: LeaseNumber(1), runs: vec![located] }),
+        Response::Exists(vec![true, false]),
+        Response::Reserved(reserved),
+        Response::Done,
+        Response::Stats(Box::new(stats)),
+        Response::Failed(Error::miss("gone").into()),
+    ]
+}

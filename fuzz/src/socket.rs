@@ -1,0 +1,60 @@
+//! A store that answers whatever is asked over its socket.
+
+use ritornello_format::Scope;
+use ritornello_medium::SimDisk;
+use ritornello_node::fuzzing;
+use ritornello_store::{Catalog, ClientId, Engine, Options, ScopeRef, Session};
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+/// So many questions are asked of one store at most: scopes and leases pile up in it.
+const QUESTIONS: u32 = 2000;
+
+thread_local! {
+    static STORE: RefCell<Option<(u32, Session, ScopeRef)>> = const { RefCell::new(None) };
+}
+
+/// A small store in memory, of another process's client, and its only scope.
+fn open() -> (Session, ScopeRef) {
+    let options = Options {
+        capacity: Some(8 * MIB),
+        segment_bytes: Some(MIB),
+        upkeep: false,
+        ..Options::new(Path::new("/store"))
+    };
+    let disk = Arc::new(SimDisk::new(64 * MIB));
+    let engine = Engine::open(disk, &options, Arc::new(|_| true)).unwrap();
+    let session = engine.session(ClientId(1), "0123456789abcdef");
+    let known = session.resolve(&scope(), true).unwrap().unwrap();
+    (session, known)
+}
+
+fn scope() -> Scope {
+    Scope::opaque("fuzz", 70_000, true)
+}
+
+pub fn messages() -> Vec<Vec<u8>> {
+    fuzzing::messages(&scope(), open().1)
+}
+
+pub fn questions() -> Vec<Vec<u8>> {
+    messages().into_iter().filter(|message| ask(message)).collect()
+}
+
+pub fn ask(message: &[u8]) -> bool {
+    STORE.with_borrow_mut(|store| {
+        let (asked, session, known) = store.get_or_insert_with(|| {
+            let (session, known) = open();
+            (0, session, known)
+        });
+        let is_question = fuzzing::ask(session, message);
+        *asked += 1;
+        // Without the scope that they are about, all questions have the same answer.
+        if *asked == QUESTIONS || session.probe(*known, &[]).is_err() {
+            *store = None;
+        }
+        is_question
+    })
+}
