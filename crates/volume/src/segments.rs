@@ -13,6 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, PAGE_BYTES_MAX, Result, SegmentId, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
 use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -252,6 +253,12 @@ impl Segments {
     pub fn discover_with(&self, discover: Discover) {
         // Whoever opens it does this once.
         let _ = self.discover.set(discover);
+    }
+
+    /// Whether a file is what an examination leaves behind that is cut off.
+    #[must_use]
+    pub fn is_left_over(name: &OsStr) -> bool {
+        name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))
     }
 
     /// Examines a directory that is to become a volume.

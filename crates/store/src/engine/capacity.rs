@@ -9,7 +9,7 @@ use super::{Engine, State};
 use crate::budget::Budget;
 use crate::directory::{Directory, VOLUMES_MAX};
 use ritornello_format::{Error, Manifest, Result, UNIT, VolumeRecord};
-use ritornello_volume::segments::Candidate;
+use ritornello_volume::segments::{Candidate, Segments};
 use ritornello_volume::space::Space;
 use ritornello_volume::transfer::Control;
 use serde::{Deserialize, Serialize};
@@ -151,7 +151,9 @@ impl Engine {
         };
         self.medium.create_dir(&path).map_err(refused)?;
         let names = self.medium.list(&path).map_err(refused)?;
-        if let Some(found) = names.first() {
+        let (left_over, others): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| Segments::is_left_over(name));
+        if let Some(found) = others.first() {
             return Err(Error::invalid("the directory holds something: name an empty or new one")
                 .with("dir", path.display())
                 .with("found", found.to_string_lossy()));
@@ -161,6 +163,10 @@ impl Engine {
         if real(&path).is_some_and(|new| there.iter().any(|dir| real(dir).as_ref() == Some(&new))) {
             return Err(Error::invalid("the store has this directory already, by another name")
                 .with("dir", path.display()));
+        }
+        // Somebody was killed while he added it.
+        for name in left_over {
+            self.medium.remove(&path.join(name)).map_err(refused)?;
         }
         let candidate = self.segments.examine(&path)?;
         if !candidate.is_trusted() {

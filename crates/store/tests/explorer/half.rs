@@ -1,7 +1,7 @@
 //! A put in two halves, so that the second can happen within something else.
 
-use crate::common::{Open, page, refs};
-use crate::judge::keys_of;
+use crate::common::{Open, refs};
+use crate::kinds::keys_of;
 use ritornello_format::RunHeader;
 use ritornello_store::{Catalog, ClientId, Reserved, ReservedRun, ScopeRef, Session, Wanted};
 use ritornello_volume::memory::BorrowedPages;
@@ -26,7 +26,7 @@ impl Half {
         if reserved.runs.is_empty() {
             return None;
         }
-        let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(&kind.scope, key)).collect();
+        let pages: Vec<Vec<u8>> = keys.iter().map(|key| kind.page(key)).collect();
         let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
         let source = BorrowedPages::new(&pages);
         let headers: Vec<RunHeader> =

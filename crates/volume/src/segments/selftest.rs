@@ -10,6 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// What the file is called that a test writes: this, then numbers of the process and the test.
+pub(super) const PREFIX: &str = ".selftest-";
+
 /// What was found out about a directory.
 pub(super) struct Finding {
     pub(super) kind: String,
@@ -37,7 +40,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
         _ => name.to_owned(),
     };
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-    let path = dir.join(format!(".selftest-{}-{serial}", std::process::id()));
+    let path = dir.join(format!("{PREFIX}{}-{serial}", std::process::id()));
     let outcome = trial(medium, &path, trust);
     // A file that was never made need not be removed.
     let _ = medium.remove(&path);

@@ -1,0 +1,133 @@
+//! The scopes and sequences of a life, and the only bytes that are right for each page.
+
+use crate::common::{self, Open, refs, sequence};
+use ritornello_format::{Result, Scope};
+use ritornello_store::{Outcome, Terms};
+use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
+use ritornello_volume::transfer::Control;
+use std::sync::OnceLock;
+
+/// Sequences of each scope.
+pub const NAMES: u64 = 10;
+/// Scopes.
+pub const KINDS: usize = 4;
+/// Sequences of all scopes.
+pub const SEQUENCES: usize = KINDS * NAMES as usize;
+/// The scope whose pages are numbers, that codecs are for.
+pub const NUMBERS: usize = 3;
+
+/// Which pages of a sequence: bit n is page n.
+pub type Pages = u64;
+
+/// A scope of the explorer's, and its longest sequence.
+pub struct Kind {
+    pub scope: Scope,
+    pub pages: usize,
+    /// By name: the keys.
+    keys: Vec<Vec<Vec<u8>>>,
+}
+
+impl Kind {
+    fn new(scope: Scope, pages: usize) -> Self {
+        Self { scope, pages, keys: (0..NAMES).map(|name| sequence(name, pages)).collect() }
+    }
+
+    /// The only bytes that are right for `key`.
+    pub fn page(&self, key: &[u8]) -> Vec<u8> {
+        let mut bytes = common::page(&self.scope, key);
+        let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
+        // Every third page is plain noise, which no codec makes shorter.
+        if self.scope.dtype == "bfloat16" && !sum.is_multiple_of(3) {
+            for number in bytes.chunks_exact_mut(2) {
+                // Between 2^-8 and 2.
+                number[1] = (number[1] & 0x80) | 0x3c | (number[1] & 3);
+            }
+        }
+        bytes
+    }
+}
+
+/// Small pages in long runs, unchained ones of two units, large ones that are split, and numbers.
+pub fn kinds() -> &'static [Kind; KINDS] {
+    static KINDS: OnceLock<[Kind; 4]> = OnceLock::new();
+    let numbers = Scope {
+        dtype: "bfloat16".to_owned(),
+        page_tokens: 16,
+        layers: (0, 3),
+        kv_heads: (0, 1),
+        head_dim: 64,
+        layout: "page_first".to_owned(),
+        page_bytes: None,
+        ..Scope::opaque("numbers", 1, true)
+    };
+    KINDS.get_or_init(|| {
+        [
+            Kind::new(Scope::opaque("small", 300, true), 40),
+            Kind::new(Scope::opaque("alone", 5000, false), 24),
+            Kind::new(Scope::opaque("large", 70_000, true), 5),
+            Kind::new(numbers, 12),
+        ]
+    })
+}
+
+/// The kind and the keys of sequence `at`.
+pub fn keys_of(at: usize) -> (&'static Kind, &'static [Vec<u8>]) {
+    let kind = &kinds()[at / NAMES as usize];
+    (kind, &kind.keys[at % NAMES as usize])
+}
+
+/// The leading `count` pages of a sequence.
+pub const fn leading(count: usize) -> Pages {
+    (1 << count) - 1
+}
+
+/// Of every sequence: what is there.
+pub fn present(open: &Open) -> Vec<Pages> {
+    (0..SEQUENCES)
+        .map(|at| {
+            let (kind, keys) = keys_of(at);
+            let there = open.store.exists(&kind.scope, &refs(keys)).unwrap();
+            there.iter().rev().fold(0, |pages, there| pages << 1 | u64::from(*there))
+        })
+        .collect()
+}
+
+/// Puts the first `count` pages of a sequence, to be retained until then.
+pub fn put(open: &Open, at: usize, count: usize, retain_until: u64) -> Result<Outcome> {
+    let (kind, keys) = keys_of(at);
+    let pages: Vec<Vec<u8>> = keys[..count].iter().map(|key| kind.page(key)).collect();
+    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    let (source, control) = (BorrowedPages::new(&pages), Control::default());
+    let terms = Terms { retain_until, ..Terms::default() };
+    open.store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &terms, &control)
+}
+
+/// Every page that is promised comes, with the bytes that are its own.
+pub fn deliver(open: &Open, at: usize, pages: Pages) {
+    let (kind, keys) = keys_of(at);
+    let mut from = 0;
+    while from < keys.len() {
+        let run = (pages >> from).trailing_ones() as usize;
+        if run == 0 {
+            from += 1;
+            continue;
+        }
+        let outcome = get(open, kind, &keys[from..from + run]);
+        assert_eq!(outcome.pages, run, "pages of {at} from {from} on: {}", outcome.reason);
+        from += run;
+    }
+}
+
+fn get(open: &Open, kind: &Kind, keys: &[Vec<u8>]) -> Outcome {
+    let bytes = kind.scope.resolved_page_bytes().unwrap() as usize;
+    let mut pages = vec![vec![0xEE; bytes]; keys.len()];
+    let mut slices: Vec<&mut [u8]> = pages.iter_mut().map(Vec::as_mut_slice).collect();
+    let target = BorrowedPagesMut::new(&mut slices);
+    let outcome =
+        open.store.get_batch(&kind.scope, &refs(keys), &target, &Control::default()).unwrap();
+    drop(target);
+    for ((key, got), _) in keys.iter().zip(&pages).zip(&outcome.ok).filter(|(_, ok)| **ok) {
+        assert!(*got == kind.page(key), "WRONG BYTES");
+    }
+    outcome
+}
