@@ -6,6 +6,7 @@ seconds; `RITORNELLO_KILL_SEED` chooses another course of events.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -29,7 +30,7 @@ sys.path.insert(0, {here!r})
 from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
 import ritornello as rt
 from ritornello.errors import RitornelloError
-path, capacity, name = sys.argv[1], sys.argv[2], int(sys.argv[3])
+path, capacity, name = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
 rng = random.Random(name)
 with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
     print("open", flush=True)
@@ -158,3 +159,159 @@ def test_kill_loop(tmp_path: Path, capacity: str) -> None:
     print(f"{capacity}: {kills} kills, {flushed} sequences flushed before one and looked at")
     assert flushed > 0
     assert kills > 0
+
+
+SEGMENT = 4 << 20
+# Of the store whose shape changes, in MiB.
+LEAST, MOST = 24, 96
+
+
+def command(*words: str) -> subprocess.Popen[bytes]:
+    """The command line, at work on its own."""
+    line = [sys.executable, "-m", "ritornello", *words]
+    return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def ask(*words: str) -> None:
+    """The command line, to its end."""
+    assert command(*words).wait(timeout=300) == 0, words
+
+
+def directories(store: Path) -> list[str]:
+    """Those that are not on their way out."""
+    line = [sys.executable, "-m", "ritornello", "paths", "list", str(store), "--json"]
+    answer = json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+    return [path["dir"] for path in answer["paths"] if not path["draining"]]
+
+
+def segments(root: Path) -> list[Path]:
+    """The segment files of the one store below `root`."""
+    return [path for path in root.rglob("seg-*") if path.is_file()]
+
+
+def blocks(root: Path) -> int:
+    """Bytes of all files below `root`, as the disk has them."""
+    total = 0
+    for path in root.rglob("*"):
+        try:
+            total += path.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
+    """The words of some change of the store's shape."""
+    store = str(loop.path)
+    if rng.random() < 0.5:
+        return ["resize", store, f"{rng.randrange(LEAST, MOST)}MiB"]
+    there = directories(loop.path)
+    if len(there) > 1 and rng.random() < 0.6:
+        return ["paths", "drain", store, rng.choice(there)]
+    return ["paths", "add", store, str(rng.choice(more))]
+
+
+@pytest.mark.timeout(120 + 3 * SECONDS)
+def test_kill_while_the_shape_changes(tmp_path: Path) -> None:
+    """Owner, client and command line are killed while the store shrinks, grows and is drained.
+
+    Whoever opens it next goes on: no wrong byte, and never a block above the largest capacity.
+    """
+    rng = random.Random(SEED + 1)
+    root = tmp_path / "store"
+    more = [tmp_path / f"more-{n}" for n in range(3)]
+    rt.Store.open(root, capacity=f"{MOST}MiB", segment_bytes=SEGMENT).close()
+    loop = Loop(root, "")
+    shaped, cut = 0, 0
+    until = time.monotonic() + SECONDS
+    try:
+        while time.monotonic() < until or not (shaped and cut):
+            loop.wait(0, 0.0, opened=True)
+            shaper = command(*changes(rng, loop, more))
+            try:
+                shaper.wait(timeout=rng.uniform(0.02, 0.6))
+                shaped += 1
+            except subprocess.TimeoutExpired:
+                cut += 1
+            at = rng.randrange(2)
+            if rng.random() < 0.5:
+                loop.kill(at)
+                loop.children[at], loop.opened[at] = loop.start(), False
+            if rng.random() < 0.5:
+                shaper.kill()
+            shaper.wait(timeout=300)
+            assert blocks(tmp_path) <= MOST << 20
+        loop.end()
+        names = list(loop.flushed)
+        loop.capacity = f"{LEAST}MiB"
+        loop.check(names, evicts=True)
+        ask("resize", str(root), loop.capacity)
+        assert blocks(tmp_path) <= LEAST << 20
+        assert len(segments(tmp_path)) <= (LEAST << 20) // SEGMENT
+        loop.check(names, evicts=True)
+    finally:
+        loop.end()
+    print(f"{loop.kills} kills of workers; {cut} changes of shape cut off, {shaped} not")
+
+
+# Owns the store, and does nothing else.
+OWNER = """
+import sys
+import ritornello as rt
+with rt.Store.open(sys.argv[1], capacity="64MiB", segment_bytes=4 << 20) as store:
+    print(store.role, flush=True)
+    sys.stdin.read()
+"""
+
+
+def read(store: rt.Store, names: range) -> int:
+    """How many pages of these sequences, of six each, are there. Each of them is right."""
+    came = 0
+    for name in names:
+        keys = keys_of(name, 6)
+        out = [bytearray(PAGE_BYTES) for _ in keys]
+        got = store.get_batch(SCOPE, keys, out)
+        for key, page in zip(keys[:got], out, strict=False):
+            assert bytes(page) == page_of(key), f"wrong bytes in sequence {name}"
+        came += got
+    return came
+
+
+def write(store: rt.Store, name: int) -> None:
+    """Puts a sequence of six pages, which is there then."""
+    keys = keys_of(name, 6)
+    assert store.put_batch(SCOPE, keys, [page_of(key) for key in keys]) == 6
+    assert read(store, range(name, name + 1)) == 6
+
+
+def test_a_client_across_a_drain_and_a_resize(tmp_path: Path) -> None:
+    """It reads and writes on, through the session that it had before, wherever the pages are."""
+    root, other = tmp_path / "store", tmp_path / "other"
+    line = [sys.executable, "-c", OWNER, str(root)]
+    names = range(120)
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "owner\n"
+        with rt.Store.open(root) as client:
+            assert client.role == "client"
+            for name in names:
+                write(client, name)
+            for at, words in enumerate(
+                [
+                    ["resize", str(root), "128MiB"],
+                    ["paths", "add", str(root), str(other)],
+                    ["paths", "drain", str(root), "segments"],
+                ]
+            ):
+                ask(*words)
+                assert read(client, names) == 720, words
+                write(client, 1000 + at)
+            assert segments(other)
+            assert not segments(root)
+            ask("resize", str(root), "16MiB")
+            assert 0 < read(client, names) < 720
+            write(client, 2000)
+            assert client.role == "client"
+        owner.communicate("", timeout=60)
+        assert owner.returncode == 0
+    assert blocks(tmp_path) <= 16 << 20
