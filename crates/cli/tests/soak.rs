@@ -17,6 +17,7 @@ fn a_short_soak_finds_nothing_and_leaves_nothing() {
     assert_eq!((number("wrong_bytes"), number("damaged_pages")), (0, 0));
     assert!(number("operations") > 100 && number("bytes") > 1 << 20, "{report}");
     assert!(number("restarts") >= 4 && number("kills") >= 2, "{report}");
+    assert!(number("changes") > 0, "{report}");
     assert_eq!((number("fd_growth"), number("thread_growth")), (0, 0), "{report}");
     assert!(report["memory_growth_bytes"].is_u64());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

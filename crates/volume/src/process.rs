@@ -1,4 +1,5 @@
-//! Which process this is, without a system call: asked at every call, to notice a fork.
+//! This process: which one it is, without a system call, asked at every call to notice a fork; and
+//! the memory that it does not use.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::sync::OnceLock;
@@ -31,6 +32,16 @@ fn wiped_on_fork() -> Option<&'static AtomicU32> {
     unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.ok()?;
     // SAFETY: aligned, zeroed, never unmapped, and reached through this reference only.
     Some(unsafe { AtomicU32::from_ptr(page.cast()) })
+}
+
+/// Gives memory that was freed back to the kernel, so that what is resident is what is in use. Does
+/// nothing where the allocator has no such call.
+pub fn release_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it takes the allocator's own locks and touches free memory only.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 #[cfg(test)]

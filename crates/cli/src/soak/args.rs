@@ -8,17 +8,20 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Writers and readers in this process and in one more work on a small store that is always full: they
-put, get, touch, lease, delete and flush, and now and then drop a whole scope. Every byte that is
-got is compared with what follows from its key. Again and again the store is closed and opened, or
-one of the processes is killed: a client with puts on their way, or the owner, whose place the
-other one takes. At the end every page is verified as `fsck` does it.
+put, get, touch, lease, delete and flush, and now and then drop a whole scope. Some pages are
+retained for some seconds. Meanwhile the store shrinks and grows, between a half of its capacity and
+all of it, directories are added and drained, codecs and quotas are changed, and everything is
+scrubbed. Every byte that is got is compared with what follows from its key, and what is allocated
+with the capacity. Again and again the store is closed and opened, or one of the processes is
+killed: a client with puts on their way, or the owner, whose place the other one takes. At the end
+every page is verified as `fsck` does it.
 
-Growth is that of this process: open files, threads and anonymous memory between shifts, when no
-store is open; the median of the last third of the shifts less that of the first third behind the
-first one.
+Growth is that of this process between shifts, when no store is open: open files, threads, and
+anonymous memory after the allocator gave back to the kernel what is free. It is the median of the
+last third of the shifts less that of the second one; the first one is for warming up.
 
-Exit code 0: nothing wrong; 1: wrong bytes, damaged pages, or a store that refused to go on;
-3: something hung for two minutes.
+Exit code 0: nothing wrong; 1: wrong bytes, damaged pages, more bytes than the capacity, or a store
+that refused to go on; 3: something hung for two minutes.
 
 Examples:
   ritornello soak --minutes 10

@@ -14,9 +14,11 @@ pub struct Health {
 }
 
 impl Health {
-    /// That of now, from `/proc/self`; what cannot be read is zero.
+    /// That of now, from `/proc/self`, after memory that is free was given back to the kernel; what
+    /// cannot be read is zero.
     #[must_use]
     pub fn now() -> Self {
+        ritornello_volume::release_free_memory();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -29,18 +31,18 @@ impl Health {
         }
     }
 
-    /// How much more the last third has than the first third behind the first one, in the median.
+    /// How much more the last third has than the second one, in the median: in the first, caches
+    /// and the allocator's arenas come to their size.
     #[must_use]
     pub fn growth(history: &[Self]) -> Self {
-        let settled = history.get(1..).unwrap_or_default();
-        let third = settled.len().div_ceil(3);
+        let third = history.len() / 3;
         let median = |part: &[Self], of: fn(&Self) -> i64| {
             let mut values: Vec<i64> = part.iter().map(of).collect();
             values.sort_unstable();
             values.get(values.len() / 2).copied().unwrap_or(0)
         };
         let grown = |of: fn(&Self) -> i64| {
-            let (first, last) = (&settled[..third], &settled[settled.len() - third..]);
+            let (first, last) = history[third..].split_at((history.len() - third) / 2);
             (median(last, of) - median(first, of)).max(0)
         };
         Self { fds: grown(|h| h.fds), threads: grown(|h| h.threads), memory: grown(|h| h.memory) }
@@ -54,7 +56,7 @@ mod tests {
     #[test]
     fn growth_is_between_the_thirds() {
         let at = |fds| Health { fds, ..Health::default() };
-        assert_eq!(Health::growth(&[at(90), at(5), at(6), at(5), at(7), at(8), at(9)]).fds, 3);
+        assert_eq!(Health::growth(&[at(90), at(2), at(5), at(6), at(7), at(8)]).fds, 2);
         assert_eq!(Health::growth(&[at(9), at(8), at(7)]).fds, 0);
         assert_eq!(Health::growth(&[]), Health::default());
         let now = Health::now();

@@ -3,6 +3,7 @@
 pub mod args;
 mod health;
 mod partner;
+mod shaper;
 mod work;
 
 use crate::exit::{Failure, Status};
@@ -14,6 +15,7 @@ use partner::Partner;
 use ritornello_node::Node;
 use ritornello_store::Options;
 use serde::Serialize;
+use shaper::Shaper;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -27,7 +29,9 @@ const SHIFT_MAX: Duration = Duration::from_secs(20);
 /// The shortest.
 const SHIFT_MIN: Duration = Duration::from_millis(700);
 /// Small segments: there are some even in a small store.
-const SEGMENT_BYTES: u64 = 16 << 20;
+const SEGMENT_BYTES: u64 = 4 << 20;
+/// Bytes a second that are scrubbed, an eighth of it while others are at work.
+const SCRUB_RATE: u64 = 128 << 20;
 
 /// What a shift does to the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,8 @@ struct Report {
     damaged_pages: usize,
     /// Calls that were told to try again.
     retries: u64,
+    /// Changes of capacity, directories, codecs and quotas.
+    changes: u64,
     /// How often the store was opened anew, or taken over from an owner that was killed.
     restarts: u64,
     /// Processes killed at work.
@@ -68,16 +74,18 @@ struct Report {
 /// # Errors
 /// Where the store cannot be opened, or a call hangs.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
-    let options = |dir: &Path| Options {
-        capacity: Some(args.capacity),
-        segment_bytes: Some(SEGMENT_BYTES),
-        ..Options::new(dir)
-    };
+    let options = |dir: &Path| Options { scrub_rate: SCRUB_RATE, ..Options::new(dir) };
     if let Some(dir) = &args.join {
         return partner::join(&options(dir), args.capacity, args.seed);
     }
     let scratch = Scratch::new(&args.dir, "soak")?;
     let dir = scratch.path().join("store");
+    let new = Options {
+        capacity: Some(args.capacity),
+        segment_bytes: Some(SEGMENT_BYTES),
+        ..options(&dir)
+    };
+    open::with(&new)?.close()?;
     let mut soak = Soak {
         context,
         options: options(&dir),
@@ -117,6 +125,7 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
         wrong_bytes: tally.wrong_bytes.load(Ordering::Relaxed),
         damaged_pages,
         retries: tally.retries.load(Ordering::Relaxed),
+        changes: tally.changes.load(Ordering::Relaxed),
         restarts: soak.restarts,
         kills: soak.kills,
         fd_growth: growth.fds,
@@ -168,6 +177,8 @@ impl Soak<'_> {
         };
         self.restarts += 1;
         let crew = Crew::start(node.store(), &self.tally, self.capacity, seed, 2, 3)?;
+        let dir = self.options.dir.parent().unwrap_or(&self.options.dir);
+        let shaper = Shaper::start(node.store(), &self.tally, dir, self.capacity, seed)?;
         watch(&crew, length / 2)?;
         if kind != Shift::Clean {
             partner.kill();
@@ -175,7 +186,8 @@ impl Soak<'_> {
             self.restarts += u64::from(kind == Shift::OwnerKilled);
         }
         watch(&crew, length / 2)?;
-        if !crew.stop(HANG) {
+        // In this order: what is retained or leased holds a change up for as long as they work.
+        if !crew.stop(HANG) || !shaper.stop(HANG) {
             return Err(hang());
         }
         if kind == Shift::Clean && !partner.finish(HANG) {
@@ -235,6 +247,7 @@ fn show(report: &Report) {
         ("restarts", print::count(report.restarts)),
         ("processes killed", print::count(report.kills)),
         ("told to try again", print::count(report.retries)),
+        ("changes of the store", print::count(report.changes)),
         ("more open files", report.fd_growth.to_string()),
         ("more threads", report.thread_growth.to_string()),
         ("more memory", print::bytes(report.memory_growth_bytes.unsigned_abs())),

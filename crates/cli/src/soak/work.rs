@@ -6,15 +6,40 @@ use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Pages of the longest sequence.
 const PAGES: u64 = 16;
 /// Sequences take so many times the capacity together.
 const FOOTPRINT: u64 = 3;
+/// Bytes a page, by scope.
+const PAGE_BYTES: [usize; 4] = [12_000, 64 << 10, 300_000, 64 << 10];
+/// The scope whose pages are numbers, that codecs are for.
+pub const NUMBERS: usize = 3;
+/// Pages are retained for so many seconds at most.
+const RETAIN_MAX: u64 = 20;
+
+/// Small pages, ordinary and large ones, and numbers.
+pub fn scopes() -> [Scope; 4] {
+    [
+        Scope::opaque("soak small", PAGE_BYTES[0] as u64, false),
+        Scope::opaque("soak", PAGE_BYTES[1] as u64, true),
+        Scope::opaque("soak large", PAGE_BYTES[2] as u64, true),
+        Scope {
+            dtype: "bfloat16".to_owned(),
+            page_tokens: 16,
+            layers: (0, 16),
+            kv_heads: (0, 1),
+            head_dim: 64,
+            layout: "page_first".to_owned(),
+            page_bytes: None,
+            ..Scope::opaque("soak numbers", 1, true)
+        },
+    ]
+}
 
 /// The finaliser of `SplitMix64` (Steele, Lea, Flood, 2014).
-fn mix(mut x: u64) -> u64 {
+pub fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -32,16 +57,18 @@ pub struct Tally {
     pub wrong_bytes: AtomicU64,
     /// Calls that said they may be tried again.
     pub retries: AtomicU64,
+    /// Changes of the store's space and settings that were made.
+    pub changes: AtomicU64,
     /// What said that the store cannot go on.
     pub fatal: Mutex<Option<String>>,
 }
 
 impl Tally {
-    fn add(counter: &AtomicU64, count: u64) {
+    pub(super) fn add(counter: &AtomicU64, count: u64) {
         counter.fetch_add(count, Ordering::Relaxed);
     }
 
-    fn settle<T>(&self, answer: Result<T>) -> Option<T> {
+    pub(super) fn settle<T>(&self, answer: Result<T>) -> Option<T> {
         Self::add(&self.operations, 1);
         match answer {
             Ok(value) => Some(value),
@@ -51,11 +78,15 @@ impl Tally {
                 None
             }
             Err(error) => {
-                let mut fatal = self.fatal.lock().unwrap_or_else(PoisonError::into_inner);
-                fatal.get_or_insert_with(|| error.to_string());
+                self.fail(error.to_string());
                 None
             }
         }
+    }
+
+    /// The store cannot go on, or has done what it must not.
+    pub(super) fn fail(&self, why: String) {
+        self.fatal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
     }
 }
 
@@ -136,9 +167,9 @@ impl Crew {
 struct Hand {
     store: Arc<Store>,
     tally: Arc<Tally>,
-    scopes: [Scope; 3],
+    scopes: [Scope; 4],
     /// By scope: its sequences.
-    names: [u64; 3],
+    names: [u64; 4],
     dice: u64,
     pages: Vec<Vec<u8>>,
     expected: Vec<u8>,
@@ -146,13 +177,9 @@ struct Hand {
 
 impl Hand {
     fn new(store: Arc<Store>, tally: Arc<Tally>, capacity: u64, dice: u64) -> Self {
-        let scopes = [
-            Scope::opaque("soak small", 12_000, false),
-            Scope::opaque("soak", 64 << 10, true),
-            Scope::opaque("soak large", 300_000, true),
-        ];
-        let share = capacity * FOOTPRINT / 3;
-        let names = [12_000, 64 << 10, 300_000].map(|bytes| (share / (bytes * PAGES / 2)).max(4));
+        let scopes = scopes();
+        let share = capacity * FOOTPRINT / scopes.len() as u64;
+        let names = PAGE_BYTES.map(|bytes| (share / (bytes as u64 * PAGES / 2)).max(4));
         Self { store, tally, scopes, names, dice, pages: Vec::new(), expected: Vec::new() }
     }
 
@@ -163,7 +190,7 @@ impl Hand {
 
     /// A sequence, few of them often and many seldom, and some of its leading pages.
     fn pick(&mut self) -> (usize, Vec<[u8; 24]>) {
-        let at = self.below(3) as usize;
+        let at = self.below(PAGE_BYTES.len() as u64) as usize;
         let few = self.below(2) == 0;
         let names = if few { self.names[at] / 16 + 1 } else { self.names[at] };
         let (name, pages) = (self.below(names), self.below(PAGES) + 1);
@@ -212,14 +239,18 @@ impl Hand {
     }
 
     fn put(&mut self, at: usize, keys: &[&[u8]]) {
-        let bytes = self.page_bytes(at);
+        let retain_until = match self.below(12) {
+            0 => now() + 1 + self.below(RETAIN_MAX),
+            _ => 0,
+        };
+        let bytes = PAGE_BYTES[at];
         self.pages.resize(keys.len(), Vec::new());
         for (page, key) in self.pages.iter_mut().zip(keys) {
-            fill(page, bytes, key);
+            fill(page, bytes, key, at == NUMBERS);
         }
         let pages: Vec<&[u8]> = self.pages.iter().map(Vec::as_slice).collect();
         let source = BorrowedPages::new(&pages);
-        let (terms, control) = (Terms::default(), Control::default());
+        let (terms, control) = (Terms { retain_until, ..Terms::default() }, Control::default());
         let answer = self.store.put_batch(&self.scopes[at], keys, &source, &terms, &control);
         if let Some(outcome) = self.tally.settle(answer) {
             Tally::add(&self.tally.bytes, outcome.bytes);
@@ -237,7 +268,7 @@ impl Hand {
     }
 
     fn get(&mut self, at: usize, keys: &[&[u8]]) {
-        let bytes = self.page_bytes(at);
+        let bytes = PAGE_BYTES[at];
         self.pages.resize(keys.len(), Vec::new());
         self.pages.iter_mut().for_each(|page| page.resize(bytes, 0));
         let mut slices: Vec<&mut [u8]> = self.pages.iter_mut().map(Vec::as_mut_slice).collect();
@@ -248,27 +279,33 @@ impl Hand {
         Tally::add(&self.tally.bytes, outcome.bytes);
         for ((page, key), _) in self.pages.iter().zip(keys).zip(&outcome.ok).filter(|(_, ok)| **ok)
         {
-            fill(&mut self.expected, bytes, key);
+            fill(&mut self.expected, bytes, key, at == NUMBERS);
             let wrong = page.iter().zip(&self.expected).filter(|(got, want)| got != want).count();
             Tally::add(&self.tally.wrong_bytes, wrong as u64);
         }
     }
-
-    fn page_bytes(&self, at: usize) -> usize {
-        [12_000, 64 << 10, 300_000][at]
-    }
 }
 
-/// The only right bytes for `key`.
-fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8]) {
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The only right bytes for `key`. Of the pages of numbers every third is plain noise.
+fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8], numbers: bool) {
     let word = |word: &[u8]| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     let seed = key.chunks(8).fold(0, |seed, part| mix(seed ^ word(part)));
+    // As bfloat16: between 2^-8 and 2, with any sign and mantissa.
+    let (keep, set) = match numbers && !seed.is_multiple_of(3) {
+        true => (0x83ff_83ff_83ff_83ff, 0x3c00_3c00_3c00_3c00),
+        false => (u64::MAX, 0),
+    };
     page.clear();
     page.reserve(bytes + 8);
     let mut at = seed;
     while page.len() < bytes {
         at = at.wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add(seed | 1);
-        page.extend_from_slice(&at.to_le_bytes());
+        page.extend_from_slice(&(at & keep | set).to_le_bytes());
     }
     page.truncate(bytes);
 }
@@ -280,9 +317,9 @@ mod tests {
     #[test]
     fn bytes_follow_from_the_key() {
         let (mut one, mut same, mut other) = (Vec::new(), vec![9; 3], Vec::new());
-        fill(&mut one, 1001, b"a key");
-        fill(&mut same, 1001, b"a key");
-        fill(&mut other, 1001, b"a kez");
+        fill(&mut one, 1001, b"a key", false);
+        fill(&mut same, 1001, b"a key", false);
+        fill(&mut other, 1001, b"a kez", false);
         assert_eq!(one.len(), 1001);
         assert!(one == same);
         let alike = one.iter().zip(&other).filter(|(a, b)| a == b).count();
