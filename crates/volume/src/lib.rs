@@ -26,7 +26,7 @@ pub mod transfer;
 pub use memory::{
     BorrowedPages, BorrowedPagesMut, Fragment, FragmentMut, OwnedPages, PageSource, PageTarget,
 };
-pub use process::{process_id, release_free_memory};
+pub use process::{heap_bytes, process_id};
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};
 pub use transfer::{

@@ -1,5 +1,5 @@
 //! This process: which one it is, without a system call, asked at every call to notice a fork; and
-//! the memory that it does not use.
+//! how much it has allocated.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::sync::OnceLock;
@@ -34,14 +34,18 @@ fn wiped_on_fork() -> Option<&'static AtomicU32> {
     Some(unsafe { AtomicU32::from_ptr(page.cast()) })
 }
 
-/// Gives memory that was freed back to the kernel, so that what is resident is what is in use. Does
-/// nothing where the allocator has no such call.
-pub fn release_free_memory() {
+/// Bytes that are allocated on the heap, modulo 4 GiB, as the allocator counts them; `None` where it
+/// does not. What is resident says less: threads that ended leave their stacks behind.
+#[must_use]
+pub fn heap_bytes() -> Option<u32> {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it takes the allocator's own locks and touches free memory only.
-    unsafe {
-        libc::malloc_trim(0);
+    {
+        // SAFETY: it takes the allocator's own locks and reads its own counters.
+        let counted = unsafe { libc::mallinfo() };
+        Some(counted.uordblks.wrapping_add(counted.hblkhd).cast_unsigned())
     }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    None
 }
 
 #[cfg(test)]
@@ -52,5 +56,15 @@ mod tests {
     fn it_is_what_the_system_says() {
         assert_eq!(process_id(), std::process::id());
         assert_eq!(process_id(), std::process::id());
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    fn the_heap_is_counted() {
+        let before = heap_bytes().unwrap();
+        let kept = vec![1u8; 64 << 20];
+        let after = heap_bytes().unwrap();
+        assert!(after.wrapping_sub(before).cast_signed() > 32 << 20, "{before} {after}");
+        drop(kept);
     }
 }

@@ -16,9 +16,10 @@ with the capacity. Again and again the store is closed and opened, or one of the
 killed: a client with puts on their way, or the owner, whose place the other one takes. At the end
 every page is verified as `fsck` does it.
 
-Growth is that of this process between shifts, when no store is open: open files, threads, and
-anonymous memory after the allocator gave back to the kernel what is free. It is the median of the
-last third of the shifts less that of the second one; the first one is for warming up.
+Growth is that of this process between shifts, when no store is open: open files, threads, and bytes
+allocated on the heap. It is the median of the last third of the shifts less that of the second one;
+the first one is for warming up. Resident memory is not looked at: the stacks of threads that ended
+stay for others, and it goes up and down by megabytes.
 
 Exit code 0: nothing wrong; 1: wrong bytes, damaged pages, more bytes than the capacity, or a store
 that refused to go on; 3: something hung for two minutes.

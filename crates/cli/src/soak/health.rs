@@ -9,16 +9,15 @@ pub struct Health {
     pub fds: i64,
     /// Threads.
     pub threads: i64,
-    /// Resident bytes that belong to no file.
+    /// Bytes allocated on the heap; where the allocator does not count them, resident bytes that
+    /// belong to no file.
     pub memory: i64,
 }
 
 impl Health {
-    /// That of now, from `/proc/self`, after memory that is free was given back to the kernel; what
-    /// cannot be read is zero.
+    /// That of now; what cannot be read is zero.
     #[must_use]
     pub fn now() -> Self {
-        ritornello_volume::release_free_memory();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -27,7 +26,8 @@ impl Health {
         Self {
             fds: fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as i64),
             threads: field("Threads:").unwrap_or(0),
-            memory: field("RssAnon:").unwrap_or(0) << 10,
+            memory: ritornello_volume::heap_bytes()
+                .map_or_else(|| field("RssAnon:").unwrap_or(0) << 10, i64::from),
         }
     }
 

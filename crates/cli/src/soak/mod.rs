@@ -97,7 +97,9 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let total = Duration::from_secs_f64(args.minutes * 60.0);
     let shift = (total / 9).clamp(SHIFT_MIN, SHIFT_MAX);
     let bar = progress::steps(total.as_secs());
-    let (started, mut history) = (Instant::now(), Vec::new());
+    // Its own length is no growth.
+    let mut history = Vec::with_capacity((total.as_secs() / 20) as usize + 64);
+    let started = Instant::now();
     let kinds = [Shift::Clean, Shift::ClientKilled, Shift::OwnerKilled];
     for (number, kind) in (0u64..).zip(kinds.into_iter().cycle()) {
         soak.shift(kind, shift, args.seed.wrapping_add(number << 32))?;

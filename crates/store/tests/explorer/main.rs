@@ -42,8 +42,8 @@ const STATES: u64 = 110_000;
 ///
 /// 37: a checkpoint made records durable before the data that they name.
 /// 108: a directory could not be added again after a kill while it was added.
-/// 10022: a put was committed within a flush, and its record went to the disk with those before.
-const REGRESSIONS: &[u64] = &[37, 108, 10022];
+/// 20066: a put was committed within a flush, and its record went to the disk with those before.
+const REGRESSIONS: &[u64] = &[37, 108, 20066];
 
 fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value}?")))
