@@ -73,6 +73,26 @@ fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
     open_on(Arc::new(Host), &options_at(dir, wall_clock)).unwrap()
 }
 
+/// What is put again over runs that are retained already costs no record in the journal.
+#[test]
+fn only_what_is_retained_for_longer_is_written_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_at(dir.path(), || 1000);
+    let scope = chained(PAGE);
+    let keys = sequence(1, 8);
+    for end in [2, 4, 6, 8] {
+        put_until(&open.store, &scope, &keys[..end], until(50_000));
+    }
+    assert_eq!(counter(&open, "runs_retained"), 4);
+    for terms in [Terms::default(), until(50_000), until(40_000)] {
+        assert_eq!(put_until(&open.store, &scope, &keys, terms).pages, 8);
+    }
+    assert_eq!(counter(&open, "runs_retained"), 4);
+    put_until(&open.store, &scope, &keys[..4], until(60_000));
+    assert_eq!(counter(&open, "runs_retained"), 6, "these end later now");
+    open.close();
+}
+
 #[test]
 fn they_outlive_pressure_and_go_when_their_time_is_over() {
     let (time, clock) = clock!(TIME, 1000);

@@ -25,7 +25,7 @@ impl Engine {
         };
         let Reservation { client, scope, hashes, runs, retain_until, lease } = reservation;
         let mut unused: Vec<Extent> = Vec::new();
-        let mut metadata_full = false;
+        let (mut metadata_full, mut retained) = (false, false);
         for (at, run) in runs.iter().enumerate() {
             let checksum = written.get(at).copied().flatten();
             let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
@@ -59,7 +59,7 @@ impl Engine {
                     {
                         state.waiting.insert((scope.slot, parent), pages[0]);
                     }
-                    self.adopt(&mut state, scope.slot, run_id, pages);
+                    retained |= self.adopt(&mut state, scope.slot, run_id, pages);
                     state.dirty.extend(place.extents.iter().map(|e| e.segment));
                     self.counters.pages_stored.add(u64::from(run.pages));
                     self.counters.bytes_admitted.add(u64::from(run.pages) * scope.page_bytes);
@@ -84,6 +84,9 @@ impl Engine {
             self.log.lock().settled(id);
         }
         self.free(&mut self.state.lock(), &unused);
+        if retained {
+            self.trim_retention(scope.slot);
+        }
         let stored = self.link_and_count(scope.slot, scope.chained, &hashes);
         if retain_until > 0 {
             self.retain(scope.slot, &hashes, retain_until);
@@ -94,10 +97,12 @@ impl Engine {
         Ok(stored)
     }
 
-    /// Attaches the runs that came before the pages they follow.
-    fn adopt(&self, state: &mut State, slot: ScopeSlot, run: RunId, pages: &[PageHash]) {
+    /// Attaches the runs that came before the pages they follow. Returns whether more is retained
+    /// now.
+    fn adopt(&self, state: &mut State, slot: ScopeSlot, run: RunId, pages: &[PageHash]) -> bool {
+        let mut retained = false;
         if state.waiting.is_empty() {
-            return;
+            return retained;
         }
         for (at, page) in (0u32..).zip(pages) {
             if let Some(child) = state.waiting.remove(&(slot, *page))
@@ -106,9 +111,10 @@ impl Engine {
                 self.index.link(slot, *page, child);
                 state.eviction.link(child_run, run, at);
                 state.usage.link(slot, child_run, run, at);
-                self.retain_parents(state, slot, child_run);
+                retained |= self.retain_parents(state, slot, child_run);
             }
         }
+        retained
     }
 
     /// Inserts a run unless somebody stored one of its pages meanwhile, or its parent went.
@@ -127,6 +133,7 @@ impl Engine {
         hashes: &[PageHash],
     ) -> usize {
         let steps = self.index.walk(slot, &hashes);
+        let mut retained = false;
         if chained {
             for pair in steps.windows(2) {
                 let first = pair[1].at as usize;
@@ -136,9 +143,12 @@ impl Engine {
                     self.index.link(slot, hashes[first - 1], hashes[first]);
                     state.eviction.link(pair[1].run, pair[0].run, parent_page);
                     state.usage.link(slot, pair[1].run, pair[0].run, parent_page);
-                    self.retain_parents(&mut state, slot, pair[1].run);
+                    retained |= self.retain_parents(&mut state, slot, pair[1].run);
                 }
             }
+        }
+        if retained {
+            self.trim_retention(slot);
         }
         steps.iter().map(|step| step.pages as usize).sum()
     }

@@ -6,6 +6,7 @@ mod caretaker;
 mod commit;
 mod grouping;
 mod health;
+mod limbo;
 mod open;
 mod quota;
 mod reclaim;
@@ -30,7 +31,8 @@ use crate::options::{Durability, Options};
 use crate::rounds::Rounds;
 use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, PathStats};
 use caretaker::Caretaker;
-use parking_lot::{Condvar, Mutex, RwLock};
+use limbo::Limbo;
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use quota::Usage;
 use reservations::{ReservationLog, Reservations};
 use retention::{Retention, StoreClock};
@@ -56,6 +58,10 @@ impl ClientId {
     pub const LOCAL: Self = Self(0);
 }
 
+/// Runs that are dealt with under one hold of the owner's lock; whoever else wants it waits for one
+/// such step, however large the store is.
+const STEP_RUNS: usize = 1024;
+
 /// Says whether the client process of that name may still be writing.
 pub type Alive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
@@ -79,6 +85,10 @@ pub struct Engine {
     log: Mutex<ReservationLog>,
     /// Held while a segment file is made.
     growing: Mutex<()>,
+    /// Held while a scope gets an order of its own. Taken before `state`.
+    quotas: Mutex<()>,
+    /// A scope's own order is whole.
+    formed: Condvar,
     rounds: Rounds,
     next_generation: AtomicU64,
     upkeep: Upkeep,
@@ -99,9 +109,9 @@ struct State {
     leases: LeaseTable,
     reservations: Reservations,
     clients: HashMap<ClientId, String>,
-    /// Freed, but the record that frees it is not durable yet.
-    limbo: Vec<Extent>,
-    limbo_units: u64,
+    limbo: Limbo,
+    /// Removals that the index knows of and that are not wholly filed here.
+    settling: usize,
     /// Pages were used since uses were last made durable.
     touched: bool,
     /// The first page of a run that came before the page it follows: by that page.
@@ -290,9 +300,10 @@ impl Engine {
                 - state.space.free_units()
                 - state.space.closed_units())
                 * UNIT
-                - (state.limbo_units + state.quarantine_units + state.reservations.units()) * UNIT,
+                - (state.limbo.units() + state.quarantine_units + state.reservations.units())
+                    * UNIT,
             free_bytes: state.space.free_units() * UNIT,
-            limbo_bytes: state.limbo_units * UNIT,
+            limbo_bytes: state.limbo.units() * UNIT,
             deferred_bytes: state.leases.deferred_units() * UNIT,
             reserved_bytes: state.reservations.units() * UNIT,
             quarantined_bytes: state.quarantine_units * UNIT,
@@ -329,6 +340,42 @@ impl Engine {
 }
 
 impl Engine {
+    /// Does `step` under the owner's lock as long as it says that there is more to do. Whoever waits
+    /// for the lock gets it in between.
+    fn in_steps(&self, mut step: impl FnMut(&mut State) -> bool) {
+        loop {
+            let mut state = self.state.lock();
+            let more = step(&mut state);
+            MutexGuard::unlock_fair(state);
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Files what the index gave up, as [`State::settle`] does, and lets others have the lock in
+    /// between. In the order given, because leaves come first.
+    fn settle(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        removed: Vec<Removed>,
+        suspect: Option<RunId>,
+    ) -> (u64, Vec<Extent>) {
+        let (mut pages, mut suspects) = (0, Vec::new());
+        let mut removed = removed.into_iter().peekable();
+        state.settling += 1;
+        while removed.peek().is_some() {
+            let (more, found) = state.settle(removed.by_ref().take(STEP_RUNS).collect(), suspect);
+            pages += more;
+            suspects.extend(found);
+            if removed.peek().is_some() {
+                MutexGuard::bump(state);
+            }
+        }
+        state.settling -= 1;
+        (pages, suspects)
+    }
+
     fn admission_stats(&self) -> AdmissionStats {
         let admission = self.admission.lock();
         let a_day = |budget: WriteBudget| (budget.bytes_per_second() * 86_400.0).round() as u64;
@@ -384,12 +431,6 @@ impl State {
         }
         Err(Error::invalid("this reservation is another client's: settle your own")
             .with("reservation", id))
-    }
-
-    /// Space that a lease held back joins the limbo: the record that freed it may be young.
-    fn release_later(&mut self, extents: Vec<Extent>) {
-        self.limbo_units += extents.iter().map(|e| u64::from(e.units)).sum::<u64>();
-        self.limbo.extend(extents);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::capacity::{Reshape, share_out};
 use super::caretaker::Caretaker;
+use super::limbo::Limbo;
 use super::quota::Usage;
 use super::reservations::{ReservationLog, Reservations};
 use super::retention::{RETENTION_MAX, Retention, StoreClock};
@@ -15,7 +16,7 @@ use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
 use crate::rounds::Rounds;
 use crate::stats::Counters;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 use ritornello_format::{
     Error, ErrorKind, Extent, Manifest, PageHash, Result, ScopeRegistry, ScopeSlot, UNIT, units_of,
 };
@@ -132,8 +133,8 @@ impl Engine {
                 leases: LeaseTable::new(),
                 reservations: Reservations { open: HashMap::new(), withheld },
                 clients: HashMap::from([(ClientId::LOCAL, String::new())]),
-                limbo: Vec::new(),
-                limbo_units: 0,
+                limbo: Limbo::default(),
+                settling: 0,
                 touched: false,
                 waiting: HashMap::new(),
                 // What a former owner wrote last may be on no disk yet.
@@ -144,6 +145,8 @@ impl Engine {
             }),
             log: Mutex::new(log),
             growing: Mutex::new(()),
+            quotas: Mutex::new(()),
+            formed: Condvar::new(),
             rounds: Rounds::default(),
             upkeep: Upkeep::default(),
             caretaker: Caretaker::default(),

@@ -3,18 +3,17 @@
 //! A scope with a quota has an order of its own uses besides the store's: least recently used
 //! first, and leaf first as everywhere. So room within a quota never costs another scope a page.
 
-use super::reclaim::Held;
-use super::{Engine, State};
+use super::reclaim::{Held, STEP_UNITS};
+use super::{Engine, STEP_RUNS, State};
 use crate::catalog::{Refusal, ScopeRef};
 use crate::eviction::{Eviction, Policy, Resident, Used};
 use crate::stats::{SCOPES_SHOWN, ScopeUsage};
+use parking_lot::MutexGuard;
 use ritornello_codec::Codec;
 use ritornello_format::{RUN_HEADER_UNITS_MAX, ScopeSlot, UNIT};
 use ritornello_index::{Removed, RunId};
 use std::collections::HashMap;
-
-/// Evicted under one hold of the owner's lock, in units.
-const STEP_UNITS: u64 = (64 << 20) / UNIT;
+use std::time::Instant;
 
 /// What scopes hold.
 #[derive(Debug, Default)]
@@ -30,6 +29,20 @@ struct Holding {
     promised: u64,
     /// The scope's own order of uses, if it has a quota.
     order: Option<Box<dyn Eviction>>,
+    /// While that is made of what the scope holds: runs that came, were used or were cut
+    /// meanwhile. They join it last, in this order.
+    late: Option<Vec<RunId>>,
+}
+
+impl Holding {
+    /// Whether the scope's order takes notice of a run at once. If not, it does so later.
+    fn notes(&mut self, run: RunId) -> bool {
+        match &mut self.late {
+            Some(late) => late.push(run),
+            None => return true,
+        }
+        false
+    }
 }
 
 impl Usage {
@@ -45,20 +58,28 @@ impl Usage {
         let holding = self.scopes.entry(slot).or_default();
         holding.units += units;
         holding.pages += pages;
-        if let Some(order) = &mut holding.order {
+        if holding.notes(resident.run)
+            && let Some(order) = &mut holding.order
+        {
             order.admit(resident);
         }
     }
 
     pub(super) fn link(&mut self, slot: ScopeSlot, child: RunId, parent: RunId, page: u32) {
-        if let Some(order) = self.order(slot) {
+        let Some(holding) = self.scopes.get_mut(&slot) else { return };
+        if holding.notes(child)
+            && let Some(order) = &mut holding.order
+        {
             order.link(child, parent, page);
         }
     }
 
     pub(super) fn hit(&mut self, slot: ScopeSlot, path: &[Used]) {
-        if let Some(order) = self.order(slot) {
-            order.hit(path);
+        let Some(holding) = self.scopes.get_mut(&slot) else { return };
+        match (&mut holding.late, &mut holding.order) {
+            (Some(late), _) => late.extend(path.iter().map(|used| used.run)),
+            (None, Some(order)) => order.hit(path),
+            (None, None) => {}
         }
     }
 
@@ -71,7 +92,9 @@ impl Usage {
         let units = gone.extents.iter().map(|extent| u64::from(extent.units)).sum();
         holding.units = holding.units.saturating_sub(units);
         holding.pages = holding.pages.saturating_sub(u64::from(gone.pages));
-        if let Some(order) = &mut holding.order {
+        if (gone.whole || holding.notes(gone.run))
+            && let Some(order) = &mut holding.order
+        {
             if gone.whole { order.remove(gone.run) } else { order.shrink(gone.run, gone.pages) }
         }
         if holding.pages == 0 && holding.promised == 0 && holding.order.is_none() {
@@ -93,6 +116,10 @@ impl Usage {
 
     fn order(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
         self.scopes.get_mut(&slot)?.order.as_mut()
+    }
+
+    fn is_forming(&self, slot: ScopeSlot) -> bool {
+        self.scopes.get(&slot).is_some_and(|holding| holding.late.is_some())
     }
 
     fn units(&self, slot: ScopeSlot) -> u64 {
@@ -124,24 +151,30 @@ impl Engine {
         usize::try_from(units / u64::from(page_units.max(1))).unwrap_or(usize::MAX)
     }
 
-    /// Promises `units` to a scope, after making room within its quota if it has one. The promise
-    /// is to be redeemed.
+    /// Promises `units` to a scope, after making room within its quota if it has one, in steps. The
+    /// promise is to be redeemed.
     pub(super) fn make_quota_room(
         &self,
         slot: ScopeSlot,
         units: u64,
+        deadline: Instant,
     ) -> std::result::Result<(), Refusal> {
-        let Some(quota) = self.scopes.settings(slot).quota_bytes else { return Ok(()) };
         let mut state = self.state.lock();
         loop {
-            let wanted = state.held_by(slot) + units;
-            let over = wanted.saturating_sub(quota / UNIT);
+            // Promised without a quota, too: one that comes now counts what is about to be written.
+            let most =
+                self.scopes.settings(slot).quota_bytes.map_or(u64::MAX, |quota| quota / UNIT);
+            let over = (state.held_by(slot) + units).saturating_sub(most);
             if over == 0 {
                 state.usage.scopes.entry(slot).or_default().promised += units;
                 return Ok(());
             }
-            if !self.evict_from(&mut state, slot, over) {
+            if self.evict_from(&mut state, slot, over.min(STEP_UNITS)) {
+                MutexGuard::bump(&mut state);
+            } else if !state.usage.is_forming(slot) {
                 return Err(Refusal::Quota);
+            } else if self.formed.wait_until(&mut state, deadline).timed_out() {
+                return Err(Refusal::Deadline);
             }
         }
     }
@@ -158,34 +191,66 @@ impl Engine {
     /// Gives the scope an order of its own if it has a quota now, takes it if it has none, and
     /// evicts what is more than the quota.
     pub(super) fn apply_quota(&self, slot: ScopeSlot) {
-        let quota = self.scopes.settings(slot).quota_bytes;
-        let mut state = self.state.lock();
-        let holding = state.usage.scopes.entry(slot).or_default();
-        let Some(quota) = quota else {
-            holding.order = None;
+        let _turn = self.quotas.lock();
+        let Some(quota) = self.scopes.settings(slot).quota_bytes else {
+            let order = self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.order.take());
+            // What is long is not thrown away under the lock.
+            drop(order);
             return;
         };
-        if holding.order.is_none() {
-            // Under the lock, so that no run is missed. Puts wait for it, once in a scope's life.
-            let mut runs = Vec::new();
-            self.index.for_each(&mut |run, view| {
-                if view.scope == slot {
-                    let run = super::resident(run, view.parent, &view.pages, &view.place);
-                    runs.push((view.recency, run));
-                }
-            });
-            runs.sort_by_key(|(recency, _)| *recency);
-            let mut order = Policy::Lru.build();
-            runs.iter().for_each(|(_, run)| order.admit(run));
-            holding.order = Some(order);
-        }
-        loop {
+        self.form_order(slot);
+        self.in_steps(|state| {
             let over = state.held_by(slot).saturating_sub(quota / UNIT);
-            if over == 0 || !self.evict_from(&mut state, slot, over.min(STEP_UNITS)) {
+            over > 0 && self.evict_from(state, slot, over.min(STEP_UNITS))
+        });
+    }
+
+    /// Makes a scope's own order of uses, unless it has one: of what the index holds, and last of
+    /// what was used or changed meanwhile.
+    fn form_order(&self, slot: ScopeSlot) {
+        {
+            let mut state = self.state.lock();
+            let holding = state.usage.scopes.entry(slot).or_default();
+            if holding.order.is_some() {
                 return;
             }
-            parking_lot::MutexGuard::bump(&mut state);
+            holding.order = Some(Policy::Lru.build());
+            holding.late = Some(Vec::new());
         }
+        let mut runs: Vec<(u64, RunId)> = Vec::new();
+        self.index.for_each(&mut |run, view| {
+            if view.scope == slot {
+                runs.push((view.recency, run));
+            }
+        });
+        runs.sort_unstable();
+        let mut runs = runs.into_iter().map(|(_, run)| run);
+        self.in_steps(|state| {
+            // Dropped meanwhile, if there is none.
+            let Some(holding) = state.usage.scopes.get_mut(&slot) else { return false };
+            let (Some(order), Some(late)) = (&mut holding.order, &mut holding.late) else {
+                return false;
+            };
+            let mut next: Vec<RunId> = runs.by_ref().take(STEP_RUNS).collect();
+            if next.is_empty() {
+                next.extend(late.drain(..late.len().min(STEP_RUNS)));
+            }
+            // What a removal has half filed is not known for what it is yet.
+            let whole = next.is_empty() && state.settling == 0;
+            for run in next {
+                match self.index.run(run) {
+                    Some(view) => {
+                        order.admit(&super::resident(run, view.parent, &view.pages, &view.place));
+                    }
+                    None => order.remove(run),
+                }
+            }
+            if whole {
+                holding.late = None;
+            }
+            !whole
+        });
+        self.formed.notify_all();
     }
 
     /// After opening: the capacity may have changed, or a crash undone an eviction.
@@ -193,17 +258,20 @@ impl Engine {
         for slot in self.scopes.with_quota() {
             self.apply_quota(slot);
         }
-        let mut state = self.state.lock();
-        for slot in state.retention.scopes() {
-            self.trim_retention(&mut state, slot);
-        }
+        let retaining = self.state.lock().retention.scopes();
+        retaining.into_iter().for_each(|slot| self.trim_retention(slot));
     }
 
     /// The scopes that hold most.
     pub(super) fn largest_scopes(&self, state: &State) -> Vec<ScopeUsage> {
         let mut scopes: Vec<(&ScopeSlot, &Holding)> = state.usage.scopes.iter().collect();
-        scopes.sort_unstable_by_key(|(slot, holding)| (std::cmp::Reverse(holding.units), **slot));
-        let shown = scopes.into_iter().take(SCOPES_SHOWN);
+        let most = |held: &(&ScopeSlot, &Holding)| (std::cmp::Reverse(held.1.units), *held.0);
+        if scopes.len() > SCOPES_SHOWN {
+            scopes.select_nth_unstable_by_key(SCOPES_SHOWN, most);
+            scopes.truncate(SCOPES_SHOWN);
+        }
+        scopes.sort_unstable_by_key(most);
+        let shown = scopes.into_iter();
         shown
             .filter_map(|(slot, holding)| {
                 let scope = self.scopes.by_slot(*slot)?;

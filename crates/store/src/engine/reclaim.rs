@@ -5,7 +5,7 @@
 //! checksums would catch them, but the engine would have been promised a hit.
 
 use super::retention::Retention;
-use super::{ClientId, Engine, State};
+use super::{ClientId, Engine, STEP_RUNS, State};
 use crate::eviction::{Holdings, Victim};
 use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;
@@ -14,6 +14,8 @@ use ritornello_index::{PrefixIndex, RunId};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+/// Evicted under one hold of the owner's lock, in units; whoever else wants it waits for that.
+pub(super) const STEP_UNITS: u64 = (16 << 20) / UNIT;
 /// The upkeep thread looks around at least this often.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// A sync waits this long for those before it.
@@ -21,7 +23,7 @@ const SYNC_PATIENCE: Duration = Duration::from_secs(300);
 /// Uses of pages become durable at least this often.
 const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 /// The index is synced when this much of its journal is only in memory.
-const PENDING_BYTES_MAX: u64 = 16 << 20;
+pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
 /// What the eviction policy may ask.
 pub(super) struct Held<'a> {
@@ -40,13 +42,26 @@ impl Holdings for Held<'_> {
 }
 
 impl Engine {
-    /// Evicts about `units`, leaves first. Returns whether anything went.
+    /// Evicts about `units` of what lies in segments that stay, leaves first, and lets others have
+    /// the lock in between. Returns whether anything went.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
-        let state = &mut **state;
-        let State { eviction, leases, retention, .. } = state;
-        let held = Held { leases, retention, index: self.index.as_ref() };
-        let victims = eviction.victims(units, &held);
-        self.cut(state, &victims, None)
+        let (mut wanted, mut any) = (units, false);
+        while wanted > 0 {
+            if any {
+                MutexGuard::bump(state);
+            }
+            let leaving = state.leaving_units();
+            let State { eviction, leases, retention, .. } = &mut **state;
+            let held = Held { leases, retention, index: self.index.as_ref() };
+            let victims = eviction.victims(wanted.min(STEP_UNITS), &held);
+            if !self.cut(state, &victims, None) {
+                break;
+            }
+            any = true;
+            let gone: u64 = victims.iter().map(|victim| victim.units).sum();
+            wanted = wanted.saturating_sub(gone.saturating_sub(state.leaving_units() - leaving));
+        }
+        any
     }
 
     /// Cuts the victims that the store's order named, or that of the scope in `slot`. Returns
@@ -74,7 +89,7 @@ impl Engine {
     }
 
     pub(super) fn ring_if_limbo_is_large(&self, state: &State) {
-        if state.limbo_units * 2 > state.space.reserve_units() {
+        if state.limbo.units() * 2 > state.space.reserve_units() {
             self.upkeep.ring();
         }
     }
@@ -101,15 +116,18 @@ impl Engine {
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
         // Before the index seals its records: those that free this space are among them.
-        let limbo = std::mem::take(&mut self.state.lock().limbo);
+        let limbo = self.state.lock().limbo.take();
         if let Err(error) = self.index.sync_after(&|| self.sync_dirty()) {
-            self.state.lock().limbo.extend(limbo);
+            self.state.lock().limbo.put_back(limbo);
             return Err(error.with("store", self.options.dir.display()));
         }
-        let mut state = self.state.lock();
-        self.free(&mut state, &limbo);
-        state.limbo_units -= limbo.iter().map(|e| u64::from(e.units)).sum::<u64>();
-        drop(state);
+        let mut limbo = limbo.chunks(STEP_RUNS);
+        self.in_steps(|state| {
+            let Some(extents) = limbo.next() else { return false };
+            self.free(state, extents);
+            state.limbo.landed(extents);
+            true
+        });
         self.counters.syncs.add(1);
         self.counters.sync_micros.add(started.elapsed().as_micros() as u64);
         Ok(())
@@ -156,8 +174,7 @@ impl Engine {
         while state.quarantine_units > bound {
             let Some(oldest) = state.quarantine.pop_front() else { break };
             state.quarantine_units -= u64::from(oldest.units);
-            state.limbo_units += u64::from(oldest.units);
-            state.limbo.push(oldest);
+            state.limbo.add([oldest]);
         }
     }
 
@@ -194,8 +211,8 @@ impl Engine {
             .iter()
             .map(|(id, withheld)| (*id, withheld.client.clone()))
             .collect();
-        let pressing = state.limbo_units * 2 > state.space.reserve_units();
-        let busy = !state.dirty.is_empty() || !state.limbo.is_empty();
+        let pressing = state.limbo.units() * 2 > state.space.reserve_units();
+        let busy = !state.dirty.is_empty() || !state.limbo.is_settled();
         let touched = state.touched && last_sync.elapsed() >= RECENCY_INTERVAL;
         state.touched &= !(busy || touched);
         drop(state);
@@ -243,11 +260,6 @@ impl Engine {
         }
         // Nothing on disk or in the journal ever named this space: it needs no limbo.
         self.free(&mut self.state.lock(), &extents);
-    }
-
-    /// Bytes in units that a put may count on soon.
-    pub(super) fn reclaimable(state: &State) -> u64 {
-        state.space.free_units() + state.limbo_units
     }
 }
 

@@ -76,7 +76,7 @@ impl Engine {
         let mut runs = Vec::new();
         for (at, pages) in self.missing_runs(scope, &keys[..end], &present[..end], wanted) {
             let units = admitted.run_units(pages);
-            if let Err(refusal) = self.make_quota_room(scope.slot, units) {
+            if let Err(refusal) = self.make_quota_room(scope.slot, units, deadline) {
                 reserved.refused = Some(refusal);
                 break;
             }
@@ -236,7 +236,7 @@ impl Engine {
         }
         let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
         let wanted = state.space.reserve_units() + run;
-        let have = Self::reclaimable(&state);
+        let have = state.reclaimable();
         if have < wanted {
             self.evict(&mut state, wanted - have);
         }
@@ -245,8 +245,8 @@ impl Engine {
         }
         // There is enough, but in pieces that are too small, or not durably free: each round makes
         // more room.
-        let more = (round > 0 || state.limbo_units == 0) && self.evict(&mut state, run);
-        if more || state.limbo_units > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
+        let more = (round > 0 || state.limbo.units() == 0) && self.evict(&mut state, run);
+        if more || state.limbo.units() > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
     }
 
     /// Adds a segment file, unless the floor or the file system says no. One at a time: whoever

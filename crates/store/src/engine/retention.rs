@@ -8,8 +8,9 @@
 //! Only eviction is held off. Deleting pages, dropping scopes and removing bytes that cannot be
 //! believed end a retention.
 
-use super::{Engine, State};
-use parking_lot::Mutex;
+use super::reclaim::PENDING_BYTES_MAX;
+use super::{Engine, STEP_RUNS, State};
+use parking_lot::{Mutex, MutexGuard};
 use ritornello_format::{PageHash, ScopeSlot, UNIT};
 use ritornello_index::RunId;
 use std::cmp::Reverse;
@@ -154,18 +155,19 @@ impl Retention {
         }
     }
 
-    /// Releases what has ended by `now`.
+    /// Releases what has ended by `now`, a step of it.
     fn lapse(&mut self, now: u64) -> Vec<RunId> {
-        let ended = self.ends.iter().take_while(|(end, ..)| *end <= now);
+        let ended = self.ends.iter().take_while(|(end, ..)| *end <= now).take(STEP_RUNS);
         let ended: Vec<RunId> = ended.map(|(_, _, run)| *run).collect();
         ended.iter().for_each(|run| self.release(*run));
         ended
     }
 
-    /// Releases of one scope what is more than `most` units.
+    /// Releases of one scope what is more than `most` units, a step of it.
     fn trim_scope(&mut self, slot: ScopeSlot, most: u64) -> Vec<RunId> {
         let mut released = Vec::new();
-        while let Some((total, ends)) = self.scopes.get(&slot)
+        while released.len() < STEP_RUNS
+            && let Some((total, ends)) = self.scopes.get(&slot)
             && *total > most
             && let Some(&(_, _, run)) = ends.first()
         {
@@ -175,10 +177,11 @@ impl Retention {
         released
     }
 
-    /// Releases of all scopes what is more than `most` units.
+    /// Releases of all scopes what is more than `most` units, a step of it.
     fn trim(&mut self, most: u64) -> Vec<RunId> {
         let mut released = Vec::new();
-        while self.units > most
+        while released.len() < STEP_RUNS
+            && self.units > most
             && let Some(&(_, _, run)) = self.ends.first()
         {
             self.release(run);
@@ -204,30 +207,46 @@ impl Engine {
         let Some(end) = self.time.end(until) else { return };
         let mut state = self.state.lock();
         let mut last = None;
-        for page in pages {
+        for (at, page) in (1..).zip(pages) {
+            if at % STEP_RUNS == 0 {
+                MutexGuard::bump(&mut state);
+            }
             let Some((run, _)) = self.index.locate(slot, *page) else { continue };
             if last.replace(run) != Some(run) {
-                self.retain_path(&mut state, slot, run, end);
+                self.retain_path(&mut state, slot, Some(run), end);
             }
         }
-        self.trim_retention(&mut state, slot);
+        drop(state);
+        self.trim_retention(slot);
     }
 
-    /// Runs were linked: what the child hangs from ends no earlier than it does.
-    pub(super) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) {
-        if let Some(end) = state.retention.end_of(child) {
-            state.retention.release(child);
-            self.retain_path(state, slot, child, end);
-            self.trim_retention(state, slot);
+    /// Runs were linked: what the child hangs from ends no earlier than it does. Returns whether
+    /// more is retained now, which the caller has trimmed.
+    #[must_use]
+    pub(super) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
+        let Some(held) = state.retention.runs.get(&child).copied() else { return false };
+        let parent = self.index.run(child).and_then(|view| view.parent);
+        let grew = self.retain_path(state, slot, parent.map(|(parent, _)| parent), held.end);
+        if grew {
+            // Behind those it hangs from, which came just now.
+            state.retention.hold(child, slot, held.units, held.end);
         }
+        grew
     }
 
-    /// From the root on, so that of runs that end together a leaf came later.
-    fn retain_path(&self, state: &mut State, slot: ScopeSlot, run: RunId, end: u64) {
+    /// Retains `run` and what it hangs from, as far as that ends earlier now: from the root on, so
+    /// that of runs that end together a leaf came later. Returns whether there was anything.
+    fn retain_path(
+        &self,
+        state: &mut State,
+        slot: ScopeSlot,
+        run: Option<RunId>,
+        end: u64,
+    ) -> bool {
         let mut path = Vec::new();
         // Runs may have been linked to a ring.
         let mut seen = HashSet::new();
-        let mut next = Some(run);
+        let mut next = run;
         while let Some(run) = next.filter(|run| seen.insert(*run))
             && state.retention.end_of(run).is_none_or(|known| known < end)
             && let Some(view) = self.index.run(run)
@@ -246,35 +265,42 @@ impl Engine {
             self.index.retain(&changes, self.time.now());
             state.retention.noted = Some(Instant::now());
         }
+        !changes.is_empty()
     }
 
     /// What is too much gives way.
-    pub(super) fn trim_retention(&self, state: &mut State, slot: ScopeSlot) {
-        let most = self.retained_units_max(slot, state);
-        let mut released = state.retention.trim_scope(slot, most);
-        released.extend(state.retention.trim(state.space.capacity_units() / STORE_SHARE));
-        if !released.is_empty() {
-            self.counters.retentions_displaced.add(released.len() as u64);
-            self.unretain(&released);
-        }
+    pub(super) fn trim_retention(&self, slot: ScopeSlot) {
+        self.in_steps(|state| {
+            let most = self.retained_units_max(slot, state);
+            let mut released = state.retention.trim_scope(slot, most);
+            released.extend(state.retention.trim(state.space.capacity_units() / STORE_SHARE));
+            if !released.is_empty() {
+                self.counters.retentions_displaced.add(released.len() as u64);
+                self.unretain(&released);
+            }
+            !released.is_empty()
+        });
     }
 
     /// Ends what is over, writes the time down now and then, and looks whether the store has become
     /// too small for what is retained.
     pub(super) fn tend_retention(&self) {
         let now = self.time.now();
-        let mut state = self.state.lock();
-        let lapsed = state.retention.lapse(now);
-        let most = state.space.capacity_units() / STORE_SHARE;
-        let mut released = state.retention.trim(most);
-        self.counters.retentions_lapsed.add(lapsed.len() as u64);
-        self.counters.retentions_displaced.add(released.len() as u64);
-        released.extend(lapsed);
-        let due = state.retention.noted.is_none_or(|noted| noted.elapsed() > CLOCK_INTERVAL);
-        if !released.is_empty() || (due && state.retention.units > 0) {
-            state.retention.noted = Some(Instant::now());
-            self.unretain(&released);
-        }
+        self.in_steps(|state| {
+            let lapsed = state.retention.lapse(now);
+            let most = state.space.capacity_units() / STORE_SHARE;
+            let mut released = state.retention.trim(most);
+            self.counters.retentions_lapsed.add(lapsed.len() as u64);
+            self.counters.retentions_displaced.add(released.len() as u64);
+            released.extend(lapsed);
+            let due = state.retention.noted.is_none_or(|noted| noted.elapsed() > CLOCK_INTERVAL);
+            if !released.is_empty() || (due && state.retention.units > 0) {
+                state.retention.noted = Some(Instant::now());
+                self.unretain(&released);
+            }
+            // Inserts are refused where the journal that waits is long: the rest comes after a sync.
+            !released.is_empty() && self.index.stats().pending_bytes < PENDING_BYTES_MAX
+        });
     }
 
     fn unretain(&self, runs: &[RunId]) {
@@ -311,6 +337,17 @@ mod tests {
         retention.release(RunId(4));
         assert_eq!((retention.units(), retention.units_of(a), retention.ends.len()), (0, 0, 0));
         assert!(retention.scopes.is_empty());
+    }
+
+    #[test]
+    fn very_many_end_in_steps() {
+        let mut retention = Retention::default();
+        let many = 3 * STEP_RUNS as u64;
+        (0..many).for_each(|run| retention.hold(RunId(run), ScopeSlot(1), 1, 50));
+        assert_eq!(retention.lapse(50).len(), STEP_RUNS);
+        assert_eq!(retention.trim_scope(ScopeSlot(1), 0).len(), STEP_RUNS);
+        assert_eq!(retention.trim(10).len(), STEP_RUNS - 10);
+        assert_eq!(retention.units(), 10);
     }
 
     static WALL: AtomicU64 = AtomicU64::new(0);

@@ -6,6 +6,7 @@ use crate::catalog::{
 };
 use crate::eviction::{Demand, Used};
 use crate::stats::CatalogStats;
+use parking_lot::MutexGuard;
 use ritornello_format::{
     Error, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings, ScopedKeys, UNIT,
     check_keys,
@@ -88,7 +89,7 @@ impl Catalog for Session {
         self.engine.check_writable()?;
         self.engine.scopes.configure(scope, *settings)?;
         self.engine.apply_quota(scope.slot);
-        self.engine.trim_retention(&mut self.engine.state.lock(), scope.slot);
+        self.engine.trim_retention(scope.slot);
         Ok(())
     }
 
@@ -206,7 +207,7 @@ impl Catalog for Session {
         let mut state = engine.state.lock();
         let there = engine.index.exists(scope.slot, &scoped);
         let removed = engine.index.remove(scope.slot, &scoped);
-        let (pages, _) = state.settle(removed, None);
+        let (pages, _) = engine.settle(&mut state, removed, None);
         engine.counters.pages_deleted.add(pages);
         engine.ring_if_limbo_is_large(&state);
         Ok(there.into_iter().filter(|there| *there).count())
@@ -267,13 +268,13 @@ impl Engine {
     /// Removes a page whose bytes could not be believed and quarantines where it lay.
     pub(super) fn distrust_page(
         &self,
-        state: &mut State,
+        state: &mut MutexGuard<'_, State>,
         scope: ScopeRef,
         run: RunId,
         page: PageHash,
     ) {
         let removed = self.index.remove(scope.slot, &[page]);
-        let (pages, suspects) = state.settle(removed, Some(run));
+        let (pages, suspects) = self.settle(state, removed, Some(run));
         self.counters.pages_distrusted.add(pages);
         self.quarantine(state, suspects);
     }
@@ -286,7 +287,7 @@ impl Engine {
         for slot in gone {
             let removed = self.index.remove_scope(slot);
             let mut state = self.state.lock();
-            let (pages, _) = state.settle(removed, None);
+            let (pages, _) = self.settle(&mut state, removed, None);
             state.usage.forget(slot);
             self.counters.pages_deleted.add(pages);
             self.ring_if_limbo_is_large(&state);
