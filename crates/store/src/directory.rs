@@ -15,16 +15,17 @@ use ritornello_medium::{Access, Medium, MediumFile};
 use ritornello_volume::segments::{IoChoice, Segments, SegmentsConfig};
 use std::collections::BTreeSet;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 /// Names that may lie in a directory without making it somebody else's.
-const OURS: [&str; 10] = [
+const OURS: [&str; 11] = [
     "MANIFEST",
     "MANIFEST.new",
     "SCOPES",
     "SCOPES.new",
     "RESERVATIONS",
+    "RESERVATIONS.new",
     "LOCK",
     "clients",
     "index",
@@ -144,19 +145,40 @@ impl Directory {
         if options.paths.len() > VOLUMES_MAX {
             return Err(Error::invalid("a store spreads over at most 256 paths"));
         }
-        let given = options.paths.len();
-        let paths: BTreeSet<String> =
+        let names: BTreeSet<String> =
             options.paths.iter().map(|path| self.volume_name(path)).collect::<Result<_>>()?;
-        if paths.len() == given {
-            Ok(paths.into_iter().map(VolumeRecord::new).collect())
-        } else {
-            Err(Error::invalid("the same path is named twice: name each disk once"))
+        let real: BTreeSet<PathBuf> = names.iter().map(|name| self.real(name)).collect();
+        if real.len() == options.paths.len() {
+            return Ok(names.into_iter().map(VolumeRecord::new).collect());
         }
+        Err(Error::invalid(
+            "the same directory is named twice, maybe by another name: name each disk once",
+        )
+        .with("paths", format!("{:?}", options.paths)))
+    }
+
+    /// The directory that a volume's name leads to, links and `..` resolved as far as it exists: two
+    /// names of one directory come to the same.
+    pub(crate) fn real(&self, name: &str) -> PathBuf {
+        let path = self.path.join(name);
+        let there =
+            path.ancestors().find_map(|part| Some((part, std::fs::canonicalize(part).ok()?)));
+        let Some((part, real)) = there else { return path };
+        let mut resolved = real;
+        for piece in path.strip_prefix(part).unwrap_or(Path::new("")).components() {
+            match piece {
+                Component::ParentDir => drop(resolved.pop()),
+                piece => resolved.push(piece),
+            }
+        }
+        resolved
     }
 
     /// What the manifest calls the volume in the directory `path`.
     pub(crate) fn volume_name(&self, path: &Path) -> Result<String> {
         let path = std::path::absolute(path).map_err(|e| self.refused(e))?;
+        // Components: without what a trailing slash or a dot adds.
+        let path: PathBuf = path.components().collect();
         if path == self.path.join(SEGMENTS) {
             return Ok(SEGMENTS.to_owned());
         }
@@ -167,11 +189,12 @@ impl Directory {
 
     /// Those that are being drained may be named or not.
     fn check_paths(&self, options: &Options, stored: &Manifest) -> Result<()> {
-        let given: BTreeSet<String> =
-            self.volumes(options)?.into_iter().map(|volume| volume.dir).collect();
-        let has = |dir: &String| stored.volumes.iter().any(|volume| volume.dir == *dir);
-        let active = stored.volumes.iter().filter(|volume| volume.is_active());
-        if given.iter().all(has) && active.into_iter().all(|volume| given.contains(&volume.dir)) {
+        let given: BTreeSet<PathBuf> =
+            self.volumes(options)?.iter().map(|volume| self.real(&volume.dir)).collect();
+        let there = stored.volumes.iter().filter(|volume| !volume.is_gone());
+        let has: BTreeSet<PathBuf> = there.map(|volume| self.real(&volume.dir)).collect();
+        let mut active = stored.volumes.iter().filter(|volume| volume.is_active());
+        if given.is_subset(&has) && active.all(|volume| given.contains(&self.real(&volume.dir))) {
             return Ok(());
         }
         let there: Vec<&str> = stored.volumes.iter().map(|volume| volume.dir.as_str()).collect();

@@ -142,3 +142,35 @@ fn a_reservation_is_settled_by_whoever_made_it() {
     theirs.abort(reserved.id).unwrap();
     engine.close().unwrap();
 }
+
+/// Links, dots and slashes make no second directory of one.
+#[test]
+fn a_directory_by_another_name_is_the_same_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, link, store) = (dir.path().join("a"), dir.path().join("b"), dir.path().join("s"));
+    std::fs::create_dir(&disk).unwrap();
+    std::os::unix::fs::symlink(&disk, &link).unwrap();
+    let with = |paths: &[&std::path::Path]| ritornello_store::Options {
+        paths: paths.iter().map(|path| path.to_path_buf()).collect(),
+        ..options(&store, 8)
+    };
+    let dotted = dir.path().join("b/../a/./");
+    for twice in [[&*disk, &*link], [&*disk, &*dotted], [&*link, &*dotted]] {
+        let error = open_on(Arc::new(Host), &with(&twice)).map(Open::close).unwrap_err();
+        assert!(error.to_string().contains("named twice"), "{error}");
+    }
+    open_on(Arc::new(Host), &with(&[&disk])).unwrap().close();
+    for same in [&disk, &link, &dotted] {
+        open_on(Arc::new(Host), &with(&[same])).unwrap().close();
+    }
+    let error = open_on(Arc::new(Host), &with(&[dir.path()])).map(Open::close).unwrap_err();
+    assert!(error.to_string().contains("another set of paths"), "{error}");
+}
+
+/// A crash while the reservation log of a new store was written leaves a directory of ours.
+#[test]
+fn a_directory_with_half_a_reservation_log_is_ours() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("RESERVATIONS.new"), b"half").unwrap();
+    open(dir.path(), 8).close();
+}

@@ -9,6 +9,7 @@ use super::{Engine, State};
 use crate::budget::Budget;
 use crate::directory::{Directory, VOLUMES_MAX};
 use ritornello_format::{Error, Manifest, Result, UNIT, VolumeRecord};
+use ritornello_index::RunId;
 use ritornello_volume::segments::{Candidate, Segments};
 use ritornello_volume::space::Space;
 use ritornello_volume::transfer::Control;
@@ -107,18 +108,16 @@ impl Engine {
     fn check_holds_what_stays(&self, budget: &Budget) -> Result<()> {
         let segment_units = budget.segment_bytes / UNIT;
         let units = u64::from(budget.segments_max) * segment_units;
-        let state = self.state.lock();
         if budget.capacity >= self.budget().capacity {
             return Ok(());
         }
-        let leased: u64 = state
-            .leases
-            .runs()
-            .filter(|run| !state.retention.holds(*run))
-            .filter_map(|run| self.index.place(run))
-            .map(|place| place.units())
-            .sum();
+        let state = self.state.lock();
+        let leased: Vec<RunId> =
+            state.leases.runs().filter(|run| !state.retention.holds(*run)).collect();
         let (retained, written) = (state.retention.units(), state.reservations.units());
+        drop(state);
+        let places = leased.into_iter().filter_map(|run| self.index.place(run));
+        let leased: u64 = places.map(|place| place.units()).sum();
         if leased + retained + written <= units - units / 20 {
             return Ok(());
         }
@@ -158,9 +157,9 @@ impl Engine {
                 .with("dir", path.display())
                 .with("found", found.to_string_lossy()));
         }
-        let real = |path: &Path| std::fs::canonicalize(path).ok();
-        let there = manifest.directories(&self.options.dir);
-        if real(&path).is_some_and(|new| there.iter().any(|dir| real(dir).as_ref() == Some(&new))) {
+        let there = manifest.volumes.iter().filter(|volume| !volume.is_gone());
+        let new = directory.real(&name);
+        if there.into_iter().any(|volume| directory.real(&volume.dir) == new) {
             return Err(Error::invalid("the store has this directory already, by another name")
                 .with("dir", path.display()));
         }
@@ -184,10 +183,11 @@ impl Engine {
     fn drain_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<()> {
         let name = self.directory().volume_name(Path::new(dir))?;
         let there = |volume: &VolumeRecord| !volume.is_gone();
-        let found = manifest
-            .volumes
-            .iter()
-            .position(|volume| there(volume) && (volume.dir == name || volume.dir == dir));
+        let directory = self.directory();
+        let real = directory.real(&name);
+        let found = manifest.volumes.iter().position(|volume| {
+            there(volume) && (volume.dir == dir || directory.real(&volume.dir) == real)
+        });
         let Some(found) = found else {
             let dirs: Vec<&str> =
                 manifest.volumes.iter().filter(|v| there(v)).map(|v| v.dir.as_str()).collect();
