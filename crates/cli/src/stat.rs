@@ -47,8 +47,14 @@ fn extents(sizes: &BTreeMap<u64, u64>) -> String {
     if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
 }
 
-fn pieces(of: Pieces) -> String {
-    format!("half in {}, 99 % in {}, all in {}", of.p50, of.p99, of.max)
+/// Of the two kinds of pages those that there are; `None` without pages.
+fn pieces(small: Pieces, large: Pieces) -> Option<String> {
+    let kinds = [("up to 256 KiB", small), ("longer", large)];
+    let there = kinds.into_iter().filter(|(_, of)| of.max > 0).map(|(kind, of)| {
+        format!("{kind}: half in {}, 99 % in {}, all in {}", of.p50, of.p99, of.max)
+    });
+    let there: Vec<String> = there.collect();
+    (!there.is_empty()).then(|| there.join("; "))
 }
 
 fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
@@ -105,10 +111,9 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
             extents(&s.free_extents)
         ),
     );
-    row(
-        "pieces a page",
-        format!("up to 256 KiB: {}; longer: {}", pieces(h.small_pages), pieces(h.large_pages)),
-    );
+    if let Some(pieces) = pieces(h.small_pages, h.large_pages) {
+        row("pieces a page", pieces);
+    }
     row(
         "written",
         format!(
@@ -190,4 +195,20 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         text = format!("{text}\n{counters}");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_not_there_lie_in_no_pieces() {
+        let one = Pieces { p50: 1, p99: 2, max: 3 };
+        let (none, line) = (Pieces::default(), "half in 1, 99 % in 2, all in 3");
+        assert_eq!(pieces(none, none), None);
+        assert_eq!(pieces(one, none), Some(format!("up to 256 KiB: {line}")));
+        assert_eq!(pieces(none, one), Some(format!("longer: {line}")));
+        let both = format!("up to 256 KiB: {line}; longer: {line}");
+        assert_eq!(pieces(one, one), Some(both));
+    }
 }

@@ -374,3 +374,30 @@ fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
     assert_eq!((stats(&open).pages, stats(&open).counters["pages_evicted"]), (before, 0));
     open.close();
 }
+
+/// What is evicted from segments that are to go gives a put no room: it goes on until there is some.
+#[test]
+fn a_put_finds_room_while_most_of_the_store_is_to_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 96) };
+    let open = open_on(Arc::new(Host), &lru).unwrap();
+    let scope = chained(PAGE);
+    fill(&open, 0, 220);
+    // The emptiest segments go first: those that hold what is coldest.
+    for name in 0..190 {
+        open.store.delete(&scope, &refs(&sequence(name, PAGES)[PAGES - 1..])).unwrap();
+    }
+    open.close();
+    let directory = Directory::new(Arc::new(Host), dir.path());
+    let mut manifest = directory.manifest().unwrap().unwrap();
+    manifest.capacity = 10 * MIB;
+    directory.write_manifest(&manifest).unwrap();
+    let again = Options { capacity: None, upkeep: false, ..lru };
+    let open = open_on(Arc::new(Host), &again).unwrap();
+    assert!(stats(&open).health.closed_bytes > 60 * MIB);
+    for name in 1000..1020 {
+        assert_eq!(put(&open.store, &scope, &sequence(name, PAGES), None).pages, PAGES, "{name}");
+    }
+    assert_eq!(stats(&open).counters["pages_refused"], 0);
+    open.close();
+}
