@@ -120,9 +120,8 @@ impl Unpack for Decoder {
         encoded: &[u8],
         out: &mut [u8],
     ) -> std::result::Result<(), MissReason> {
-        decode(codec, encoded, out).map_err(|_| {
-            if knows(codec, encoded) { MissReason::Frame } else { MissReason::Codec }
-        })
+        decode(codec, encoded, out)
+            .map_err(|_| if knows(codec, encoded) { MissReason::Frame } else { MissReason::Codec })
     }
 }
 

@@ -166,16 +166,12 @@ fn a_quota_that_comes_under_traffic_holds() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !done.load(Ordering::Acquire) {
-                for key in &loved {
-                    session.touch(tenant, &[key]).unwrap();
-                }
-            }
-        });
-        scope.spawn(|| {
             for name in 0.. {
                 if done.load(Ordering::Acquire) {
                     break;
+                }
+                for key in &loved {
+                    session.touch(tenant, &[key]).unwrap();
                 }
                 crowd(&session, &unchained(64), 1_000_000 + name..1_000_001 + name, 0);
                 let gone = (4000 + name % 4000).to_le_bytes();

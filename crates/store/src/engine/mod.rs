@@ -87,7 +87,7 @@ pub struct Engine {
     growing: Mutex<()>,
     /// Held while a scope gets an order of its own. Taken before `state`.
     quotas: Mutex<()>,
-    /// A scope's own order is whole.
+    /// A scope's own order is whole, or gone.
     formed: Condvar,
     rounds: Rounds,
     next_generation: AtomicU64,

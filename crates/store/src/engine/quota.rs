@@ -118,8 +118,9 @@ impl Usage {
         self.scopes.get_mut(&slot)?.order.as_mut()
     }
 
-    fn is_forming(&self, slot: ScopeSlot) -> bool {
-        self.scopes.get(&slot).is_some_and(|holding| holding.late.is_some())
+    /// Whether the scope's order knows all that the scope holds.
+    fn is_formed(&self, slot: ScopeSlot) -> bool {
+        self.scopes.get(&slot).is_some_and(|held| held.order.is_some() && held.late.is_none())
     }
 
     fn units(&self, slot: ScopeSlot) -> u64 {
@@ -171,7 +172,7 @@ impl Engine {
             }
             if self.evict_from(&mut state, slot, over.min(STEP_UNITS)) {
                 MutexGuard::bump(&mut state);
-            } else if !state.usage.is_forming(slot) {
+            } else if state.usage.is_formed(slot) {
                 return Err(Refusal::Quota);
             } else if self.formed.wait_until(&mut state, deadline).timed_out() {
                 return Err(Refusal::Deadline);
@@ -196,6 +197,7 @@ impl Engine {
             let order = self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.order.take());
             // What is long is not thrown away under the lock.
             drop(order);
+            self.formed.notify_all();
             return;
         };
         self.form_order(slot);
