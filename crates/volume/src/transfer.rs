@@ -184,12 +184,7 @@ impl MissReason {
     pub const fn is_damage(self) -> bool {
         matches!(
             self,
-            Self::Place
-                | Self::Header
-                | Self::Scope
-                | Self::Key
-                | Self::Frame
-                | Self::Checksum
+            Self::Place | Self::Header | Self::Scope | Self::Key | Self::Frame | Self::Checksum
         )
     }
 }

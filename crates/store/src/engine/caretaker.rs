@@ -148,7 +148,10 @@ impl Engine {
         // A sync opens the segments that it finds dirty.
         let _round = self.rounds.between(until)?;
         for &id in &empty {
-            self.state.lock().dirty.remove(&id);
+            let mut state = self.state.lock();
+            state.dirty.remove(&id);
+            state.space.leave(id);
+            drop(state);
             self.segments.remove(id)?;
             if let Err(error) = self.state.lock().space.drop_segment(id) {
                 tracing::error!(%error, "a segment was removed that is in use");

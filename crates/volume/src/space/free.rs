@@ -47,6 +47,8 @@ pub(super) struct FreeMap {
     segments: BTreeMap<u32, BTreeMap<u32, u32>>,
     /// Segments that nothing is placed in any more.
     closed: BTreeSet<u32>,
+    /// Closed segments whose file is being removed, or is half removed.
+    leaving: BTreeSet<u32>,
     closed_units: u64,
     /// New segments have this number or a higher one.
     first: u32,
@@ -106,6 +108,18 @@ impl FreeMap {
         self.closed.contains(&number)
     }
 
+    /// A closed segment is never open again.
+    pub(super) fn leave(&mut self, number: u32) {
+        if self.is_closed(number) {
+            self.leaving.insert(number);
+        }
+    }
+
+    /// Segments that [`FreeMap::leave`] named and that are there still.
+    pub(super) fn leaving(&self) -> u32 {
+        self.leaving.len() as u32
+    }
+
     /// Free units of a segment.
     pub(super) fn free_in(&self, number: u32) -> u64 {
         let holes = self.segments.get(&number).into_iter().flat_map(BTreeMap::values);
@@ -120,10 +134,10 @@ impl FreeMap {
         numbers
     }
 
-    /// Places nothing in a segment any more, or again.
+    /// Places nothing in a segment any more, or again if it does not leave.
     pub(super) fn set_closed(&mut self, number: u32, closed: bool) {
         let Some(holes) = self.segments.get(&number).cloned() else { return };
-        if self.is_closed(number) == closed {
+        if self.is_closed(number) == closed || self.leaving.contains(&number) {
             return;
         }
         for (&start, &units) in &holes {
@@ -146,6 +160,7 @@ impl FreeMap {
         }
         self.segments.remove(&number);
         self.closed.remove(&number);
+        self.leaving.remove(&number);
         self.closed_units -= u64::from(units);
         true
     }

@@ -17,7 +17,8 @@ impl Space {
             for number in volume.free.closed().collect::<Vec<_>>() {
                 volume.free.set_closed(number, false);
             }
-            let surplus = volume.free.segments().saturating_sub(volume.max) as usize;
+            let staying = volume.free.segments() - volume.free.leaving();
+            let surplus = staying.saturating_sub(volume.max) as usize;
             for number in volume.free.emptiest_first().into_iter().take(surplus) {
                 volume.free.set_closed(number, true);
             }
@@ -74,6 +75,14 @@ impl Space {
     #[must_use]
     pub fn closed_units(&self) -> u64 {
         self.volumes.iter().map(|volume| volume.free.closed_units()).sum()
+    }
+
+    /// The file of a closed segment is about to be removed: whatever comes of that, it is not in
+    /// use again.
+    pub fn leave(&mut self, id: SegmentId) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(id.volume())) {
+            volume.free.leave(id.number());
+        }
     }
 
     /// Forgets a closed segment that nothing lies in: its file is gone.
@@ -145,6 +154,22 @@ mod tests {
         assert_eq!((space.closed().len(), space.free_units()), (3, 100));
         space.set_shares(&[4], 4);
         assert_eq!((space.closed().len(), space.free_units()), (0, free));
+    }
+
+    #[test]
+    fn a_segment_that_is_half_removed_is_not_opened_again() {
+        let mut space = space(&[3]);
+        space.set_shares(&[1], 1);
+        let closed = space.closed();
+        space.leave(closed[0]);
+        space.set_shares(&[3], 3);
+        assert_eq!((space.closed(), space.free_units()), (closed[..1].to_vec(), 200));
+        assert_eq!(space.next_segment(), None, "its blocks may still be there");
+        space.set_shares(&[2], 2);
+        assert_eq!(space.closed(), closed[..1], "it is one of those that go");
+        space.drop_segment(closed[0]).unwrap();
+        space.set_shares(&[3], 3);
+        assert!(space.next_segment().is_some());
     }
 
     #[test]

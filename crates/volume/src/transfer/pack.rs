@@ -1,7 +1,7 @@
 //! Pages encoded into staging memory, to be written from there.
 
-use super::{Control, MissReason};
 use super::page::PageMemory;
+use super::{Control, MissReason};
 use crate::memory::{Fragment, PageSource};
 use crate::segments::Segments;
 use crate::staging::Piece;
