@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const REFRESH: Duration = Duration::from_secs(1);
+/// Characters of the longest name of a figure.
+const NAME_WIDTH: u16 = 10;
 
 /// Draws the store until somebody presses q.
 ///
@@ -85,14 +87,36 @@ fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, trouble: &str) {
     frame.render_widget(gauge("full", snapshot.fullness(), Color::Blue), full);
     let rate = snapshot.hits().unwrap_or(0.0);
     frame.render_widget(gauge("hits", rate, Color::Green), hits);
-    let rows = lines.into_iter().map(|(name, value)| Row::new([name.to_owned(), value]));
-    frame.render_widget(Table::new(rows, [Constraint::Length(10), Constraint::Min(10)]), figures);
+    let width = usize::from(figures.width.saturating_sub(NAME_WIDTH + 1));
+    let rows = lines.into_iter().map(|(name, value)| {
+        let lines = wrapped(&value, width);
+        let height = u16::try_from(lines.len()).unwrap_or(u16::MAX);
+        Row::new([name.to_owned(), lines.join("\n")]).height(height)
+    });
+    let columns = [Constraint::Length(NAME_WIDTH), Constraint::Min(10)];
+    frame.render_widget(Table::new(rows, columns), figures);
     let foot_line = if trouble.is_empty() {
         Line::from("q ends").dim()
     } else {
         Line::from(trouble.to_owned()).red()
     };
     frame.render_widget(foot_line, foot);
+}
+
+/// The words of `text` in lines of at most `width` characters, or of one word.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn gauge(name: &str, share: f64, colour: Color) -> Gauge<'static> {
@@ -109,6 +133,13 @@ mod tests {
     use ritornello_store::Options;
 
     #[test]
+    fn words_are_kept_whole() {
+        assert_eq!(wrapped("5 leases, 2 clients", 9), ["5 leases,", "2 clients"]);
+        assert_eq!(wrapped("quarantined", 4), ["quarantined"]);
+        assert_eq!(wrapped("", 4), [""]);
+    }
+
+    #[test]
     fn everything_is_on_the_screen() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let mut options = Options::new(dir.path());
@@ -116,19 +147,22 @@ mod tests {
         let node = ritornello_node::open(&options).unwrap();
         let (before, now) = (Sample::of(&node).unwrap(), Sample::of(&node).unwrap());
         let snapshot = Snapshot::between(Some(&before), &now);
-        let mut terminal = Terminal::new(TestBackend::new(120, 20)).unwrap();
-        terminal.draw(|frame| draw(frame, &snapshot, "the owner is away")).unwrap();
-        let screen = terminal.backend().to_string();
-        for word in [
-            "full 0.0 %",
-            "hits 0.0 %",
-            "owner of process",
-            "leases",
-            "adaptive",
-            "a second",
-            "away",
-        ] {
-            assert!(screen.contains(word), "{word}: {screen}");
+        for (width, height) in [(120, 20), (80, 24), (40, 50)] {
+            let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+            terminal.draw(|frame| draw(frame, &snapshot, "the owner is away")).unwrap();
+            let screen = terminal.backend().to_string();
+            for word in [
+                "full 0.0 %",
+                "hits 0.0 %",
+                "process",
+                "quarantined",
+                "leases",
+                "adaptive",
+                "a second",
+                "away",
+            ] {
+                assert!(screen.contains(word), "{word}: {screen}");
+            }
         }
         node.close().unwrap();
     }

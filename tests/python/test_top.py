@@ -1,0 +1,151 @@
+"""`ritornello top` on a terminal."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from select import select
+
+import pytest
+from support import SMALL, keys_of, open_small, pages_of
+
+import ritornello as rt
+
+SCOPE = rt.Scope.opaque("m", 4096)
+OWNER = textwrap.dedent(
+    """
+    import sys, time
+    import ritornello as rt
+    store = rt.Store.open(sys.argv[1])
+    print("open", flush=True)
+    time.sleep(60)
+    """
+)
+
+
+class Screen:
+    """A program on a terminal of that size, and everything it wrote there."""
+
+    def __init__(self, *words: str, lines: int = 24, columns: int = 80) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        line = [sys.executable, "-m", "ritornello", *words]
+        self.process = subprocess.Popen(
+            line, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        )
+        os.close(slave)
+        self.written = ""
+
+    def read(self, seconds: float = 0.1) -> str:
+        while select([self.master], [], [], seconds)[0]:
+            try:
+                self.written += os.read(self.master, 1 << 16).decode(errors="replace")
+            except OSError:  # nobody is there any more
+                break
+        return self.written
+
+    def shows(self, pattern: str, since: int = 0) -> bool:
+        """Whether that appears, be it in a minute."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            # A cell that is the same as before is not written again, so words may be cut.
+            written = self.read()[since:]
+            plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
+            if re.search(pattern, plain) or re.search(pattern, written):
+                return True
+            if self.process.poll() is not None:
+                self.read()
+        return False
+
+    def press(self, key: str) -> None:
+        os.write(self.master, key.encode())
+
+    def end(self) -> int:
+        code = self.process.wait(60)
+        self.read()
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[rt.Store]:
+    with open_small(tmp_path / "store") as store:
+        keys = keys_of("a", 5)
+        assert store.put_batch(SCOPE, keys, pages_of(keys, 4096)) == 5
+        yield store
+
+
+@pytest.mark.parametrize("key", ["q", "\x1b", "\x03"])
+def test_a_key_ends_it_and_the_terminal_is_as_before(
+    store: rt.Store, tmp_path: Path, key: str
+) -> None:
+    screen = Screen("top", str(tmp_path / "store"))
+    try:
+        assert screen.shows("5 pages in 1"), screen.written
+        assert screen.shows("quarantined"), screen.written
+        screen.press(key)
+        assert screen.end() == 0
+        entered, left = screen.written.find("\x1b[?1049h"), screen.written.rfind("\x1b[?1049l")
+        assert 0 <= entered < left, "the alternate screen was left"
+        assert screen.written.rfind("\x1b[?25h") > screen.written.rfind("\x1b[?25l"), "cursor"
+    finally:
+        screen.close()
+
+
+@pytest.mark.parametrize(("lines", "columns"), [(50, 200), (40, 30), (3, 12), (1, 1)])
+def test_any_size_will_do(store: rt.Store, tmp_path: Path, lines: int, columns: int) -> None:
+    screen = Screen("top", str(tmp_path / "store"), lines=lines, columns=columns)
+    try:
+        # What fits on the smallest is nothing; then it is enough that the screen was taken.
+        assert screen.shows(r"\x1b\[\?1049h" if columns < 12 else "full")
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.end() == 0
+    finally:
+        screen.close()
+
+
+def test_it_outlives_the_owner(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    rt.Store.open(path, **SMALL).close()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, path], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "open\n"
+    screen = Screen("top", path)
+    try:
+        assert screen.shows(f"client of process {owner.pid}"), screen.written
+        before = len(screen.read())
+        owner.kill()
+        owner.wait()
+        assert screen.shows("owner", since=before), screen.written
+        screen.press("q")
+        assert screen.end() == 0
+    finally:
+        owner.kill()
+        owner.stdout.close()
+        screen.close()
+
+
+def test_no_store_no_screen(tmp_path: Path) -> None:
+    screen = Screen("top", str(tmp_path / "nothing"))
+    try:
+        assert screen.end() == 2
+        assert "\x1b[?1049h" not in screen.written
+        assert "nothing" in screen.written
+    finally:
+        screen.close()
