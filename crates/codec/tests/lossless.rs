@@ -74,12 +74,12 @@ fn odd_numbers_among_plain_ones_come_back() {
 }
 
 #[test]
-fn numbers_as_models_have_them_take_three_quarters() {
+fn numbers_as_models_have_them_take_less_than_three_quarters() {
     let mut random = Source(8);
     let input = numbers(Dtype::Bf16, 300_000, &mut random);
     let (used, split) = round_trip(Codec::Split, Dtype::Bf16, &input);
     assert_eq!(used, Codec::Split);
-    assert!(split * 100 <= input.len() * 76, "{split} of {}", input.len());
+    assert!(split * 1000 <= input.len() * 715, "{split} of {}", input.len());
     let (used, zstd) = round_trip(Codec::Zstd, Dtype::Bf16, &input);
     assert_eq!(used, Codec::Zstd);
     assert!(zstd * 100 <= input.len() * 70, "{zstd} of {}", input.len());
@@ -87,6 +87,18 @@ fn numbers_as_models_have_them_take_three_quarters() {
     let (used, split) = round_trip(Codec::Split, Dtype::Fp16, &half);
     assert_eq!(used, Codec::Split);
     assert!(split * 100 <= half.len() * 95, "{split} of {}", half.len());
+}
+
+/// Keys and values that take turns, a strip and a half at a time, of very different sizes.
+#[test]
+fn windows_follow_the_numbers() {
+    let mut random = Source(12);
+    let input: Vec<u8> = (0..100_000)
+        .flat_map(|at| bf16(random.normal() * [1e4, 1e-3][at / 1536 % 2]).to_le_bytes())
+        .collect();
+    let (used, length) = round_trip(Codec::Split, Dtype::Bf16, &input);
+    assert_eq!(used, Codec::Split);
+    assert!(length * 100 <= input.len() * 76, "{length} of {}", input.len());
 }
 
 /// A page whose end is still zero, numbers of two very different sizes, and one exponent only.

@@ -2,6 +2,7 @@
 //! so the order of codes is put right once, before they are stored or after they are loaded.
 
 use super::book::{Book, ESCAPE, Lookup};
+use super::window::{self, Numbers, list, put_right};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
@@ -44,6 +45,19 @@ fn table(bytes: &[u8; 16]) -> __m256i {
     _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
 }
 
+/// Of 32 numbers: mantissas and signs, and exponents, both with their quarters out of order.
+#[target_feature(enable = "avx2")]
+fn parts(a: __m256i, b: __m256i) -> (__m256i, __m256i) {
+    let (zero, sort) = (_mm256_setzero_si256(), table(&SORTED));
+    let (a, b) = (_mm256_shuffle_epi8(a, sort), _mm256_shuffle_epi8(b, sort));
+    let (low, high) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    // The first byte moved up by one, the top bit of the second below it.
+    let joined = |bytes, below| {
+        _mm256_sub_epi8(_mm256_add_epi8(bytes, bytes), _mm256_cmpgt_epi8(zero, below))
+    };
+    (joined(low, high), joined(high, low))
+}
+
 /// [`scalar::encode`].
 #[target_feature(enable = "avx2")]
 pub fn encode(
@@ -54,21 +68,10 @@ pub fn encode(
     escapes: &mut [u8],
 ) -> Option<usize> {
     let (zero, half) = (_mm256_setzero_si256(), _mm256_set1_epi8(15));
-    let sort = table(&SORTED);
     // Codes are looked up turned by 15: an escape is zero until they are stored.
     let tables =
         |lookup: &Lookup| (table(&lookup.exponents), _mm256_xor_si256(table(&lookup.codes), half));
     let ((exponents, codes), (exponents2, codes2)) = (tables(&book.first), tables(&book.second));
-    // Of 32 numbers: mantissas and signs, and exponents, both with their quarters out of order.
-    let parts = |a: __m256i, b: __m256i| {
-        let (a, b) = (_mm256_shuffle_epi8(a, sort), _mm256_shuffle_epi8(b, sort));
-        let (low, high) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-        // The first byte moved up by one, the top bit of the second below it.
-        let joined = |bytes, below| {
-            _mm256_sub_epi8(_mm256_add_epi8(bytes, bytes), _mm256_cmpgt_epi8(zero, below))
-        };
-        (joined(low, high), joined(high, low))
-    };
     let code = |exponent: __m256i| {
         let low = _mm256_and_si256(exponent, half);
         let of = |exponents, codes| {
@@ -115,6 +118,16 @@ pub fn encode(
     Some(escaped + rest)
 }
 
+/// Puts 32 numbers together, at byte `at` of a group.
+#[target_feature(enable = "avx2")]
+fn join(exponent: __m256i, rest: __m256i, numbers: &mut Numbers, at: usize) {
+    let turn = |v| _mm256_or_si256(_mm256_srli_epi16::<1>(v), _mm256_slli_epi16::<15>(v));
+    let low = turn(_mm256_unpacklo_epi8(rest, exponent));
+    let high = turn(_mm256_unpackhi_epi8(rest, exponent));
+    store(numbers, at, _mm256_permute2x128_si256::<0x20>(low, high));
+    store(numbers, at + 32, _mm256_permute2x128_si256::<0x31>(low, high));
+}
+
 /// [`scalar::decode`].
 #[target_feature(enable = "avx2")]
 pub fn decode(
@@ -152,14 +165,117 @@ pub fn decode(
                 }
                 exponent = load(&bytes, 0);
             }
-            let rest = load(plane, 32 * part);
-            let (low, high) =
-                (_mm256_unpacklo_epi8(rest, exponent), _mm256_unpackhi_epi8(rest, exponent));
-            let turn = |v| _mm256_or_si256(_mm256_srli_epi16::<1>(v), _mm256_slli_epi16::<15>(v));
-            let (low, high) = (turn(low), turn(high));
-            store(numbers, 64 * part, _mm256_permute2x128_si256::<0x20>(low, high));
-            store(numbers, 64 * part + 32, _mm256_permute2x128_si256::<0x31>(low, high));
+            join(exponent, load(plane, 32 * part), numbers, 64 * part);
         }
     }
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
+}
+
+/// How far the last eight of 32 pairs of codes move to lie above the others, eight bytes each.
+#[target_feature(enable = "avx2")]
+fn apart() -> __m256i {
+    _mm256_set_epi64x(64, 2, 4, 6)
+}
+
+#[target_feature(enable = "avx2")]
+fn load_codes(bytes: &[u8; window::CODES]) -> __m256i {
+    // SAFETY: the array is 16 and 8 bytes long.
+    unsafe {
+        let (front, back) = (bytes.as_ptr().cast(), bytes.as_ptr().add(16).cast());
+        _mm256_set_m128i(_mm_loadl_epi64(back), _mm_loadu_si128(front))
+    }
+}
+
+#[target_feature(enable = "avx2")]
+fn store_codes(bytes: &mut [u8; window::CODES], value: __m256i) {
+    // SAFETY: the array is 16 and 8 bytes long.
+    unsafe {
+        _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm256_castsi256_si128(value));
+        let back = _mm256_extracti128_si256::<1>(value);
+        _mm_storel_epi64(bytes.as_mut_ptr().add(16).cast(), back);
+    }
+}
+
+/// 32 pairs of codes in 24 bytes.
+#[target_feature(enable = "avx2")]
+pub fn pack(pairs: __m256i) -> __m256i {
+    let last = _mm256_sllv_epi64(_mm256_permute4x64_epi64::<0xff>(pairs), apart());
+    _mm256_or_si256(pairs, _mm256_and_si256(last, _mm256_set1_epi8(-64)))
+}
+
+/// What [`pack`] packed; there is nothing behind the 24 bytes.
+#[target_feature(enable = "avx2")]
+pub fn unpack(packed: __m256i) -> __m256i {
+    let top = _mm256_and_si256(packed, _mm256_set1_epi8(-64));
+    // Each eight bytes hold two bits of the last eight pairs.
+    let bits = _mm256_srlv_epi64(top, apart());
+    let halves = _mm256_or_si256(bits, _mm256_permute4x64_epi64::<0b01_00_11_10>(bits));
+    let last = _mm256_or_si256(halves, _mm256_shuffle_epi32::<0b01_00_11_10>(halves));
+    let pairs = _mm256_and_si256(packed, _mm256_set1_epi8(63));
+    _mm256_blend_epi32::<0b1100_0000>(pairs, last)
+}
+
+/// The escapes among pairs of codes.
+#[target_feature(enable = "avx2")]
+fn escapes_of(pairs: __m256i) -> u64 {
+    let [front, back] = [7, 56].map(|code| {
+        let code = _mm256_set1_epi8(code);
+        let same = _mm256_cmpeq_epi8(_mm256_and_si256(pairs, code), code);
+        u64::from(_mm256_movemask_epi8(same).cast_unsigned())
+    });
+    back << 32 | front
+}
+
+/// [`window::encode_strip`].
+#[target_feature(enable = "avx2")]
+pub fn encode_strip(
+    first: u8,
+    groups: &[Numbers],
+    planes: &mut [[u8; GROUP]],
+    codes: &mut [[u8; window::CODES]],
+    escapes: &mut [u8],
+) -> Option<usize> {
+    let (first, escape) = (_mm256_set1_epi8(first.cast_signed()), _mm256_set1_epi8(7));
+    let code = |exponent| _mm256_min_epu8(_mm256_sub_epi8(exponent, first), escape);
+    let mut escaped = 0;
+    for ((numbers, plane), packed) in groups.iter().zip(planes).zip(codes) {
+        prefetch(numbers);
+        let (front, front_exponents) = parts(load(numbers, 0), load(numbers, 32));
+        let (back, back_exponents) = parts(load(numbers, 64), load(numbers, 96));
+        store(plane, 0, _mm256_permute4x64_epi64::<IN_ORDER>(front));
+        store(plane, 32, _mm256_permute4x64_epi64::<IN_ORDER>(back));
+        let (front, back) = (code(front_exponents), code(back_exponents));
+        let pairs = _mm256_or_si256(front, _mm256_slli_epi16::<3>(back));
+        let pairs = _mm256_permute4x64_epi64::<IN_ORDER>(pairs);
+        store_codes(packed, pack(pairs));
+        let mut exponents = [0; GROUP];
+        store(&mut exponents, 0, _mm256_permute4x64_epi64::<IN_ORDER>(front_exponents));
+        store(&mut exponents, 32, _mm256_permute4x64_epi64::<IN_ORDER>(back_exponents));
+        escaped += list(escapes_of(pairs), &exponents, escapes.get_mut(escaped..)?)?;
+    }
+    Some(escaped)
+}
+
+/// [`window::decode_strip`].
+#[target_feature(enable = "avx2")]
+pub fn decode_strip<'e>(
+    first: u8,
+    planes: &[[u8; GROUP]],
+    codes: &[[u8; window::CODES]],
+    mut escapes: &'e [u8],
+    groups: &mut [Numbers],
+) -> Option<&'e [u8]> {
+    let (first, seven) = (_mm256_set1_epi8(first.cast_signed()), _mm256_set1_epi8(7));
+    for ((plane, packed), numbers) in planes.iter().zip(codes).zip(groups) {
+        prefetch(plane);
+        prefetch(packed);
+        let pairs = unpack(load_codes(packed));
+        let halves = [pairs, _mm256_srli_epi16::<3>(pairs)];
+        for (part, code) in halves.into_iter().enumerate() {
+            let exponent = _mm256_add_epi8(_mm256_and_si256(code, seven), first);
+            join(exponent, load(plane, 32 * part), numbers, 64 * part);
+        }
+        escapes = put_right(escapes_of(pairs), escapes, plane, numbers)?;
+    }
+    Some(escapes)
 }

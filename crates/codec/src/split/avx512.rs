@@ -1,8 +1,9 @@
 //! `split` for bfloat16 with AVX-512: VBMI sorts bytes across the whole register, VBMI2 takes
 //! escapes out and puts them back without a loop.
 
-use super::avx2::prefetch;
+use super::avx2::{pack, prefetch, unpack};
 use super::book::{Book, ESCAPE, Lookup};
+use super::window::{self, Numbers};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
@@ -154,4 +155,92 @@ pub fn decode(
         }
     }
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
+}
+
+/// The bytes of a register that the codes of a window take.
+const CODES: u32 = (1 << window::CODES) - 1;
+
+/// [`window::encode_strip`].
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
+pub fn encode_strip(
+    first: u8,
+    groups: &[Numbers],
+    planes: &mut [[u8; GROUP]],
+    codes: &mut [[u8; window::CODES]],
+    escapes: &mut [u8],
+) -> Option<usize> {
+    let (even, odd) = (load(&EVEN), load(&ODD));
+    let (first, escape) = (_mm512_set1_epi8(first.cast_signed()), _mm512_set1_epi8(7));
+    let mut escaped = 0;
+    for ((numbers, plane), packed) in groups.iter().zip(planes).zip(codes) {
+        prefetch(numbers);
+        // SAFETY: a group is 128 bytes, two registers.
+        let (a, b) = unsafe {
+            (
+                _mm512_loadu_si512(numbers.as_ptr().cast()),
+                _mm512_loadu_si512(numbers.as_ptr().add(64).cast()),
+            )
+        };
+        // Turned by one bit, a number is its exponent above its mantissa and sign.
+        let (a, b) = (_mm512_shldi_epi16::<1>(a, a), _mm512_shldi_epi16::<1>(b, b));
+        let exponent = _mm512_permutex2var_epi8(a, odd, b);
+        let code = _mm512_min_epu8(_mm512_sub_epi8(exponent, first), escape);
+        let missing = _mm512_cmpeq_epi8_mask(code, escape);
+        let (front, back) = (_mm512_castsi512_si256(code), _mm512_extracti64x4_epi64::<1>(code));
+        let pairs = pack(_mm256_or_si256(front, _mm256_slli_epi16::<3>(back)));
+        // SAFETY: a plane is as long as the register, and the mask admits as many bytes of the codes
+        // as there are.
+        unsafe {
+            _mm512_storeu_si512(plane.as_mut_ptr().cast(), _mm512_permutex2var_epi8(a, even, b));
+            _mm256_mask_storeu_epi8(packed.as_mut_ptr().cast(), CODES, pairs);
+        }
+        let count = missing.count_ones() as usize;
+        let room = escapes.get_mut(escaped..escaped + count)?;
+        let listed = _mm512_maskz_compress_epi8(missing, exponent);
+        // SAFETY: the mask admits as many bytes as `room` is long.
+        unsafe { _mm512_mask_storeu_epi8(room.as_mut_ptr().cast(), low(count), listed) };
+        escaped += count;
+    }
+    Some(escaped)
+}
+
+/// [`window::decode_strip`].
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
+pub fn decode_strip<'e>(
+    first: u8,
+    planes: &[[u8; GROUP]],
+    codes: &[[u8; window::CODES]],
+    mut escapes: &'e [u8],
+    groups: &mut [Numbers],
+) -> Option<&'e [u8]> {
+    let (front, back, seven) = (load(&FRONT), load(&BACK), _mm512_set1_epi8(7));
+    let first = _mm512_set1_epi8(first.cast_signed());
+    for ((plane, packed), numbers) in planes.iter().zip(codes).zip(groups) {
+        prefetch(plane);
+        prefetch(packed);
+        // SAFETY: the mask admits as many bytes as there are.
+        let pairs = unpack(unsafe { _mm256_maskz_loadu_epi8(CODES, packed.as_ptr().cast()) });
+        let code = _mm512_castsi256_si512(pairs);
+        let code = _mm512_inserti64x4::<1>(code, _mm256_srli_epi16::<3>(pairs));
+        let code = _mm512_and_si512(code, seven);
+        let missing = _mm512_cmpeq_epi8_mask(code, seven);
+        let count = missing.count_ones() as usize;
+        let (listed, left) = escapes.split_at_checked(count)?;
+        escapes = left;
+        // SAFETY: the mask admits as many bytes as `listed` is long.
+        let listed = unsafe { _mm512_maskz_loadu_epi8(low(count), listed.as_ptr().cast()) };
+        let exponent = _mm512_add_epi8(code, first);
+        let exponent = _mm512_mask_expand_epi8(exponent, missing, listed);
+        let rest = load(plane);
+        let (a, b) = (
+            _mm512_permutex2var_epi8(rest, front, exponent),
+            _mm512_permutex2var_epi8(rest, back, exponent),
+        );
+        // SAFETY: a group is 128 bytes, two registers.
+        unsafe {
+            _mm512_storeu_si512(numbers.as_mut_ptr().cast(), _mm512_shrdi_epi16::<1>(a, a));
+            _mm512_storeu_si512(numbers.as_mut_ptr().add(64).cast(), _mm512_shrdi_epi16::<1>(b, b));
+        }
+    }
+    Some(escapes)
 }

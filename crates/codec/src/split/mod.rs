@@ -11,6 +11,7 @@ mod half;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
+mod window;
 
 use crate::Dtype;
 use crate::frame::{Sink, Source, damaged};
@@ -27,6 +28,8 @@ const GROUP: usize = 64;
 const STORED: u8 = 0;
 /// A block of codes.
 const CODED: u8 = 1;
+/// A block of shorter codes, for exponents that are neighbours.
+const WINDOWED: u8 = 2;
 
 /// Encodes into at most `out.len() - 1` bytes; `None` if that is not possible.
 pub fn encode(kernel: Kernel, dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
@@ -37,7 +40,8 @@ pub fn encode(kernel: Kernel, dtype: Dtype, input: &[u8], out: &mut [u8]) -> Opt
     }
     for block in input.chunks(2 * BLOCK) {
         let coded = match dtype {
-            Dtype::Bf16 => encode_block(kernel, block, sink.rest()),
+            Dtype::Bf16 => window::encode(kernel, block, sink.rest())
+                .or_else(|| encode_block(kernel, block, sink.rest())),
             Dtype::Fp16 => half::encode(kernel, block, sink.rest()),
         };
         match coded {
@@ -63,6 +67,7 @@ pub fn decode(kernel: Kernel, frame: &[u8], out: &mut [u8]) -> Result<()> {
         match (source.u8()?, dtype) {
             (STORED, _) => block.copy_from_slice(source.take(block.len())?),
             (CODED, Dtype::Bf16) => decode_block(kernel, &mut source, block)?,
+            (WINDOWED, Dtype::Bf16) => window::decode(kernel, &mut source, block)?,
             (CODED, Dtype::Fp16) => half::decode(kernel, &mut source, block)?,
             _ => return Err(damaged("kind of a block")),
         }

@@ -1,0 +1,273 @@
+//! `split` for bfloat16 whose exponents are neighbours, as those of most keys and values are: seven of
+//! them get a code of three bits. Plain arithmetic on bytes, which the compiler vectorises.
+
+use super::{GROUP, WINDOWED};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+use crate::frame::{Source, damaged};
+use crate::kernel::{Instructions, Kernel};
+use ritornello_format::Result;
+
+/// Groups that share a window, but for the last ones of a block: the keys of a layer and its values
+/// may differ in size, and short pages have few of either.
+const STRIP: usize = 16;
+/// Neighbouring exponents that have a code.
+const WINDOW: u8 = 7;
+/// The code that says: the exponent is the next of those listed behind the codes.
+pub const ESCAPE: u8 = 7;
+/// Bytes of the codes of a group.
+pub const CODES: usize = GROUP / 8 * 3;
+/// Kind, number of escapes.
+const HEAD: usize = 1 + 4;
+/// With more than one escape in this many numbers, codes of four bits are shorter.
+const ESCAPES: usize = 8;
+/// Escapes of a group that are handled without a branch: more are rare.
+const FEW: usize = 4;
+
+/// A group.
+pub type Numbers = [u8; 2 * GROUP];
+
+/// A block: head, first exponent of each strip's window, plane of mantissas and signs, codes, escapes,
+/// and the numbers behind the last whole group as they are. `None` if a codebook is shorter.
+pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
+    let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
+    let strips = groups.len().div_ceil(STRIP);
+    let most = block.len().min(out.len());
+    let (head, rest) = out[..most].split_at_mut_checked(HEAD)?;
+    let (firsts, rest) = rest.split_at_mut_checked(strips)?;
+    let (plane, rest) = rest.split_at_mut_checked(groups.len() * GROUP)?;
+    let (codes, rest) = rest.split_at_mut_checked(groups.len() * CODES)?;
+    let room = rest.len().min(groups.len() * GROUP / ESCAPES);
+    let (planes, codes, escapes) =
+        (plane.as_chunks_mut().0, codes.as_chunks_mut().0, &mut rest[..room]);
+    let (mut windows, mut escaped) = ([None; 2], 0);
+    let parts = groups.chunks(STRIP).zip(planes.chunks_mut(STRIP)).zip(codes.chunks_mut(STRIP));
+    for (((groups, planes), codes), out) in parts.zip(firsts) {
+        // Keys and values may take turns.
+        if !windows[0].is_some_and(|first| fits(first, groups)) {
+            windows.swap(0, 1);
+            if !windows[0].is_some_and(|first| fits(first, groups)) {
+                windows[0] = Some(choose(groups));
+            }
+        }
+        let first = windows[0]?;
+        *out = first;
+        let escapes = escapes.get_mut(escaped..)?;
+        escaped += match kernel.0 {
+            // SAFETY: a `Kernel` exists only where the processor has its instructions.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe {
+                avx2::encode_strip(first, groups, planes, codes, escapes)
+            },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe {
+                avx512::encode_strip(first, groups, planes, codes, escapes)
+            },
+            _ => encode_strip(first, groups, planes, codes, escapes),
+        }?;
+    }
+    rest.get_mut(escaped..escaped + tail.len())?.copy_from_slice(tail);
+    head[0] = WINDOWED;
+    head[1..].copy_from_slice(&(escaped as u32).to_le_bytes());
+    Some(HEAD + strips + groups.len() * (GROUP + CODES) + escaped + tail.len())
+}
+
+/// Decodes what [`encode`] made, behind its kind.
+pub fn decode(kernel: Kernel, source: &mut Source<'_>, block: &mut [u8]) -> Result<()> {
+    let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
+    let escaped = source.u32()?;
+    let firsts = source.take(groups.len().div_ceil(STRIP))?;
+    let planes = source.take(groups.len() * GROUP)?.as_chunks().0;
+    let codes = source.take(groups.len() * CODES)?.as_chunks().0;
+    let escapes = source.take(escaped)?;
+    tail.copy_from_slice(source.take(tail.len())?);
+    let mut escapes = escapes;
+    let strips = planes.chunks(STRIP).zip(codes.chunks(STRIP)).zip(groups.chunks_mut(STRIP));
+    for (((planes, codes), groups), &first) in strips.zip(firsts) {
+        escapes = match kernel.0 {
+            // SAFETY: a `Kernel` exists only where the processor has its instructions.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe {
+                avx2::decode_strip(first, planes, codes, escapes, groups)
+            },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe {
+                avx512::decode_strip(first, planes, codes, escapes, groups)
+            },
+            _ => decode_strip(first, planes, codes, escapes, groups),
+        }
+        .ok_or_else(|| damaged("number of escapes"))?;
+    }
+    if escapes.is_empty() { Ok(()) } else { Err(damaged("number of escapes")) }
+}
+
+/// Encodes the groups of a strip; returns how many exponents were listed in `escapes`, or `None` if
+/// they did not fit.
+#[inline(always)]
+fn encode_strip(
+    first: u8,
+    groups: &[Numbers],
+    planes: &mut [[u8; GROUP]],
+    codes: &mut [[u8; CODES]],
+    escapes: &mut [u8],
+) -> Option<usize> {
+    let mut escaped = 0;
+    for ((numbers, plane), packed) in groups.iter().zip(planes).zip(codes) {
+        let (mut exponents, mut code) = ([0; GROUP], [0; GROUP]);
+        for at in 0..GROUP {
+            let turned = turned(numbers, at);
+            plane[at] = turned as u8;
+            exponents[at] = (turned >> 8) as u8;
+            code[at] = exponents[at].wrapping_sub(first).min(ESCAPE);
+        }
+        pack(&code, packed);
+        escaped += list(escapes_of(&code), &exponents, escapes.get_mut(escaped..)?)?;
+    }
+    Some(escaped)
+}
+
+/// Lists the exponents that `missing` names; `None` if there is no room.
+#[inline(always)]
+pub fn list(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
+    let count = missing.count_ones() as usize;
+    let mut at = 0;
+    if let Some(few) = room.first_chunk_mut::<FEW>() {
+        // What is written behind the last one is written over by the next.
+        for escape in few {
+            *escape = exponents[missing.trailing_zeros() as usize % GROUP];
+            missing &= missing.wrapping_sub(1);
+        }
+        at = FEW;
+    }
+    while missing != 0 {
+        *room.get_mut(at)? = exponents[missing.trailing_zeros() as usize % GROUP];
+        missing &= missing - 1;
+        at += 1;
+    }
+    Some(count)
+}
+
+/// Decodes what [`encode_strip`] made; returns the escapes that are left, or `None` if there were too
+/// few.
+#[inline(always)]
+fn decode_strip<'e>(
+    first: u8,
+    planes: &[[u8; GROUP]],
+    codes: &[[u8; CODES]],
+    mut escapes: &'e [u8],
+    groups: &mut [Numbers],
+) -> Option<&'e [u8]> {
+    for ((plane, packed), numbers) in planes.iter().zip(codes).zip(groups) {
+        let code = unpack(packed);
+        for at in 0..GROUP {
+            let number = number(code[at].wrapping_add(first), plane[at]);
+            [numbers[2 * at], numbers[2 * at + 1]] = number;
+        }
+        escapes = put_right(escapes_of(&code), escapes, plane, numbers)?;
+    }
+    Some(escapes)
+}
+
+/// Gives the numbers that `missing` names the exponents that are listed for them; returns those that
+/// are left.
+#[inline(always)]
+pub fn put_right<'e>(
+    mut missing: u64,
+    escapes: &'e [u8],
+    plane: &[u8; GROUP],
+    numbers: &mut Numbers,
+) -> Option<&'e [u8]> {
+    let (listed, rest) = escapes.split_at_checked(missing.count_ones() as usize)?;
+    for &exponent in listed {
+        let at = missing.trailing_zeros() as usize % GROUP;
+        [numbers[2 * at], numbers[2 * at + 1]] = number(exponent, plane[at]);
+        missing &= missing - 1;
+    }
+    Some(rest)
+}
+
+/// Number `at`, its exponent above its mantissa and sign.
+#[inline(always)]
+fn turned(numbers: &Numbers, at: usize) -> u16 {
+    u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]).rotate_left(1)
+}
+
+#[inline(always)]
+fn number(exponent: u8, rest: u8) -> [u8; 2] {
+    (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1).to_le_bytes()
+}
+
+/// Six bits a byte, two codes: the last eight of these are spread over the top bits of the others.
+#[inline(always)]
+fn pack(code: &[u8; GROUP], packed: &mut [u8; CODES]) {
+    let sextets: [u8; GROUP / 2] = std::array::from_fn(|at| code[at] | code[GROUP / 2 + at] << 3);
+    for at in 0..8 {
+        let last = sextets[CODES + at];
+        packed[at] = sextets[at] | last << 6;
+        packed[8 + at] = sextets[8 + at] | last >> 2 << 6;
+        packed[16 + at] = sextets[16 + at] | last >> 4 << 6;
+    }
+}
+
+#[inline(always)]
+fn unpack(packed: &[u8; CODES]) -> [u8; GROUP] {
+    let mut sextets = [0; GROUP / 2];
+    for at in 0..8 {
+        let [a, b, c] = [packed[at], packed[8 + at], packed[16 + at]];
+        sextets[at] = a & 63;
+        sextets[8 + at] = b & 63;
+        sextets[16 + at] = c & 63;
+        sextets[24 + at] = a >> 6 | b >> 6 << 2 | c >> 6 << 4;
+    }
+    let mut code = [0; GROUP];
+    let (front, back) = code.split_at_mut(GROUP / 2);
+    for ((front, back), pair) in front.iter_mut().zip(back).zip(sextets) {
+        (*front, *back) = (pair & 7, pair >> 3);
+    }
+    code
+}
+
+/// Which codes of a group are escapes.
+#[inline(always)]
+fn escapes_of(code: &[u8; GROUP]) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    // Gathers the lowest bits of eight bytes.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    code.as_chunks::<8>().0.iter().zip(0..).fold(0, |mask, (eight, at)| {
+        // Seven and one is eight; smaller codes do not get there.
+        let bits = (u64::from_le_bytes(*eight) + ONES) >> 3 & ONES;
+        mask | (bits.wrapping_mul(GATHER) >> 56) << (8 * at)
+    })
+}
+
+/// Whether most of a strip's middle lies in the window of the one before.
+#[inline(always)]
+fn fits(first: u8, groups: &[Numbers]) -> bool {
+    let middle = &groups[groups.len() / 2];
+    let mut outside = 0;
+    for at in 0..GROUP {
+        let exponent = (turned(middle, at) >> 8) as u8;
+        outside += u8::from(exponent.wrapping_sub(first) >= WINDOW);
+    }
+    usize::from(outside) * ESCAPES <= GROUP
+}
+
+/// The window that covers most of a strip's numbers, going by two groups of it.
+#[inline(never)]
+fn choose(groups: &[Numbers]) -> u8 {
+    let mut counts = [0u16; 256];
+    let (mut least, mut most) = (u8::MAX, 0);
+    for group in groups.iter().step_by(groups.len().div_ceil(2)) {
+        for at in 0..GROUP {
+            let exponent = (turned(group, at) >> 8) as u8;
+            counts[usize::from(exponent)] += 1;
+            least = least.min(exponent);
+            most = most.max(exponent);
+        }
+    }
+    let window = |first: u8| counts[usize::from(first)..].iter().take(WINDOW.into()).sum::<u16>();
+    let highest = most.saturating_sub(WINDOW - 1).max(least.min(u8::MAX - WINDOW + 1));
+    (least.min(highest)..=highest).max_by_key(|&first| window(first)).unwrap_or(least)
+}
