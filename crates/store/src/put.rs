@@ -95,6 +95,8 @@ impl Put<'_> {
             };
             let keys = part.keys.len();
             let unsettled = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
+            // Nobody waits for his turn, or for a sync, with memory that the next part could use.
+            drop(part);
             if !turn.settle(keys, || unsettled.and_then(|unsettled| unsettled.commit(self, keys))) {
                 return;
             }

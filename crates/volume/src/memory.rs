@@ -91,7 +91,9 @@ impl FragmentMut {
 /// The fragments of a page are initialised and valid for reads from any thread for as long as the
 /// value lives; together they are as long as the page. If [`PageSource::padded`] says so of a page,
 /// the bytes from the end of its last fragment to the next multiple of 4 KiB may be read as well, and
-/// are zero. A page whose bytes change while it is written is a clean miss later, never wrong bytes.
+/// are zero. A page whose bytes change while it is written in place is a miss later. One that is copied
+/// or encoded on its way is stored as it was found, which may be partly old and partly new: whoever
+/// changes a page during its put must not ask for it again.
 pub unsafe trait PageSource: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;

@@ -253,15 +253,10 @@ fn what_is_not_known_here_is_no_damage_and_what_is_known_and_does_not_decode_is(
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-#[test]
-fn without_staging_memory_a_read_ends_in_misses_at_its_deadline() {
-    let rig = rig(IoChoice::Auto);
-    let length = 200_000;
-    let contents = (0..4).map(|n| page(3, n, length, 0)).collect();
-    let run = encoded_run(&rig, 1, 1, contents, &[]);
-    // As much as there is, in pages that are encoded and kept.
+/// As much staging memory as there is in pieces of these lengths, in pages that are encoded and kept.
+fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
-    for length in [4 << 20, UNIT] {
+    for &length in lengths {
         let content = vec![page(1, 0, length as usize * 2, 0)];
         let source = OwnedPages::new(content);
         let pack = || rig.segments.pack_page(&source, 0, length * 2, 1, &EveryOther, None);
@@ -269,6 +264,42 @@ fn without_staging_memory_a_read_ends_in_misses_at_its_deadline() {
             held.push(page);
         }
     }
+    held
+}
+
+#[test]
+fn memory_for_one_page_is_enough_for_a_read_of_many() {
+    let rig = rig(IoChoice::Auto);
+    let length = 300_000;
+    // In one extent, where an operation takes several pages; and in many, which end within pages.
+    for extents in [&[][..], &[20, 50, 70]] {
+        let contents: Vec<Vec<u8>> = (0..6).map(|n| page(4, n, length, 0)).collect();
+        let run = encoded_run(&rig, 1, 1, contents, extents);
+        let one = u64::from(run.place.page_units) * UNIT;
+        let mut held = hold(&rig, &[4 << 20, one, UNIT]);
+        let spare = held.iter().position(|page| u64::from(page.units()) * UNIT == one).unwrap();
+        held.swap_remove(spare);
+        let mut memory = vec![vec![0; length]; 6];
+        let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
+        let target = BorrowedPagesMut::new(&mut pages);
+        let soon = Control {
+            deadline: Some(Instant::now() + Duration::from_secs(5)),
+            ..Control::default()
+        };
+        let fates = read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &soon);
+        drop(target);
+        assert_eq!(fates, [PageFate::Verified; 6]);
+        assert!(memory == run.pages, "wrong bytes");
+    }
+}
+
+#[test]
+fn without_staging_memory_a_read_ends_in_misses_at_its_deadline() {
+    let rig = rig(IoChoice::Auto);
+    let length = 200_000;
+    let contents = (0..4).map(|n| page(3, n, length, 0)).collect();
+    let run = encoded_run(&rig, 1, 1, contents, &[]);
+    let mut held = hold(&rig, &[4 << 20, UNIT]);
     let attempt = |deadline| {
         let mut memory = vec![vec![0; length]; 4];
         let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();

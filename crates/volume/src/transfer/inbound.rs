@@ -134,6 +134,23 @@ impl Inbound {
         true
     }
 
+    /// Cuts the chunk that is issued next to its first page, and returns it.
+    pub(super) fn narrow(&mut self) -> Chunk {
+        let chunk = &mut self.chunks[self.issued];
+        let page = self.shape.parts(&chunk.logical).next().map_or(0, |(page, _)| page);
+        let border = self.shape.pages(0..page as u64 + 1).end;
+        if border < chunk.logical.end {
+            let rest = Chunk {
+                segment: chunk.segment,
+                offset: chunk.offset + (border - chunk.logical.start),
+                logical: border..chunk.logical.end,
+            };
+            chunk.logical.end = border;
+            self.chunks.insert(self.issued + 1, rest);
+        }
+        self.chunks[self.issued].clone()
+    }
+
     /// The staging memory that an operation on a chunk uses.
     pub(super) fn pieces(&self, chunk: &Chunk, first: usize) -> Vec<Arc<Piece>> {
         if !self.is_staged {

@@ -101,7 +101,7 @@ impl<'a> Reading<'a> {
         if let Header::Bad(reason) = run.header {
             return Launch::Fail(reason);
         }
-        let chunk = run.chunks[run.issued].clone();
+        let mut chunk = run.chunks[run.issued].clone();
         let file = match self.segments.file(chunk.segment) {
             Ok(file) => file,
             Err(error) => {
@@ -118,7 +118,13 @@ impl<'a> Reading<'a> {
             None if idle => arena.take(bytes, self.control),
             piece => piece,
         };
-        let has_room = run.stage(&chunk, first, take);
+        let mut has_room = run.stage(&chunk, first, |bytes| arena.try_take(bytes));
+        if !has_room && idle {
+            // Page by page, then. A page that has memory gets its rest first: it must not be held
+            // while waiting for the memory of another.
+            chunk = run.narrow();
+            has_room = run.stage(&chunk, first, take);
+        }
         let cargo = has_room.then(|| {
             let memory = |page: usize| run.pages[page - first].memory();
             Cargo::load(&chunk, run.shape, run.header_block.as_ref(), memory, take)
