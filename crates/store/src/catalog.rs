@@ -80,6 +80,9 @@ pub struct Wanted {
     pub retain_until: u64,
     /// How long the owner may wait for space to be reclaimed.
     pub patience: Duration,
+    /// Whether the caller flushes when all parts of its put are committed, so that no part need be
+    /// durable by itself.
+    pub flushed_later: bool,
 }
 
 /// Space for the pages of a put that are not there yet.
@@ -95,6 +98,8 @@ pub struct Reserved {
     pub present: usize,
     /// Why some pages got no space, if so.
     pub refused: Option<Refusal>,
+    /// Whether a put is not done in this store before it is durable.
+    pub durable: bool,
 }
 
 /// Why a page was not taken.

@@ -20,6 +20,8 @@ struct Put<'a> {
     keys: &'a [&'a [u8]],
     terms: &'a Terms,
     control: &'a Control,
+    /// Whether this put goes in parts, and is made durable when all of them are committed.
+    in_parts: bool,
 }
 
 impl Store {
@@ -33,7 +35,7 @@ impl Store {
         control: &Control,
     ) -> Result<Outcome> {
         let started = Instant::now();
-        let put = Put { store: self, scope: reference, keys, terms, control };
+        let put = Put { store: self, scope: reference, keys, terms, control, in_parts: false };
         let written = match Encoder::of(scope, reference.codec, reference.page_bytes)? {
             None => put.write(0, keys.len(), source)?,
             Some(encoder) => put.encode(&encoder, source)?,
@@ -65,19 +67,25 @@ impl Put<'_> {
             at: 0,
             starved: false,
         };
-        let is_one = parts.is_one();
+        let in_parts = !parts.is_one();
+        let put = Put { in_parts, ..*self };
         let (parts, turns) = (Mutex::new((0, parts)), Turns::new());
-        if is_one {
-            self.write_parts(&parts, &turns);
+        if !in_parts {
+            put.write_parts(&parts, &turns);
         } else {
             thread::scope(|threads| {
                 let other = thread::Builder::new().name("ritornello-put".to_owned());
                 // Without the other, one part follows upon the other.
-                let _ = other.spawn_scoped(threads, || self.write_parts(&parts, &turns));
-                self.write_parts(&parts, &turns);
+                let _ = other.spawn_scoped(threads, || put.write_parts(&parts, &turns));
+                put.write_parts(&parts, &turns);
             });
         }
         let mut all = turns.into_written()?;
+        if all.unflushed {
+            self.store.catalog.flush()?;
+            // What an owner that died meanwhile had committed may be gone.
+            all.stored = all.stored.min(self.store.catalog.probe(self.scope, self.keys)?);
+        }
         if all.stored < self.keys.len() && all.reason.is_empty() {
             all.reason = self.control.stop().map_or("io", |stop| stop.word());
         }
@@ -129,6 +137,7 @@ impl Put<'_> {
             slices_per_page: part.map_or(1, Part::slices_per_page),
             retain_until: self.terms.retain_until,
             patience,
+            flushed_later: self.in_parts,
         };
         let reserved = store.catalog.reserve(self.scope, keys, parent, &wanted)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
@@ -188,10 +197,12 @@ impl Unsettled<'_> {
         let reserved = &self.reserved;
         let mut written =
             Written { stored: reserved.present, reason: self.reason, ..Written::default() };
+        written.unflushed = reserved.durable && put.in_parts && written.stored > 0;
         if reserved.runs.is_empty() {
             return Ok(written);
         }
         written.stored = self.store.catalog.commit(reserved.id, &self.sums)?;
+        written.unflushed = reserved.durable && put.in_parts;
         if written.stored < count && written.reason.is_empty() {
             written.reason = "superseded";
         }

@@ -13,6 +13,8 @@ pub(crate) struct Written {
     pub(crate) bytes: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) reason: &'static str,
+    /// Whether the put is not done before a flush.
+    pub(crate) unflushed: bool,
 }
 
 impl Written {
@@ -22,6 +24,7 @@ impl Written {
         self.bytes += part.bytes;
         self.disk_bytes += part.disk_bytes;
         self.reason = part.reason;
+        self.unflushed |= part.unflushed;
     }
 
     /// The leading pages are stored; of those behind a gap nothing is claimed.

@@ -7,8 +7,8 @@ use common::*;
 use proptest::prelude::*;
 use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Result, Scope, ScopeSettings};
-use ritornello_medium::Host;
-use ritornello_store::{ClientId, Outcome, Store, Terms};
+use ritornello_medium::{Host, SimDisk};
+use ritornello_store::{ClientId, Durability, Options, Outcome, Store, Terms};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::{Control, Packing};
@@ -286,6 +286,27 @@ fn a_put_in_parts_stops_when_it_is_told_and_can_be_taken_up_again() {
     put_all(&open.store, &scope, &keys, 0);
     expect(&open.store, &scope, &keys, 0);
     assert_eq!(open.store.stats().unwrap().catalog.reservations, 0);
+    open.close();
+}
+
+/// Parts of a put are made durable together, and before the put is acknowledged.
+#[test]
+fn a_durable_put_in_parts_is_flushed_once_and_survives() {
+    let disk = SimDisk::new(256 << 20);
+    let options = Options { durability: Durability::Durable, ..options(Path::new("/store"), 128) };
+    let open = open_on(Arc::new(disk.clone()), &options).unwrap();
+    let scope = numbers("durable", "bfloat16", 80);
+    set(&open.store, &scope, Codec::Split);
+    let keys = sequence(1, 140);
+    let syncs = || open.store.stats().unwrap().catalog.counters["syncs"];
+    let before = syncs();
+    put_all(&open.store, &scope, &keys, 0);
+    // 44 MiB in parts of 8, 16, 16 and the rest.
+    assert!(syncs() - before < 4, "{} rounds", syncs() - before);
+    let after = disk.crash(7);
+    open.forget();
+    let open = open_on(Arc::new(after), &options).unwrap();
+    expect(&open.store, &scope, &keys, 0);
     open.close();
 }
 

@@ -23,7 +23,8 @@ impl Engine {
             return Err(Error::retry("this reservation is not known here: put again")
                 .with("reservation", id));
         };
-        let Reservation { client, scope, hashes, runs, retain_until, lease } = reservation;
+        let Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease } =
+            reservation;
         let mut unused: Vec<Extent> = Vec::new();
         let (mut metadata_full, mut retained) = (false, false);
         for (at, run) in runs.iter().enumerate() {
@@ -91,7 +92,7 @@ impl Engine {
         if retain_until > 0 {
             self.retain(scope.slot, &hashes, retain_until);
         }
-        if self.durable_puts() {
+        if self.durable_puts() && !flushed_later {
             self.make_durable()?;
         }
         Ok(stored)

@@ -24,6 +24,8 @@ pub(crate) struct Reservation {
     pub(crate) runs: Vec<PlannedRun>,
     /// Seconds since 1970 until which the pages are to be kept, or zero.
     pub(crate) retain_until: u64,
+    /// Whether the put is flushed when all of it is committed.
+    pub(crate) flushed_later: bool,
     /// Pins the runs that this put hangs behind.
     pub(crate) lease: LeaseNumber,
 }

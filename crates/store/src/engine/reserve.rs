@@ -54,6 +54,7 @@ impl Engine {
             runs: Vec::new(),
             present: leading,
             refused: None,
+            durable: self.durable_puts(),
         };
         self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
         if leading == keys.len() {
@@ -62,7 +63,7 @@ impl Engine {
                 self.retain(scope.slot, &hashes, wanted.retain_until);
             }
             // Somebody else's put may be visible and on its way to the disk.
-            if self.durable_puts() {
+            if self.durable_puts() && !wanted.flushed_later {
                 self.make_durable()?;
             }
             return Ok(reserved);
@@ -123,13 +124,14 @@ impl Engine {
                 self.free(&mut state, &run.place.extents);
             }
         } else {
-            let retain_until = wanted.retain_until;
-            let reservation = Reservation { client, scope, hashes, runs, retain_until, lease };
+            let Wanted { retain_until, flushed_later, .. } = *wanted;
+            let reservation =
+                Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease };
             state.reservations.open.insert(reserved.id, reservation);
         }
         drop(state);
         logged?;
-        if reserved.id == 0 && self.durable_puts() {
+        if reserved.id == 0 && self.durable_puts() && !wanted.flushed_later {
             self.make_durable()?;
         }
         Ok(reserved)
