@@ -1,8 +1,9 @@
 //! Writes and reads: the store against the raw disk, round by round.
 
+use super::kept;
 use super::mover::Mover;
 use super::place::{Footprint, capacity_for, forget_pages};
-use super::report::{EncodedRates, Machine, Moved, Raw, Report, median};
+use super::report::{EncodedRates, Kept, Machine, Moved, Raw, Report, median};
 use super::shape::Shape;
 use crate::exit::Failure;
 use crate::open;
@@ -91,7 +92,12 @@ pub fn measure(
         }
     }
     summarise(&rounds, report);
-    report.encoded = compare(&rounds, &plain, shape.codec);
+    drop(mover);
+    if !plain.is_empty() {
+        steps.set_message("filling two small stores");
+        let kept = kept::measure(shape, segment_bytes, dir)?;
+        report.encoded = Some(compare(&rounds, &plain, shape.codec, kept));
+    }
     Ok(())
 }
 
@@ -238,17 +244,23 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.get = Some(moved(&|round| round.read));
 }
 
-/// Encoded pages against raw ones, round by round; nothing if there are none.
-fn compare(encoded: &[Round], plain: &[Round], codec: Codec) -> Option<EncodedRates> {
+/// Encoded pages against raw ones, round by round.
+fn compare(encoded: &[Round], plain: &[Round], codec: Codec, kept: Kept) -> EncodedRates {
     let medians = |of: &dyn Fn(&Round, &Round) -> f64| {
         median(&encoded.iter().zip(plain).map(|(a, b)| of(a, b)).collect::<Vec<_>>())
     };
     let ratio = |of: fn(&Round) -> Pair| medians(&|a, b| of(a).store.gib_s() / of(b).store.gib_s());
-    (!plain.is_empty()).then(|| EncodedRates {
+    let cpu = |of: fn(&Round) -> Pair| {
+        medians(&|a, b| of(a).store.cpu_s_per_gib() / of(b).store.cpu_s_per_gib())
+    };
+    EncodedRates {
         codec: codec.word().to_owned(),
         size: medians(&|a, _| a.size),
         put_ratio: ratio(|round| round.steady),
         put_fresh_ratio: ratio(|round| round.fresh),
         get_ratio: ratio(|round| round.read),
-    })
+        put_cpu_ratio: cpu(|round| round.steady),
+        get_cpu_ratio: cpu(|round| round.read),
+        kept,
+    }
 }

@@ -5,6 +5,7 @@ mod codec;
 mod content;
 mod data;
 mod index;
+mod kept;
 mod mover;
 mod parts;
 mod place;

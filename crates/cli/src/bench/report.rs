@@ -132,6 +132,25 @@ pub struct EncodedRates {
     pub put_fresh_ratio: f64,
     /// Get.
     pub get_ratio: f64,
+    /// Processor seconds a GiB, to those of raw pages: put and flush, overwriting.
+    pub put_cpu_ratio: f64,
+    /// The same of a get.
+    pub get_cpu_ratio: f64,
+    /// Pages that stay in a store that is too small for all.
+    pub kept: Kept,
+}
+
+/// Pages that were left of one set in two stores of the same capacity.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Kept {
+    /// All segments of such a store.
+    pub segments_bytes: u64,
+    /// As they come.
+    pub raw_pages: u64,
+    /// Encoded.
+    pub encoded_pages: u64,
+    /// The latter to the former.
+    pub ratio: f64,
 }
 
 /// A 256-page probe, in microseconds.

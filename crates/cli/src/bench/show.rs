@@ -76,12 +76,19 @@ fn rates(r: &Report) -> Option<String> {
     }
     if let Some(encoded) = &r.encoded {
         text += &format!(
-            "\n{}: {:.3} of the size; to raw pages: put {:.2}, into fresh space {:.2}, get {:.2}",
+            "\n{}: {:.3} of the size; to raw pages: put {:.2}, into fresh space {:.2}, get {:.2}; CPU of a \
+             put {:.2}, of a get {:.2}\n{} pages in {} of segments, {} as they come: {:.2}",
             encoded.codec,
             encoded.size,
             encoded.put_ratio,
             encoded.put_fresh_ratio,
-            encoded.get_ratio
+            encoded.get_ratio,
+            encoded.put_cpu_ratio,
+            encoded.get_cpu_ratio,
+            encoded.kept.encoded_pages,
+            bytes(encoded.kept.segments_bytes),
+            encoded.kept.raw_pages,
+            encoded.kept.ratio
         );
     }
     Some(text)
