@@ -21,6 +21,8 @@ pub const CODES: usize = GROUP / 8 * 3;
 const HEAD: usize = 1 + 4;
 /// With more than one escape in this many numbers, codes of four bits are shorter.
 const ESCAPES: usize = 8;
+/// Groups of a strip that are looked at before its window is chosen.
+const SAMPLE: usize = 8;
 /// Escapes of a group that are handled without a branch: more are rare.
 const FEW: usize = 4;
 
@@ -254,12 +256,13 @@ fn fits(first: u8, groups: &[Numbers]) -> bool {
     usize::from(outside) * ESCAPES <= GROUP
 }
 
-/// The window that covers most of a strip's numbers, going by two groups of it.
+/// The window that covers most of a strip's numbers, going by a sample. A strip keeps the window of the
+/// one before while that fits, so a poor choice would cost more than a few numbers.
 #[inline(never)]
 fn choose(groups: &[Numbers]) -> u8 {
     let mut counts = [0u16; 256];
     let (mut least, mut most) = (u8::MAX, 0);
-    for group in groups.iter().step_by(groups.len().div_ceil(2)) {
+    for group in groups.iter().step_by(groups.len().div_ceil(SAMPLE)) {
         for at in 0..GROUP {
             let exponent = (turned(group, at) >> 8) as u8;
             counts[usize::from(exponent)] += 1;
