@@ -35,10 +35,10 @@ const SHADOW_BYTES_PER_PAGE: u64 = 256;
 const WINDOW: f64 = 64.0;
 /// A candidate takes over if its hits exceed those of the one followed by this part of all pages
 /// asked for...
-const MARGIN: f64 = 0.01;
+const MARGIN: f64 = 0.005;
 /// ...and by so many standard errors: whole sequences are hit or missed, so what counts is by how
 /// much the two differed demand by demand.
-const SIGMAS: f64 = 1.0;
+const SIGMAS: f64 = 2.0;
 /// Sampled pages between two decisions.
 const DECIDE_EVERY: u64 = 64;
 
@@ -56,8 +56,6 @@ pub(super) struct Adaptive {
     sample: Sample,
     followed: usize,
     switches: u64,
-    /// Pages that the store holds when it is full.
-    full: u64,
     /// Sampled pages asked for since the last decision.
     undecided: u64,
     /// For any two shadows, the sum of squares of how many hits one had more than the other, demand
@@ -78,7 +76,6 @@ impl Adaptive {
             sample: Sample::new(),
             followed: 0,
             switches: 0,
-            full: 0,
             undecided: 0,
             apart: [[0.0; CANDIDATES_MAX]; CANDIDATES_MAX],
         }
@@ -136,8 +133,6 @@ impl Eviction for Adaptive {
     }
 
     fn demanded(&mut self, _: Demand, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
-        // A store that was made smaller is found out in the end.
-        self.full -= self.full / 4096;
         self.sample.take(after, pages);
         let keys = self.sample.keys();
         if keys.is_empty() {
@@ -196,11 +191,10 @@ impl Eviction for Adaptive {
     }
 
     fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
-        // What a put has had evicted and not yet filled is not lost: the most of late counts.
-        self.full = self.full.max(self.tree.pages());
-        let pages = self.full / self.sample.rate();
+        let victims = self.tree.victims(units, holdings);
+        let pages = self.tree.pages_when_full() / self.sample.rate();
         self.shadows.iter_mut().for_each(|shadow| shadow.set_capacity(pages.max(1)));
-        self.tree.victims(units, holdings)
+        victims
     }
 
     fn len(&self) -> usize {

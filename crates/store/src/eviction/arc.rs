@@ -1,6 +1,6 @@
 //! Adaptive replacement.
 
-use super::ghost::{Ghosts, keys_max};
+use super::ghost::Ghosts;
 use super::order::{Arrival, Order};
 use super::pieces::{List, Piece, Pieces};
 
@@ -18,6 +18,7 @@ pub(super) struct Arc {
     /// Units that the first list should have.
     target: u64,
     capacity: u64,
+    keys: usize,
 }
 
 const ONCE: usize = 0;
@@ -30,6 +31,7 @@ impl Arc {
             ghosts: [Ghosts::default(), Ghosts::default()],
             target: 0,
             capacity: 0,
+            keys: 0,
         }
     }
 
@@ -43,7 +45,8 @@ impl Order for Arc {
         "arc"
     }
 
-    fn set_capacity(&mut self, units: u64) {
+    fn set_capacity(&mut self, units: u64, keys: usize) {
+        self.keys = keys;
         self.capacity = units;
         self.target = self.target.min(units);
     }
@@ -109,7 +112,7 @@ impl Order for Arc {
             ONCE => self.capacity.saturating_sub(self.lists[ONCE].units()),
             _ => self.capacity.saturating_sub(self.ghosts[ONCE].units()),
         };
-        self.ghosts[list].remember(key, 0, units, room, keys_max(pieces, self.capacity));
+        self.ghosts[list].remember(key, 0, units, room, self.keys);
     }
 
     fn remembers(&self) -> bool {

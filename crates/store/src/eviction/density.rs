@@ -1,6 +1,6 @@
 //! The least hope of a hit, for the space and time it takes, first.
 
-use super::ghost::{Ghosts, keys_max};
+use super::ghost::Ghosts;
 use super::order::{Arrival, Order};
 use super::pieces::{List, Piece, Pieces};
 
@@ -22,6 +22,8 @@ pub(super) struct Density {
     kinds: [Kind; KINDS],
     ghosts: Ghosts,
     capacity: u64,
+    /// As many keys as it holds pieces.
+    keys: usize,
     /// The present step, and the units that were used in it.
     now: u32,
     used: u64,
@@ -43,19 +45,27 @@ const REVIEW: u32 = 4;
 /// What is left of a count after each review.
 const FADE: f32 = 0.97;
 /// Kinds of pages: just put; just put behind pages that were used, as the only ones there; used
-/// once; used more often.
-const KINDS: usize = 4;
+/// once; used more often; and just put again, soon after they were evicted.
+const KINDS: usize = 5;
+const RETURNED: usize = 4;
+/// Bits of a ghost's note that are its kind.
+const KIND_BITS: u32 = 3;
 /// How likely pages of each kind are believed to be used, by age, before anything was seen: so
 /// many times 1 / (4 + age) in a step. It falls as it does where reuse has no scale.
-const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8];
-/// What that belief weighs, as a part of the capacity.
-const EXPECTED: f32 = 0.05;
+const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8, 0.8];
+/// What that belief weighs, as a part of the capacity. Much: sequences are used as a whole, so that
+/// many uses of pages are few things seen.
+const EXPECTED: f32 = 0.4;
+/// What was evicted is remembered for so many times the capacity.
+const REMEMBERED: u64 = 2;
 
 /// Pages of a kind.
 #[derive(Debug)]
 struct Kind {
     /// By step of last use, modulo.
     ages: Box<[List; AGES]>,
+    /// Which of those may have a piece; the others have none.
+    filled: u128,
     /// Older than all those.
     old: List,
     /// Units that came to be of this kind, in all and by step, modulo; and those that were used
@@ -70,12 +80,31 @@ impl Kind {
     fn new() -> Self {
         Self {
             ages: Box::new([List::new(); AGES]),
+            filled: 0,
             old: List::new(),
             began: 0.0,
             begins: Box::new([0.0; AGES]),
             used: Box::new([0.0; AGES]),
             worth: Box::new([0.0; AGES]),
         }
+    }
+
+    /// What was used first of a list by its stamp, modulo; [`AGES`]: of what is older than all.
+    fn oldest(&self, at: usize) -> Option<u32> {
+        self.ages.get(at).unwrap_or(&self.old).oldest()
+    }
+
+    /// The list of pieces that were last used at `stamp`, to put one there.
+    fn filling(&mut self, now: u32, stamp: u32) -> &mut List {
+        self.filled |= 1 << (stamp as usize % AGES);
+        self.list(now, stamp)
+    }
+
+    /// The ages at which there may be pieces, as bits; the oldest is always among them.
+    fn ages_filled(&self, now: u32) -> u128 {
+        // The list of age `a` is `now - a`, modulo.
+        let ages = self.filled.reverse_bits().rotate_left((now + 1) % AGES as u32);
+        ages | 1 << (AGES - 1)
     }
 
     /// The list of pieces that were last used at `stamp`.
@@ -150,6 +179,7 @@ impl Density {
             kinds: std::array::from_fn(|_| Kind::new()),
             ghosts: Ghosts::default(),
             capacity: 0,
+            keys: 0,
             now: 2 * AGES as u32,
             used: 0,
             due: REVIEW,
@@ -164,8 +194,12 @@ impl Density {
 
     /// A piece of a kind and an age is about to be listed.
     fn listing(&mut self, kind: usize, age: u32) {
-        let worth = self.kinds[kind].worth[(age as usize).min(AGES - 1)];
-        self.next = self.next.filter(|(.., least)| *least < worth);
+        let age = (age as usize).min(AGES - 1);
+        let worth = self.kinds[kind].worth[age];
+        if self.next.is_some_and(|(.., least)| worth <= least) {
+            let at = if age < AGES - 1 { (self.now as usize - age) % AGES } else { AGES };
+            self.next = Some((kind, at, worth));
+        }
     }
 
     /// `units` were put or used.
@@ -184,6 +218,7 @@ impl Density {
             for kind in &mut self.kinds {
                 let leaving = &mut kind.ages[(self.now as usize + 1) % AGES];
                 kind.old.append(pieces, leaving);
+                kind.filled &= !(1 << ((self.now as usize + 1) % AGES));
                 kind.begins[self.now as usize % AGES] = 0.0;
             }
             self.due -= 1;
@@ -211,7 +246,7 @@ impl Density {
         let kind = &mut self.kinds[kind];
         kind.began += units as f32;
         kind.begins[self.now as usize % AGES] += units as f32;
-        kind.list(self.now, self.now).push_newest(pieces, slot);
+        kind.filling(self.now, self.now).push_newest(pieces, slot);
     }
 }
 
@@ -220,7 +255,8 @@ impl Order for Density {
         "density"
     }
 
-    fn set_capacity(&mut self, units: u64) {
+    fn set_capacity(&mut self, units: u64, keys: usize) {
+        self.keys = keys;
         let first = self.capacity == 0;
         self.capacity = units;
         if first {
@@ -230,8 +266,9 @@ impl Order for Density {
 
     fn recall(&mut self, key: u64, units: u64) -> bool {
         let Some(note) = self.ghosts.recall(key) else { return false };
-        let age = (self.now << 2).wrapping_sub(note) >> 2;
-        self.kinds[note as usize % KINDS].used[(age as usize).min(AGES - 1)] += units as f32;
+        let age = (self.now << KIND_BITS).wrapping_sub(note) >> KIND_BITS;
+        self.kinds[note as usize % (1 << KIND_BITS) % KINDS].used[(age as usize).min(AGES - 1)] +=
+            units as f32;
         true
     }
 
@@ -239,7 +276,7 @@ impl Order for Density {
         match arrival {
             Arrival::New { known, continues } => {
                 self.pass(pieces, pieces[slot].units());
-                let kind = if known { 2 } else { usize::from(continues) };
+                let kind = if known { RETURNED } else { usize::from(continues) };
                 self.begin(pieces, slot, kind);
             }
             Arrival::Inherited => {
@@ -276,7 +313,9 @@ impl Order for Density {
         }
         let age = self.now - piece.stamp;
         self.listing(usize::from(piece.queue) % KINDS, age);
-        self.list(&pieces[slot]).push_oldest(pieces, slot);
+        let Piece { queue, stamp, .. } = pieces[slot];
+        let kind = &mut self.kinds[usize::from(queue) % KINDS];
+        kind.filling(self.now, stamp).push_oldest(pieces, slot);
     }
 
     fn list_after(&mut self, pieces: &mut Pieces, listed: u32, slot: u32) {
@@ -288,38 +327,42 @@ impl Order for Density {
     }
 
     fn victim(&mut self, _: &mut Pieces) -> Option<u32> {
-        let oldest = |(kind, at, _): (usize, usize, f32)| {
-            let kind: &Kind = &self.kinds[kind];
-            kind.ages.get(at).unwrap_or(&kind.old).oldest()
-        };
-        if let Some(slot) = self.next.and_then(oldest) {
+        if let Some((kind, at, _)) = self.next
+            && let Some(slot) = self.kinds[kind].oldest(at)
+        {
             return Some(slot);
         }
         let mut least: Option<(usize, usize, f32)> = None;
-        for (number, kind) in self.kinds.iter().enumerate() {
-            let lists = (0..AGES - 1).map(|age| (self.now as usize - age) % AGES).chain([AGES]);
-            for (age, at) in lists.enumerate() {
+        for (number, kind) in self.kinds.iter_mut().enumerate() {
+            let mut ages = kind.ages_filled(self.now);
+            while ages != 0 {
+                let age = ages.trailing_zeros() as usize;
+                ages &= ages - 1;
                 let worth = kind.worth[age];
-                if least.is_none_or(|(.., least)| worth <= least)
-                    && kind.ages.get(at).unwrap_or(&kind.old).oldest().is_some()
-                {
+                if least.is_some_and(|(.., least)| worth > least) {
+                    continue;
+                }
+                let at = if age < AGES - 1 { (self.now as usize - age) % AGES } else { AGES };
+                if kind.oldest(at).is_some() {
                     least = Some((number, at, worth));
+                } else if at < AGES {
+                    kind.filled &= !(1 << at);
                 }
             }
         }
         self.next = least;
-        least.and_then(oldest)
+        least.and_then(|(kind, at, _)| self.kinds[kind].oldest(at))
     }
 
     fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
         let piece = &pieces[slot];
-        let note = (piece.stamp << 2) | (u32::from(piece.queue) % KINDS as u32);
+        let note = (piece.stamp << KIND_BITS) | (u32::from(piece.queue) % KINDS as u32);
         self.ghosts.remember(
             key,
             note,
             units,
-            4 * self.capacity,
-            2 * keys_max(pieces, self.capacity),
+            REMEMBERED * self.capacity,
+            REMEMBERED as usize * self.keys,
         );
     }
 

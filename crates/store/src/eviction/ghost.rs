@@ -1,12 +1,12 @@
 //! What a policy remembers of pages that it evicted: their keys.
 
-use super::pieces::Pieces;
 use std::collections::{HashMap, VecDeque};
 
 /// Keys of what was evicted, oldest first. Bounded in units and in number.
 ///
 /// Invariant: every key in `by_key` is in `queue` with the same number; entries of `queue` whose
-/// number is another were recalled since. `units` is the sum over `by_key`.
+/// number is another were recalled since, and are fewer than the others, but for some. `units` is
+/// the sum over `by_key`.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     by_key: HashMap<u64, Ghost, super::fold::Folding>,
@@ -20,14 +20,6 @@ struct Ghost {
     units: u32,
     number: u32,
     note: u32,
-}
-
-/// Units (8 MiB) of a store for each of which a key is remembered, even if it holds few pieces.
-const UNITS_PER_KEY: u64 = 2048;
-
-/// How many keys to remember for a store of so many pieces and units.
-pub(super) fn keys_max(pieces: &Pieces, capacity: u64) -> usize {
-    pieces.len().max(usize::try_from(capacity / UNITS_PER_KEY).unwrap_or(usize::MAX))
 }
 
 /// This many keys are remembered, however few pieces there are.
@@ -55,7 +47,13 @@ impl Ghosts {
         self.by_key.insert(key, Ghost { units, number: self.next, note });
         self.queue.push_back((key, self.next));
         self.units += u64::from(units);
-        while self.units > units_max || self.queue.len() > keys_max.max(KEYS_MIN) {
+        if self.queue.len() > 2 * self.by_key.len() + KEYS_MIN {
+            let live = |(key, number): &(u64, u32)| {
+                self.by_key.get(key).is_some_and(|ghost| ghost.number == *number)
+            };
+            self.queue.retain(live);
+        }
+        while self.units > units_max || self.by_key.len() > keys_max.max(KEYS_MIN) {
             let Some((key, number)) = self.queue.pop_front() else { break };
             if self.by_key.get(&key).is_some_and(|ghost| ghost.number == number) {
                 self.recall(key);

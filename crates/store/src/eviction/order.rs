@@ -26,9 +26,10 @@ pub(super) trait Order: Send + Debug {
     /// The policy's name.
     fn name(&self) -> &'static str;
 
-    /// The store holds about so many units when it is full.
-    fn set_capacity(&mut self, units: u64) {
-        let _ = units;
+    /// The store holds about so many units when it is full. What is remembered of evicted pages
+    /// is about so many keys.
+    fn set_capacity(&mut self, units: u64, keys: usize) {
+        let _ = (units, keys);
     }
 
     /// Whether what was evicted under this key is remembered; it is forgotten then.

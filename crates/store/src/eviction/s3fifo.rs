@@ -1,6 +1,6 @@
 //! Three queues, first in first out.
 
-use super::ghost::{Ghosts, keys_max};
+use super::ghost::Ghosts;
 use super::order::{Arrival, Order};
 use super::pieces::{List, Piece, Pieces};
 
@@ -15,6 +15,7 @@ pub(super) struct S3Fifo {
     lists: [List; 2],
     ghosts: Ghosts,
     capacity: u64,
+    keys: usize,
 }
 
 const SMALL: usize = 0;
@@ -24,7 +25,7 @@ const USES_MAX: u32 = 3;
 
 impl S3Fifo {
     pub(super) fn new() -> Self {
-        Self { lists: [List::new(); 2], ghosts: Ghosts::default(), capacity: 0 }
+        Self { lists: [List::new(); 2], ghosts: Ghosts::default(), capacity: 0, keys: 0 }
     }
 
     fn list(&mut self, piece: &Piece) -> &mut List {
@@ -42,7 +43,8 @@ impl Order for S3Fifo {
         "s3fifo"
     }
 
-    fn set_capacity(&mut self, units: u64) {
+    fn set_capacity(&mut self, units: u64, keys: usize) {
+        self.keys = keys;
         self.capacity = units;
     }
 
@@ -107,7 +109,7 @@ impl Order for S3Fifo {
     fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
         if pieces[slot].queue == SMALL as u8 {
             let most = self.capacity - self.small();
-            self.ghosts.remember(key, 0, units, most, keys_max(pieces, self.capacity));
+            self.ghosts.remember(key, 0, units, most, self.keys);
         }
     }
 

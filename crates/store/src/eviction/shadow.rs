@@ -188,8 +188,11 @@ impl Shadow {
         if excess > 0 {
             self.tree.victims(excess, &Pinned(parent));
         }
+        // What finds no room is refused, as the store does.
+        let room = usize::try_from(self.capacity.saturating_sub(self.tree.pages()));
+        let fit = (keys.len() - there).min(room.unwrap_or(usize::MAX));
         let mut parent = parent;
-        for &key in &keys[there..] {
+        for &key in &keys[there..there + fit] {
             self.tree.admit(&Resident {
                 run: RunId(key),
                 key,
@@ -226,3 +229,6 @@ impl Holdings for Pinned {
         run.0
     }
 }
+
+#[cfg(test)]
+mod tests;

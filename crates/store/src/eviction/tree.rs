@@ -4,9 +4,11 @@ use super::fold::{Folding, table_bytes};
 use super::order::{Arrival, Order};
 use super::pieces::{NONE, Piece, Pieces};
 use super::{Resident, Used};
+use full::Full;
 use ritornello_index::RunId;
 use std::collections::HashMap;
 
+mod full;
 mod victims;
 
 /// A run is cut in chunks of about this many units (16 MiB): smaller ones leave free space in
@@ -46,6 +48,7 @@ pub(super) struct Tree {
     turn: u8,
     units: u64,
     pages: u64,
+    full: Full,
     chunk_units: u32,
 }
 
@@ -60,6 +63,7 @@ impl Tree {
             turn: 0,
             units: 0,
             pages: 0,
+            full: Full::default(),
             chunk_units: chunk_units.max(1),
         }
     }
@@ -72,6 +76,11 @@ impl Tree {
     /// Number of pages.
     pub(super) fn pages(&self) -> u64 {
         self.pages
+    }
+
+    /// Number of pages when the store is full.
+    pub(super) fn pages_when_full(&self) -> u64 {
+        self.full.pages()
     }
 
     pub(super) fn knows(&self, run: RunId) -> bool {
@@ -97,7 +106,7 @@ impl Tree {
     /// Lets another order take over, unless one is just doing so.
     pub(super) fn follow(&mut self, mut order: Box<dyn Order>) {
         debug_assert!(self.retiring.is_none());
-        order.set_capacity(self.units);
+        order.set_capacity(self.full.units(), self.full.keys());
         self.retiring = Some(std::mem::replace(&mut self.order, order));
         self.turn = (self.turn + 1) % 64;
     }

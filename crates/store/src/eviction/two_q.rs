@@ -1,6 +1,6 @@
 //! Two queues.
 
-use super::ghost::{Ghosts, keys_max};
+use super::ghost::Ghosts;
 use super::order::{Arrival, Order};
 use super::pieces::{List, Piece, Pieces};
 
@@ -16,6 +16,7 @@ pub(super) struct TwoQ {
     lists: [List; 2],
     left: Ghosts,
     capacity: u64,
+    keys: usize,
 }
 
 const IN: usize = 0;
@@ -23,7 +24,7 @@ const MAIN: usize = 1;
 
 impl TwoQ {
     pub(super) fn new() -> Self {
-        Self { lists: [List::new(); 2], left: Ghosts::default(), capacity: 0 }
+        Self { lists: [List::new(); 2], left: Ghosts::default(), capacity: 0, keys: 0 }
     }
 
     fn list(&mut self, piece: &Piece) -> &mut List {
@@ -36,7 +37,8 @@ impl Order for TwoQ {
         "2q"
     }
 
-    fn set_capacity(&mut self, units: u64) {
+    fn set_capacity(&mut self, units: u64, keys: usize) {
+        self.keys = keys;
         self.capacity = units;
     }
 
@@ -87,7 +89,7 @@ impl Order for TwoQ {
 
     fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
         if pieces[slot].queue == IN as u8 {
-            self.left.remember(key, 0, units, self.capacity / 2, keys_max(pieces, self.capacity));
+            self.left.remember(key, 0, units, self.capacity / 2, self.keys);
         }
     }
 

@@ -7,7 +7,8 @@ use super::Tree;
 impl Tree {
     pub(in super::super) fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
         self.move_some();
-        self.order.set_capacity(self.units);
+        self.full.observe(self.units, self.pages, self.pieces.len());
+        self.order.set_capacity(self.full.units(), self.full.keys());
         let mut victims = Vec::new();
         let mut left = units;
         let mut passed = Vec::new();

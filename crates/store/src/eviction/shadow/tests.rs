@@ -1,0 +1,118 @@
+//! A shadow that sees every page does as a store does that follows its policy.
+
+use super::super::arc::Arc;
+use super::super::density::Density;
+use super::super::lru::Lru;
+use super::super::s3fifo::S3Fifo;
+use super::super::two_q::TwoQ;
+use super::*;
+use std::collections::HashMap;
+
+/// Pages that fit. All parts of the capacity that the policies count with are whole.
+const FITS: usize = 240;
+
+/// A store as the engine drives a policy: every page is a run; all space of a put is there before
+/// the first of its runs is.
+struct Store {
+    tree: Tree,
+    page_units: u32,
+    /// By key, and the keys by run.
+    runs: HashMap<u64, u64>,
+    keys: Vec<u64>,
+}
+
+/// Keys of all runs, and the key that is pinned with all before it.
+struct Held<'a>(&'a [u64], &'a [Used]);
+
+impl Holdings for Held<'_> {
+    fn is_pinned(&self, run: RunId) -> bool {
+        self.1.iter().any(|used| used.run == run)
+    }
+    fn page_key(&self, run: RunId, _: u32) -> u64 {
+        self.0[run.0 as usize]
+    }
+}
+
+impl Store {
+    fn new(order: Box<dyn Order>, page_units: u32) -> Self {
+        // A page is as long as the chunks that runs are cut in, at least.
+        Self { tree: Tree::new(order, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
+    }
+
+    /// Reads what is there of a sequence, and puts the rest. Returns how much was there.
+    fn ask(&mut self, sequence: &[u64]) -> usize {
+        let there = sequence.iter().map_while(|key| self.runs.get(key));
+        let path: Vec<Used> = there.map(|run| Used { run: RunId(*run), pages: 1 }).collect();
+        let missing = &sequence[path.len()..];
+        self.tree.hit(&path);
+        let mut free = FITS - self.runs.len();
+        for _ in missing {
+            if free == 0 {
+                let held = Held(&self.keys, &path);
+                let victims = self.tree.victims(u64::from(self.page_units), &held);
+                assert_eq!(victims.len(), 1);
+                self.runs.remove(&self.keys[victims[0].run.0 as usize]);
+                self.tree.remove(victims[0].run);
+                free += 1;
+            }
+            free -= 1;
+        }
+        let mut parent = path.last().map(|used| (used.run, 0));
+        for &key in missing {
+            let run = RunId(self.keys.len() as u64);
+            let page_units = self.page_units;
+            self.tree.admit(&Resident { run, key, parent, pages: 1, page_units, header_units: 0 });
+            self.runs.insert(key, run.0);
+            self.keys.push(key);
+            parent = Some((run, 0));
+        }
+        path.len()
+    }
+}
+
+/// Conversations that grow, some of them asked for more often; behind twenty new ones.
+fn sequences() -> Vec<Vec<u64>> {
+    let mut state = 7u64;
+    let mut below = |bound: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % bound
+    };
+    let fill = (0..20).map(|which| (which, FITS as u64 / 20));
+    let mut asked: Vec<(u64, u64)> = fill.collect();
+    for _ in 0..4000 {
+        let spread = 1 + below(120);
+        asked.push((below(spread), 1 + below(30)));
+    }
+    let sequence = |(which, pages)| (0..pages).map(|page| ((which + 1) << 32) | page).collect();
+    asked.into_iter().map(sequence).collect()
+}
+
+#[test]
+fn a_shadow_of_every_page_chooses_as_the_store_does() {
+    let orders: [fn() -> Box<dyn Order>; 5] = [
+        || Box::new(Lru::new()),
+        || Box::new(Arc::new()),
+        || Box::new(TwoQ::new()),
+        || Box::new(S3Fifo::new()),
+        || Box::new(Density::new()),
+    ];
+    for (make, page_units) in orders.into_iter().flat_map(|make| [(make, 1), (make, 1 << 14)]) {
+        let (mut store, mut shadow) = (Store::new(make(), page_units), Shadow::new(make()));
+        shadow.set_capacity(FITS as u64);
+        let mut hits = 0;
+        for (at, sequence) in sequences().iter().enumerate() {
+            let there = store.ask(sequence);
+            // As the engine tells it: what was read, then what was put.
+            let (read, put) = sequence.split_at(there);
+            let mut had = shadow.demand(None, true, read, 1.0);
+            if !put.is_empty() {
+                had += shadow.demand(read.last().copied(), had == there, put, 1.0);
+            }
+            let name = shadow.name();
+            assert_eq!(had, there, "{name}, pages of {page_units}, sequence {at}");
+            hits += had;
+        }
+        assert!(hits > 1000);
+    }
+}
