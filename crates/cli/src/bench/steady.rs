@@ -11,7 +11,7 @@ use crate::print::{bytes, json, say, table};
 use crate::scratch::Scratch;
 use crate::{Context, open, progress};
 use ritornello_codec::Codec;
-use ritornello_format::Scope;
+use ritornello_format::{Scope, ScopeSettings};
 use ritornello_node::Node;
 use ritornello_store::{CatalogStats, Options, Pieces, SEGMENT_BYTES, Store};
 use ritornello_volume::BorrowedPagesMut;
@@ -40,9 +40,43 @@ const LATENCY_TIME: Duration = Duration::from_secs(4);
 /// How often allocated blocks are counted.
 const SAMPLE: Duration = Duration::from_millis(20);
 
-/// Bytes a page, and pages a sequence.
-const ONE: &[(u64, u32)] = &[(192 << 10, 256)];
-const MIXED: &[(u64, u32)] = &[(16 << 10, 512), (64 << 10, 256), (192 << 10, 256), (8 << 20, 4)];
+/// Sequences of one length, as one codec stores them.
+struct Kind {
+    page_bytes: u64,
+    /// Pages of a sequence at most.
+    pages: u32,
+    /// Layers and heads of bfloat16 numbers; 16 tokens of 64 channels make a page of 4 KiB each.
+    model: (u32, u32),
+    codec: Codec,
+}
+
+const fn kind(page_bytes: u64, pages: u32, model: (u32, u32), codec: Codec) -> Kind {
+    Kind { page_bytes, pages, model, codec }
+}
+
+const ONE: &[Kind] = &[kind(192 << 10, 256, (24, 2), Codec::Raw)];
+const MIXED: &[Kind] = &[
+    kind(16 << 10, 512, (2, 2), Codec::Raw),
+    kind(64 << 10, 256, (8, 2), Codec::Split),
+    kind(192 << 10, 256, (24, 2), Codec::Int8),
+    kind(8 << 20, 4, (64, 32), Codec::Split),
+];
+
+impl Kind {
+    fn scope(&self) -> Scope {
+        Scope {
+            dtype: "bfloat16".to_owned(),
+            kv_scale: "none".to_owned(),
+            page_tokens: 16,
+            layers: (0, self.model.0),
+            kv_heads: (0, self.model.1),
+            head_dim: 64,
+            layout: "page_first".to_owned(),
+            page_bytes: None,
+            ..Scope::opaque(&format!("steady {}", self.page_bytes), 1, true)
+        }
+    }
+}
 
 #[derive(Serialize)]
 struct Report {
@@ -98,9 +132,9 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let dir = place::choose(args.dir.as_deref(), 2 * capacity)?;
     let scratch = Scratch::new(&dir, "steady")?;
     let steps = progress::steps(2);
-    let measure = |name: &str, sizes| {
+    let measure = |name: &str, kinds| {
         steps.set_message(name.to_owned());
-        let bench = Bench::new(capacity, segment_bytes, sizes, &scratch.path().join(name))?;
+        let bench = Bench::new(capacity, segment_bytes, kinds, &scratch.path().join(name))?;
         let figures = bench.measure()?;
         steps.inc(1);
         Ok::<_, Failure>(figures)
@@ -135,28 +169,23 @@ struct Bench {
 type Movers = Vec<Mover>;
 
 impl Bench {
-    fn new(
-        capacity: u64,
-        segment: u64,
-        sizes: &[(u64, u32)],
-        home: &Path,
-    ) -> Result<Self, Failure> {
-        let share = capacity / SET_SHARE / sizes.len() as u64;
-        let shape = |&(page_bytes, most): &(u64, u32)| {
+    fn new(capacity: u64, segment: u64, kinds: &[Kind], home: &Path) -> Result<Self, Failure> {
+        let share = capacity / SET_SHARE / kinds.len() as u64;
+        let shape = |kind: &Kind| {
+            let page_bytes = kind.page_bytes;
             let longest = share.min(capacity / SEQUENCE_SHARE);
-            let pages = u64::from(most).min(longest / page_bytes).max(1);
+            let pages = u64::from(kind.pages).min(longest / page_bytes).max(1);
             let sequences = (share / (pages * page_bytes)).max(1);
-            let scope = Scope::opaque(&format!("steady {page_bytes}"), page_bytes, true);
             // Both are at most a few hundred.
             Shape {
-                scope,
-                codec: Codec::Raw,
+                scope: kind.scope(),
+                codec: kind.codec,
                 page_bytes,
                 sequence_pages: pages as u32,
                 sequences: sequences as u32,
             }
         };
-        let shapes: Vec<Shape> = sizes.iter().map(shape).collect();
+        let shapes: Vec<Shape> = kinds.iter().map(shape).collect();
         let set: u64 = shapes.iter().map(Shape::total).sum();
         if set * u64::from(FRESH_SETS) > capacity / 4 * 3 {
             return Err(Failure::unusable(
@@ -177,7 +206,13 @@ impl Bench {
         options.capacity = Some(self.capacity);
         options.segment_bytes = Some(self.segment_bytes);
         options.scrub_rate = 0;
-        open::with(&options)
+        let node = open::with(&options)?;
+        for shape in &self.shapes {
+            let codec = Some(shape.codec.number());
+            let settings = ScopeSettings { codec, ..ScopeSettings::default() };
+            node.store().configure(&shape.scope, &settings)?;
+        }
+        Ok(node)
     }
 
     fn set_bytes(&self) -> u64 {

@@ -16,6 +16,10 @@ mod victims;
 /// to 1.8 extents with it, 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
 /// `runs_stay_whole_at_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
+/// Uses split runs into pieces of at least so many chunks. Pieces go one by one, and what a short one
+/// leaves free takes no run whole: where uses end anywhere, runs lie in 2.5 extents instead of 1.1
+/// (test `runs_lie_in_few_extents`).
+const SPLIT_CHUNKS: u32 = 2;
 /// So many runs may be in pieces beyond the one each that every run may have.
 const SPLITS_SPARE: usize = 1024;
 /// Pieces that go over to a new order with each call.
@@ -25,8 +29,8 @@ const MOVED_PER_CALL: usize = 32;
 ///
 /// A run is one piece at first. It is split where another run hangs from its middle, so that
 /// whatever hangs from a piece hangs from its last page and a piece may go when nothing does; and
-/// where a use ended in its middle, so that the head counts as used and the tail does not. Pieces
-/// that are used together again become one.
+/// near where a use ended in its middle, so that the head counts as used and the tail does not.
+/// Pieces that are used together again become one.
 ///
 /// Another order can take over at any time: [`Tree::follow`]. The pieces change sides a few with
 /// every call, the warmest first, each as the oldest there, while what must go is taken from those
@@ -299,8 +303,9 @@ impl Tree {
             loop {
                 let piece = &self.pieces[slot];
                 if piece.start < used.pages {
-                    if used.pages < piece.end() && self.may_split() {
-                        slot = self.split(slot, used.pages);
+                    let end = self.end_of_use(piece, used.pages);
+                    if end < piece.end() && self.may_split() {
+                        slot = self.split(slot, end);
                     }
                     self.touch(slot);
                     if behind.is_some_and(|behind| self.merge(behind)) {
@@ -314,6 +319,14 @@ impl Tree {
                 }
             }
         }
+    }
+
+    /// Where a use that ended before page `pages` of a run splits `piece`: at a multiple of
+    /// [`SPLIT_CHUNKS`], with as much behind it, or not at all.
+    fn end_of_use(&self, piece: &Piece, pages: u32) -> u32 {
+        let least = (self.chunk_units.saturating_mul(SPLIT_CHUNKS) / piece.page_units).max(1);
+        let end = pages.div_ceil(least).saturating_mul(least);
+        if end.saturating_add(least) > piece.end() { piece.end() } else { end }
     }
 
     fn may_split(&self) -> bool {

@@ -23,7 +23,7 @@ impl Tree {
             } else if self.pieces[slot].children > 0 {
                 self.unlink(slot);
             } else {
-                let victim = self.cut(slot, left, holdings);
+                let victim = self.cut(slot, left, units, holdings);
                 left = left.saturating_sub(victim.units);
                 victims.push(victim);
             }
@@ -36,13 +36,15 @@ impl Tree {
         victims
     }
 
-    /// Cuts a piece that nothing hangs from, for about `units` units.
-    fn cut(&mut self, slot: u32, units: u64, holdings: &dyn Holdings) -> Victim {
+    /// Cuts a piece that nothing hangs from, for about `units` units of the `asked`. What would be
+    /// left of it is not less than a chunk, nor than was asked for, or it goes, too: the next call
+    /// would take it, and then it is a hole where no run of that length fits.
+    fn cut(&mut self, slot: u32, units: u64, asked: u64, holdings: &dyn Holdings) -> Victim {
         let Piece { run, start, pages, page_units, .. } = self.pieces[slot];
         let (page, chunk) = (u64::from(page_units), u64::from(self.chunk_units));
         let wanted = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
         let mut keep = u64::from(pages).saturating_sub(wanted);
-        if keep * page < chunk {
+        if keep * page < chunk.max(asked) {
             keep = 0;
         }
         // At most `pages`, so it fits.

@@ -1,0 +1,173 @@
+//! A store that has been full for a while, without its bytes: puts are reserved and committed, and
+//! nothing is written. What counts is in how many extents runs lie.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{refs, sequence};
+use ritornello_format::Scope;
+use ritornello_medium::SimDisk;
+use ritornello_store::eviction::Policy;
+use ritornello_store::{
+    Catalog, ClientId, Engine, Options, ScopeRef, Session, SpaceHealth, Wanted,
+};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const KIB: u64 = 1 << 10;
+/// What is left of a page that is stored as it comes, in percent.
+const RAW: (u64, u64) = (100, 100);
+/// Written to the full store, in capacities.
+const TURNS: u64 = 4;
+/// Uses of a few pages, of each kind, with each put.
+const GLANCES: u64 = 8;
+
+/// Sequences of one length.
+struct Kind {
+    scope: ScopeRef,
+    page_bytes: u64,
+    pages: u64,
+    /// Of a set.
+    sequences: u64,
+    /// What is left of a page, in percent: at least, and at most.
+    encoded: (u64, u64),
+}
+
+struct Steady {
+    engine: Arc<Engine>,
+    session: Session,
+    kinds: Vec<Kind>,
+    capacity: u64,
+    put: u64,
+}
+
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^ (x >> 29)
+}
+
+impl Steady {
+    /// Shapes are bytes a page, most pages a sequence, and what is left of a page when it is
+    /// encoded, in percent: at least, and at most.
+    fn new(capacity: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))]) -> Self {
+        let options = Options {
+            capacity: Some(capacity),
+            eviction: policy,
+            upkeep: false,
+            scrub_rate: 0,
+            sync_interval: Duration::from_secs(3600),
+            ..Options::new(Path::new("/store"))
+        };
+        let disk = Arc::new(SimDisk::new(2 * capacity));
+        let engine = Engine::open(disk, &options, Arc::new(|_| false)).unwrap();
+        let session = engine.session(ClientId::LOCAL, "");
+        let share = capacity / 16 / shapes.len() as u64;
+        let longest = share.min(capacity / 64);
+        let kind = |&(page_bytes, most, encoded): &(u64, u64, (u64, u64))| {
+            let scope = Scope::opaque(&format!("{page_bytes}"), page_bytes, true);
+            let pages = most.min(longest / page_bytes).max(1);
+            let sequences = (share / (pages * page_bytes)).max(1);
+            let scope = session.resolve(&scope, true).unwrap().unwrap();
+            Kind { scope, page_bytes, pages, sequences, encoded }
+        };
+        let kinds = shapes.iter().map(kind).collect();
+        Self { engine, session, kinds, capacity, put: 0 }
+    }
+
+    fn keys(kind: &Kind, set: u64, sequence_number: u64) -> Vec<Vec<u8>> {
+        sequence((set << 16) | sequence_number, kind.pages as usize)
+    }
+
+    fn put(&mut self, kind: usize, set: u64, number: u64) {
+        let kind = &self.kinds[kind];
+        let keys = Self::keys(kind, set, number);
+        let (least, most) = kind.encoded;
+        let units = kind.page_bytes / 4096;
+        let length = |page: u64| {
+            let share = least + mix(set * 7919 + number * 31 + page) % (most - least + 1);
+            (units * share).div_ceil(100) as u32
+        };
+        let page_units =
+            if kind.encoded == RAW { Vec::new() } else { (0..kind.pages).map(length).collect() };
+        let wanted = Wanted { page_units, patience: Duration::from_secs(60), ..Wanted::default() };
+        let reserved = self.session.reserve(kind.scope, &refs(&keys), None, &wanted).unwrap();
+        assert_eq!(reserved.refused, None);
+        let written = vec![Some(0); reserved.runs.len()];
+        self.session.commit(reserved.id, &written).unwrap();
+        self.put += reserved.runs.iter().map(|run| run.place.units() * 4096).sum::<u64>();
+        self.engine.tend();
+    }
+
+    fn touch(&self, kind: &Kind, set: u64, number: u64) {
+        self.session.touch(kind.scope, &refs(&Self::keys(kind, set, number))).unwrap();
+    }
+
+    /// Uses some pages out of the middle of sequences of the set before.
+    fn glance(&self, set: u64, number: u64) {
+        for kind in self.kinds.iter().filter(|_| set > 0) {
+            for glance in 0..GLANCES {
+                let chance = mix(mix(set << 20 | number) ^ glance << 8);
+                let keys = Self::keys(kind, set - 1, chance % kind.sequences);
+                let count = 16.min(kind.pages) as usize;
+                let first = ((chance >> 32) % (kind.pages - count as u64 + 1)) as usize;
+                self.session.touch(kind.scope, &refs(&keys)[first..first + count]).unwrap();
+            }
+        }
+    }
+
+    /// Fills the store and turns it over. Each set is used once more, and so is an older one.
+    fn age(&mut self) -> SpaceHealth {
+        let mut set = 0;
+        while self.put < self.capacity * (TURNS + 1) {
+            for kind in 0..self.kinds.len() {
+                for number in 0..self.kinds[kind].sequences {
+                    self.put(kind, set, number);
+                    self.glance(set, number);
+                }
+                self.session.flush().unwrap();
+                for number in 0..self.kinds[kind].sequences {
+                    self.touch(&self.kinds[kind], set, number);
+                }
+            }
+            let older = set - (mix(set) % 6).min(set);
+            self.kinds.iter().for_each(|kind| self.touch(kind, older, 0));
+            set += 1;
+        }
+        self.session.stats().unwrap().health
+    }
+}
+
+fn check(gib: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))], free_percent: u64) {
+    let mut steady = Steady::new(gib << 30, policy, shapes);
+    let health = steady.age();
+    let stats = steady.session.stats().unwrap();
+    let extents = health.extents_per_run;
+    println!("{gib} GiB, {}: {extents:.2} extents a run, {health:?}", stats.eviction.policy);
+    assert!(stats.counters["pages_evicted"] > 0);
+    assert!(extents <= 2.0, "{gib} GiB, {}: {extents:.2} extents a run", stats.eviction.policy);
+    assert!(health.small_pages.max <= 1 && health.large_pages.p99 <= 3, "{health:?}");
+    let space = stats.segments_max * stats.segment_bytes;
+    let free = stats.free_bytes + stats.limbo_bytes + health.padding_bytes;
+    assert!(free * 100 <= space * free_percent, "{free} of {space} are not in use");
+}
+
+#[test]
+fn runs_lie_in_few_extents() {
+    for (gib, policy) in [(2, Policy::Lru), (2, Policy::Adaptive), (8, Policy::Lru)] {
+        check(gib, policy, &[(192 * KIB, 256, RAW)], 6);
+    }
+}
+
+#[test]
+fn runs_of_many_lengths_lie_in_few_extents() {
+    let shapes = [
+        (16 * KIB, 512, RAW),
+        (64 * KIB, 256, (66, 74)),
+        (192 * KIB, 256, (52, 54)),
+        (8192 * KIB, 4, (66, 74)),
+    ];
+    for policy in [Policy::Lru, Policy::Adaptive] {
+        check(2, policy, &shapes, 8);
+    }
+}
