@@ -16,9 +16,10 @@ mod victims;
 /// to 1.8 extents with it, 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
 /// `runs_stay_whole_at_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
-/// Uses split runs into pieces of at least so many chunks. Pieces go one by one, and what a short one
-/// leaves free takes no run whole: where uses end anywhere, runs lie in 2.5 extents instead of 1.1
-/// (test `runs_lie_in_few_extents`).
+/// Uses split runs into pieces of at least so many chunks. Pieces go one by one, and what a short
+/// one leaves free takes no run whole: where uses end anywhere, runs lie in 2.1 to 2.5 extents with
+/// splits anywhere, in 1.0 to 1.5 with these (test `runs_lie_in_few_extents`). The price is that up
+/// to as much behind the end of a use stays with it.
 const SPLIT_CHUNKS: u32 = 2;
 /// So many runs may be in pieces beyond the one each that every run may have.
 const SPLITS_SPARE: usize = 1024;
