@@ -29,7 +29,10 @@ impl Kernel {
             let mut kernels = vec![Self::SCALAR];
             #[cfg(target_arch = "x86_64")]
             {
-                if is_x86_feature_detected!("avx2") {
+                if is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("bmi1")
+                    && is_x86_feature_detected!("popcnt")
+                {
                     kernels.push(Self(Instructions::Avx2));
                     if is_x86_feature_detected!("avx512f")
                         && is_x86_feature_detected!("avx512bw")

@@ -227,7 +227,7 @@ fn escapes_of(pairs: __m256i) -> u64 {
 }
 
 /// [`window::encode_strip`].
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,bmi1,popcnt")]
 pub fn encode_strip(
     first: u8,
     groups: &[Numbers],
@@ -257,7 +257,7 @@ pub fn encode_strip(
 }
 
 /// [`window::decode_strip`].
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,bmi1,popcnt")]
 pub fn decode_strip<'e>(
     first: u8,
     planes: &[[u8; GROUP]],

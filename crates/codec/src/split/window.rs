@@ -7,6 +7,7 @@ use super::{avx2, avx512};
 use crate::frame::{Source, damaged};
 use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
+use std::hint::select_unpredictable;
 
 /// Groups that share a window, but for the last ones of a block: the keys of a layer and its values
 /// may differ in size, and short pages have few of either.
@@ -165,7 +166,7 @@ fn decode_strip<'e>(
         let code = unpack(packed);
         for at in 0..GROUP {
             let number = number(code[at].wrapping_add(first), plane[at]);
-            [numbers[2 * at], numbers[2 * at + 1]] = number;
+            [numbers[2 * at], numbers[2 * at + 1]] = number.to_le_bytes();
         }
         escapes = put_right(escapes_of(&code), escapes, plane, numbers)?;
     }
@@ -182,9 +183,22 @@ pub fn put_right<'e>(
     numbers: &mut Numbers,
 ) -> Option<&'e [u8]> {
     let (listed, rest) = escapes.split_at_checked(missing.count_ones() as usize)?;
+    let mut listed = listed;
+    if let Some(few) = escapes.first_chunk::<FEW>() {
+        listed = listed.get(FEW..).unwrap_or_default();
+        // When no escape is left, the last number is written again; it is the first one at first.
+        let (mut at, mut right) = (0, u16::from_le_bytes([numbers[0], numbers[1]]));
+        for &exponent in few {
+            let next = missing.trailing_zeros() as usize % GROUP;
+            at = select_unpredictable(missing != 0, next, at);
+            right = select_unpredictable(missing != 0, number(exponent, plane[next]), right);
+            numbers[2 * at..2 * at + 2].copy_from_slice(&right.to_le_bytes());
+            missing &= missing.wrapping_sub(1);
+        }
+    }
     for &exponent in listed {
         let at = missing.trailing_zeros() as usize % GROUP;
-        [numbers[2 * at], numbers[2 * at + 1]] = number(exponent, plane[at]);
+        numbers[2 * at..2 * at + 2].copy_from_slice(&number(exponent, plane[at]).to_le_bytes());
         missing &= missing - 1;
     }
     Some(rest)
@@ -197,8 +211,8 @@ fn turned(numbers: &Numbers, at: usize) -> u16 {
 }
 
 #[inline(always)]
-fn number(exponent: u8, rest: u8) -> [u8; 2] {
-    (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1).to_le_bytes()
+fn number(exponent: u8, rest: u8) -> u16 {
+    (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1)
 }
 
 /// Six bits a byte, two codes: the last eight of these are spread over the top bits of the others.
