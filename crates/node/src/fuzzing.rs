@@ -115,6 +115,7 @@ fn questions<'a>(
     let wanted = Wanted { slices_per_page: 2, patience: second, ..Wanted::default() };
     // Numbers that small changes to small numbers do not lead to.
     let greedy = Wanted {
+        flushed_later: true,
         page_units: vec![18; 3],
         retain_until: u64::MAX,
         patience: Duration::MAX,
@@ -171,6 +172,7 @@ fn answers(scope: ScopeRef) -> Vec<Response> {
         runs: vec![ReservedRun { place, at: 0, pages: 3 }],
         present: 0,
         refused: Some(Refusal::Quota),
+        durable: true,
     };
     let mut stats = CatalogStats { open_ms: 0.5, ..CatalogStats::default() };
     stats.paths = vec![PathStats { dir: "/a".to_owned(), ..PathStats::default() }];
