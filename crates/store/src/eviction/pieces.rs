@@ -42,8 +42,12 @@ pub(super) struct Piece {
 const LISTED: u8 = 1;
 /// Set if it was known, by its key, when it was admitted.
 const KNOWN: u8 = 2;
+/// Set while it waits for its pins to end: see `tree::held`.
+const HELD: u8 = 4;
 /// From here on, the turn of the order that it belongs to: see `tree`.
-const TURN: u8 = 4;
+const TURN: u8 = 8;
+/// Turns are counted modulo this.
+pub(super) const TURNS: u8 = u8::MAX / TURN + 1;
 
 impl Piece {
     pub(super) fn new(run: RunId, pages: u32, page_units: u32, header_units: u32) -> Self {
@@ -87,7 +91,15 @@ impl Piece {
         self.flags = (self.flags & !KNOWN) | if known { KNOWN } else { 0 };
     }
 
-    /// The turn of the order that it belongs to, modulo 64.
+    pub(super) fn is_held(&self) -> bool {
+        self.flags & HELD != 0
+    }
+
+    pub(super) fn set_held(&mut self, held: bool) {
+        self.flags = (self.flags & !HELD) | if held { HELD } else { 0 };
+    }
+
+    /// The turn of the order that it belongs to, modulo [`TURNS`].
     pub(super) fn turn(&self) -> u8 {
         self.flags / TURN
     }

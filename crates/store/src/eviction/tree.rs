@@ -2,13 +2,15 @@
 
 use super::fold::{Folding, table_bytes};
 use super::order::{Arrival, Order};
-use super::pieces::{NONE, Piece, Pieces};
+use super::pieces::{NONE, Piece, Pieces, TURNS};
 use super::{Resident, Used};
 use full::Full;
+use held::HeldPieces;
 use ritornello_index::RunId;
 use std::collections::HashMap;
 
 mod full;
+mod held;
 mod victims;
 
 /// A run is cut in chunks of about this many units (16 MiB): smaller ones leave free space in
@@ -54,6 +56,7 @@ pub(super) struct Tree {
     units: u64,
     pages: u64,
     full: Full,
+    held: HeldPieces,
     chunk_units: u32,
 }
 
@@ -69,6 +72,7 @@ impl Tree {
             units: 0,
             pages: 0,
             full: Full::default(),
+            held: HeldPieces::default(),
             chunk_units: chunk_units.max(1),
         }
     }
@@ -104,6 +108,7 @@ impl Tree {
     pub(super) fn memory_bytes(&self) -> usize {
         let orders = [Some(&self.order), self.retiring.as_ref()];
         self.pieces.memory_bytes()
+            + self.held.memory_bytes()
             + table_bytes(self.last.capacity(), size_of::<(RunId, u32)>())
             + orders.iter().flatten().map(|order| order.memory_bytes()).sum::<usize>()
     }
@@ -113,7 +118,7 @@ impl Tree {
         debug_assert!(self.retiring.is_none());
         order.set_capacity(self.full.units(), self.full.keys());
         self.retiring = Some(std::mem::replace(&mut self.order, order));
-        self.turn = (self.turn + 1) % 64;
+        self.turn = (self.turn + 1) % TURNS;
     }
 
     /// Takes some pieces over from the order that retires.
@@ -150,7 +155,7 @@ impl Tree {
     /// Lists a piece again that was taken out when its turn came.
     fn relist(&mut self, slot: u32) {
         let turn = self.pieces[slot].turn();
-        let before = (self.turn + 63) % 64;
+        let before = (self.turn + TURNS - 1) % TURNS;
         match &mut self.retiring {
             _ if turn == self.turn => self.order.relist(&mut self.pieces, slot),
             Some(retiring) if turn == before => retiring.relist(&mut self.pieces, slot),

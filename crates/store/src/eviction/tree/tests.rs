@@ -3,6 +3,7 @@
 use super::super::lru::Lru;
 use super::super::{Holdings, Victim};
 use super::*;
+use std::cell::Cell;
 
 #[test]
 fn pieces_that_are_used_together_again_become_one() {
@@ -66,4 +67,50 @@ fn a_parent_that_comes_after_its_child_holds_it() {
         [(2, 0), (1, 1), (1, 0)]
     );
     assert!(tree.orphans.is_empty());
+}
+
+/// Whether runs before the first number that counts are pinned, and how often that was asked.
+struct PinnedBefore(Cell<u64>, Cell<u64>);
+
+impl Holdings for PinnedBefore {
+    fn is_pinned(&self, run: RunId) -> bool {
+        self.1.update(|asked| asked + 1);
+        run.0 < self.0.get()
+    }
+    fn page_key(&self, run: RunId, _: u32) -> u64 {
+        run.0
+    }
+}
+
+#[test]
+fn what_is_pinned_for_long_is_passed_once_and_goes_when_it_is_not() {
+    const PINNED: u64 = 10_000;
+    let mut tree = Tree::new(Box::new(Lru::new()), 1);
+    for run in 0..PINNED + 20 {
+        let run = RunId(run);
+        let resident =
+            Resident { run, key: run.0, parent: None, pages: 1, page_units: 4, header_units: 0 };
+        tree.admit(&resident);
+    }
+    let holdings = PinnedBefore(Cell::new(PINNED), Cell::new(0));
+    let mut next = |holdings: &PinnedBefore| {
+        holdings.1.set(0);
+        let victims = tree.victims(4, holdings);
+        (victims.first().map(|victim| victim.run.0), holdings.1.get())
+    };
+    assert_eq!(next(&holdings).0, Some(PINNED), "all are passed");
+    for run in PINNED + 1..PINNED + 20 {
+        let (victim, asked) = next(&holdings);
+        assert_eq!(victim, Some(run));
+        assert!(asked < 200, "{asked} runs were asked about");
+    }
+    let (victim, asked) = next(&holdings);
+    assert_eq!(victim, None, "all the others are pinned");
+    assert!(asked < PINNED, "{asked} runs were asked about");
+    holdings.0.set(0);
+    let mut gone: Vec<u64> = std::iter::from_fn(|| next(&holdings).0).collect();
+    assert_eq!(gone.len() as u64, PINNED);
+    gone.sort_unstable();
+    gone.dedup();
+    assert_eq!(gone.len() as u64, PINNED, "each went once");
 }

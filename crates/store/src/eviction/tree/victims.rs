@@ -4,6 +4,12 @@ use super::super::pieces::Piece;
 use super::super::{Holdings, Victim};
 use super::Tree;
 
+/// Pieces that were pinned and are looked at again with each call. Longer paths than this are rare:
+/// what is pinned for the time of a put is where it was by the next one.
+const LOOKED_AT: usize = 64;
+/// So many where nothing else is left.
+const LOOKED_AT_LAST: usize = 4096;
+
 impl Tree {
     pub(in super::super) fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
         self.move_some();
@@ -11,15 +17,21 @@ impl Tree {
         self.order.set_capacity(self.full.units(), self.full.keys());
         let mut victims = Vec::new();
         let mut left = units;
-        let mut passed = Vec::new();
+        self.list_freed(holdings, LOOKED_AT);
+        let mut last = false;
         while left > 0 {
             let retiring = self.retiring.as_mut().and_then(|old| old.victim(&mut self.pieces));
             let Some(slot) = retiring.or_else(|| self.order.victim(&mut self.pieces)) else {
-                break;
+                if last {
+                    break;
+                }
+                last = true;
+                self.list_freed(holdings, LOOKED_AT_LAST);
+                continue;
             };
             if holdings.is_pinned(self.pieces[slot].run) {
                 self.unlink(slot);
-                passed.push(slot);
+                self.held.push(&mut self.pieces, slot);
             } else if self.pieces[slot].children > 0 {
                 self.unlink(slot);
             } else {
@@ -28,12 +40,13 @@ impl Tree {
                 victims.push(victim);
             }
         }
-        // The pinned ones keep their places. (One that lost a child meanwhile was passed twice.)
-        for slot in passed.into_iter().rev() {
-            self.unlink(slot);
-            self.relist(slot);
-        }
         victims
+    }
+
+    /// Lists pieces again whose pins ended, each where it was.
+    fn list_freed(&mut self, holdings: &dyn Holdings, count: usize) {
+        let freed = self.held.freed(&mut self.pieces, holdings, count);
+        freed.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
     /// Cuts a piece that nothing hangs from, for about `units` units of the `asked`. What would be

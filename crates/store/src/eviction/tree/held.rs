@@ -1,0 +1,57 @@
+//! Pieces that were to go and were pinned.
+
+use super::super::Holdings;
+use super::super::pieces::Pieces;
+use ritornello_index::RunId;
+use std::collections::VecDeque;
+
+/// Pieces that are in no list because they were pinned when their turn came.
+///
+/// Nobody says when a pin ends, so some are looked at whenever space is wanted, those that waited
+/// longest first. What is pinned for long is thus passed once, not by every call.
+#[derive(Debug, Default)]
+pub(super) struct HeldPieces {
+    queue: VecDeque<(u32, RunId)>,
+}
+
+impl HeldPieces {
+    /// A piece was taken out of its list because it is pinned.
+    pub(super) fn push(&mut self, pieces: &mut Pieces, slot: u32) {
+        let piece = &mut pieces[slot];
+        if !piece.is_held() {
+            piece.set_held(true);
+            self.queue.push_back((slot, piece.run));
+        }
+    }
+
+    /// Of the next `count`, those that are to be listed again, in the order that they came in.
+    pub(super) fn freed(
+        &mut self,
+        pieces: &mut Pieces,
+        holdings: &dyn Holdings,
+        count: usize,
+    ) -> Vec<u32> {
+        let mut freed = Vec::new();
+        for _ in 0..count.min(self.queue.len()) {
+            let Some((slot, run)) = self.queue.pop_front() else { break };
+            let piece = &mut pieces[slot];
+            if piece.run != run || !piece.is_held() {
+                continue;
+            }
+            // One that was used or lost a child meanwhile is in a list, and is found there.
+            if !piece.is_listed() && holdings.is_pinned(run) {
+                self.queue.push_back((slot, run));
+                continue;
+            }
+            piece.set_held(false);
+            if !piece.is_listed() {
+                freed.push(slot);
+            }
+        }
+        freed
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.queue.capacity() * size_of::<(u32, RunId)>()
+    }
+}
