@@ -107,7 +107,7 @@ impl Directory {
                 segment_bytes: options.segment_bytes.unwrap_or(SEGMENT_BYTES),
                 capacity,
                 index: options.index.unwrap_or_default().word().to_owned(),
-                volumes: self.volumes(options)?,
+                volumes: self.new_volumes(options)?,
                 owner: String::new(),
             };
             Budget::divide(capacity, manifest.segment_bytes)?;
@@ -155,6 +155,27 @@ impl Directory {
             "the same directory is named twice, maybe by another name: name each disk once",
         )
         .with("paths", format!("{:?}", options.paths)))
+    }
+
+    /// Those of a store that is to be made: none may hold segments, which were somebody else's.
+    fn new_volumes(&self, options: &Options) -> Result<Vec<VolumeRecord>> {
+        let volumes = self.volumes(options)?;
+        for dir in volumes.iter().map(|volume| self.path.join(&volume.dir)) {
+            let names = match self.medium.list(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                names => names.map_err(|e| self.refused(e).with("path", dir.display()))?,
+            };
+            let found = names.iter().find(|name| Segments::is_segment(name));
+            if let Some(found) = found.filter(|_| !options.paths.is_empty()) {
+                return Err(Error::invalid(
+                    "the directory holds another store's segments, or those of one that is gone: \
+                     name an empty or new one",
+                )
+                .with("dir", dir.display())
+                .with("found", found.to_string_lossy()));
+            }
+        }
+        Ok(volumes)
     }
 
     /// The directory that a volume's name leads to, links and `..` resolved as far as it exists: two

@@ -167,6 +167,26 @@ fn a_directory_by_another_name_is_the_same_directory() {
     assert!(error.to_string().contains("another set of paths"), "{error}");
 }
 
+#[test]
+fn a_new_store_takes_nobody_elses_segments() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    let with = |store: &str| ritornello_store::Options {
+        paths: vec![disk.clone()],
+        ..options(&dir.path().join(store), 8)
+    };
+    let ours = open_on(Arc::new(Host), &with("ours")).unwrap();
+    let (scope, keys) = (chained(4096), sequence(1, 4));
+    assert_eq!(put(&ours.store, &scope, &keys, None).pages, 4);
+    ours.close();
+    let error = open_on(Arc::new(Host), &with("theirs")).map(Open::close).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("another store's segments"), "{error}");
+    let ours = open_on(Arc::new(Host), &with("ours")).unwrap();
+    assert_eq!(get(&ours.store, &scope, &keys).pages, 4);
+    ours.close();
+}
+
 /// A crash while the reservation log of a new store was written leaves a directory of ours.
 #[test]
 fn a_directory_with_half_a_reservation_log_is_ours() {

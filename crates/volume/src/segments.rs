@@ -261,6 +261,12 @@ impl Segments {
         name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))
     }
 
+    /// Whether a file's name is that of a segment.
+    #[must_use]
+    pub fn is_segment(name: &OsStr) -> bool {
+        name.to_str().and_then(number_of).is_some()
+    }
+
     /// Examines a directory that is to become a volume.
     ///
     /// # Errors
