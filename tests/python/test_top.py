@@ -32,6 +32,25 @@ OWNER = textwrap.dedent(
 )
 
 
+def drawn(written: str) -> str:
+    """What the terminal shows: text, and moves of the cursor, which pass over what is as it was."""
+    cells: dict[tuple[int, int], str] = {}
+    row, column = 1, 1
+    for move, other, character in re.findall(
+        r"\x1b\[([0-9;]*)H|(\x1b\[[0-9;?]*[a-zA-Z])|([^\x1b])", written
+    ):
+        if character:
+            cells[row, column] = character
+            column += 1
+        elif not other:
+            row, column = map(int, move.split(";")) if move else (1, 1)
+    height, width = (max((cell[axis] for cell in cells), default=0) for axis in (0, 1))
+    lines = (
+        "".join(cells.get((y, x), " ") for x in range(1, width + 1)) for y in range(1, height + 1)
+    )
+    return " ".join(" ".join(lines).split())
+
+
 class Screen:
     """A program on a terminal of that size, and everything it wrote there."""
 
@@ -53,14 +72,11 @@ class Screen:
                 break
         return self.written
 
-    def shows(self, pattern: str, since: int = 0) -> bool:
-        """Whether that appears, be it in a minute."""
+    def shows(self, pattern: str) -> bool:
+        """Whether that stands there, be it in a minute."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            # A cell that is the same as before is not written again, so words may be cut.
-            written = self.read()[since:]
-            plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
-            if re.search(pattern, plain) or re.search(pattern, written):
+            if re.search(pattern, drawn(self.read())):
                 return True
             if self.process.poll() is not None:
                 self.read()
@@ -111,7 +127,9 @@ def test_any_size_will_do(store: rt.Store, tmp_path: Path, lines: int, columns: 
     screen = Screen("top", str(tmp_path / "store"), lines=lines, columns=columns)
     try:
         # What fits on the smallest is nothing; then it is enough that the screen was taken.
-        assert screen.shows(r"\x1b\[\?1049h" if columns < 12 else "full")
+        while "\x1b[?1049h" not in screen.read():
+            assert screen.process.poll() is None, screen.written
+        assert columns < 30 or screen.shows("full")
         screen.process.send_signal(signal.SIGTERM)
         assert screen.end() == 0
     finally:
@@ -121,18 +139,15 @@ def test_any_size_will_do(store: rt.Store, tmp_path: Path, lines: int, columns: 
 def test_it_outlives_the_owner(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     rt.Store.open(path, **SMALL).close()
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, path], stdout=subprocess.PIPE, text=True
-    )
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, path], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     assert owner.stdout.readline() == "open\n"
     screen = Screen("top", path)
     try:
         assert screen.shows(f"client of process {owner.pid}"), screen.written
-        before = len(screen.read())
         owner.kill()
         owner.wait()
-        assert screen.shows("owner", since=before), screen.written
+        assert screen.shows(f"owner of process {screen.process.pid}"), screen.written
         screen.press("q")
         assert screen.end() == 0
     finally:
