@@ -43,7 +43,7 @@ const STEPS: u64 = 16;
 /// Steps between computing worths.
 const REVIEW: u32 = 4;
 /// What is left of a count after each review.
-const FADE: f32 = 0.97;
+const FADE: f32 = 0.985;
 /// Kinds of pages: just put; just put behind pages that were used, as the only ones there; used
 /// once; used more often; and just put again, soon after they were evicted.
 const KINDS: usize = 5;
