@@ -1,7 +1,8 @@
 //! # ritornello-index
 //!
-//! Which pages exist and where: `trait PrefixIndex` and its backends, `run` (default) and
-//! `memory` (the plain oracle).
+//! Which pages exist and where: `trait PrefixIndex` and its backends, `run` (default),
+//! `memory` (the plain oracle) and, by cargo features, others to compare with. [`Backend`] opens
+//! each by its name.
 //!
 //! **Promises.** A probe holds no lock across I/O or work that grows with the index. After
 //! [`PrefixIndex::sync`] everything inserted or removed before it survives power loss. Whoever
@@ -13,6 +14,9 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(all(feature = "art", not(loom)))]
+mod art;
+mod backend;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod memory;
@@ -21,6 +25,9 @@ mod sync;
 pub mod synthetic;
 mod view;
 
+#[cfg(all(feature = "art", not(loom)))]
+pub use art::{ArtIndex, ArtOptions, ArtRecovered};
+pub use backend::{Backend, OpenOptions};
 pub use memory::MemoryIndex;
 pub use run::{Recovered, RunIndex, RunOptions};
 
@@ -153,6 +160,18 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
 
     /// Number of leading pages that are in the index.
     fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize;
+
+    /// The ways in which it can answer [`PrefixIndex::longest_prefix`], by name; the first is the
+    /// one that it uses.
+    fn probe_methods(&self) -> &'static [&'static str] {
+        &["walk"]
+    }
+
+    /// [`PrefixIndex::longest_prefix`] by one of [`PrefixIndex::probe_methods`], for measurements.
+    fn longest_prefix_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        let _ = method;
+        self.longest_prefix(scope, pages)
+    }
 
     /// The leading pages that are in the index, run by run.
     fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step>;

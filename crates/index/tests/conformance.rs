@@ -1,4 +1,4 @@
-//! Both backends pass the suite.
+//! Every backend passes the suite.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
@@ -32,5 +32,17 @@ fn run_without_power() {
         let lost = disk.clone();
         let after_power_loss = Box::new(move || open(&lost.crash(1)));
         Kept { index: open(&disk), after_power_loss }
+    });
+}
+
+#[test]
+fn art() {
+    let dir = tempfile::tempdir().unwrap();
+    let count = std::cell::Cell::new(0);
+    conformance::run_all(&|| {
+        let number = count.replace(count.get() + 1);
+        let options = ritornello_index::ArtOptions::default();
+        let dir = dir.path().join(number.to_string());
+        Box::new(ritornello_index::ArtIndex::open(&dir, options).unwrap())
     });
 }

@@ -32,6 +32,8 @@ mod tables;
 mod write;
 
 pub use options::RunOptions;
+#[cfg(all(feature = "art", not(loom)))]
+pub(crate) use write::{check, check_place};
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};

@@ -264,7 +264,7 @@ impl RunIndex {
 }
 
 /// What can be said of a run without the tables.
-fn check(new: &NewRun<'_>) -> Result<()> {
+pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
     if new.pages.is_empty() || new.pages.len() > usize::from(u16::MAX) {
         return Err(Error::invalid("a run has 1 to 65,535 pages: insert longer ones as several")
             .with("pages", new.pages.len()));
@@ -279,7 +279,7 @@ fn check(new: &NewRun<'_>) -> Result<()> {
 }
 
 /// A place adds up, or is that of a metadata-only index; and fits into a journal record.
-pub(super) fn check_place(place: &Place, pages: usize) -> Result<()> {
+pub(crate) fn check_place(place: &Place, pages: usize) -> Result<()> {
     if !place.extents.is_empty() {
         place.check(pages as u32, u32::MAX).map_err(|error| {
             Error::invalid("the place does not hold the run's header and pages").because(error)

@@ -1,0 +1,109 @@
+//! What is kept under which key.
+//!
+//! One tree holds everything; the first byte tells kinds apart. Numbers are big-endian, so that the
+//! order of keys is the order of paths, and all keys of a kind are of one length: none is the
+//! beginning of another.
+//!
+//! | key | value |
+//! |---|---|
+//! | `p` scope, run, first page | up to [`CHUNK`] page hashes of the run |
+//! | `h` scope, page hash | run and page number there |
+//! | `r` run | the run's record: the commit marker of its pages |
+//! | `c` parent, child | the page of the parent that the child is attached behind |
+//! | `t` run | until when the run is retained |
+//! | `m` name | numbers of the index itself |
+
+use crate::RunId;
+use ritornello_format::{PageHash, ScopeSlot};
+
+/// Hashes under one key: 2 KiB.
+pub(super) const CHUNK: usize = 128;
+
+/// Run numbers below this were given out, at most.
+pub(super) const NUMBERS: [u8; 2] = *b"mn";
+/// How many runs and pages there are.
+pub(super) const SUM: [u8; 2] = *b"ms";
+/// The largest clock that was ever told.
+pub(super) const CLOCK: [u8; 2] = *b"mc";
+
+pub(super) const RUNS: &[u8] = b"r";
+pub(super) const PAGES: &[u8] = b"p";
+pub(super) const CHILDREN: &[u8] = b"c";
+pub(super) const RETAINED: &[u8] = b"t";
+
+pub(super) fn run(run: RunId) -> [u8; 9] {
+    join(b'r', [run.0.to_be_bytes()])
+}
+
+pub(super) fn retained(run: RunId) -> [u8; 9] {
+    join(b't', [run.0.to_be_bytes()])
+}
+
+pub(super) fn child(parent: RunId, child: RunId) -> [u8; 17] {
+    join(b'c', [parent.0.to_be_bytes(), child.0.to_be_bytes()])
+}
+
+/// What all children of a run begin with.
+pub(super) fn children(parent: RunId) -> [u8; 9] {
+    join(b'c', [parent.0.to_be_bytes()])
+}
+
+/// The page's hash in its scope.
+pub(super) fn page(scope: ScopeSlot, page: PageHash) -> [u8; 21] {
+    let mut key = [b'h'; 21];
+    key[1..5].copy_from_slice(&scope.0.to_be_bytes());
+    key[5..].copy_from_slice(&page.0);
+    key
+}
+
+/// The chunk that page `page` of the run is in.
+pub(super) fn chunk(scope: ScopeSlot, run: RunId, page: usize) -> [u8; 15] {
+    let mut key = [b'p'; 15];
+    key[..13].copy_from_slice(&chunks(scope, run));
+    let first = page - page % CHUNK;
+    key[13..].copy_from_slice(&(first as u16).to_be_bytes());
+    key
+}
+
+/// What all chunks of a run begin with.
+pub(super) fn chunks(scope: ScopeSlot, run: RunId) -> [u8; 13] {
+    let mut key = [b'p'; 13];
+    key[..5].copy_from_slice(&scoped(scope));
+    key[5..].copy_from_slice(&run.0.to_be_bytes());
+    key
+}
+
+/// What all chunks of a scope begin with.
+pub(super) fn scoped(scope: ScopeSlot) -> [u8; 5] {
+    let mut key = [b'p'; 5];
+    key[1..].copy_from_slice(&scope.0.to_be_bytes());
+    key
+}
+
+/// The run that a key of kind `r` or `t`, or of kind `c` (the child), ends with.
+pub(super) fn run_at_end(key: &[u8]) -> RunId {
+    key.last_chunk().map_or(RunId(0), |bytes| RunId(u64::from_be_bytes(*bytes)))
+}
+
+/// The parent in a key of kind `c`.
+pub(super) fn parent_of(key: &[u8]) -> RunId {
+    key.get(1..)
+        .and_then(|key| key.first_chunk())
+        .map_or(RunId(0), |b| RunId(u64::from_be_bytes(*b)))
+}
+
+/// Scope, run and first page of a chunk's key.
+pub(super) fn parse_chunk(key: &[u8]) -> Option<(ScopeSlot, RunId, usize)> {
+    let scope = u32::from_be_bytes(key.get(1..5)?.try_into().ok()?);
+    let run = u64::from_be_bytes(key.get(5..13)?.try_into().ok()?);
+    let first = u16::from_be_bytes(key.get(13..)?.try_into().ok()?);
+    Some((ScopeSlot(scope), RunId(run), usize::from(first)))
+}
+
+fn join<const N: usize, const K: usize>(kind: u8, parts: [[u8; 8]; N]) -> [u8; K] {
+    let mut key = [kind; K];
+    for (slot, part) in key[1..].chunks_exact_mut(8).zip(parts) {
+        slot.copy_from_slice(&part);
+    }
+    key
+}

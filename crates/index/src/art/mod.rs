@@ -1,0 +1,287 @@
+//! The `art` backend: Holt, a persistent adaptive radix tree, with path-ordered keys.
+//!
+//! | module | noun |
+//! |---|---|
+//! | `key` | what is kept under which key |
+//! | `record` | values, and their checksums |
+//! | `tree` | Holt behind the few calls that are needed |
+//! | `read` | what is asked of the tree |
+//! | `write` | what changes it |
+//! | `recovery` | opening: what to believe |
+//!
+//! **A change is whole or not there.** One batch of Holt's is one record of its log. A run is there
+//! once its record (`r`) is, which goes last; a run too long for one batch is written chunk by chunk
+//! before it. What a crash leaves of such a run is found at the next opening, by the missing record,
+//! and removed. Where Holt fails in the middle of a batch it may have applied a part of it: an insert
+//! takes all its keys out again before it says so. If even that fails, and where a removal fails,
+//! the index is poisoned.
+//!
+//! **What Holt 0.9.2 cannot do**, and what is done about it:
+//!
+//! * *Sync without a checkpoint.* Either every batch waits for an `fdatasync` of the log
+//!   ([`ArtOptions::durable`]), or the only barrier is a checkpoint, which writes every dirty frame
+//!   of 512 KiB. [`PrefixIndex::sync`] is that: durable, and dear.
+//! * *Notice damage.* Its log has checksums and its frames have none. Every value that says what is
+//!   true carries one here, seeded with its key, so a damaged one is a miss; all are checked when
+//!   the index is opened, and counted. Damage that only leads Holt past a key is found by the count.
+//! * *Go on after damage.* Where Holt refuses its files, its log is dropped; where it refuses still,
+//!   all of them. Both are logged, and said by [`ArtIndex::recovered`].
+//! * *Keep what was not synced when the process is killed.* Up to 64 KiB of its log are in the
+//!   memory of the process. What was synced is safe.
+//! * *Say what it writes.* [`IndexStats::written_bytes`] counts keys and values, once.
+//! * *Live on another file system than the host's.* It does its own I/O, past the `Medium`.
+//! * *Keys and values of more than 64 KiB.* A run whose place has more than about 5,400 extents is
+//!   refused (`Invalid`).
+
+mod key;
+mod read;
+mod record;
+mod recovery;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod write;
+
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step};
+use parking_lot::Mutex;
+use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tree::Holt;
+use write::Numbers;
+
+/// How an [`ArtIndex`] is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArtOptions {
+    /// Memory for frames of the tree that are not dirty.
+    pub cache_bytes: u64,
+    /// Every change waits until it is durable, and [`PrefixIndex::sync`] has nothing to do but what
+    /// [`PrefixIndex::touch`] left.
+    pub durable: bool,
+    /// Check every run when opening. Without it a damaged one is found when it is asked for, and
+    /// what hangs behind it stays.
+    pub verify: bool,
+}
+
+impl Default for ArtOptions {
+    fn default() -> Self {
+        Self { cache_bytes: 128 << 20, durable: false, verify: true }
+    }
+}
+
+/// See the [module](self) and `trait` [`PrefixIndex`].
+#[derive(Debug)]
+pub struct ArtIndex {
+    tree: Holt,
+    dir: PathBuf,
+    options: ArtOptions,
+    /// Serialises writers.
+    numbers: Mutex<Numbers>,
+    /// Recency that is not in the tree yet.
+    touched: Mutex<HashMap<RunId, u64>>,
+    retained: Mutex<Retained>,
+    gauges: Gauges,
+    recovered: ArtRecovered,
+}
+
+/// Few runs are.
+#[derive(Debug, Default)]
+struct Retained {
+    runs: BTreeMap<RunId, u64>,
+    clock: u64,
+}
+
+#[derive(Debug, Default)]
+struct Gauges {
+    poisoned: AtomicBool,
+    /// A complaint about damage was made.
+    complained: AtomicBool,
+    runs: AtomicU64,
+    pages: AtomicU64,
+    /// Bytes of keys and values since the last sync.
+    pending: AtomicU64,
+    written: AtomicU64,
+    checkpoints: AtomicU64,
+}
+
+/// What [`ArtIndex::open`] found and could not keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArtRecovered {
+    /// Holt refused its log, which was dropped.
+    pub log_dropped: bool,
+    /// Holt refused all of its files, which were dropped.
+    pub all_dropped: bool,
+    /// There were other numbers of runs and pages than the index had said before.
+    pub lost: bool,
+    /// Runs that did not add up, and what hung behind them.
+    pub dropped_runs: u64,
+    /// Keys of runs that were being written or removed when the process died.
+    pub leftover_keys: u64,
+}
+
+impl ArtIndex {
+    /// Opens the index in `dir`, which is its own, or makes one. Damage is never an error: what
+    /// cannot be believed is dropped, logged, and said by [`ArtIndex::recovered`].
+    ///
+    /// # Errors
+    /// `Fatal` if the file system refuses, or another process has it open.
+    pub fn open(dir: &Path, options: ArtOptions) -> Result<Self> {
+        recovery::open(dir, options)
+    }
+
+    /// What opening found.
+    #[must_use]
+    pub fn recovered(&self) -> ArtRecovered {
+        self.recovered
+    }
+
+    /// Says once that something is damaged; then it is a miss.
+    fn complain(&self, run: RunId) {
+        if !self.gauges.complained.swap(true, Ordering::Relaxed) {
+            tracing::warn!(dir = %self.dir.display(), run = run.0, "a run in the index is damaged and is a miss; opening it again drops it");
+        }
+    }
+
+    /// What a reader gets of something that failed: nothing.
+    fn or_miss<T>(&self, result: Result<T>) -> Option<T> {
+        result
+            .inspect_err(|error| {
+                if !self.gauges.complained.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(dir = %self.dir.display(), %error, "the index could not be read: a miss");
+                }
+            })
+            .ok()
+    }
+}
+
+impl PrefixIndex for ArtIndex {
+    fn insert(&self, run: &NewRun<'_>) -> Result<RunId> {
+        self.insert_run(run)
+    }
+
+    fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
+        self.link_run(scope, parent, child);
+    }
+
+    fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed> {
+        let _writer = self.numbers.lock();
+        self.cut(run, keep)
+    }
+
+    fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed> {
+        let _writer = self.numbers.lock();
+        (0..pages.len()).flat_map(|at| self.remove_page(scope, pages.at(at))).collect()
+    }
+
+    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+        self.remove_runs_of(scope)
+    }
+
+    fn relocate(&self, run: RunId, place: &Place) -> Option<Removed> {
+        self.move_run(run, place)
+    }
+
+    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        self.along(scope, pages, true, |_, _| ())
+    }
+
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+        let mut steps = Vec::new();
+        self.along(scope, pages, true, |(run, page, count), at| {
+            steps.push(Step { run, first: u32::from(page), pages: count as u32, at: at as u32 });
+        });
+        steps
+    }
+
+    fn probe_methods(&self) -> &'static [&'static str] {
+        &["walk", "range"]
+    }
+
+    fn longest_prefix_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        self.along(scope, pages, method != "range", |_, _| ())
+    }
+
+    fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
+        (0..pages.len()).map(|at| self.locate(scope, pages.at(at)).is_some()).collect()
+    }
+
+    fn locate(&self, scope: ScopeSlot, page: PageHash) -> Option<(RunId, u32)> {
+        let (run, page, _) = self.or_miss(self.find(scope, page)).flatten()?;
+        Some((run, u32::from(page)))
+    }
+
+    fn place(&self, run: RunId) -> Option<Place> {
+        self.or_miss(self.record(run)).flatten().map(|record| record.place)
+    }
+
+    fn page(&self, run: RunId, at: u32) -> Option<PageHash> {
+        let record = self.or_miss(self.record(run)).flatten()?;
+        let at = usize::try_from(at).ok().filter(|at| *at < usize::from(record.pages))?;
+        let chunk = self.or_miss(self.chunk(record.scope, run, at))?;
+        chunk.get(at % key::CHUNK).copied().filter(|page| *page != PageHash::NONE)
+    }
+
+    fn run(&self, run: RunId) -> Option<RunView> {
+        self.or_miss(self.view(run)).flatten()
+    }
+
+    fn has_children(&self, run: RunId) -> bool {
+        self.or_miss(self.tree.any(&key::children(run))).unwrap_or_default()
+    }
+
+    fn touch(&self, run: RunId, recency: u64) {
+        let there = self.or_miss(self.record(run)).flatten();
+        if there.is_some_and(|record| record.recency < recency) {
+            self.touched.lock().insert(run, recency);
+        }
+    }
+
+    fn retain(&self, runs: &[(RunId, u64)], clock: u64) {
+        self.retain_runs(runs, clock);
+    }
+
+    fn clock(&self) -> u64 {
+        self.retained.lock().clock
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
+        let mut from = 0;
+        loop {
+            let section = self.or_miss(self.runs_from(from)).unwrap_or_default();
+            let Some(last) = section.last() else { return };
+            from = last.0;
+            for run in section {
+                if let Some(view) = self.run(run) {
+                    visit(run, view);
+                }
+            }
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.sync_all()
+    }
+
+    fn stats(&self) -> IndexStats {
+        let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+        let (mut disk_bytes, mut files) = (0, 0);
+        for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            use std::os::unix::fs::MetadataExt;
+            if let Ok(metadata) = entry.metadata() {
+                disk_bytes += metadata.blocks() * 512;
+                files += 1;
+            }
+        }
+        IndexStats {
+            runs: get(&self.gauges.runs),
+            pages: get(&self.gauges.pages),
+            memory_bytes: self.options.cache_bytes,
+            disk_bytes,
+            written_bytes: get(&self.gauges.written),
+            checkpoints: get(&self.gauges.checkpoints),
+            pending_bytes: get(&self.gauges.pending),
+            files,
+        }
+    }
+}

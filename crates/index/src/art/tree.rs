@@ -1,0 +1,195 @@
+//! Holt behind the few calls that are needed, with its failures as ours.
+
+use holt::{CheckpointConfig, Durability, KeyRangeEntryRef, RangeEntry, Tree, TreeConfig};
+use ritornello_format::{Error, Result};
+use std::path::Path;
+
+/// Operations of one batch: each is one record of Holt's log, at most about a megabyte long.
+pub(super) const OPS: usize = 1024;
+
+/// Bytes that values are padded to.
+///
+/// A frame of Holt's has 512 KiB and 10,240 slots, one a node. When the slots of a frame run out
+/// first, Holt cannot move a part of it into another frame, as that takes a slot: inserts into it
+/// fail from then on (`OutOfSlots`), after hundreds of milliseconds. So leaves must be large enough
+/// for the bytes to run out first: keys here are 9 to 21 bytes long, a leaf adds 16, and a third as
+/// many slots go into inner nodes.
+const VALUE_BYTES_MIN: usize = 64;
+
+fn pad(value: &[u8]) -> Box<[u8]> {
+    let padding = VALUE_BYTES_MIN.saturating_sub(value.len() + 1);
+    let mut padded = Vec::with_capacity(value.len() + padding + 1);
+    padded.extend_from_slice(value);
+    padded.resize(value.len() + padding, 0);
+    padded.push(padding as u8);
+    padded.into()
+}
+
+fn unpad(mut value: Vec<u8>) -> Vec<u8> {
+    let padding = value.pop().unwrap_or_default();
+    value.truncate(value.len().saturating_sub(padding.into()));
+    value
+}
+
+/// What is to be changed at once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Batch(Vec<Change>);
+
+/// A key, and its value or none.
+type Change = (Box<[u8]>, Option<Box<[u8]>>);
+
+impl Batch {
+    pub(super) fn put(&mut self, key: &[u8], value: &[u8]) {
+        self.0.push((key.into(), Some(pad(value))));
+    }
+
+    pub(super) fn delete(&mut self, key: &[u8]) {
+        self.0.push((key.into(), None));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Takes back puts of keys that were not there, but those that `stay`: the last first.
+    pub(super) fn undo(&self, stay: &[u8]) -> Self {
+        let new = self.0.iter().rev().filter(|(key, _)| **key != *stay);
+        Self(new.map(|(key, _)| (key.clone(), None)).collect())
+    }
+
+    fn bytes(&self) -> u64 {
+        let of = |(key, value): &Change| key.len() + value.as_ref().map_or(0, |value| value.len());
+        self.0.iter().map(of).sum::<usize>() as u64
+    }
+}
+
+/// The tree.
+pub(super) struct Holt {
+    tree: Tree,
+    /// The next batch fails after so many of its operations, as Holt's may.
+    #[cfg(test)]
+    pub(super) fail_after: parking_lot::Mutex<Option<usize>>,
+}
+
+impl std::fmt::Debug for Holt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Holt").field(&self.tree.config().storage).finish()
+    }
+}
+
+impl Holt {
+    /// Opens or makes the tree in `dir`.
+    pub(super) fn open(dir: &Path, cache_bytes: u64, durable: bool) -> holt::Result<Self> {
+        let mut config = TreeConfig::new(dir);
+        // Frames of 512 KiB; fewer than eight do not hold a path through the tree.
+        config.buffer_pool_size = (cache_bytes >> 19).max(8) as usize;
+        config.durability = Durability::Wal { sync: durable };
+        // `sync` says when: in the background every dirty frame would be written twice a second.
+        config.checkpoint = CheckpointConfig { enabled: false, ..CheckpointConfig::default() };
+        Ok(Self {
+            tree: Tree::open(config)?,
+            #[cfg(test)]
+            fail_after: parking_lot::Mutex::new(None),
+        })
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.tree.get(key).map(|value| value.map(unpad)).map_err(error)
+    }
+
+    /// All that begins with `prefix`, in order.
+    pub(super) fn scan(
+        &self,
+        prefix: &[u8],
+    ) -> impl Iterator<Item = Result<(Vec<u8>, Vec<u8>)>> + use<> {
+        self.tree.scan(prefix).into_iter().filter_map(|entry| match entry {
+            Ok(RangeEntry::Key { key, value, .. }) => Some(Ok((key, unpad(value)))),
+            Ok(_) => None,
+            Err(cause) => Some(Err(error(cause))),
+        })
+    }
+
+    /// Up to `limit` keys that begin with `prefix` and come after `start`.
+    pub(super) fn keys_after(
+        &self,
+        prefix: &[u8],
+        start: &[u8],
+        limit: usize,
+    ) -> Result<Vec<Vec<u8>>> {
+        let mut keys = Vec::new();
+        let visited = self.tree.scan_keys(prefix).start_after(start).visit(limit, |entry| {
+            if let KeyRangeEntryRef::Key { key, .. } = entry {
+                keys.push(key.to_vec());
+            }
+            Ok(())
+        });
+        visited.map(|_| keys).map_err(error)
+    }
+
+    /// Whether anything begins with `prefix`.
+    pub(super) fn any(&self, prefix: &[u8]) -> Result<bool> {
+        self.tree.is_prefix_empty(prefix).map(|empty| !empty).map_err(error)
+    }
+
+    /// Applies a batch: in the log all of it or nothing. On failure any part of it may have been
+    /// applied to the tree. Returns the bytes of its keys and values.
+    pub(super) fn apply(&self, batch: &Batch) -> Result<u64> {
+        #[cfg(test)]
+        let after = self.fail_after.lock().take();
+        #[cfg(test)]
+        if let Some(after) = after {
+            self.apply(&Batch(batch.0[..after.min(batch.0.len())].to_vec()))?;
+            return Err(error(holt::Error::NotYetImplemented("a test")));
+        }
+        let applied = self.tree.atomic(|out| {
+            for (key, value) in &batch.0 {
+                match value {
+                    Some(value) => out.put(key, value),
+                    None => out.delete(key),
+                }
+            }
+        });
+        applied.map(|_| batch.bytes()).map_err(error)
+    }
+
+    /// Writes all dirty frames and cuts the log: the only barrier that Holt offers.
+    pub(super) fn checkpoint(&self) -> Result<()> {
+        self.tree.checkpoint().map_err(error)
+    }
+}
+
+/// Whether something failed for what is in the files and not for the file system.
+pub(super) fn is_damage(error: &Error) -> bool {
+    use std::error::Error as _;
+    use std::io::ErrorKind::{NotFound, WouldBlock};
+    let cause = error.source().and_then(|source| source.downcast_ref::<holt::Error>());
+    cause.is_some_and(|cause| match cause {
+        // Missing files, short reads, and what Holt says in its own words. Not what the kernel says.
+        holt::Error::BlobStoreIo(cause) => {
+            cause.kind() == NotFound || cause.raw_os_error().is_none() && cause.kind() != WouldBlock
+        }
+        _ => true,
+    })
+}
+
+/// What the caller of the index should do.
+pub(super) fn error(cause: holt::Error) -> Error {
+    use holt::Error as E;
+    let error = match &cause {
+        E::Alloc(_) | E::Free(_) | E::NotYetImplemented(_) => Error::retry(
+            "Holt found no room for the keys in its frames and nothing was changed: remove pages, \
+             or use the index `run` or `lsm`, which have no such limit",
+        ),
+        E::KeyTooLong { .. } | E::ValueTooLong { .. } | E::WalRecordTooLarge { .. } => {
+            Error::invalid("Holt takes keys and values of up to 64 KiB: insert shorter runs")
+        }
+        E::BlobStoreIo(_) => Error::fatal(
+            "Holt could not read or write its files: see to the disk, and open the index again",
+        ),
+        _ => Error::fatal(
+            "Holt's files are damaged: close the index and open it again, which drops what is; \
+             or remove its directory",
+        ),
+    };
+    error.because(cause)
+}

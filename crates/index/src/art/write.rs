@@ -1,0 +1,409 @@
+//! What changes the tree. One writer at a time.
+
+use super::ArtIndex;
+use super::key::{self, CHUNK};
+use super::record::{self, Record};
+use super::tree::{Batch, OPS};
+use crate::view::held;
+use crate::{NewRun, Removed, RunId, run};
+use ritornello_format::{Error, PageHash, Place, Result, ScopeSlot};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Numbers of runs that are taken from the tree at once.
+const NUMBERS: u64 = 1 << 16;
+
+/// Numbers for new runs.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    pub(super) next: u64,
+    /// The tree says that all below were given out.
+    pub(super) reserved: u64,
+}
+
+impl ArtIndex {
+    pub(super) fn insert_run(&self, new: &NewRun<'_>) -> Result<RunId> {
+        run::check(new)?;
+        let mut numbers = self.numbers.lock();
+        self.sound()?;
+        for (at, page) in new.pages.iter().enumerate() {
+            if self.find(new.scope, *page)?.is_some() {
+                return Err(Error::invalid(
+                    "a page is in the index already: insert only what is not",
+                )
+                .with("page", at));
+            }
+        }
+        let parent = match new.parent {
+            None => None,
+            Some(hash) => match self.find(new.scope, hash)? {
+                Some((run, page, _)) => Some((run, u32::from(page))).filter(|_| new.chained),
+                None => {
+                    return Err(Error::invalid(
+                        "the parent is not in the index: insert it first, or leave it out",
+                    ));
+                }
+            },
+        };
+        let run = self.number(&mut numbers)?;
+        let pages = new.pages.len() as u16;
+        let record = Record {
+            scope: new.scope,
+            chained: new.chained,
+            pages,
+            live: pages,
+            last: new.pages.last().copied().unwrap_or_default(),
+            recency: new.recency,
+            parent,
+            place: new.place.clone(),
+        };
+        let value = record.encode(run)?;
+        let mut batch = Batch::default();
+        let mut done = Vec::new();
+        for (at, chunk) in new.pages.chunks(CHUNK).enumerate() {
+            if batch.len() + CHUNK + 3 > OPS {
+                self.apply_or_undo(&batch, &done)?;
+                done.push(std::mem::take(&mut batch));
+            }
+            let key = key::chunk(new.scope, run, at * CHUNK);
+            batch.put(&key, &record::encode_chunk(&key, chunk));
+            for (offset, page) in chunk.iter().enumerate() {
+                let entry = record::encode_entry(run, (at * CHUNK + offset) as u16);
+                batch.put(&key::page(new.scope, *page), &entry);
+            }
+        }
+        if let Some((parent, page)) = parent {
+            let key = key::child(parent, run);
+            batch.put(&key, &record::encode_numbers(&key, &[page.into()]));
+        }
+        self.put_sum(&mut batch, 1, i64::from(pages));
+        batch.put(&key::run(run), &value);
+        self.apply_or_undo(&batch, &done)?;
+        self.gauges.runs.fetch_add(1, Ordering::Relaxed);
+        self.gauges.pages.fetch_add(pages.into(), Ordering::Relaxed);
+        Ok(run)
+    }
+
+    /// The next number. What the tree says is ahead of it, so that no number is given out twice,
+    /// and no key is left of one that is given out.
+    fn number(&self, numbers: &mut Numbers) -> Result<RunId> {
+        if numbers.next >= numbers.reserved {
+            let reserved = numbers.next + NUMBERS;
+            let mut batch = Batch::default();
+            batch.put(&key::NUMBERS, &record::encode_numbers(&key::NUMBERS, &[reserved]));
+            self.apply(&batch)?;
+            numbers.reserved = reserved;
+        }
+        let run = RunId(numbers.next);
+        numbers.next += 1;
+        Ok(run)
+    }
+
+    pub(super) fn apply(&self, batch: &Batch) -> Result<()> {
+        let bytes = self.tree.apply(batch)?;
+        self.gauges.pending.fetch_add(bytes, Ordering::Relaxed);
+        self.gauges.written.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Applies a batch of new keys, or takes them and those of `done` out again. If that fails, too,
+    /// the index is poisoned.
+    fn apply_or_undo(&self, batch: &Batch, done: &[Batch]) -> Result<()> {
+        let Err(error) = self.apply(batch) else { return Ok(()) };
+        for undone in std::iter::once(batch).chain(done.iter().rev()) {
+            let mut undo = undone.undo(&key::SUM);
+            self.put_sum(&mut undo, 0, 0);
+            self.apply_or_poison(&undo)?;
+        }
+        Err(error)
+    }
+
+    /// Says how many runs and pages there are once the batch is applied: what else would tell that
+    /// Holt does not find some of them any more?
+    pub(super) fn put_sum(&self, batch: &mut Batch, runs: i64, pages: i64) {
+        let add =
+            |gauge: &AtomicU64, more| gauge.load(Ordering::Relaxed).saturating_add_signed(more);
+        let sum = [add(&self.gauges.runs, runs), add(&self.gauges.pages, pages)];
+        batch.put(&key::SUM, &record::encode_numbers(&key::SUM, &sum));
+    }
+
+    /// Applies a batch, or poisons the index: a part of it may have been applied.
+    fn apply_or_poison(&self, batch: &Batch) -> Result<()> {
+        self.apply(batch).inspect_err(|error| {
+            tracing::error!(dir = %self.dir.display(), %error, "the index could not be changed");
+            self.gauges.poisoned.store(true, Ordering::Release);
+        })
+    }
+
+    fn sound(&self) -> Result<()> {
+        if self.gauges.poisoned.load(Ordering::Acquire) {
+            return Err(Error::fatal(
+                "Holt failed in the middle of a change: close the store and open it again",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn link_run(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
+        let _writer = self.numbers.lock();
+        let find = |hash| self.or_miss(self.find(scope, hash)).flatten();
+        let Some((child, 0, mut record)) = find(child) else { return };
+        let Some((parent, page, _)) = find(parent) else { return };
+        if child == parent || record.parent.is_some() || !record.chained || self.sound().is_err() {
+            return;
+        }
+        record.parent = Some((parent, page.into()));
+        let Ok(value) = record.encode(child) else { return };
+        let mut batch = Batch::default();
+        let key = key::child(parent, child);
+        batch.put(&key, &record::encode_numbers(&key, &[page.into()]));
+        batch.put(&key::run(child), &value);
+        let _ = self.apply_or_poison(&batch);
+    }
+
+    /// Cuts a run, after everything that is attached behind the cut, leaves first: so the index is
+    /// closed at every moment. Ends early where Holt fails; the index is poisoned then.
+    pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
+        let doomed = self.or_miss(self.closure(run, keep)).unwrap_or_default();
+        let mut removed = Vec::with_capacity(doomed.len());
+        for (run, keep) in doomed.into_iter().rev() {
+            if self.sound().is_err() {
+                break;
+            }
+            removed.extend(self.or_miss(self.cut_one(run, keep)).flatten());
+        }
+        removed
+    }
+
+    /// The run, and every run that is attached behind the cut, each after the one it is attached to.
+    fn closure(&self, run: RunId, keep: u32) -> Result<Vec<(RunId, u32)>> {
+        let Some(record) = self.record(run)? else { return Ok(Vec::new()) };
+        if keep >= u32::from(record.pages) {
+            return Ok(Vec::new());
+        }
+        let mut doomed = vec![(run, keep)];
+        let mut met = HashSet::from([run]);
+        let mut at = 0;
+        while record.chained && at < doomed.len() {
+            let (next, from) = doomed[at];
+            for (child, page) in self.children(next)? {
+                if page < from {
+                    continue;
+                }
+                // A run has one parent, so only the first can be met again, and only if it hangs
+                // behind itself. No honest chain does; it goes whole then, with all its children.
+                if child == run && doomed[0].1 > 0 {
+                    doomed[0].1 = 0;
+                    for (child, page) in self.children(run)? {
+                        if page < keep && met.insert(child) {
+                            doomed.push((child, 0));
+                        }
+                    }
+                } else if met.insert(child) {
+                    doomed.push((child, 0));
+                }
+            }
+            at += 1;
+        }
+        Ok(doomed)
+    }
+
+    /// The record goes first, or is cut: from then on nothing behind the cut is there. What is left
+    /// of a longer run when the process dies is found at the next opening.
+    fn cut_one(&self, run: RunId, keep: u32) -> Result<Option<Removed>> {
+        let Some(mut record) = self.record(run)? else { return Ok(None) };
+        let Some(pages) = self.pages(run, &record)? else { return Ok(None) };
+        let tail = &pages[(keep as usize).min(pages.len())..];
+        let gone = tail.iter().filter(|page| **page != PageHash::NONE).count();
+        let whole = gone == usize::from(record.live);
+        let keep = if whole { 0 } else { keep as usize };
+        let extents = held(&record.place, &pages, keep as u32);
+        let scope = record.scope;
+        let mut batch = Batch::default();
+        self.put_sum(&mut batch, -i64::from(whole), -(gone as i64));
+        if whole {
+            batch.delete(&key::run(run));
+            if let Some((parent, _)) = record.parent {
+                batch.delete(&key::child(parent, run));
+            }
+            if self.retained.lock().until(run) > 0 {
+                batch.delete(&key::retained(run));
+            }
+        } else {
+            record.place.truncate(keep as u32);
+            record.live -= gone as u16;
+            record.pages = keep as u16;
+            record.last = pages[keep - 1];
+            batch.put(&key::run(run), &record.encode(run)?);
+        }
+        let first = keep - keep % CHUNK;
+        for (at, chunk) in pages[first..].chunks(CHUNK).enumerate() {
+            if batch.len() + CHUNK + 1 > OPS {
+                self.apply_or_poison(&std::mem::take(&mut batch))?;
+            }
+            let from = first + at * CHUNK;
+            let kept = keep.saturating_sub(from);
+            let key = key::chunk(scope, run, from);
+            if kept > 0 {
+                batch.put(&key, &record::encode_chunk(&key, &chunk[..kept]));
+            } else {
+                batch.delete(&key);
+            }
+            for page in chunk[kept..].iter().filter(|page| **page != PageHash::NONE) {
+                self.forget(&mut batch, scope, *page, run)?;
+            }
+        }
+        self.apply_or_poison(&batch)?;
+        if whole {
+            self.touched.lock().remove(&run);
+            self.retained.lock().runs.remove(&run);
+            self.gauges.runs.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.gauges.pages.fetch_sub(gone as u64, Ordering::Relaxed);
+        Ok(Some(Removed { run, scope, pages: gone as u32, whole, extents }))
+    }
+
+    /// Deletes the entry of a page, unless it leads to another run by now.
+    pub(super) fn forget(
+        &self,
+        batch: &mut Batch,
+        scope: ScopeSlot,
+        page: PageHash,
+        run: RunId,
+    ) -> Result<()> {
+        let key = key::page(scope, page);
+        let entry = self.tree.get(&key)?;
+        if entry.and_then(|value| record::decode_entry(&value)).is_some_and(|(of, _)| of == run) {
+            batch.delete(&key);
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_page(&self, scope: ScopeSlot, page: PageHash) -> Vec<Removed> {
+        let Some((run, at, record)) = self.or_miss(self.find(scope, page)).flatten() else {
+            return Vec::new();
+        };
+        if record.chained || record.live == 1 {
+            return self.cut(run, if record.chained { at.into() } else { 0 });
+        }
+        self.or_miss(self.punch(run, at, record)).into_iter().collect()
+    }
+
+    fn punch(&self, run: RunId, page: u16, mut record: Record) -> Result<Removed> {
+        self.sound()?;
+        let (scope, at) = (record.scope, usize::from(page));
+        let key = key::chunk(scope, run, at);
+        let mut chunk = self.chunk(scope, run, at)?;
+        let mut batch = Batch::default();
+        record.live -= 1;
+        if page + 1 == record.pages {
+            record.last = PageHash::NONE;
+        }
+        batch.put(&key::run(run), &record.encode(run)?);
+        if let Some(hash) = chunk.get_mut(at % CHUNK) {
+            batch.delete(&key::page(scope, std::mem::take(hash)));
+        }
+        batch.put(&key, &record::encode_chunk(&key, &chunk));
+        self.put_sum(&mut batch, 0, -1);
+        self.apply_or_poison(&batch)?;
+        self.gauges.pages.fetch_sub(1, Ordering::Relaxed);
+        let extents = record.place.page(page.into());
+        Ok(Removed { run, scope, pages: 1, whole: false, extents })
+    }
+
+    pub(super) fn remove_runs_of(&self, scope: ScopeSlot) -> Vec<Removed> {
+        let mut removed = Vec::new();
+        let mut start = key::scoped(scope).to_vec();
+        loop {
+            // The writers' lock is let go now and then; inserts get their turn.
+            let _writer = self.numbers.lock();
+            let keys = self.tree.keys_after(&key::scoped(scope), &start, 256);
+            let keys = self.or_miss(keys).unwrap_or_default();
+            let Some(last) = keys.last() else { return removed };
+            start.clone_from(last);
+            let mut runs: Vec<RunId> = keys
+                .iter()
+                .filter_map(|key| key::parse_chunk(key))
+                .map(|(_, run, _)| run)
+                .collect();
+            runs.dedup();
+            for run in runs {
+                removed.extend(self.cut(run, 0));
+            }
+        }
+    }
+
+    pub(super) fn move_run(&self, run: RunId, place: &Place) -> Option<Removed> {
+        let _writer = self.numbers.lock();
+        let mut record = self.or_miss(self.record(run)).flatten()?;
+        let pages = self.or_miss(self.pages(run, &record)).flatten()?;
+        run::check_place(place, pages.len()).ok()?;
+        let extents = held(&record.place, &pages, 0);
+        let scope = record.scope;
+        record.place = place.clone();
+        let value = record.encode(run).ok()?;
+        self.sound().ok()?;
+        let mut batch = Batch::default();
+        batch.put(&key::run(run), &value);
+        self.apply_or_poison(&batch).ok()?;
+        Some(Removed { run, scope, pages: 0, whole: false, extents })
+    }
+
+    pub(super) fn retain_runs(&self, runs: &[(RunId, u64)], clock: u64) {
+        let _writer = self.numbers.lock();
+        if self.sound().is_err() {
+            return;
+        }
+        let clock = clock.max(self.retained.lock().clock);
+        let mut batch = Batch::default();
+        batch.put(&key::CLOCK, &record::encode_numbers(&key::CLOCK, &[clock]));
+        for &(run, until) in runs {
+            if self.or_miss(self.record(run)).flatten().is_none() {
+                continue;
+            }
+            let key = key::retained(run);
+            if until == 0 {
+                self.retained.lock().runs.remove(&run);
+                batch.delete(&key);
+            } else {
+                self.retained.lock().runs.insert(run, until);
+                batch.put(&key, &record::encode_numbers(&key, &[until]));
+            }
+            if batch.len() == OPS && self.apply_or_poison(&std::mem::take(&mut batch)).is_err() {
+                return;
+            }
+        }
+        self.retained.lock().clock = clock;
+        let _ = self.apply_or_poison(&batch);
+    }
+
+    pub(super) fn sync_all(&self) -> Result<()> {
+        {
+            let _writer = self.numbers.lock();
+            self.sound()?;
+            let touched: Vec<RunId> = self.touched.lock().keys().copied().collect();
+            for section in touched.chunks(OPS) {
+                let mut batch = Batch::default();
+                for &run in section {
+                    // With the recency that it was touched with.
+                    if let Some(record) = self.record(run)? {
+                        batch.put(&key::run(run), &record.encode(run)?);
+                    }
+                }
+                self.apply_or_poison(&batch)?;
+                let mut touched = self.touched.lock();
+                for run in section {
+                    touched.remove(run);
+                }
+            }
+        }
+        let pending = self.gauges.pending.load(Ordering::Relaxed);
+        if !self.options.durable {
+            let synced = self.tree.checkpoint();
+            synced.inspect_err(|_| self.gauges.poisoned.store(true, Ordering::Release))?;
+            self.gauges.checkpoints.fetch_add(1, Ordering::Relaxed);
+        }
+        self.gauges.pending.fetch_sub(pending, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! Backends by name.
+
+#[cfg(all(feature = "art", not(loom)))]
+use crate::{ArtIndex, ArtOptions};
+use crate::{MemoryIndex, PrefixIndex, RunIndex, RunOptions};
+use ritornello_format::{Error, Result};
+use ritornello_medium::Medium;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// A way to keep an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Backend {
+    /// Memory-resident, with a journal and two checkpoints: the default.
+    Run,
+    /// Hash maps, lost when closed: the oracle.
+    Memory,
+    /// Holt, a persistent adaptive radix tree. Cargo feature `art`.
+    Art,
+}
+
+/// How a backend is opened. What a backend has no use for it ignores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// Bytes of files that it may take: see [`RunOptions::metadata_bytes_max`].
+    pub metadata_bytes_max: u64,
+    /// Memory for what it caches of its files.
+    pub cache_bytes: u64,
+    /// Every change is durable when the call returns, where the backend can do that by itself. The
+    /// others are synced by whoever wants it.
+    pub durable: bool,
+    /// All that is on disk is checked when it is opened, where that is a choice.
+    pub verify: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            metadata_bytes_max: RunOptions::default().metadata_bytes_max,
+            cache_bytes: 128 << 20,
+            durable: false,
+            verify: true,
+        }
+    }
+}
+
+impl Backend {
+    /// All names, compiled in or not.
+    const ALL: [Self; 3] = [Self::Run, Self::Memory, Self::Art];
+
+    /// The backends that this program was compiled with.
+    pub fn compiled() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|backend| match backend {
+            Self::Run | Self::Memory => true,
+            Self::Art => cfg!(all(feature = "art", not(loom))),
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Memory => "memory",
+            Self::Art => "art",
+        }
+    }
+
+    /// Whether what is in it outlives the process.
+    #[must_use]
+    pub const fn is_persistent(self) -> bool {
+        !matches!(self, Self::Memory)
+    }
+
+    /// Opens the index in `dir`, which is its own, or makes one.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not compiled in; and those of the backend.
+    pub fn open(
+        self,
+        medium: Arc<dyn Medium>,
+        dir: &Path,
+        options: &OpenOptions,
+    ) -> Result<Box<dyn PrefixIndex>> {
+        match self {
+            Self::Run => {
+                let metadata_bytes_max = options.metadata_bytes_max;
+                let options = RunOptions { metadata_bytes_max, ..RunOptions::default() };
+                Ok(Box::new(RunIndex::open(medium, dir, options)?))
+            }
+            Self::Memory => Ok(Box::new(MemoryIndex::new())),
+            #[cfg(all(feature = "art", not(loom)))]
+            Self::Art => {
+                let OpenOptions { cache_bytes, durable, verify, .. } = *options;
+                let options = ArtOptions { cache_bytes, durable, verify };
+                Ok(Box::new(ArtIndex::open(dir, options)?))
+            }
+            #[cfg(not(all(feature = "art", not(loom))))]
+            Self::Art => Err(not_compiled(self.name())),
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Backend {
+    type Err = Error;
+
+    /// A backend that is compiled in, by its name.
+    fn from_str(name: &str) -> Result<Self> {
+        Self::compiled().find(|backend| backend.name() == name).ok_or_else(|| not_compiled(name))
+    }
+}
+
+fn not_compiled(name: &str) -> Error {
+    let known = Backend::ALL.iter().any(|backend| backend.name() == name);
+    let there: Vec<&str> = Backend::compiled().map(Backend::name).collect();
+    let why = if known { "is not compiled in: build with its cargo feature" } else { "is unknown" };
+    Error::invalid(format!("the index `{name}` {why}; there are {}", there.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_to_backends_and_others_are_told_which_there_are() {
+        for backend in Backend::compiled() {
+            assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
+        }
+        let said = "cuckoo".parse::<Backend>().unwrap_err().to_string();
+        assert!(said.contains("cuckoo") && said.contains("run, memory"), "{said}");
+    }
+}
