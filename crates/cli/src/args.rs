@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::bench::contest::{ContestPart, Workload};
 use crate::simulate::args::SimulateArgs;
 use crate::soak::args::SoakArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -235,6 +236,8 @@ pub enum BenchCommand {
     Store(StoreArgs),
     /// Size and speed of the codecs, and what the lossy ones do to attention
     Codec(CodecArgs),
+    /// Backends of the index, measured alike
+    Index(IndexArgs),
     /// One part of a measurement, in a process of its own
     #[command(hide = true)]
     Part(PartArgs),
@@ -323,6 +326,41 @@ pub struct StoreArgs {
     /// Bytes a segment file
     #[arg(long, hide = true, value_parser = size)]
     pub segment_bytes: Option<u64>,
+}
+
+/// Of `bench index`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Every backend is filled in a process of its own, probed there, and killed; then it
+is opened again, in other processes: after the kill, after a clean close, and with its files out of
+the page cache. A last process removes old sequences, leaf first, while it inserts new ones.
+
+Rates are pages a second. Write amplification is what the kernel counts as written to storage by the
+process, after a sync, over 40 bytes a page; beside it, what the backend says of itself. Each is
+measured without syncs but the last, and with one after every 65,536 pages; --durable adds one after
+every run.
+
+Examples:
+  ritornello bench index --entries 100000,1000000
+  ritornello bench index --backends run,memory --entries 1000000 --durable
+  ritornello bench index --workload kv-events --json | jq '.rows[] | {backend, ingest_per_s}'")]
+pub struct IndexArgs {
+    /// Backends to measure [default: all that are compiled in]
+    #[arg(long, value_delimiter = ',')]
+    pub backends: Vec<String>,
+    /// Pages
+    #[arg(long, value_delimiter = ',', default_value = "100000",
+          value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    pub entries: Vec<u64>,
+    /// Also with a sync after every run
+    #[arg(long)]
+    pub durable: bool,
+    /// Where the pages come from
+    #[arg(long, value_enum, default_value = "chains")]
+    pub workload: Workload,
+    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
 }
 
 /// Of `bench codec`.
@@ -421,6 +459,8 @@ pub enum PartCommand {
         #[arg(long)]
         run_pages: u32,
     },
+    /// Fills, opens or churns a backend of the index
+    Contest(ContestArgs),
     /// Probes as a client
     Probe {
         /// Its directory
@@ -429,6 +469,14 @@ pub enum PartCommand {
         #[arg(long)]
         entries: u64,
     },
+}
+
+/// Of the parts of `bench index`.
+#[derive(Debug, Args)]
+pub struct ContestArgs {
+    /// Which part.
+    #[command(subcommand)]
+    pub part: ContestPart,
 }
 
 fn codec(word: &str) -> Result<Codec, String> {

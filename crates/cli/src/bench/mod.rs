@@ -3,6 +3,7 @@
 mod catalogue;
 mod codec;
 mod content;
+pub mod contest;
 mod data;
 mod index;
 mod kept;
@@ -35,6 +36,7 @@ pub fn run(context: &Context, args: &BenchArgs) -> Result<Status, Failure> {
         BenchCommand::Part(part) => parts::run(&part.part),
         BenchCommand::Store(args) if args.steady => steady::run(context, args),
         BenchCommand::Store(args) => store(context, args),
+        BenchCommand::Index(args) => contest::run(context, args),
         BenchCommand::Codec(args) => codec::run(context, args),
     }
 }

@@ -39,6 +39,7 @@ pub struct Answer {
 /// Those of the part.
 pub fn run(part: &PartCommand) -> Result<Status, Failure> {
     let answer = match part {
+        PartCommand::Contest(part) => return super::contest::run_part(&part.part),
         PartCommand::Fill { dir, entries, run_pages } => {
             let before = resident()?;
             let index = catalogue::fill(dir, *entries, *run_pages)?;
@@ -103,12 +104,22 @@ fn resident() -> Result<i64, Failure> {
 /// # Errors
 /// If it cannot be started, or fails.
 pub fn elsewhere(context: &Context, words: &[&OsStr]) -> Result<Answer, Failure> {
+    let mut command = again(context)?;
+    command.args(words);
+    ask(command, None)
+}
+
+/// This command again, up to the words that name a part.
+///
+/// # Errors
+/// If it does not know where it is.
+pub fn again(context: &Context) -> Result<Command, Failure> {
     let Some((program, first)) = context.again.split_first() else {
         return Err(Failure::failed("this command does not know where it is", "its full path"));
     };
     let mut command = Command::new(program);
-    command.args(first).args(["bench", "part"]).args(words);
-    ask(command, None)
+    command.args(first).args(["bench", "part"]);
+    Ok(command)
 }
 
 /// Runs a command that answers with one line of JSON.

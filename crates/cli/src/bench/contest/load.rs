@@ -1,0 +1,174 @@
+//! What an index is filled with: sequences of 256 pages, some of which begin as others do.
+
+use clap::ValueEnum;
+use ritornello_format::{PageHash, Place, Result, ScopeSlot};
+use ritornello_index::synthetic::mix;
+use ritornello_index::{NewRun, PrefixIndex};
+use ritornello_sim::Trace;
+use ritornello_sim::generate::TenStage;
+use serde::{Deserialize, Serialize};
+
+/// Pages of a sequence, and of a probe.
+pub const SEQUENCE: usize = 256;
+/// The scope of all pages.
+pub const SLOT: ScopeSlot = ScopeSlot(0);
+/// Pages of a run that one put brings.
+const RUN: usize = 32;
+/// Sequences that begin alike, and how far.
+const FAMILY: u64 = 4;
+const HEAD: usize = 128;
+
+/// Where the pages come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workload {
+    /// Sequences in runs of 32 pages; four at a time share their first half
+    Chains,
+    /// The same sequences as an engine's events bring them: runs of 1 to 8 pages
+    KvEvents,
+    /// The ten-stage trace of `simulate --generate ten-stage`, scaled to the number of entries
+    TenStage,
+}
+
+/// Sequences that make a number of pages.
+#[derive(Debug)]
+pub struct Load {
+    workload: Workload,
+    /// Pages in all.
+    pub entries: u64,
+    /// Sequences, the last of which may be cut.
+    pub sequences: u64,
+    /// Of `ten-stage`: the requests, and how many blocks of each came up before.
+    trace: Option<(Trace, Vec<u32>)>,
+}
+
+impl Load {
+    /// # Errors
+    /// Those of the generator.
+    pub fn new(workload: Workload, entries: u64) -> Result<Self> {
+        if workload != Workload::TenStage {
+            let family = (SEQUENCE + (FAMILY as usize - 1) * (SEQUENCE - HEAD)) as u64;
+            let sequences = entries.div_ceil(family) * FAMILY;
+            return Ok(Self { workload, entries, sequences, trace: None });
+        }
+        // Half of the pages come with the warm-up; of the stages' prompts, 0.59 are new.
+        let block = 64;
+        let prompt_tokens = SEQUENCE as u64 * block;
+        let warm_up_tokens = (entries * block / 2).max(prompt_tokens);
+        let stage_tokens = (entries * block / 2 * 100 / 590 + prompt_tokens).max(prompt_tokens);
+        let options =
+            TenStage { warm_up_tokens, stage_tokens, prompt_tokens, ..TenStage::default() };
+        let trace = options.generate()?;
+        let mut seen = 0;
+        let known = (0..trace.requests()).map(|at| {
+            let blocks = trace.request(at);
+            let known = blocks.iter().take_while(|block| **block < seen).count();
+            seen = seen.max(blocks.iter().max().map_or(0, |last| last + 1));
+            known as u32
+        });
+        let known: Vec<u32> = known.collect();
+        Ok(Self {
+            workload,
+            entries,
+            sequences: trace.requests() as u64,
+            trace: Some((trace, known)),
+        })
+    }
+
+    /// Pages of a run, about.
+    #[must_use]
+    pub fn run_pages(&self) -> u32 {
+        match self.workload {
+            Workload::Chains => RUN as u32,
+            Workload::KvEvents => 4,
+            Workload::TenStage => RUN as u32 / 2,
+        }
+    }
+
+    /// The pages of a sequence, and how many of them an earlier one brought.
+    #[must_use]
+    pub fn sequence(&self, number: u64) -> (Vec<PageHash>, usize) {
+        if let Some((trace, known)) = &self.trace {
+            let at = number as usize % trace.requests().max(1);
+            let round = number / trace.requests().max(1) as u64;
+            let blocks = trace.request(at).iter();
+            let pages = blocks.map(|block| hash(round << 40 | u64::from(*block))).collect();
+            return (pages, known[at] as usize);
+        }
+        let first = number - number % FAMILY;
+        let page = |at: usize| {
+            let owner = if at < HEAD { first } else { number };
+            hash(owner << 16 | at as u64)
+        };
+        ((0..SEQUENCE).map(page).collect(), if number == first { 0 } else { HEAD })
+    }
+
+    /// Inserts what is new of a sequence, at most `left` pages, run by run; `done` is told of each.
+    /// Returns the number of pages.
+    ///
+    /// # Errors
+    /// Those of the index and of `done`.
+    pub fn insert<E: From<ritornello_format::Error>>(
+        &self,
+        index: &dyn PrefixIndex,
+        number: u64,
+        left: u64,
+        mut done: impl FnMut(u64) -> std::result::Result<(), E>,
+    ) -> std::result::Result<u64, E> {
+        let (pages, known) = self.sequence(number);
+        let end =
+            pages.len().min(known.saturating_add(usize::try_from(left).unwrap_or(usize::MAX)));
+        let mut at = known;
+        while at < end {
+            let length = match self.workload {
+                Workload::KvEvents => 1 + (mix(number << 16 | at as u64) % 8) as usize,
+                Workload::Chains | Workload::TenStage => RUN,
+            };
+            let to = end.min(at + length);
+            let place = Place { generation: number << 16 | (at as u64 + 1), ..Place::default() };
+            index.insert(&NewRun {
+                scope: SLOT,
+                chained: true,
+                parent: at.checked_sub(1).map(|before| pages[before]),
+                pages: &pages[at..to],
+                place: &place,
+                recency: number,
+            })?;
+            done((to - at) as u64)?;
+            at = to;
+        }
+        Ok((end - known.min(end)) as u64)
+    }
+}
+
+fn hash(page: u64) -> PageHash {
+    let low = mix(page ^ 0x7269_746f_726e_656c);
+    PageHash((u128::from(mix(low)) << 64 | u128::from(low | 1)).to_le_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::Error;
+    use ritornello_index::MemoryIndex;
+
+    #[test]
+    fn every_workload_brings_as_many_pages_as_it_says_and_finds_them_again() {
+        for workload in [Workload::Chains, Workload::KvEvents, Workload::TenStage] {
+            let load = Load::new(workload, 20_000).unwrap();
+            let index = MemoryIndex::new();
+            let mut left = load.entries;
+            let mut whole = 0;
+            for number in 0..load.sequences {
+                let some = load.insert(&index, number, left, |_| Ok::<(), Error>(())).unwrap();
+                left -= some;
+                whole = if left > 0 { number + 1 } else { whole };
+            }
+            assert_eq!((left, index.stats().pages), (0, 20_000), "{workload:?}");
+            for number in 0..whole {
+                let (pages, _) = load.sequence(number);
+                assert_eq!(index.longest_prefix(SLOT, &pages), SEQUENCE, "{workload:?} {number}");
+            }
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! What is done in a process of its own, so that memory, processor time and bytes written are its
+//! backend's and nobody else's.
+
+use super::load::{Load, SLOT, Workload};
+use super::report::{Method, Sync};
+use crate::bench::catalogue::scattered;
+use crate::bench::report::{median, quantile};
+use crate::exit::{Failure, Status};
+use clap::Subcommand;
+use ritornello_index::{Backend, OpenOptions, PrefixIndex, RunOptions};
+use ritornello_medium::Host;
+use serde::{Deserialize, Serialize};
+use std::hint::black_box;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pages between two syncs of a group.
+const GROUP: u64 = 1 << 16;
+/// Bytes that wait in `run` for a sync before it is given one, asked for or not.
+const PENDING: u64 = 32 << 20;
+/// Probes by each method, and not counted before.
+const PROBES: usize = 4000;
+const WARM_UP: usize = 400;
+/// Lookups timed together, as one takes about as long as looking at the clock.
+const LOOKUPS: usize = 64;
+/// The churn ends after this, or when a tenth of the pages were exchanged.
+const CHURN: Duration = Duration::from_secs(10);
+
+/// One index: which, where, how large.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Subject {
+    /// Its directory
+    pub dir: PathBuf,
+    /// The backend
+    #[arg(long)]
+    pub backend: Backend,
+    /// Pages
+    #[arg(long)]
+    pub entries: u64,
+    /// Where they come from
+    #[arg(long, value_enum)]
+    pub workload: Workload,
+    /// When it is synced
+    #[arg(long, value_enum)]
+    pub sync: Sync,
+}
+
+/// The parts.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ContestPart {
+    /// Fills, probes, answers, and waits to be killed
+    Fill(Subject),
+    /// Opens and closes
+    Open(Subject),
+    /// Removes while inserting
+    Churn(Subject),
+}
+
+/// What a part answers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Answer {
+    pub ingest_s: f64,
+    pub sync_s: f64,
+    pub probes: Vec<Method>,
+    pub lookup_p50_us: f64,
+    pub range_p50_us: f64,
+    pub written: u64,
+    pub own_written: u64,
+    pub memory: i64,
+    pub cpu_s: f64,
+    pub open_ms: f64,
+    pub pages: u64,
+    pub removed: u64,
+    pub churn_s: f64,
+}
+
+/// Does a part.
+///
+/// # Errors
+/// Those of the index.
+pub fn run(part: &ContestPart) -> Result<Status, Failure> {
+    match part {
+        ContestPart::Fill(subject) => {
+            let (index, answer) = fill(subject)?;
+            answer.say()?;
+            // Killed here, with the index open. Where nobody does, it is closed.
+            let _ = std::io::stdin().read_line(&mut String::new());
+            drop(index);
+        }
+        ContestPart::Open(subject) => {
+            let load = Load::new(Workload::Chains, subject.entries)?;
+            let started = Instant::now();
+            let index = open(subject, load.run_pages())?;
+            let open_ms = started.elapsed().as_secs_f64() * 1e3;
+            let pages = index.stats().pages;
+            drop(index);
+            Answer { open_ms, pages, ..Answer::default() }.say()?;
+        }
+        ContestPart::Churn(subject) => churn(subject)?.say()?,
+    }
+    Ok(Status::Fine)
+}
+
+impl Answer {
+    fn say(&self) -> Result<(), Failure> {
+        let line = serde_json::to_string(self).map_err(std::io::Error::other)?;
+        let mut out = std::io::stdout();
+        writeln!(out, "{line}")?;
+        Ok(out.flush()?)
+    }
+}
+
+fn open(subject: &Subject, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
+    let runs = subject.entries.div_ceil(u64::from(run_pages)) + 1;
+    let options = OpenOptions {
+        // With room for a journal beside two checkpoints, as a store that changes needs it.
+        metadata_bytes_max: RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
+        durable: subject.sync == Sync::Every,
+        ..OpenOptions::default()
+    };
+    Ok(subject.backend.open(Arc::new(Host), &subject.dir, &options)?)
+}
+
+/// Syncs an index when it is due.
+struct Syncer<'a> {
+    index: &'a dyn PrefixIndex,
+    backend: Backend,
+    sync: Sync,
+    waiting: u64,
+}
+
+impl<'a> Syncer<'a> {
+    fn new(subject: &Subject, index: &'a dyn PrefixIndex) -> Self {
+        Self { index, backend: subject.backend, sync: subject.sync, waiting: 0 }
+    }
+
+    fn note(&mut self, pages: u64) -> Result<(), Failure> {
+        self.waiting += pages;
+        let due = match self.sync {
+            // What waits in memory is bounded: an index refuses inserts beyond.
+            Sync::Off => self.backend == Backend::Run && self.index.stats().pending_bytes > PENDING,
+
+            Sync::Group => self.waiting >= GROUP,
+            Sync::Every => true,
+        };
+        if due {
+            self.waiting = 0;
+            self.index.sync()?;
+            self.index.maintain()?;
+        }
+        Ok(())
+    }
+}
+
+fn ingest(subject: &Subject, index: &dyn PrefixIndex, load: &Load) -> Result<(), Failure> {
+    let mut left = load.entries;
+    let mut syncer = Syncer::new(subject, index);
+    for number in 0..load.sequences {
+        left -= load.insert(index, number, left, |pages| syncer.note(pages))?;
+    }
+    Ok(())
+}
+
+fn fill(subject: &Subject) -> Result<(Box<dyn PrefixIndex>, Answer), Failure> {
+    let load = Load::new(subject.workload, subject.entries)?;
+    let (memory, written, cpu) = (resident()?, written()?, processor_seconds());
+    let index = open(subject, load.run_pages())?;
+    let started = Instant::now();
+    ingest(subject, index.as_ref(), &load)?;
+    let ingest_s = started.elapsed().as_secs_f64();
+    let started = Instant::now();
+    index.sync()?;
+    let sync_s = started.elapsed().as_secs_f64();
+    let stats = index.stats();
+    let mut answer = Answer {
+        ingest_s,
+        sync_s,
+        written: self::written()? - written,
+        own_written: stats.written_bytes,
+        memory: resident()? - memory,
+        cpu_s: processor_seconds() - cpu,
+        pages: stats.pages,
+        ..Answer::default()
+    };
+    for method in index.probe_methods() {
+        answer.probes.push(probe(index.as_ref(), &load, method)?);
+    }
+    answer.lookup_p50_us = lookup(index.as_ref(), &load);
+    answer.range_p50_us = range(index.as_ref(), &load);
+    Ok((index, answer))
+}
+
+/// Sequences that are there whole.
+fn whole(load: &Load) -> u32 {
+    // The last one may be cut.
+    u32::try_from(load.sequences * 9 / 10).unwrap_or(u32::MAX).max(1)
+}
+
+fn probe(index: &dyn PrefixIndex, load: &Load, method: &str) -> Result<Method, Failure> {
+    let mut times = Vec::with_capacity(PROBES);
+    for at in 0..WARM_UP + PROBES {
+        let (pages, _) = load.sequence(scattered(at, whole(load)).into());
+        let started = Instant::now();
+        let found = black_box(index.longest_prefix_by(method, SLOT, black_box(&pages)));
+        let took = started.elapsed().as_secs_f64() * 1e6;
+        if found != pages.len() {
+            let line = format!("a probe by {method} found {found} of {} pages", pages.len());
+            return Err(Failure::failed(line, "report this"));
+        }
+        if at >= WARM_UP {
+            times.push(took);
+        }
+    }
+    let p99_us = quantile(&times, 0.99);
+    Ok(Method { method: method.to_owned(), p50_us: median(&times), p99_us })
+}
+
+fn lookup(index: &dyn PrefixIndex, load: &Load) -> f64 {
+    let times: Vec<f64> = (0..PROBES / 8)
+        .map(|at| {
+            let (pages, _) = load.sequence(scattered(at, whole(load)).into());
+            let started = Instant::now();
+            for page in pages.iter().step_by(pages.len().div_ceil(LOOKUPS).max(1)) {
+                black_box(index.locate(SLOT, *page));
+            }
+            started.elapsed().as_secs_f64() * 1e6 / LOOKUPS as f64
+        })
+        .collect();
+    median(&times)
+}
+
+fn range(index: &dyn PrefixIndex, load: &Load) -> f64 {
+    let times: Vec<f64> = (0..PROBES)
+        .filter_map(|at| {
+            let (pages, _) = load.sequence(scattered(at, whole(load)).into());
+            let (run, _) = index.locate(SLOT, *pages.last()?)?;
+            let started = Instant::now();
+            black_box(index.run(run)?);
+            Some(started.elapsed().as_secs_f64() * 1e6)
+        })
+        .collect();
+    median(&times)
+}
+
+/// At a full catalogue: for every new sequence an old one goes, leaf first, run by run.
+fn churn(subject: &Subject) -> Result<Answer, Failure> {
+    let load = Load::new(subject.workload, subject.entries)?;
+    let index = open(subject, load.run_pages())?;
+    if !subject.backend.is_persistent() {
+        ingest(subject, index.as_ref(), &load)?;
+    }
+    let mut syncer = Syncer::new(subject, index.as_ref());
+    let (mut removed, target) = (0, load.entries / 10);
+    let started = Instant::now();
+    for number in 0..load.sequences {
+        if removed >= target || started.elapsed() > CHURN {
+            break;
+        }
+        load.insert(index.as_ref(), load.sequences + number, u64::MAX, |pages| syncer.note(pages))?;
+        let (pages, _) = load.sequence(number);
+        let mut runs = index.walk(SLOT, &pages);
+        while let Some(last) = runs.pop() {
+            let mut gone = 0;
+            if !index.has_children(last.run) {
+                gone = index.truncate(last.run, 0).iter().map(|run| u64::from(run.pages)).sum();
+            }
+            if gone == 0 {
+                break;
+            }
+            removed += gone;
+            syncer.note(gone)?;
+        }
+    }
+    index.sync()?;
+    let churn_s = started.elapsed().as_secs_f64();
+    Ok(Answer { removed, churn_s, ..Answer::default() })
+}
+
+/// Resident bytes of this process.
+fn resident() -> Result<i64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok());
+    let pages = pages.ok_or_else(|| Failure::failed("/proc/self/statm is not readable", ""))?;
+    Ok(pages * rustix::param::page_size() as i64)
+}
+
+/// Bytes that this process has sent, or will have sent, to storage.
+fn written() -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/io")?;
+    let field = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().parse::<u64>().ok()
+    };
+    let sent = field("write_bytes:").zip(field("cancelled_write_bytes:"));
+    let sent = sent.map(|(sent, cancelled)| sent.saturating_sub(cancelled));
+    sent.ok_or_else(|| {
+        Failure::failed("/proc/self/io is not readable", "a kernel with task I/O accounting")
+    })
+}
+
+fn processor_seconds() -> f64 {
+    let clock = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    clock.tv_sec as f64 + clock.tv_nsec as f64 / 1e9
+}
+
+/// The words that start a part.
+#[must_use]
+pub fn words(part: &str, subject: &Subject) -> Vec<String> {
+    let workload = subject.workload;
+    let name = |value: Option<clap::builder::PossibleValue>| {
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    use clap::ValueEnum;
+    vec![
+        part.to_owned(),
+        path(&subject.dir),
+        "--backend".to_owned(),
+        subject.backend.to_string(),
+        "--entries".to_owned(),
+        subject.entries.to_string(),
+        "--workload".to_owned(),
+        name(workload.to_possible_value()),
+        "--sync".to_owned(),
+        name(subject.sync.to_possible_value()),
+    ]
+}
+
+fn path(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

@@ -1,0 +1,41 @@
+//! `bench index`, tiny: what it prints, and that it cleans up. No figure is judged here.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{ritornello, scratch, text};
+use serde_json::Value;
+
+#[test]
+fn every_row_has_what_was_agreed() {
+    for workload in ["chains", "kv-events", "ten-stage"] {
+        let dir = scratch();
+        let words = ["bench", "index", "--dir", text(dir.path()), "--backends", "run,memory"];
+        let more = ["--entries", "2000", "--durable", "--workload", workload, "--json"];
+        let answer = ritornello(&[&words[..], &more].concat());
+        assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+        let json: Value = serde_json::from_str(&answer.out).unwrap();
+        let rows = json["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 6, "two backends, three ways to sync: {json:#}");
+        for row in rows {
+            for name in ["ingest_per_s", "probe_p50_us", "probe_p99_us", "removes_per_s"] {
+                assert!(row[name].as_f64().unwrap() > 0.0, "{name}: {row:#}");
+            }
+            assert!(row["memory_bytes_per_entry"].is_number());
+            let persistent = row["backend"] == "run";
+            for name in ["recovery_ms", "recovery_killed_ms", "disk_bytes_per_entry"] {
+                let there = row[name].as_f64().is_some_and(|value| value > 0.0);
+                assert_eq!(there, persistent, "{name}: {row:#}");
+            }
+            assert_eq!(row["write_amplification"].is_number(), persistent);
+        }
+    }
+}
+
+#[test]
+fn a_backend_that_is_not_there_is_named_with_those_that_are() {
+    let answer = ritornello(&["bench", "index", "--backends", "run,cuckoo"]);
+    assert_eq!(answer.code, 2, "{}", answer.err);
+    assert!(answer.err.contains("cuckoo") && answer.err.contains("run, memory"), "{}", answer.err);
+}
