@@ -24,9 +24,10 @@ struct Hashes(Box<[PageHash]>);
 
 impl Pages {
     /// At least one.
-    pub(crate) fn new(pages: &[PageHash]) -> Self {
-        let last = pages.last().copied().unwrap_or_default();
-        Self { last, many: (pages.len() > 1).then(|| Box::new(Hashes(pages.into()))) }
+    pub(crate) fn new(pages: impl AsRef<[PageHash]> + Into<Box<[PageHash]>>) -> Self {
+        let last = pages.as_ref().last().copied().unwrap_or_default();
+        let many = pages.as_ref().len() > 1;
+        Self { last, many: many.then(|| Box::new(Hashes(pages.into()))) }
     }
 
     #[inline]

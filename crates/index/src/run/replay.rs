@@ -141,18 +141,14 @@ pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<Run
     if overlaps {
         doomed.extend(overlapping(&runs));
     }
-    let pages = runs.pages as usize;
-    let mut tables = Tables::new(runs, pages);
     let mut dropped = Vec::new();
+    let (mut tables, twins) = Tables::build(runs);
     drop_all(&mut tables, &doomed, &mut dropped);
-    let mut twins = Vec::new();
-    for run in 1..tables.runs.end() {
-        let pages = tables.runs.hot(run).pages().len();
-        if pages > 0 && tables.add_slots(run, 0..pages).is_err() {
-            twins.push(run);
+    for (later, earlier) in twins {
+        if tables.runs.is_live(later) && tables.runs.is_live(earlier) {
+            drop_all(&mut tables, &[later], &mut dropped);
         }
     }
-    drop_all(&mut tables, &twins, &mut dropped);
     tables.runs.collect_free();
     (tables, dropped)
 }

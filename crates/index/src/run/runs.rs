@@ -348,7 +348,7 @@ impl Runs {
         }
         self.reuse = self.reuse.max(reuse);
         self.cold_mut(run).reuse = reuse;
-        let pages = Pages::new(&image.pages);
+        let pages = Pages::new(image.pages.into_owned());
         self.fill(run, image.scope, image.chained, image.recency, pages);
         self.set_place(run, &image.place);
         self.publish(run);

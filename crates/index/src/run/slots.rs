@@ -24,6 +24,35 @@ const SHARD_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
 /// Capacity of a shard with anything in it.
 const CAPACITY_MIN: usize = 16;
 
+/// Two pages that may be the same.
+pub(crate) type Pair = [(Number, u16); 2];
+
+/// From so many pages on a table is built by several threads.
+const IN_PARALLEL: usize = 1 << 16;
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |threads| threads.get().min(8))
+}
+
+/// Fills shards, and tells which neighbours agree in their tags.
+fn lay_out(work: &mut [(&mut Shard, &mut [u64])]) -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    for (shard, slots) in work {
+        slots.sort_unstable();
+        for (at, slot) in slots.iter().enumerate() {
+            let same = slots[at + 1..].iter().take_while(|other| tag_of(**other) == tag_of(*slot));
+            pairs.extend(same.map(|other| [unpack(*slot), unpack(*other)]));
+        }
+        if !slots.is_empty() {
+            // With room for some more.
+            let capacity = (slots.len() + slots.len().isqrt()) * 5 / 4;
+            shard.live = slots.len() as u32;
+            shard.fill(slots, capacity.next_multiple_of(8).max(CAPACITY_MIN));
+        }
+    }
+    pairs
+}
+
 #[derive(Debug)]
 pub(crate) struct Slots {
     shards: Box<[Shard]>,
@@ -57,20 +86,55 @@ const fn unpack(slot: u64) -> (Number, u16) {
 }
 
 impl Slots {
-    /// A table with room for `pages`, so that as many insertions never grow it by much.
-    pub(crate) fn with_room(pages: usize) -> Self {
+    /// A table with nothing in it.
+    pub(crate) fn new() -> Self {
         let shards = 1 << SHARD_BITS;
-        let each = pages.div_ceil(shards);
-        let mut slots = Self { shards: (0..shards).map(|_| Shard::default()).collect(), bytes: 0 };
-        if each > CAPACITY_MIN {
-            // Shards fill unevenly, by the root of their size; few will have to grow.
-            let capacity = ((each + each.isqrt()) * 5 / 4).next_multiple_of(8);
-            for shard in &mut slots.shards {
-                shard.rebuild(capacity);
-                slots.bytes += shard.slots.len() * 8;
-            }
+        Self { shards: (0..shards).map(|_| Shard::default()).collect(), bytes: 0 }
+    }
+
+    /// A table of the pages that `each` visits one by one, the same ones every time; and those that may be the same page as the one beside them, as 32 bits agree.
+    ///
+    /// Slot after slot would wait for memory at every page. Here slots are dealt out to their shards
+    /// first; a shard is sorted and laid out within the processor's nearest cache, and no two of
+    /// them have anything to do with each other.
+    pub(crate) fn build(each: impl Fn(&mut dyn FnMut(PageHash, Number, u16))) -> (Self, Vec<Pair>) {
+        let mut table = Self::new();
+        let mut ends = vec![0usize; table.shards.len()];
+        each(&mut |hash, _, _| ends[Self::shard(hash)] += 1);
+        let mut count = 0;
+        for end in &mut ends {
+            count += std::mem::replace(end, count);
         }
-        slots
+        // `ends` are beginnings until all are dealt out.
+        let mut dealt = vec![0u64; count];
+        each(&mut |hash, run, page| {
+            let end = &mut ends[Self::shard(hash)];
+            dealt[*end] = pack(Self::tag(hash), run, page);
+            *end += 1;
+        });
+        let (mut rest, mut work) = (dealt.as_mut_slice(), Vec::with_capacity(ends.len()));
+        let mut begin = 0;
+        for (shard, end) in table.shards.iter_mut().zip(ends) {
+            let (slots, more) = std::mem::take(&mut rest).split_at_mut(end - begin);
+            work.push((shard, slots));
+            (rest, begin) = (more, end);
+        }
+        let threads = if count < IN_PARALLEL { 1 } else { threads() };
+        let parts = work.chunks_mut(1usize.max((1 << SHARD_BITS) / threads));
+        let pairs = if threads == 1 {
+            parts.map(lay_out).collect::<Vec<_>>()
+        } else {
+            std::thread::scope(|scope| {
+                let started: Vec<_> = parts.map(|part| scope.spawn(|| lay_out(part))).collect();
+                // None of them panics; where one did, its panic goes on here.
+                let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                };
+                started.into_iter().map(join).collect()
+            })
+        };
+        table.bytes = table.shards.iter().map(|shard| shard.slots.len() * 8).sum();
+        (table, pairs.concat())
     }
 
     #[inline]
@@ -195,11 +259,17 @@ impl Shard {
     }
 
     /// Copies the slots, in order, into a table of `capacity` or of the next size that holds them.
-    fn rebuild(&mut self, mut capacity: usize) {
+    fn rebuild(&mut self, capacity: usize) {
+        let slots = std::mem::take(&mut self.slots);
+        self.fill(&slots, capacity);
+    }
+
+    /// Lays `sorted` out, in which zeroes are nothing, at `capacity` or the next that holds them.
+    fn fill(&mut self, sorted: &[u64], mut capacity: usize) {
         'larger: loop {
             let mut slots = vec![0u64; capacity + spill(capacity)].into_boxed_slice();
             let mut free = 0;
-            for &slot in self.slots.iter().filter(|slot| **slot != 0) {
+            for &slot in sorted.iter().filter(|slot| **slot != 0) {
                 let home = ((u64::from(tag_of(slot)) * capacity as u64) >> TAG_BITS) as usize;
                 let at = home.max(free);
                 if at >= slots.len() {
@@ -233,7 +303,7 @@ mod tests {
             tags in prop::collection::vec((0u64..40, 1u32..9, any::<bool>()), 1..400),
             spread in prop::sample::select(vec![1u64, 1 << 10, (1 << 20) / 40]),
         ) {
-            let mut slots = Slots::with_room(0);
+            let mut slots = Slots::new();
             let mut model = BTreeSet::new();
             for (tag, run, add) in tags {
                 // The last home positions, too, where there is little room behind.
@@ -260,9 +330,37 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn a_table_built_at_once_is_one_built_slot_by_slot(
+            pages in prop::collection::btree_set((0u64..3, 0u64..2000, 1u32..9), 0..600),
+        ) {
+            let each = |visit: &mut dyn FnMut(PageHash, Number, u16)| {
+                pages.iter().for_each(|&(shard, tag, run)| visit(hash(shard, tag << 9), run, 7));
+            };
+            let (built, pairs) = Slots::build(each);
+            let mut slots = Slots::new();
+            let mut expected = 0;
+            for &(shard, tag, run) in &pages {
+                expected += slots.candidates(hash(shard, tag << 9)).count();
+                slots.insert(hash(shard, tag << 9), run, 7, |_| false);
+            }
+            prop_assert_eq!(pairs.len(), expected);
+            for &(shard, tag, _) in &pages {
+                let of = |slots: &Slots| -> BTreeSet<_> {
+                    slots.candidates(hash(shard, tag << 9)).collect()
+                };
+                prop_assert_eq!(of(&built), of(&slots));
+            }
+            let mut built = built;
+            pages.iter().for_each(|&(shard, tag, run)| built.remove(hash(shard, tag << 9), run, 7));
+            prop_assert_eq!(built.bytes, 0);
+        }
+    }
+
     #[test]
     fn thousands_of_pages_with_the_same_32_bits_are_all_found() {
-        let mut slots = Slots::with_room(0);
+        let mut slots = Slots::new();
         for run in 1..=3000 {
             assert!(slots.insert(hash(2, (1 << 20) - 1), run, 0, |(other, _)| other == run));
         }

@@ -24,9 +24,30 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// With room for `pages`.
-    pub(crate) fn new(runs: Runs, pages: usize) -> Self {
-        Self { slots: Slots::with_room(pages), runs }
+    /// The tables of runs without slots; and runs that have a page in common, the later one
+    /// first: a run may be its own twin.
+    pub(crate) fn build(runs: Runs) -> (Self, Vec<(Number, Number)>) {
+        let (slots, pairs) = Slots::build(|visit| {
+            for run in 1..runs.end() {
+                for (at, hash) in runs.hot(run).pages().iter().enumerate() {
+                    if *hash != PageHash::NONE {
+                        visit(*hash, run, at as u16);
+                    }
+                }
+            }
+        });
+        let same = |[(a, at), (b, bt)]: &[(Number, u16); 2]| {
+            let (one, other) = (runs.hot(*a), runs.hot(*b));
+            one.scope == other.scope
+                && one.pages().get(usize::from(*at)) == other.pages().get(usize::from(*bt))
+        };
+        let mut twins: Vec<(Number, Number)> = pairs
+            .iter()
+            .filter(|pair| same(pair))
+            .map(|[a, b]| (b.0.max(a.0), b.0.min(a.0)))
+            .collect();
+        twins.sort_unstable();
+        (Self { slots, runs }, twins)
     }
 
     /// The run and number of a page.
