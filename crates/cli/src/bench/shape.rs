@@ -134,7 +134,7 @@ mod tests {
         match Cli::try_parse_from(words.split_whitespace()).unwrap().command {
             Command::Bench(bench) => match bench.what {
                 BenchCommand::Store(args) => Shape::from_args(&args),
-                BenchCommand::Codec(_) | BenchCommand::Part(_) => unreachable!(),
+                _ => unreachable!(),
             },
             _ => unreachable!(),
         }

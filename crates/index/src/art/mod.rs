@@ -21,6 +21,9 @@
 //! * *Sync without a checkpoint.* Either every batch waits for an `fdatasync` of the log
 //!   ([`ArtOptions::durable`]), or the only barrier is a checkpoint, which writes every dirty frame
 //!   of 512 KiB. [`PrefixIndex::sync`] is that: durable, and dear.
+//! * *Hold a record back until the data that it names is durable.* A run that is inserted is in its log
+//!   at once, and after a power loss it may be there without its pages; their checksums make them
+//!   misses. `run` holds such records back.
 //! * *Notice damage.* Its log has checksums and its frames have none. Every value that says what is
 //!   true carries one here, seeded with its key, so a damaged one is a miss; all are checked when
 //!   the index is opened, and counted. Damage that only leads Holt past a key is found by the count.
@@ -42,7 +45,7 @@ mod tests;
 mod tree;
 mod write;
 
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
 use parking_lot::Mutex;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeMap, HashMap};
@@ -259,7 +262,8 @@ impl PrefixIndex for ArtIndex {
         }
     }
 
-    fn sync(&self) -> Result<()> {
+    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
+        settle()?;
         self.sync_all()
     }
 

@@ -17,6 +17,8 @@ const RUN: usize = 32;
 /// Sequences that begin alike, and how far.
 const FAMILY: u64 = 4;
 const HEAD: usize = 128;
+/// Pages that they have between them.
+const FAMILY_PAGES: u64 = SEQUENCE as u64 + (FAMILY - 1) * (SEQUENCE - HEAD) as u64;
 
 /// Where the pages come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -47,8 +49,7 @@ impl Load {
     /// Those of the generator.
     pub fn new(workload: Workload, entries: u64) -> Result<Self> {
         if workload != Workload::TenStage {
-            let family = (SEQUENCE + (FAMILY as usize - 1) * (SEQUENCE - HEAD)) as u64;
-            let sequences = entries.div_ceil(family) * FAMILY;
+            let sequences = entries.div_ceil(FAMILY_PAGES) * FAMILY;
             return Ok(Self { workload, entries, sequences, trace: None });
         }
         // Half of the pages come with the warm-up; of the stages' prompts, 0.59 are new.
@@ -73,6 +74,21 @@ impl Load {
             sequences: trace.requests() as u64,
             trace: Some((trace, known)),
         })
+    }
+
+    /// Leading sequences that are there whole; at least one.
+    #[must_use]
+    pub fn whole(&self) -> u64 {
+        let Some((trace, known)) = &self.trace else {
+            return (self.entries / FAMILY_PAGES * FAMILY).max(1);
+        };
+        let mut pages = 0;
+        let brings = |at: usize| trace.request(at).len() as u64 - u64::from(known[at]);
+        let whole = (0..trace.requests()).take_while(|&at| {
+            pages += brings(at);
+            pages <= self.entries
+        });
+        whole.count().max(1) as u64
     }
 
     /// Pages of a run, about.
@@ -165,6 +181,7 @@ mod tests {
                 whole = if left > 0 { number + 1 } else { whole };
             }
             assert_eq!((left, index.stats().pages), (0, 20_000), "{workload:?}");
+            assert!(load.whole() <= whole && load.whole() * 10 >= whole * 9, "{workload:?}");
             for number in 0..whole {
                 let (pages, _) = load.sequence(number);
                 assert_eq!(index.longest_prefix(SLOT, &pages), SEQUENCE, "{workload:?} {number}");

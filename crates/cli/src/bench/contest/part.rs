@@ -193,10 +193,9 @@ fn fill(subject: &Subject) -> Result<(Box<dyn PrefixIndex>, Answer), Failure> {
     Ok((index, answer))
 }
 
-/// Sequences that are there whole.
+/// Sequences to ask for: those that are there whole.
 fn whole(load: &Load) -> u32 {
-    // The last one may be cut.
-    u32::try_from(load.sequences * 9 / 10).unwrap_or(u32::MAX).max(1)
+    u32::try_from(load.whole()).unwrap_or(u32::MAX)
 }
 
 fn probe(index: &dyn PrefixIndex, load: &Load, method: &str) -> Result<Method, Failure> {
