@@ -5,7 +5,7 @@ use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
 
-/// Pieces that are in no list because they were pinned when their turn came.
+/// Pieces that are in no list because they were pinned when their turn came, behind many others.
 ///
 /// Nobody says when a pin ends, so some are looked at whenever space is wanted, those that waited
 /// longest first. What is pinned for long is thus passed once, not by every call.

@@ -4,8 +4,8 @@ use super::super::pieces::Piece;
 use super::super::{Holdings, Victim};
 use super::Tree;
 
-/// Pieces that were pinned and are looked at again with each call. Longer paths than this are rare:
-/// what is pinned for the time of a put is where it was by the next one.
+/// Pinned pieces that a call passes over and leaves where they are. What else it meets is held back;
+/// so many of those are looked at again with each call.
 const LOOKED_AT: usize = 64;
 /// So many where nothing else is left.
 const LOOKED_AT_LAST: usize = 4096;
@@ -18,7 +18,7 @@ impl Tree {
         let mut victims = Vec::new();
         let mut left = units;
         self.list_freed(holdings, LOOKED_AT);
-        let mut last = false;
+        let (mut passed, mut last) = (Vec::new(), false);
         while left > 0 {
             let retiring = self.retiring.as_mut().and_then(|old| old.victim(&mut self.pieces));
             let Some(slot) = retiring.or_else(|| self.order.victim(&mut self.pieces)) else {
@@ -31,7 +31,11 @@ impl Tree {
             };
             if holdings.is_pinned(self.pieces[slot].run) {
                 self.unlink(slot);
-                self.held.push(&mut self.pieces, slot);
+                if passed.len() < LOOKED_AT {
+                    passed.push(slot);
+                } else {
+                    self.held.push(&mut self.pieces, slot);
+                }
             } else if self.pieces[slot].children > 0 {
                 self.unlink(slot);
             } else {
@@ -40,10 +44,15 @@ impl Tree {
                 victims.push(victim);
             }
         }
+        // These keep their places. (One that lost a child meanwhile was passed twice.)
+        for slot in passed.into_iter().rev() {
+            self.unlink(slot);
+            self.relist(slot);
+        }
         victims
     }
 
-    /// Lists pieces again whose pins ended, each where it was.
+    /// Lists pieces again that were held back and whose pins ended, as the first to go.
     fn list_freed(&mut self, holdings: &dyn Holdings, count: usize) {
         let freed = self.held.freed(&mut self.pieces, holdings, count);
         freed.into_iter().rev().for_each(|slot| self.relist(slot));
