@@ -56,7 +56,9 @@ fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() 
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Owner);
     let stats = node.store().stats().unwrap().catalog;
-    assert_eq!((stats.epoch, stats.reserved_bytes), (3, 0));
+    // When the owner among the clients is killed first, another may take over before its turn.
+    assert!((3..=5).contains(&stats.epoch), "{stats:?}");
+    assert_eq!(stats.reserved_bytes, 0);
     let lost: Vec<u64> = flushed
         .iter()
         .copied()
