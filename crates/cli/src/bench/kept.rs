@@ -11,8 +11,8 @@ use ritornello_format::{RUN_HEADER_UNITS_MAX, UNIT};
 use ritornello_store::{Budget, Options};
 use std::path::Path;
 
-/// The store holds this part of the pages that are put, as they come: a third of their size, and what
-/// is kept is still not all of them.
+/// The store holds one in so many of the pages that are put, as they come. Not all of them would stay
+/// if they took a third of that.
 const SHARE: u64 = 4;
 /// Puts that fit into the store, at least: it evicts by and by.
 const PUTS: u64 = 8;

@@ -162,6 +162,9 @@ pub trait Eviction: Send + Debug {
     /// Chooses runs to cut until `units` units become free, or nothing is left to cut. Pinned runs
     /// are left whole, and so are the pages they hang from.
     ///
+    /// Passing over pinned runs when their turn comes is the only work that grows; it is done once,
+    /// not again by the next call.
+    ///
     /// The store cuts them in the order given. The policy counts on it: a victim is not named
     /// again. One that the index does not know (it answers with nothing) needs no more.
     fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim>;
