@@ -2,6 +2,7 @@
 #
 # .venv               Python 3.11 or later with the package, NumPy and the tools
 # build/env/ENGINE    a serving engine's environment
+# build/rocksdb       RocksDB, for what is built with the feature `lsm`
 # build/stamps        when what was last done
 # target              Rust
 
@@ -20,18 +21,29 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml)
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+# RocksDB as its authors build it for another language: one shared library that exports all of its C
+# interface. The version is that of the crate `rocksdb` in Cargo.toml. `ROCKSDB=source` compiles it
+# instead, which takes tens of minutes.
+ROCKSDB ?= $(CURDIR)/build/rocksdb
+ROCKSDB_ARTIFACT := org.rocksdb:rocksdbjni:11.8.1
+ROCKSDB_SHA256 := 265c656af5c6502cb8d71db1a74858509f706cc47f1a5b6f603c736d11ce677d
+# What the crate's build reads C headers with; it brings none of the compiler's own.
+LIBCLANG = $(wildcard $(CURDIR)/$(VENV)/lib/python3*/site-packages/clang/native)
+lsm = LIBCLANG_PATH=$(LIBCLANG) BINDGEN_EXTRA_CLANG_ARGS=-I$(shell gcc -print-file-name=include) \
+	$(if $(filter source,$(ROCKSDB)),,ROCKSDB_LIB_DIR=$(ROCKSDB) LD_LIBRARY_PATH=$(ROCKSDB))
+
 # One, whatever its version; the shell finds it.
 WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
-SUITES := test-python test-rust test-loom test-vllm
+SUITES := test-python test-rust test-lsm test-loom test-vllm
 LONG_SUITES := test-rust-long test-python-long test-vllm-long test-fuzz
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv build wheel vllm test test-all $(SUITES) $(LONG_SUITES) lint format demo bench clean
+.PHONY: help venv rocksdb build wheel vllm test test-all $(SUITES) $(LONG_SUITES) lint format demo bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +55,19 @@ $(STAMPS)/venv: requirements-dev.txt
 	@mkdir -p $(STAMPS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+rocksdb: $(STAMPS)/rocksdb ## RocksDB in build/rocksdb, for the feature `lsm`
+$(STAMPS)/rocksdb: $(STAMPS)/venv
+	rm -rf build/rocksdb
+	mkdir -p build/rocksdb
+ifneq ($(ROCKSDB),source)
+	mvn --quiet org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
+		-Dartifact=$(ROCKSDB_ARTIFACT) -DoutputDirectory=build/rocksdb
+	cd build/rocksdb && unzip -q rocksdbjni-*.jar librocksdbjni-linux64.so && rm rocksdbjni-*.jar \
+		&& mv librocksdbjni-linux64.so librocksdb.so \
+		&& echo "$(ROCKSDB_SHA256)  librocksdb.so" | sha256sum --check --quiet
+endif
 	@touch $@
 
 wheel: $(STAMPS)/wheel ## the package as a wheel in build/wheels
@@ -72,6 +97,13 @@ test-rust:
 
 test-rust-long:
 	$(CARGO) test --workspace --locked --quiet -- --ignored
+
+# With the backend `lsm`: the index, and the store's own tests on it. A target folder of its own: the
+# linker finds RocksDB by the environment.
+test-lsm: $(STAMPS)/rocksdb
+	$(lsm) $(CARGO) test --locked --quiet --target-dir target/lsm -p ritornello-index --features lsm
+	$(lsm) RITORNELLO_TEST_INDEX=lsm $(CARGO) test --locked --quiet --target-dir target/lsm \
+		-p ritornello-store --features lsm
 
 # Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings.
 test-loom:

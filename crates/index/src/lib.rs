@@ -1,8 +1,8 @@
 //! # ritornello-index
 //!
-//! Which pages exist and where: `trait PrefixIndex` and its backends, `run` (default),
-//! `memory` (the plain oracle) and, by cargo features, others to compare with. [`Backend`] opens
-//! each by its name.
+//! Which pages exist and where: `trait PrefixIndex` and its backends, `run` (default), `memory` (the
+//! plain oracle) and, by cargo features, `lsm` (RocksDB, for catalogues larger than memory) and
+//! `art` (to compare with). [`Backend`] opens each by its name.
 //!
 //! **Promises.** A probe holds no lock across I/O or work that grows with the index. After
 //! [`PrefixIndex::sync`] everything inserted or removed before it survives power loss. Whoever
@@ -19,6 +19,8 @@ mod art;
 mod backend;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+#[cfg(all(feature = "lsm", not(loom)))]
+pub mod lsm;
 mod memory;
 mod run;
 mod sync;
@@ -28,6 +30,8 @@ mod view;
 #[cfg(all(feature = "art", not(loom)))]
 pub use art::{ArtIndex, ArtOptions, ArtRecovered};
 pub use backend::{Backend, OpenOptions};
+#[cfg(all(feature = "lsm", not(loom)))]
+pub use lsm::{LsmIndex, LsmOptions};
 pub use memory::MemoryIndex;
 pub use run::{Recovered, RunIndex, RunOptions};
 

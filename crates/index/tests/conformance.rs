@@ -46,3 +46,18 @@ fn art() {
         Box::new(ritornello_index::ArtIndex::open(&dir, options).unwrap())
     });
 }
+
+#[cfg(feature = "lsm")]
+#[test]
+fn lsm() {
+    use ritornello_index::lsm::{LsmIndex, LsmOptions, Probe};
+    let dir = tempfile::tempdir().unwrap();
+    let made = std::cell::Cell::new(0);
+    for probe in [Probe::Bisect, Probe::Scan] {
+        conformance::run_all(&|| {
+            let dir = dir.path().join(made.replace(made.get() + 1).to_string());
+            let options = LsmOptions { probe, ..LsmOptions::default() };
+            Box::new(LsmIndex::open(&dir, &options).unwrap())
+        });
+    }
+}

@@ -32,7 +32,7 @@ mod tables;
 mod write;
 
 pub use options::RunOptions;
-#[cfg(all(feature = "art", not(loom)))]
+#[cfg(all(any(feature = "art", feature = "lsm"), not(loom)))]
 pub(crate) use write::{check, check_place};
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};

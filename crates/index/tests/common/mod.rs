@@ -92,13 +92,13 @@ pub fn op() -> impl Strategy<Value = Op> {
 
 /// Page `at` of a path. Paths are a binary tree that branches at 3, 7, 12 and 18. In unchained
 /// scopes every fifth page is the same on all paths.
-fn key(scope: u32, path: u8, at: u64) -> PageHash {
+pub fn key(scope: u32, path: u8, at: u64) -> PageHash {
     let taken = [3, 7, 12, 18].iter().filter(|branch| at >= **branch).count();
     let family = u64::from(path & ((1 << taken) - 1)) | (taken as u64) << 8 | 1 << 16;
     if scope >= 2 && at % 5 == 4 { page(1, at) } else { page(family, at) }
 }
 
-fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
+pub fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
     (0..u64::from(length)).map(|at| key(scope, path, at)).collect()
 }
 

@@ -1,0 +1,218 @@
+//! The database: its column families, and typed reads from them.
+
+use super::keys;
+use super::options::LsmOptions;
+use super::record::{Counts, Record, Use};
+use crate::RunId;
+use crate::sync::{AtomicBool, Ordering};
+use ritornello_format::{Error, PageHash, Result, ScopeSlot};
+use rocksdb::{Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBPinnableSlice, Options};
+use std::path::{Path, PathBuf};
+
+/// The families. `default` holds the [`Counts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    /// `scope | run | page` → hash. Holes are not there.
+    Path,
+    /// `scope | hash` → run and page.
+    Page,
+    /// run → [`Record`].
+    Run,
+    /// run → [`Use`].
+    Use,
+    /// `parent | page | child` → nothing.
+    Child,
+}
+
+impl Family {
+    pub(super) const ALL: [Self; 5] = [Self::Path, Self::Page, Self::Run, Self::Use, Self::Child];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Path => "path",
+            Self::Page => "page",
+            Self::Run => "run",
+            Self::Use => "use",
+            Self::Child => "child",
+        }
+    }
+
+    const fn is_filtered(self) -> bool {
+        matches!(self, Self::Page | Self::Run | Self::Use)
+    }
+}
+
+/// The key of the [`Counts`] in the family `default`.
+pub(super) const COUNTS: &[u8] = b"counts";
+
+/// An open database.
+pub(super) struct Families {
+    pub(super) db: DB,
+    pub(super) cache: Cache,
+    pub(super) options: Options,
+    /// A file that says that damage was met, beside the database: the next open looks at all of it.
+    marker: PathBuf,
+    poisoned: AtomicBool,
+}
+
+impl std::fmt::Debug for Families {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Families").field("path", &self.db.path()).finish_non_exhaustive()
+    }
+}
+
+impl Families {
+    /// Opens the database, or makes one.
+    pub(super) fn open(
+        path: &Path,
+        marker: &Path,
+        choices: &LsmOptions,
+    ) -> std::result::Result<Self, rocksdb::Error> {
+        let options = choices.database();
+        let cache = Cache::new_lru_cache(choices.block_cache_bytes as usize);
+        let families = Family::ALL.map(|family| {
+            ColumnFamilyDescriptor::new(family.name(), choices.family(&cache, family.is_filtered()))
+        });
+        let plain = ColumnFamilyDescriptor::new("default", choices.family(&cache, false));
+        let all = families.into_iter().chain([plain]);
+        let db = DB::open_cf_descriptors(&options, path, all)?;
+        let marker = marker.to_owned();
+        Ok(Self { db, cache, options, marker, poisoned: AtomicBool::new(false) })
+    }
+
+    /// The handle of a family.
+    ///
+    /// # Errors
+    /// None: every family was opened with the database. The type only cannot say so.
+    pub(super) fn handle(&self, family: Family) -> Result<&ColumnFamily> {
+        self.db.cf_handle(family.name()).ok_or_else(|| {
+            Error::fatal("the index lacks one of its column families").with("name", family.name())
+        })
+    }
+
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    /// After a read or write that failed: reads go on with what can be read, and nothing is written
+    /// any more.
+    pub(super) fn poison(&self, error: &rocksdb::Error) {
+        // A file system that refuses says nothing about what is in the files.
+        let refused = error.kind() == rocksdb::ErrorKind::IOError
+            && !error.to_string().contains("No such file");
+        if refused {
+            if !self.poisoned.swap(true, Ordering::AcqRel) {
+                tracing::error!(%error, path = %self.db.path().display(), "the index is poisoned");
+            }
+        } else {
+            self.note_damage(error);
+        }
+    }
+
+    /// Likewise for what does not add up, which is kept in mind: the next open looks at everything.
+    pub(super) fn note_damage(&self, error: &dyn std::fmt::Display) {
+        if self.poisoned.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::error!(
+            %error,
+            path = %self.db.path().display(),
+            "the index is damaged: nothing more is written to it, and the next open repairs it"
+        );
+        if let Err(error) = std::fs::write(&self.marker, b"") {
+            tracing::error!(%error, "the damage could not be noted for the next open");
+        }
+    }
+
+    /// `None` for what is not there, and for what cannot be read, which is noted.
+    pub(super) fn get(&self, family: Family, key: &[u8]) -> Option<DBPinnableSlice<'_>> {
+        let read = self.handle(family).map(|handle| self.db.get_pinned_cf(handle, key));
+        match read {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                self.poison(&error);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Likewise for a value that may not decode.
+    fn decoded<T>(&self, family: Family, key: &[u8], read: fn(&[u8]) -> Result<T>) -> Option<T> {
+        match read(&self.get(family, key)?) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.note_damage(&error);
+                None
+            }
+        }
+    }
+
+    pub(super) fn find(&self, scope: ScopeSlot, hash: PageHash) -> Option<(RunId, u16)> {
+        keys::read_spot(&self.get(Family::Page, &keys::page(scope, hash))?)
+    }
+
+    pub(super) fn record(&self, run: RunId) -> Option<Record> {
+        self.decoded(Family::Run, &keys::run(run), Record::decode)
+    }
+
+    pub(super) fn used(&self, run: RunId) -> Option<Use> {
+        self.decoded(Family::Use, &keys::run(run), Use::decode)
+    }
+
+    /// # Errors
+    /// `Invalid` for a database of another format; `Miss` for one without readable counts.
+    pub(super) fn counts(&self) -> Result<Option<Counts>> {
+        let unreadable = |error| Error::miss("the index's counts cannot be read").because(error);
+        self.db.get(COUNTS).map_err(unreadable)?.map(|bytes| Counts::decode(&bytes)).transpose()
+    }
+
+    /// The hashes of pages `from..` of a run, [`PageHash::NONE`] for holes and for all before
+    /// `from`.
+    pub(super) fn hashes(&self, run: RunId, record: &Record, from: u16) -> Vec<PageHash> {
+        let mut hashes = vec![PageHash::NONE; usize::from(record.pages)];
+        let start = keys::path(record.scope, run, from);
+        self.scan(Family::Path, &start, |key, value| {
+            let here = keys::read_path(key).filter(|(s, r, _)| (*s, *r) == (record.scope, run));
+            let Some((_, _, page)) = here else { return false };
+            if let (Some(slot), Some(hash)) =
+                (hashes.get_mut(usize::from(page)), keys::read_hash(value))
+            {
+                *slot = hash;
+            }
+            true
+        });
+        hashes
+    }
+
+    /// Visits keys and values from `start` on while `visit` wants more. What cannot be read ends
+    /// it, and poisons; then it returns `false`.
+    pub(super) fn scan(
+        &self,
+        family: Family,
+        start: &[u8],
+        mut visit: impl FnMut(&[u8], &[u8]) -> bool,
+    ) -> bool {
+        let Ok(handle) = self.handle(family) else { return false };
+        let mut iterator = self.db.raw_iterator_cf(handle);
+        iterator.seek(start);
+        while let Some((key, value)) = iterator.item() {
+            if !visit(key, value) {
+                return true;
+            }
+            iterator.next();
+        }
+        iterator.status().map_err(|error| self.poison(&error)).is_ok()
+    }
+
+    /// # Errors
+    /// `Fatal` once a read or write has failed.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.is_poisoned() {
+            return Err(Error::fatal(
+                "the index is damaged or its disk refused: open the store again",
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! Sizes and write statistics, most of them RocksDB's own.
+
+use super::families::Families;
+use super::record::Counts;
+use crate::IndexStats;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use rocksdb::statistics::Ticker;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+/// How long a look at the directory is good for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Bytes and number of files at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Files {
+    pub(super) bytes: u64,
+    pub(super) tables: u64,
+    pub(super) count: u64,
+}
+
+#[derive(Debug)]
+struct Look {
+    at: Instant,
+    files: Files,
+    /// [`Gauges::appended`] then.
+    appended: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Gauges {
+    pub(super) budget: AtomicU64,
+    /// Bytes of batches written since open.
+    pub(super) appended: AtomicU64,
+    /// As many of them as are durable.
+    pub(super) synced: AtomicU64,
+    pub(super) runs: AtomicU64,
+    pub(super) pages: AtomicU64,
+    pub(super) clock: AtomicU64,
+    /// Compactions of everything since open.
+    pub(super) compactions: AtomicU64,
+    look: Mutex<Option<Look>>,
+}
+
+impl Gauges {
+    pub(super) fn new(budget: u64, counts: &Counts) -> Self {
+        Self {
+            budget: AtomicU64::new(budget),
+            appended: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+            runs: AtomicU64::new(counts.runs),
+            pages: AtomicU64::new(counts.pages),
+            clock: AtomicU64::new(counts.clock),
+            compactions: AtomicU64::new(0),
+            look: Mutex::new(None),
+        }
+    }
+
+    /// After a batch of so many bytes.
+    pub(super) fn note(&self, counts: &Counts, bytes: u64) {
+        self.runs.store(counts.runs, Ordering::Relaxed);
+        self.pages.store(counts.pages, Ordering::Relaxed);
+        self.clock.store(counts.clock, Ordering::Relaxed);
+        self.appended.fetch_add(bytes, Ordering::Release);
+    }
+
+    pub(super) fn pending(&self) -> u64 {
+        let synced = self.synced.load(Ordering::Relaxed);
+        self.appended.load(Ordering::Relaxed).saturating_sub(synced)
+    }
+
+    /// The directory will be looked at again.
+    pub(super) fn forget_look(&self) {
+        *self.look.lock() = None;
+    }
+
+    /// The files, and the bytes of batches since they were looked at.
+    pub(super) fn files(&self, db: &Families) -> (Files, u64) {
+        let mut look = self.look.lock();
+        let appended = self.appended.load(Ordering::Acquire);
+        if let Some(look) = look.as_ref().filter(|look| look.at.elapsed() < LOOK) {
+            return (look.files, appended - look.appended);
+        }
+        let files = count(db);
+        *look = Some(Look { at: Instant::now(), files, appended });
+        (files, 0)
+    }
+
+    /// What the files can grow to without another insert: memtables become tables, and tables are
+    /// there twice while they are compacted.
+    pub(super) fn worst_bytes(&self, db: &Families) -> u64 {
+        let (files, since) = self.files(db);
+        files.bytes + files.tables + 3 * since
+    }
+
+    pub(super) fn stats(&self, db: &Families) -> IndexStats {
+        let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+        let (files, _) = self.files(db);
+        let ticker = |ticker| db.options.get_ticker_count(ticker);
+        let memory = rocksdb::perf::get_memory_usage_stats(Some(&[&db.db]), Some(&[&db.cache]));
+        let memory = memory.map_or(0, |memory| {
+            memory.mem_table_total + memory.mem_table_readers_total + memory.cache_total
+        });
+        IndexStats {
+            runs: get(&self.runs),
+            pages: get(&self.pages),
+            memory_bytes: memory,
+            disk_bytes: files.bytes,
+            written_bytes: ticker(Ticker::WalFileBytes)
+                + ticker(Ticker::FlushWriteBytes)
+                + ticker(Ticker::CompactWriteBytes),
+            checkpoints: get(&self.compactions),
+            pending_bytes: self.pending(),
+            files: files.count,
+        }
+    }
+}
+
+/// What the database's directory takes. A file that is preallocated takes more than its length.
+fn count(db: &Families) -> Files {
+    let mut files = Files::default();
+    let Ok(entries) = std::fs::read_dir(db.db.path()) else { return files };
+    for entry in entries.flatten() {
+        let Ok(metadata) = entry.metadata() else { continue };
+        let bytes = metadata.len().max(metadata.blocks() * 512);
+        files.bytes += bytes;
+        files.count += 1;
+        if entry.file_name().to_string_lossy().ends_with(".sst") {
+            files.tables += bytes;
+        }
+    }
+    files
+}

@@ -1,0 +1,92 @@
+//! Keys and small values. Numbers are big-endian, so that bytes sort as numbers do and the order of
+//! keys is the order of prefixes.
+
+use crate::RunId;
+use ritornello_format::{PageHash, ScopeSlot};
+
+/// `scope | run | page`: the pages of a run follow each other, and so do the runs of a sequence
+/// that were put one after the other.
+pub(super) fn path(scope: ScopeSlot, run: RunId, page: u16) -> [u8; 14] {
+    let mut key = [0; 14];
+    key[..4].copy_from_slice(&scope.0.to_be_bytes());
+    key[4..12].copy_from_slice(&run.0.to_be_bytes());
+    key[12..].copy_from_slice(&page.to_be_bytes());
+    key
+}
+
+pub(super) fn read_path(key: &[u8]) -> Option<(ScopeSlot, RunId, u16)> {
+    let (scope, rest) = key.split_first_chunk()?;
+    let (run, page) = read_spot(rest)?;
+    Some((ScopeSlot(u32::from_be_bytes(*scope)), run, page))
+}
+
+/// `scope | hash`.
+pub(super) fn page(scope: ScopeSlot, hash: PageHash) -> [u8; 20] {
+    let mut key = [0; 20];
+    key[..4].copy_from_slice(&scope.0.to_be_bytes());
+    key[4..].copy_from_slice(&hash.0);
+    key
+}
+
+/// `run | page`: what a hash leads to.
+pub(super) fn spot(run: RunId, page: u16) -> [u8; 10] {
+    let mut value = [0; 10];
+    value[..8].copy_from_slice(&run.0.to_be_bytes());
+    value[8..].copy_from_slice(&page.to_be_bytes());
+    value
+}
+
+pub(super) fn read_spot(value: &[u8]) -> Option<(RunId, u16)> {
+    let (run, page) = value.split_first_chunk()?;
+    let page = page.try_into().ok()?;
+    Some((RunId(u64::from_be_bytes(*run)), u16::from_be_bytes(page)))
+}
+
+pub(super) fn run(run: RunId) -> [u8; 8] {
+    run.0.to_be_bytes()
+}
+
+pub(super) fn read_run(key: &[u8]) -> Option<RunId> {
+    Some(RunId(u64::from_be_bytes(key.try_into().ok()?)))
+}
+
+/// `parent | page of the parent | child`: what is attached behind a page follows in order.
+pub(super) fn child(parent: RunId, page: u16, child: RunId) -> [u8; 18] {
+    let mut key = [0; 18];
+    key[..10].copy_from_slice(&spot(parent, page));
+    key[10..].copy_from_slice(&child.0.to_be_bytes());
+    key
+}
+
+/// Parent and child.
+pub(super) fn read_child(key: &[u8]) -> Option<(RunId, RunId)> {
+    let (spot, child) = key.split_first_chunk::<10>()?;
+    Some((read_spot(spot)?.0, read_run(child)?))
+}
+
+pub(super) fn read_hash(value: &[u8]) -> Option<PageHash> {
+    value.try_into().ok().map(PageHash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_sort_as_prefixes_do_and_can_be_read() {
+        let paths = [(0, 1, 300), (0, 256, 0), (0, 256, 1), (1, 2, 65_535), (1, 3, 0), (256, 1, 9)];
+        let keys: Vec<_> = paths
+            .iter()
+            .map(|&(scope, run, page)| path(ScopeSlot(scope), RunId(run), page))
+            .collect();
+        assert!(keys.is_sorted());
+        for (key, (scope, run, page)) in keys.iter().zip(paths) {
+            assert_eq!(read_path(key), Some((ScopeSlot(scope), RunId(run), page)));
+            assert_eq!(read_path(&key[1..]), None);
+        }
+        let edges = [(1, 2, 9), (1, 2, 256), (1, 256, 3), (2, 0, 1)];
+        let edges = edges.map(|(parent, page, run)| child(RunId(parent), page, RunId(run)));
+        assert!(edges.is_sorted());
+        assert_eq!(read_child(&edges[1]), Some((RunId(1), RunId(256))));
+    }
+}

@@ -1,0 +1,311 @@
+//! The `lsm` backend: RocksDB, for catalogues larger than memory.
+//!
+//! | module | noun |
+//! |---|---|
+//! | `keys` | the order of bytes |
+//! | `record` | what is stored of one run |
+//! | `families` | the database: column families, and typed reads |
+//! | `probe` | the two ways to the longest prefix |
+//! | `write` | what changes the index, in atomic batches |
+//! | `options` | what can be chosen, and what of it while open |
+//! | `gauges` | sizes and write statistics |
+//! | `recovery` | opening, repairing, starting over |
+//!
+//! **What is where.** `path` holds `scope | run | page → hash`, so that the order of keys is the
+//! order of prefixes; `page` holds `scope | hash → run, page`; `run` what is known of a run, `use`
+//! when it was used and until when it is kept, `child` what is attached behind a page.
+//!
+//! **Durable form.** RocksDB's log. A batch is in the log's buffer when a method returns, and on
+//! the disk after [`PrefixIndex::sync`], which others that wait share. Batches may become durable
+//! earlier, when memtables are written out: before the bytes of the pages that they name, so after
+//! power loss a hit may be promised that turns out to be a miss. It is never a wrong byte. Names of
+//! runs last until the index is repaired.
+//!
+//! **Locks.** Readers take none. The writer's lock makes read-modify-write whole; RocksDB may hold
+//! a writer up under it while it writes memtables out.
+//!
+//! **Limits.**
+//! * It reads and writes with RocksDB's own I/O, not through the medium: it cannot lie on a
+//!   simulated disk, and faults cannot be injected.
+//! * A store keeps a record of every run for eviction whatever its index is, so memory bounds the
+//!   number of runs, though not of pages.
+//! * The budget counts tables twice, since compaction writes them anew before the old ones go; so
+//!   about half of it can be used.
+//! * A disk that is full poisons it: open the store again once there is room.
+//! * What damage leaves is copied at the next open, which takes as much space again for a while.
+
+mod families;
+mod gauges;
+mod keys;
+mod options;
+mod probe;
+mod record;
+mod recovery;
+mod write;
+
+pub use options::{LsmOptions, Probe, Tuning};
+pub use recovery::LsmRecovered;
+
+use crate::sync::{Mutex, Ordering};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step};
+use families::{Families, Family};
+use gauges::Gauges;
+use record::{Record, Use};
+use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
+use rocksdb::FlushOptions;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// See the [module](self) and `trait` [`PrefixIndex`].
+#[derive(Debug)]
+pub struct LsmIndex {
+    db: Families,
+    probe: Probe,
+    writer: Mutex<write::Writer>,
+    /// Runs used since that was last written, and when.
+    touched: Mutex<HashMap<RunId, u64>>,
+    /// Held by whoever syncs.
+    syncing: Mutex<()>,
+    /// Held by whoever compacts everything: [`Gauges::appended`] when that was last done.
+    compacting: Mutex<u64>,
+    gauges: Gauges,
+    recovered: LsmRecovered,
+}
+
+impl LsmIndex {
+    /// Opens the index in `dir`, or makes one. Damage is never an error: what cannot be believed is
+    /// dropped, logged, and counted in [`LsmIndex::recovered`].
+    ///
+    /// # Errors
+    /// `Invalid` for files of another format version; `Retry` if it is open already; `Fatal` if the
+    /// file system refuses.
+    pub fn open(dir: &Path, options: &LsmOptions) -> Result<Self> {
+        recovery::open(dir, options)
+    }
+
+    /// What opening found.
+    #[must_use]
+    pub fn recovered(&self) -> LsmRecovered {
+        self.recovered
+    }
+
+    /// Changes the shape of the tree from the next flushes and compactions on.
+    ///
+    /// # Errors
+    /// `Fatal` if RocksDB refuses.
+    pub fn tune(&self, tuning: Tuning) -> Result<()> {
+        let words = tuning.words();
+        let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
+        for family in Family::ALL {
+            let handle = self.db.handle(family)?;
+            self.db.db.set_options_cf(handle, &words).map_err(|error| {
+                Error::fatal("RocksDB refuses the shape of the tree").because(error)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// [`PrefixIndex::longest_prefix`] by either method.
+    pub fn longest_prefix_by(
+        &self,
+        probe: Probe,
+        scope: ScopeSlot,
+        pages: &dyn PageHashes,
+    ) -> usize {
+        let bisected = match probe {
+            Probe::Bisect => probe::bisect(&self.db, scope, pages),
+            Probe::Scan => None,
+        };
+        bisected.unwrap_or_else(|| probe::scan(&self.db, scope, pages, |_| ()))
+    }
+
+    /// [`PrefixIndex::walk`] by either method.
+    pub fn walk_by(&self, probe: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+        let climbed = match probe {
+            Probe::Bisect => probe::climb(&self.db, scope, pages),
+            Probe::Scan => None,
+        };
+        climbed.unwrap_or_else(|| {
+            let mut steps = Vec::new();
+            probe::scan(&self.db, scope, pages, |step| steps.push(step));
+            steps
+        })
+    }
+
+    fn view(&self, run: RunId, record: Record, pages: Vec<PageHash>, used: Use) -> RunView {
+        let touched = self.touched.lock().get(&run).copied().unwrap_or(0);
+        RunView {
+            scope: record.scope,
+            parent: record.parent.map(|(parent, page)| (parent, page.into())),
+            pages,
+            place: record.place,
+            recency: used.recency.max(touched),
+            retain_until: used.retain_until,
+        }
+    }
+
+    /// Writes all memtables out, so that nothing is left in the log.
+    fn flush(&self) -> Result<()> {
+        let handles: Vec<_> =
+            Family::ALL.iter().map(|family| self.db.handle(*family)).collect::<Result<_>>()?;
+        self.db.db.flush_cfs_opt(&handles, &FlushOptions::default()).map_err(|error| {
+            self.db.poison(&error);
+            Error::fatal("the index could not be written: open the store again").because(error)
+        })
+    }
+}
+
+impl Drop for LsmIndex {
+    /// The next open has nothing to replay.
+    fn drop(&mut self) {
+        if self.db.is_poisoned() {
+            return;
+        }
+        self.write_touches();
+        if let Err(error) = self.flush() {
+            tracing::error!(%error, "the index could not be written out as it was closed");
+        }
+    }
+}
+
+impl PrefixIndex for LsmIndex {
+    fn insert(&self, run: &NewRun<'_>) -> Result<RunId> {
+        self.insert_run(run)
+    }
+
+    fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
+        self.link_run(scope, parent, child);
+    }
+
+    fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed> {
+        self.truncate_run(run, keep)
+    }
+
+    fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed> {
+        self.remove_pages(scope, pages)
+    }
+
+    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+        self.remove_runs_of(scope)
+    }
+
+    fn relocate(&self, run: RunId, place: &Place) -> Option<Removed> {
+        self.move_run(run, place)
+    }
+
+    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        self.longest_prefix_by(self.probe, scope, pages)
+    }
+
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+        self.walk_by(self.probe, scope, pages)
+    }
+
+    fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
+        (0..pages.len()).map(|at| self.db.find(scope, pages.at(at)).is_some()).collect()
+    }
+
+    fn locate(&self, scope: ScopeSlot, page: PageHash) -> Option<(RunId, u32)> {
+        self.db.find(scope, page).map(|(run, page)| (run, page.into()))
+    }
+
+    fn place(&self, run: RunId) -> Option<Place> {
+        self.db.record(run).map(|record| record.place)
+    }
+
+    fn page(&self, run: RunId, at: u32) -> Option<PageHash> {
+        let at = u16::try_from(at).ok()?;
+        let record = self.db.record(run)?;
+        keys::read_hash(&self.db.get(Family::Path, &keys::path(record.scope, run, at))?)
+    }
+
+    fn run(&self, run: RunId) -> Option<RunView> {
+        loop {
+            let record = self.db.record(run)?;
+            let pages = self.db.hashes(run, &record, 0);
+            let used = self.db.used(run)?;
+            // Whatever takes pages changes the record with them, and never back.
+            if self.db.record(run)? == record {
+                return Some(self.view(run, record, pages, used));
+            }
+        }
+    }
+
+    fn has_children(&self, run: RunId) -> bool {
+        let mut found = false;
+        self.db.scan(Family::Child, &keys::spot(run, 0), |key, _| {
+            found = keys::read_child(key).is_some_and(|(parent, _)| parent == run);
+            false
+        });
+        found
+    }
+
+    fn touch(&self, run: RunId, recency: u64) {
+        self.touch_run(run, recency);
+    }
+
+    fn retain(&self, runs: &[(RunId, u64)], clock: u64) {
+        self.retain_runs(runs, clock);
+    }
+
+    fn clock(&self) -> u64 {
+        self.gauges.clock.load(Ordering::Relaxed)
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
+        // The names of a scan, and each run as it is when its turn comes.
+        self.db.scan(Family::Run, &[], |key, _| {
+            if let Some(run) = keys::read_run(key)
+                && let Some(view) = self.run(run)
+            {
+                visit(run, view);
+            }
+            true
+        });
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.write_touches();
+        let wanted = self.gauges.appended.load(Ordering::Acquire);
+        let _turn = self.syncing.lock();
+        self.db.check()?;
+        if self.gauges.synced.load(Ordering::Acquire) >= wanted {
+            return Ok(());
+        }
+        let reached = self.gauges.appended.load(Ordering::Acquire);
+        self.db.db.flush_wal(true).map_err(|error| {
+            self.db.poison(&error);
+            Error::fatal("the index could not be made durable: open the store again").because(error)
+        })?;
+        self.gauges.synced.store(reached, Ordering::Release);
+        Ok(())
+    }
+
+    fn maintain(&self) -> Result<()> {
+        let Some(mut last) = self.compacting.try_lock() else { return Ok(()) };
+        let budget = self.gauges.budget.load(Ordering::Relaxed);
+        let appended = self.gauges.appended.load(Ordering::Acquire);
+        let over = self.gauges.files(&self.db).0.bytes > budget;
+        if !over && (self.gauges.worst_bytes(&self.db) <= budget || appended == *last) {
+            return Ok(());
+        }
+        self.db.check()?;
+        self.flush()?;
+        for family in Family::ALL {
+            self.db.db.compact_range_cf::<&[u8], &[u8]>(self.db.handle(family)?, None, None);
+        }
+        *last = appended;
+        self.gauges.compactions.fetch_add(1, Ordering::Relaxed);
+        self.gauges.forget_look();
+        Ok(())
+    }
+
+    fn set_budget(&self, bytes: u64) {
+        self.gauges.budget.store(bytes, Ordering::Relaxed);
+        self.gauges.forget_look();
+    }
+
+    fn stats(&self) -> IndexStats {
+        self.gauges.stats(&self.db)
+    }
+}

@@ -1,0 +1,115 @@
+//! The two ways to the longest prefix.
+//!
+//! A probe takes no lock and no snapshot. What a writer changes meanwhile may be seen or not; what
+//! is found was all there at some moment of the probe, as a chained run cannot go before what hangs
+//! from it.
+
+use super::families::{Families, Family};
+use super::keys;
+use crate::{RunId, Step};
+use ritornello_format::{PageHashes, ScopeSlot};
+
+/// What bisection found: so many pages, and where the last of them is.
+struct Found {
+    pages: usize,
+    run: RunId,
+    page: u16,
+}
+
+/// The number of leading pages, by bisection; `None` if it cannot be told that way.
+pub(super) fn bisect(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<usize> {
+    let Some(found) = last_found(db, scope, keys) else { return Some(0) };
+    let record = db.record(found.run)?;
+    // All before the last one are known to precede it, by the chain of its parents.
+    let proven = record.chained && record.depth + u64::from(found.page) + 1 >= found.pages as u64;
+    proven.then_some(found.pages)
+}
+
+/// Likewise, with the steps: from the last page back along the parents.
+pub(super) fn climb(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<Vec<Step>> {
+    let Some(found) = last_found(db, scope, keys) else { return Some(Vec::new()) };
+    let (mut run, mut page, mut left) = (found.run, found.page, found.pages);
+    let mut steps = Vec::new();
+    loop {
+        let record = db.record(run).filter(|record| record.chained)?;
+        let pages = left.min(usize::from(page) + 1);
+        left -= pages;
+        steps.push(Step {
+            run,
+            first: (usize::from(page) + 1 - pages) as u32,
+            pages: pages as u32,
+            at: left as u32,
+        });
+        if left == 0 {
+            steps.reverse();
+            return Some(steps);
+        }
+        (run, page) = record.parent?;
+    }
+}
+
+/// The last page that is there while the one behind it is not. If all before it are there it ends
+/// the longest prefix.
+fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<Found> {
+    let find = |at: usize| {
+        db.find(scope, keys.at(at)).map(|(run, page)| Found { pages: at + 1, run, page })
+    };
+    let (mut known, mut missing) = (0, keys.len());
+    let mut found = None;
+    // The first page first: most probes of a cache that is cold end there.
+    let mut next = 0;
+    while known < missing {
+        match find(next) {
+            Some(here) => {
+                known = here.pages;
+                found = Some(here);
+            }
+            None => missing = next,
+        }
+        next = known + (missing - known) / 2;
+    }
+    found
+}
+
+/// Run by run: finds the run of a page, reads its pages in order, and goes on behind it. Returns the
+/// number of leading pages.
+pub(super) fn scan(
+    db: &Families,
+    scope: ScopeSlot,
+    keys: &dyn PageHashes,
+    mut visit: impl FnMut(Step),
+) -> usize {
+    let Ok(handle) = db.handle(Family::Path) else { return 0 };
+    let mut iterator = db.db.raw_iterator_cf(handle);
+    let mut at = 0;
+    while at < keys.len() {
+        let Some((run, first)) = db.find(scope, keys.at(at)) else { break };
+        let (start, mut page) = (at, first);
+        iterator.seek(keys::path(scope, run, first));
+        // A run that was put after the iterator was made is not in it.
+        if iterator.key().is_none_or(|key| keys::read_path(key) != Some((scope, run, first))) {
+            iterator = db.db.raw_iterator_cf(handle);
+            iterator.seek(keys::path(scope, run, first));
+        }
+        while at < keys.len() {
+            let Some((key, value)) = iterator.item() else { break };
+            if keys::read_path(key) != Some((scope, run, page)) || *value != keys.at(at).0 {
+                break;
+            }
+            at += 1;
+            iterator.next();
+            let Some(next) = page.checked_add(1) else { break };
+            page = next;
+        }
+        if let Err(error) = iterator.status() {
+            db.poison(&error);
+        }
+        if at == start {
+            // It was removed a moment ago.
+            break;
+        }
+        let pages = (at - start) as u32;
+        visit(Step { run, first: first.into(), pages, at: start as u32 });
+    }
+    at
+}

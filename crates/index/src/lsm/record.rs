@@ -1,0 +1,156 @@
+//! What is stored of one run beside its pages, and of the index as a whole.
+
+use crate::RunId;
+use ritornello_format::wire::{Reader, Writer};
+use ritornello_format::{Error, Extent, Place, Result, ScopeSlot, SegmentId};
+
+/// A run without the hashes of its pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) scope: ScopeSlot,
+    pub(super) chained: bool,
+    pub(super) parent: Option<(RunId, u16)>,
+    /// So many pages at least are known to precede the first one, by following parents. It is found
+    /// when the run is attached and stays true: what a run hangs from cannot go without it. Runs
+    /// behind one that was linked late know less than there is.
+    pub(super) depth: u64,
+    /// Pages, holes included.
+    pub(super) pages: u16,
+    /// Pages that are no holes.
+    pub(super) live: u16,
+    pub(super) place: Place,
+}
+
+impl Record {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::new();
+        let (parent, parent_page) = self.parent.map_or((0, 0), |(run, page)| (run.0, page));
+        out.u8(u8::from(self.chained)).u32(self.scope.0).u64(parent).u16(parent_page);
+        out.u64(self.depth).u16(self.pages).u16(self.live);
+        out.u64(self.place.generation).u64(self.place.header_checksum);
+        out.u32(self.place.header_units).u32(self.place.page_units);
+        for extent in &self.place.extents {
+            out.u32(extent.segment.0).u32(extent.start).u32(extent.units);
+        }
+        out.into_vec()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut input = Reader::new(bytes);
+        let chained = input.u8()? != 0;
+        let scope = ScopeSlot(input.u32()?);
+        let parent = RunId(input.u64()?);
+        let parent_page = input.u16()?;
+        let parent = (parent.0 != 0).then_some((parent, parent_page));
+        let (depth, pages, live) = (input.u64()?, input.u16()?, input.u16()?);
+        let mut place = Place {
+            generation: input.u64()?,
+            header_checksum: input.u64()?,
+            header_units: input.u32()?,
+            page_units: input.u32()?,
+            extents: Vec::with_capacity(input.remaining() / 12),
+        };
+        while input.remaining() > 0 {
+            let segment = SegmentId(input.u32()?);
+            place.extents.push(Extent { segment, start: input.u32()?, units: input.u32()? });
+        }
+        if pages == 0 || live == 0 || live > pages {
+            return Err(Error::miss("a run without pages"));
+        }
+        Ok(Self { scope, chained, parent, depth, pages, live, place })
+    }
+}
+
+/// When a run was last used, and until when it is kept: apart from the [`Record`], which is longer
+/// and changes less often.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Use {
+    pub(super) recency: u64,
+    pub(super) retain_until: u64,
+}
+
+impl Use {
+    pub(super) fn encode(self) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u64(self.recency).u64(self.retain_until);
+        out.into_vec()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut input = Reader::new(bytes);
+        Ok(Self { recency: input.u64()?, retain_until: input.u64()? })
+    }
+}
+
+/// The figures that every change brings up to date.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// The last name that was given out.
+    pub(super) last: u64,
+    pub(super) runs: u64,
+    pub(super) pages: u64,
+    /// See [`crate::PrefixIndex::clock`].
+    pub(super) clock: u64,
+}
+
+impl Counts {
+    /// Of these keys and values. Another version is refused, not converted.
+    const VERSION: u8 = 1;
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u8(Self::VERSION).u64(self.last).u64(self.runs).u64(self.pages).u64(self.clock);
+        out.into_vec()
+    }
+
+    /// # Errors
+    /// `Invalid` for another version, `Miss` for bytes that are too short.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut input = Reader::new(bytes);
+        let version = input.u8()?;
+        if version != Self::VERSION {
+            return Err(Error::invalid(
+                "the index is of another format: open it with the version \
+                 that wrote it, or make a new store",
+            )
+            .with("format", version));
+        }
+        Ok(Self {
+            last: input.u64()?,
+            runs: input.u64()?,
+            pages: input.u64()?,
+            clock: input.u64()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let record = Record {
+            scope: ScopeSlot(7),
+            chained: true,
+            parent: Some((RunId(9), 65_535)),
+            depth: 1 << 40,
+            pages: 300,
+            live: 299,
+            place: crate::conformance::place(5, 300),
+        };
+        let bytes = record.encode();
+        assert_eq!(Record::decode(&bytes).unwrap(), record);
+        assert!((0..bytes.len()).all(|cut| {
+            Record::decode(&bytes[..cut]).is_err() || (bytes.len() - cut) % 12 == 0
+        }));
+        let used = Use { recency: 3, retain_until: 4 };
+        assert_eq!(Use::decode(&used.encode()).unwrap(), used);
+        let counts = Counts { last: 1, runs: 2, pages: 3, clock: 4 };
+        let mut bytes = counts.encode();
+        assert_eq!(Counts::decode(&bytes).unwrap(), counts);
+        bytes[0] = 9;
+        let error = Counts::decode(&bytes).unwrap_err();
+        assert_eq!(error.kind(), ritornello_format::ErrorKind::Invalid);
+    }
+}

@@ -1,0 +1,369 @@
+//! Opening: what a crash leaves, and what damage leaves.
+//!
+//! ```text
+//! lsm/           the database
+//! lsm.new/       what was saved of a damaged one, until it is complete
+//! lsm.old/       the damaged one, until the saved one has its name
+//! lsm.damaged    damage was met: everything is looked at when the index is opened
+//! ```
+//!
+//! A crash leaves a log with a torn end, which RocksDB cuts off. A database that does not open, or
+//! in which damage was met, is repaired as far as RocksDB can; then every run that adds up is
+//! inserted into a new one, which takes the old one's name. Nothing that was not checked comes
+//! along. What cannot be read at all is dropped, and the index is empty.
+
+use super::LsmIndex;
+use super::families::{Families, Family};
+use super::gauges::Gauges;
+use super::keys;
+use super::options::LsmOptions;
+use super::record::{Counts, Record};
+use super::write::Writer;
+use crate::sync::Mutex;
+use crate::{NewRun, PrefixIndex, RunId};
+use ritornello_format::{Error, ErrorKind, PageHash, Result};
+use rocksdb::{DB, Options};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// What [`LsmIndex::open`] found and could not keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LsmRecovered {
+    /// Whether the database was damaged, and what could be saved was copied into a new one.
+    pub damaged: bool,
+    /// Runs that were saved.
+    pub saved_runs: u64,
+    /// Runs that were seen and did not add up, and what hung behind them.
+    pub dropped_runs: u64,
+}
+
+/// Bytes that wait for a sync at most while runs are saved.
+const SYNC_BYTES: u64 = 1 << 20;
+
+/// The names in the index's directory.
+struct Names {
+    database: PathBuf,
+    new: PathBuf,
+    old: PathBuf,
+    marker: PathBuf,
+}
+
+pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
+    let names = Names {
+        database: dir.join("lsm"),
+        new: dir.join("lsm.new"),
+        old: dir.join("lsm.old"),
+        marker: dir.join("lsm.damaged"),
+    };
+    fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
+    settle(&names).map_err(|error| refused(dir, error))?;
+    if !names.marker.exists() {
+        match try_open(&names, options) {
+            Ok(index) => return Ok(index),
+            Err(Trouble::Refused(error)) => return Err(error),
+            Err(Trouble::Damage(error)) => {
+                tracing::warn!(%error, dir = %dir.display(), "the index does not open: repairing it");
+                fs::write(&names.marker, b"").map_err(|error| refused(dir, error))?;
+            }
+        }
+    }
+    save(&names, options)
+}
+
+enum Trouble {
+    /// Nothing was changed, and nothing is wrong with the files as far as is known.
+    Refused(Error),
+    Damage(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Ends what a crash interrupted.
+fn settle(names: &Names) -> io::Result<()> {
+    remove(&names.new)?;
+    if names.old.exists() {
+        if names.database.exists() {
+            // The saved database has the name: only then is the marker of no use any more.
+            let _ = fs::remove_file(&names.marker);
+            remove(&names.old)?;
+        } else {
+            fs::rename(&names.old, &names.database)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex, Trouble> {
+    let path = &names.database;
+    match without_current(path) {
+        Ok(Some(true)) => {
+            return Err(Trouble::Damage("the file CURRENT is gone, and tables are there".into()));
+        }
+        // Its making was interrupted.
+        Ok(Some(false)) => remove(path).map_err(|error| Trouble::Refused(refused(path, error)))?,
+        Ok(None) => {}
+        Err(error) => return Err(Trouble::Refused(refused(path, error))),
+    }
+    let db = Families::open(path, &names.marker, options).map_err(|error| judge(path, error))?;
+    match db.counts() {
+        Ok(counts) => {
+            let counts = counts.unwrap_or_default();
+            Ok(index(db, counts, options, LsmRecovered::default()))
+        }
+        Err(error) if error.kind() == ErrorKind::Invalid => {
+            Err(Trouble::Refused(error.with("dir", path.display())))
+        }
+        Err(error) => Err(Trouble::Damage(Box::new(error))),
+    }
+}
+
+fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecovered) -> LsmIndex {
+    LsmIndex {
+        gauges: Gauges::new(options.budget, &counts),
+        db,
+        probe: options.probe,
+        writer: Mutex::new(Writer { counts }),
+        touched: Mutex::new(HashMap::new()),
+        syncing: Mutex::new(()),
+        compacting: Mutex::new(0),
+        recovered,
+    }
+}
+
+/// RocksDB makes a new database where `CURRENT` is missing, and the files that are there are lost.
+/// `Some` where it is missing: whether there are any that count.
+fn without_current(path: &Path) -> io::Result<Option<bool>> {
+    if !path.exists() || path.join("CURRENT").exists() {
+        return Ok(None);
+    }
+    let mut counts = false;
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        counts |= name.ends_with(".sst") || (name.ends_with(".log") && entry.metadata()?.len() > 0);
+    }
+    Ok(Some(counts))
+}
+
+/// Whether the database is damaged, or the file system does not let us look.
+fn judge(path: &Path, error: rocksdb::Error) -> Trouble {
+    let text = error.to_string();
+    if text.contains("LOCK") {
+        return Trouble::Refused(
+            Error::retry("the index is open already, here or in another process: close it first")
+                .with("dir", path.display())
+                .because(error),
+        );
+    }
+    let gone = text.contains("No such file");
+    if error.kind() == rocksdb::ErrorKind::IOError && !gone {
+        return Trouble::Refused(refused(path, error));
+    }
+    Trouble::Damage(Box::new(error))
+}
+
+fn refused(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::fatal("the index cannot be opened").with("dir", path.display()).because(error)
+}
+
+/// Copies what adds up into a new database.
+fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
+    let path = &names.database;
+    let mut recovered = LsmRecovered { damaged: true, ..LsmRecovered::default() };
+    let old = open_damaged(names, options)?;
+    if old.is_none() {
+        tracing::error!(
+            dir = %path.display(),
+            "the index cannot be repaired and is dropped: the store starts without any page"
+        );
+    }
+    let new = Families::open(&names.new, &names.marker, options)
+        .map_err(|error| refused(&names.new, error))?;
+    // Without a budget: what was there fitted it.
+    let unbounded = LsmOptions { budget: u64::MAX, ..options.clone() };
+    let mut saved = index(new, Counts::default(), &unbounded, recovered);
+    if let Some(old) = old {
+        (recovered.saved_runs, recovered.dropped_runs) = copy(&old, &saved)?;
+    }
+    saved.sync()?;
+    saved.recovered = recovered;
+    let clean = !saved.db.is_poisoned();
+    drop(saved);
+    if !clean {
+        return Err(refused(&names.new, "the new database cannot be written"));
+    }
+    let place = |from: &Path, to: &Path| fs::rename(from, to).map_err(|error| refused(to, error));
+    place(path, &names.old).or_else(|error| if path.exists() { Err(error) } else { Ok(()) })?;
+    place(&names.new, path)?;
+    settle(names).map_err(|error| refused(path, error))?;
+    let _ = fs::remove_file(&names.marker);
+    tracing::warn!(
+        saved = recovered.saved_runs,
+        dropped = recovered.dropped_runs,
+        dir = %path.display(),
+        "the index was damaged: what adds up was saved into a new one"
+    );
+    match try_open(names, options) {
+        Ok(mut index) => {
+            index.recovered = recovered;
+            Ok(index)
+        }
+        Err(Trouble::Refused(error)) => Err(error),
+        Err(Trouble::Damage(error)) => Err(refused(path, error)),
+    }
+}
+
+/// The damaged database, as far as it opens.
+fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>> {
+    let path = &names.database;
+    let open = || match without_current(path) {
+        Ok(None) => {
+            Families::open(path, &names.marker, options).map_err(|error| judge(path, error))
+        }
+        _ => Err(Trouble::Damage("without CURRENT".into())),
+    };
+    match open() {
+        Ok(db) => return Ok(Some(db)),
+        Err(Trouble::Refused(error)) => return Err(error),
+        Err(Trouble::Damage(_)) => {}
+    }
+    if let Err(error) = DB::repair(&Options::default(), path) {
+        tracing::warn!(%error, dir = %path.display(), "the index could not be repaired");
+        return Ok(None);
+    }
+    match open() {
+        Ok(db) => Ok(Some(db)),
+        Err(Trouble::Refused(error)) => Err(error),
+        Err(Trouble::Damage(error)) => {
+            tracing::warn!(%error, dir = %path.display(), "the repaired index does not open");
+            Ok(None)
+        }
+    }
+}
+
+/// Inserts every run that adds up. Returns how many were saved and how many were dropped.
+fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
+    let mut names: HashMap<RunId, RunId> = HashMap::new();
+    let mut later = Vec::new();
+    let (mut dropped, mut failed) = (0, None);
+    let (mut start, mut stride) = (0u64, 1u64);
+    loop {
+        let mut seen = None;
+        let whole = old.scan(Family::Run, &keys::run(RunId(start)), |key, value| {
+            let Some(run) = keys::read_run(key) else { return true };
+            seen = Some(run.0);
+            let saved = save_run(old, new, &names, run, value).and_then(|saved| {
+                if new.gauges.pending() > SYNC_BYTES {
+                    new.sync()?;
+                }
+                Ok(saved)
+            });
+            match saved {
+                Ok(Saved::As(name)) => drop(names.insert(run, name)),
+                Ok(Saved::Later(name, parent, page)) => {
+                    names.insert(run, name);
+                    later.push((name, parent, page));
+                }
+                Ok(Saved::Not) => dropped += 1,
+                Err(error) => failed = Some(error),
+            }
+            failed.is_none()
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        // Where it cannot be read, it goes on somewhere behind.
+        stride = if seen.is_some() { 1 } else { stride.saturating_mul(2) };
+        let behind = seen.unwrap_or(start).checked_add(stride);
+        match behind {
+            Some(behind) if !whole => start = behind,
+            _ => break,
+        }
+    }
+    // Runs that were linked to one that was put after them.
+    for (name, parent, page) in later {
+        let first = new.page(name, 0);
+        let parent = names.get(&parent).and_then(|parent| new.page(*parent, page.into()));
+        let scope = new.run(name).map(|view| view.scope);
+        match (scope, parent, first) {
+            (Some(scope), Some(parent), Some(first)) => new.link(scope, parent, first),
+            _ => dropped += new.truncate(name, 0).iter().filter(|gone| gone.whole).count() as u64,
+        }
+    }
+    if let Ok(Some(counts)) = old.counts() {
+        new.retain(&[], counts.clock);
+    }
+    let saved = new.stats().runs;
+    Ok((saved, dropped))
+}
+
+enum Saved {
+    As(RunId),
+    /// Under this name, without its parent, which comes later.
+    Later(RunId, RunId, u16),
+    Not,
+}
+
+fn save_run(
+    old: &Families,
+    new: &LsmIndex,
+    names: &HashMap<RunId, RunId>,
+    run: RunId,
+    value: &[u8],
+) -> Result<Saved> {
+    let Ok(record) = Record::decode(value) else { return Ok(Saved::Not) };
+    let hashes = old.hashes(run, &record, 0);
+    let live = hashes.iter().filter(|hash| **hash != PageHash::NONE).count();
+    let Some(used) = old.used(run) else { return Ok(Saved::Not) };
+    let holes_where_none_can_be = record.chained && live != hashes.len();
+    if live != usize::from(record.live) || holes_where_none_can_be {
+        return Ok(Saved::Not);
+    }
+    let (parent, later) = match record.parent {
+        None => (None, None),
+        Some((parent, page)) => match names.get(&parent) {
+            Some(name) => match new.page(*name, page.into()) {
+                Some(hash) => (Some(hash), None),
+                None => return Ok(Saved::Not),
+            },
+            None if parent > run => (None, Some((parent, page))),
+            None => return Ok(Saved::Not),
+        },
+    };
+    // Holes are made again by removing what stands in for them.
+    let mut filled = hashes.clone();
+    let mut stand_ins = Vec::new();
+    for (page, hash) in (0..=u16::MAX).zip(&mut filled).filter(|(_, hash)| **hash == PageHash::NONE) {
+        hash.0[..10].copy_from_slice(&keys::spot(run, page));
+        hash.0[10..].fill(0xa5);
+        stand_ins.push(*hash);
+    }
+    let inserted = new.insert(&NewRun {
+        scope: record.scope,
+        chained: record.chained,
+        parent,
+        pages: &filled,
+        place: &record.place,
+        recency: used.recency,
+    });
+    let name = match inserted {
+        Ok(name) => name,
+        Err(error) if error.kind() == ErrorKind::Fatal => return Err(error),
+        Err(_) => return Ok(Saved::Not),
+    };
+    new.remove(record.scope, &stand_ins);
+    if used.retain_until > 0 {
+        new.retain(&[(name, used.retain_until)], 0);
+    }
+    Ok(match later {
+        Some((parent, page)) => Saved::Later(name, parent, page),
+        None => Saved::As(name),
+    })
+}

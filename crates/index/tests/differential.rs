@@ -1,0 +1,170 @@
+//! `memory`, `run` and `lsm` do the same under the same random operations, and after reopening.
+#![cfg(all(feature = "lsm", not(loom)))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "shared with other tests")]
+
+mod common;
+
+use common::{Op, SCOPES, key, keys, op};
+use proptest::prelude::*;
+use ritornello_format::{PageHash, ScopeSlot};
+use ritornello_index::conformance::{Content, contents, place, sum};
+use ritornello_index::lsm::Probe;
+use ritornello_index::{
+    LsmIndex, LsmOptions, MemoryIndex, NewRun, PrefixIndex, Removed, RunId, RunIndex,
+};
+use ritornello_medium::SimDisk;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+struct Three {
+    dir: tempfile::TempDir,
+    disk: SimDisk,
+    memory: MemoryIndex,
+    run: std::sync::Arc<RunIndex>,
+    /// `None` only while it is being opened again.
+    lsm: Option<LsmIndex>,
+    generation: u64,
+}
+
+fn open(dir: &Path) -> LsmIndex {
+    // So small that memtables are written out and compacted meanwhile.
+    let index = LsmIndex::open(dir, &LsmOptions::within(1 << 20)).unwrap();
+    assert!(!index.recovered().damaged);
+    index
+}
+
+fn gone(removed: &[Removed]) -> impl PartialEq + std::fmt::Debug + use<> {
+    let (units, pages, whole) = sum(removed);
+    (units, pages, whole.len())
+}
+
+impl Three {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = SimDisk::new(1 << 30);
+        let (run, lsm) = (common::open(&disk), Some(open(dir.path())));
+        Self { dir, disk, memory: MemoryIndex::new(), run, lsm, generation: 0 }
+    }
+
+    fn each(&self) -> [&dyn PrefixIndex; 3] {
+        [&self.memory, &*self.run, self.lsm.as_ref().unwrap()]
+    }
+
+    /// What `f` says of each, which must be the same.
+    fn same<T: PartialEq + std::fmt::Debug>(&self, f: impl Fn(&dyn PrefixIndex) -> T) -> T {
+        let [memory, run, lsm] = self.each().map(f);
+        assert_eq!(memory, run, "memory and run");
+        assert_eq!(memory, lsm, "memory and lsm");
+        memory
+    }
+
+    fn reopen(&mut self) {
+        self.each().iter().for_each(|index| index.sync().unwrap());
+        self.run = common::open(&self.disk);
+        self.lsm = None;
+        self.lsm = Some(open(self.dir.path()));
+    }
+
+    fn apply(&mut self, op: &Op) {
+        let all: BTreeMap<u64, Content> = contents(&self.memory);
+        let picked = |pick: u8| all.values().nth(usize::from(pick) % all.len().max(1));
+        let name = |index: &dyn PrefixIndex, run: &Content| -> RunId {
+            let live = run.pages.iter().find(|page| **page != PageHash::NONE).unwrap();
+            index.locate(run.scope, *live).unwrap().0
+        };
+        match *op {
+            Op::Put { scope, path, length, attach, skip } => {
+                let (slot, keys) = (ScopeSlot(scope), keys(scope, path, length));
+                let from = self.same(|index| index.longest_prefix(slot, &keys));
+                let from = (from + usize::from(skip.saturating_sub(6))).min(keys.len());
+                let is_new = |key: &&PageHash| self.memory.locate(slot, **key).is_none();
+                let pages = &keys[from..];
+                let pages = &pages[..pages.iter().take_while(is_new).count()];
+                let parent = from.checked_sub(1).map(|at| keys[at]).filter(|_| attach);
+                self.generation += 1;
+                let place = place(self.generation, pages.len() as u32);
+                let chained = scope < 2;
+                let new = NewRun { scope: slot, chained, parent, pages, place: &place, recency: 1 };
+                self.same(|index| index.insert(&new).map(drop).map_err(|error| error.kind())).ok();
+            }
+            Op::Link { scope, path, at } => {
+                let (parent, child) =
+                    (key(scope, path, at.into()), key(scope, path, u64::from(at) + 1));
+                self.same(|index| index.link(ScopeSlot(scope), parent, child));
+            }
+            Op::Truncate { pick, keep } => {
+                let Some(run) = picked(pick) else { return };
+                let keep = u32::from(keep) % (run.pages.len() as u32 + 1);
+                self.same(|index| gone(&index.truncate(name(index, run), keep)));
+            }
+            Op::Remove { scope, path, at, count } => {
+                let pages: Vec<_> =
+                    (at..at + count).map(|at| key(scope, path, at.into())).collect();
+                self.same(|index| gone(&index.remove(ScopeSlot(scope), &pages)));
+            }
+            Op::RemoveScope { scope } => {
+                self.same(|index| gone(&index.remove_scope(ScopeSlot(scope))));
+            }
+            Op::Relocate { pick } => {
+                let Some(run) = picked(pick) else { return };
+                self.generation += 1;
+                let place = place(self.generation, run.pages.len() as u32);
+                self.same(|index| gone(&Vec::from_iter(index.relocate(name(index, run), &place))));
+            }
+            Op::Touch { pick, recency } => {
+                let Some(run) = picked(pick) else { return };
+                self.same(|index| index.touch(name(index, run), recency.into()));
+            }
+            Op::Retain { pick, until } => {
+                let Some(run) = picked(pick) else { return };
+                let retained = |index: &dyn PrefixIndex| [(name(index, run), until.into())];
+                self.same(|index| index.retain(&retained(index), until.into()));
+            }
+            Op::Sync => self.same(|index| {
+                index.sync().unwrap();
+                assert_eq!(index.stats().pending_bytes, 0);
+            }),
+            Op::Checkpoint => self.same(|index| index.maintain().unwrap()),
+            Op::Reopen | Op::Crash { .. } => self.reopen(),
+        }
+    }
+
+    fn check(&self) {
+        self.same(contents);
+        self.same(|index| index.clock());
+        let lsm = self.lsm.as_ref().unwrap();
+        for scope in 0..SCOPES {
+            for path in [0, 1, 5, 11, 255] {
+                let (slot, keys) = (ScopeSlot(scope), keys(scope, path, 24));
+                for from in [0, 5] {
+                    let keys = &&keys[from..];
+                    let found = self.same(|index| index.longest_prefix(slot, keys));
+                    self.same(|index| index.exists(slot, keys));
+                    let steps = |walk: Vec<ritornello_index::Step>| -> Vec<(u32, u32, u32)> {
+                        walk.iter().map(|step| (step.first, step.pages, step.at)).collect()
+                    };
+                    let walked = self.same(|index| steps(index.walk(slot, keys)));
+                    for probe in [Probe::Bisect, Probe::Scan] {
+                        assert_eq!(lsm.longest_prefix_by(probe, slot, keys), found, "{probe:?}");
+                        assert_eq!(steps(lsm.walk_by(probe, slot, keys)), walked, "{probe:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(common::cases(24))]
+    #[test]
+    fn three_backends_do_the_same(ops in prop::collection::vec(op(), 1..60)) {
+        let mut three = Three::new();
+        for op in &ops {
+            three.apply(op);
+            three.check();
+        }
+        three.reopen();
+        three.check();
+    }
+}

@@ -1,0 +1,387 @@
+//! What `lsm` keeps over a kill, damage, a budget and threads.
+#![cfg(all(feature = "lsm", not(loom)))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
+use ritornello_index::conformance::{contents, page, pages, place};
+use ritornello_index::lsm::{Probe, Tuning};
+use ritornello_index::{LsmIndex, LsmOptions, NewRun, PrefixIndex, RunId};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+const SCOPE: ScopeSlot = ScopeSlot(1);
+
+/// With memtables of 256 KiB, so that there are tables on the disk.
+fn open(dir: &Path) -> LsmIndex {
+    let options = LsmOptions { budget: 1 << 30, ..LsmOptions::within(4 << 20) };
+    LsmIndex::open(dir, &options).unwrap()
+}
+
+fn insert(
+    index: &dyn PrefixIndex,
+    generation: u64,
+    parent: Option<PageHash>,
+    pages: &[PageHash],
+) -> ritornello_format::Result<RunId> {
+    let place = place(generation, pages.len() as u32);
+    let run = NewRun { scope: SCOPE, chained: true, parent, pages, place: &place, recency: 1 };
+    index.insert(&run)
+}
+
+/// Chains of three runs of five pages.
+fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
+    for family in families {
+        let keys = pages(family, 15);
+        let mut parent = None;
+        for (at, run) in keys.chunks(5).enumerate() {
+            insert(index, family * 3 + at as u64 + 1, parent, run).unwrap();
+            parent = run.last().copied();
+        }
+    }
+}
+
+/// Not a test by itself: the process that [`what_was_synced_outlives_a_kill`] kills.
+#[test]
+fn child_that_is_killed() {
+    let Some(dir) = std::env::var_os("RITORNELLO_TEST_KILLED_DIR") else { return };
+    let index = open(Path::new(&dir));
+    for family in 0.. {
+        fill(&index, family..family + 1);
+        if family % 5 == 2 {
+            index.remove(SCOPE, &[page(family - 2, 7)]);
+        }
+        if family % 7 == 6 {
+            index.sync().unwrap();
+            println!("synced {family}");
+        }
+    }
+}
+
+#[test]
+fn what_was_synced_outlives_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_that_is_killed", "--nocapture"])
+        .env("RITORNELLO_TEST_KILLED_DIR", dir.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // The first may stand behind what the test harness says.
+    let synced =
+        lines.filter_map(|line| line.unwrap().split_once("synced ")?.1.parse::<u64>().ok());
+    let mut last = 0;
+    for line in synced {
+        last = line;
+        if last > 300 {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let index = open(dir.path());
+    assert!(!index.recovered().damaged, "a kill is not damage");
+    contents(&index);
+    let mut ended = false;
+    for family in 0..last + 1000 {
+        let found = index.longest_prefix(SCOPE, &pages(family, 15));
+        let cut = family % 5 == 0 && family + 2 <= last;
+        if family <= last {
+            assert_eq!(found, if cut { 7 } else { 15 }, "family {family} of {last}");
+        } else {
+            // What was not synced may be there: without gaps, as it was written.
+            assert!(!ended || found == 0, "family {family} of {last}");
+            ended |= found < 15 && !(family % 5 == 0 && found == 7);
+        }
+    }
+    fill(&index, 1_000_000..1_000_001);
+    index.sync().unwrap();
+}
+
+#[test]
+fn recency_retention_and_the_clock_outlive_a_close() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = open(dir.path());
+    fill(&index, 0..3);
+    let (run, _) = index.locate(SCOPE, page(1, 0)).unwrap();
+    index.touch(run, 77);
+    index.retain(&[(run, 99)], 42);
+    let before = contents(&index);
+    drop(index);
+    let index = open(dir.path());
+    assert_eq!(contents(&index), before);
+    assert_eq!(index.clock(), 42);
+    let view = index.run(index.locate(SCOPE, page(1, 3)).unwrap().0).unwrap();
+    assert_eq!((view.recency, view.retain_until), (77, 99));
+}
+
+/// Files of the database whose names end so.
+fn files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(dir.join("lsm")).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> =
+        entries.filter(|path| path.to_string_lossy().contains(ending)).collect();
+    files.sort();
+    files
+}
+
+/// Whatever is broken, the index opens, says so, and holds nothing that was not put there.
+#[test]
+fn damage_is_repaired_or_dropped_and_never_believed() {
+    type Break = fn(&Path);
+    let flip: Break = |path| {
+        let mut bytes = fs::read(path).unwrap();
+        for at in (0..bytes.len()).step_by(997) {
+            bytes[at] ^= 0x55;
+        }
+        fs::write(path, bytes).unwrap();
+    };
+    let cut: Break = |path| {
+        let length = fs::metadata(path).unwrap().len();
+        fs::OpenOptions::new().write(true).open(path).unwrap().set_len(length / 2).unwrap();
+    };
+    let lose: Break = |path| fs::remove_file(path).unwrap();
+    let mut repaired = 0;
+    for ending in [".sst", "MANIFEST", "CURRENT", ".log", ""] {
+        for damage in [flip, cut, lose] {
+            let dir = tempfile::tempdir().unwrap();
+            let index = open(dir.path());
+            fill(&index, 0..300);
+            let before = contents(&index);
+            drop(index);
+            let index = open(dir.path());
+            fill(&index, 300..310);
+            index.sync().unwrap();
+            drop(index);
+            let broken = files(dir.path(), ending);
+            let broken: Vec<_> = match ending {
+                // Every other table, or everything.
+                ".sst" => broken.iter().step_by(2).collect(),
+                _ => broken.iter().collect(),
+            };
+            broken.into_iter().for_each(|path| damage(path));
+            let judge = |index: &LsmIndex| {
+                for (generation, content) in contents(index) {
+                    if let Some(then) = before.get(&generation) {
+                        assert_eq!(&content, then, "{ending}");
+                    } else {
+                        assert!(generation > 900, "{ending}");
+                    }
+                }
+                for family in 0..310 {
+                    let keys = pages(family, 15);
+                    let walk = index.walk(SCOPE, &keys);
+                    for step in walk {
+                        let view = index.run(step.run).unwrap();
+                        let from = step.first as usize;
+                        let named = &keys[step.at as usize..][..step.pages as usize];
+                        assert_eq!(&view.pages[from..][..named.len()], named);
+                    }
+                }
+            };
+            let mut index = open(dir.path());
+            // Damage may be met only now. Then it is noted, and the next open repairs it.
+            let mut found = std::collections::BTreeMap::new();
+            index.for_each(&mut |_, view| drop(found.insert(view.place.generation, view)));
+            for family in 0..310 {
+                index.exists(SCOPE, &pages(family, 15));
+            }
+            if index.sync().is_err() || insert(&index, 1 << 40, None, &pages(1 << 20, 2)).is_err() {
+                assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
+                drop(index);
+                index = open(dir.path());
+                assert!(index.recovered().damaged);
+            } else {
+                index.remove(SCOPE, &pages(1 << 20, 2));
+            }
+            repaired += u64::from(index.recovered().damaged);
+            judge(&index);
+            fill(&index, 5000..5010);
+            index.sync().unwrap();
+            drop(index);
+            let index = open(dir.path());
+            assert!(!index.recovered().damaged, "once is enough");
+            assert_eq!(index.longest_prefix(SCOPE, &pages(5009, 15)), 15);
+        }
+    }
+    assert!(repaired > 5, "{repaired}");
+}
+
+#[test]
+fn what_is_only_suspected_is_all_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = open(dir.path());
+    fill(&index, 0..300);
+    drop(index);
+    fs::write(dir.path().join("lsm.damaged"), b"").unwrap();
+    let index = open(dir.path());
+    let recovered = index.recovered();
+    assert!(recovered.damaged);
+    assert_eq!((recovered.saved_runs, recovered.dropped_runs), (900, 0));
+    assert_eq!(index.stats().pages, 4500);
+    assert_eq!(contents(&index).len(), 900);
+}
+
+#[test]
+fn an_index_that_is_open_is_not_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = open(dir.path());
+    fill(&index, 0..3);
+    let second = LsmIndex::open(dir.path(), &LsmOptions::default()).unwrap_err();
+    assert_eq!(second.kind(), ErrorKind::Retry, "{second}");
+    fill(&index, 3..6);
+    drop(index);
+    assert_eq!(contents(&open(dir.path())).len(), 18);
+}
+
+#[test]
+fn another_format_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()));
+    let path = dir.path().join("lsm");
+    let options = rocksdb::Options::default();
+    let names = rocksdb::DB::list_cf(&options, &path).unwrap();
+    let db = rocksdb::DB::open_cf(&options, &path, names).unwrap();
+    db.put(b"counts", [9; 33]).unwrap();
+    drop(db);
+    let error = LsmIndex::open(dir.path(), &LsmOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("format=9"), "{error}");
+}
+
+#[test]
+fn the_files_stay_within_their_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let budget = 2 << 20;
+    let index = LsmIndex::open(dir.path(), &LsmOptions::within(budget)).unwrap();
+    let mut runs = std::collections::VecDeque::new();
+    let mut most = 0;
+    for family in 0..3000u64 {
+        let run = loop {
+            match insert(&index, family + 1, None, &pages(family, 8)) {
+                Ok(run) => break run,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Retry);
+                    most = most.max(runs.len());
+                    for _ in 0..runs.len() / 4 {
+                        index.truncate(runs.pop_front().unwrap(), 0);
+                    }
+                    index.sync().unwrap();
+                    index.maintain().unwrap();
+                }
+            }
+        };
+        runs.push_back(run);
+        if family % 64 == 0 {
+            let bytes = index.stats().disk_bytes;
+            assert!(bytes <= budget, "{bytes} bytes");
+        }
+    }
+    assert!(most > 500, "and the budget is used: {most} runs of eight pages");
+    // A smaller one: it fits after some removals.
+    index.set_budget(budget / 2);
+    for _ in 0..runs.len() * 3 / 4 {
+        index.truncate(runs.pop_front().unwrap(), 0);
+    }
+    let before = index.stats().checkpoints;
+    index.maintain().unwrap();
+    assert!(index.stats().disk_bytes <= budget / 2, "{:?}", index.stats());
+    assert_eq!(index.stats().checkpoints, before + 1);
+}
+
+#[test]
+fn the_shape_changes_while_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = open(dir.path());
+    for (at, size_ratio) in [2, 4, 10].into_iter().enumerate() {
+        let runs = 2 + at as u32;
+        index.tune(Tuning { size_ratio, runs, memtable_bytes: 128 << 10 }).unwrap();
+        let from = at as u64 * 200;
+        fill(&index, from..from + 200);
+        assert_eq!(index.stats().pages, (from + 200) * 15);
+    }
+    let before = contents(&index);
+    drop(index);
+    assert_eq!(contents(&open(dir.path())), before);
+}
+
+#[test]
+fn statistics_count_what_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = open(dir.path());
+    fill(&index, 0..100);
+    let pending = index.stats().pending_bytes;
+    assert!(pending > 100 * 15 * 16, "{pending}");
+    index.sync().unwrap();
+    let stats = index.stats();
+    assert_eq!(stats.pending_bytes, 0);
+    assert!(stats.written_bytes >= pending, "{stats:?}");
+    assert!(stats.memory_bytes > 0 && stats.disk_bytes > 0 && stats.files > 3, "{stats:?}");
+}
+
+/// Readers, writers, syncs and compactions at once.
+#[test]
+fn many_threads_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = LsmIndex::open(dir.path(), &LsmOptions::within(64 << 20)).unwrap();
+    let (index, stop) = (&index, &AtomicBool::new(false));
+    let generation = &AtomicU64::new(1);
+    std::thread::scope(|scope| {
+        for writer in 0..2u64 {
+            scope.spawn(move || {
+                for round in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let family = (writer << 20) | (round % 40);
+                    let keys = pages(family, 300);
+                    let mut at = index.longest_prefix(SCOPE, &keys);
+                    while at < 300 {
+                        let to = (at + 60).min(300);
+                        let parent = at.checked_sub(1).map(|at| keys[at]);
+                        let next = generation.fetch_add(1, Ordering::Relaxed);
+                        insert(index, next, parent, &keys[at..to]).unwrap();
+                        at = to;
+                    }
+                    let cut = (round * 97 % 300) as usize;
+                    index.remove(SCOPE, &&keys[cut..=cut]);
+                    assert_eq!(index.longest_prefix(SCOPE, &keys), cut);
+                    if round % 16 == 0 {
+                        index.sync().unwrap();
+                    }
+                }
+            });
+        }
+        for reader in 0..2u64 {
+            scope.spawn(move || {
+                let mut seed = reader;
+                while !stop.load(Ordering::Relaxed) {
+                    seed = ritornello_index::synthetic::mix(seed);
+                    let keys = pages(((seed % 2) << 20) | (seed % 40), 300);
+                    let probe = [Probe::Bisect, Probe::Scan][(seed >> 32) as usize % 2];
+                    let mut at = 0;
+                    for step in index.walk_by(probe, SCOPE, &keys) {
+                        assert_eq!(step.at, at);
+                        at += step.pages;
+                        if let Some(view) = index.run(step.run) {
+                            // It may have been cut since, but what is left is what it was.
+                            let end = ((step.first + step.pages) as usize).min(view.pages.len());
+                            let from = (step.first as usize).min(end);
+                            let keys = &keys[step.at as usize..][..end - from];
+                            assert_eq!(&view.pages[from..end], keys);
+                            index.touch(step.run, seed);
+                        }
+                    }
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+    });
+    index.sync().unwrap();
+    let before = contents(index);
+    assert_eq!(index.stats().runs, before.len() as u64);
+}
