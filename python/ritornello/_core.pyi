@@ -165,7 +165,7 @@ class Store:
         codec: Codec = "raw",
         admission: Literal["auto", "write_through", "second_sight"] = "auto",
         write_budget: str | int | None = None,
-        index: Literal["run", "memory"] | None = None,
+        index: Literal["run", "memory", "lsm"] | None = None,
         segment_bytes: int | None = None,
     ) -> Store:
         """Owner of the directory, or client of the process that owns it. `capacity` may be

@@ -52,6 +52,9 @@ pub fn destroy(path: &Path) -> Result<()> {
         }
         // One that was drained is in the manifest no more.
         remove_where(&path.join("segments"), is_segment)?;
+        for database in ["lsm", "lsm.new", "lsm.old"] {
+            remove_where(&path.join("index").join(database), is_rocksdb)?;
+        }
         remove_where(&path.join("index"), is_index)?;
         remove_where(&path.join(CLIENTS), |_| true)?;
         remove_files(&path, |name| FILES.contains(&name) || name.starts_with("owner.sock"))?;
@@ -77,7 +80,17 @@ fn is_segment(name: &str) -> bool {
 }
 
 fn is_index(name: &str) -> bool {
-    name.starts_with("checkpoint-") || name.starts_with("journal-")
+    name.starts_with("checkpoint-") || name.starts_with("journal-") || name == "lsm.damaged"
+}
+
+/// RocksDB's own files, whatever version wrote them.
+fn is_rocksdb(name: &str) -> bool {
+    let numbered = name.split_once('.').is_some_and(|(number, ending)| {
+        number.bytes().all(|b| b.is_ascii_digit()) && ["sst", "log", "dbtmp"].contains(&ending)
+    });
+    numbered
+        || ["CURRENT", "IDENTITY", "LOCK", "LOG"].contains(&name)
+        || ["LOG.old.", "MANIFEST-", "OPTIONS-"].iter().any(|start| name.starts_with(start))
 }
 
 /// Removes some files of a directory, and the directory if it is empty then.

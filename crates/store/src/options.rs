@@ -57,28 +57,45 @@ pub enum IndexKind {
     Run,
     /// Plain maps in memory, nothing on disk: for comparison, empty after a restart.
     Memory,
+    /// RocksDB, for catalogues larger than memory. Only where the feature `lsm` is compiled in.
+    #[cfg(feature = "lsm")]
+    Lsm,
 }
 
 impl IndexKind {
+    /// What is compiled in.
+    pub const ALL: &[Self] = &[
+        Self::Run,
+        Self::Memory,
+        #[cfg(feature = "lsm")]
+        Self::Lsm,
+    ];
+
     /// The name users type, also in the manifest.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
             Self::Run => "run",
             Self::Memory => "memory",
+            #[cfg(feature = "lsm")]
+            Self::Lsm => "lsm",
         }
     }
 
     /// Reads the name users type.
     ///
     /// # Errors
-    /// `Invalid`, listing the names.
+    /// `Invalid`, listing what is compiled in.
     pub fn parse(word: &str) -> Result<Self> {
-        match word {
-            "run" => Ok(Self::Run),
-            "memory" => Ok(Self::Memory),
-            _ => Err(Error::invalid("index is \"run\" or \"memory\"").with("given", word)),
-        }
+        Self::ALL.iter().copied().find(|kind| kind.word() == word).ok_or_else(|| {
+            let words: Vec<&str> = Self::ALL.iter().map(|kind| kind.word()).collect();
+            let advice = match word {
+                "lsm" => ": \"lsm\" needs a build with the feature of that name",
+                _ => "",
+            };
+            Error::invalid(format!("this build has the indexes {}{advice}", words.join(", ")))
+                .with("given", word)
+        })
     }
 }
 

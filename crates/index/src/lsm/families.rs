@@ -205,6 +205,22 @@ impl Families {
         iterator.status().map_err(|error| self.poison(&error)).is_ok()
     }
 
+    /// Whether every block of every family can be read and has the bytes that were written.
+    pub(super) fn is_readable(&self) -> bool {
+        Family::ALL.iter().all(|family| {
+            let Ok(handle) = self.handle(*family) else { return false };
+            let mut options = rocksdb::ReadOptions::default();
+            options.fill_cache(false);
+            options.set_readahead_size(1 << 20);
+            let mut iterator = self.db.raw_iterator_cf_opt(handle, options);
+            iterator.seek_to_first();
+            while iterator.valid() {
+                iterator.next();
+            }
+            iterator.status().map_err(|error| self.poison(&error)).is_ok()
+        })
+    }
+
     /// # Errors
     /// `Fatal` once a read or write has failed.
     pub(super) fn check(&self) -> Result<()> {

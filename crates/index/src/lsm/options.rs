@@ -8,7 +8,7 @@
 //! | [`LsmOptions::budget`] | yes | none: inserts are refused |
 //! | [`LsmOptions::bloom_bits`] | at open, for files written from then on | `filter_policy` |
 //! | [`LsmOptions::block_cache_bytes`] | at open | `block_cache` |
-//! | [`LsmOptions::probe`] | at open | none |
+//! | [`LsmOptions::probe`], [`LsmOptions::verify`] | at open | none |
 //!
 //! `Tuning::runs` bounds the sorted runs of level 0 only; the levels below hold one each. More
 //! there needs another compaction style, which RocksDB does not change while open.
@@ -56,6 +56,9 @@ pub struct LsmOptions {
     pub block_cache_bytes: u64,
     /// How a probe goes about it.
     pub probe: Probe,
+    /// Whether everything is read once at open, so that damage is repaired then, and not met later
+    /// by somebody who can only be told to open the index again.
+    pub verify: bool,
 }
 
 impl Default for LsmOptions {
@@ -66,6 +69,7 @@ impl Default for LsmOptions {
             bloom_bits: 10,
             block_cache_bytes: 64 << 20,
             probe: Probe::default(),
+            verify: true,
         }
     }
 }

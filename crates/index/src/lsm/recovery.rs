@@ -60,7 +60,11 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     settle(&names).map_err(|error| refused(dir, error))?;
     if !names.marker.exists() {
         match try_open(&names, options) {
-            Ok(index) => return Ok(index),
+            Ok(index) if !options.verify || index.db.is_readable() => return Ok(index),
+            Ok(_) if !names.marker.exists() => {
+                return Err(refused(dir, "a file of it cannot be read"));
+            }
+            Ok(_) => {}
             Err(Trouble::Refused(error)) => return Err(error),
             Err(Trouble::Damage(error)) => {
                 tracing::warn!(%error, dir = %dir.display(), "the index does not open: repairing it");
@@ -340,7 +344,8 @@ fn save_run(
     // Holes are made again by removing what stands in for them.
     let mut filled = hashes.clone();
     let mut stand_ins = Vec::new();
-    for (page, hash) in (0..=u16::MAX).zip(&mut filled).filter(|(_, hash)| **hash == PageHash::NONE) {
+    for (page, hash) in (0..=u16::MAX).zip(&mut filled).filter(|(_, hash)| **hash == PageHash::NONE)
+    {
         hash.0[..10].copy_from_slice(&keys::spot(run, page));
         hash.0[10..].fill(0xa5);
         stand_ins.push(*hash);

@@ -219,6 +219,12 @@ fn open_index(
             Arc::new(RunIndex::open(Arc::clone(medium), &directory.index(), options)?)
         }
         IndexKind::Memory => Arc::new(MemoryIndex::new()),
+        // With RocksDB's own I/O, beside the medium.
+        #[cfg(feature = "lsm")]
+        IndexKind::Lsm => {
+            let options = ritornello_index::LsmOptions::within(budget.index_bytes);
+            Arc::new(ritornello_index::LsmIndex::open(&directory.index(), &options)?)
+        }
     })
 }
 

@@ -1,11 +1,14 @@
 //! A small store in a temporary directory or on a simulated disk, and pages whose bytes follow
 //! from their key, so that every byte that comes back can be judged.
+//!
+//! `RITORNELLO_TEST_INDEX=lsm` names the index of the stores in real directories. Those on a simulated
+//! disk keep `run`: RocksDB does its own I/O, which no simulated disk sees.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use ritornello_format::{Result, Scope};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{ClientId, Durability, Engine, Options, Outcome, Store, Terms};
+use ritornello_store::{ClientId, Durability, Engine, IndexKind, Options, Outcome, Store, Terms};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
@@ -19,6 +22,14 @@ pub const MIB: u64 = 1 << 20;
 pub struct Open {
     pub engine: Arc<Engine>,
     pub store: Arc<Store>,
+    tested_index: Option<IndexKind>,
+}
+
+/// The index of a store in `dir`, if the environment names one and the directory is a real one:
+/// simulated disks call it `/store`.
+fn tested_index(dir: &Path) -> Option<IndexKind> {
+    let word = std::env::var("RITORNELLO_TEST_INDEX").ok()?;
+    (!dir.starts_with("/store")).then(|| IndexKind::parse(&word).unwrap())
 }
 
 impl Open {
@@ -27,10 +38,13 @@ impl Open {
         self.engine.close().unwrap();
     }
 
-    /// Stops without making anything durable, as a killed process does.
+    /// Stops without making anything durable, as a killed process does. RocksDB does not open a
+    /// second time in a process that has it open, so with it this is a close.
     pub fn forget(self) {
         self.store.close();
-        std::mem::forget(self);
+        if self.tested_index.is_none() {
+            std::mem::forget(self);
+        }
     }
 }
 
@@ -38,6 +52,7 @@ impl Open {
 pub fn options(dir: &Path, mib: u64) -> Options {
     Options {
         capacity: Some(mib * MIB),
+        index: tested_index(dir),
         segment_bytes: Some(MIB),
         io: IoChoice::Auto,
         durability: Durability::Cache,
@@ -52,7 +67,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Open> {
     let session = Arc::new(engine.session(ClientId::LOCAL, ""));
     let staging = Staging::new(8 * MIB as usize)?;
     let store = Store::new(session, engine.segments(), staging);
-    Ok(Open { engine, store })
+    Ok(Open { engine, store, tested_index: tested_index(&options.dir) })
 }
 
 pub fn open(dir: &Path, mib: u64) -> Open {
