@@ -172,7 +172,8 @@ class Store:
         omitted for a directory that holds a store. `codec` is for scopes that have none of their
         own. `write_budget` spares the drive: "2TB/day", "500GiB/hour", "20MB/s", or bytes a day;
         while it runs short, pages are written when they are put for the second time. `index` and
-        `segment_bytes` are chosen when a store is made, and rarely need to be.
+        `segment_bytes` are chosen when a store is made, and rarely need to be: "lsm" is for
+        catalogues larger than memory, in a build that has it.
         """
     def put_batch(
         self,
