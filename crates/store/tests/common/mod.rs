@@ -41,10 +41,11 @@ impl Open {
     /// Stops without making anything durable, as a killed process does. RocksDB does not open a
     /// second time in a process that has it open, so with it this is a close.
     pub fn forget(self) {
-        self.store.close();
-        if self.tested_index.is_none() {
-            std::mem::forget(self);
+        if self.tested_index.is_some() {
+            return self.close();
         }
+        self.store.close();
+        std::mem::forget(self);
     }
 }
 
