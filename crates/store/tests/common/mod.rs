@@ -39,13 +39,16 @@ impl Open {
     }
 
     /// Stops without making anything durable, as a killed process does. RocksDB does not open a
-    /// second time in a process that has it open, so with it this is a close.
-    pub fn forget(self) {
+    /// second time in a process that has it open, so with it this is a close. Returns whether
+    /// it was none.
+    pub fn forget(self) -> bool {
         if self.tested_index.is_some() {
-            return self.close();
+            self.close();
+            return false;
         }
         self.store.close();
         std::mem::forget(self);
+        true
     }
 }
 
