@@ -28,22 +28,22 @@ ROCKSDB ?= $(CURDIR)/build/rocksdb
 ROCKSDB_ARTIFACT := org.rocksdb:rocksdbjni:11.8.1
 ROCKSDB_SHA256 := 265c656af5c6502cb8d71db1a74858509f706cc47f1a5b6f603c736d11ce677d
 # What the crate's build reads C headers with; it brings none of the compiler's own.
-LIBCLANG = $(wildcard $(CURDIR)/$(VENV)/lib/python3*/site-packages/clang/native)
-lsm = LIBCLANG_PATH=$(LIBCLANG) BINDGEN_EXTRA_CLANG_ARGS=-I$(shell gcc -print-file-name=include) \
+LIBCLANG := libclang==18.1.1
+lsm = LIBCLANG_PATH=$(CURDIR)/build/rocksdb/python/clang/native BINDGEN_EXTRA_CLANG_ARGS=-I$(shell gcc -print-file-name=include) \
 	$(if $(filter source,$(ROCKSDB)),,ROCKSDB_LIB_DIR=$(ROCKSDB) LD_LIBRARY_PATH=$(ROCKSDB))
 
 # One, whatever its version; the shell finds it.
 WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
-SUITES := test-python test-rust test-lsm test-loom test-vllm
+SUITES := test-python test-rust test-loom test-vllm
 LONG_SUITES := test-rust-long test-python-long test-vllm-long test-fuzz
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel vllm test test-all $(SUITES) $(LONG_SUITES) lint format demo bench clean
+.PHONY: help venv rocksdb build wheel vllm test test-all test-lsm $(SUITES) $(LONG_SUITES) lint format demo bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +61,7 @@ rocksdb: $(STAMPS)/rocksdb ## RocksDB in build/rocksdb, for the feature `lsm`
 $(STAMPS)/rocksdb: $(STAMPS)/venv
 	rm -rf build/rocksdb
 	mkdir -p build/rocksdb
+	$(BIN)/python -m pip install --quiet --target build/rocksdb/python $(LIBCLANG)
 ifneq ($(ROCKSDB),source)
 	mvn --quiet org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
 		-Dartifact=$(ROCKSDB_ARTIFACT) -DoutputDirectory=build/rocksdb
@@ -98,9 +99,8 @@ test-rust:
 test-rust-long:
 	$(CARGO) test --workspace --locked --quiet -- --ignored
 
-# With the backend `lsm`: the index, and the store's own tests on it. A target folder of its own: the
-# linker finds RocksDB by the environment.
-test-lsm: $(STAMPS)/rocksdb
+# A target folder of its own: the linker finds RocksDB by the environment.
+test-lsm: $(STAMPS)/rocksdb ## the index `lsm`, and the store's own tests on it; fetches RocksDB
 	$(lsm) $(CARGO) test --locked --quiet --target-dir target/lsm -p ritornello-index --features lsm
 	$(lsm) RITORNELLO_TEST_INDEX=lsm $(CARGO) test --locked --quiet --target-dir target/lsm \
 		-p ritornello-store --features lsm

@@ -2,6 +2,8 @@
 
 #[cfg(all(feature = "art", not(loom)))]
 use crate::{ArtIndex, ArtOptions};
+#[cfg(all(feature = "lsm", not(loom)))]
+use crate::{LsmIndex, LsmOptions};
 use crate::{MemoryIndex, PrefixIndex, RunIndex, RunOptions};
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
@@ -19,6 +21,8 @@ pub enum Backend {
     Memory,
     /// Holt, a persistent adaptive radix tree. Cargo feature `art`.
     Art,
+    /// RocksDB, for catalogues larger than memory. Cargo feature `lsm`.
+    Lsm,
 }
 
 /// How a backend is opened. What a backend has no use for it ignores.
@@ -48,13 +52,14 @@ impl Default for OpenOptions {
 
 impl Backend {
     /// All names, compiled in or not.
-    const ALL: [Self; 3] = [Self::Run, Self::Memory, Self::Art];
+    const ALL: [Self; 4] = [Self::Run, Self::Memory, Self::Art, Self::Lsm];
 
     /// The backends that this program was compiled with.
     pub fn compiled() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|backend| match backend {
             Self::Run | Self::Memory => true,
             Self::Art => cfg!(all(feature = "art", not(loom))),
+            Self::Lsm => cfg!(all(feature = "lsm", not(loom))),
         })
     }
 
@@ -65,6 +70,7 @@ impl Backend {
             Self::Run => "run",
             Self::Memory => "memory",
             Self::Art => "art",
+            Self::Lsm => "lsm",
         }
     }
 
@@ -99,6 +105,15 @@ impl Backend {
             }
             #[cfg(not(all(feature = "art", not(loom))))]
             Self::Art => Err(not_compiled(self.name())),
+            #[cfg(all(feature = "lsm", not(loom)))]
+            Self::Lsm => {
+                let OpenOptions { metadata_bytes_max, cache_bytes, verify, .. } = *options;
+                let fitting = LsmOptions::within(metadata_bytes_max);
+                let options = LsmOptions { block_cache_bytes: cache_bytes, verify, ..fitting };
+                Ok(Box::new(LsmIndex::open(dir, &options)?))
+            }
+            #[cfg(not(all(feature = "lsm", not(loom))))]
+            Self::Lsm => Err(not_compiled(self.name())),
         }
     }
 }

@@ -42,6 +42,17 @@ pub enum Probe {
     Scan,
 }
 
+impl Probe {
+    /// Its name among [`crate::PrefixIndex::probe_methods`].
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bisect => "bisect",
+            Self::Scan => "scan",
+        }
+    }
+}
+
 /// How to open an [`super::LsmIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmOptions {

@@ -142,7 +142,7 @@ mod tests {
         let bytes = record.encode();
         assert_eq!(Record::decode(&bytes).unwrap(), record);
         assert!((0..bytes.len()).all(|cut| {
-            Record::decode(&bytes[..cut]).is_err() || (bytes.len() - cut) % 12 == 0
+            Record::decode(&bytes[..cut]).is_err() || (bytes.len() - cut).is_multiple_of(12)
         }));
         let used = Use { recency: 3, retain_until: 4 };
         assert_eq!(Use::decode(&used.encode()).unwrap(), used);
