@@ -146,7 +146,11 @@ impl Three {
                     };
                     let walked = self.same(|index| steps(index.walk(slot, keys)));
                     for probe in [Probe::Bisect, Probe::Scan] {
-                        assert_eq!(lsm.longest_prefix_by(probe.name(), slot, keys), found, "{probe:?}");
+                        assert_eq!(
+                            lsm.longest_prefix_by(probe.name(), slot, keys),
+                            found,
+                            "{probe:?}"
+                        );
                         assert_eq!(steps(lsm.walk_by(probe, slot, keys)), walked, "{probe:?}");
                     }
                 }
