@@ -205,8 +205,11 @@ impl Families {
         iterator.status().map_err(|error| self.poison(&error)).is_ok()
     }
 
-    /// Whether every block of every family can be read and has the bytes that were written.
-    pub(super) fn is_readable(&self) -> bool {
+    /// Whether every block of every family can be read and has the bytes that were written, and as
+    /// many entries are there as the counts say.
+    pub(super) fn adds_up(&self) -> bool {
+        let Ok(counts) = self.counts() else { return false };
+        let counts = counts.unwrap_or_default();
         Family::ALL.iter().all(|family| {
             let Ok(handle) = self.handle(*family) else { return false };
             let mut options = rocksdb::ReadOptions::default();
@@ -214,10 +217,25 @@ impl Families {
             options.set_readahead_size(1 << 20);
             let mut iterator = self.db.raw_iterator_cf_opt(handle, options);
             iterator.seek_to_first();
+            let mut there = 0;
             while iterator.valid() {
+                there += 1;
                 iterator.next();
             }
-            iterator.status().map_err(|error| self.poison(&error)).is_ok()
+            if let Err(error) = iterator.status() {
+                self.poison(&error);
+                return false;
+            }
+            // A list of tables that is cut short loses those of some families, without an error.
+            let complete = match family {
+                Family::Path | Family::Page => there == counts.pages,
+                Family::Run | Family::Use => there == counts.runs,
+                Family::Child => there <= counts.runs,
+            };
+            if !complete {
+                self.note_damage(&format_args!("{family:?} holds {there} of {counts:?}"));
+            }
+            complete
         })
     }
 

@@ -60,7 +60,7 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     settle(&names).map_err(|error| refused(dir, error))?;
     if !names.marker.exists() {
         match try_open(&names, options) {
-            Ok(index) if !options.verify || index.db.is_readable() => return Ok(index),
+            Ok(index) if !options.verify || index.db.adds_up() => return Ok(index),
             Ok(_) if !names.marker.exists() => {
                 return Err(refused(dir, "a file of it cannot be read"));
             }
