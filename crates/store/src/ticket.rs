@@ -1,8 +1,9 @@
 //! Tickets: puts and gets that go on while the caller does something else.
 
 use crate::outcome::Outcome;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_volume::Parked;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,8 +26,7 @@ pub struct Ticket {
 
 #[derive(Debug)]
 struct Shared {
-    outcome: Mutex<Option<Arc<Outcome>>>,
-    finished: Condvar,
+    outcome: Parked<Option<Arc<Outcome>>>,
     event: OwnedFd,
     cancelled: Arc<AtomicBool>,
 }
@@ -40,8 +40,7 @@ impl Ticket {
             })?;
         Ok(Self {
             shared: Arc::new(Shared {
-                outcome: Mutex::new(None),
-                finished: Condvar::new(),
+                outcome: Parked::new(None),
                 event,
                 cancelled: Arc::default(),
             }),
@@ -70,16 +69,14 @@ impl Ticket {
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> Option<Arc<Outcome>> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut outcome = self.shared.outcome.lock();
+        let finished = &self.shared.outcome;
+        let mut outcome = finished.lock();
         while outcome.is_none() {
-            match deadline {
-                None => self.shared.finished.wait(&mut outcome),
-                Some(deadline) => {
-                    if self.shared.finished.wait_until(&mut outcome, deadline).timed_out() {
-                        break;
-                    }
-                }
-            }
+            outcome = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
+                None => finished.wait(outcome),
+                Some(Duration::ZERO) => break,
+                Some(left) => finished.wait_for(outcome, left),
+            };
         }
         outcome.clone()
     }
@@ -90,7 +87,7 @@ impl Ticket {
 
     pub(crate) fn finish(&self, outcome: Outcome) {
         *self.shared.outcome.lock() = Some(Arc::new(outcome));
-        self.shared.finished.notify_all();
+        self.shared.outcome.wake_all();
         // It can only fail by overflow, and it is written once.
         let _ = rustix::io::write(&self.shared.event, &1u64.to_ne_bytes());
     }
@@ -122,7 +119,7 @@ struct Queues {
 
 /// The threads that work on tickets, gets before puts.
 pub(crate) struct Workers {
-    shared: Arc<(Mutex<Queues>, Condvar)>,
+    shared: Arc<Parked<Queues>>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
@@ -134,8 +131,7 @@ impl Workers {
     /// Queues a job; the first one starts the threads.
     pub(crate) fn submit(&self, lane: Lane, job: Job) -> Result<()> {
         self.start()?;
-        let (queues, wake) = &*self.shared;
-        let mut queues = queues.lock();
+        let mut queues = self.shared.lock();
         if queues.closing {
             return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
         }
@@ -146,7 +142,7 @@ impl Workers {
             Lane::Get => queues.gets.push_back(job),
             Lane::Put => queues.puts.push_back(job),
         }
-        wake.notify_one();
+        self.shared.wake_one();
         Ok(())
     }
 
@@ -166,12 +162,12 @@ impl Workers {
     /// Finishes what runs, answers what waits, and joins the threads.
     pub(crate) fn close(&self) {
         let waiting: Vec<Job> = {
-            let mut queues = self.shared.0.lock();
+            let mut queues = self.shared.lock();
             queues.closing = true;
             let queues = &mut *queues;
             queues.gets.drain(..).chain(queues.puts.drain(..)).collect()
         };
-        self.shared.1.notify_all();
+        self.shared.wake_all();
         waiting.into_iter().for_each(|job| job(Closing::Yes));
         let threads = std::mem::take(&mut *self.threads.lock());
         let me = std::thread::current().id();
@@ -182,8 +178,7 @@ impl Workers {
     }
 }
 
-fn work(shared: &(Mutex<Queues>, Condvar)) {
-    let (queues, wake) = shared;
+fn work(queues: &Parked<Queues>) {
     let mut guard = queues.lock();
     loop {
         let put_allowed = guard.puts_running < WORKERS - WORKERS_FOR_GETS;
@@ -195,11 +190,11 @@ fn work(shared: &(Mutex<Queues>, Condvar)) {
             drop(guard);
             job(Closing::No);
             queues.lock().puts_running -= 1;
-            wake.notify_one();
+            queues.wake_one();
         } else if guard.closing {
             return;
         } else {
-            wake.wait(&mut guard);
+            guard = queues.wait(guard);
             continue;
         }
         guard = queues.lock();

@@ -17,6 +17,7 @@ mod engine;
 pub mod limit;
 pub mod memory;
 mod memory_block;
+mod parked;
 mod process;
 pub mod segments;
 pub mod space;
@@ -26,6 +27,7 @@ pub mod transfer;
 pub use memory::{
     BorrowedPages, BorrowedPagesMut, Fragment, FragmentMut, OwnedPages, PageSource, PageTarget,
 };
+pub use parked::Parked;
 pub use process::{heap_bytes, process_id};
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};

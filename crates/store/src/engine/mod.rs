@@ -41,6 +41,7 @@ use ritornello_format::{
 };
 use ritornello_index::{PrefixIndex, Removed, RunId};
 use ritornello_medium::Medium;
+use ritornello_volume::Parked;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::Space;
 use scopes::Scopes;
@@ -128,8 +129,7 @@ struct State {
 /// A background thread and its alarm clock.
 #[derive(Default)]
 struct Upkeep {
-    asleep: Mutex<Alarm>,
-    changed: Condvar,
+    alarm: Parked<Alarm>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
@@ -141,15 +141,15 @@ struct Alarm {
 
 impl Upkeep {
     fn ring(&self) {
-        self.asleep.lock().ring = true;
-        self.changed.notify_one();
+        self.alarm.lock().ring = true;
+        self.alarm.wake_one();
     }
 
     /// Sleeps until somebody rings, or that long. Returns whether to end.
     fn sleep(&self, long: Duration) -> bool {
-        let mut alarm = self.asleep.lock();
+        let mut alarm = self.alarm.lock();
         if !alarm.ring && !alarm.stop {
-            self.changed.wait_for(&mut alarm, long);
+            alarm = self.alarm.wait_for(alarm, long);
         }
         alarm.ring = false;
         alarm.stop
@@ -157,8 +157,8 @@ impl Upkeep {
 
     /// Has the thread end, and waits for it.
     fn stop(&self) {
-        self.asleep.lock().stop = true;
-        self.changed.notify_one();
+        self.alarm.lock().stop = true;
+        self.alarm.wake_one();
         let thread = self.thread.lock().take();
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()

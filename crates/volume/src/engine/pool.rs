@@ -1,7 +1,7 @@
 //! A few threads that call `preadv` and `pwritev`: where `io_uring` is forbidden.
 
 use super::{Engine, Op, Port, Work, drive};
-use parking_lot::{Condvar, Mutex};
+use crate::Parked;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -13,14 +13,9 @@ const THREADS: usize = 16;
 /// dropped and are not waited for then: they hold nothing of a caller's, since every caller waits
 /// for its own operations.
 pub(crate) struct Pool {
-    shared: Arc<Shared>,
+    queue: Arc<Parked<Queue>>,
     /// A forked child has no threads, and locks that nobody may ever let go.
     process: u32,
-}
-
-struct Shared {
-    queue: Mutex<Queue>,
-    ready: Condvar,
 }
 
 #[derive(Default)]
@@ -34,29 +29,27 @@ struct Queue {
 /// Where one caller's operations end.
 #[derive(Default)]
 struct Reply {
-    ended: Mutex<Vec<(u64, io::Result<()>)>>,
-    ready: Condvar,
+    ended: Parked<Vec<(u64, io::Result<()>)>>,
 }
 
 impl Reply {
     fn push(&self, tag: u64, result: io::Result<()>) {
         self.ended.lock().push((tag, result));
-        self.ready.notify_one();
+        self.ended.wake_one();
     }
 }
 
 impl Pool {
     pub(crate) fn new() -> Self {
-        let shared = Arc::new(Shared { queue: Mutex::default(), ready: Condvar::new() });
-        Self { shared, process: std::process::id() }
+        Self { queue: Arc::default(), process: std::process::id() }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            self.shared.queue.lock().closed = true;
-            self.shared.ready.notify_all();
+            self.queue.lock().closed = true;
+            self.queue.wake_all();
         }
     }
 }
@@ -64,15 +57,15 @@ impl Drop for Pool {
 impl Engine for Pool {
     fn run(&self, work: &mut dyn Work) {
         let reply = Arc::default();
-        drive(&mut Desk { shared: &self.shared, reply, in_flight: 0 }, work);
+        drive(&mut Desk { queue: &self.queue, reply, in_flight: 0 }, work);
     }
     fn name(&self) -> &'static str {
         "pool"
     }
 }
 
-fn serve(shared: &Shared) {
-    let mut queue = shared.queue.lock();
+fn serve(shared: &Parked<Queue>) {
+    let mut queue = shared.lock();
     loop {
         if let Some((mut op, reply)) = queue.jobs.pop_front() {
             drop(queue);
@@ -81,20 +74,20 @@ fn serve(shared: &Shared) {
             // The file is let go before the caller hears of the end.
             drop(op);
             reply.push(tag, result);
-            queue = shared.queue.lock();
+            queue = shared.lock();
         } else if queue.closed {
             queue.threads -= 1;
             return;
         } else {
             queue.idle += 1;
-            shared.ready.wait(&mut queue);
+            queue = shared.wait(queue);
             queue.idle -= 1;
         }
     }
 }
 
 struct Desk<'a> {
-    shared: &'a Arc<Shared>,
+    queue: &'a Arc<Parked<Queue>>,
     reply: Arc<Reply>,
     in_flight: usize,
 }
@@ -105,7 +98,7 @@ impl Desk<'_> {
         if queue.idle >= queue.jobs.len() || queue.threads >= THREADS {
             return;
         }
-        let shared = Arc::clone(self.shared);
+        let shared = Arc::clone(self.queue);
         let thread = std::thread::Builder::new().name("ritornello-io".into());
         if thread.spawn(move || serve(&shared)).is_ok() {
             queue.threads += 1;
@@ -119,12 +112,12 @@ impl Port for Desk<'_> {
     }
     fn submit(&mut self, op: Op) {
         self.in_flight += 1;
-        let mut queue = self.shared.queue.lock();
+        let mut queue = self.queue.lock();
         queue.jobs.push_back((op, Arc::clone(&self.reply)));
         self.staff(&mut queue);
         if queue.threads > 0 {
             drop(queue);
-            self.shared.ready.notify_one();
+            self.queue.wake_one();
         } else if let Some((mut op, reply)) = queue.jobs.pop_back() {
             // No thread can be had: do it here.
             drop(queue);
@@ -138,7 +131,7 @@ impl Port for Desk<'_> {
     fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>) {
         let mut here = self.reply.ended.lock();
         while wait && here.is_empty() && self.in_flight > 0 {
-            self.reply.ready.wait(&mut here);
+            here = self.reply.ended.wait(here);
         }
         self.in_flight -= here.len();
         ended.append(&mut here);
