@@ -358,6 +358,12 @@ pub struct IndexArgs {
     /// Where the pages come from
     #[arg(long, value_enum, default_value = "chains")]
     pub workload: Workload,
+    /// Memory for what a backend caches of its files
+    #[arg(long, default_value = "128MiB", value_parser = size)]
+    pub cache: u64,
+    /// Draw it: an SVG file
+    #[arg(long, value_parser = picture)]
+    pub chart: Option<PathBuf>,
     /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
@@ -481,6 +487,15 @@ pub struct ContestArgs {
 
 fn codec(word: &str) -> Result<Codec, String> {
     ritornello_store::parse_codec(word).map_err(|error| error.to_string())
+}
+
+/// A file to draw to.
+pub fn picture(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg")) {
+        return Ok(path);
+    }
+    Err("charts are drawn as SVG: name a file that ends in .svg".to_owned())
 }
 
 fn size(text: &str) -> Result<u64, String> {

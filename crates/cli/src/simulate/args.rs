@@ -1,5 +1,6 @@
 //! What can be typed behind `ritornello simulate`.
 
+use crate::args::picture;
 use clap::{Args, ValueEnum};
 use ritornello_format::parse_bytes;
 use ritornello_sim::{Contestant, Half};
@@ -174,14 +175,6 @@ fn number(text: &str) -> Result<f64, String> {
 
 fn policy(text: &str) -> Result<Contestant, String> {
     Contestant::parse(text.trim()).map_err(|error| error.to_string())
-}
-
-fn picture(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg")) {
-        return Ok(path);
-    }
-    Err("charts are drawn as SVG: name a file that ends in .svg".to_owned())
 }
 
 fn size(text: &str) -> Result<u64, String> {

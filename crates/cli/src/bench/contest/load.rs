@@ -28,6 +28,8 @@ pub enum Workload {
     Chains,
     /// The same sequences as an engine's events bring them: runs of 1 to 8 pages
     KvEvents,
+    /// The same sequences in single pages, none chained, every page put five times
+    Rewrites,
     /// The ten-stage trace of `simulate --generate ten-stage`, scaled to the number of entries
     TenStage,
 }
@@ -91,12 +93,41 @@ impl Load {
         whole.count().max(1) as u64
     }
 
+    fn is_chained(&self) -> bool {
+        self.workload != Workload::Rewrites
+    }
+
+    /// Puts of every page.
+    #[must_use]
+    pub fn puts_a_page(&self) -> u64 {
+        if self.workload == Workload::Rewrites { 5 } else { 1 }
+    }
+
+    /// Puts a page that is there once more: takes it out, and inserts it.
+    ///
+    /// # Errors
+    /// Those of the index.
+    pub fn rewrite(&self, index: &dyn PrefixIndex, round: u64, page: PageHash) -> Result<()> {
+        index.remove(SLOT, &[page]);
+        let place = Place { generation: round << 48 | 1, ..Place::default() };
+        index.insert(&NewRun {
+            scope: SLOT,
+            chained: false,
+            parent: None,
+            pages: &[page],
+            place: &place,
+            recency: round,
+        })?;
+        Ok(())
+    }
+
     /// Pages of a run, about.
     #[must_use]
     pub fn run_pages(&self) -> u32 {
         match self.workload {
             Workload::Chains => RUN as u32,
             Workload::KvEvents => 4,
+            Workload::Rewrites => 1,
             Workload::TenStage => RUN as u32 / 2,
         }
     }
@@ -138,14 +169,15 @@ impl Load {
         while at < end {
             let length = match self.workload {
                 Workload::KvEvents => 1 + (mix(number << 16 | at as u64) % 8) as usize,
+                Workload::Rewrites => 1,
                 Workload::Chains | Workload::TenStage => RUN,
             };
             let to = end.min(at + length);
             let place = Place { generation: number << 16 | (at as u64 + 1), ..Place::default() };
             index.insert(&NewRun {
                 scope: SLOT,
-                chained: true,
-                parent: at.checked_sub(1).map(|before| pages[before]),
+                chained: self.is_chained(),
+                parent: at.checked_sub(1).filter(|_| self.is_chained()).map(|before| pages[before]),
                 pages: &pages[at..to],
                 place: &place,
                 recency: number,
@@ -170,7 +202,7 @@ mod tests {
 
     #[test]
     fn every_workload_brings_as_many_pages_as_it_says_and_finds_them_again() {
-        for workload in [Workload::Chains, Workload::KvEvents, Workload::TenStage] {
+        for &workload in Workload::value_variants() {
             let load = Load::new(workload, 20_000).unwrap();
             let index = MemoryIndex::new();
             let mut left = load.entries;

@@ -5,7 +5,9 @@
 //! | `load` | what an index is filled with |
 //! | `part` | what is done in a process of its own |
 //! | `report` | the rows |
+//! | `chart` | the rows as a picture |
 
+mod chart;
 mod load;
 mod part;
 mod report;
@@ -57,13 +59,21 @@ pub fn run(context: &Context, args: &IndexArgs) -> Result<Status, Failure> {
             for &backend in &backends {
                 steps.set_message(format!("{backend}, {entries} pages"));
                 let dir = scratch.path().join(backend.name());
-                let subject = Subject { dir, backend, entries, workload: args.workload, sync };
+                let (workload, cache) = (args.workload, args.cache);
+                let subject = Subject { dir, backend, entries, workload, sync, cache };
                 report.rows.push(measure(context, &subject)?);
                 steps.inc(1);
             }
         }
     }
     steps.finish_and_clear();
+    if let Some(path) = &args.chart {
+        let drawn = chart::chart(&report.rows)
+            .map_err(|error| Failure::failed(format!("the chart: {error}"), "report this"))?;
+        std::fs::write(path, drawn).map_err(|error| {
+            Failure::failed(format!("{}: {error}", path.display()), "a file that can be written")
+        })?;
+    }
     if context.json {
         json(&report);
     } else {
@@ -77,16 +87,18 @@ fn measure(context: &Context, subject: &Subject) -> Result<Row, Failure> {
     let filled = ask(context, "fill", subject, true)?;
     let persistent = subject.backend.is_persistent();
     let per_entry = |bytes: u64| bytes as f64 / subject.entries as f64;
-    let amplification = |bytes: u64| bytes as f64 / (subject.entries * RECORD) as f64;
+    let amplification = |bytes: u64| bytes as f64 / (filled.puts * RECORD) as f64;
     let mut row = Row {
         backend: subject.backend.to_string(),
         entries: subject.entries,
         workload: subject.workload,
         sync: subject.sync,
-        ingest_per_s: filled.pages as f64 / filled.ingest_s,
+        puts: filled.puts,
+        ingest_per_s: filled.puts as f64 / filled.ingest_s,
         last_sync_s: filled.sync_s,
         probe_p50_us: filled.probes.first().map_or(0.0, |method| method.p50_us),
         probe_p99_us: filled.probes.first().map_or(0.0, |method| method.p99_us),
+        probe_warm_p50_us: filled.probe_warm_p50_us,
         probes: filled.probes,
         lookup_p50_us: filled.lookup_p50_us,
         range_p50_us: filled.range_p50_us,

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Sequences that warm probes go round.
+const WARM_SEQUENCES: u32 = 4;
 /// Pages between two syncs of a group.
 const GROUP: u64 = 1 << 16;
 /// Bytes that wait in `run` for a sync before it is given one, asked for or not.
@@ -45,6 +47,9 @@ pub struct Subject {
     /// When it is synced
     #[arg(long, value_enum)]
     pub sync: Sync,
+    /// Memory for what it caches of its files
+    #[arg(long)]
+    pub cache: u64,
 }
 
 /// The parts.
@@ -65,6 +70,7 @@ pub struct Answer {
     pub ingest_s: f64,
     pub sync_s: f64,
     pub probes: Vec<Method>,
+    pub probe_warm_p50_us: f64,
     pub lookup_p50_us: f64,
     pub range_p50_us: f64,
     pub written: u64,
@@ -73,6 +79,7 @@ pub struct Answer {
     pub cpu_s: f64,
     pub open_ms: f64,
     pub pages: u64,
+    pub puts: u64,
     pub removed: u64,
     pub churn_s: f64,
 }
@@ -115,9 +122,14 @@ impl Answer {
 
 fn open(subject: &Subject, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
     let runs = subject.entries.div_ceil(u64::from(run_pages)) + 1;
-    let options = OpenOptions {
+    let metadata_bytes_max = match subject.backend {
         // With room for a journal beside two checkpoints, as a store that changes needs it.
-        metadata_bytes_max: RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
+        Backend::Run => RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
+        _ => 1 << 50,
+    };
+    let options = OpenOptions {
+        metadata_bytes_max,
+        cache_bytes: subject.cache,
         durable: subject.sync == Sync::Every,
         ..OpenOptions::default()
     };
@@ -142,7 +154,6 @@ impl<'a> Syncer<'a> {
         let due = match self.sync {
             // What waits in memory is bounded: an index refuses inserts beyond.
             Sync::Off => self.backend == Backend::Run && self.index.stats().pending_bytes > PENDING,
-
             Sync::Group => self.waiting >= GROUP,
             Sync::Every => true,
         };
@@ -160,6 +171,18 @@ fn ingest(subject: &Subject, index: &dyn PrefixIndex, load: &Load) -> Result<(),
     let mut syncer = Syncer::new(subject, index);
     for number in 0..load.sequences {
         left -= load.insert(index, number, left, |pages| syncer.note(pages))?;
+    }
+    for round in 1..load.puts_a_page() {
+        let mut left = load.entries;
+        for number in 0..load.sequences {
+            let (pages, known) = load.sequence(number);
+            let new = pages[known..].iter().take(usize::try_from(left).unwrap_or(usize::MAX));
+            for page in new {
+                load.rewrite(index, round, *page)?;
+                syncer.note(1)?;
+                left -= 1;
+            }
+        }
     }
     Ok(())
 }
@@ -183,10 +206,15 @@ fn fill(subject: &Subject) -> Result<(Box<dyn PrefixIndex>, Answer), Failure> {
         memory: resident()? - memory,
         cpu_s: processor_seconds() - cpu,
         pages: stats.pages,
+        puts: load.entries * load.puts_a_page(),
         ..Answer::default()
     };
     for method in index.probe_methods() {
-        answer.probes.push(probe(index.as_ref(), &load, method)?);
+        answer.probes.push(probe(index.as_ref(), &load, method, whole(&load))?);
+    }
+    if let Some(method) = index.probe_methods().first() {
+        let few = WARM_SEQUENCES.min(whole(&load));
+        answer.probe_warm_p50_us = probe(index.as_ref(), &load, method, few)?.p50_us;
     }
     answer.lookup_p50_us = lookup(index.as_ref(), &load);
     answer.range_p50_us = range(index.as_ref(), &load);
@@ -198,10 +226,16 @@ fn whole(load: &Load) -> u32 {
     u32::try_from(load.whole()).unwrap_or(u32::MAX)
 }
 
-fn probe(index: &dyn PrefixIndex, load: &Load, method: &str) -> Result<Method, Failure> {
+/// Probes for sequences out of so many.
+fn probe(
+    index: &dyn PrefixIndex,
+    load: &Load,
+    method: &str,
+    among: u32,
+) -> Result<Method, Failure> {
     let mut times = Vec::with_capacity(PROBES);
     for at in 0..WARM_UP + PROBES {
-        let (pages, _) = load.sequence(scattered(at, whole(load)).into());
+        let (pages, _) = load.sequence(scattered(at, among).into());
         let started = Instant::now();
         let found = black_box(index.longest_prefix_by(method, SLOT, black_box(&pages)));
         let took = started.elapsed().as_secs_f64() * 1e6;
@@ -324,6 +358,8 @@ pub fn words(part: &str, subject: &Subject) -> Vec<String> {
         name(workload.to_possible_value()),
         "--sync".to_owned(),
         name(subject.sync.to_possible_value()),
+        "--cache".to_owned(),
+        subject.cache.to_string(),
     ]
 }
 

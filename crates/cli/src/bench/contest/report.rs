@@ -39,7 +39,9 @@ pub struct Row {
     pub workload: Workload,
     /// When it was synced.
     pub sync: Sync,
-    /// Pages inserted a second, syncs included but the last.
+    /// Pages put in all.
+    pub puts: u64,
+    /// Pages put a second, syncs included but the last.
     pub ingest_per_s: f64,
     /// Seconds of the last sync.
     pub last_sync_s: f64,
@@ -47,13 +49,15 @@ pub struct Row {
     pub probe_p50_us: f64,
     /// The same, the slowest in a hundred.
     pub probe_p99_us: f64,
+    /// The same for four sequences in turn, p50.
+    pub probe_warm_p50_us: f64,
     /// All methods.
     pub probes: Vec<Method>,
     /// One page.
     pub lookup_p50_us: f64,
     /// All pages of a run.
     pub range_p50_us: f64,
-    /// Bytes to storage over 40 bytes a page.
+    /// Bytes to storage over 40 bytes a page put.
     pub write_amplification: Option<f64>,
     /// Bytes that the backend says it wrote, over the same.
     pub own_write_amplification: Option<f64>,
@@ -90,6 +94,7 @@ pub fn show(report: &Report) -> String {
         "ingest/s",
         "probe p50",
         "p99 us",
+        "warm us",
         "lookup us",
         "run us",
         "write amp.",
@@ -114,6 +119,7 @@ pub fn show(report: &Report) -> String {
             count(row.ingest_per_s as u64),
             format!("{:.2}", row.probe_p50_us),
             format!("{:.2}", row.probe_p99_us),
+            format!("{:.2}", row.probe_warm_p50_us),
             format!("{:.3}", row.lookup_p50_us),
             format!("{:.2}", row.range_p50_us),
             some(row.write_amplification, 2),
