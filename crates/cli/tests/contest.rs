@@ -8,17 +8,24 @@ use serde_json::Value;
 
 #[test]
 fn every_row_has_what_was_agreed() {
-    for workload in ["chains", "kv-events", "ten-stage"] {
-        let dir = scratch();
+    for (workload, puts) in [("chains", 2000), ("kv-events", 2000), ("one-prompt", 9920)] {
+        let (dir, pictures) = (scratch(), scratch());
+        let picture = pictures.path().join("index.svg");
         let words = ["bench", "index", "--dir", text(dir.path()), "--backends", "run,memory"];
         let more = ["--entries", "2000", "--durable", "--workload", workload, "--json"];
-        let answer = ritornello(&[&words[..], &more].concat());
+        let drawn = ["--chart", text(&picture)];
+        let answer = ritornello(&[&words[..], &more, &drawn].concat());
         assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
         let json: Value = serde_json::from_str(&answer.out).unwrap();
         let rows = json["rows"].as_array().unwrap();
+        assert!(json["limits"]["memory_access_ns"].as_f64().unwrap() > 0.0);
+        assert!(json["limits"]["append_sync_us"].as_f64().unwrap() > 0.0);
+        let svg = std::fs::read_to_string(&picture).unwrap();
+        assert!(svg.contains("pages put a second") && svg.contains("run"), "{svg}");
         assert_eq!(rows.len(), 6, "two backends, three ways to sync: {json:#}");
         for row in rows {
+            assert_eq!(row["puts"], puts);
             for name in ["ingest_per_s", "probe_p50_us", "probe_p99_us", "removes_per_s"] {
                 assert!(row[name].as_f64().unwrap() > 0.0, "{name}: {row:#}");
             }

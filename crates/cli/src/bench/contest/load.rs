@@ -20,6 +20,10 @@ const HEAD: usize = 128;
 /// Pages that they have between them.
 const FAMILY_PAGES: u64 = SEQUENCE as u64 + (FAMILY - 1) * (SEQUENCE - HEAD) as u64;
 
+/// Pages of a request of `one-prompt`, and of the prompt.
+const REQUEST: usize = 20;
+const PROMPT: usize = 16;
+
 /// Where the pages come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -28,8 +32,8 @@ pub enum Workload {
     Chains,
     /// The same sequences as an engine's events bring them: runs of 1 to 8 pages
     KvEvents,
-    /// The same sequences in single pages, none chained, every page put five times
-    Rewrites,
+    /// Requests of 20 pages, of which the first 16 are the same for all; each offers all of its own
+    OnePrompt,
     /// The ten-stage trace of `simulate --generate ten-stage`, scaled to the number of entries
     TenStage,
 }
@@ -50,6 +54,11 @@ impl Load {
     /// # Errors
     /// Those of the generator.
     pub fn new(workload: Workload, entries: u64) -> Result<Self> {
+        if workload == Workload::OnePrompt {
+            let own = (REQUEST - PROMPT) as u64;
+            let sequences = entries.saturating_sub(PROMPT as u64).div_ceil(own).max(1);
+            return Ok(Self { workload, entries, sequences, trace: None });
+        }
         if workload != Workload::TenStage {
             let sequences = entries.div_ceil(FAMILY_PAGES) * FAMILY;
             return Ok(Self { workload, entries, sequences, trace: None });
@@ -82,6 +91,10 @@ impl Load {
     #[must_use]
     pub fn whole(&self) -> u64 {
         let Some((trace, known)) = &self.trace else {
+            if self.workload == Workload::OnePrompt {
+                let own = (REQUEST - PROMPT) as u64;
+                return (self.entries.saturating_sub(PROMPT as u64) / own).max(1);
+            }
             return (self.entries / FAMILY_PAGES * FAMILY).max(1);
         };
         let mut pages = 0;
@@ -93,32 +106,13 @@ impl Load {
         whole.count().max(1) as u64
     }
 
-    fn is_chained(&self) -> bool {
-        self.workload != Workload::Rewrites
-    }
-
-    /// Puts of every page.
+    /// Pages that are offered in all: with those that are there already.
     #[must_use]
-    pub fn puts_a_page(&self) -> u64 {
-        if self.workload == Workload::Rewrites { 5 } else { 1 }
-    }
-
-    /// Puts a page that is there once more: takes it out, and inserts it.
-    ///
-    /// # Errors
-    /// Those of the index.
-    pub fn rewrite(&self, index: &dyn PrefixIndex, round: u64, page: PageHash) -> Result<()> {
-        index.remove(SLOT, &[page]);
-        let place = Place { generation: round << 48 | 1, ..Place::default() };
-        index.insert(&NewRun {
-            scope: SLOT,
-            chained: false,
-            parent: None,
-            pages: &[page],
-            place: &place,
-            recency: round,
-        })?;
-        Ok(())
+    pub fn offers(&self) -> u64 {
+        match self.workload {
+            Workload::OnePrompt => self.sequences * REQUEST as u64,
+            _ => self.entries,
+        }
     }
 
     /// Pages of a run, about.
@@ -127,7 +121,7 @@ impl Load {
         match self.workload {
             Workload::Chains => RUN as u32,
             Workload::KvEvents => 4,
-            Workload::Rewrites => 1,
+            Workload::OnePrompt => (REQUEST - PROMPT) as u32,
             Workload::TenStage => RUN as u32 / 2,
         }
     }
@@ -141,6 +135,13 @@ impl Load {
             let blocks = trace.request(at).iter();
             let pages = blocks.map(|block| hash(round << 40 | u64::from(*block))).collect();
             return (pages, known[at] as usize);
+        }
+        if self.workload == Workload::OnePrompt {
+            let page = |at: usize| {
+                let owner = if at < PROMPT { 0 } else { number + 1 };
+                hash(owner << 16 | at as u64)
+            };
+            return ((0..REQUEST).map(page).collect(), if number == 0 { 0 } else { PROMPT });
         }
         let first = number - number % FAMILY;
         let page = |at: usize| {
@@ -162,22 +163,25 @@ impl Load {
         left: u64,
         mut done: impl FnMut(u64) -> std::result::Result<(), E>,
     ) -> std::result::Result<u64, E> {
-        let (pages, known) = self.sequence(number);
+        let (pages, mut known) = self.sequence(number);
+        if self.workload == Workload::OnePrompt {
+            // The whole request is offered, and the index says what is new.
+            known = index.longest_prefix(SLOT, &pages);
+        }
         let end =
             pages.len().min(known.saturating_add(usize::try_from(left).unwrap_or(usize::MAX)));
         let mut at = known;
         while at < end {
             let length = match self.workload {
                 Workload::KvEvents => 1 + (mix(number << 16 | at as u64) % 8) as usize,
-                Workload::Rewrites => 1,
-                Workload::Chains | Workload::TenStage => RUN,
+                Workload::Chains | Workload::OnePrompt | Workload::TenStage => RUN,
             };
             let to = end.min(at + length);
             let place = Place { generation: number << 16 | (at as u64 + 1), ..Place::default() };
             index.insert(&NewRun {
                 scope: SLOT,
-                chained: self.is_chained(),
-                parent: at.checked_sub(1).filter(|_| self.is_chained()).map(|before| pages[before]),
+                chained: true,
+                parent: at.checked_sub(1).map(|before| pages[before]),
                 pages: &pages[at..to],
                 place: &place,
                 recency: number,
@@ -216,7 +220,11 @@ mod tests {
             assert!(load.whole() <= whole && load.whole() * 10 >= whole * 9, "{workload:?}");
             for number in 0..whole {
                 let (pages, _) = load.sequence(number);
-                assert_eq!(index.longest_prefix(SLOT, &pages), SEQUENCE, "{workload:?} {number}");
+                assert_eq!(
+                    index.longest_prefix(SLOT, &pages),
+                    pages.len(),
+                    "{workload:?} {number}"
+                );
             }
         }
     }

@@ -2,12 +2,14 @@
 //!
 //! | module | noun |
 //! |---|---|
+//! | `limit` | what no index can beat |
 //! | `load` | what an index is filled with |
 //! | `part` | what is done in a process of its own |
 //! | `report` | the rows |
 //! | `chart` | the rows as a picture |
 
 mod chart;
+mod limit;
 mod load;
 mod part;
 mod report;
@@ -53,7 +55,8 @@ pub fn run(context: &Context, args: &IndexArgs) -> Result<Status, Failure> {
         syncs.push(Sync::Every);
     }
     let steps = progress::steps((args.entries.len() * syncs.len() * backends.len()) as u64);
-    let mut report = Report { rows: Vec::new() };
+    let limits = limit::measure(scratch.path())?;
+    let mut report = Report { limits, rows: Vec::new() };
     for &entries in &args.entries {
         for &sync in &syncs {
             for &backend in &backends {

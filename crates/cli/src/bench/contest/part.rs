@@ -172,18 +172,6 @@ fn ingest(subject: &Subject, index: &dyn PrefixIndex, load: &Load) -> Result<(),
     for number in 0..load.sequences {
         left -= load.insert(index, number, left, |pages| syncer.note(pages))?;
     }
-    for round in 1..load.puts_a_page() {
-        let mut left = load.entries;
-        for number in 0..load.sequences {
-            let (pages, known) = load.sequence(number);
-            let new = pages[known..].iter().take(usize::try_from(left).unwrap_or(usize::MAX));
-            for page in new {
-                load.rewrite(index, round, *page)?;
-                syncer.note(1)?;
-                left -= 1;
-            }
-        }
-    }
     Ok(())
 }
 
@@ -206,7 +194,7 @@ fn fill(subject: &Subject) -> Result<(Box<dyn PrefixIndex>, Answer), Failure> {
         memory: resident()? - memory,
         cpu_s: processor_seconds() - cpu,
         pages: stats.pages,
-        puts: load.entries * load.puts_a_page(),
+        puts: load.offers(),
         ..Answer::default()
     };
     for method in index.probe_methods() {

@@ -1,5 +1,6 @@
 //! What backends came to.
 
+use super::limit::Limits;
 use super::load::Workload;
 use crate::print::{bytes, count, table};
 use clap::ValueEnum;
@@ -39,7 +40,7 @@ pub struct Row {
     pub workload: Workload,
     /// When it was synced.
     pub sync: Sync,
-    /// Pages put in all.
+    /// Pages put in all, with those that were there already.
     pub puts: u64,
     /// Pages put a second, syncs included but the last.
     pub ingest_per_s: f64,
@@ -80,6 +81,8 @@ pub struct Row {
 /// Everything.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    /// What no index can beat here.
+    pub limits: Limits,
     /// By size, sync and backend.
     pub rows: Vec<Row>,
 }
@@ -146,5 +149,11 @@ pub fn show(report: &Report) -> String {
             );
         }
     }
-    format!("{out}{more}\na record is {}; write amplification counts bytes to storage", bytes(40))
+    let Limits { memory_access_ns, append_sync_us } = report.limits;
+    format!(
+        "{out}{more}\na record is {}; write amplification counts bytes to storage\n\
+         limits: a read from memory {memory_access_ns:.0} ns, 4 KiB appended and synced \
+         {append_sync_us:.0} us",
+        bytes(40)
+    )
 }

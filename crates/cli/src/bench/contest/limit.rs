@@ -1,0 +1,60 @@
+//! What no index can beat on this machine.
+
+use crate::bench::report::median;
+use crate::exit::Failure;
+use ritornello_index::synthetic::mix;
+use serde::Serialize;
+use std::fs::File;
+use std::hint::black_box;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// Places that are walked through, of eight bytes: more than caches hold.
+const PLACES: usize = 1 << 24;
+/// Steps of a walk.
+const STEPS: u32 = 1 << 20;
+/// Bytes of an append, and how many there are.
+const APPEND: usize = 4096;
+const APPENDS: usize = 50;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Limits {
+    /// A read from memory whose address the one before it brought. A probe that finds what it asks
+    /// for takes a few, and one more for every run.
+    pub memory_access_ns: f64,
+    /// Appending 4 KiB to a file and waiting until they are durable: what a sync costs at least.
+    pub append_sync_us: f64,
+}
+
+/// Measures both, the second on the disk of `dir`.
+///
+/// # Errors
+/// Those of the disk.
+pub fn measure(dir: &Path) -> Result<Limits, Failure> {
+    let mut file = File::create(dir.join("appended"))?;
+    let mut times = Vec::with_capacity(APPENDS);
+    for _ in 0..APPENDS {
+        let started = Instant::now();
+        file.write_all(&[1; APPEND])?;
+        file.sync_data()?;
+        times.push(started.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(Limits { memory_access_ns: memory_access_ns(), append_sync_us: median(&times) })
+}
+
+fn memory_access_ns() -> f64 {
+    // One cycle through all places, in no order that a processor foresees (Sattolo's shuffle).
+    let mut next: Vec<u64> = (0..PLACES as u64).collect();
+    for at in (1..PLACES).rev() {
+        next.swap(at, (mix(at as u64) % at as u64) as usize);
+    }
+    let started = Instant::now();
+    let mut at = 0;
+    for _ in 0..STEPS {
+        at = next[at as usize];
+    }
+    black_box(at);
+    started.elapsed().as_secs_f64() * 1e9 / f64::from(STEPS)
+}
