@@ -92,8 +92,7 @@ impl Load {
     pub fn whole(&self) -> u64 {
         let Some((trace, known)) = &self.trace else {
             if self.workload == Workload::OnePrompt {
-                let own = (REQUEST - PROMPT) as u64;
-                return (self.entries.saturating_sub(PROMPT as u64) / own).max(1);
+                return (self.sequences - 1).max(1);
             }
             return (self.entries / FAMILY_PAGES * FAMILY).max(1);
         };
