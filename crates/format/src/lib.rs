@@ -20,6 +20,7 @@ mod manifest;
 mod place;
 mod registry;
 mod reservation;
+pub mod residency;
 mod scope;
 mod size;
 pub mod wire;

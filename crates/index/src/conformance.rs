@@ -5,9 +5,11 @@
 //! [`contents`] makes any two indexes comparable: what is in them, without the names of runs.
 
 mod durable;
+mod residency;
 mod scenarios;
 
 pub use durable::Kept;
+pub use residency::run_residency;
 
 use crate::{PrefixIndex, Removed, RunId};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot, SegmentId};

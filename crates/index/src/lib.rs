@@ -2,7 +2,8 @@
 //!
 //! Which pages exist and where: `trait PrefixIndex` and its backends, `run` (default), `memory` (the
 //! plain oracle) and, by cargo features, `lsm` (RocksDB, for catalogues larger than memory) and
-//! `art` (to compare with). [`Backend`] opens each by its name.
+//! `art` (to compare with). [`Backend`] opens each by its name. [`residency`] says on which workers and
+//! tiers pages are: what a router asks.
 //!
 //! **Promises.** A probe holds no lock across I/O or work that grows with the index. After
 //! [`PrefixIndex::sync`] everything inserted or removed before it survives power loss. Whoever
@@ -22,6 +23,7 @@ pub mod conformance;
 #[cfg(all(feature = "lsm", not(loom)))]
 pub mod lsm;
 mod memory;
+pub mod residency;
 mod run;
 mod sync;
 pub mod synthetic;

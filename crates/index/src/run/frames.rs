@@ -11,7 +11,7 @@ const CHUNK: usize = 1 << 20;
 /// Reads frames. The buffer holds one chunk and at most one frame more, whatever lengths the file
 /// claims.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(crate) struct Frames {
     file: Arc<dyn MediumFile>,
     buffer: Vec<u8>,
     /// The unread part of the buffer.
@@ -23,7 +23,7 @@ pub(super) struct Frames {
 
 /// What came next.
 #[derive(Debug)]
-pub(super) enum Next<'a> {
+pub(crate) enum Next<'a> {
     Frame(Frame<'a>),
     /// The file ended behind the last frame.
     End,
@@ -33,17 +33,17 @@ pub(super) enum Next<'a> {
 
 impl Frames {
     /// Reads `file` from `offset`.
-    pub(super) fn new(file: Arc<dyn MediumFile>, offset: u64) -> Self {
+    pub(crate) fn new(file: Arc<dyn MediumFile>, offset: u64) -> Self {
         Self { file, buffer: Vec::new(), start: 0, end: 0, offset }
     }
 
     /// Offset in the file of the next frame.
-    pub(super) fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.offset - (self.end - self.start) as u64
     }
 
     /// The next bytes, at least `count` unless the file ends before.
-    pub(super) fn peek(&mut self, count: usize) -> Result<&[u8]> {
+    pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8]> {
         while self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
@@ -63,7 +63,7 @@ impl Frames {
     }
 
     /// The next frame. After `End` or `Torn` it is the same again.
-    pub(super) fn next(&mut self) -> Result<Next<'_>> {
+    pub(crate) fn next(&mut self) -> Result<Next<'_>> {
         let mut needed = 0;
         loop {
             let bytes = self.peek(needed)?;

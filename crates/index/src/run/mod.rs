@@ -19,7 +19,7 @@
 //! the only one a probe takes. No lock that a probe or a writer takes is held across I/O.
 
 mod checkpoint;
-mod frames;
+pub(crate) mod frames;
 mod log;
 mod options;
 mod pending;
@@ -27,7 +27,7 @@ mod record;
 mod recovery;
 mod replay;
 mod runs;
-mod slots;
+pub(crate) mod slots;
 mod tables;
 mod write;
 

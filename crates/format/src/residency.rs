@@ -1,0 +1,332 @@
+//! Residency: on which workers and tiers a page is present, and the log that keeps it.
+//!
+//! **File.** A [`ResidencyHeader`] (40 bytes), then frames as in the [journal](crate::journal), whose
+//! sequence numbers rise by one across files. A file begins with everything that was there when it
+//! was begun, as [`ResidencyRecord::Stored`] among the changes of that time, until
+//! [`ResidencyRecord::Whole`] says that it stands by itself. The first frame that is short, damaged
+//! or out of sequence ends the file.
+
+use crate::journal::{FRAME_OVERHEAD, read_header, write_frame, write_header};
+use crate::wire::{Reader, Writer};
+use crate::{Error, PageHash, Result, ScopeSlot};
+use std::borrow::Cow;
+
+/// Who holds pages: a serving engine's worker, by the number that its router gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Worker(pub u32);
+
+/// Where a worker holds a page, the fastest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// The memory of its accelerator.
+    Device,
+    /// The memory of its machine.
+    Host,
+    /// A disk of its machine.
+    Disk,
+    /// A store that others share.
+    Remote,
+}
+
+impl Tier {
+    /// All of them, the fastest first.
+    pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Disk, Self::Remote];
+}
+
+/// A set of tiers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Tiers(u8);
+
+impl Tiers {
+    /// No tier.
+    pub const NONE: Self = Self(0);
+    /// Every tier.
+    pub const ALL: Self = Self(0b1111);
+
+    /// The tiers of a byte as [`Tiers::bits`] gives it; `None` if a bit is set that is no tier's.
+    #[must_use]
+    pub const fn from_bits(bits: u8) -> Option<Self> {
+        if bits & !Self::ALL.0 == 0 { Some(Self(bits)) } else { None }
+    }
+    /// Bit n is the n-th of [`Tier::ALL`].
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+    /// Whether it is empty.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    /// Whether `tier` is among them.
+    #[must_use]
+    pub const fn contains(self, tier: Tier) -> bool {
+        self.0 & 1 << tier as u8 != 0
+    }
+    /// Those in either.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+    /// Those that are not in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+    /// The fastest of them.
+    #[must_use]
+    pub fn fastest(self) -> Option<Tier> {
+        Tier::ALL.get(self.0.trailing_zeros() as usize).copied()
+    }
+}
+
+impl From<Tier> for Tiers {
+    fn from(tier: Tier) -> Self {
+        Self(1 << tier as u8)
+    }
+}
+
+/// A worker that holds a page, and on which tiers: at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Holder {
+    /// The worker.
+    pub worker: Worker,
+    /// The tiers.
+    pub tiers: Tiers,
+}
+
+/// How a file begins: magic `RTRNRESI` (8), version `u32`, zero `u32`, number `u64`, first sequence
+/// number `u64`, CRC-64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResidencyHeader {
+    /// Number of the file. Consecutive; never used twice.
+    pub number: u64,
+    /// Sequence number of its first frame.
+    pub first: u64,
+}
+
+impl ResidencyHeader {
+    const MAGIC: &'static [u8; 8] = b"RTRNRESI";
+    /// Encoded length.
+    pub const BYTES: usize = 40;
+
+    /// The header.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        write_header(Self::MAGIC, [self.number, self.first])
+    }
+
+    /// Reads what [`ResidencyHeader::encode`] wrote.
+    ///
+    /// # Errors
+    /// `Miss` if it is damaged, `Invalid` if it is whole and of another version.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let [number, first] = read_header(Self::MAGIC, "residency log", bytes)?;
+        Ok(Self { number, first })
+    }
+}
+
+/// One change: the body of a frame. Applying one twice is applying it once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResidencyRecord<'a> {
+    /// Kind 1: pages that follow each other, and who holds them from now on besides those who did.
+    /// Body: scope `u32`, parent (16 bytes, zero if unknown), number of holders `u32`, worker `u32`
+    /// and tiers `u8` of each, then 16 bytes a page.
+    Stored {
+        /// Their scope.
+        scope: ScopeSlot,
+        /// The page before the first one, where known.
+        parent: Option<PageHash>,
+        /// Who holds each of them, in order of workers.
+        holders: Cow<'a, [Holder]>,
+        /// The pages.
+        pages: Cow<'a, [PageHash]>,
+    },
+    /// Kind 2: pages that a worker does not hold any more on these tiers. Body: scope `u32`, worker
+    /// `u32`, tiers `u8`, then 16 bytes a page.
+    Removed {
+        /// Their scope.
+        scope: ScopeSlot,
+        /// Who held them, and where.
+        holder: Holder,
+        /// The pages.
+        pages: Cow<'a, [PageHash]>,
+    },
+    /// Kind 3: a worker holds nothing any more. Body: worker `u32`.
+    ClearedWorker(Worker),
+    /// Kind 4: nobody holds anything of a scope any more. Body: scope `u32`.
+    ClearedScope(ScopeSlot),
+    /// Kind 5: what was there when the file was begun is in it by now. No body.
+    Whole,
+}
+
+impl ResidencyRecord<'_> {
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Stored { .. } => 1,
+            Self::Removed { .. } => 2,
+            Self::ClearedWorker(_) => 3,
+            Self::ClearedScope(_) => 4,
+            Self::Whole => 5,
+        }
+    }
+
+    fn body_bytes(&self) -> usize {
+        match self {
+            Self::Stored { holders, pages, .. } => 24 + 5 * holders.len() + 16 * pages.len(),
+            Self::Removed { pages, .. } => 9 + 16 * pages.len(),
+            Self::ClearedWorker(_) | Self::ClearedScope(_) => 4,
+            Self::Whole => 0,
+        }
+    }
+
+    /// Length of the frame that [`ResidencyRecord::encode`] appends.
+    #[must_use]
+    pub fn frame_bytes(&self) -> usize {
+        FRAME_OVERHEAD + self.body_bytes()
+    }
+
+    /// Appends the record as a frame.
+    pub fn encode(&self, sequence: u64, writer: &mut Writer) {
+        write_frame(writer, sequence, self.kind(), self.body_bytes(), |body| match self {
+            Self::Stored { scope, parent, holders, pages } => {
+                body.u32(scope.0).raw(&parent.unwrap_or(PageHash::NONE).0);
+                body.u32(holders.len() as u32);
+                for holder in holders.iter() {
+                    body.u32(holder.worker.0).u8(holder.tiers.0);
+                }
+                write_pages(body, pages);
+            }
+            Self::Removed { scope, holder, pages } => {
+                body.u32(scope.0).u32(holder.worker.0).u8(holder.tiers.0);
+                write_pages(body, pages);
+            }
+            Self::ClearedWorker(worker) => drop(body.u32(worker.0)),
+            Self::ClearedScope(scope) => drop(body.u32(scope.0)),
+            Self::Whole => {}
+        });
+    }
+
+    /// Reads the body of a frame.
+    ///
+    /// # Errors
+    /// `Miss` if it is of no known kind or malformed.
+    pub fn decode(kind: u8, body: &[u8]) -> Result<ResidencyRecord<'static>> {
+        let mut reader = Reader::new(body);
+        let record = match kind {
+            1 => {
+                let scope = ScopeSlot(reader.u32()?);
+                let parent = PageHash(reader.array()?);
+                let count = reader.u32()? as usize;
+                let bytes = count.checked_mul(5).ok_or_else(malformed)?;
+                let mut entries = Reader::new(reader.raw(bytes)?);
+                let holders =
+                    (0..count).map(|_| read_holder(&mut entries)).collect::<Result<Vec<_>>>()?;
+                if holders.is_empty() || !holders.is_sorted_by(|a, b| a.worker < b.worker) {
+                    return Err(malformed());
+                }
+                ResidencyRecord::Stored {
+                    scope,
+                    parent: (parent != PageHash::NONE).then_some(parent),
+                    holders: Cow::Owned(holders),
+                    pages: Cow::Owned(read_pages(&mut reader)?),
+                }
+            }
+            2 => ResidencyRecord::Removed {
+                scope: ScopeSlot(reader.u32()?),
+                holder: read_holder(&mut reader)?,
+                pages: Cow::Owned(read_pages(&mut reader)?),
+            },
+            3 => ResidencyRecord::ClearedWorker(Worker(reader.u32()?)),
+            4 => ResidencyRecord::ClearedScope(ScopeSlot(reader.u32()?)),
+            5 => ResidencyRecord::Whole,
+            _ => return Err(malformed()),
+        };
+        if reader.remaining() > 0 { Err(malformed()) } else { Ok(record) }
+    }
+}
+
+fn malformed() -> Error {
+    Error::miss("a residency record is malformed")
+}
+
+fn write_pages(body: &mut Writer, pages: &[PageHash]) {
+    for page in pages {
+        body.raw(&page.0);
+    }
+}
+
+/// The pages up to the end of the record, none of which is [`PageHash::NONE`].
+fn read_pages(reader: &mut Reader<'_>) -> Result<Vec<PageHash>> {
+    let (hashes, rest) = reader.raw(reader.remaining())?.as_chunks::<16>();
+    let pages: Vec<PageHash> = hashes.iter().map(|hash| PageHash(*hash)).collect();
+    if rest.is_empty() && !pages.contains(&PageHash::NONE) { Ok(pages) } else { Err(malformed()) }
+}
+
+fn read_holder(reader: &mut Reader<'_>) -> Result<Holder> {
+    let worker = Worker(reader.u32()?);
+    let tiers = Tiers::from_bits(reader.u8()?).filter(|tiers| !tiers.is_empty());
+    Ok(Holder { worker, tiers: tiers.ok_or_else(malformed)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Parsed, read_frame};
+
+    #[test]
+    fn records_come_back() {
+        let holder = |worker, bits| Holder { worker: Worker(worker), tiers: Tiers(bits) };
+        let (scope, pages) = (ScopeSlot(7), Cow::Owned(vec![PageHash([1; 16]), PageHash([2; 16])]));
+        let holders = Cow::Owned(vec![holder(1, 3), holder(9, 8)]);
+        let parent = Some(PageHash([3; 16]));
+        let records = [
+            ResidencyRecord::Stored { scope, parent, holders, pages: pages.clone() },
+            ResidencyRecord::Removed { scope, holder: holder(4, 15), pages },
+            ResidencyRecord::ClearedWorker(Worker(5)),
+            ResidencyRecord::ClearedScope(scope),
+            ResidencyRecord::Whole,
+        ];
+        for (sequence, record) in (1..).zip(&records) {
+            let mut writer = Writer::new();
+            record.encode(sequence, &mut writer);
+            assert_eq!(writer.as_slice().len(), record.frame_bytes());
+            let Parsed::Frame(frame) = read_frame(writer.as_slice()) else { panic!() };
+            assert_eq!(frame.sequence, sequence);
+            assert_eq!(&ResidencyRecord::decode(frame.kind, frame.body).unwrap(), record);
+            let mut longer = frame.body.to_vec();
+            longer.push(0);
+            assert!(ResidencyRecord::decode(frame.kind, &longer).is_err());
+        }
+        let header = ResidencyHeader { number: 3, first: 99 };
+        assert_eq!(ResidencyHeader::decode(&header.encode()).unwrap(), header);
+        assert_eq!(header.encode().len(), ResidencyHeader::BYTES);
+    }
+
+    #[test]
+    fn holders_without_tiers_or_order_are_refused() {
+        let stored = |holders: &[(u32, u8)]| {
+            let mut body = Writer::new();
+            body.u32(1).raw(&[0; 16]).u32(holders.len() as u32);
+            holders.iter().for_each(|(worker, tiers)| drop(body.u32(*worker).u8(*tiers)));
+            ResidencyRecord::decode(1, body.as_slice())
+        };
+        assert!(stored(&[(1, 1), (2, 15)]).is_ok());
+        for wrong in [&[][..], &[(1, 0)], &[(1, 16)], &[(2, 1), (1, 1)], &[(1, 1), (1, 2)]] {
+            assert!(stored(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn tiers_are_a_set() {
+        let both = Tiers::from(Tier::Disk).with(Tier::Host.into());
+        assert_eq!(both.fastest(), Some(Tier::Host));
+        assert!(both.contains(Tier::Disk) && !both.contains(Tier::Device));
+        assert_eq!(both.without(Tier::Host.into()), Tier::Disk.into());
+        assert_eq!(Tiers::NONE.fastest(), None);
+        assert_eq!(
+            Tier::ALL.map(Tiers::from).into_iter().fold(Tiers::NONE, Tiers::with),
+            Tiers::ALL
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! What every [`Residency`] must do: `conformance::run_residency(&|| Box::new(MyResidency::new()))`
+//! panics, naming the promise, where one is broken.
+
+use super::pages;
+use crate::residency::{Holder, Prefix, Residency, Tier, Tiers, Worker};
+use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Makes an empty index.
+type Make<'a> = &'a dyn Fn() -> Box<dyn Residency>;
+
+const SCOPE: ScopeSlot = ScopeSlot(1);
+const A: Worker = Worker(3);
+const B: Worker = Worker(1 << 20);
+
+/// Runs every scenario on an index of its own.
+///
+/// # Panics
+/// Where a promise is broken.
+pub fn run_residency(make: Make<'_>) {
+    prefixes_go_as_far_as_each_worker_holds(make().as_ref());
+    a_hole_ends_a_prefix_and_removes_nothing_behind_it(make().as_ref());
+    events_may_come_twice_in_any_order_or_for_nothing(make().as_ref());
+    what_is_cleared_is_gone_and_may_come_back(make().as_ref());
+    hashes_that_share_bytes_are_different_pages(make().as_ref());
+    sequences_may_be_short_or_long(make().as_ref());
+    a_chain_may_come_page_by_page(make().as_ref());
+    readers_see_what_nobody_removes(make().as_ref());
+}
+
+fn put(index: &dyn Residency, worker: Worker, tier: Tier, pages: &[PageHash]) {
+    index.put(SCOPE, worker, tier, None, pages).unwrap_or_else(|error| panic!("put: {error}"));
+}
+
+/// Worker, pages, and how many of them on each tier.
+fn located(index: &dyn Residency, pages: &[PageHash]) -> Vec<(Worker, u32, [u32; 4])> {
+    let prefixes = index.locate(SCOPE, &pages);
+    prefixes.iter().map(|Prefix { worker, pages, on }| (*worker, *pages, *on)).collect()
+}
+
+fn holder(worker: Worker, tiers: impl Into<Tiers>) -> Holder {
+    Holder { worker, tiers: tiers.into() }
+}
+
+fn prefixes_go_as_far_as_each_worker_holds(index: &dyn Residency) {
+    let chain = pages(1, 10);
+    assert_eq!(located(index, &chain), [], "nobody holds anything yet");
+    put(index, A, Tier::Device, &chain[..6]);
+    put(index, B, Tier::Host, &chain[..4]);
+    put(index, B, Tier::Device, &chain[..1]);
+    put(index, B, Tier::Disk, &chain[3..9]);
+    let expected = [(B, 9, [1, 3, 5, 0]), (A, 6, [6, 0, 0, 0])];
+    assert_eq!(located(index, &chain), expected, "the longest first, by the fastest tiers");
+    assert_eq!(located(index, &chain[..2]), [(A, 2, [2, 0, 0, 0]), (B, 2, [1, 1, 0, 0])]);
+    assert_eq!(located(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "from wherever it is asked");
+    assert_eq!(located(index, &[]), [], "no pages, no prefixes");
+    let both = Tiers::from(Tier::Host).with(Tier::Disk.into());
+    let expected = [holder(A, Tier::Device), holder(B, both)];
+    assert_eq!(index.holders(SCOPE, chain[3]), expected, "every tier of every worker");
+    assert_eq!(index.holders(SCOPE, chain[9]), []);
+    let branch = [&chain[..5], &pages(2, 3)[..]].concat();
+    assert_eq!(located(index, &branch)[0].1, 5, "another chain ends where it branches off");
+}
+
+fn a_hole_ends_a_prefix_and_removes_nothing_behind_it(index: &dyn Residency) {
+    let chain = pages(1, 8);
+    put(index, A, Tier::Device, &chain);
+    put(index, B, Tier::Device, &chain);
+    index.remove_block(SCOPE, A, chain[3]);
+    assert_eq!(located(index, &chain), [(B, 8, [8, 0, 0, 0]), (A, 3, [3, 0, 0, 0])]);
+    assert_eq!(located(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "what is behind it stays");
+    index.remove_block(SCOPE, B, chain[3]);
+    assert_eq!(index.holders(SCOPE, chain[3]), [], "nobody holds it");
+    assert_eq!(located(index, &chain)[1].1, 3);
+    index.put(SCOPE, A, Tier::Host, Some(chain[2]), &chain[3..4]).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(located(index, &chain), [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])], "closed");
+    index.remove_blocks(SCOPE, A, Tier::Host.into(), &chain);
+    assert_eq!(located(index, &chain)[0].1, 3, "one tier of each");
+    assert_eq!(located(index, &chain[4..])[0].1, 4, "and not the others");
+}
+
+fn events_may_come_twice_in_any_order_or_for_nothing(index: &dyn Residency) {
+    let chain = pages(1, 6);
+    index.remove_block(SCOPE, A, chain[0]);
+    index.clear_worker(A);
+    index.clear_scope(SCOPE);
+    assert_eq!(located(index, &chain), [], "nothing comes of nothing");
+    let unknown = Some(pages(9, 1)[0]);
+    let stored = |parent, pages: &[PageHash]| {
+        index.put(SCOPE, A, Tier::Device, parent, pages).unwrap_or_else(|e| panic!("{e}"));
+    };
+    stored(Some(chain[2]), &chain[3..]);
+    stored(unknown, &chain[..2]);
+    stored(None, &[]);
+    assert_eq!(located(index, &chain)[0].1, 2);
+    stored(Some(chain[1]), &chain[2..3]);
+    for _ in 0..2 {
+        stored(None, &chain[1..5]);
+        assert_eq!(located(index, &chain), [(A, 6, [6, 0, 0, 0])], "again is as once");
+    }
+    for _ in 0..2 {
+        index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[5], chain[5], pages(9, 1)[0]]);
+        assert_eq!(located(index, &chain)[0].1, 5);
+    }
+    index.remove_blocks(SCOPE, A, Tier::Disk.into(), &chain);
+    index.remove_blocks(SCOPE, A, Tiers::NONE, &chain);
+    index.remove_block(SCOPE, B, chain[0]);
+    index.remove_block(ScopeSlot(2), A, chain[0]);
+    assert_eq!(located(index, &chain)[0].1, 5, "not there, not on that tier, not of that worker");
+    let refused = index.put(SCOPE, A, Tier::Device, None, &[chain[0], PageHash::NONE]);
+    assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::Invalid));
+    index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[0], PageHash::NONE]);
+    assert_eq!(located(index, &chain)[0].1, 5, "what is no page changes nothing");
+    assert_eq!(located(index, &[chain[0], PageHash::NONE])[0].1, 1);
+}
+
+fn what_is_cleared_is_gone_and_may_come_back(index: &dyn Residency) {
+    let (chain, other) = (pages(1, 40), ScopeSlot(7));
+    let fill = || {
+        for worker in [A, B] {
+            put(index, worker, Tier::Device, &chain);
+            put(index, worker, Tier::Host, &chain[..9]);
+            let put = index.put(other, worker, Tier::Disk, None, &chain);
+            put.unwrap_or_else(|error| panic!("{error}"));
+        }
+    };
+    for round in 0..3 {
+        fill();
+        index.clear_worker(A);
+        assert_eq!(located(index, &chain), [(B, 40, [40, 0, 0, 0])], "round {round}");
+        assert_eq!(index.locate(other, &&chain[..]).len(), 1, "in every scope");
+        put(index, A, Tier::Remote, &chain[..5]);
+        let expected =
+            [holder(A, Tier::Remote), holder(B, Tiers::from(Tier::Device).with(Tier::Host.into()))];
+        assert_eq!(index.holders(SCOPE, chain[2]), expected, "the same name, begun anew");
+        index.clear_scope(SCOPE);
+        assert_eq!(located(index, &chain), []);
+        assert_eq!(index.locate(other, &&chain[..])[0].pages, 40, "of another scope nothing");
+        put(index, B, Tier::Host, &chain[..2]);
+        assert_eq!(located(index, &chain), [(B, 2, [0, 2, 0, 0])], "a scope begins anew, too");
+        index.clear_worker(B);
+        assert_eq!(index.locate(other, &&chain[..]), []);
+        index.maintain().unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(located(index, &chain), [], "and stays so");
+    }
+}
+
+fn hashes_that_share_bytes_are_different_pages(index: &dyn Residency) {
+    // Eight bytes agree: the first, the last, and those where a table might look.
+    let alike = |at: usize, number: u64| {
+        let mut hash = PageHash([0x5a; 16]);
+        hash.0[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        hash
+    };
+    for at in [0, 4, 8] {
+        let chain: Vec<PageHash> = (0..3000).map(|number| alike(at, number)).collect();
+        put(index, A, Tier::Device, &chain);
+        index.remove_blocks(SCOPE, A, Tiers::ALL, &chain[1000..1001]);
+        assert_eq!(located(index, &chain)[0].1, 1000, "each is a page of its own");
+        assert_eq!(located(index, &chain[1001..])[0].1, 1999);
+        assert_eq!(index.holders(SCOPE, alike(at, 3000)), []);
+        index.clear_scope(SCOPE);
+    }
+}
+
+fn sequences_may_be_short_or_long(index: &dyn Residency) {
+    let (one, many) = (pages(1, 1), pages(2, 100_000));
+    put(index, A, Tier::Device, &one);
+    put(index, A, Tier::Disk, &many);
+    put(index, B, Tier::Disk, &many[..70_001]);
+    assert_eq!(located(index, &one), [(A, 1, [1, 0, 0, 0])]);
+    assert_eq!(
+        located(index, &many),
+        [(A, 100_000, [0, 0, 100_000, 0]), (B, 70_001, [0, 0, 70_001, 0])]
+    );
+    index.remove_blocks(SCOPE, A, Tiers::ALL, &many);
+    assert_eq!(located(index, &many), [(B, 70_001, [0, 0, 70_001, 0])]);
+    index.remove_blocks(SCOPE, B, Tiers::ALL, &many);
+    assert_eq!(located(index, &many), []);
+}
+
+fn a_chain_may_come_page_by_page(index: &dyn Residency) {
+    let chain = pages(1, 1500);
+    for (at, page) in chain.iter().enumerate() {
+        let parent = at.checked_sub(1).map(|before| chain[before]);
+        let stored = index.put(SCOPE, A, Tier::Device, parent, &[*page]);
+        stored.unwrap_or_else(|error| panic!("{error}"));
+    }
+    assert_eq!(located(index, &chain)[0].1, 1500);
+    // The last first, as an engine evicts; then one in three.
+    for page in chain[1200..].iter().rev().chain(chain.iter().step_by(3)) {
+        index.remove_block(SCOPE, A, *page);
+    }
+    for (at, page) in chain.iter().enumerate() {
+        let held = !index.holders(SCOPE, *page).is_empty();
+        assert_eq!(held, at < 1200 && at % 3 != 0, "page {at}");
+    }
+    put(index, A, Tier::Device, &chain);
+    assert_eq!(located(index, &chain)[0].1, 1500);
+}
+
+fn readers_see_what_nobody_removes(index: &dyn Residency) {
+    let chain = pages(1, 300);
+    put(index, A, Tier::Device, &chain);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut reads = 0;
+                    while !stop.load(Ordering::Relaxed) || reads == 0 {
+                        let prefixes = located(index, &chain);
+                        let a = prefixes.iter().find(|(worker, ..)| *worker == A);
+                        assert_eq!(a, Some(&(A, 300, [300, 0, 0, 0])), "nobody touched it");
+                        let b = prefixes.iter().find(|(worker, ..)| *worker == B);
+                        assert!(b.is_none_or(|(_, pages, on)| on.iter().sum::<u32>() == *pages));
+                        reads += 1;
+                    }
+                })
+            })
+            .collect();
+        for round in 0..60 {
+            put(index, B, Tier::Host, &chain[..10 + round * 4]);
+            match round % 3 {
+                0 => index.clear_worker(B),
+                1 => index.remove_blocks(SCOPE, B, Tiers::ALL, &chain[5..]),
+                _ => index.clear_scope(ScopeSlot(2)),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        for reader in readers {
+            if let Err(panic) = reader.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    });
+}

@@ -1,0 +1,454 @@
+//! The `lsm` backend: RocksDB, for more pages than memory holds.
+//!
+//! **What is where.** The family `page` holds `scope | hash` → its holders, `default` the epoch of
+//! every worker that was ever cleared. A holder counts if it was written in its worker's epoch; so
+//! clearing a worker is one small write, and a compaction drops the pages that nobody holds any more.
+//! Clearing a scope is one deletion of a range.
+//!
+//! **Durable form.** RocksDB's log: in its buffer when a method returns, on the disk after a sync.
+//! Every block has a checksum that is checked when it is read; a page that cannot be read is not
+//! there, and a database that does not open is begun anew.
+//!
+//! **Locks.** Readers take none. The writer's lock makes read-modify-write whole.
+
+use super::prefix::Prefixes;
+use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
+use ritornello_format::{Error, FORMAT_VERSION, PageHash, PageHashes, Result, ScopeSlot};
+use rocksdb::compaction_filter::Decision;
+use rocksdb::{
+    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
+    DBPinnableSlice, DBRecoveryMode, Options, WriteBatch,
+};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::{fs, io};
+
+/// How to open an [`LsmResidency`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LsmResidencyOptions {
+    /// Bytes of tables, on disk and in memory, from which on puts are refused with `Retry`.
+    pub budget: u64,
+    /// Bytes of changes that are gathered in memory before they are written as a table.
+    pub memtable_bytes: u64,
+    /// Bytes of blocks, filters and block indexes that are kept in memory.
+    pub block_cache_bytes: u64,
+}
+
+impl Default for LsmResidencyOptions {
+    fn default() -> Self {
+        Self { budget: 1 << 40, memtable_bytes: 64 << 20, block_cache_bytes: 64 << 20 }
+    }
+}
+
+const PAGES: &str = "page";
+/// The key of the format's version in the family `default`.
+const VERSION: &[u8] = b"version";
+/// And what the key of a worker's epoch begins with.
+const WORKER: u8 = b'w';
+/// Keys of a chain that are looked up at once.
+const AT_ONCE: usize = 32;
+
+/// The epoch of every worker that was ever cleared.
+type Epochs = HashMap<Worker, u32>;
+
+/// See the [module](self) and `trait` [`Residency`].
+pub struct LsmResidency {
+    db: DB,
+    cache: Cache,
+    options: LsmResidencyOptions,
+    epochs: Arc<RwLock<Epochs>>,
+    writer: Mutex<()>,
+    refused: AtomicU64,
+    /// Bytes appended since a sync.
+    pending: AtomicU64,
+    /// A change was lost: the next sync says so.
+    failed: AtomicBool,
+    damaged: bool,
+}
+
+impl std::fmt::Debug for LsmResidency {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LsmResidency").field("path", &self.db.path()).finish_non_exhaustive()
+    }
+}
+
+/// Big-endian, so that a scope's pages follow each other.
+fn page_key(scope: ScopeSlot, page: PageHash) -> [u8; 20] {
+    let mut key = [0; 20];
+    key[..4].copy_from_slice(&scope.0.to_be_bytes());
+    key[4..].copy_from_slice(&page.0);
+    key
+}
+
+fn worker_key(worker: Worker) -> [u8; 5] {
+    let mut key = [WORKER; 5];
+    key[1..].copy_from_slice(&worker.0.to_be_bytes());
+    key
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.try_into().ok().map(u32::from_be_bytes)
+}
+
+/// Those holders that count, in order of workers; none of a value that is malformed.
+fn decode(value: &[u8], epochs: &Epochs) -> Vec<Holder> {
+    let (entries, rest) = value.as_chunks::<9>();
+    let entries = if rest.is_empty() { entries } else { &[] };
+    let counts = |entry: &[u8; 9]| {
+        let worker = Worker(number(&entry[..4])?);
+        let epoch = number(&entry[4..8])?;
+        let tiers = Tiers::from_bits(entry[8])?;
+        let counts = epoch == epochs.get(&worker).copied().unwrap_or(0);
+        counts.then_some(Holder { worker, tiers })
+    };
+    entries.iter().filter_map(counts).collect()
+}
+
+fn encode(holders: &[Holder], epochs: &Epochs) -> Vec<u8> {
+    let mut value = Vec::with_capacity(9 * holders.len());
+    for holder in holders {
+        let epoch = epochs.get(&holder.worker).copied().unwrap_or(0);
+        value.extend_from_slice(&holder.worker.0.to_be_bytes());
+        value.extend_from_slice(&epoch.to_be_bytes());
+        value.push(holder.tiers.bits());
+    }
+    value
+}
+
+impl LsmResidency {
+    /// Opens what is in `dir`, a directory of its own, or begins it. A database that is damaged
+    /// beyond opening is dropped, and [`LsmResidency::was_damaged`] says so.
+    ///
+    /// # Errors
+    /// `Invalid` for a database of another format; `Retry` if it is open already; `Fatal` if the
+    /// file system refuses.
+    pub fn open(dir: &Path, options: &LsmResidencyOptions) -> Result<Self> {
+        let path = dir.join("lsm");
+        fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
+        match Self::try_open(&path, options, false) {
+            Ok(index) => index,
+            Err(error) if error.to_string().contains("LOCK") => Err(Error::retry(
+                "the residency index is open already, here or in another process: close it first",
+            )
+            .with("dir", dir.display())
+            .because(error)),
+            Err(error) if error.kind() == rocksdb::ErrorKind::IOError && !is_gone(&error) => {
+                Err(refused(dir, error))
+            }
+            Err(error) => {
+                tracing::warn!(%error, dir = %dir.display(), "residency is damaged: it begins anew");
+                match fs::remove_dir_all(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(refused(dir, error));
+                    }
+                    _ => Self::try_open(&path, options, true)
+                        .unwrap_or_else(|error| Err(refused(dir, error))),
+                }
+            }
+        }
+    }
+
+    /// Outside: what RocksDB says of its files. Inside: what they hold.
+    fn try_open(
+        path: &Path,
+        choices: &LsmResidencyOptions,
+        damaged: bool,
+    ) -> std::result::Result<Result<Self>, rocksdb::Error> {
+        let epochs = Arc::new(RwLock::new(Epochs::new()));
+        let cache = Cache::new_lru_cache(choices.block_cache_bytes as usize);
+        let pages = ColumnFamilyDescriptor::new(PAGES, family(choices, &cache, &epochs));
+        let plain = ColumnFamilyDescriptor::new("default", Options::default());
+        let db = DB::open_cf_descriptors(&database(), path, [pages, plain])?;
+        match db.get(VERSION)?.as_deref().map(number) {
+            None => db.put(VERSION, FORMAT_VERSION.to_be_bytes())?,
+            Some(Some(FORMAT_VERSION)) => {}
+            Some(found) => {
+                return Ok(Err(Error::invalid(format!(
+                    "this residency index is of another format, and this Ritornello reads format \
+                     {FORMAT_VERSION}: use the version that wrote it, or another directory"
+                ))
+                .with("version", found.unwrap_or(u32::MAX))));
+            }
+        }
+        let mut iterator = db.raw_iterator();
+        iterator.seek([WORKER]);
+        while let Some((key, value)) = iterator.item() {
+            if let (Some(worker), Some(epoch)) = (number(&key[1..]), number(value)) {
+                epochs.write().insert(Worker(worker), epoch);
+            }
+            iterator.next();
+        }
+        iterator.status()?;
+        drop(iterator);
+        Ok(Ok(Self {
+            db,
+            cache,
+            options: choices.clone(),
+            epochs,
+            writer: Mutex::new(()),
+            refused: AtomicU64::new(0),
+            pending: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            damaged,
+        }))
+    }
+
+    /// Whether what was there could not be opened, and was dropped.
+    #[must_use]
+    pub fn was_damaged(&self) -> bool {
+        self.damaged
+    }
+
+    /// # Errors
+    /// None: the family was opened with the database. The type only cannot say so.
+    fn pages(&self) -> Result<&ColumnFamily> {
+        self.db.cf_handle(PAGES).ok_or_else(|| Error::fatal("the residency index lacks a family"))
+    }
+
+    /// The values of some keys; `None` for what is not there, or cannot be read.
+    fn get(&self, keys: &[[u8; 20]]) -> Vec<Option<DBPinnableSlice<'_>>> {
+        let Ok(pages) = self.pages() else { return Vec::new() };
+        let values = self.db.batched_multi_get_cf(pages, keys, false);
+        let readable = |value: std::result::Result<_, rocksdb::Error>| match value {
+            Ok(value) => value,
+            Err(error) => {
+                tracing::warn!(%error, "a page's residency cannot be read");
+                None
+            }
+        };
+        values.into_iter().map(readable).collect()
+    }
+
+    fn write(&self, batch: WriteBatch) -> Result<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.pending.fetch_add(batch.size_in_bytes() as u64, Ordering::Relaxed);
+        self.db.write(batch).map_err(|error| {
+            self.failed.store(true, Ordering::Release);
+            tracing::error!(%error, "residency is not written any more");
+            Error::fatal("the residency index could not be written: open it again").because(error)
+        })
+    }
+
+    /// Changes the holders of pages, in one batch.
+    fn change(
+        &self,
+        scope: ScopeSlot,
+        pages: &[PageHash],
+        mut change: impl FnMut(&mut Vec<Holder>),
+    ) -> Result<()> {
+        let family = self.pages()?;
+        let epochs = self.epochs.read();
+        let mut batch = WriteBatch::default();
+        let keys: Vec<_> = pages.iter().map(|page| page_key(scope, *page)).collect();
+        for (key, old) in keys.iter().zip(self.get(&keys)) {
+            let mut holders = old.as_ref().map_or_else(Vec::new, |old| decode(old, &epochs));
+            change(&mut holders);
+            let new = encode(&holders, &epochs);
+            match old {
+                Some(old) if *old == new[..] => {}
+                None if new.is_empty() => {}
+                _ if new.is_empty() => batch.delete_cf(family, key),
+                _ => batch.put_cf(family, key, new),
+            }
+        }
+        self.write(batch)
+    }
+
+    fn property(&self, name: &str) -> u64 {
+        let value = self
+            .pages()
+            .ok()
+            .and_then(|pages| self.db.property_int_value_cf(pages, name).ok().flatten());
+        value.unwrap_or(0)
+    }
+
+    fn is_full(&self) -> bool {
+        let tables = self.property("rocksdb.live-sst-files-size");
+        tables + self.property("rocksdb.cur-size-all-mem-tables") >= self.options.budget
+    }
+
+    fn log(result: Result<()>) {
+        if let Err(error) = result {
+            tracing::error!(%error, "residency did not take a change");
+        }
+    }
+}
+
+fn is_gone(error: &rocksdb::Error) -> bool {
+    error.to_string().contains("No such file")
+}
+
+fn refused(dir: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::fatal("the residency index cannot be opened").with("dir", dir.display()).because(error)
+}
+
+fn database() -> Options {
+    let mut options = Options::default();
+    options.create_if_missing(true);
+    options.create_missing_column_families(true);
+    // No page on disk is ahead of its worker's epoch.
+    options.set_atomic_flush(true);
+    options.set_manual_wal_flush(true);
+    options.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
+    options.set_max_background_jobs(2);
+    options.set_max_open_files(512);
+    options.set_keep_log_file_num(1);
+    options.set_stats_dump_period_sec(0);
+    options
+}
+
+fn family(choices: &LsmResidencyOptions, cache: &Cache, epochs: &Arc<RwLock<Epochs>>) -> Options {
+    let mut blocks = BlockBasedOptions::default();
+    blocks.set_block_cache(cache);
+    blocks.set_cache_index_and_filter_blocks(true);
+    blocks.set_bloom_filter(10.0, false);
+    blocks.set_format_version(5);
+    let mut options = Options::default();
+    options.set_block_based_table_factory(&blocks);
+    options.set_compression_type(DBCompressionType::None);
+    options.set_write_buffer_size(choices.memtable_bytes as usize);
+    options.set_memtable_whole_key_filtering(true);
+    options.set_memtable_prefix_bloom_ratio(0.05);
+    let epochs = Arc::clone(epochs);
+    options.set_compaction_filter("held", move |_, _, value| {
+        let held = !decode(value, &epochs.read()).is_empty();
+        if held { Decision::Keep } else { Decision::Remove }
+    });
+    options
+}
+
+impl Residency for LsmResidency {
+    fn put(
+        &self,
+        scope: ScopeSlot,
+        worker: Worker,
+        tier: Tier,
+        _parent: Option<PageHash>,
+        pages: &[PageHash],
+    ) -> Result<()> {
+        let put = || {
+            check(pages)?;
+            let _writer = self.writer.lock();
+            if self.is_full() {
+                return Err(Error::retry("the residency index is full: remove pages")
+                    .with("budget", self.options.budget));
+            }
+            self.change(scope, pages, |holders| {
+                match holders.binary_search_by_key(&worker, |holder| holder.worker) {
+                    Ok(at) => holders[at].tiers = holders[at].tiers.with(tier.into()),
+                    Err(at) => holders.insert(at, Holder { worker, tiers: tier.into() }),
+                }
+            })
+        };
+        put().inspect_err(|_| {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
+        let epochs = self.epochs.read();
+        let mut prefixes = Prefixes::default();
+        let mut last = Vec::new();
+        for start in (0..pages.len()).step_by(AT_ONCE) {
+            let end = pages.len().min(start + AT_ONCE);
+            let keys: Vec<_> = (start..end).map(|at| page_key(scope, pages.at(at))).collect();
+            for value in self.get(&keys) {
+                let value = value.as_deref().unwrap_or_default();
+                let left = if !last.is_empty() && last == value {
+                    prefixes.again(1)
+                } else {
+                    last = value.to_vec();
+                    prefixes.step(&decode(value, &epochs), 1)
+                };
+                if !left {
+                    return prefixes.finish();
+                }
+            }
+        }
+        prefixes.finish()
+    }
+
+    fn holders(&self, scope: ScopeSlot, page: PageHash) -> Vec<Holder> {
+        let found = self.get(&[page_key(scope, page)]).pop().flatten();
+        found.map_or_else(Vec::new, |value| decode(&value, &self.epochs.read()))
+    }
+
+    fn remove_blocks(&self, scope: ScopeSlot, worker: Worker, tiers: Tiers, pages: &[PageHash]) {
+        if check(pages).is_err() {
+            return;
+        }
+        let _writer = self.writer.lock();
+        Self::log(self.change(scope, pages, |holders| {
+            if let Ok(at) = holders.binary_search_by_key(&worker, |holder| holder.worker) {
+                holders[at].tiers = holders[at].tiers.without(tiers);
+                holders.retain(|holder| !holder.tiers.is_empty());
+            }
+        }));
+    }
+
+    fn clear_worker(&self, worker: Worker) {
+        let _writer = self.writer.lock();
+        let epoch = self.epochs.read().get(&worker).map_or(1, |epoch| epoch.wrapping_add(1));
+        let mut batch = WriteBatch::default();
+        batch.put(worker_key(worker), epoch.to_be_bytes());
+        Self::log(self.write(batch));
+        self.epochs.write().insert(worker, epoch);
+    }
+
+    fn clear_scope(&self, scope: ScopeSlot) {
+        let _writer = self.writer.lock();
+        let (first, mut end) = (page_key(scope, PageHash::NONE), [u8::MAX; 21]);
+        end[..4].copy_from_slice(&scope.0.to_be_bytes());
+        let mut batch = WriteBatch::default();
+        Self::log(self.pages().and_then(|pages| {
+            batch.delete_range_cf(pages, &first[..], &end[..]);
+            self.write(batch)
+        }));
+    }
+
+    fn sync(&self) -> Result<()> {
+        let pending = self.pending.load(Ordering::Acquire);
+        let synced = self.db.flush_wal(true);
+        synced.map_err(|error| {
+            self.failed.store(true, Ordering::Release);
+            Error::fatal("the residency index could not be made durable: open it again")
+                .because(error)
+        })?;
+        self.pending.fetch_sub(pending, Ordering::Relaxed);
+        if self.failed.load(Ordering::Acquire) {
+            return Err(Error::fatal("the residency index lost a change: open it again"));
+        }
+        Ok(())
+    }
+
+    fn maintain(&self) -> Result<()> {
+        if self.is_full() {
+            let pages = self.pages()?;
+            self.db.flush_cf(pages).map_err(|error| {
+                Error::fatal("the residency index could not be written: open it again")
+                    .because(error)
+            })?;
+            self.db.compact_range_cf::<&[u8], &[u8]>(pages, None, None);
+        }
+        Ok(())
+    }
+
+    fn stats(&self) -> ResidencyStats {
+        let names = fs::read_dir(self.db.path()).into_iter().flatten().flatten();
+        let lengths = names.filter_map(|name| name.metadata().ok()).map(|data| data.len());
+        let memory = self.property("rocksdb.cur-size-all-mem-tables")
+            + self.property("rocksdb.estimate-table-readers-mem");
+        ResidencyStats {
+            pages: self.property("rocksdb.estimate-num-keys"),
+            sets: 0,
+            memory_bytes: memory + self.cache.get_usage() as u64,
+            disk_bytes: lengths.sum(),
+            pending_bytes: self.pending.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The files, and how changes come into them.
+
+use super::RunResidency;
+use crate::run::slots::Number;
+use crate::sync::{MutexGuard, Ordering};
+use ritornello_format::residency::{ResidencyHeader, ResidencyRecord};
+use ritornello_format::wire::Writer;
+use ritornello_format::{Error, Result};
+use ritornello_medium::{Access, Medium, MediumFile};
+use std::borrow::Cow;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const PREFIX: &str = "residency-";
+/// Bytes copied under one hold of the locks, or one run if that is more.
+const COPIED: u64 = 64 << 10;
+/// Records looked at under one hold of the locks.
+const SCANNED: usize = 4096;
+/// Holders in one record.
+const HOLDERS: usize = 4096;
+/// A copy is written when so many bytes wait.
+const WRITTEN: u64 = 1 << 20;
+
+/// Changes on their way to the disk.
+#[derive(Debug)]
+pub(super) struct Pending {
+    buffer: Writer,
+    /// Sequence number of the first record of the buffer.
+    first: u64,
+    /// And of the next record.
+    next: u64,
+}
+
+impl Pending {
+    pub(super) fn starting_at(next: u64) -> Self {
+        Self { buffer: Writer::new(), first: next, next }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.buffer.as_slice().len() as u64
+    }
+
+    fn push(&mut self, record: &ResidencyRecord<'_>) {
+        record.encode(self.next, &mut self.buffer);
+        self.next += 1;
+    }
+
+    /// Takes all records, and the number of the first.
+    fn take(&mut self) -> (Vec<u8>, u64) {
+        let first = std::mem::replace(&mut self.first, self.next);
+        (std::mem::take(&mut self.buffer).into_vec(), first)
+    }
+
+    /// Gives back what was taken and could not be written, before what came since.
+    fn put_back(&mut self, records: &[u8], first: u64) {
+        let since = std::mem::take(&mut self.buffer);
+        self.buffer.raw(records).raw(since.as_slice());
+        self.first = first;
+    }
+}
+
+/// The files on disk.
+#[derive(Debug)]
+pub(super) struct Log {
+    pub(super) file: Arc<dyn MediumFile>,
+    pub(super) number: u64,
+    /// Bytes of `file`.
+    pub(super) length: u64,
+    /// Bytes of `file` when it became whole: what its copy takes.
+    pub(super) copied: u64,
+    /// Numbers and lengths of the files before it.
+    pub(super) older: Vec<(u64, u64)>,
+}
+
+pub(super) fn path(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("{PREFIX}{number:016x}"))
+}
+
+/// Numbers of the files in `dir`, ascending.
+pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
+    let names = medium.list(dir)?;
+    let number = |name: &str| u64::from_str_radix(name.strip_prefix(PREFIX)?, 16).ok();
+    let mut numbers: Vec<u64> = names.iter().filter_map(|name| number(name.to_str()?)).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Makes a file with nothing in it.
+pub(super) fn create(
+    medium: &dyn Medium,
+    dir: &Path,
+    header: ResidencyHeader,
+) -> io::Result<Arc<dyn MediumFile>> {
+    let access = Access { write: true, create: true, direct: false };
+    let file = medium.open(&path(dir, header.number), access)?;
+    file.set_len(0)?;
+    file.write_at(&header.encode(), 0)?;
+    file.sync_data()?;
+    medium.sync_dir(dir)?;
+    Ok(file)
+}
+
+pub(super) fn poisoned() -> Error {
+    Error::fatal("the residency index could not be written: open it again")
+}
+
+impl RunResidency {
+    /// Appends a record, under the lock under which it is applied.
+    pub(super) fn append(&self, pending: &mut Pending, record: &ResidencyRecord<'_>) {
+        // After a failed write nothing can become durable; the records would only pile up.
+        if !self.poisoned.load(Ordering::Acquire) {
+            pending.push(record);
+        }
+    }
+
+    /// Makes everything that waits durable.
+    pub(super) fn write_out(&self) -> Result<()> {
+        let mut log = self.log.lock();
+        self.write(&mut log)?;
+        let synced = log.file.sync_data();
+        self.or_poison(synced)
+    }
+
+    fn write(&self, log: &mut MutexGuard<'_, Log>) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(poisoned());
+        }
+        let (records, first) = self.pending.lock().take();
+        if let Err(error) = log.file.write_at(&records, log.length) {
+            // Whatever part of it was stored will be written over with the same bytes.
+            self.pending.lock().put_back(&records, first);
+            return self.or_poison(Err(error));
+        }
+        log.length += records.len() as u64;
+        self.measure(log);
+        Ok(())
+    }
+
+    /// Whether the newest file has grown `times` as long as it should before it is replaced.
+    pub(super) fn is_due(&self, times: u64) -> bool {
+        let log = self.log.lock();
+        log.length >= times * (2 * log.copied + self.options.log_bytes)
+    }
+
+    /// Begins a file that stands by itself, and removes those before it. Does nothing if that is
+    /// going on.
+    pub(super) fn renew(&self) -> Result<()> {
+        let Some(_copying) = self.copying.try_lock() else { return Ok(()) };
+        self.rotate()?;
+        self.fill()
+    }
+
+    /// Ends the newest file and begins the next.
+    fn rotate(&self) -> Result<()> {
+        let mut log = self.log.lock();
+        self.write(&mut log)?;
+        let synced = log.file.sync_data();
+        self.or_poison(synced)?;
+        // What came since waits for the next file.
+        let header = ResidencyHeader { number: log.number + 1, first: self.pending.lock().first };
+        let created = create(self.medium.as_ref(), &self.dir, header);
+        let file = self.or_poison(created)?;
+        let before = (log.number, log.length);
+        log.older.push(before);
+        log.file = file;
+        log.number = header.number;
+        log.length = ResidencyHeader::BYTES as u64;
+        log.copied = 0;
+        Ok(())
+    }
+
+    /// Copies everything into the newest file, and removes those before it.
+    pub(super) fn fill(&self) -> Result<()> {
+        let mut run: Number = 1;
+        while self.copy(&mut run) {
+            if self.pending.lock().bytes() >= WRITTEN {
+                self.write(&mut self.log.lock())?;
+            }
+        }
+        self.append(&mut self.pending.lock(), &ResidencyRecord::Whole);
+        self.write_out()?;
+        let mut log = self.log.lock();
+        log.copied = log.length;
+        let older = std::mem::take(&mut log.older);
+        self.measure(&log);
+        for (number, _) in older {
+            let removed = self.medium.remove(&path(&self.dir, number));
+            self.or_poison(removed)?;
+        }
+        let synced = self.medium.sync_dir(&self.dir);
+        self.or_poison(synced)
+    }
+
+    fn measure(&self, log: &Log) {
+        let older = log.older.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        self.disk_bytes.store(log.length + older, Ordering::Relaxed);
+    }
+
+    /// Copies runs from `run` on. Writers wait meanwhile, so that the copy has its place in the order
+    /// of changes. `false`: that was all.
+    fn copy(&self, run: &mut Number) -> bool {
+        let mut pending = self.pending.lock();
+        let runs = self.runs.read();
+        let full = pending.bytes() + COPIED;
+        for _ in 0..SCANNED {
+            let more = runs.visit(*run, |scope, parent, holders, pages| {
+                for holders in holders.chunks(HOLDERS) {
+                    let (holders, pages) = (Cow::Borrowed(holders), Cow::Borrowed(pages));
+                    let record = ResidencyRecord::Stored { scope, parent, holders, pages };
+                    self.append(&mut pending, &record);
+                }
+            });
+            if !more {
+                return false;
+            }
+            *run += 1;
+            if pending.bytes() >= full {
+                break;
+            }
+        }
+        true
+    }
+
+    /// A write that found no room is still to be done, once there is room. After any other failure
+    /// nobody knows what is on disk: nothing is written any more.
+    pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
+        result.map_err(|error| match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Error::retry("no room for the residency index: free some space on its file system")
+                    .with("dir", self.dir.display())
+                    .because(error)
+            }
+            _ => {
+                self.poisoned.store(true, Ordering::Release);
+                tracing::error!(dir = %self.dir.display(), %error, "residency is not written any more");
+                poisoned().because(error)
+            }
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! The `run` backend: runs in memory, and a log of changes.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`super::runs`] | the pages, in memory |
+//! | `log` | the files |
+//! | `recovery` | making pages of the files again |
+//!
+//! **Durable form.** A change is appended to a buffer under the lock under which it is applied; a
+//! sync writes the buffer to the newest file. When that has grown long, the next file begins with a
+//! copy of everything, among the changes of the time that copying takes, so that the order of the
+//! file is the order of what happened; when the copy is whole the files before it go.
+//!
+//! **Locks**, in the order in which they may be taken: `copying` and `log` are held across I/O and
+//! only those who sync or maintain take them; `pending` serialises writers; `runs` is the only one a
+//! probe takes, for a bounded number of steps at a time.
+
+mod log;
+mod recovery;
+
+use super::prefix::Prefixes;
+use super::runs::Runs;
+use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
+use log::{Log, Pending, poisoned};
+use ritornello_format::residency::ResidencyRecord;
+use ritornello_format::{Error, PageHash, PageHashes, Result, ScopeSlot};
+use ritornello_medium::Medium;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Pages changed under one hold of the lock that a probe takes, and pages of one record.
+const SECTION: usize = 256;
+/// Runs looked at under one hold of that lock for what clears left behind; so many with every change.
+const SWEPT: usize = 16;
+
+/// Limits of a [`RunResidency`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunResidencyOptions {
+    /// Bytes of memory from which on puts are refused with `Retry`. What one put adds comes on top.
+    pub memory_bytes_max: u64,
+    /// Bytes of changes that may wait for a sync. Puts beyond it are refused with `Retry`; removals,
+    /// which are small, are not.
+    pub pending_bytes_max: u64,
+    /// A file that is this much longer than twice the copy at its beginning is due to be replaced.
+    pub log_bytes: u64,
+}
+
+impl Default for RunResidencyOptions {
+    fn default() -> Self {
+        Self { memory_bytes_max: 4 << 30, pending_bytes_max: 64 << 20, log_bytes: 16 << 20 }
+    }
+}
+
+/// What [`RunResidency::open`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResidencyRecovered {
+    /// Records that were applied.
+    pub replayed: u64,
+    /// Bytes behind a torn or damaged frame. A crash tears the last one.
+    pub torn_bytes: u64,
+    /// Whether more than the end of the last file was damaged.
+    pub damaged: bool,
+}
+
+/// See the [module](self) and `trait` [`Residency`].
+#[derive(Debug)]
+pub struct RunResidency {
+    medium: Arc<dyn Medium>,
+    dir: PathBuf,
+    options: RunResidencyOptions,
+    copying: Mutex<()>,
+    log: Mutex<Log>,
+    pending: Mutex<Pending>,
+    runs: RwLock<Runs>,
+    refused: AtomicU64,
+    /// Bytes of all files.
+    disk_bytes: AtomicU64,
+    poisoned: AtomicBool,
+    recovered: ResidencyRecovered,
+}
+
+impl RunResidency {
+    /// Opens what is in `dir`, a directory of its own, or begins it. Damage is never an error: what
+    /// cannot be believed is dropped, logged, and counted in [`RunResidency::recovered`].
+    ///
+    /// # Errors
+    /// `Invalid` for files of another format version; `Fatal` or `Retry` if the medium refuses.
+    pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunResidencyOptions) -> Result<Self> {
+        recovery::open(medium, dir, options)
+    }
+
+    /// What opening found.
+    #[must_use]
+    pub fn recovered(&self) -> ResidencyRecovered {
+        self.recovered
+    }
+
+    fn refuse(&self, error: Error) -> Result<()> {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        Err(error)
+    }
+
+    /// Refuses a put at a limit, once nothing is left that clears left behind.
+    fn admit(&self, pending: &Pending, pages: usize) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(poisoned());
+        }
+        let waiting = pending.bytes() + (pages * size_of::<PageHash>()) as u64;
+        if waiting > self.options.pending_bytes_max {
+            return Err(Error::retry("too many changes wait for a sync: sync, then try again")
+                .with("bytes", waiting)
+                .with("pending_bytes_max", self.options.pending_bytes_max));
+        }
+        loop {
+            let bytes = {
+                let runs = self.runs.read();
+                if runs.bytes() < self.options.memory_bytes_max && runs.has_room(pages) {
+                    return Ok(());
+                }
+                (!runs.is_waiting()).then(|| runs.bytes())
+            };
+            if let Some(bytes) = bytes {
+                return Err(Error::retry("the residency index is full: remove pages")
+                    .with("bytes", bytes)
+                    .with("memory_bytes_max", self.options.memory_bytes_max));
+            }
+            self.runs.write().reclaim(SWEPT);
+        }
+    }
+}
+
+impl Residency for RunResidency {
+    fn put(
+        &self,
+        scope: ScopeSlot,
+        worker: Worker,
+        tier: Tier,
+        parent: Option<PageHash>,
+        pages: &[PageHash],
+    ) -> Result<()> {
+        let mut pending = self.pending.lock();
+        if let Err(error) = check(pages).and_then(|()| self.admit(&pending, pages.len())) {
+            return self.refuse(error);
+        }
+        let holders = &[Holder { worker, tiers: tier.into() }];
+        let mut parent = parent;
+        for pages in pages.chunks(SECTION) {
+            let mut runs = self.runs.write();
+            runs.reclaim(SWEPT);
+            runs.put(scope, holders, parent, pages);
+            let last = pages.last().copied();
+            let (holders, pages) = (Cow::Borrowed(&holders[..]), Cow::Borrowed(pages));
+            self.append(&mut pending, &ResidencyRecord::Stored { scope, parent, holders, pages });
+            parent = last;
+        }
+        Ok(())
+    }
+
+    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
+        let (mut at, mut prefixes) = (0, Prefixes::default());
+        while self.runs.read().locate(scope, pages, &mut at, &mut prefixes) {}
+        prefixes.finish()
+    }
+
+    fn holders(&self, scope: ScopeSlot, page: PageHash) -> Vec<Holder> {
+        self.runs.read().holders(scope, page).to_vec()
+    }
+
+    fn remove_blocks(&self, scope: ScopeSlot, worker: Worker, tiers: Tiers, pages: &[PageHash]) {
+        if tiers.is_empty() || check(pages).is_err() {
+            return;
+        }
+        let mut pending = self.pending.lock();
+        let holder = Holder { worker, tiers };
+        for pages in pages.chunks(SECTION) {
+            let mut runs = self.runs.write();
+            runs.reclaim(SWEPT);
+            pages.iter().for_each(|page| runs.remove(scope, worker, tiers, *page));
+            let pages = Cow::Borrowed(pages);
+            self.append(&mut pending, &ResidencyRecord::Removed { scope, holder, pages });
+        }
+    }
+
+    fn clear_worker(&self, worker: Worker) {
+        let mut pending = self.pending.lock();
+        self.runs.write().clear_worker(worker);
+        self.append(&mut pending, &ResidencyRecord::ClearedWorker(worker));
+    }
+
+    fn clear_scope(&self, scope: ScopeSlot) {
+        let mut pending = self.pending.lock();
+        self.runs.write().clear_scope(scope);
+        self.append(&mut pending, &ResidencyRecord::ClearedScope(scope));
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.write_out()?;
+        // High time, because nobody called `maintain`.
+        if self.is_due(2) { self.renew() } else { Ok(()) }
+    }
+
+    fn maintain(&self) -> Result<()> {
+        while self.runs.read().is_waiting() {
+            self.runs.write().reclaim(SWEPT);
+        }
+        if self.is_due(1) { self.renew() } else { Ok(()) }
+    }
+
+    fn stats(&self) -> ResidencyStats {
+        let pending_bytes = self.pending.lock().bytes();
+        let runs = self.runs.read();
+        ResidencyStats {
+            pages: runs.pages(),
+            sets: runs.sets(),
+            memory_bytes: runs.bytes() + pending_bytes,
+            disk_bytes: self.disk_bytes.load(Ordering::Relaxed),
+            pending_bytes,
+            refused: self.refused.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Sets of holders, each kept once and named by a number: millions of pages have few of them.
+//!
+//! A worker that is cleared leaves every set at once, and no page is touched for it. A set that
+//! becomes empty by it, or the same as another, is *stale*: pages that name it wait until they are
+//! met (by a sweep, or a change of theirs).
+
+use super::{Holder, Tiers, Worker};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A set's name, which another set may get once no page names it.
+pub(super) type SetId = u32;
+/// The set with nobody in it: of a page that is not there.
+pub(super) const EMPTY: SetId = 0;
+
+#[derive(Debug)]
+pub(super) struct Sets {
+    /// By name. The first is [`EMPTY`] and stays so.
+    entries: Vec<Entry>,
+    free: Vec<SetId>,
+    /// Those that are not stale.
+    names: HashMap<Arc<[Holder]>, SetId>,
+    /// Holders in all sets.
+    held: usize,
+    /// Pages that name a stale set.
+    waiting: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// In order of workers.
+    holders: Arc<[Holder]>,
+    /// Pages that name it.
+    pages: u64,
+    stale: bool,
+}
+
+impl Sets {
+    pub(super) fn new() -> Self {
+        let nobody: Arc<[Holder]> = Arc::new([]);
+        let names = HashMap::from([(Arc::clone(&nobody), EMPTY)]);
+        let entries = vec![Entry { holders: nobody, pages: 0, stale: false }];
+        Self { entries, free: Vec::new(), names, held: 0, waiting: 0 }
+    }
+
+    #[inline]
+    pub(super) fn holders(&self, set: SetId) -> &[Holder] {
+        self.entries.get(set as usize).map_or(&[], |entry| &entry.holders)
+    }
+
+    /// Number of sets that somebody is in.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() - 1 - self.free.len()
+    }
+
+    pub(super) fn waiting(&self) -> u64 {
+        self.waiting
+    }
+
+    pub(super) fn is_stale(&self, set: SetId) -> bool {
+        self.entries.get(set as usize).is_some_and(|entry| entry.stale)
+    }
+
+    /// Bytes of memory held. A set has an entry, a name, and two counters before its holders.
+    pub(super) fn bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>()
+            + self.names.capacity() * (size_of::<(Arc<[Holder]>, SetId)>() + 1)
+            + self.len() * 16
+            + self.held * size_of::<Holder>()
+    }
+
+    /// Moves `pages` pages from `set` to the set that has `more`, in order of workers, besides.
+    pub(super) fn add(&mut self, set: SetId, more: &[Holder], pages: u64) -> SetId {
+        let (mut old, mut new) = (self.holders(set), more);
+        let known = |holder: &Holder| {
+            let at = old.binary_search_by_key(&holder.worker, |other| other.worker);
+            at.is_ok_and(|at| old[at].tiers.with(holder.tiers) == old[at].tiers)
+        };
+        if !self.is_stale(set) && new.iter().all(known) && set != EMPTY {
+            return set;
+        }
+        let mut both = Vec::with_capacity(old.len() + new.len());
+        loop {
+            let next = [old, new].into_iter().flat_map(<[Holder]>::first).map(|first| first.worker);
+            let Some(worker) = next.min() else { break };
+            let mut tiers = Tiers::NONE;
+            for side in [&mut old, &mut new] {
+                if let Some((first, rest)) = side.split_first().filter(|(h, _)| h.worker == worker)
+                {
+                    tiers = tiers.with(first.tiers);
+                    *side = rest;
+                }
+            }
+            both.push(Holder { worker, tiers });
+        }
+        self.exchange(set, &both, pages)
+    }
+
+    /// Moves `pages` pages from `set` to the one that lacks `worker` on `tiers`.
+    pub(super) fn take(&mut self, set: SetId, worker: Worker, tiers: Tiers, pages: u64) -> SetId {
+        let holders = self.holders(set);
+        let mut left = Vec::with_capacity(holders.len());
+        left.extend(holders.iter().filter_map(|holder| {
+            let without = holder.tiers.without(tiers);
+            match holder.worker == worker {
+                true if without.is_empty() => None,
+                true => Some(Holder { tiers: without, ..*holder }),
+                false => Some(*holder),
+            }
+        }));
+        if left == holders { set } else { self.exchange(set, &left, pages) }
+    }
+
+    /// Moves `pages` pages from a set that may be stale to the one to name instead.
+    pub(super) fn refresh(&mut self, set: SetId, pages: u64) -> SetId {
+        if !self.is_stale(set) {
+            return set;
+        }
+        let holders = Arc::clone(&self.entries[set as usize].holders);
+        self.exchange(set, &holders, pages)
+    }
+
+    fn exchange(&mut self, old: SetId, holders: &[Holder], pages: u64) -> SetId {
+        let new = match self.names.get(holders) {
+            Some(name) => *name,
+            None => self.name(holders.into()),
+        };
+        // First the new one: it may be the old one, and must not go.
+        if let Some(entry) = self.entries.get_mut(new as usize).filter(|_| new != EMPTY) {
+            entry.pages += pages;
+        }
+        self.release(old, pages);
+        new
+    }
+
+    /// Makes a set.
+    fn name(&mut self, holders: Arc<[Holder]>) -> SetId {
+        self.held += holders.len();
+        let entry = Entry { holders: Arc::clone(&holders), pages: 0, stale: false };
+        let name = match self.free.pop() {
+            Some(name) => {
+                self.entries[name as usize] = entry;
+                name
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as SetId
+            }
+        };
+        self.names.insert(holders, name);
+        name
+    }
+
+    /// Notes that `pages` pages do not name `set` any more.
+    pub(super) fn release(&mut self, set: SetId, pages: u64) {
+        let Some(entry) = self.entries.get_mut(set as usize).filter(|_| set != EMPTY) else {
+            return;
+        };
+        entry.pages -= pages;
+        if entry.stale {
+            self.waiting -= pages;
+        }
+        if entry.pages == 0 {
+            let holders = std::mem::replace(&mut entry.holders, Arc::new([]));
+            self.held -= holders.len();
+            if !std::mem::take(&mut entry.stale) {
+                self.names.remove(&holders);
+            }
+            self.free.push(set);
+        }
+    }
+
+    /// Takes a worker out of every set. Looks at the sets, and at no page.
+    pub(super) fn clear(&mut self, worker: Worker) {
+        for set in 1..self.entries.len() {
+            let entry = &mut self.entries[set];
+            let Ok(at) = entry.holders.binary_search_by_key(&worker, |holder| holder.worker) else {
+                continue;
+            };
+            let left: Arc<[Holder]> =
+                [&entry.holders[..at], &entry.holders[at + 1..]].concat().into();
+            let before = std::mem::replace(&mut entry.holders, Arc::clone(&left));
+            self.held -= 1;
+            if entry.stale {
+                continue;
+            }
+            self.names.remove(&before);
+            if self.names.contains_key(&left) {
+                entry.stale = true;
+                self.waiting += entry.pages;
+            } else {
+                self.names.insert(left, set as SetId);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Tier;
+    use super::*;
+
+    fn holder(worker: u32, tiers: impl Into<Tiers>) -> Holder {
+        Holder { worker: Worker(worker), tiers: tiers.into() }
+    }
+
+    #[test]
+    fn equal_sets_have_one_name_and_go_with_their_last_page() {
+        let mut sets = Sets::new();
+        let one = sets.add(EMPTY, &[holder(2, Tier::Device)], 10);
+        let both = sets.add(one, &[holder(1, Tier::Disk)], 4);
+        assert_eq!(sets.holders(both), [holder(1, Tier::Disk), holder(2, Tier::Device)]);
+        let other = sets.add(EMPTY, &[holder(1, Tier::Disk), holder(2, Tier::Device)], 1);
+        assert_eq!((both, sets.len()), (other, 2));
+        assert_eq!(sets.add(both, &[holder(1, Tier::Disk)], 5), both, "it has that already");
+        assert_eq!(sets.take(both, Worker(1), Tiers::ALL, 5), one);
+        assert_eq!(sets.take(one, Worker(2), Tier::Host.into(), 11), one, "not held there");
+        assert_eq!(sets.take(one, Worker(2), Tiers::ALL, 11), EMPTY);
+        assert_eq!((sets.len(), sets.held, sets.names.len()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_worker_leaves_every_set_and_what_is_stale_goes_when_it_is_met() {
+        let mut sets = Sets::new();
+        let one = sets.add(EMPTY, &[holder(1, Tier::Device)], 3);
+        let two = sets.add(EMPTY, &[holder(2, Tier::Device)], 3);
+        let both = sets.add(EMPTY, &[holder(1, Tier::Device), holder(2, Tier::Device)], 3);
+        sets.clear(Worker(2));
+        assert_eq!((sets.holders(two), sets.waiting()), (&[][..], 6));
+        assert_eq!(sets.holders(both), sets.holders(one));
+        assert_eq!((sets.refresh(two, 3), sets.refresh(both, 3)), (EMPTY, one));
+        assert_eq!((sets.waiting(), sets.len(), sets.held), (0, 1, 1));
+        // The name that is free again is somebody else's.
+        let next = sets.add(EMPTY, &[holder(7, Tier::Device)], 1);
+        assert!(!sets.is_stale(next) && next != one);
+    }
+}

@@ -1,0 +1,388 @@
+//! Who holds what: every backend passes the suite, does what `memory` does under random events, and
+//! comes back from its files with a moment of the past.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![cfg(not(loom))]
+
+use proptest::prelude::*;
+use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
+use ritornello_index::conformance;
+use ritornello_index::residency::{
+    Holder, MemoryResidency, Residency, RunResidency, RunResidencyOptions, Tier, Tiers, Worker,
+};
+use ritornello_medium::{Access, Fault, Faulty, Medium, Rule, Schedule, SimDisk};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const DIR: &str = "/residency";
+const SCOPES: u32 = 3;
+const WORKERS: u32 = 4;
+/// Chain n parts from chain zero at page 8 n.
+const CHAINS: u64 = 4;
+const PAGES: usize = 48;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Stored {
+        scope: u32,
+        worker: u32,
+        tier: Tier,
+        chain: u64,
+        first: usize,
+        count: usize,
+        parent: bool,
+    },
+    Removed {
+        scope: u32,
+        worker: u32,
+        tiers: Tiers,
+        chain: u64,
+        first: usize,
+        count: usize,
+    },
+    ClearedWorker(u32),
+    ClearedScope(u32),
+    Sync,
+    Maintain,
+    Reopen,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let tier = || prop::sample::select(Tier::ALL.to_vec());
+    let tiers = prop_oneof![tier().prop_map(Tiers::from), Just(Tiers::ALL)];
+    let stretch = || (0..CHAINS, 0..PAGES, 1usize..24);
+    prop_oneof![
+        10 => (0..SCOPES, 0..WORKERS, tier(), stretch(), any::<bool>()).prop_map(
+            |(scope, worker, tier, (chain, first, count), parent)| {
+                Event::Stored { scope, worker, tier, chain, first, count, parent }
+            }
+        ),
+        6 => (0..SCOPES, 0..WORKERS, tiers, stretch()).prop_map(
+            |(scope, worker, tiers, (chain, first, count))| {
+                Event::Removed { scope, worker, tiers, chain, first, count }
+            }
+        ),
+        1 => (0..WORKERS).prop_map(Event::ClearedWorker),
+        1 => (0..SCOPES).prop_map(Event::ClearedScope),
+        1 => Just(Event::Sync),
+        1 => Just(Event::Maintain),
+        1 => Just(Event::Reopen),
+    ]
+}
+
+fn chain(number: u64) -> Vec<PageHash> {
+    let family = |at: u64| if number > 0 && at >= 8 * number { number } else { 0 };
+    (0..PAGES as u64).map(|at| conformance::page(family(at), at)).collect()
+}
+
+fn stretch(number: u64, first: usize, count: usize) -> (Option<PageHash>, Vec<PageHash>) {
+    let chain = chain(number);
+    let parent = first.checked_sub(1).map(|before| chain[before]);
+    (parent, chain[first..PAGES.min(first + count)].to_vec())
+}
+
+fn apply(index: &dyn Residency, event: &Event) {
+    match *event {
+        Event::Stored { scope, worker, tier, chain, first, count, parent } => {
+            let (before, pages) = stretch(chain, first, count);
+            let before = before.filter(|_| parent);
+            index.put(ScopeSlot(scope), Worker(worker), tier, before, &pages).unwrap();
+        }
+        Event::Removed { scope, worker, tiers, chain, first, count } => {
+            let (_, pages) = stretch(chain, first, count);
+            index.remove_blocks(ScopeSlot(scope), Worker(worker), tiers, &pages);
+        }
+        Event::ClearedWorker(worker) => index.clear_worker(Worker(worker)),
+        Event::ClearedScope(scope) => index.clear_scope(ScopeSlot(scope)),
+        Event::Sync | Event::Reopen => index.sync().unwrap(),
+        Event::Maintain => index.maintain().unwrap(),
+    }
+}
+
+type Contents = BTreeMap<(u32, PageHash), Vec<Holder>>;
+
+/// Who holds what, page by page.
+fn contents(index: &dyn Residency) -> Contents {
+    let mut all = Contents::new();
+    for scope in 0..SCOPES {
+        for page in (0..CHAINS).flat_map(chain) {
+            let holders = index.holders(ScopeSlot(scope), page);
+            if !holders.is_empty() {
+                all.insert((scope, page), holders);
+            }
+        }
+    }
+    all
+}
+
+fn check(index: &dyn Residency, model: &MemoryResidency, after: &Event) {
+    assert_eq!(contents(index), contents(model), "after {after:?}");
+    for (scope, number) in (0..SCOPES).flat_map(|scope| (0..CHAINS).map(move |c| (scope, c))) {
+        let chain = chain(number);
+        for first in [0, 5, 16] {
+            let keys = &&chain[first..];
+            let found = index.locate(ScopeSlot(scope), keys);
+            assert_eq!(found, model.locate(ScopeSlot(scope), keys), "after {after:?}");
+        }
+    }
+}
+
+fn options() -> RunResidencyOptions {
+    // Files are replaced all the time.
+    RunResidencyOptions { log_bytes: 2 << 10, ..RunResidencyOptions::default() }
+}
+
+fn open_on(medium: Arc<dyn Medium>) -> RunResidency {
+    RunResidency::open(medium, Path::new(DIR), options()).unwrap()
+}
+
+fn open(disk: &SimDisk) -> RunResidency {
+    open_on(Arc::new(disk.clone()))
+}
+
+#[test]
+fn memory() {
+    conformance::run_residency(&|| Box::new(MemoryResidency::new()));
+}
+
+#[test]
+fn run() {
+    conformance::run_residency(&|| Box::new(open(&SimDisk::new(1 << 30))));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn run_does_what_memory_does(events in prop::collection::vec(event(), 1..80)) {
+        let (disk, model) = (SimDisk::new(1 << 30), MemoryResidency::new());
+        let mut index = open(&disk);
+        for event in &events {
+            apply(&index, event);
+            apply(&model, event);
+            if matches!(event, Event::Reopen) {
+                drop(index);
+                index = open(&disk);
+                prop_assert!(!index.recovered().damaged);
+            }
+            check(&index, &model, event);
+        }
+        index.maintain().unwrap();
+        prop_assert_eq!(index.stats().pages, model.stats().pages, "nothing is left behind");
+    }
+
+    /// The medium fails at some operation, as it does when the power goes: what comes back is a
+    /// moment of the past, and not one before the last sync. And it goes on from there.
+    #[test]
+    fn run_comes_back_with_a_moment_of_the_past(
+        events in prop::collection::vec(event(), 1..60),
+        fails_at in 1u64..120,
+        fault in prop::sample::select(vec![Fault::Io, Fault::Short]),
+        seed in any::<u64>(),
+    ) {
+        let (disk, schedule) = (SimDisk::new(1 << 30), Schedule::new());
+        let index = open_on(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+        schedule.add(Rule::nth(fails_at, fault).onward());
+        let mut past = vec![contents(&index)];
+        for event in &events {
+            match event {
+                Event::Sync | Event::Reopen | Event::Maintain => {
+                    let done = if matches!(event, Event::Maintain) { index.maintain() } else { index.sync() };
+                    if done.is_err() {
+                        break;
+                    }
+                    if !matches!(event, Event::Maintain) {
+                        past.drain(..past.len() - 1);
+                    }
+                }
+                event => {
+                    apply(&index, event);
+                    past.push(contents(&index));
+                }
+            }
+        }
+        let left = disk.crash(seed);
+        let index = open(&left);
+        prop_assert!(!index.recovered().damaged);
+        let now = contents(&index);
+        prop_assert!(past.contains(&now), "{now:#?} of {past:#?}");
+        apply(&index, &Event::ClearedWorker(0));
+        index.sync().unwrap();
+        let now = contents(&index);
+        drop(index);
+        prop_assert_eq!(contents(&open(&left.crash(seed))), now);
+    }
+
+    /// Whatever is cut off the files or changed in them: what comes back was there once.
+    #[test]
+    fn damage_drops_what_came_after_it(
+        events in prop::collection::vec(event(), 1..40),
+        at in 0.0..1.0f64,
+        cut in any::<bool>(),
+    ) {
+        let disk = SimDisk::new(1 << 30);
+        let index = RunResidency::open(
+            Arc::new(disk.clone()),
+            Path::new(DIR),
+            RunResidencyOptions::default(),
+        ).unwrap();
+        let mut past = vec![contents(&index)];
+        for event in &events {
+            apply(&index, event);
+            past.push(contents(&index));
+        }
+        index.sync().unwrap();
+        drop(index);
+        let name = disk.list(Path::new(DIR)).unwrap().pop().unwrap();
+        let access = Access { write: true, ..Access::default() };
+        let file = disk.open(&Path::new(DIR).join(name), access).unwrap();
+        let at = (file.length().unwrap() as f64 * at) as u64;
+        if cut {
+            file.set_len(at).unwrap();
+        } else {
+            let mut byte = [0];
+            file.read_at(&mut byte, at).unwrap();
+            file.write_at(&[byte[0] ^ 0x10], at).unwrap();
+        }
+        file.sync_data().unwrap();
+        let now = contents(&open(&disk));
+        prop_assert!(past.contains(&now), "{now:#?} of {past:#?}");
+        prop_assert_eq!(contents(&open(&disk)), now);
+    }
+}
+
+#[test]
+fn a_file_that_continues_none_counts_if_it_is_whole() {
+    let disk = SimDisk::new(1 << 30);
+    let index = open(&disk);
+    let pages = conformance::pages(1, 100);
+    let put = |index: &RunResidency, pages: &[PageHash]| {
+        index.put(ScopeSlot(0), Worker(1), Tier::Device, None, pages).unwrap();
+        index.sync().unwrap();
+    };
+    put(&index, &pages[..40]);
+    let before = disk.crash(0);
+    // So much that another file was begun.
+    (0..100).for_each(|_| put(&index, &pages));
+    index.maintain().unwrap();
+    drop(index);
+    // The file from before comes back, as if its removal had been lost.
+    let old = before.list(Path::new(DIR)).unwrap().pop().unwrap();
+    assert!(!disk.list(Path::new(DIR)).unwrap().contains(&old));
+    let path = Path::new(DIR).join(old);
+    let from = before.open(&path, Access::default()).unwrap();
+    let mut bytes = vec![0; from.length().unwrap() as usize];
+    from.read_at(&mut bytes, 0).unwrap();
+    let to = disk.open(&path, Access { write: true, create: true, direct: false }).unwrap();
+    to.write_at(&bytes, 0).unwrap();
+    let index = open(&disk);
+    assert!(index.recovered().damaged);
+    assert_eq!(index.locate(ScopeSlot(0), &pages)[0].pages, 100);
+    assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "what was passed over is gone");
+}
+
+#[test]
+fn run_refuses_puts_at_its_ceilings_and_takes_them_again() {
+    let limits =
+        RunResidencyOptions { memory_bytes_max: 4 << 20, pending_bytes_max: 1 << 20, ..options() };
+    let disk = Arc::new(SimDisk::new(1 << 30));
+    let index = RunResidency::open(disk, Path::new(DIR), limits).unwrap();
+    let fill = |scope: u32| {
+        for number in 0.. {
+            let pages = conformance::pages(number + 1, 64);
+            match index.put(ScopeSlot(scope), Worker(number as u32 % 3), Tier::Host, None, &pages) {
+                Ok(()) if number % 256 == 0 => index.sync().unwrap(),
+                Ok(()) => {}
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Retry);
+                    return (number, error.to_string());
+                }
+            }
+        }
+        unreachable!()
+    };
+    let (puts, error) = fill(0);
+    assert!(error.contains("memory_bytes_max"), "{error}");
+    let stats = index.stats();
+    assert_eq!((stats.refused, stats.pages), (1, puts * 64));
+    assert!(stats.memory_bytes < 6 << 20, "{stats:?}");
+    // What a clear leaves behind is taken when room is wanted.
+    index.clear_scope(ScopeSlot(0));
+    let (again, _) = fill(1);
+    assert!(again > puts / 2, "{again} after {puts}");
+    (0..3).for_each(|worker| index.clear_worker(Worker(worker)));
+    index.maintain().unwrap();
+    let stats = index.stats();
+    assert_eq!((stats.pages, stats.sets), (0, 0));
+    // Nobody syncs.
+    let pages = conformance::pages(1, 64);
+    let full = (0..10_000)
+        .find_map(|_| index.put(ScopeSlot(0), Worker(0), Tier::Host, None, &pages).err());
+    assert!(full.unwrap().to_string().contains("pending_bytes_max"));
+    index.sync().unwrap();
+    index.put(ScopeSlot(0), Worker(0), Tier::Host, None, &pages).unwrap();
+}
+
+#[cfg(feature = "lsm")]
+mod lsm {
+    use super::*;
+    use ritornello_index::residency::{LsmResidency, LsmResidencyOptions};
+    use std::cell::Cell;
+
+    #[test]
+    fn lsm() {
+        let (dir, made) = (tempfile::tempdir().unwrap(), Cell::new(0));
+        conformance::run_residency(&|| {
+            let dir = dir.path().join(made.replace(made.get() + 1).to_string());
+            Box::new(LsmResidency::open(&dir, &LsmResidencyOptions::default()).unwrap())
+        });
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        #[test]
+        fn lsm_does_what_memory_does(events in prop::collection::vec(event(), 1..60)) {
+            let (dir, model) = (tempfile::tempdir().unwrap(), MemoryResidency::new());
+            let options = LsmResidencyOptions { memtable_bytes: 64 << 10, ..Default::default() };
+            let mut index = LsmResidency::open(dir.path(), &options).unwrap();
+            for event in &events {
+                apply(&index, event);
+                apply(&model, event);
+                if matches!(event, Event::Reopen) {
+                    drop(index);
+                    index = LsmResidency::open(dir.path(), &options).unwrap();
+                }
+                check(&index, &model, event);
+            }
+        }
+    }
+
+    #[test]
+    fn lsm_keeps_to_its_budget_and_begins_anew_where_it_is_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = 4 << 20;
+        let options =
+            LsmResidencyOptions { memtable_bytes: 256 << 10, budget, ..Default::default() };
+        let index = LsmResidency::open(dir.path(), &options).unwrap();
+        let again = LsmResidency::open(dir.path(), &options).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::Retry, "it is open already");
+        let fill = || {
+            (0..20_000u32).find_map(|number| {
+                let pages = conformance::pages(u64::from(number) + 1, 64);
+                index.put(ScopeSlot(1), Worker(1), Tier::Disk, None, &pages).err()
+            })
+        };
+        assert_eq!(fill().unwrap().kind(), ErrorKind::Retry);
+        assert_eq!(index.stats().refused, 1);
+        index.clear_worker(Worker(1));
+        index.maintain().unwrap();
+        let pages = conformance::pages(1, 64);
+        index.put(ScopeSlot(1), Worker(1), Tier::Disk, None, &pages).unwrap();
+        index.sync().unwrap();
+        drop(index);
+        std::fs::write(dir.path().join("lsm/CURRENT"), "nonsense").unwrap();
+        let index = LsmResidency::open(dir.path(), &options).unwrap();
+        assert!(index.was_damaged());
+        assert_eq!(index.locate(ScopeSlot(1), &pages), []);
+    }
+}
