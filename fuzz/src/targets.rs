@@ -6,6 +6,7 @@ use ritornello_format::checkpoint::{CheckpointFrame, CheckpointHeader};
 use ritornello_format::journal::{
     JournalHeader, JournalRecord, Parsed, Retentions, RunImage, read_frame,
 };
+use ritornello_format::residency::{Holder, ResidencyHeader, ResidencyRecord, Tier, Worker};
 use ritornello_format::wire::Writer;
 use ritornello_format::{
     Extent, Manifest, PageHash, Place, ReservationRecord, RunHeader, Scope, ScopeId, ScopeRegistry,
@@ -93,17 +94,19 @@ pub fn targets() -> Vec<Target> {
             seal: seal_frame,
             parse: checkpoint,
         },
+        Target { name: "residency", seeds: residency(), seal: seal_frame, parse: holders },
         Target {
             name: "file_header",
             seeds: vec![
                 JournalHeader { number: 3, first: 9 }.encode(),
                 CheckpointHeader { id: 1, journal: 2, first: 3 }.encode(),
+                ResidencyHeader { number: 3, first: 9 }.encode(),
             ],
             seal: seal_end,
             parse: |bytes| {
-                let (journal, checkpoint) =
-                    (JournalHeader::decode(bytes), CheckpointHeader::decode(bytes));
-                journal.is_ok() || checkpoint.is_ok()
+                JournalHeader::decode(bytes).is_ok()
+                    || CheckpointHeader::decode(bytes).is_ok()
+                    || ResidencyHeader::decode(bytes).is_ok()
             },
         },
         Target {
@@ -205,6 +208,28 @@ fn checkpoint_frames() -> Vec<Vec<u8>> {
         frame(|writer| CheckpointFrame::encode_retained(2, &retained, writer)),
         frame(|writer| CheckpointFrame::encode_end(3, &Default::default(), writer)),
     ]
+}
+
+fn residency() -> Vec<Vec<u8>> {
+    let (scope, pages) = (ScopeSlot(1), Cow::Owned(vec![PageHash([1; 16]), PageHash([2; 16])]));
+    let holder = |worker| Holder { worker: Worker(worker), tiers: Tier::Host.into() };
+    let holders = Cow::Owned(vec![holder(1), holder(2)]);
+    let parent = Some(PageHash([3; 16]));
+    let records = [
+        ResidencyRecord::Stored { scope, parent, holders, pages: pages.clone() },
+        ResidencyRecord::Removed { scope, holder: holder(1), pages },
+        ResidencyRecord::ClearedWorker(Worker(1)),
+        ResidencyRecord::ClearedScope(scope),
+        ResidencyRecord::Whole,
+    ];
+    records.iter().map(|record| frame(|writer| record.encode(1, writer))).collect()
+}
+
+fn holders(bytes: &[u8]) -> bool {
+    match read_frame(bytes) {
+        Parsed::Frame(frame) => ResidencyRecord::decode(frame.kind, frame.body).is_ok(),
+        _ => false,
+    }
 }
 
 fn journal(bytes: &[u8]) -> bool {
