@@ -252,6 +252,42 @@ proptest! {
 }
 
 #[test]
+fn changes_go_on_while_files_are_replaced() {
+    let (disk, model) = (SimDisk::new(1 << 30), MemoryResidency::new());
+    let index = open(&disk);
+    let apply_both = |event: &Event| {
+        apply(&index, event);
+        apply(&model, event);
+    };
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for round in 0..600u32 {
+                let (scope, worker, chain) =
+                    (round % SCOPES, round % 7 % WORKERS, u64::from(round) % 4);
+                let (first, tier, count, parent) = (round as usize * 7 % 40, Tier::Host, 9, true);
+                apply_both(&Event::Stored { scope, worker, tier, chain, first, count, parent });
+                let (first, tiers, count) = (round as usize * 11 % 40, Tiers::ALL, 3);
+                apply_both(&Event::Removed { scope, worker, tiers, chain, first, count });
+            }
+        });
+        let mut rounds = 0;
+        while !writer.is_finished() || rounds == 0 {
+            index.maintain().unwrap();
+            index.sync().unwrap();
+            let left = open(&disk.crash(rounds));
+            assert!(!left.recovered().damaged, "after {rounds} rounds");
+            rounds += 1;
+        }
+        writer.join().unwrap();
+    });
+    index.sync().unwrap();
+    let names = disk.list(Path::new(DIR)).unwrap();
+    assert!(!names.contains(&"residency-0000000000000001".into()), "files were replaced");
+    assert_eq!(contents(&index), contents(&model));
+    assert_eq!(contents(&open(&disk.crash(1))), contents(&model));
+}
+
+#[test]
 fn a_file_that_continues_none_counts_if_it_is_whole() {
     let disk = SimDisk::new(1 << 30);
     let index = open(&disk);

@@ -157,8 +157,9 @@ impl LsmResidency {
         damaged: bool,
     ) -> std::result::Result<Result<Self>, rocksdb::Error> {
         let epochs = Arc::new(RwLock::new(Epochs::new()));
+        let loaded = Arc::new(AtomicBool::new(false));
         let cache = Cache::new_lru_cache(choices.block_cache_bytes as usize);
-        let pages = ColumnFamilyDescriptor::new(PAGES, family(choices, &cache, &epochs));
+        let pages = ColumnFamilyDescriptor::new(PAGES, family(choices, &cache, &epochs, &loaded));
         let plain = ColumnFamilyDescriptor::new("default", Options::default());
         let db = DB::open_cf_descriptors(&database(), path, [pages, plain])?;
         match db.get(VERSION)?.as_deref().map(number) {
@@ -182,6 +183,7 @@ impl LsmResidency {
         }
         iterator.status()?;
         drop(iterator);
+        loaded.store(true, Ordering::Release);
         Ok(Ok(Self {
             db,
             cache,
@@ -301,7 +303,13 @@ fn database() -> Options {
     options
 }
 
-fn family(choices: &LsmResidencyOptions, cache: &Cache, epochs: &Arc<RwLock<Epochs>>) -> Options {
+/// Compactions may begin before the epochs are `loaded`.
+fn family(
+    choices: &LsmResidencyOptions,
+    cache: &Cache,
+    epochs: &Arc<RwLock<Epochs>>,
+    loaded: &Arc<AtomicBool>,
+) -> Options {
     let mut blocks = BlockBasedOptions::default();
     blocks.set_block_cache(cache);
     blocks.set_cache_index_and_filter_blocks(true);
@@ -313,9 +321,10 @@ fn family(choices: &LsmResidencyOptions, cache: &Cache, epochs: &Arc<RwLock<Epoc
     options.set_write_buffer_size(choices.memtable_bytes as usize);
     options.set_memtable_whole_key_filtering(true);
     options.set_memtable_prefix_bloom_ratio(0.05);
-    let epochs = Arc::clone(epochs);
+    let (epochs, loaded) = (Arc::clone(epochs), Arc::clone(loaded));
     options.set_compaction_filter("held", move |_, _, value| {
-        let held = !decode(value, &epochs.read()).is_empty();
+        let known = loaded.load(Ordering::Acquire);
+        let held = !known || !decode(value, &epochs.read()).is_empty();
         if held { Decision::Keep } else { Decision::Remove }
     });
     options
@@ -403,9 +412,14 @@ impl Residency for LsmResidency {
         let _writer = self.writer.lock();
         let (first, mut end) = (page_key(scope, PageHash::NONE), [u8::MAX; 21]);
         end[..4].copy_from_slice(&scope.0.to_be_bytes());
-        let mut batch = WriteBatch::default();
         Self::log(self.pages().and_then(|pages| {
-            batch.delete_range_cf(pages, &first[..], &end[..]);
+            let mut iterator = self.db.raw_iterator_cf(pages);
+            iterator.seek(first);
+            let mut batch = WriteBatch::default();
+            // What is deleted as a range costs every read a little until a compaction.
+            if iterator.key().is_some_and(|key| key.starts_with(&end[..4])) {
+                batch.delete_range_cf(pages, &first[..], &end[..]);
+            }
             self.write(batch)
         }));
     }
