@@ -9,10 +9,12 @@ use ritornello_index::conformance;
 use ritornello_index::residency::{
     Holder, MemoryResidency, Residency, RunResidency, RunResidencyOptions, Tier, Tiers, Worker,
 };
-use ritornello_medium::{Access, Fault, Faulty, Medium, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const DIR: &str = "/residency";
 const SCOPES: u32 = 3;
@@ -254,14 +256,18 @@ proptest! {
 #[test]
 fn changes_go_on_while_files_are_replaced() {
     let (disk, model) = (SimDisk::new(1 << 30), MemoryResidency::new());
-    let index = open(&disk);
+    let schedule = Schedule::new();
+    let index = open_on(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    // So that changes come while it syncs.
+    schedule.add(Rule::always(Fault::Slow(Duration::from_micros(200))).on(Op::SyncData));
     let apply_both = |event: &Event| {
         apply(&index, event);
         apply(&model, event);
     };
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            for round in 0..600u32 {
+            for round in (0u32..).take_while(|_| !stop.load(Ordering::Relaxed)) {
                 let (scope, worker, chain) =
                     (round % SCOPES, round % 7 % WORKERS, u64::from(round) % 4);
                 let (first, tier, count, parent) = (round as usize * 7 % 40, Tier::Host, 9, true);
@@ -270,14 +276,13 @@ fn changes_go_on_while_files_are_replaced() {
                 apply_both(&Event::Removed { scope, worker, tiers, chain, first, count });
             }
         });
-        let mut rounds = 0;
-        while !writer.is_finished() || rounds == 0 {
+        for round in 0..20 {
             index.maintain().unwrap();
             index.sync().unwrap();
-            let left = open(&disk.crash(rounds));
-            assert!(!left.recovered().damaged, "after {rounds} rounds");
-            rounds += 1;
+            let left = open(&disk.crash(round));
+            assert!(!left.recovered().damaged, "in round {round}");
         }
+        stop.store(true, Ordering::Relaxed);
         writer.join().unwrap();
     });
     index.sync().unwrap();
@@ -285,6 +290,47 @@ fn changes_go_on_while_files_are_replaced() {
     assert!(!names.contains(&"residency-0000000000000001".into()), "files were replaced");
     assert_eq!(contents(&index), contents(&model));
     assert_eq!(contents(&open(&disk.crash(1))), contents(&model));
+}
+
+#[test]
+fn a_record_out_of_its_place_ends_a_file() {
+    let disk = SimDisk::new(1 << 30);
+    let index = open(&disk);
+    let pages = conformance::pages(1, 4);
+    index.sync().unwrap();
+    let name = disk.list(Path::new(DIR)).unwrap().pop().unwrap();
+    let access = Access { write: true, ..Access::default() };
+    let file = disk.open(&Path::new(DIR).join(name), access).unwrap();
+    let from = file.length().unwrap();
+    index.put(ScopeSlot(0), Worker(1), Tier::Device, None, &pages).unwrap();
+    index.sync().unwrap();
+    let mut stored = vec![0; (file.length().unwrap() - from) as usize];
+    file.read_at(&mut stored, from).unwrap();
+    index.remove_blocks(ScopeSlot(0), Worker(1), Tiers::ALL, &pages);
+    index.sync().unwrap();
+    drop(index);
+    file.write_at(&stored, file.length().unwrap()).unwrap();
+    let index = open(&disk);
+    assert_eq!(index.recovered().torn_bytes, stored.len() as u64);
+    assert_eq!(index.locate(ScopeSlot(0), &pages), []);
+}
+
+/// Holes that were closed up and a branch that came later must not make a run look like a chain that
+/// it does not hold.
+#[test]
+fn a_branch_behind_closed_holes_proves_nothing() {
+    let index = open(&SimDisk::new(1 << 30));
+    let (chain, branch) = (conformance::pages(1, 24), conformance::pages(2, 1));
+    let put = |parent, pages: &[PageHash]| {
+        index.put(ScopeSlot(0), Worker(1), Tier::Device, parent, pages).unwrap();
+    };
+    put(None, &chain[..20]);
+    index.remove_blocks(ScopeSlot(0), Worker(1), Tiers::ALL, &chain[1..12]);
+    put(Some(chain[19]), &chain[20..]);
+    put(Some(chain[12]), &branch);
+    // As many pages from the first to the branch as there are in between now.
+    let asked = [&chain[..13], &branch].concat();
+    assert_eq!(index.locate(ScopeSlot(0), &asked)[0].pages, 1);
 }
 
 #[test]
