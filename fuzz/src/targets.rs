@@ -211,7 +211,8 @@ fn checkpoint_frames() -> Vec<Vec<u8>> {
 }
 
 fn residency() -> Vec<Vec<u8>> {
-    let (scope, pages) = (ScopeSlot(1), Cow::Owned(vec![PageHash([1; 16]), PageHash([2; 16])]));
+    let (scope, pages) =
+        (ScopeSlot(1), Cow::<[_]>::Owned(vec![PageHash([1; 16]), PageHash([2; 16])]));
     let holder = |worker| Holder { worker: Worker(worker), tiers: Tier::Host.into() };
     let holders = Cow::Owned(vec![holder(1), holder(2)]);
     let parent = Some(PageHash([3; 16]));

@@ -277,7 +277,8 @@ mod tests {
     #[test]
     fn records_come_back() {
         let holder = |worker, bits| Holder { worker: Worker(worker), tiers: Tiers(bits) };
-        let (scope, pages) = (ScopeSlot(7), Cow::Owned(vec![PageHash([1; 16]), PageHash([2; 16])]));
+        let (scope, pages) =
+            (ScopeSlot(7), Cow::<[_]>::Owned(vec![PageHash([1; 16]), PageHash([2; 16])]));
         let holders = Cow::Owned(vec![holder(1, 3), holder(9, 8)]);
         let parent = Some(PageHash([3; 16]));
         let records = [
