@@ -201,8 +201,9 @@ impl ResidencyRecord<'_> {
                 body.u32(scope.0).u32(holder.worker.0).u8(holder.tiers.0);
                 write_pages(body, pages);
             }
-            Self::ClearedWorker(worker) => drop(body.u32(worker.0)),
-            Self::ClearedScope(scope) => drop(body.u32(scope.0)),
+            Self::ClearedWorker(Worker(number)) | Self::ClearedScope(ScopeSlot(number)) => {
+                body.u32(*number);
+            }
             Self::Whole => {}
         });
     }
@@ -309,7 +310,9 @@ mod tests {
         let stored = |holders: &[(u32, u8)]| {
             let mut body = Writer::new();
             body.u32(1).raw(&[0; 16]).u32(holders.len() as u32);
-            holders.iter().for_each(|(worker, tiers)| drop(body.u32(*worker).u8(*tiers)));
+            for (worker, tiers) in holders {
+                body.u32(*worker).u8(*tiers);
+            }
             ResidencyRecord::decode(1, body.as_slice())
         };
         assert!(stored(&[(1, 1), (2, 15)]).is_ok());

@@ -3,7 +3,7 @@
 
 use super::pages;
 use crate::residency::{Holder, Prefix, Residency, Tier, Tiers, Worker};
-use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
+use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Makes an empty index.
@@ -28,8 +28,12 @@ pub fn run_residency(make: Make<'_>) {
     readers_see_what_nobody_removes(make().as_ref());
 }
 
+fn done(result: Result<()>) {
+    assert_eq!(result.map_err(|error| error.to_string()), Ok(()));
+}
+
 fn put(index: &dyn Residency, worker: Worker, tier: Tier, pages: &[PageHash]) {
-    index.put(SCOPE, worker, tier, None, pages).unwrap_or_else(|error| panic!("put: {error}"));
+    done(index.put(SCOPE, worker, tier, None, pages));
 }
 
 /// Worker, pages, and how many of them on each tier.
@@ -72,7 +76,7 @@ fn a_hole_ends_a_prefix_and_removes_nothing_behind_it(index: &dyn Residency) {
     index.remove_block(SCOPE, B, chain[3]);
     assert_eq!(index.holders(SCOPE, chain[3]), [], "nobody holds it");
     assert_eq!(located(index, &chain)[1].1, 3);
-    index.put(SCOPE, A, Tier::Host, Some(chain[2]), &chain[3..4]).unwrap_or_else(|e| panic!("{e}"));
+    done(index.put(SCOPE, A, Tier::Host, Some(chain[2]), &chain[3..4]));
     assert_eq!(located(index, &chain), [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])], "closed");
     index.remove_blocks(SCOPE, A, Tier::Host.into(), &chain);
     assert_eq!(located(index, &chain)[0].1, 3, "one tier of each");
@@ -87,7 +91,7 @@ fn events_may_come_twice_in_any_order_or_for_nothing(index: &dyn Residency) {
     assert_eq!(located(index, &chain), [], "nothing comes of nothing");
     let unknown = Some(pages(9, 1)[0]);
     let stored = |parent, pages: &[PageHash]| {
-        index.put(SCOPE, A, Tier::Device, parent, pages).unwrap_or_else(|e| panic!("{e}"));
+        done(index.put(SCOPE, A, Tier::Device, parent, pages));
     };
     stored(Some(chain[2]), &chain[3..]);
     stored(unknown, &chain[..2]);
@@ -120,8 +124,7 @@ fn what_is_cleared_is_gone_and_may_come_back(index: &dyn Residency) {
         for worker in [A, B] {
             put(index, worker, Tier::Device, &chain);
             put(index, worker, Tier::Host, &chain[..9]);
-            let put = index.put(other, worker, Tier::Disk, None, &chain);
-            put.unwrap_or_else(|error| panic!("{error}"));
+            done(index.put(other, worker, Tier::Disk, None, &chain));
         }
     };
     for round in 0..3 {
@@ -140,7 +143,7 @@ fn what_is_cleared_is_gone_and_may_come_back(index: &dyn Residency) {
         assert_eq!(located(index, &chain), [(B, 2, [0, 2, 0, 0])], "a scope begins anew, too");
         index.clear_worker(B);
         assert_eq!(index.locate(other, &&chain[..]), []);
-        index.maintain().unwrap_or_else(|error| panic!("{error}"));
+        done(index.maintain());
         assert_eq!(located(index, &chain), [], "and stays so");
     }
 }
@@ -183,8 +186,7 @@ fn a_chain_may_come_page_by_page(index: &dyn Residency) {
     let chain = pages(1, 1500);
     for (at, page) in chain.iter().enumerate() {
         let parent = at.checked_sub(1).map(|before| chain[before]);
-        let stored = index.put(SCOPE, A, Tier::Device, parent, &[*page]);
-        stored.unwrap_or_else(|error| panic!("{error}"));
+        done(index.put(SCOPE, A, Tier::Device, parent, &[*page]));
     }
     assert_eq!(located(index, &chain)[0].1, 1500);
     // The last first, as an engine evicts; then one in three.

@@ -141,7 +141,7 @@ impl LsmResidency {
                 tracing::warn!(%error, dir = %dir.display(), "residency is damaged: it begins anew");
                 match fs::remove_dir_all(&path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(refused(dir, error));
+                        Err(refused(dir, error))
                     }
                     _ => Self::try_open(&path, options, true)
                         .unwrap_or_else(|error| Err(refused(dir, error))),

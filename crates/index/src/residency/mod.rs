@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`RunResidency`] | runs of consecutive pages in memory, spans of them that share one set | what was synced |
 //! | [`MemoryResidency`] | a plain map: the oracle | nothing |
-//! | [`LsmResidency`] | RocksDB, for more pages than memory holds (feature `lsm`) | what was synced |
+//! | `LsmResidency` | RocksDB, for more pages than memory holds (feature `lsm`) | what was synced |
 //!
 //! **It is a hint.** Events are late, come twice, out of order, or not at all. None is an error, and
 //! nothing that is claimed here is believed by whoever reads pages: a wrong claim costs a hit. So an

@@ -6,6 +6,7 @@
 
 use super::{Holder, Tiers, Worker};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 /// A set's name, which another set may get once no page names it.
@@ -16,7 +17,7 @@ pub(super) const EMPTY: SetId = 0;
 #[derive(Debug)]
 pub(super) struct Sets {
     /// By name. The first is [`EMPTY`] and stays so.
-    entries: Vec<Entry>,
+    entries: Vec<Set>,
     free: Vec<SetId>,
     /// Those that are not stale.
     names: HashMap<Arc<[Holder]>, SetId>,
@@ -27,7 +28,7 @@ pub(super) struct Sets {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Set {
     /// In order of workers.
     holders: Arc<[Holder]>,
     /// Pages that name it.
@@ -39,7 +40,7 @@ impl Sets {
     pub(super) fn new() -> Self {
         let nobody: Arc<[Holder]> = Arc::new([]);
         let names = HashMap::from([(Arc::clone(&nobody), EMPTY)]);
-        let entries = vec![Entry { holders: nobody, pages: 0, stale: false }];
+        let entries = vec![Set { holders: nobody, pages: 0, stale: false }];
         Self { entries, free: Vec::new(), names, held: 0, waiting: 0 }
     }
 
@@ -63,7 +64,7 @@ impl Sets {
 
     /// Bytes of memory held. A set has an entry, a name, and two counters before its holders.
     pub(super) fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
+        self.entries.capacity() * size_of::<Set>()
             + self.names.capacity() * (size_of::<(Arc<[Holder]>, SetId)>() + 1)
             + self.len() * 16
             + self.held * size_of::<Holder>()
@@ -136,7 +137,7 @@ impl Sets {
     /// Makes a set.
     fn name(&mut self, holders: Arc<[Holder]>) -> SetId {
         self.held += holders.len();
-        let entry = Entry { holders: Arc::clone(&holders), pages: 0, stale: false };
+        let entry = Set { holders: Arc::clone(&holders), pages: 0, stale: false };
         let name = match self.free.pop() {
             Some(name) => {
                 self.entries[name as usize] = entry;
@@ -185,11 +186,14 @@ impl Sets {
                 continue;
             }
             self.names.remove(&before);
-            if self.names.contains_key(&left) {
-                entry.stale = true;
-                self.waiting += entry.pages;
-            } else {
-                self.names.insert(left, set as SetId);
+            match self.names.entry(left) {
+                Entry::Vacant(name) => {
+                    name.insert(set as SetId);
+                }
+                Entry::Occupied(_) => {
+                    entry.stale = true;
+                    self.waiting += entry.pages;
+                }
             }
         }
     }
