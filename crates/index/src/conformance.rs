@@ -23,6 +23,8 @@ pub type Make<'a> = &'a dyn Fn() -> Box<dyn PrefixIndex>;
 pub struct Content {
     /// Its scope.
     pub scope: ScopeSlot,
+    /// Whether it is chained.
+    pub chained: bool,
     /// Generation and page of the parent.
     pub parent: Option<(u64, u32)>,
     /// Its pages.
@@ -61,6 +63,7 @@ pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
         let parent = view.parent.map(|(parent, page)| (names[&parent], page));
         let content = Content {
             scope: view.scope,
+            chained: view.chained,
             parent,
             pages: view.pages.clone(),
             place: view.place.clone(),

@@ -20,6 +20,7 @@ mod art;
 mod backend;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+mod copy;
 #[cfg(all(feature = "lsm", not(loom)))]
 pub mod lsm;
 mod memory;
@@ -32,6 +33,7 @@ mod view;
 #[cfg(all(feature = "art", not(loom)))]
 pub use art::{ArtIndex, ArtOptions, ArtRecovered};
 pub use backend::{Backend, OpenOptions};
+pub use copy::{Copied, copy};
 #[cfg(all(feature = "lsm", not(loom)))]
 pub use lsm::{LsmIndex, LsmOptions};
 pub use memory::MemoryIndex;
@@ -99,6 +101,8 @@ pub struct Step {
 pub struct RunView {
     /// Its scope.
     pub scope: ScopeSlot,
+    /// Whether the scope's keys are chained.
+    pub chained: bool,
     /// The page it is attached behind, if known: run and page number there.
     pub parent: Option<(RunId, u32)>,
     /// Hashes of its pages; [`PageHash::NONE`] where a page was removed from the middle.

@@ -22,7 +22,6 @@ struct State {
 #[derive(Debug)]
 struct Run {
     view: RunView,
-    chained: bool,
     children: BTreeSet<RunId>,
 }
 
@@ -81,13 +80,14 @@ impl State {
         }
         let view = RunView {
             scope: new.scope,
+            chained: new.chained,
             parent: None,
             pages: new.pages.to_vec(),
             place: new.place.clone(),
             recency: new.recency,
             retain_until: 0,
         };
-        self.runs.insert(run, Run { view, chained: new.chained, children: BTreeSet::new() });
+        self.runs.insert(run, Run { view, children: BTreeSet::new() });
         if let Some((parent, page)) = parent.flatten().filter(|_| new.chained) {
             self.attach(run, parent, page);
         }
@@ -106,7 +106,7 @@ impl State {
     fn link(&mut self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
         let Some(&(child, 0)) = self.pages.get(&(scope, child)) else { return };
         let Some(&(parent, page)) = self.pages.get(&(scope, parent)) else { return };
-        let free = |run: &Run| run.chained && run.parent().is_none();
+        let free = |run: &Run| run.view.chained && run.parent().is_none();
         if child != parent && self.runs.get(&child).is_some_and(free) {
             self.attach(child, parent, page);
         }
@@ -158,7 +158,7 @@ impl State {
     fn remove(&mut self, scope: ScopeSlot, page: PageHash) -> Vec<Removed> {
         let Some(&(id, at)) = self.pages.get(&(scope, page)) else { return Vec::new() };
         let Some(run) = self.runs.get_mut(&id) else { return Vec::new() };
-        if run.chained {
+        if run.view.chained {
             return self.truncate(id, at);
         }
         if run.view.pages.iter().filter(|page| **page != PageHash::NONE).count() == 1 {

@@ -57,6 +57,7 @@ mod tests {
         let (a, none) = (PageHash([1; 16]), PageHash::NONE);
         let mut view = RunView {
             scope: ScopeSlot(0),
+            chained: false,
             parent: None,
             pages: vec![a, a, none, a],
             place: Place {

@@ -176,6 +176,7 @@ impl ArtIndex {
         let Some(pages) = self.pages(run, &record)? else { return Ok(None) };
         Ok(Some(RunView {
             scope: record.scope,
+            chained: record.chained,
             parent: record.parent,
             pages,
             place: record.place,

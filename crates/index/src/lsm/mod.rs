@@ -136,6 +136,7 @@ impl LsmIndex {
         let touched = self.touched.lock().get(&run).copied().unwrap_or(0);
         RunView {
             scope: record.scope,
+            chained: record.chained,
             parent: record.parent.map(|(parent, page)| (parent, page.into())),
             pages,
             place: record.place,

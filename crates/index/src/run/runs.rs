@@ -197,6 +197,7 @@ impl Runs {
         let (hot, cold) = (self.hot(run), self.cold(run));
         RunView {
             scope: hot.scope,
+            chained: hot.chained,
             parent: (cold.parent != NO_RUN)
                 .then(|| (self.id(cold.parent), u32::from(cold.parent_page))),
             pages: hot.pages().to_vec(),
