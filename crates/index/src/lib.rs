@@ -124,6 +124,11 @@ pub struct IndexStats {
     pub pages: u64,
     /// Bytes of memory held.
     pub memory_bytes: u64,
+    /// Bytes of memory it may have resident, and how much of what that allows it holds, in percent.
+    /// Both zero: nobody said.
+    pub memory_bytes_max: u64,
+    /// See there.
+    pub memory_percent: u32,
     /// Bytes of files now on disk.
     pub disk_bytes: u64,
     /// Bytes written to files since open.
@@ -251,6 +256,12 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// As there.
     fn maintain(&self) -> Result<()> {
         self.maintain_after(&|| Ok(()))
+    }
+
+    /// Whether a run of these pages, in one piece, is not too much for the memory it may hold.
+    fn has_memory_for(&self, pages: &[PageHash]) -> bool {
+        let _ = pages;
+        true
     }
 
     /// Sets how many bytes of files it may take, in the worst case. Where it takes more already,

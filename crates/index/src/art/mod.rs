@@ -281,6 +281,8 @@ impl PrefixIndex for ArtIndex {
             runs: get(&self.gauges.runs),
             pages: get(&self.gauges.pages),
             memory_bytes: self.options.cache_bytes,
+            memory_bytes_max: 0,
+            memory_percent: 0,
             disk_bytes,
             written_bytes: get(&self.gauges.written),
             checkpoints: get(&self.gauges.checkpoints),

@@ -105,6 +105,8 @@ impl Gauges {
             runs: get(&self.runs),
             pages: get(&self.pages),
             memory_bytes: memory,
+            memory_bytes_max: 0,
+            memory_percent: 0,
             disk_bytes: files.bytes,
             written_bytes: ticker(Ticker::WalFileBytes)
                 + ticker(Ticker::FlushWriteBytes)

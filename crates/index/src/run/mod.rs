@@ -254,6 +254,10 @@ impl PrefixIndex for RunIndex {
         if self.is_checkpoint_due() { self.checkpoint_after(settle) } else { Ok(()) }
     }
 
+    fn has_memory_for(&self, pages: &[PageHash]) -> bool {
+        self.check_memory(pages, 1).is_ok()
+    }
+
     fn set_budget(&self, bytes: u64) {
         self.gauges.budget.store(bytes, Ordering::Relaxed);
     }
@@ -262,15 +266,21 @@ impl PrefixIndex for RunIndex {
         let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
         let (runs, pages, memory) = {
             let tables = self.tables.read();
-            let memory = tables.slots.bytes() + tables.runs.bytes();
-            (tables.runs.live, tables.runs.pages, memory as u64)
+            (tables.runs.live, tables.runs.pages, tables.bytes() as u64)
         };
         let checkpoints = self.gauges.checkpoints.each_ref().map(get);
+        let bounded = self.options.memory_bytes_max < u64::MAX;
         let pending_bytes = get(&self.gauges.pending);
         IndexStats {
             runs,
             pages,
             memory_bytes: memory + pending_bytes,
+            memory_bytes_max: if bounded { self.options.memory_bytes_max } else { 0 },
+            memory_percent: if bounded {
+                (memory * 100 / self.options.tables_max()) as u32
+            } else {
+                0
+            },
             disk_bytes: get(&self.gauges.journals) + checkpoints.iter().sum::<u64>(),
             written_bytes: get(&self.gauges.written),
             checkpoints: get(&self.gauges.made),

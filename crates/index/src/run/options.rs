@@ -13,6 +13,12 @@ pub struct RunOptions {
     /// Bytes of journal that may wait in memory for a sync. Inserts beyond it are refused with
     /// `Retry`; removals, which are small, are not.
     pub pending_bytes_max: u64,
+    /// Bytes of memory that the index may have resident. Inserts that would exceed it are refused
+    /// with `Retry`; what is there can be read, and removed, which makes room again. An eighth is
+    /// kept for journal on its way to the disk, and a quarter of the rest for what an allocator
+    /// loses between blocks. What an index holds already when it is opened is loaded whatever this
+    /// says, and opening takes 8 bytes a page more for a moment.
+    pub memory_bytes_max: u64,
     /// About as many bytes of runs are gathered for one write of a checkpoint.
     pub checkpoint_write_bytes: usize,
 }
@@ -22,12 +28,24 @@ impl Default for RunOptions {
         Self {
             metadata_bytes_max: 1 << 30,
             pending_bytes_max: 64 << 20,
+            memory_bytes_max: u64::MAX,
             checkpoint_write_bytes: 256 << 10,
         }
     }
 }
 
 impl RunOptions {
+    /// Bytes of journal that may wait: of the eighth that is kept for it half is for the copy that
+    /// is being written.
+    pub(super) fn pending_max(&self) -> u64 {
+        self.pending_bytes_max.min(self.memory_bytes_max / 16)
+    }
+
+    /// Bytes of records, hashes and slots.
+    pub(super) fn tables_max(&self) -> u64 {
+        ((self.memory_bytes_max - 2 * self.pending_max()) / 4 * 3).max(1)
+    }
+
     /// What [`RunOptions::metadata_bytes_max`] must be to hold `runs` runs of `pages` pages and
     /// `extents` extents each.
     #[must_use]

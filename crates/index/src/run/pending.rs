@@ -96,10 +96,10 @@ impl RunIndex {
             return Err(poisoned());
         }
         let waiting = pending.bytes() + bytes as u64;
-        if waiting > self.options.pending_bytes_max {
+        if waiting > self.options.pending_max() {
             return Err(Error::retry("the index's journal buffer is full: sync, then try again")
                 .with("bytes", waiting)
-                .with("pending_bytes_max", self.options.pending_bytes_max));
+                .with("pending_bytes_max", self.options.pending_max()));
         }
         let worst = self.worst_case(image as u64) + waiting + SLACK;
         if worst > self.budget() {
@@ -134,8 +134,8 @@ impl RunIndex {
                 for &run in section {
                     // The flag first: a touch from now on puts the run in the next list. A run
                     // that came into the record since then is not flagged, or in that list, too.
-                    if tables.runs.hot(run).touched.swap(false, Ordering::AcqRel)
-                        && tables.runs.is_live(run)
+                    if tables.runs.is_live(run)
+                        && tables.runs.hot(run).touched.swap(false, Ordering::AcqRel)
                     {
                         let recency = tables.runs.cold(run).recency.load(Ordering::Relaxed);
                         entries.push((tables.runs.id(run).0, recency));

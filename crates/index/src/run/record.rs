@@ -47,7 +47,12 @@ impl Pages {
 
     /// Bytes on the heap, with what the allocator adds.
     pub(super) fn heap_bytes(&self) -> usize {
-        self.many.as_ref().map_or(0, |pages| 32 + pages.0.len() * 16 + 16)
+        self.many.as_ref().map_or(0, |pages| Self::heap_bytes_of(pages.0.len()))
+    }
+
+    /// Those of so many.
+    pub(super) const fn heap_bytes_of(pages: usize) -> usize {
+        if pages > 1 { 32 + pages * 16 + 16 } else { 0 }
     }
 }
 
@@ -84,8 +89,13 @@ impl Extents {
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             Self::None | Self::One(_) => 0,
-            Self::Many(extents) => 32 + extents.0.len() * 12 + 16,
+            Self::Many(extents) => Self::heap_bytes_of(extents.0.len()),
         }
+    }
+
+    /// Those of so many.
+    pub(super) const fn heap_bytes_of(extents: usize) -> usize {
+        if extents > 1 { 32 + extents * 12 + 16 } else { 0 }
     }
 }
 

@@ -1,16 +1,17 @@
-//! The table of runs: one record each, in chunks that never move.
+//! The table of runs: one record each, in chunks that never move, and go when nothing is in them.
 //!
 //! A run's name is the number of its record and how often the record was given out. A record that
-//! was given out as often as can be counted is retired.
+//! was given out as often as can be counted is retired. Records of low numbers are given out first,
+//! so that chunks empty from the top.
 
-use super::record::{Cold, Hot, Pages};
+use super::record::{Cold, Extents, Hot, Pages};
 use super::slots::{NUMBER_MAX, Number};
 use crate::sync::Ordering;
 use crate::{RunId, RunView};
 use ritornello_format::journal::{Retentions, RunImage};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// No run.
 pub(crate) const NO_RUN: Number = 0;
@@ -27,13 +28,28 @@ const RETAINED_MEMORY: usize = 2 * size_of::<(Number, u64)>();
 const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };
 const CHUNK: usize = 1 << CHUNK_BITS;
 
+/// Bytes of a chunk.
+const CHUNK_BYTES: usize = CHUNK * (size_of::<Hot>() + size_of::<Cold>());
+
+/// What is free of a chunk.
+#[derive(Clone, Copy, Debug)]
+struct Free {
+    /// The first of its free records; the others follow by [`Cold::next`].
+    first: Number,
+    /// Records that are not free.
+    taken: u32,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
+    /// A chunk that nothing is in is empty.
     hot: Vec<Box<[Hot]>>,
     cold: Vec<Box<[Cold]>>,
-    free: Number,
-    /// Records that were ever given out, record zero included.
-    used: Number,
+    free: Vec<Free>,
+    /// Chunks with free records.
+    open: BTreeSet<usize>,
+    /// Chunks that are empty.
+    gone: BTreeSet<usize>,
     /// The largest reuse count that was ever given out.
     pub(crate) reuse: u32,
     /// Reuse counts of new runs are at least this: larger than any that a journal or checkpoint
@@ -65,7 +81,7 @@ pub(crate) struct Cut {
 
 impl Runs {
     pub(crate) fn new() -> Self {
-        Self { used: 1, reuse_floor: 1, ..Self::default() }
+        Self { reuse_floor: 1, ..Self::default() }
     }
 
     #[inline]
@@ -82,9 +98,9 @@ impl Runs {
         &mut self.cold[run as usize >> CHUNK_BITS][run as usize % CHUNK]
     }
 
-    /// One past the largest number in use.
+    /// One past the largest number there is a record for.
     pub(crate) fn end(&self) -> Number {
-        self.used
+        (self.hot.len() * CHUNK) as Number
     }
 
     pub(crate) fn id(&self, run: Number) -> RunId {
@@ -94,36 +110,68 @@ impl Runs {
     /// The run's number, if it is still there.
     pub(crate) fn number(&self, id: RunId) -> Option<Number> {
         let run = id.0 as u32;
-        (run != NO_RUN && run < self.used && self.is_live(run) && self.id(run) == id).then_some(run)
+        (run != NO_RUN && self.is_live(run) && self.id(run) == id).then_some(run)
     }
 
+    /// Also of numbers that there is no record for.
     pub(crate) fn is_live(&self, run: Number) -> bool {
-        self.hot(run).length > 0
+        let chunk = self.hot.get(run as usize >> CHUNK_BITS);
+        chunk.and_then(|chunk| chunk.get(run as usize % CHUNK)).is_some_and(|hot| hot.length > 0)
+    }
+
+    /// Makes chunk `chunk`, which is empty or the next one, with all of its records free.
+    fn make(&mut self, chunk: usize) {
+        let first = (chunk * CHUNK) as Number;
+        let hot = (0..CHUNK).map(|_| Hot::default()).collect();
+        let mut cold: Box<[Cold]> = (0..CHUNK).map(|_| Cold::default()).collect();
+        for (next, record) in (first + 1..).zip(&mut cold[..CHUNK - 1]) {
+            record.next = next;
+        }
+        // Record zero is none.
+        let free = if chunk == 0 { Free { first: 1, taken: 1 } } else { Free { first, taken: 0 } };
+        if chunk == self.hot.len() {
+            self.hot.push(hot);
+            self.cold.push(cold);
+            self.free.push(free);
+        } else {
+            (self.hot[chunk], self.cold[chunk], self.free[chunk]) = (hot, cold, free);
+            self.gone.remove(&chunk);
+        }
+        self.open.insert(chunk);
+    }
+
+    /// Takes the memory of a chunk that nothing is in. Names of runs that were there are not given
+    /// out again.
+    fn unmake(&mut self, chunk: usize) {
+        (self.hot[chunk], self.cold[chunk]) = (Box::default(), Box::default());
+        self.open.remove(&chunk);
+        self.gone.insert(chunk);
+        self.reuse_floor = self.reuse_floor.max(self.reuse.saturating_add(1));
     }
 
     /// Makes records up to `run` exist.
     fn grow_to(&mut self, run: Number) {
         while self.hot.len() <= run as usize >> CHUNK_BITS {
-            self.hot.push((0..CHUNK).map(|_| Hot::default()).collect());
-            self.cold.push((0..CHUNK).map(|_| Cold::default()).collect());
+            self.make(self.hot.len());
         }
-        self.used = self.used.max(run + 1);
     }
 
     /// A record for a new run, not published yet. `None`: all numbers are in use.
     pub(crate) fn allocate(&mut self) -> Option<Number> {
-        let run = if self.free == NO_RUN {
-            let run = self.used;
-            if run > NUMBER_MAX {
+        if self.open.is_empty() {
+            let chunk = self.gone.first().copied().unwrap_or(self.hot.len());
+            if chunk * CHUNK > NUMBER_MAX as usize {
                 return None;
             }
-            self.grow_to(run);
-            run
-        } else {
-            let run = self.free;
-            self.free = self.cold(run).next;
-            run
-        };
+            self.make(chunk);
+        }
+        let chunk = *self.open.first()?;
+        let run = self.free[chunk].first;
+        let next = self.cold(run).next;
+        self.free[chunk] = Free { first: next, taken: self.free[chunk].taken + 1 };
+        if next == NO_RUN {
+            self.open.remove(&chunk);
+        }
         let floor = self.reuse_floor;
         let cold = self.cold_mut(run);
         cold.next = NO_RUN;
@@ -137,8 +185,20 @@ impl Runs {
         if self.cold(run).reuse == u32::MAX {
             return;
         }
-        self.cold_mut(run).next = self.free;
-        self.free = run;
+        let chunk = run as usize >> CHUNK_BITS;
+        let Free { first, taken } = self.free[chunk];
+        self.cold_mut(run).next = first;
+        self.free[chunk] = Free { first: run, taken: taken - 1 };
+        if taken == 1 {
+            self.unmake(chunk);
+        } else {
+            self.open.insert(chunk);
+        }
+    }
+
+    /// Whether the next run needs another chunk.
+    fn is_packed(&self) -> bool {
+        self.open.is_empty()
     }
 
     /// Fills a record; [`Runs::publish`] lets it be found.
@@ -362,19 +422,25 @@ impl Runs {
         if self.reuse < REUSE_RENEWED {
             return false;
         }
-        for run in 1..self.used {
-            self.cold_mut(run).reuse = u32::from(self.is_live(run));
+        for (hot, cold) in self.hot.iter().zip(&mut self.cold) {
+            for (hot, cold) in hot.iter().zip(cold) {
+                cold.reuse = u32::from(hot.length > 0);
+            }
         }
         (self.reuse, self.reuse_floor) = (1, 2);
         true
     }
 
-    /// Makes the list of free records, after everything was restored.
+    /// Makes the lists of free records, after everything was restored.
     pub(crate) fn collect_free(&mut self) {
-        self.free = NO_RUN;
-        for run in (1..self.used).rev() {
-            if !self.is_live(run) {
-                self.release(run);
+        self.open.clear();
+        for chunk in (0..self.hot.len()).rev() {
+            self.free[chunk] = Free { first: NO_RUN, taken: CHUNK as u32 };
+            let first = (chunk * CHUNK) as Number;
+            for run in (first.max(1)..first + CHUNK as Number).rev() {
+                if !self.is_live(run) {
+                    self.release(run);
+                }
             }
         }
     }
@@ -383,8 +449,14 @@ impl Runs {
         self.cold(run).live
     }
 
+    /// Bytes that a run of so many pages and extents adds beside its slots.
+    pub(crate) fn growth(&self, pages: usize, extents: usize) -> usize {
+        let chunk = if self.is_packed() { CHUNK_BYTES } else { 0 };
+        chunk + Pages::heap_bytes_of(pages) + Extents::heap_bytes_of(extents)
+    }
+
     pub(crate) fn bytes(&self) -> usize {
-        self.hot.len() * CHUNK * (size_of::<Hot>() + size_of::<Cold>())
+        (self.hot.len() - self.gone.len()) * CHUNK_BYTES
             + self.heap_bytes
             + self.retained.len() * RETAINED_MEMORY
     }

@@ -193,6 +193,13 @@ impl Slots {
         self.bytes = self.bytes + shard.slots.len() * 8 - before * 8;
     }
 
+    /// Bytes that slots for these pages add: of shards that are as full as they may be.
+    pub(crate) fn growth(&self, pages: &[PageHash]) -> usize {
+        let full = |hash: &&PageHash| self.shards[Self::shard(**hash)].is_full();
+        let shards = pages.iter().filter(full).map(|hash| &self.shards[Self::shard(*hash)]);
+        shards.map(|shard| (shard.larger() - shard.capacity as usize) * 9).sum()
+    }
+
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes + self.shards.len() * size_of::<Shard>()
@@ -205,9 +212,19 @@ impl Shard {
         ((u64::from(tag) * u64::from(self.capacity)) >> TAG_BITS) as usize
     }
 
+    /// Whether the next slot needs a larger table.
+    fn is_full(&self) -> bool {
+        (self.live as usize + 1) * 5 > self.capacity as usize * 4
+    }
+
+    /// Capacity of the next larger table.
+    fn larger(&self) -> usize {
+        (self.capacity as usize * 5 / 4).next_multiple_of(8).max(CAPACITY_MIN)
+    }
+
     fn insert(&mut self, slot: u64) {
-        if (self.live as usize + 1) * 5 > self.capacity as usize * 4 {
-            self.rebuild((self.capacity as usize * 5 / 4).next_multiple_of(8).max(CAPACITY_MIN));
+        if self.is_full() {
+            self.rebuild(self.larger());
         }
         while !self.try_insert(slot) {
             self.rebuild((self.capacity as usize * 5 / 4).next_multiple_of(8));

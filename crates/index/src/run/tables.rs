@@ -17,6 +17,9 @@ pub(crate) const SECTION: usize = if cfg!(loom) { 2 } else { 256 };
 /// Runs that a walk looks up at once.
 const AHEAD: usize = 8;
 
+/// Bytes of a touched run in the list of them, which grows by doubling.
+const TOUCHED_BYTES: usize = 2 * size_of::<Number>();
+
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) slots: Slots,
@@ -48,6 +51,16 @@ impl Tables {
             .collect();
         twins.sort_unstable();
         (Self { slots, runs }, twins)
+    }
+
+    /// Bytes of memory held, and what is set aside for the list of touched runs.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slots.bytes() + self.runs.bytes() + self.runs.live as usize * TOUCHED_BYTES
+    }
+
+    /// Bytes that a run adds.
+    pub(crate) fn growth(&self, pages: &[PageHash], extents: usize) -> usize {
+        self.slots.growth(pages) + self.runs.growth(pages.len(), extents) + TOUCHED_BYTES
     }
 
     /// The run and number of a page.

@@ -24,6 +24,7 @@ impl RunIndex {
         let pages = pages_of(new.pages);
         let mut pending = self.pending.lock();
         self.reserve(&pending, image + FRAME_OVERHEAD, image)?;
+        self.check_memory(new.pages, new.place.extents.len())?;
         let (parent, parent_page) = self.check_against_tables(new)?;
         let attach = new.chained && parent != NO_RUN;
         // From here on nothing fails, as nobody else writes.
@@ -65,6 +66,22 @@ impl RunIndex {
         };
         self.append(&mut pending, &JournalRecord::Insert(image));
         Ok(id)
+    }
+
+    /// Refuses a run that there is no memory for.
+    pub(super) fn check_memory(&self, pages: &[PageHash], extents: usize) -> Result<()> {
+        let most = self.options.tables_max();
+        let tables = self.tables.read();
+        let held = tables.bytes();
+        // Looking at shards is for when it is tight.
+        let plenty = held + held / 4 + 32 * pages.len() + (1 << 20);
+        if plenty as u64 <= most || (held + tables.growth(pages, extents)) as u64 <= most {
+            return Ok(());
+        }
+        drop(tables);
+        Err(Error::retry("the index has reached its memory ceiling: remove pages, or raise it")
+            .with("bytes", held)
+            .with("memory_bytes_max", self.options.memory_bytes_max))
     }
 
     /// Where to attach, after nothing was found that forbids the insertion.

@@ -1,0 +1,155 @@
+//! The memory ceiling of `run`: it holds as the kernel counts, nothing stops working at it, and
+//! removals make room again.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use ritornello_format::{ErrorKind, PageHash, Place, ScopeSlot};
+use ritornello_index::conformance::page;
+use ritornello_index::{NewRun, PrefixIndex, RunId, RunIndex, RunOptions};
+use ritornello_medium::Host;
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+const CEILING: u64 = 64 << 20;
+/// How far the memory that the kernel counts may be above the ceiling.
+const SLACK: u64 = 4 << 20;
+const SCOPE: ScopeSlot = ScopeSlot(3);
+
+fn open(dir: &Path) -> RunIndex {
+    let options = RunOptions { memory_bytes_max: CEILING, ..RunOptions::default() };
+    RunIndex::open(Arc::new(Host), dir, options).unwrap()
+}
+
+/// Anonymous memory of this process.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+struct Filled {
+    index: RunIndex,
+    /// Resident before there was an index.
+    before: u64,
+    /// Oldest first.
+    runs: VecDeque<RunId>,
+    next: u64,
+    refused: u64,
+}
+
+impl Filled {
+    fn pages(&self, count: u64) -> Vec<PageHash> {
+        (self.next..self.next + count).map(|number| page(1, number)).collect()
+    }
+
+    /// Whether a run of so many pages was taken. What waits for a sync is synced.
+    fn put(&mut self, count: u64) -> bool {
+        let pages = self.pages(count);
+        let place = Place { generation: self.next + 1, ..Place::default() };
+        let run = NewRun {
+            scope: SCOPE,
+            chained: true,
+            parent: None,
+            pages: &pages,
+            place: &place,
+            recency: 1,
+        };
+        loop {
+            let room = self.index.has_memory_for(&pages);
+            match self.index.insert(&run) {
+                Ok(name) => {
+                    self.runs.push_back(name);
+                    self.next += count;
+                    return true;
+                }
+                Err(error) if error.to_string().contains("sync, then") => {
+                    self.index.sync().unwrap();
+                    self.index.maintain().unwrap();
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+                    assert!(error.to_string().contains("memory ceiling"), "{error}");
+                    assert!(!room, "who asks before is told the same");
+                    self.refused += 1;
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn fill(&mut self, count: u64) -> usize {
+        let mut put = 0;
+        while self.put(count) {
+            put += 1;
+            if put % 4096 == 0 {
+                self.check(count);
+            }
+        }
+        self.check(count);
+        put
+    }
+
+    fn check(&self, count: u64) {
+        let stats = self.index.stats();
+        assert!(stats.memory_bytes <= CEILING && stats.memory_percent <= 100, "{stats:?}");
+        let own = 8 * self.runs.capacity() as u64;
+        let index = resident().saturating_sub(self.before + own);
+        assert!(index <= CEILING + SLACK, "{index} are resident, {count} pages a run: {stats:?}");
+    }
+
+    /// Removes the oldest runs, so many.
+    fn evict(&mut self, count: usize) {
+        for run in self.runs.drain(..count.min(self.runs.len())) {
+            assert_eq!(self.index.truncate(run, 0).len(), 1);
+        }
+    }
+}
+
+#[test]
+fn at_the_ceiling_puts_are_refused_and_everything_else_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = resident();
+    let (runs, next, refused) = (VecDeque::new(), 1, 0);
+    let mut full = Filled { index: open(dir.path()), before, runs, next, refused };
+    assert_eq!(full.index.stats().memory_percent, 0);
+    let single = full.fill(1);
+    assert!(full.index.stats().memory_percent >= 98);
+    assert!(full.refused == 1 && single > 250_000, "{single}");
+    // Nothing but puts is refused.
+    let last = full.pages(1)[0];
+    let there = page(1, full.next - 1);
+    assert_eq!(full.index.longest_prefix(SCOPE, &[there, last]), 1);
+    assert!(full.index.locate(SCOPE, there).is_some() && !full.put(1));
+    full.runs.iter().for_each(|run| full.index.touch(*run, 9));
+    full.check(1);
+    full.index.sync().unwrap();
+    full.check(1);
+    // What goes makes room for as much of the same kind, again and again.
+    for _ in 0..4 {
+        full.evict(single / 16);
+        let again = full.fill(1);
+        assert!(again + 1024 >= single / 16, "{again} of {}", single / 16);
+    }
+    // And in the end for another kind: the records of short runs do not stay in the way.
+    let mut long = 0;
+    for _ in 0..24 {
+        full.evict(single / 16);
+        long += full.fill(100);
+    }
+    let pages = full.index.stats().pages;
+    assert!(pages > 20 * single as u64 / 16, "{pages} pages, {long} long runs");
+    assert_eq!(full.index.longest_prefix(SCOPE, &[there]), 0, "the oldest went first");
+    // An index that is larger than its ceiling opens, and takes no more.
+    full.index.sync().unwrap();
+    let kept = full.index.stats();
+    drop(full.index);
+    let options = RunOptions { memory_bytes_max: CEILING / 2, ..RunOptions::default() };
+    let small = RunIndex::open(Arc::new(Host), dir.path(), options).unwrap();
+    assert_eq!((small.stats().runs, small.stats().pages), (kept.runs, kept.pages));
+    assert!(!small.has_memory_for(&[last]));
+    let mut names = Vec::new();
+    small.for_each(&mut |run, _| names.push(run));
+    names.iter().skip(names.len() / 4).for_each(|run| drop(small.truncate(*run, 0)));
+    assert!(small.has_memory_for(&[last]));
+}
