@@ -21,6 +21,7 @@ mod backend;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod copy;
+mod leftover;
 #[cfg(all(feature = "lsm", not(loom)))]
 pub mod lsm;
 mod memory;

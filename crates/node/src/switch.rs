@@ -51,6 +51,7 @@ impl Switch {
         // Whoever takes over later takes the store as it is by then: it may have been resized.
         opening.options.capacity = None;
         opening.options.paths.clear();
+        opening.options.index = None;
         Ok(Self {
             process: Process::current(),
             opening,

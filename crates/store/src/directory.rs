@@ -82,6 +82,16 @@ impl Directory {
     /// `Invalid` where the options do not fit the store or are not enough to make one.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
         let stored = self.manifest_to_resize(options)?;
+        if let Some(given) = options.index.filter(|given| given.word() != stored.index) {
+            return Err(Error::invalid(format!(
+                "this store is open with another index: leave it out, or close the store and \
+                 run `ritornello convert-index DIR --to {}`",
+                given.word()
+            ))
+            .with("stored", stored.index)
+            .with("given", given.word())
+            .with("dir", self.display()));
+        }
         match options.capacity.filter(|given| *given != stored.capacity) {
             None => Ok(stored),
             Some(given) => Err(Error::invalid(
@@ -93,7 +103,8 @@ impl Directory {
         }
     }
 
-    /// Likewise, for an owner that will resize the store to the capacity that `options` name.
+    /// Likewise, for an owner that will resize the store to the capacity that `options` name, and
+    /// convert its index.
     pub(crate) fn manifest_to_resize(&self, options: &Options) -> Result<Manifest> {
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
         let Some(stored) = self.manifest()? else {
@@ -128,13 +139,10 @@ impl Directory {
         if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
             return Err(fixed("segment size", &stored.segment_bytes, given.to_string()));
         }
-        if let Some(given) = options.index.filter(|given| given.word() != stored.index) {
-            return Err(fixed("index", &stored.index, given.word().to_owned()));
-        }
         if !options.paths.is_empty() {
             self.check_paths(options, &stored)?;
         }
-        IndexKind::parse(&stored.index)?;
+        IndexKind::stored(&stored.index).map_err(|error| error.with("dir", self.display()))?;
         Ok(stored)
     }
 
@@ -275,6 +283,11 @@ impl Directory {
         self.replace("RESERVATIONS", records)?;
         let access = Access { write: true, create: false, direct: false };
         self.medium.open(&self.path.join("RESERVATIONS"), access).map_err(|e| self.refused(e))
+    }
+
+    /// The directory itself.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Where the index keeps its files.

@@ -18,12 +18,14 @@
 pub mod admission;
 mod budget;
 mod catalog;
+mod conversion;
 mod directory;
 mod encode;
 mod engine;
 pub mod eviction;
 mod get;
 pub mod lease;
+mod memory;
 mod options;
 mod outcome;
 mod parts;
@@ -40,9 +42,12 @@ pub use catalog::{
     Catalog, LeaseNumber, Leased, Located, LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef,
     Wanted,
 };
+pub use conversion::{Conversion, convert_index};
 pub use directory::{Directory, open_segments};
 pub use engine::{Alive, ClientId, Engine, Finding, Reshape, Session, Verification};
-pub use options::{Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec};
+pub use options::{
+    Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,
+};
 pub use outcome::Outcome;
 pub use stats::{
     AdmissionStats, CatalogStats, Counter, Counters, IoStats, PathStats, Pieces, SCOPES_SHOWN,

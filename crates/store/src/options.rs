@@ -3,7 +3,7 @@
 use crate::admission::{AdmissionMode, WriteBudget};
 use crate::eviction::Policy;
 use ritornello_codec::Codec;
-use ritornello_format::{Error, Result};
+use ritornello_format::{Error, Result, parse_bytes};
 use ritornello_volume::segments::IoChoice;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -15,6 +15,9 @@ pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
 /// Bytes a second that are scrubbed if nothing else is said: a terabyte in a day and a half.
 pub const SCRUB_RATE: u64 = 8 << 20;
+
+/// The least memory ceiling of an index that users may choose.
+const INDEX_MEMORY_MIN: u64 = 16 << 20;
 
 /// When a put counts as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -49,7 +52,7 @@ impl Durability {
     }
 }
 
-/// Which index backend a store has. Fixed when the store is made.
+/// Which index backend a store has. An owner that names another one has it converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IndexKind {
     /// Run records in memory, a journal and checkpoints on disk.
@@ -60,6 +63,25 @@ pub enum IndexKind {
     /// RocksDB, for catalogues larger than memory. Only where the feature `lsm` is compiled in.
     #[cfg(feature = "lsm")]
     Lsm,
+}
+
+/// Reads what users call an index: its name, and behind a colon the memory that `run` may have
+/// resident, as in `run:8GiB`.
+///
+/// # Errors
+/// `Invalid`, listing the names.
+pub fn parse_index(word: &str) -> Result<(IndexKind, Option<u64>)> {
+    let Some((name, size)) = word.split_once(':') else {
+        return IndexKind::parse(word).map(|kind| (kind, None));
+    };
+    let (kind, bytes) = (IndexKind::parse(name)?, parse_bytes(size)?);
+    if kind != IndexKind::Run || bytes < INDEX_MEMORY_MIN {
+        return Err(Error::invalid(
+            "only `run` has a memory ceiling, of 16 MiB at least, as in \"run:8GiB\"",
+        )
+        .with("given", word));
+    }
+    Ok((kind, Some(bytes)))
 }
 
 impl IndexKind {
@@ -82,6 +104,20 @@ impl IndexKind {
         }
     }
 
+    /// Reads what a manifest says.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not compiled in, saying what to do about it.
+    pub(crate) fn stored(word: &str) -> Result<Self> {
+        Self::parse(word).map_err(|error| {
+            Error::invalid(format!(
+                "this store has the index `{word}`: open it with a build that has it, or convert it \
+                 there (`ritornello convert-index DIR --to run`)"
+            ))
+            .because(error)
+        })
+    }
+
     /// Reads the name users type.
     ///
     /// # Errors
@@ -90,7 +126,10 @@ impl IndexKind {
         Self::ALL.iter().copied().find(|kind| kind.word() == word).ok_or_else(|| {
             let words: Vec<&str> = Self::ALL.iter().map(|kind| kind.word()).collect();
             let advice = match word {
-                "lsm" => ": \"lsm\" needs a build with the feature of that name",
+                "lsm" => {
+                    ": \"lsm\" is RocksDB, and needs a build with the cargo feature `lsm` \
+                     (`make rocksdb` says how to have it)"
+                }
                 _ => "",
             };
             Error::invalid(format!("this build has the indexes {}{advice}", words.join(", ")))
@@ -115,6 +154,9 @@ pub struct Options {
     pub io: IoChoice,
     /// Index backend.
     pub index: Option<IndexKind>,
+    /// Bytes of memory that the index `run` may have resident: at this ceiling puts are skipped
+    /// until eviction has made room. `None`: a quarter of the memory that this process may have.
+    pub index_memory: Option<u64>,
     /// Bytes a segment file. Fixed when the store is made.
     pub segment_bytes: Option<u64>,
     /// Longest time between a commit and its durability in `cache` mode.
@@ -165,6 +207,7 @@ impl Options {
             durability: Durability::default(),
             io: IoChoice::Auto,
             index: None,
+            index_memory: None,
             segment_bytes: None,
             sync_interval: Duration::from_secs(2),
             upkeep: true,

@@ -10,6 +10,7 @@ use super::scopes::Scopes;
 use super::{Alive, ClientId, Engine, OpenReport, State, Upkeep, resident};
 use crate::admission::Admission;
 use crate::budget::Budget;
+use crate::conversion::{convert, open_index, tidy};
 use crate::directory::Directory;
 use crate::eviction::{RecencyClock, Resident};
 use crate::lease::LeaseTable;
@@ -20,7 +21,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use ritornello_format::{
     Error, ErrorKind, Extent, Manifest, PageHash, Result, ScopeRegistry, ScopeSlot, UNIT, units_of,
 };
-use ritornello_index::{MemoryIndex, PrefixIndex, RunId, RunIndex, RunOptions, RunView};
+use ritornello_index::{PrefixIndex, RunId, RunView};
 use ritornello_medium::Medium;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::{Space, SpaceConfig};
@@ -52,10 +53,11 @@ impl Engine {
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
         let segments = directory.segments(&manifest, options.io)?;
         check_trust(&segments)?;
+        let kind = take_index(&medium, &directory, &mut manifest, options)?;
         manifest.epoch += 1;
         manifest.owner = owner_line();
         directory.write_manifest(&manifest)?;
-        let index = open_index(&medium, &directory, &manifest, &budget)?;
+        let index = open_index(&medium, &directory.index(), kind, &budget, options.index_memory)?;
         let mut dropped = BTreeMap::new();
         let registry = match directory.registry()? {
             Some(registry) => registry,
@@ -206,26 +208,30 @@ fn owner_line() -> String {
     format!("{host} {} pid {}", boot.trim(), std::process::id())
 }
 
-fn open_index(
+/// Gives the store the index that it is opened with, and removes what is left of others.
+fn take_index(
     medium: &Arc<dyn Medium>,
     directory: &Directory,
-    manifest: &Manifest,
-    budget: &Budget,
-) -> Result<Arc<dyn PrefixIndex>> {
-    Ok(match IndexKind::parse(&manifest.index)? {
-        IndexKind::Run => {
-            let options =
-                RunOptions { metadata_bytes_max: budget.index_bytes, ..RunOptions::default() };
-            Arc::new(RunIndex::open(Arc::clone(medium), &directory.index(), options)?)
-        }
-        IndexKind::Memory => Arc::new(MemoryIndex::new()),
-        // With RocksDB's own I/O, beside the medium.
-        #[cfg(feature = "lsm")]
-        IndexKind::Lsm => {
-            let options = ritornello_index::LsmOptions::within(budget.index_bytes);
-            Arc::new(ritornello_index::LsmIndex::open(&directory.index(), &options)?)
-        }
-    })
+    manifest: &mut Manifest,
+    options: &Options,
+) -> Result<IndexKind> {
+    let stored = IndexKind::stored(&manifest.index)?;
+    let wanted = options.index.unwrap_or(stored);
+    if wanted == stored {
+        tidy(medium.as_ref(), directory, stored)?;
+        return Ok(stored);
+    }
+    tracing::warn!(
+        dir = %options.dir.display(),
+        from = stored.word(),
+        to = wanted.word(),
+        "the store is opened with another index than it was written with, and is converted"
+    );
+    if stored == IndexKind::Memory {
+        tracing::warn!("the index `memory` keeps nothing: the store starts without any page");
+    }
+    convert(medium, directory, manifest, wanted, options.index_memory, &mut |_, _| ())?;
+    Ok(wanted)
 }
 
 /// A registry that was lost must not hand out slots that runs in the index still carry.

@@ -1,0 +1,70 @@
+//! The files of a backend, where a store was converted to another one.
+//!
+//! `run` and `lsm` lie side by side in one directory, under names of their own; which of them counts
+//! is for the directory's owner to say.
+
+use crate::Backend;
+use ritornello_medium::Medium;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+impl Backend {
+    /// Whether a file or directory of this name is its own.
+    fn owns(self, name: &str) -> bool {
+        match self {
+            Self::Run => name.starts_with("checkpoint-") || name.starts_with("journal-"),
+            Self::Lsm => name == "lsm" || name.starts_with("lsm."),
+            Self::Memory | Self::Art => false,
+        }
+    }
+
+    /// Removes, durably, all that this backend has in `dir`, whether it is compiled in or not.
+    /// Returns whether there was anything.
+    ///
+    /// # Errors
+    /// Those of the file system; what is left then is removed by another call.
+    pub fn remove(self, medium: &dyn Medium, dir: &Path) -> io::Result<bool> {
+        let names = match medium.list(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            names => names?,
+        };
+        let own: Vec<_> =
+            names.iter().filter(|name| name.to_str().is_some_and(|n| self.owns(n))).collect();
+        for name in &own {
+            let path = dir.join(name);
+            match self {
+                // RocksDB is no user of the medium: its directory is one of the host's.
+                Self::Lsm if path.is_dir() => fs::remove_dir_all(&path)?,
+                _ => medium.remove(&path)?,
+            }
+        }
+        if !own.is_empty() {
+            medium.sync_dir(dir)?;
+        }
+        Ok(!own.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_medium::Host;
+
+    #[test]
+    fn only_its_own_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!Backend::Run.remove(&Host, &dir.path().join("none")).unwrap());
+        for name in ["checkpoint-0", "journal-0000000000000001", "lsm.damaged", "other"] {
+            fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        fs::create_dir_all(dir.path().join("lsm.new/deep")).unwrap();
+        assert!(Backend::Lsm.remove(&Host, dir.path()).unwrap());
+        assert!(!Backend::Lsm.remove(&Host, dir.path()).unwrap());
+        assert!(dir.path().join("checkpoint-0").exists());
+        assert!(Backend::Run.remove(&Host, dir.path()).unwrap());
+        let left: Vec<_> =
+            fs::read_dir(dir.path()).unwrap().flatten().map(|e| e.file_name()).collect();
+        assert_eq!(left, ["other"]);
+    }
+}

@@ -1,0 +1,221 @@
+//! Which index a store has, and giving it another one.
+//!
+//! The manifest names the index that counts. Another one is made beside it, whole and durable; then
+//! the manifest is replaced, which is one rename; then the old one's files go. Whatever ends this
+//! half-way leaves one index that counts and files that do not, which the next owner removes.
+
+use crate::budget::Budget;
+use crate::directory::Directory;
+use crate::memory;
+use crate::options::IndexKind;
+use ritornello_format::{Error, ErrorKind, Manifest, Result};
+use ritornello_index::{Backend, Copied, MemoryIndex, PrefixIndex, RunIndex, RunOptions, copy};
+use ritornello_medium::Medium;
+use ritornello_volume::segments::IoChoice;
+use serde::Serialize;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Unless a user says otherwise, the index may have one part in this many of the process's memory.
+const MEMORY_SHARE: u64 = 4;
+
+/// What [`convert_index`] did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Conversion {
+    /// The index that the store had.
+    pub from: String,
+    /// The one it has now.
+    pub to: String,
+    /// Runs that were copied.
+    pub runs: u64,
+    /// Their pages.
+    pub pages: u64,
+    /// Runs that did not add up and were left behind.
+    pub runs_dropped: u64,
+    /// Files of the old index.
+    pub disk_bytes_before: u64,
+    /// Files of the new one.
+    pub disk_bytes: u64,
+    /// Memory of the new one, as it was made.
+    pub memory_bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Gives the store in `dir` the index `to`; `index_memory` as in
+/// [`Options`](crate::Options::index_memory). The caller holds the directory's lock. `progress`
+/// hears how many runs are copied, and of how many.
+///
+/// # Errors
+/// `Invalid` where there is no store, for an index that is not compiled in or does not outlive its
+/// process, or if the catalogue is too large for the new index; those of the file system. The store
+/// has its old index then.
+pub fn convert_index(
+    medium: Arc<dyn Medium>,
+    dir: &Path,
+    to: IndexKind,
+    index_memory: Option<u64>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Conversion> {
+    let directory = Directory::new(Arc::clone(&medium), dir);
+    let mut manifest = directory.manifest()?.ok_or_else(|| {
+        Error::invalid("there is no store here: nothing was converted").with("dir", dir.display())
+    })?;
+    convert(&medium, &directory, &mut manifest, to, index_memory, progress)
+}
+
+/// The same, where the manifest is known. It is changed.
+pub(crate) fn convert(
+    medium: &Arc<dyn Medium>,
+    directory: &Directory,
+    manifest: &mut Manifest,
+    to: IndexKind,
+    index_memory: Option<u64>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Conversion> {
+    let started = Instant::now();
+    let from = IndexKind::stored(&manifest.index)?;
+    if to == IndexKind::Memory && from != to {
+        return Err(Error::invalid(
+            "an index that ends with its process is for new stores: keep this one, or make another \
+             store",
+        )
+        .with("stored", from.word()));
+    }
+    let (index, budget) =
+        (directory.index(), Budget::divide(manifest.capacity, manifest.segment_bytes)?);
+    tidy(medium.as_ref(), directory, from)?;
+    let mut done = Conversion {
+        from: from.word().to_owned(),
+        to: to.word().to_owned(),
+        ..Conversion::default()
+    };
+    if from == to {
+        return Ok(done);
+    }
+    // A former owner may have died before its data was durable, and the new index will be.
+    let segments = directory.segments(manifest, IoChoice::Auto)?;
+    segments.sync(&segments.existing()?)?;
+    let made = (|| {
+        let old = open_index(medium, &index, from, &budget, None)?;
+        let new = open_index(medium, &index, to, &budget, index_memory)?;
+        copy_all(old.as_ref(), new.as_ref(), &budget, &mut done, progress)
+    })();
+    let refused = |error: io::Error| Error::retry("the new index could not be kept").because(error);
+    if let Err(error) = made {
+        // What cannot be removed now is removed by the next owner.
+        let _ = backend(to).remove(medium.as_ref(), &index);
+        return Err(error.with("from", from.word()).with("to", to.word()));
+    }
+    medium.sync_dir(&index).map_err(refused)?;
+    medium.sync_dir(directory.path()).map_err(refused)?;
+    to.word().clone_into(&mut manifest.index);
+    directory.write_manifest(manifest)?;
+    tidy(medium.as_ref(), directory, to)?;
+    done.seconds = started.elapsed().as_secs_f64();
+    tracing::warn!(
+        dir = %directory.path().display(),
+        from = done.from,
+        to = done.to,
+        runs = done.runs,
+        pages = done.pages,
+        seconds = done.seconds,
+        "the store's index was converted"
+    );
+    Ok(done)
+}
+
+/// Copies everything, and checks that it is everything.
+fn copy_all(
+    old: &dyn PrefixIndex,
+    new: &dyn PrefixIndex,
+    budget: &Budget,
+    done: &mut Conversion,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
+    let before = old.stats();
+    // What was there fitted its budget; the new one may need a moment to fit it.
+    new.set_budget(u64::MAX);
+    progress(0, before.runs);
+    let copied = copy(old, new, &|| Ok(()), &mut |runs| progress(runs, before.runs));
+    let Copied { runs, pages, dropped } = copied.map_err(|error| match error.kind() {
+        ErrorKind::Retry if new.stats().memory_percent > 0 => Error::invalid(
+            "the catalogue does not fit the memory ceiling of `run`: raise it, as in `--to run:8GiB`",
+        )
+        .because(error),
+        _ => error,
+    })?;
+    let after = new.stats();
+    if (after.runs, after.pages) != (runs, pages) || before.runs != runs + dropped {
+        return Err(Error::fatal("the new index does not hold what the old one does")
+            .with("runs", before.runs)
+            .with("copied", after.runs)
+            .with("dropped", dropped));
+    }
+    new.set_budget(budget.index_bytes);
+    new.maintain()?;
+    let after = new.stats();
+    (done.runs, done.pages, done.runs_dropped) = (runs, pages, dropped);
+    (done.disk_bytes_before, done.disk_bytes) = (before.disk_bytes, after.disk_bytes);
+    done.memory_bytes = after.memory_bytes;
+    Ok(())
+}
+
+/// Removes the files of every index but `kept`: what a conversion left that did not come to its end.
+pub(crate) fn tidy(medium: &dyn Medium, directory: &Directory, kept: IndexKind) -> Result<()> {
+    for other in [Backend::Run, Backend::Lsm].into_iter().filter(|other| *other != backend(kept)) {
+        let removed = other.remove(medium, &directory.index()).map_err(|error| {
+            Error::retry(
+                "the files of an index that does not count could not be removed: try again",
+            )
+            .with("dir", directory.index().display())
+            .because(error)
+        })?;
+        if removed {
+            tracing::info!(
+                index = other.name(),
+                "files of an index that does not count were removed"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The index in `dir`.
+pub(crate) fn open_index(
+    medium: &Arc<dyn Medium>,
+    dir: &Path,
+    kind: IndexKind,
+    budget: &Budget,
+    index_memory: Option<u64>,
+) -> Result<Arc<dyn PrefixIndex>> {
+    Ok(match kind {
+        IndexKind::Run => {
+            let most = index_memory.unwrap_or_else(|| memory::available() / MEMORY_SHARE);
+            let options = RunOptions {
+                metadata_bytes_max: budget.index_bytes,
+                memory_bytes_max: most,
+                ..RunOptions::default()
+            };
+            Arc::new(RunIndex::open(Arc::clone(medium), dir, options)?)
+        }
+        IndexKind::Memory => Arc::new(MemoryIndex::new()),
+        // With RocksDB's own I/O, beside the medium.
+        #[cfg(feature = "lsm")]
+        IndexKind::Lsm => {
+            let options = ritornello_index::LsmOptions::within(budget.index_bytes);
+            Arc::new(ritornello_index::LsmIndex::open(dir, &options)?)
+        }
+    })
+}
+
+fn backend(kind: IndexKind) -> Backend {
+    match kind {
+        IndexKind::Run => Backend::Run,
+        IndexKind::Memory => Backend::Memory,
+        #[cfg(feature = "lsm")]
+        IndexKind::Lsm => Backend::Lsm,
+    }
+}
