@@ -165,15 +165,17 @@ class Store:
         codec: Codec = "raw",
         admission: Literal["auto", "write_through", "second_sight"] = "auto",
         write_budget: str | int | None = None,
-        index: Literal["run", "memory", "lsm"] | None = None,
+        index: str | None = None,
         segment_bytes: int | None = None,
     ) -> Store:
         """Owner of the directory, or client of the process that owns it. `capacity` may be
         omitted for a directory that holds a store. `codec` is for scopes that have none of their
         own. `write_budget` spares the drive: "2TB/day", "500GiB/hour", "20MB/s", or bytes a day;
-        while it runs short, pages are written when they are put for the second time. `index` and
-        `segment_bytes` are chosen when a store is made, and rarely need to be: "lsm" is for
-        catalogues larger than memory, in a build that has it.
+        while it runs short, pages are written when they are put for the second time. `index`
+        rarely needs to be named: "run", or "run:8GiB" with a ceiling for its memory (otherwise a
+        quarter of what the process may have); "lsm", in a build that has it, is for catalogues
+        larger than memory; "memory" keeps nothing. An owner that names another one than the store
+        has converts it. `segment_bytes` is chosen when a store is made.
         """
     def put_batch(
         self,

@@ -52,6 +52,8 @@ pub enum Command {
     Resize(ResizeArgs),
     /// List, add or drain the directories of a store while it is in use
     Paths(PathsArgs),
+    /// Give a store that nobody uses another index
+    ConvertIndex(ConvertArgs),
     /// Remove a store that nobody uses
     Destroy(DestroyArgs),
     /// Try a directory out, and say what to change on this machine
@@ -177,6 +179,30 @@ pub enum PathsCommand {
         /// The directory to drain, as `paths list` shows it
         path: PathBuf,
     },
+}
+
+/// Of `convert-index`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+run keeps the index in memory, with a journal and checkpoints on disk; its memory has a ceiling, which
+`ritornello stat` shows. lsm keeps it in RocksDB, for catalogues larger than memory; it is there in
+builds with the cargo feature `lsm`. Everything the index knows is kept: pages, places, recency,
+retentions. Afterwards open the store with index=\"lsm\" or without naming an index.
+
+The new index is made beside the old one, which takes its space again for a while; then one rename
+makes it count. Killed at any moment, the store has one of the two whole: run it again. Refuses while
+a process owns the store.
+
+Examples:
+  ritornello convert-index /nvme/kv --to lsm
+  ritornello convert-index /nvme/kv --to run:8GiB
+  ritornello convert-index /nvme/kv --to run --json | jq .pages")]
+pub struct ConvertArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// run, lsm, or run with a memory ceiling
+    #[arg(long)]
+    pub to: String,
 }
 
 /// Of `destroy`.

@@ -1,6 +1,6 @@
 //! # ritornello-cli
 //!
-//! The `ritornello` command: `stat`, `top`, `fsck`, `resize`, `paths`, `destroy`, `doctor`, `bench`, `soak` and `simulate`, for people at a terminal
+//! The `ritornello` command: `stat`, `top`, `fsck`, `resize`, `paths`, `convert-index`, `destroy`, `doctor`, `bench`, `soak` and `simulate`, for people at a terminal
 //! and, with `--json`, for programs.
 //!
 //! **Promises.** Standard output carries the answer and nothing else; progress and warnings go to
@@ -13,6 +13,7 @@
 
 mod args;
 mod bench;
+mod convert;
 mod doctor;
 pub mod exit;
 mod fsck;
@@ -66,6 +67,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
         Command::Fsck(args) => fsck::run(&context, args),
         Command::Resize(args) => space::resize(&context, args),
         Command::Paths(args) => space::paths(&context, args),
+        Command::ConvertIndex(args) => convert::run(&context, args),
         Command::Destroy(args) => space::destroy(&context, args),
         Command::Doctor(args) => doctor::run(&context, args),
         Command::Bench(args) => bench::run(&context, args),

@@ -5,7 +5,7 @@ use crate::args::StatArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, count, json, say, table};
 use crate::{open, print};
-use ritornello_store::{Pieces, StoreStats};
+use ritornello_store::{CatalogStats, Pieces, StoreStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -55,6 +55,21 @@ fn pieces(small: Pieces, large: Pieces) -> Option<String> {
     });
     let there: Vec<String> = there.collect();
     (!there.is_empty()).then(|| there.join("; "))
+}
+
+/// What the index takes, and how near to its ceiling that is.
+fn index(s: &CatalogStats) -> String {
+    let mut text = format!(
+        "{}: {} of memory, {} on disk",
+        s.index,
+        bytes(s.index_memory_bytes),
+        bytes(s.index_disk_bytes)
+    );
+    if s.index_memory_max_bytes > 0 {
+        let (percent, most) = (s.index_memory_percent, bytes(s.index_memory_max_bytes));
+        text += &format!("; {percent} % full under its memory ceiling of {most}");
+    }
+    text
 }
 
 fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
@@ -132,15 +147,19 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         let used = bytes(path.used_bytes);
         row("path", format!("{}: {} segments, {used} in use{draining}", path.dir, path.segments));
     }
-    row(
-        "index",
-        format!(
-            "{}: {} of memory, {} on disk",
-            s.index,
-            bytes(s.index_memory_bytes),
-            bytes(s.index_disk_bytes)
-        ),
-    );
+    row("index", index(s));
+    if let Some(lsm) = &s.index_as_lsm {
+        row(
+            "as lsm it were",
+            format!(
+                "about {} of memory at most, {} on disk (an estimate by {} pages and {} runs)",
+                bytes(lsm.memory_bytes),
+                bytes(lsm.disk_bytes),
+                count(s.pages),
+                count(s.runs)
+            ),
+        );
+    }
     row(
         "I/O",
         format!(

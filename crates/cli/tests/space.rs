@@ -1,4 +1,4 @@
-//! `resize`, `paths`, `destroy` and `bench store --steady`.
+//! `resize`, `paths`, `convert-index`, `destroy` and `bench store --steady`.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -33,6 +33,41 @@ fn a_store_is_resized_moved_and_removed() {
     assert_eq!((answer.code, home.exists()), (2, true), "nobody agreed: {}", answer.err);
     let answer = ritornello(&["destroy", text(&home), "--yes"]);
     assert_eq!((answer.code, home.exists(), second.exists()), (0, false, false), "{}", answer.err);
+}
+
+#[test]
+fn an_index_is_converted_where_nobody_uses_it_and_the_build_has_it() {
+    let dir = scratch();
+    let node = open_filled(dir.path());
+    let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
+    assert_eq!((answer.code, answer.err.contains("owns")), (2, true), "{}", answer.err);
+    node.close().unwrap();
+    let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
+    assert_eq!((answer.code, answer.out.contains("`run` already")), (0, true), "{}", answer.err);
+    for wrong in ["memory", "tree", "run:4KiB"] {
+        let answer = ritornello(&["convert-index", text(dir.path()), "--to", wrong]);
+        assert_eq!((answer.code, answer.out.is_empty()), (2, true), "{wrong}: {}", answer.err);
+    }
+    let answer = ritornello(&["convert-index", text(dir.path()), "--to", "lsm", "--json"]);
+    if cfg!(feature = "lsm") {
+        assert_eq!((answer.code, &answer.json()["pages"]), (0, &common::PAGES.into()));
+        let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run:64MiB"]);
+        assert!(answer.out.contains("is `run` now, and was `lsm`"), "{}{}", answer.out, answer.err);
+    } else {
+        assert_eq!(
+            (answer.code, answer.err.contains("cargo feature")),
+            (2, true),
+            "{}",
+            answer.err
+        );
+    }
+    let answer = ritornello(&["stat", text(dir.path())]);
+    assert!(
+        answer.out.contains("memory ceiling") && answer.out.contains("as lsm"),
+        "{}",
+        answer.out
+    );
+    assert_eq!(common::probe(dir.path()), common::PAGES);
 }
 
 /// The owner does it, and goes on.

@@ -16,6 +16,7 @@ fn every_command_explains_itself_with_examples() {
         &["bench", "store"],
         &["resize"],
         &["paths"],
+        &["convert-index"],
         &["destroy"],
         &["simulate"],
         &["soak"],

@@ -1,18 +1,15 @@
 //! Removing a store: its own files in all its directories, and nothing else.
 
-use crate::home::{CLIENTS, Home, Identity, unusable};
-use crate::registry;
-use ritornello_format::{Error, Result};
+use crate::alone::alone;
+use crate::home::{CLIENTS, unusable};
+use ritornello_format::{Error, Manifest, Result};
 use ritornello_medium::Host;
 use ritornello_store::Directory;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use std::{fs, result};
 
-/// A store that this process is opening or closing is waited for this long.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Its files beside the manifest and the lock.
 const FILES: [&str; 5] =
     ["SCOPES", "SCOPES.new", "RESERVATIONS", "RESERVATIONS.new", "MANIFEST.new"];
@@ -30,24 +27,15 @@ pub fn destroy(path: &Path) -> Result<()> {
     let manifest = directory.manifest()?.ok_or_else(|| {
         Error::invalid("there is no store here: nothing was removed").with("dir", path.display())
     })?;
-    let slot = registry::slot(Identity::of(&path).map_err(|error| unusable(&path, error))?)?;
-    let Some(open) = slot.try_lock_until(Instant::now() + PATIENCE) else {
-        return Err(Error::retry("another thread has been opening or closing this store for long")
-            .with("dir", path.display()));
-    };
-    if open.upgrade().is_some_and(|shared| !shared.is_closed()) {
-        return Err(Error::invalid("this process has the store open: close it first")
-            .with("dir", path.display()));
-    }
-    let home = Home::open(&path)?;
-    if !home.try_own()? {
-        let owner = home.lock.holder()?.map_or(0, |holder| holder.0);
-        return Err(Error::invalid("a process owns this store: stop it first")
-            .with("pid", owner)
-            .with("dir", path.display()));
-    }
+    alone(&path, |path| remove_all(path, &manifest))?;
+    // It stays where something else is in it.
+    let _ = fs::remove_dir(&path);
+    Ok(())
+}
+
+fn remove_all(path: &Path, manifest: &Manifest) -> Result<()> {
     let removed = (|| {
-        for volume in manifest.directories(&path) {
+        for volume in manifest.directories(path) {
             remove_where(&volume, is_segment)?;
         }
         // One that was drained is in the manifest no more.
@@ -57,20 +45,15 @@ pub fn destroy(path: &Path) -> Result<()> {
         }
         remove_where(&path.join("index"), is_index)?;
         remove_where(&path.join(CLIENTS), |_| true)?;
-        remove_files(&path, |name| FILES.contains(&name) || name.starts_with("owner.sock"))?;
+        remove_files(path, |name| FILES.contains(&name) || name.starts_with("owner.sock"))?;
         remove(&path.join("MANIFEST"))?;
         remove(&path.join("LOCK"))
     })();
-    home.lock.close();
-    drop(home);
     removed.map_err(|error| {
         Error::retry("the store could not be removed: try again")
             .with("dir", path.display())
             .because(error)
-    })?;
-    // It stays where something else is in it.
-    let _ = fs::remove_dir(&path);
-    Ok(())
+    })
 }
 
 fn is_segment(name: &str) -> bool {

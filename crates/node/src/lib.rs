@@ -35,10 +35,12 @@
 
 #![forbid(unsafe_code)]
 
+mod alone;
 mod answer;
 mod authority;
 mod channel;
 mod client;
+mod convert;
 mod destroy;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -63,6 +65,7 @@ mod socket;
 mod switch;
 mod term;
 
+pub use convert::convert_index;
 pub use destroy::destroy;
 pub use node::{Node, Role, open};
 pub use ritornello_store::{Durability, IndexKind, Options};

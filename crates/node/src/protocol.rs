@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 /// Changes whenever a message does.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// An owner lets nobody wait for space longer than this.
 pub(crate) const PATIENCE_MAX: Duration = Duration::from_secs(600);
 /// Starts the first message each way.

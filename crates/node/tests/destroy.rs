@@ -1,11 +1,11 @@
-//! Removing a store, and only a store that nobody uses.
+//! Removing a store, or giving it another index, and only one that nobody uses.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Options, destroy, open};
+use ritornello_node::{IndexKind, Node, Options, Role, convert_index, destroy, open};
 use std::sync::Arc;
 
 #[test]
@@ -58,4 +58,36 @@ fn a_store_in_use_and_what_is_no_store_are_refused() {
     assert_eq!(std::fs::read_dir(&home).unwrap().count(), 1, "what is not the store's stays");
     let error = destroy(&home).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+}
+
+#[test]
+fn the_index_of_a_store_in_use_is_not_converted_and_nobody_opens_it_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let convert = || convert_index(dir.path(), IndexKind::Run, None, &mut |_, _| ());
+    let refused = |word: &str| {
+        let error = convert().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    };
+    refused("no store");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left there");
+    let memory = Options { index: Some(IndexKind::Memory), ..options(dir.path()) };
+    let node = open(&memory).unwrap();
+    refused("this process");
+    node.close().unwrap();
+    let mut owner = Helper::opened(dir.path());
+    refused("a process owns");
+    // A client cannot have another index than the owner, and is told how to come by it.
+    let error = open(&Options { index: Some(IndexKind::Run), ..options(dir.path()) }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("convert-index DIR --to run"), "{error}");
+    assert_eq!(owner.ask("role"), "owner");
+    owner.finish();
+    let done = convert().unwrap();
+    assert_eq!((done.from.as_str(), done.to.as_str(), done.runs), ("memory", "run", 0));
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(
+        (node.role(), node.store().stats().unwrap().catalog.index),
+        (Role::Owner, "run".into())
+    );
 }

@@ -14,7 +14,7 @@ use ritornello_format::{Error, ErrorKind, ScopeSettings, parse_bytes};
 use ritornello_node::{Node, Role};
 use ritornello_store::admission::{AdmissionMode, WriteBudget};
 use ritornello_store::eviction::Policy;
-use ritornello_store::{Durability, IndexKind, LeaseNumber, Options, Terms, parse_codec};
+use ritornello_store::{Durability, LeaseNumber, Options, Terms, parse_codec, parse_index};
 use ritornello_volume::segments::IoChoice;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,6 +59,7 @@ impl Store {
         segment_bytes: Option<u64>,
     ) -> PyResult<Self> {
         log::start();
+        let index = index.map(parse_index).transpose().or_raise(py)?;
         let options = Options {
             capacity: capacity.map(|given| bytes_of("capacity", &given)).transpose()?,
             paths,
@@ -68,7 +69,8 @@ impl Store {
             codec: parse_codec(codec).or_raise(py)?,
             admission: AdmissionMode::parse(admission).or_raise(py)?,
             write_budget: write_budget.as_ref().map(budget_of).transpose()?,
-            index: index.map(IndexKind::parse).transpose().or_raise(py)?,
+            index: index.map(|(kind, _)| kind),
+            index_memory: index.and_then(|(_, memory)| memory),
             segment_bytes,
             ..Options::new(path.clone())
         };

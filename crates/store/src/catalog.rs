@@ -117,6 +117,8 @@ pub enum Refusal {
     Admission,
     /// The write budget is used up.
     WriteBudget,
+    /// The index has reached its memory ceiling.
+    IndexMemory,
 }
 
 impl Refusal {
@@ -130,6 +132,7 @@ impl Refusal {
             Self::Quota => "quota",
             Self::Admission => "admission",
             Self::WriteBudget => "write_budget",
+            Self::IndexMemory => "index_memory",
         }
     }
 }

@@ -78,6 +78,7 @@ impl Engine {
                 Refusal::Quota => &counters.refused_quota,
                 Refusal::Admission => &counters.refused_admission,
                 Refusal::WriteBudget => &counters.refused_write_budget,
+                Refusal::IndexMemory => &counters.refused_index_memory,
             };
             counter.add(pages as u64);
             counters.pages_refused.add(pages as u64);

@@ -6,6 +6,7 @@ mod caretaker;
 mod commit;
 mod grouping;
 mod health;
+mod index_memory;
 mod limbo;
 mod open;
 mod quota;
@@ -29,7 +30,7 @@ use crate::eviction::{Eviction, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
 use crate::rounds::Rounds;
-use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, PathStats};
+use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, PathStats};
 use caretaker::Caretaker;
 use limbo::Limbo;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -124,6 +125,10 @@ struct State {
     quarantine_units: u64,
     /// Volumes whose growth failed, and when to try again.
     growth_paused: Vec<(u8, Instant)>,
+    /// The index refused a run for want of memory, and nothing was evicted for it since.
+    index_full: bool,
+    /// When users were last told.
+    index_full_said: Option<Instant>,
 }
 
 /// A background thread and its alarm clock.
@@ -319,6 +324,10 @@ impl Engine {
             runs: index.runs,
             pages: index.pages,
             index_memory_bytes: index.memory_bytes,
+            index_memory_max_bytes: index.memory_bytes_max,
+            index_memory_percent: index.memory_percent,
+            index_as_lsm: (manifest.index != "lsm")
+                .then(|| LsmEstimate::of(index.runs, index.pages, budget.index_bytes)),
             index_disk_bytes: index.disk_bytes,
             index_written_bytes: index.written_bytes,
             leases: state.leases.len() as u64,

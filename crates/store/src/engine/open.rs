@@ -144,6 +144,8 @@ impl Engine {
                 quarantine: VecDeque::new(),
                 quarantine_units: 0,
                 growth_paused: Vec::new(),
+                index_full: false,
+                index_full_said: None,
             }),
             log: Mutex::new(log),
             growing: Mutex::new(()),

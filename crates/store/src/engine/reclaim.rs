@@ -226,8 +226,10 @@ impl Engine {
             return;
         }
         self.tend_retention();
-        let pending = self.index.stats().pending_bytes;
-        let due = last_sync.elapsed() >= self.options.sync_interval || pending > PENDING_BYTES_MAX;
+        self.tend_index_memory();
+        let index = self.index.stats();
+        let (pending, most) = (index.pending_bytes, pending_max(index.memory_bytes_max));
+        let due = last_sync.elapsed() >= self.options.sync_interval || pending > most;
         if touched || ((busy || pending > 0) && (pressing || due)) {
             // An error has poisoned the store, and its next writer is told.
             let _ = self.make_durable();
@@ -261,6 +263,11 @@ impl Engine {
         // Nothing on disk or in the journal ever named this space: it needs no limbo.
         self.free(&mut self.state.lock(), &extents);
     }
+}
+
+/// What may wait for a sync where the index has a memory ceiling: a quarter of what it lets wait.
+fn pending_max(ceiling: u64) -> u64 {
+    if ceiling == 0 { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX.min(ceiling / 64) }
 }
 
 const _: () = assert!(UNIT == 4096, "the arithmetic above counts 4 KiB units");

@@ -76,6 +76,10 @@ impl Engine {
         let mut promised = 0;
         let mut runs = Vec::new();
         for (at, pages) in self.missing_runs(scope, &keys[..end], &present[..end], wanted) {
+            if !self.index_takes(&hashes[at..at + pages]) {
+                reserved.refused = Some(Refusal::IndexMemory);
+                break;
+            }
             let units = admitted.run_units(pages);
             if let Err(refusal) = self.make_quota_room(scope.slot, units, deadline) {
                 reserved.refused = Some(refusal);

@@ -1,0 +1,32 @@
+//! Giving a store another index.
+
+use crate::alone::alone;
+use crate::home::unusable;
+use ritornello_format::Result;
+use ritornello_medium::Host;
+use ritornello_store::{Conversion, Directory, IndexKind};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Gives the store in `path`, which nobody has open, the index `to`. Whatever ends this half-way, the
+/// store has either the old index or the new one, whole.
+///
+/// # Errors
+/// `Invalid` if a process owns the store; those of [`ritornello_store::convert_index`].
+pub fn convert_index(
+    path: &Path,
+    to: IndexKind,
+    index_memory: Option<u64>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Conversion> {
+    let path = fs::canonicalize(path).map_err(|error| unusable(path, error))?;
+    let convert = |path: &Path, progress: &mut dyn FnMut(u64, u64)| {
+        ritornello_store::convert_index(Arc::new(Host), path, to, index_memory, progress)
+    };
+    // Where there is no store, no lock file is made.
+    if Directory::new(Arc::new(Host), &path).manifest()?.is_none() {
+        return convert(&path, progress);
+    }
+    alone(&path, |path| convert(path, progress))
+}

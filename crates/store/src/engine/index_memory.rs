@@ -1,0 +1,57 @@
+//! The memory ceiling of the index: at it puts are skipped, and eviction makes room.
+
+use super::Engine;
+use super::reclaim::STEP_UNITS;
+use ritornello_format::PageHash;
+use std::time::{Duration, Instant};
+
+/// Users are told once, and again after this long.
+const SAID_AGAIN: Duration = Duration::from_secs(3600);
+/// One part in this many of the index goes at once.
+const EVICTED_SHARE: u64 = 16;
+
+impl Engine {
+    /// Whether the index has memory for a run. If not, eviction is on its way.
+    pub(super) fn index_takes(&self, pages: &[PageHash]) -> bool {
+        if self.index.has_memory_for(pages) {
+            return true;
+        }
+        let mut state = self.state.lock();
+        state.index_full = true;
+        let said = state.index_full_said;
+        if said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
+            state.index_full_said = Some(Instant::now());
+            drop(state);
+            let index = self.index.stats();
+            tracing::warn!(
+                dir = %self.options.dir.display(),
+                ceiling_bytes = index.memory_bytes_max,
+                pages = index.pages,
+                runs = index.runs,
+                "the index has reached its memory ceiling: puts are skipped until eviction has made \
+                 room. Raise the ceiling (index=\"run:8GiB\"), give the store less capacity \
+                 (`ritornello resize`), or keep the index on disk (`ritornello convert-index DIR \
+                 --to lsm`)"
+            );
+        }
+        self.upkeep.ring();
+        false
+    }
+
+    /// Evicts a part of the index if it refused something since the last time.
+    pub(super) fn tend_index_memory(&self) {
+        let mut state = self.state.lock();
+        if !std::mem::take(&mut state.index_full) {
+            return;
+        }
+        // Pages and records are what takes memory; the one is a quarter of the other.
+        let weight = || {
+            let index = self.index.stats();
+            index.pages + 4 * index.runs
+        };
+        let enough = weight() / EVICTED_SHARE * (EVICTED_SHARE - 1);
+        while weight() > enough && self.evict(&mut state, STEP_UNITS) {
+            parking_lot::MutexGuard::bump(&mut state);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The memory ceiling of the index, as a store's user meets it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_medium::Host;
+use ritornello_store::{IndexKind, Options, parse_index};
+use std::sync::Arc;
+
+const PAGE: u64 = 4096;
+
+/// Puts sequences of one page until one is refused; returns how many were stored.
+fn fill(open: &Open, next: &mut u64) -> u64 {
+    for stored in 0.. {
+        let outcome = put(&open.store, &chained(PAGE), &sequence(*next, 1), None);
+        if outcome.pages == 0 {
+            assert_eq!(outcome.reason, "index_memory");
+            return stored;
+        }
+        *next += 1;
+        if stored % 64 == 63 {
+            open.store.flush().unwrap();
+        }
+    }
+    0
+}
+
+#[test]
+fn at_the_ceiling_puts_are_skipped_and_eviction_or_deletion_lets_them_in_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let opts = Options {
+        index: Some(IndexKind::Run),
+        index_memory: Some(1 << 20),
+        upkeep: false,
+        ..options(dir.path(), 128)
+    };
+    let open = open_on(Arc::new(Host), &opts).unwrap();
+    let scope = chained(PAGE);
+    let mut next = 0;
+    let first = fill(&open, &mut next);
+    let stats = open.store.stats().unwrap().catalog;
+    assert!(first > 2000 && stats.runs == first, "{first}");
+    assert_eq!(stats.index_memory_max_bytes, 1 << 20);
+    assert!((85..=100).contains(&stats.index_memory_percent), "{}", stats.index_memory_percent);
+    assert!(stats.index_memory_bytes <= 1 << 20);
+    let lsm = stats.index_as_lsm.unwrap();
+    assert!(lsm.memory_bytes > 0 && lsm.disk_bytes > 100 * first, "{lsm:?}");
+    assert_eq!((stats.counters["refused_index_memory"], stats.counters["pages_evicted"]), (1, 0));
+    // Reading goes on, and so does putting what is there already.
+    for name in [0, first / 2, first - 1] {
+        assert_eq!(open.store.probe(&scope, &refs(&sequence(name, 1))).unwrap(), 1);
+        assert_eq!(get(&open.store, &scope, &sequence(name, 1)).pages, 1);
+        assert_eq!(put(&open.store, &scope, &sequence(name, 1), None).pages, 1);
+    }
+    // Eviction is on its way since the refusal.
+    open.engine.tend();
+    let evicted = open.store.stats().unwrap().catalog.counters["pages_evicted"];
+    assert!((first / 16..first / 2).contains(&evicted), "{evicted} of {first}");
+    let again = fill(&open, &mut next);
+    assert!(again >= evicted / 2, "{again}");
+    // So does deletion.
+    for name in next - 1024..next {
+        assert_eq!(open.store.delete(&scope, &refs(&sequence(name, 1))).unwrap(), 1);
+    }
+    assert!(fill(&open, &mut next) > 0);
+    // Nothing is evicted where nothing was refused.
+    open.engine.tend();
+    let before = open.store.stats().unwrap().catalog.counters["pages_evicted"];
+    open.engine.tend();
+    assert_eq!(open.store.stats().unwrap().catalog.counters["pages_evicted"], before);
+    open.close();
+}
+
+#[test]
+fn a_ceiling_is_named_with_the_index() {
+    assert_eq!(parse_index("run").unwrap(), (IndexKind::Run, None));
+    assert_eq!(parse_index("run:8GiB").unwrap(), (IndexKind::Run, Some(8 << 30)));
+    for word in ["run:", "run:8", "run:1MiB", "memory:8GiB", "tree", "run:8GiB:2"] {
+        assert!(parse_index(word).is_err(), "{word}");
+    }
+}
