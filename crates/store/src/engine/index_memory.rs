@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::reclaim::STEP_UNITS;
+use parking_lot::MutexGuard;
 use ritornello_format::PageHash;
 use std::time::{Duration, Instant};
 
@@ -50,8 +51,10 @@ impl Engine {
             index.pages + 4 * index.runs
         };
         let enough = weight() / EVICTED_SHARE * (EVICTED_SHARE - 1);
-        while weight() > enough && self.evict(&mut state, STEP_UNITS) {
-            parking_lot::MutexGuard::bump(&mut state);
+        let held = state.space.total_units() - state.space.free_units();
+        let step = (held / (4 * EVICTED_SHARE)).clamp(1, STEP_UNITS);
+        while weight() > enough && self.evict(&mut state, step) {
+            MutexGuard::bump(&mut state);
         }
     }
 }
