@@ -220,7 +220,10 @@ fn take_index(
     let stored = IndexKind::stored(&manifest.index)?;
     let wanted = options.index.unwrap_or(stored);
     if wanted == stored {
-        tidy(medium.as_ref(), directory, stored)?;
+        // The index that counts does not depend on it.
+        if let Err(error) = tidy(medium.as_ref(), directory, stored) {
+            tracing::warn!(%error, "what a conversion left is still there");
+        }
         return Ok(stored);
     }
     tracing::warn!(
