@@ -1,5 +1,6 @@
 //! Random operations on the `run` index and on `memory` at once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "each test file uses its own part")]
 
 use proptest::prelude::*;
 use ritornello_format::{PageHash, Result, ScopeSlot};
