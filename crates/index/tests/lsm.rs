@@ -217,6 +217,71 @@ fn damage_is_repaired_or_dropped_and_never_believed() {
     assert!(repaired > 5, "{repaired}");
 }
 
+/// RocksDB takes a list of files that lost its end for an older database: one without some of its
+/// families, or without any table, and it deletes the tables that are not listed.
+#[test]
+fn a_list_of_files_that_lost_its_end_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = open(dir.path());
+    fill(&index, 0..20);
+    let before = contents(&index);
+    index.sync().unwrap();
+    drop(index);
+    // At every number of families, and here and there.
+    let copy_to = |to: &Path, cut: u64| {
+        fs::create_dir(to.join("lsm")).unwrap();
+        fs::copy(dir.path().join("lsm.seal"), to.join("lsm.seal")).unwrap();
+        for file in files(dir.path(), "") {
+            fs::copy(&file, to.join("lsm").join(file.file_name().unwrap())).unwrap();
+        }
+        let list = files(to, "MANIFEST").pop().unwrap();
+        fs::OpenOptions::new().write(true).open(list).unwrap().set_len(cut).unwrap();
+    };
+    let length = fs::metadata(files(dir.path(), "MANIFEST").pop().unwrap()).unwrap().len();
+    let listing = tempfile::tempdir().unwrap();
+    copy_to(listing.path(), length);
+    let mut families = std::collections::BTreeSet::new();
+    for cut in (0..length).rev().step_by(16) {
+        let list = files(listing.path(), "MANIFEST").pop().unwrap();
+        fs::OpenOptions::new().write(true).open(list).unwrap().set_len(cut).unwrap();
+        let listed = rocksdb::DB::list_cf(&rocksdb::Options::default(), listing.path().join("lsm"));
+        if !families.insert(listed.map_or(0, |families| families.len())) && cut % 256 >= 16 {
+            continue;
+        }
+        for is_sealed in [true, false] {
+            let copy = tempfile::tempdir().unwrap();
+            copy_to(copy.path(), cut);
+            if !is_sealed {
+                fs::remove_file(copy.path().join("lsm.seal")).unwrap();
+            }
+            let index = open(copy.path());
+            let found = contents(&index);
+            if is_sealed {
+                assert!(index.recovered().damaged, "cut at {cut} of {length}");
+                assert_eq!(found, before, "cut at {cut} of {length}");
+            } else {
+                // What was there at some time.
+                assert!(found.iter().all(|(generation, run)| before[generation] == *run));
+            }
+            // What hangs behind a page goes with it, and comes back whole.
+            let keys = pages(7, 15);
+            let there = index.longest_prefix(SCOPE, &keys);
+            index.remove(SCOPE, &&keys[4..5]);
+            let stay = index.exists(SCOPE, &keys).into_iter().filter(|there| *there).count();
+            assert_eq!(stay, there.min(4), "cut at {cut} of {length}");
+            index.remove(SCOPE, &keys);
+            insert(&index, 1 << 40, None, &keys).unwrap();
+            assert_eq!(index.longest_prefix(SCOPE, &keys), 15);
+            index.sync().unwrap();
+            drop(index);
+            let index = open(copy.path());
+            assert!(!index.recovered().damaged, "once is enough");
+            assert_eq!(index.longest_prefix(SCOPE, &keys), 15);
+        }
+    }
+    assert!(families.len() > 5, "every number of families was met: {families:?}");
+}
+
 #[test]
 fn what_is_only_suspected_is_all_saved() {
     let dir = tempfile::tempdir().unwrap();

@@ -63,7 +63,9 @@ fn is_segment(name: &str) -> bool {
 }
 
 fn is_index(name: &str) -> bool {
-    name.starts_with("checkpoint-") || name.starts_with("journal-") || name == "lsm.damaged"
+    name.starts_with("checkpoint-")
+        || name.starts_with("journal-")
+        || ["lsm.damaged", "lsm.seal"].contains(&name)
 }
 
 /// RocksDB's own files, whatever version wrote them.

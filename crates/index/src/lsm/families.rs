@@ -2,7 +2,7 @@
 
 use super::keys;
 use super::options::LsmOptions;
-use super::record::{Counts, Record, Use};
+use super::record::{Counts, Record, Sum, Use};
 use crate::RunId;
 use crate::sync::{AtomicBool, Ordering};
 use ritornello_format::{Error, PageHash, Result, ScopeSlot};
@@ -27,7 +27,7 @@ pub(super) enum Family {
 impl Family {
     pub(super) const ALL: [Self; 5] = [Self::Path, Self::Page, Self::Run, Self::Use, Self::Child];
 
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Path => "path",
             Self::Page => "page",
@@ -42,16 +42,39 @@ impl Family {
     }
 }
 
+/// RocksDB's own.
+const DEFAULT: &str = "default";
 /// The key of the [`Counts`] in the family `default`.
 pub(super) const COUNTS: &[u8] = b"counts";
+
+/// The names in the index's directory. See [`super::recovery`].
+#[derive(Clone)]
+pub(super) struct Names {
+    pub(super) database: PathBuf,
+    pub(super) new: PathBuf,
+    pub(super) old: PathBuf,
+    pub(super) marker: PathBuf,
+    pub(super) seal: PathBuf,
+}
+
+impl Names {
+    pub(super) fn of(dir: &Path) -> Self {
+        Self {
+            database: dir.join("lsm"),
+            new: dir.join("lsm.new"),
+            old: dir.join("lsm.old"),
+            marker: dir.join("lsm.damaged"),
+            seal: dir.join("lsm.seal"),
+        }
+    }
+}
 
 /// An open database.
 pub(super) struct Families {
     pub(super) db: DB,
     pub(super) cache: Cache,
     pub(super) options: Options,
-    /// A file that says that damage was met, beside the database: the next open looks at all of it.
-    marker: PathBuf,
+    names: Names,
     poisoned: AtomicBool,
 }
 
@@ -62,22 +85,43 @@ impl std::fmt::Debug for Families {
 }
 
 impl Families {
-    /// Opens the database, or makes one.
+    /// Opens the database in `path`, which is one of `names`, or makes one where none is. One that
+    /// is there is not given the families that it lacks: they were lost.
     pub(super) fn open(
         path: &Path,
-        marker: &Path,
+        names: &Names,
         choices: &LsmOptions,
     ) -> std::result::Result<Self, rocksdb::Error> {
-        let options = choices.database();
+        let is_new = !path.join("CURRENT").exists();
+        Self::open_with(path, names, choices, is_new)
+    }
+
+    /// Likewise after a repair, which finds only the families that have tables.
+    pub(super) fn open_what_is_left(
+        path: &Path,
+        names: &Names,
+        choices: &LsmOptions,
+    ) -> std::result::Result<Self, rocksdb::Error> {
+        Self::open_with(path, names, choices, true)
+    }
+
+    fn open_with(
+        path: &Path,
+        names: &Names,
+        choices: &LsmOptions,
+        makes_what_is_missing: bool,
+    ) -> std::result::Result<Self, rocksdb::Error> {
+        let mut options = choices.database();
+        options.create_if_missing(makes_what_is_missing);
+        options.create_missing_column_families(makes_what_is_missing);
         let cache = Cache::new_lru_cache(choices.block_cache_bytes as usize);
         let families = Family::ALL.map(|family| {
             ColumnFamilyDescriptor::new(family.name(), choices.family(&cache, family.is_filtered()))
         });
-        let plain = ColumnFamilyDescriptor::new("default", choices.family(&cache, false));
+        let plain = ColumnFamilyDescriptor::new(DEFAULT, choices.family(&cache, false));
         let all = families.into_iter().chain([plain]);
         let db = DB::open_cf_descriptors(&options, path, all)?;
-        let marker = marker.to_owned();
-        Ok(Self { db, cache, options, marker, poisoned: AtomicBool::new(false) })
+        Ok(Self { db, cache, options, names: names.clone(), poisoned: AtomicBool::new(false) })
     }
 
     /// The handle of a family.
@@ -85,9 +129,22 @@ impl Families {
     /// # Errors
     /// None: every family was opened with the database. The type only cannot say so.
     pub(super) fn handle(&self, family: Family) -> Result<&ColumnFamily> {
-        self.db.cf_handle(family.name()).ok_or_else(|| {
-            Error::fatal("the index lacks one of its column families").with("name", family.name())
+        self.named(family.name())
+    }
+
+    fn named(&self, name: &'static str) -> Result<&ColumnFamily> {
+        self.db.cf_handle(name).ok_or_else(|| {
+            Error::fatal("the index lacks one of its column families").with("name", name)
         })
+    }
+
+    /// The handles of all families, and of that of the [`Counts`].
+    ///
+    /// # Errors
+    /// As [`Self::handle`].
+    pub(super) fn handles(&self) -> Result<Vec<&ColumnFamily>> {
+        let names = Family::ALL.map(Family::name).into_iter().chain([DEFAULT]);
+        names.map(|name| self.named(name)).collect()
     }
 
     pub(super) fn is_poisoned(&self) -> bool {
@@ -119,7 +176,7 @@ impl Families {
             path = %self.db.path().display(),
             "the index is damaged: nothing more is written to it, and the next open repairs it"
         );
-        if let Err(error) = std::fs::write(&self.marker, b"") {
+        if let Err(error) = std::fs::write(&self.names.marker, b"") {
             tracing::error!(%error, "the damage could not be noted for the next open");
         }
     }
@@ -205,38 +262,37 @@ impl Families {
         iterator.status().map_err(|error| self.poison(&error)).is_ok()
     }
 
-    /// Whether every block of every family can be read and has the bytes that were written, and as
-    /// many entries are there as the counts say.
+    /// Whether every block of every family can be read and has the bytes that were written, and
+    /// the entries are those that the counts were written with, no older and no fewer.
     pub(super) fn adds_up(&self) -> bool {
         let Ok(counts) = self.counts() else { return false };
-        let counts = counts.unwrap_or_default();
-        Family::ALL.iter().all(|family| {
-            let Ok(handle) = self.handle(*family) else { return false };
+        let mut sum = Sum::default();
+        for family in Family::ALL {
+            let Ok(handle) = self.handle(family) else { return false };
             let mut options = rocksdb::ReadOptions::default();
             options.fill_cache(false);
             options.set_readahead_size(1 << 20);
             let mut iterator = self.db.raw_iterator_cf_opt(handle, options);
             iterator.seek_to_first();
-            let mut there = 0;
-            while iterator.valid() {
-                there += 1;
+            while let Some((key, value)) = iterator.item() {
+                sum.add(family, key, value);
                 iterator.next();
             }
             if let Err(error) = iterator.status() {
                 self.poison(&error);
                 return false;
             }
-            // A list of tables that is cut short loses those of some families, without an error.
-            let complete = match family {
-                Family::Path | Family::Page => there == counts.pages,
-                Family::Run | Family::Use => there == counts.runs,
-                Family::Child => there <= counts.runs,
-            };
-            if !complete {
-                self.note_damage(&format_args!("{family:?} holds {there} of {counts:?}"));
-            }
-            complete
-        })
+        }
+        let adds_up = sum == counts.unwrap_or_default().sum;
+        if !adds_up {
+            self.note_damage(&"entries are missing, or are older than others");
+        }
+        adds_up
+    }
+
+    /// Seals the list of files: see [`super::seal`].
+    pub(super) fn seal(&self) {
+        super::seal::write(self.db.path(), &self.names.seal);
     }
 
     /// # Errors

@@ -10,6 +10,7 @@
 //! | `options` | what can be chosen, and what of it while open |
 //! | `gauges` | sizes and write statistics |
 //! | `recovery` | opening, repairing, starting over |
+//! | `seal` | how long RocksDB's list of files has been |
 //!
 //! **What is where.** `path` holds `scope | run | page → hash`, so that the order of keys is the
 //! order of prefixes; `page` holds `scope | hash → run, page`; `run` what is known of a run, `use`
@@ -47,6 +48,7 @@ mod options;
 mod probe;
 mod record;
 mod recovery;
+mod seal;
 mod write;
 
 pub use options::{LsmOptions, Probe, Tuning};
@@ -147,8 +149,7 @@ impl LsmIndex {
 
     /// Writes all memtables out, so that nothing is left in the log.
     fn flush(&self) -> Result<()> {
-        let handles: Vec<_> =
-            Family::ALL.iter().map(|family| self.db.handle(*family)).collect::<Result<_>>()?;
+        let handles = self.db.handles()?;
         self.db.db.flush_cfs_opt(&handles, &FlushOptions::default()).map_err(|error| {
             self.db.poison(&error);
             Error::fatal("the index could not be written: open the store again").because(error)
@@ -168,6 +169,7 @@ impl Drop for LsmIndex {
         if let Err(error) = if synced { self.flush() } else { Ok(()) } {
             tracing::error!(%error, "the index could not be written out as it was closed");
         }
+        self.db.seal();
     }
 }
 

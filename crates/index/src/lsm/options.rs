@@ -111,8 +111,6 @@ impl LsmOptions {
     /// a compressor is not readable by one that was built without.
     pub(super) fn database(&self) -> Options {
         let mut options = Options::default();
-        options.create_if_missing(true);
-        options.create_missing_column_families(true);
         // All families are written out together, so no log outlives the memtables of one of them,
         // and no file on disk is ahead of another family's log.
         options.set_atomic_flush(true);

@@ -1,8 +1,10 @@
 //! What is stored of one run beside its pages, and of the index as a whole.
 
+use super::families::Family;
 use crate::RunId;
 use ritornello_format::wire::{Reader, Writer};
 use ritornello_format::{Error, Extent, Place, Result, ScopeSlot, SegmentId};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A run without the hashes of its pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +84,25 @@ impl Use {
     }
 }
 
+/// A sum over entries, in whatever order they are added. It tells entries that were lost, or that
+/// are older than others, from those that were written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum(u64);
+
+impl Sum {
+    fn of(family: Family, key: &[u8], value: &[u8]) -> u64 {
+        xxh3_64_with_seed(value, xxh3_64_with_seed(key, family as u64))
+    }
+
+    pub(super) fn add(&mut self, family: Family, key: &[u8], value: &[u8]) {
+        self.0 = self.0.wrapping_add(Self::of(family, key, value));
+    }
+
+    pub(super) fn subtract(&mut self, family: Family, key: &[u8], value: &[u8]) {
+        self.0 = self.0.wrapping_sub(Self::of(family, key, value));
+    }
+}
+
 /// The figures that every change brings up to date.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
@@ -91,15 +112,18 @@ pub(super) struct Counts {
     pub(super) pages: u64,
     /// See [`crate::PrefixIndex::clock`].
     pub(super) clock: u64,
+    /// Over all entries of all families.
+    pub(super) sum: Sum,
 }
 
 impl Counts {
     /// Of these keys and values. Another version is refused, not converted.
-    const VERSION: u8 = 1;
+    const VERSION: u8 = 2;
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::new();
         out.u8(Self::VERSION).u64(self.last).u64(self.runs).u64(self.pages).u64(self.clock);
+        out.u64(self.sum.0);
         out.into_vec()
     }
 
@@ -120,6 +144,7 @@ impl Counts {
             runs: input.u64()?,
             pages: input.u64()?,
             clock: input.u64()?,
+            sum: Sum(input.u64()?),
         })
     }
 }
@@ -146,7 +171,7 @@ mod tests {
         }));
         let used = Use { recency: 3, retain_until: 4 };
         assert_eq!(Use::decode(&used.encode()).unwrap(), used);
-        let counts = Counts { last: 1, runs: 2, pages: 3, clock: 4 };
+        let counts = Counts { last: 1, runs: 2, pages: 3, clock: 4, sum: Sum(5) };
         let mut bytes = counts.encode();
         assert_eq!(Counts::decode(&bytes).unwrap(), counts);
         bytes[0] = 9;

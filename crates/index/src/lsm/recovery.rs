@@ -5,15 +5,16 @@
 //! lsm.new/       what was saved of a damaged one, until it is complete
 //! lsm.old/       the damaged one, until the saved one has its name
 //! lsm.damaged    damage was met: everything is looked at when the index is opened
+//! lsm.seal       how long RocksDB's list of files has been
 //! ```
 //!
 //! A crash leaves a log with a torn end, which RocksDB cuts off. A database that does not open, or
-//! in which damage was met, is repaired as far as RocksDB can; then every run that adds up is
+//! whose list of files has become shorter, or in which damage was met, is repaired as far as RocksDB can; then every run that adds up is
 //! inserted into a new one, which takes the old one's name. Nothing that was not checked comes
 //! along. What cannot be read at all is dropped, and the index is empty.
 
 use super::LsmIndex;
-use super::families::{Families, Family};
+use super::families::{Families, Family, Names};
 use super::gauges::Gauges;
 use super::keys;
 use super::options::LsmOptions;
@@ -24,7 +25,7 @@ use crate::{NewRun, PrefixIndex, RunId};
 use ritornello_format::{Error, ErrorKind, PageHash, Result};
 use rocksdb::{DB, Options};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, io};
 
 /// What [`LsmIndex::open`] found and could not keep.
@@ -41,26 +42,16 @@ pub struct LsmRecovered {
 /// Bytes that wait for a sync at most while runs are saved.
 const SYNC_BYTES: u64 = 1 << 20;
 
-/// The names in the index's directory.
-struct Names {
-    database: PathBuf,
-    new: PathBuf,
-    old: PathBuf,
-    marker: PathBuf,
-}
-
 pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
-    let names = Names {
-        database: dir.join("lsm"),
-        new: dir.join("lsm.new"),
-        old: dir.join("lsm.old"),
-        marker: dir.join("lsm.damaged"),
-    };
+    let names = Names::of(dir);
     fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
     settle(&names).map_err(|error| refused(dir, error))?;
     if !names.marker.exists() {
         match try_open(&names, options) {
-            Ok(index) if !options.verify || index.db.adds_up() => return Ok(index),
+            Ok(index) if !options.verify || index.db.adds_up() => {
+                index.db.seal();
+                return Ok(index);
+            }
             Ok(_) if !names.marker.exists() => {
                 return Err(refused(dir, "a file of it cannot be read"));
             }
@@ -96,6 +87,11 @@ fn settle(names: &Names) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes the names in the directory that `path` is in durable.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |dir| fs::File::open(dir)?.sync_all())
+}
+
 fn remove(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -105,16 +101,24 @@ fn remove(dir: &Path) -> io::Result<()> {
 
 fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex, Trouble> {
     let path = &names.database;
-    match without_current(path) {
-        Ok(Some(true)) => {
+    let refuse = |error| Trouble::Refused(refused(path, error));
+    if is_begun(path) {
+        if holds_entries(path).map_err(refuse)? {
             return Err(Trouble::Damage("the file CURRENT is gone, and tables are there".into()));
         }
-        // Its making was interrupted.
-        Ok(Some(false)) => remove(path).map_err(|error| Trouble::Refused(refused(path, error)))?,
-        Ok(None) => {}
-        Err(error) => return Err(Trouble::Refused(refused(path, error))),
+        remove(path).map_err(refuse)?;
     }
-    let db = Families::open(path, &names.marker, options).map_err(|error| judge(path, error))?;
+    if super::seal::is_broken(path, &names.seal) {
+        return Err(Trouble::Damage("the list of files has lost its end".into()));
+    }
+    let opened = match Families::open(path, names, options) {
+        Err(error) if lacks_families(&error) && !holds_entries(path).map_err(refuse)? => {
+            remove(path).map_err(refuse)?;
+            Families::open(path, names, options)
+        }
+        opened => opened,
+    };
+    let db = opened.map_err(|error| judge(path, error))?;
     match db.counts() {
         Ok(counts) => {
             let counts = counts.unwrap_or_default();
@@ -140,20 +144,28 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
     }
 }
 
-/// RocksDB makes a new database where `CURRENT` is missing, and the files that are there are lost.
-/// `Some` where it is missing: whether there are any that count.
-fn without_current(path: &Path) -> io::Result<Option<bool>> {
-    if !path.exists() || path.join("CURRENT").exists() {
-        return Ok(None);
-    }
-    let mut counts = false;
+/// Whether `CURRENT` is missing: its making was interrupted, or that file was lost. RocksDB makes a
+/// new database there, and the files that there are go.
+fn is_begun(path: &Path) -> bool {
+    path.exists() && !path.join("CURRENT").exists()
+}
+
+/// Whether any file may hold entries. If none does, the making of the database was interrupted.
+fn holds_entries(path: &Path) -> io::Result<bool> {
+    let mut holds = false;
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        counts |= name.ends_with(".sst") || (name.ends_with(".log") && entry.metadata()?.len() > 0);
+        holds |= name.ends_with(".sst") || (name.ends_with(".log") && entry.metadata()?.len() > 0);
     }
-    Ok(Some(counts))
+    Ok(holds)
+}
+
+/// Whether a database lacks families that it was opened with.
+fn lacks_families(error: &rocksdb::Error) -> bool {
+    error.kind() == rocksdb::ErrorKind::InvalidArgument
+        && error.to_string().contains("Column family not found")
 }
 
 /// Whether the database is damaged, or the file system does not let us look.
@@ -164,6 +176,15 @@ fn judge(path: &Path, error: rocksdb::Error) -> Trouble {
             Error::retry("the index is open already, here or in another process: close it first")
                 .with("dir", path.display())
                 .because(error),
+        );
+    }
+    if text.contains("Column families not opened") {
+        return Trouble::Refused(
+            Error::invalid(
+                "the index is of another format: open it with the version that wrote it",
+            )
+            .with("dir", path.display())
+            .because(error),
         );
     }
     let gone = text.contains("No such file");
@@ -188,8 +209,15 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
             "the index cannot be repaired and is dropped: the store starts without any page"
         );
     }
-    let new = Families::open(&names.new, &names.marker, options)
-        .map_err(|error| refused(&names.new, error))?;
+    // It is the old one's, whose files are not where they were.
+    match fs::remove_file(&names.seal) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(refused(&names.seal, error));
+        }
+        _ => {}
+    }
+    let new =
+        Families::open(&names.new, names, options).map_err(|error| refused(&names.new, error))?;
     // Without a budget: what was there fitted it.
     let unbounded = LsmOptions { budget: u64::MAX, ..options.clone() };
     let mut saved = index(new, Counts::default(), &unbounded, recovered);
@@ -206,6 +234,8 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     let place = |from: &Path, to: &Path| fs::rename(from, to).map_err(|error| refused(to, error));
     place(path, &names.old).or_else(|error| if path.exists() { Err(error) } else { Ok(()) })?;
     place(&names.new, path)?;
+    // What is synced from now on is in it.
+    sync_directory(path).map_err(|error| refused(path, error))?;
     settle(names).map_err(|error| refused(path, error))?;
     let _ = fs::remove_file(&names.marker);
     tracing::warn!(
@@ -216,6 +246,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     );
     match try_open(names, options) {
         Ok(mut index) => {
+            index.db.seal();
             index.recovered = recovered;
             Ok(index)
         }
@@ -227,13 +258,10 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
 /// The damaged database, as far as it opens.
 fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>> {
     let path = &names.database;
-    let open = || match without_current(path) {
-        Ok(None) => {
-            Families::open(path, &names.marker, options).map_err(|error| judge(path, error))
-        }
-        _ => Err(Trouble::Damage("without CURRENT".into())),
-    };
-    match open() {
+    let open = || Families::open(path, names, options).map_err(|error| judge(path, error));
+    // Opening it as it is would cost the files that the list does not name.
+    let is_listed = !is_begun(path) && !super::seal::is_broken(path, &names.seal);
+    match if is_listed { open() } else { Err(Trouble::Damage("unlisted files".into())) } {
         Ok(db) => return Ok(Some(db)),
         Err(Trouble::Refused(error)) => return Err(error),
         Err(Trouble::Damage(_)) => {}
@@ -242,7 +270,8 @@ fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>>
         tracing::warn!(%error, dir = %path.display(), "the index could not be repaired");
         return Ok(None);
     }
-    match open() {
+    let repaired = Families::open_what_is_left(path, names, options);
+    match repaired.map_err(|error| judge(path, error)) {
         Ok(db) => Ok(Some(db)),
         Err(Trouble::Refused(error)) => Err(error),
         Err(Trouble::Damage(error)) => {

@@ -36,13 +36,23 @@ impl<'a> Change<'a> {
         Self { db, batch: WriteBatch::default(), counts: writer.counts }
     }
 
+    /// An entry that is not there.
     fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.put_cf(self.db.handle(family)?, key, value);
+        self.counts.sum.add(family, key, value);
         Ok(())
     }
 
-    fn delete(&mut self, family: Family, key: &[u8]) -> Result<()> {
+    /// The entry of a run that is there with the value `old`.
+    fn replace(&mut self, family: Family, run: RunId, old: &[u8], value: &[u8]) -> Result<()> {
+        self.counts.sum.subtract(family, &keys::run(run), old);
+        self.put(family, &keys::run(run), value)
+    }
+
+    /// An entry that is there with this value.
+    fn delete(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.delete_cf(self.db.handle(family)?, key);
+        self.counts.sum.subtract(family, key, value);
         Ok(())
     }
 }
@@ -126,12 +136,13 @@ impl LsmIndex {
         if parent == child || record.parent.is_some() || !record.chained {
             return;
         }
+        let before = record.encode();
         record.parent = Some((parent, page));
         record.depth = self.depth_behind(record.parent);
         let mut change = Change::new(&self.db, &writer);
         let linked = change
             .put(Family::Child, &keys::child(parent, page, child), &[])
-            .and_then(|()| change.put(Family::Run, &keys::run(child), &record.encode()))
+            .and_then(|()| change.replace(Family::Run, child, &before, &record.encode()))
             .and_then(|()| self.commit(&mut writer, change));
         self.log(linked, "a link");
     }
@@ -274,11 +285,12 @@ impl LsmIndex {
         let mut record = self.db.record(run)?;
         check_place(place, usize::from(record.pages)).ok()?;
         let extents = held(&record.place, &self.db.hashes(run, &record, 0), 0);
+        let before = record.encode();
         record.place = place.clone();
         let scope = record.scope;
         let mut change = Change::new(&self.db, &writer);
         let moved = change
-            .put(Family::Run, &keys::run(run), &record.encode())
+            .replace(Family::Run, run, &before, &record.encode())
             .and_then(|()| self.commit(&mut writer, change));
         let is_moved = moved.is_ok();
         self.log(moved, "a relocation");
@@ -306,11 +318,11 @@ impl LsmIndex {
         let mut change = Change::new(&self.db, &writer);
         let written = (|| {
             for (run, recency) in &touched {
-                let Some(used) = self.db.used(*run).filter(|used| used.recency < *recency) else {
+                let Some(before) = self.db.used(*run).filter(|used| used.recency < *recency) else {
                     continue;
                 };
-                let used = Use { recency: *recency, ..used };
-                change.put(Family::Use, &keys::run(*run), &used.encode())?;
+                let used = Use { recency: *recency, ..before };
+                change.replace(Family::Use, *run, &before.encode(), &used.encode())?;
             }
             if change.batch.is_empty() {
                 return Ok(());
@@ -329,10 +341,12 @@ impl LsmIndex {
         let mut change = Change::new(&self.db, &writer);
         change.counts.clock = change.counts.clock.max(clock);
         let retained = (|| {
-            for (run, until) in runs {
-                if let Some(used) = self.db.used(*run) {
-                    let used = Use { retain_until: *until, ..used };
-                    change.put(Family::Use, &keys::run(*run), &used.encode())?;
+            // The last word counts where a run is named twice.
+            let last: BTreeMap<RunId, u64> = runs.iter().copied().collect();
+            for (run, until) in last {
+                if let Some(before) = self.db.used(run) {
+                    let used = Use { retain_until: until, ..before };
+                    change.replace(Family::Use, run, &before.encode(), &used.encode())?;
                 }
             }
             self.commit(&mut writer, change)
@@ -359,8 +373,7 @@ fn cut_one(
     let hashes = change.db.hashes(run, &record, keep);
     let mut gone = 0;
     for (page, hash) in (0..=u16::MAX).zip(&hashes).filter(|(_, hash)| **hash != PageHash::NONE) {
-        change.delete(Family::Path, &keys::path(record.scope, run, page))?;
-        change.delete(Family::Page, &keys::page(record.scope, *hash))?;
+        drop_page(change, record.scope, run, page, *hash)?;
         gone += 1;
     }
     let whole = gone >= record.live;
@@ -369,19 +382,34 @@ fn cut_one(
     let removed = Removed { run, scope: record.scope, pages: gone.into(), whole, extents };
     change.counts.pages -= u64::from(gone);
     if whole {
-        change.delete(Family::Run, &keys::run(run))?;
-        change.delete(Family::Use, &keys::run(run))?;
+        change.delete(Family::Run, &keys::run(run), &record.encode())?;
+        if let Some(used) = change.db.used(run) {
+            change.delete(Family::Use, &keys::run(run), &used.encode())?;
+        }
         if let Some((parent, page)) = record.parent {
-            change.delete(Family::Child, &keys::child(parent, page, run))?;
+            change.delete(Family::Child, &keys::child(parent, page, run), &[])?;
         }
         change.counts.runs -= 1;
     } else {
+        let before = record.encode();
         record.pages = keep;
         record.live -= gone;
         record.place.truncate(keep.into());
-        change.put(Family::Run, &keys::run(run), &record.encode())?;
+        change.replace(Family::Run, run, &before, &record.encode())?;
     }
     Ok(Some(removed))
+}
+
+/// Takes a page out of both orders.
+fn drop_page(
+    change: &mut Change<'_>,
+    scope: ScopeSlot,
+    run: RunId,
+    page: u16,
+    hash: PageHash,
+) -> Result<()> {
+    change.delete(Family::Path, &keys::path(scope, run, page), &hash.0)?;
+    change.delete(Family::Page, &keys::page(scope, hash), &keys::spot(run, page))
 }
 
 /// Makes holes in a run of which something stays.
@@ -392,19 +420,19 @@ fn punch(
     pages: &BTreeSet<u16>,
 ) -> Result<Removed> {
     let scope = record.scope;
+    let before = record.encode();
     let hashes = change.db.hashes(run, &record, 0);
     let mut extents = Vec::new();
     for &page in pages {
-        change.delete(Family::Path, &keys::path(scope, run, page))?;
         if let Some(hash) = hashes.get(usize::from(page)) {
-            change.delete(Family::Page, &keys::page(scope, *hash))?;
+            drop_page(change, scope, run, page, *hash)?;
         }
         extents.extend(record.place.page(page.into()));
     }
     let gone = pages.len() as u16;
     record.live -= gone;
     change.counts.pages -= u64::from(gone);
-    change.put(Family::Run, &keys::run(run), &record.encode())?;
+    change.replace(Family::Run, run, &before, &record.encode())?;
     let extents = crate::view::join(extents);
     Ok(Removed { run, scope, pages: gone.into(), whole: false, extents })
 }
