@@ -152,6 +152,7 @@ pub fn run_all(make: Make<'_>) {
     scenarios::a_retention_is_what_was_said_last(make);
     scenarios::names_are_not_reused(make);
     scenarios::long_runs_are_like_short_ones(make);
+    scenarios::a_sequence_has_one_page_or_a_hundred_thousand(make);
     scenarios::a_sync_settles_what_it_makes_durable(make);
 }
 

@@ -1,5 +1,6 @@
-//! `memory`, `run` and `lsm` do the same under the same random operations, and after reopening.
-#![cfg(all(feature = "lsm", not(loom)))]
+//! All backends do the same under the same random operations, and after reopening: `memory`, `run`,
+//! `art`, and `lsm` where it is compiled in.
+#![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "shared with other tests")]
 
@@ -9,29 +10,46 @@ use common::{Op, SCOPES, key, keys, op};
 use proptest::prelude::*;
 use ritornello_format::{PageHash, ScopeSlot};
 use ritornello_index::conformance::{Content, contents, place, sum};
-use ritornello_index::lsm::Probe;
 use ritornello_index::{
-    LsmIndex, LsmOptions, MemoryIndex, NewRun, PrefixIndex, Removed, RunId, RunIndex,
+    ArtIndex, ArtOptions, MemoryIndex, NewRun, PrefixIndex, Removed, RunId, RunIndex, Step,
 };
 use ritornello_medium::SimDisk;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-struct Three {
+struct All {
     dir: tempfile::TempDir,
     disk: SimDisk,
     memory: MemoryIndex,
     run: std::sync::Arc<RunIndex>,
-    /// `None` only while it is being opened again.
-    lsm: Option<LsmIndex>,
+    /// Those with I/O of their own, which are not open twice.
+    others: Vec<Box<dyn PrefixIndex>>,
     generation: u64,
+    opened: u32,
 }
 
-fn open(dir: &Path) -> LsmIndex {
-    // So small that memtables are written out and compacted meanwhile.
-    let index = LsmIndex::open(dir, &LsmOptions::within(1 << 20)).unwrap();
-    assert!(!index.recovered().damaged);
-    index
+/// `lsm` probes by its other method each time it is opened.
+fn open_others(dir: &Path, is_even: bool) -> Vec<Box<dyn PrefixIndex>> {
+    let options = ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() };
+    let art = ArtIndex::open(&dir.join("art"), options).unwrap();
+    assert_eq!(art.recovered(), Default::default());
+    vec![
+        Box::new(art),
+        #[cfg(feature = "lsm")]
+        {
+            use ritornello_index::lsm::{LsmIndex, LsmOptions, Probe};
+            // So small that memtables are written out and compacted meanwhile.
+            let probe = if is_even { Probe::Bisect } else { Probe::Scan };
+            let options = LsmOptions { probe, ..LsmOptions::within(1 << 20) };
+            let lsm = LsmIndex::open(&dir.join("lsm"), &options).unwrap();
+            assert!(!lsm.recovered().damaged);
+            Box::new(lsm)
+        },
+    ]
+}
+
+fn steps(walk: &[Step]) -> Vec<(u32, u32, u32)> {
+    walk.iter().map(|step| (step.first, step.pages, step.at)).collect()
 }
 
 fn gone(removed: &[Removed]) -> impl PartialEq + std::fmt::Debug + use<> {
@@ -39,31 +57,34 @@ fn gone(removed: &[Removed]) -> impl PartialEq + std::fmt::Debug + use<> {
     (units, pages, whole.len())
 }
 
-impl Three {
+impl All {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let disk = SimDisk::new(1 << 30);
-        let (run, lsm) = (common::open(&disk), Some(open(dir.path())));
-        Self { dir, disk, memory: MemoryIndex::new(), run, lsm, generation: 0 }
+        let (run, others) = (common::open(&disk), open_others(dir.path(), true));
+        Self { dir, disk, memory: MemoryIndex::new(), run, others, generation: 0, opened: 0 }
     }
 
-    fn each(&self) -> [&dyn PrefixIndex; 3] {
-        [&self.memory, &*self.run, self.lsm.as_ref().unwrap()]
+    fn each(&self) -> impl Iterator<Item = &dyn PrefixIndex> {
+        let ours: [&dyn PrefixIndex; 2] = [&self.memory, &*self.run];
+        ours.into_iter().chain(self.others.iter().map(|other| &**other))
     }
 
     /// What `f` says of each, which must be the same.
     fn same<T: PartialEq + std::fmt::Debug>(&self, f: impl Fn(&dyn PrefixIndex) -> T) -> T {
-        let [memory, run, lsm] = self.each().map(f);
-        assert_eq!(memory, run, "memory and run");
-        assert_eq!(memory, lsm, "memory and lsm");
+        let memory = f(&self.memory);
+        for index in self.each().skip(1) {
+            assert_eq!(memory, f(index), "memory and {index:?}");
+        }
         memory
     }
 
     fn reopen(&mut self) {
-        self.each().iter().for_each(|index| index.sync().unwrap());
+        self.each().for_each(|index| index.sync().unwrap());
         self.run = common::open(&self.disk);
-        self.lsm = None;
-        self.lsm = Some(open(self.dir.path()));
+        self.others.clear();
+        self.opened += 1;
+        self.others = open_others(self.dir.path(), self.opened.is_multiple_of(2));
     }
 
     fn apply(&mut self, op: &Op) {
@@ -133,7 +154,6 @@ impl Three {
     fn check(&self) {
         self.same(contents);
         self.same(|index| index.clock());
-        let lsm = self.lsm.as_ref().unwrap();
         for scope in 0..SCOPES {
             for path in [0, 1, 5, 11, 255] {
                 let (slot, keys) = (ScopeSlot(scope), keys(scope, path, 24));
@@ -141,17 +161,12 @@ impl Three {
                     let keys = &&keys[from..];
                     let found = self.same(|index| index.longest_prefix(slot, keys));
                     self.same(|index| index.exists(slot, keys));
-                    let steps = |walk: Vec<ritornello_index::Step>| -> Vec<(u32, u32, u32)> {
-                        walk.iter().map(|step| (step.first, step.pages, step.at)).collect()
-                    };
-                    let walked = self.same(|index| steps(index.walk(slot, keys)));
-                    for probe in [Probe::Bisect, Probe::Scan] {
-                        assert_eq!(
-                            lsm.longest_prefix_by(probe.name(), slot, keys),
-                            found,
-                            "{probe:?}"
-                        );
-                        assert_eq!(steps(lsm.walk_by(probe, slot, keys)), walked, "{probe:?}");
+                    self.same(|index| steps(&index.walk(slot, keys)));
+                    for index in self.each() {
+                        for method in index.probe_methods() {
+                            let found_by = index.longest_prefix_by(method, slot, keys);
+                            assert_eq!(found_by, found, "{method}");
+                        }
                     }
                 }
             }
@@ -162,13 +177,13 @@ impl Three {
 proptest! {
     #![proptest_config(common::cases(24))]
     #[test]
-    fn three_backends_do_the_same(ops in prop::collection::vec(op(), 1..60)) {
-        let mut three = Three::new();
+    fn all_backends_do_the_same(ops in prop::collection::vec(op(), 1..60)) {
+        let mut all = All::new();
         for op in &ops {
-            three.apply(op);
-            three.check();
+            all.apply(op);
+            all.check();
         }
-        three.reopen();
-        three.check();
+        all.reopen();
+        all.check();
     }
 }

@@ -40,8 +40,11 @@ impl Record {
         }
         let value = seal(&key::run(run), out.into_vec());
         if value.len() >= VALUE_BYTES_MAX {
-            return Err(Error::invalid("the run lies in too many pieces for this index")
-                .with("extents", self.place.extents.len()));
+            return Err(Error::invalid(
+                "the run lies in more pieces than fit into the 64 KiB that Holt takes: \
+                 insert shorter runs",
+            )
+            .with("extents", self.place.extents.len()));
         }
         Ok(value)
     }

@@ -4,7 +4,7 @@ use super::{ArtIndex, ArtOptions, ArtRecovered};
 use crate::conformance::{Content, contents, page, pages, place, sum};
 use crate::{MemoryIndex, NewRun, PrefixIndex, RunId};
 use proptest::prelude::*;
-use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
+use ritornello_format::{ErrorKind, Extent, PageHash, ScopeSlot};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -209,6 +209,33 @@ fn an_insert_that_fails_in_the_middle_changes_nothing() {
     }
     drop(index);
     assert_eq!(contents(&open(dir.path())), before);
+}
+
+#[test]
+fn a_run_in_more_pieces_than_a_value_holds_is_refused_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = open(dir.path());
+    insert(&index, 2, None, &pages(1, 5), 1).unwrap();
+    let before = contents(&index);
+    // Every page by itself: more than 64 KiB of extents.
+    let keys = pages(2, 6000);
+    let mut scattered = place(2, 6000);
+    let segment = scattered.extents[0].segment;
+    let piece = |at: u32, units: u32| Extent { segment, start: at * 3, units };
+    scattered.extents =
+        std::iter::once(piece(0, 1)).chain((1..=6000).map(|at| piece(at, 2))).collect();
+    let (scope, pages) = (ScopeSlot(2), &keys[..]);
+    let new = NewRun { scope, chained: true, parent: None, pages, place: &scattered, recency: 1 };
+    let memory = MemoryIndex::new();
+    memory.insert(&new).unwrap();
+    let error = index.insert(&new).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("64 KiB"), "{error}");
+    assert_eq!(contents(&index), before);
+    let run = insert(&index, 2, None, &keys, 2).unwrap();
+    let before = contents(&index);
+    assert!(index.relocate(run, &scattered).is_none());
+    assert_eq!(contents(&index), before);
 }
 
 #[test]

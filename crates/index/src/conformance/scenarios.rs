@@ -396,6 +396,27 @@ pub(super) fn long_runs_are_like_short_ones(make: Make<'_>) {
     assert_eq!((gone, whole.len()), (65_535, 2));
 }
 
+pub(super) fn a_sequence_has_one_page_or_a_hundred_thousand(make: Make<'_>) {
+    let bench = Bench::new(make);
+    let one = pages(1, 1);
+    bench.insert(true, None, &one);
+    let keys = pages(2, 100_000);
+    // The last run has one page, as a sequence that grows by one has.
+    let cuts: [usize; 5] = [0, 1, 60_000, 99_999, 100_000];
+    for ends in cuts.windows(2) {
+        let parent = ends[0].checked_sub(1).map(|before| keys[before]);
+        bench.insert(true, parent, &keys[ends[0]..ends[1]]);
+    }
+    assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 100_000));
+    let walked: Vec<(u32, u32)> =
+        bench.index.walk(A, &keys).iter().map(|step| (step.at, step.pages)).collect();
+    assert_eq!(walked, [(0, 1), (1, 59_999), (60_000, 39_999), (99_999, 1)]);
+    assert_eq!(sum(&bench.index.remove(A, &[keys[70_000]])).1, 30_000);
+    assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 70_000));
+    assert_eq!(sum(&bench.index.remove(A, &keys)).1, 70_000);
+    assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 0));
+}
+
 pub(super) fn a_sync_settles_what_it_makes_durable(make: Make<'_>) {
     let bench = Bench::new(make);
     let (first, second) = (pages(1, 3), pages(2, 3));
