@@ -1,7 +1,8 @@
 //! Feeds every parser of bytes that may be damaged with inputs that nearly make sense: good ones,
 //! changed in a few places, cut, spliced and grown, with their checksums made right again, because
 //! blind damage would not get past those. A parser may refuse; it must not panic, hang, or allocate
-//! what a length field claims. Messages of the socket are read, and questions asked of a store.
+//! what a length field claims. Messages of the socket are read, and questions asked of a store. And
+//! the same operations, whatever they are, are done on every index.
 //!
 //! ```text
 //! cargo run -p ritornello-fuzz -- [SECONDS a target] [SEED] [TARGET]
@@ -9,6 +10,7 @@
 //! The same seed makes the same inputs in the same order. An input that breaks a parser is printed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
+mod indexes;
 mod mutate;
 mod socket;
 mod targets;

@@ -1,6 +1,6 @@
 //! The parsers, good inputs for each, and how its inputs are sealed.
 
-use crate::socket;
+use crate::{indexes, socket};
 use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
 use ritornello_format::checkpoint::{CheckpointFrame, CheckpointHeader};
 use ritornello_format::journal::{
@@ -123,6 +123,12 @@ pub fn targets() -> Vec<Target> {
             parse: fuzzing::parse,
         },
         Target { name: "question", seeds: socket::questions(), seal: as_it_is, parse: socket::ask },
+        Target {
+            name: "indexes",
+            seeds: indexes::operations(),
+            seal: as_it_is,
+            parse: indexes::run,
+        },
         Target { name: "trace", seeds: traces(), seal: as_it_is, parse: trace },
     ]
 }

@@ -1,0 +1,151 @@
+//! The same operations on every index, read from bytes: each must answer as `memory` does, and hold
+//! the same after it was opened again.
+
+use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
+use ritornello_index::conformance::{contents, page, place, sum};
+use ritornello_index::{
+    ArtIndex, ArtOptions, MemoryIndex, NewRun, PrefixIndex, RunId, RunIndex, RunOptions,
+};
+use ritornello_medium::SimDisk;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes of an operation: what, scope, path, first page, number of pages, and one more.
+const OP_BYTES: usize = 6;
+const OPS_MAX: usize = 100;
+/// The first half of the scopes is chained.
+const SCOPES: u8 = 4;
+
+/// Puts, and everything else, on a few paths.
+pub fn operations() -> Vec<Vec<u8>> {
+    let put = |path: u8, first: u8| [0, path, path, first, 9, 1];
+    let puts = (0..8).flat_map(|path| [put(path, 0), put(path, 9)]);
+    let rest = (1..10).map(|what| [what, what, what / 2, what, 3, what]);
+    let all: Vec<u8> = puts.clone().chain(rest).chain(puts).flatten().collect();
+    vec![all.clone(), all[..30].to_vec()]
+}
+
+/// Always takes its input: panics where two indexes differ.
+pub fn run(bytes: &[u8]) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = SimDisk::new(1 << 28);
+    let mut all = All { memory: MemoryIndex::new(), others: Vec::new(), generation: 0 };
+    all.others = open(&disk, dir.path());
+    for op in bytes.chunks_exact(OP_BYTES).take(OPS_MAX) {
+        if op[0] % 10 == 9 {
+            all.reopen(&disk, dir.path());
+        } else {
+            all.apply(op);
+        }
+    }
+    all.same(contents);
+    all.reopen(&disk, dir.path());
+    all.same(contents);
+    true
+}
+
+fn open(disk: &SimDisk, dir: &Path) -> Vec<Box<dyn PrefixIndex>> {
+    let options = RunOptions { checkpoint_write_bytes: 1, ..RunOptions::default() };
+    let run = RunIndex::open(Arc::new(disk.clone()), Path::new("/index"), options).unwrap();
+    let options = ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() };
+    vec![Box::new(run), Box::new(ArtIndex::open(&dir.join("art"), options).unwrap())]
+}
+
+/// Page `at` of a path. Paths part at 4 and at 12; some pages share their first eight bytes.
+fn key(path: u8, at: u64) -> PageHash {
+    let family = u64::from(path % 16) & [0, 3, 15][usize::from(at >= 4) + usize::from(at >= 12)];
+    let mut hash = page(family, at);
+    if at % 4 == 1 {
+        hash.0[..8].copy_from_slice(&page(99, at).0[..8]);
+    }
+    hash
+}
+
+struct All {
+    memory: MemoryIndex,
+    others: Vec<Box<dyn PrefixIndex>>,
+    generation: u64,
+}
+
+impl All {
+    /// What `f` says of each, which must be the same.
+    fn same<T: PartialEq + std::fmt::Debug>(&self, f: impl Fn(&dyn PrefixIndex) -> T) -> T {
+        let memory = f(&self.memory);
+        for other in &self.others {
+            assert_eq!(memory, f(&**other), "memory and {other:?}");
+        }
+        memory
+    }
+
+    fn reopen(&mut self, disk: &SimDisk, dir: &Path) {
+        self.same(|index| index.sync().is_ok());
+        self.others.clear();
+        self.others = open(disk, dir);
+    }
+
+    /// The run that holds a page, by the name that each gave it.
+    fn on_run<T: PartialEq + std::fmt::Debug>(
+        &self,
+        scope: ScopeSlot,
+        page: PageHash,
+        f: impl Fn(&dyn PrefixIndex, RunId, usize) -> T,
+    ) {
+        self.same(|index| {
+            let (run, _) = index.locate(scope, page)?;
+            let pages = index.run(run).map_or(0, |view| view.pages.len());
+            Some(f(index, run, pages))
+        });
+    }
+
+    fn apply(&mut self, op: &[u8]) {
+        let [what, scope, path, first, count, more] = *op else { return };
+        let (first, count) = (u64::from(first % 20), u64::from(count % 20));
+        let is_chained = scope % SCOPES < SCOPES / 2;
+        let slot = ScopeSlot(u32::from(scope % SCOPES));
+        let here = key(path, first);
+        let pages: Vec<PageHash> = (first..first + count).map(|at| key(path, at)).collect();
+        match what % 10 {
+            0..=2 => {
+                let parent = first.checked_sub(1).filter(|_| more % 2 == 1);
+                let parent = parent.map(|before| key(path, before));
+                self.generation += 1;
+                let place = place(self.generation, pages.len() as u32);
+                let recency = more.into();
+                let chained = is_chained;
+                let new =
+                    NewRun { scope: slot, chained, parent, pages: &pages, place: &place, recency };
+                let kind = self.same(|index| index.insert(&new).err().map(|error| error.kind()));
+                assert!(kind.is_none_or(|kind| kind == ErrorKind::Invalid), "{kind:?}");
+            }
+            3 => drop(self.same(|index| index.link(slot, here, key(path, first + 1)))),
+            4 => drop(self.same(|index| gone(&index.remove(slot, &pages)))),
+            5 => self.on_run(slot, here, |index, run, pages| {
+                gone(&index.truncate(run, u32::from(more) % (pages as u32 + 1)))
+            }),
+            6 if more % 8 == 0 => drop(self.same(|index| gone(&index.remove_scope(slot)))),
+            6 => self.same(|index| index.maintain().unwrap()),
+            7 => {
+                self.generation += 1;
+                let generation = self.generation;
+                self.on_run(slot, here, |index, run, pages| {
+                    gone(&Vec::from_iter(index.relocate(run, &place(generation, pages as u32))))
+                });
+            }
+            _ => self.on_run(slot, here, |index, run, _| {
+                index.touch(run, more.into());
+                index.retain(&[(run, count)], first);
+            }),
+        }
+        let all: Vec<PageHash> = (0..40).map(|at| key(path, at)).collect();
+        self.same(|index| (index.longest_prefix(slot, &all), index.exists(slot, &all)));
+        self.same(|index| {
+            let walk = index.walk(slot, &all);
+            walk.iter().map(|step| (step.first, step.pages, step.at)).collect::<Vec<_>>()
+        });
+    }
+}
+
+fn gone(removed: &[ritornello_index::Removed]) -> impl PartialEq + std::fmt::Debug + use<> {
+    let (units, pages, whole) = sum(removed);
+    (units, pages, whole.len())
+}
