@@ -2,7 +2,7 @@
 #
 # .venv               Python 3.11 or later with the package, NumPy and the tools
 # build/env/ENGINE    a serving engine's environment
-# build/rocksdb       RocksDB, for what is built with the feature `lsm`
+# build/rocksdb       RocksDB, and how to find it, for what is built with the feature `lsm`
 # build/stamps        when what was last done
 # target              Rust
 
@@ -22,28 +22,28 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml)
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
 # RocksDB as its authors build it for another language: one shared library that exports all of its C
-# interface. The version is that of the crate `rocksdb` in Cargo.toml. `ROCKSDB=source` compiles it
-# instead, which takes tens of minutes.
-ROCKSDB ?= $(CURDIR)/build/rocksdb
+# interface. The version is that of the crate `rocksdb` in Cargo.toml. Where it cannot be fetched, and
+# with `ROCKSDB=source`, it is compiled instead, which takes tens of minutes.
+LSM := build/rocksdb$(if $(filter source,$(ROCKSDB)),-source)
 ROCKSDB_ARTIFACT := org.rocksdb:rocksdbjni:11.8.1
 ROCKSDB_SHA256 := 265c656af5c6502cb8d71db1a74858509f706cc47f1a5b6f603c736d11ce677d
 # What the crate's build reads C headers with; it brings none of the compiler's own.
 LIBCLANG := libclang==18.1.1
-lsm = LIBCLANG_PATH=$(CURDIR)/build/rocksdb/python/clang/native BINDGEN_EXTRA_CLANG_ARGS=-I$(shell gcc -print-file-name=include) \
-	$(if $(filter source,$(ROCKSDB)),,ROCKSDB_LIB_DIR=$(ROCKSDB) LD_LIBRARY_PATH=$(ROCKSDB))
+# Target folders of their own: what is compiled depends on where RocksDB is.
+LSM_TARGET := target/$(notdir $(LSM))
 
 # One, whatever its version; the shell finds it.
 WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
-SUITES := test-python test-rust test-loom test-vllm
+SUITES := test-python test-rust test-lsm test-loom test-vllm
 LONG_SUITES := test-rust-long test-python-long test-vllm-long test-fuzz
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel vllm test test-all test-lsm $(SUITES) $(LONG_SUITES) lint format demo bench clean
+.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm test test-all $(SUITES) $(LONG_SUITES) lint format demo bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -57,25 +57,45 @@ $(STAMPS)/venv: requirements-dev.txt
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 
-rocksdb: $(STAMPS)/rocksdb ## RocksDB in build/rocksdb, for the feature `lsm`
-$(STAMPS)/rocksdb: $(STAMPS)/venv
-	rm -rf build/rocksdb
-	mkdir -p build/rocksdb
-	$(BIN)/python -m pip install --quiet --target build/rocksdb/python $(LIBCLANG)
+rocksdb: $(LSM)/env ## RocksDB in build/rocksdb, for the feature `lsm`; ROCKSDB=source compiles it
+$(LSM)/env: $(STAMPS)/venv
+	rm -rf $(LSM)
+	mkdir -p $(LSM)
+	$(BIN)/python -m pip install --quiet --target $(LSM)/python $(LIBCLANG)
+	echo 'export LIBCLANG_PATH=$(CURDIR)/$(LSM)/python/clang/native' > $(LSM)/variables
+	echo "export BINDGEN_EXTRA_CLANG_ARGS=-I$$(gcc -print-file-name=include)" >> $(LSM)/variables
 ifneq ($(ROCKSDB),source)
-	mvn --quiet org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
-		-Dartifact=$(ROCKSDB_ARTIFACT) -DoutputDirectory=build/rocksdb
-	cd build/rocksdb && unzip -q rocksdbjni-*.jar librocksdbjni-linux64.so && rm rocksdbjni-*.jar \
-		&& mv librocksdbjni-linux64.so librocksdb.so \
-		&& echo "$(ROCKSDB_SHA256)  librocksdb.so" | sha256sum --check --quiet
+	if [ "$$(uname -m)" = x86_64 ] && mvn --quiet org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
+		-Dartifact=$(ROCKSDB_ARTIFACT) -DoutputDirectory=$(LSM) \
+		&& $(BIN)/python -m zipfile --extract $(LSM)/rocksdbjni-*.jar $(LSM)/jar; then \
+		mv $(LSM)/jar/librocksdbjni-linux64.so $(LSM)/librocksdb.so && rm -r $(LSM)/jar $(LSM)/*.jar \
+		&& echo "$(ROCKSDB_SHA256)  $(LSM)/librocksdb.so" | sha256sum --check --quiet \
+		&& echo 'export ROCKSDB_LIB_DIR=$(CURDIR)/$(LSM) LD_LIBRARY_PATH=$(CURDIR)/$(LSM)' >> $(LSM)/variables; \
+	else \
+		echo "RocksDB cannot be fetched (it takes mvn and x86-64): compiling it, which takes long" >&2; \
+	fi
 endif
-	@touch $@
+	mv $(LSM)/variables $@
 
 wheel: $(STAMPS)/wheel ## the package as a wheel in build/wheels
 $(STAMPS)/wheel: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -rf build/wheels
 	$(BIN)/maturin build --release --quiet --out build/wheels --interpreter $(BIN)/python
 	@touch $@
+
+# The library lies in the wheel, and the package finds it there.
+wheel-lsm: $(STAMPS)/wheel-lsm ## the package with the index `lsm` in it, in build/wheels-lsm
+$(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
+	rm -rf build/wheels-lsm
+	. $(LSM)/env && $(BIN)/maturin build --release --quiet --features lsm --auditwheel repair \
+		--target-dir $(LSM_TARGET) --out build/wheels-lsm --interpreter $(BIN)/python
+	@touch $@
+
+# It finds the library where it was linked.
+binary-lsm: $(LSM)/env ## `ritornello` with all indexes, for `ritornello bench index`
+	. $(LSM)/env && $(CARGO) rustc --release --locked --quiet --target-dir $(LSM_TARGET) \
+		-p ritornello-cli --bin ritornello --features lsm,art -- -C link-arg=-Wl,-rpath,$(CURDIR)/$(LSM)
+	@echo $(LSM_TARGET)/release/ritornello
 
 build: $(STAMPS)/build ## the package, installed in .venv
 $(STAMPS)/build: $(STAMPS)/wheel
@@ -99,11 +119,13 @@ test-rust:
 test-rust-long:
 	$(CARGO) test --workspace --locked --quiet -- --ignored
 
-# A target folder of its own: the linker finds RocksDB by the environment.
-test-lsm: $(STAMPS)/rocksdb ## the index `lsm`, and the store's own tests on it; fetches RocksDB
-	$(lsm) $(CARGO) test --locked --quiet --target-dir target/lsm -p ritornello-index --features lsm
-	$(lsm) RITORNELLO_TEST_INDEX=lsm $(CARGO) test --locked --quiet --target-dir target/lsm \
-		-p ritornello-store --features lsm
+# The index `lsm` itself; then the store's own tests, those with several processes, and the command,
+# whose soak kills the store's owner, with that as the index.
+test-lsm: $(LSM)/env
+	. $(LSM)/env && $(CARGO) test --locked --quiet --target-dir $(LSM_TARGET) -p ritornello-index \
+		--features lsm --lib --test lsm --test conformance --test differential
+	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO) test --locked --quiet --target-dir $(LSM_TARGET) \
+		-p ritornello-store -p ritornello-node -p ritornello-cli --features ritornello-cli/lsm
 
 # Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings.
 test-loom:
@@ -131,9 +153,13 @@ test-vllm: $(STAMPS)/vllm
 test-vllm-long: $(STAMPS)/vllm
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m long || [ $$? -eq 5 ]
 
-lint: $(STAMPS)/venv ## formatting, clippy, ruff and mypy; warnings are errors
+lint: $(STAMPS)/venv $(LSM)/env ## formatting, clippy, ruff and mypy; warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked --quiet -- --deny warnings
+	if grep --quiet ROCKSDB_LIB_DIR $(LSM)/env; then . $(LSM)/env && $(CARGO) clippy --workspace --all-targets \
+		--features ritornello-python/lsm --locked --quiet --target-dir $(LSM_TARGET) \
+		-- --deny warnings; \
+		else echo "RocksDB is not there, built: the feature lsm is not looked at"; fi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
