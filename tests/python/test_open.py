@@ -28,7 +28,7 @@ def test_a_new_store_needs_a_capacity(where: Path) -> None:
         ({"segment_bytes": 1000}, "segment_bytes"),
         ({"io": "teleport"}, "uring"),
         ({"durability": "eternal"}, "durable"),
-        ({"index": "abacus"}, "run"),
+        ({"index": "abacus"}, "run, memory"),
         ({"eviction": "random"}, "lru.*s3fifo.*adaptive"),
         ({"codec": "gzip"}, "raw, split, zstd, int8, int4"),
         ({"admission": "never"}, "second_sight"),
@@ -40,6 +40,21 @@ def test_a_new_store_needs_a_capacity(where: Path) -> None:
 def test_options_that_do_not_fit(where: Path, options: dict[str, Any], advice: str) -> None:
     with pytest.raises(InvalidError, match=advice):
         rt.Store.open(where, **{**SMALL, **options})
+
+
+def test_a_store_has_the_index_that_it_was_made_with(where: Path) -> None:
+    try:
+        store = rt.Store.open(where, **{**SMALL, "index": "lsm"})
+    except InvalidError as error:
+        assert "feature" in str(error)
+        pytest.skip("the index lsm is not compiled in")
+    scope = rt.Scope.opaque("lsm", 4096)
+    keys = keys_of("lsm", 5)
+    with store:
+        store.put_batch(scope, keys, pages_of(keys, 4096))
+    with rt.Store.open(where) as store:
+        assert store.probe(scope, keys) == 5
+        assert (where / "index" / "lsm").is_dir()
 
 
 def test_capacities_may_be_numbers_or_text(where: Path) -> None:

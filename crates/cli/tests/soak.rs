@@ -4,13 +4,15 @@
 mod common;
 
 use common::{ritornello, scratch, text};
+use ritornello_store::IndexKind;
 
 #[test]
 fn a_short_soak_finds_nothing_and_leaves_nothing() {
     let dir = scratch();
     let words =
-        ["soak", "--minutes", "0.1", "--capacity", "64MiB", "--seed", "3", "--json", "--dir"];
-    let answer = ritornello(&[&words[..], &[text(dir.path())]].concat());
+        ["soak", "--minutes", "0.1", "--capacity", "64MiB", "--seed", "3", "--json", "--index"];
+    let index = common::index().map_or("run", IndexKind::word);
+    let answer = ritornello(&[&words[..], &[index, "--dir", text(dir.path())]].concat());
     assert_eq!(answer.code, 0, "{}", answer.err);
     let report = answer.json();
     let number = |name: &str| report[name].as_u64().unwrap_or_else(|| panic!("{name}: {report}"));
@@ -21,4 +23,14 @@ fn a_short_soak_finds_nothing_and_leaves_nothing() {
     assert_eq!((number("fd_growth"), number("thread_growth")), (0, 0), "{report}");
     assert!(report["memory_growth_bytes"].is_u64());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn an_index_that_is_not_there_is_named_with_those_that_are() {
+    let answer = ritornello(&["soak", "--index", "cuckoo"]);
+    assert_eq!(answer.code, 2, "{}", answer.err);
+    for kind in IndexKind::ALL {
+        assert!(answer.err.contains(kind.word()), "{}", answer.err);
+    }
+    assert!(answer.err.contains("cuckoo"), "{}", answer.err);
 }

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use ritornello_format::parse_bytes;
+use ritornello_store::IndexKind;
 use std::path::PathBuf;
 
 /// Of `soak`.
@@ -26,7 +27,7 @@ that refused to go on; 3: something hung for two minutes.
 
 Examples:
   ritornello soak --minutes 10
-  ritornello soak --minutes 600 --dir /nvme --capacity 2GiB
+  ritornello soak --minutes 600 --dir /nvme --capacity 2GiB --index lsm
   ritornello soak --minutes 0.2 --seed 7 --json | jq .wrong_bytes")]
 pub struct SoakArgs {
     /// How long, in minutes; parts of one as well
@@ -35,6 +36,9 @@ pub struct SoakArgs {
     /// Budget of the store
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub capacity: u64,
+    /// Index of the store: one that is compiled in
+    #[arg(long, default_value = "run", value_parser = index)]
+    pub index: IndexKind,
     /// A directory on the disk to use; what is made there is removed
     #[arg(long, default_value = ".")]
     pub dir: PathBuf,
@@ -51,6 +55,10 @@ fn minutes(text: &str) -> Result<f64, String> {
         Ok(minutes) if minutes > 0.0 && minutes <= 1e6 => Ok(minutes),
         _ => Err("a number of minutes above zero".to_owned()),
     }
+}
+
+fn index(text: &str) -> Result<IndexKind, String> {
+    IndexKind::parse(text).map_err(|error| error.to_string())
 }
 
 fn size(text: &str) -> Result<u64, String> {

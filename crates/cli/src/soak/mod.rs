@@ -82,6 +82,7 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let dir = scratch.path().join("store");
     let new = Options {
         capacity: Some(args.capacity),
+        index: Some(args.index),
         segment_bytes: Some(SEGMENT_BYTES),
         ..options(&dir)
     };

@@ -3,7 +3,7 @@
 
 use ritornello_format::Scope;
 use ritornello_node::Node;
-use ritornello_store::{Options, Terms};
+use ritornello_store::{IndexKind, Options, Terms};
 use ritornello_volume::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use serde_json::Value;
@@ -20,10 +20,17 @@ pub fn scratch() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
+/// What `RITORNELLO_TEST_INDEX` names as the index of the stores.
+pub fn index() -> Option<IndexKind> {
+    let word = std::env::var("RITORNELLO_TEST_INDEX").ok()?;
+    Some(IndexKind::parse(&word).unwrap())
+}
+
 pub fn options(dir: &Path) -> Options {
     let mut options = Options::new(dir);
     options.capacity = Some(16 << 20);
     options.segment_bytes = Some(1 << 20);
+    options.index = index();
     options
 }
 

@@ -3,7 +3,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Node, Options, open};
-use ritornello_store::{Outcome, Store, Terms};
+use ritornello_store::{IndexKind, Outcome, Store, Terms};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::io::{BufRead, BufReader, Write};
@@ -19,8 +19,15 @@ pub const CAPACITY: u64 = 64 * MIB;
 const MARK: &str = "helper> ";
 const VARIABLE: &str = "RITORNELLO_TEST_HELPER";
 
+/// `RITORNELLO_TEST_INDEX=lsm` names the index of the stores.
 pub fn options(dir: &Path) -> Options {
-    Options { capacity: Some(CAPACITY), segment_bytes: Some(MIB), ..Options::new(dir) }
+    let index = std::env::var("RITORNELLO_TEST_INDEX").ok();
+    Options {
+        capacity: Some(CAPACITY),
+        segment_bytes: Some(MIB),
+        index: index.map(|word| IndexKind::parse(&word).unwrap()),
+        ..Options::new(dir)
+    }
 }
 
 pub fn scope() -> Scope {
