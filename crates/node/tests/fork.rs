@@ -77,6 +77,13 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                     let _ = own.store().stats();
                     std::thread::sleep(Duration::from_millis(20));
                 }
+                if let Some(index) = options(&dir).index.filter(|index| index.word() == "lsm") {
+                    eventually("the child is told to start anew", || {
+                        let refused = own.store().stats().map(drop).map_err(|e| e.to_string());
+                        refused.is_err_and(|error| error.contains("forked child"))
+                    });
+                    return format!("child cannot use {}", index.word());
+                }
                 eventually("the child owns", || {
                     own.store().stats().is_ok() && own.role() == Role::Owner
                 });
@@ -146,9 +153,15 @@ fn a_child_takes_over_from_its_parent_and_keeps_the_lock() {
     let said = [parent.listen(), parent.listen()];
     assert!(said.iter().any(|said| said == "child is a client"), "{said:?}");
     parent.signal(libc::SIGKILL);
-    assert_eq!(parent.listen(), "child is the owner");
+    let said = parent.listen();
     let node = open(&options(dir.path())).unwrap();
-    assert_eq!(node.role(), Role::Client);
+    if said == "child cannot use lsm" {
+        // RocksDB's threads did not come along; a process of its own takes over.
+        assert_eq!(node.role(), Role::Owner);
+    } else {
+        assert_eq!(said, "child is the owner");
+        assert_eq!(node.role(), Role::Client);
+    }
     assert_eq!(put(node.store(), 1, 5).unwrap().pages, 5);
     node.close().unwrap();
 }

@@ -38,6 +38,7 @@
 //!   number of runs, though not of pages.
 //! * The budget counts tables twice, since compaction writes them anew before the old ones go; so
 //!   about half of it can be used.
+//! * It cannot be opened in a forked child of a process that has used it.
 //! * A disk that is full poisons it: open the store again once there is room.
 //! * What damage leaves is copied at the next open, which takes as much space again for a while.
 

@@ -25,7 +25,9 @@ use crate::{NewRun, PrefixIndex, RunId};
 use ritornello_format::{Error, ErrorKind, PageHash, Result};
 use rocksdb::{DB, Options};
 use std::collections::HashMap;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::{fs, io};
 
 /// What [`LsmIndex::open`] found and could not keep.
@@ -44,7 +46,10 @@ const SYNC_BYTES: u64 = 1 << 20;
 
 pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     let names = Names::of(dir);
-    fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
+    refuse_in_forked_child(dir)?;
+    // RocksDB would let everyone look in.
+    let mut private = fs::DirBuilder::new();
+    private.recursive(true).mode(0o700).create(dir).map_err(|error| refused(dir, error))?;
     settle(&names).map_err(|error| refused(dir, error))?;
     if !names.marker.exists() {
         match try_open(&names, options) {
@@ -64,6 +69,21 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
         }
     }
     save(&names, options)
+}
+
+/// RocksDB's threads are those of the process that first opened a database, and all databases share
+/// them: a forked child has none, and would wait for them for ever.
+fn refuse_in_forked_child(dir: &Path) -> Result<()> {
+    static PROCESS: OnceLock<u32> = OnceLock::new();
+    let this = std::process::id();
+    if *PROCESS.get_or_init(|| this) == this {
+        return Ok(());
+    }
+    Err(Error::fatal(
+        "the index lsm does not work in a forked child of a process that has used it: \
+         start the process anew instead, or use the index `run`",
+    )
+    .with("dir", dir.display()))
 }
 
 enum Trouble {
