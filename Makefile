@@ -126,7 +126,7 @@ LSM_TESTS := $(filter-out bench codec contest faults fixtures loom_% simulate us
 	$(wildcard crates/store/tests/*.rs crates/node/tests/*.rs crates/cli/tests/*.rs)))))
 test-lsm: $(LSM)/env
 	. $(LSM)/env && $(CARGO) test --locked --quiet --target-dir $(LSM_TARGET) -p ritornello-index \
-		--features lsm --lib --test lsm --test conformance --test differential
+		--features lsm --lib --test lsm --test conformance --test differential --test residency
 	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO) test --locked --quiet --target-dir $(LSM_TARGET) \
 		-p ritornello-store -p ritornello-node -p ritornello-cli --features ritornello-cli/lsm \
 		$(addprefix --test ,$(LSM_TESTS))
