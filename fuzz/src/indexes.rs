@@ -117,7 +117,7 @@ impl All {
                 let kind = self.same(|index| index.insert(&new).err().map(|error| error.kind()));
                 assert!(kind.is_none_or(|kind| kind == ErrorKind::Invalid), "{kind:?}");
             }
-            3 => drop(self.same(|index| index.link(slot, here, key(path, first + 1)))),
+            3 => self.same(|index| index.link(slot, here, key(path, first + 1))),
             4 => drop(self.same(|index| gone(&index.remove(slot, &pages)))),
             5 => self.on_run(slot, here, |index, run, pages| {
                 gone(&index.truncate(run, u32::from(more) % (pages as u32 + 1)))
