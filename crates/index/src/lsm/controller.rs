@@ -1,0 +1,369 @@
+//! Watches what the index is asked to do, and says which size ratio and how many runs a level suit
+//! that.
+//!
+//! Counting is a relaxed addition. Everything else happens in [`Controller::look`], which the
+//! writer and the upkeep thread call: readers never decide. A new target is not applied at once:
+//! [`Controller::step`] hands it out one step at a time, once per flush or compaction that happened
+//! anyway, so that a transition costs no rewrite that was not due.
+
+use super::cost::{Mix, Prices, Setting, Tree};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Operations of a window. Below some thousand the mix of a window is noise.
+const WINDOW: u64 = 4096;
+/// Windows that the mix is taken over while it stays what it is.
+const WINDOWS: usize = 16;
+/// Windows in a row that must differ before a shift is believed.
+const CONFIRM: usize = 2;
+/// How far the mix must have moved, see [`Mix::distance`].
+const SHIFT: f64 = 0.15;
+/// How much cheaper, of what it costs now, another setting must promise to be.
+const GAIN: f64 = 0.05;
+/// Growth of the tree after which the same mix is looked at again.
+const GROWTH: f64 = 2.0;
+/// Decisions that are remembered.
+const LOG: usize = 64;
+
+/// Whether the controller moves anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It does.
+    Adaptive,
+    /// The setting stays: for ablation.
+    Static(Setting),
+}
+
+/// Why a decision was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The first full window.
+    First,
+    /// The mix moved.
+    Shift,
+    /// The tree became at least twice as large, or as small, since the last decision.
+    Growth,
+}
+
+impl Reason {
+    /// One word for logs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Shift => "shift",
+            Self::Growth => "growth",
+        }
+    }
+}
+
+/// A look that led to a decision; where `from` is `to`, the gain was too small.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// Operations counted before it.
+    pub at: u64,
+    /// Why.
+    pub reason: Reason,
+    /// The mix it was made for, normalised.
+    pub mix: Mix,
+    /// The tree it was made for.
+    pub tree: Tree,
+    /// The target before.
+    pub from: Setting,
+    /// The target now.
+    pub to: Setting,
+    /// Predicted nanoseconds an operation with `from`.
+    pub cost_from: f64,
+    /// And with `to`.
+    pub cost_to: f64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    writes: AtomicU64,
+    hits: AtomicU64,
+    ranges: AtomicU64,
+    empty: AtomicU64,
+}
+
+impl Counts {
+    fn now(&self) -> [u64; 4] {
+        [&self.writes, &self.hits, &self.ranges, &self.empty].map(|count| count.load(Relaxed))
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    /// The counts when the present window began.
+    began: [u64; 4],
+    windows: VecDeque<Mix>,
+    /// What the last decision was made for.
+    anchor: Option<(Mix, Tree)>,
+    /// Windows in a row that differed from the anchor.
+    differing: usize,
+    target: Setting,
+    applied: Setting,
+    /// Flushes and compactions seen when a step was last handed out.
+    events: u64,
+    log: VecDeque<Decision>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Controller {
+    mode: Mode,
+    prices: Prices,
+    counts: Counts,
+    state: Mutex<State>,
+}
+
+impl Controller {
+    /// One that starts from `Setting::DEFAULT`, or stays where `mode` says.
+    #[must_use]
+    pub fn new(mode: Mode, prices: Prices) -> Self {
+        let setting = match mode {
+            Mode::Adaptive => Setting::DEFAULT,
+            Mode::Static(setting) => setting,
+        };
+        let state = State {
+            began: [0; 4],
+            windows: VecDeque::with_capacity(WINDOWS),
+            anchor: None,
+            differing: 0,
+            target: setting,
+            applied: setting,
+            events: 0,
+            log: VecDeque::new(),
+        };
+        Self { mode, prices, counts: Counts::default(), state: Mutex::new(state) }
+    }
+
+    /// Counts entries written or removed.
+    pub fn wrote(&self, entries: u64) {
+        self.counts.writes.fetch_add(entries, Relaxed);
+    }
+
+    /// Counts point lookups, found and not.
+    pub fn looked_up(&self, hits: u64, empty: u64) {
+        self.counts.hits.fetch_add(hits, Relaxed);
+        self.counts.empty.fetch_add(empty, Relaxed);
+    }
+
+    /// Counts range reads.
+    pub fn ranged(&self, ranges: u64) {
+        self.counts.ranges.fetch_add(ranges, Relaxed);
+    }
+
+    /// Whether a window is full, so that a look is worth taking the lock.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        let Some(state) = self.state.try_lock() else { return false };
+        sum(self.counts.now()) >= sum(state.began) + WINDOW
+    }
+
+    /// Closes the window if it is full, and decides where that is called for. Returns the decision
+    /// that was made, if one was.
+    pub fn look(&self, tree: Tree) -> Option<Decision> {
+        let mut state = self.state.lock();
+        let now = self.counts.now();
+        if sum(now) < sum(state.began) + WINDOW {
+            return None;
+        }
+        let window = difference(now, state.began);
+        state.began = now;
+        if state.windows.len() == WINDOWS {
+            state.windows.pop_front();
+        }
+        state.windows.push_back(window);
+        if let Some((anchor, _)) = state.anchor {
+            state.differing =
+                if window.distance(&anchor) > SHIFT { state.differing + 1 } else { 0 };
+        }
+        let reason = state.reason(&tree)?;
+        if reason == Reason::Shift {
+            // What came before is another workload.
+            let keep = state.differing.min(state.windows.len());
+            let old = state.windows.len() - keep;
+            state.windows.drain(..old);
+        }
+        let mix = state.mix();
+        state.differing = 0;
+        state.anchor = Some((mix, tree));
+        let from = state.target;
+        let best = match self.mode {
+            Mode::Adaptive => self.prices.best(&mix, &tree),
+            Mode::Static(setting) => setting,
+        };
+        let cost_from = self.prices.cost(&mix, &tree, from);
+        let cost_best = self.prices.cost(&mix, &tree, best);
+        let to = if cost_best < cost_from * (1.0 - GAIN) { best } else { from };
+        state.target = to;
+        let cost_to = self.prices.cost(&mix, &tree, to);
+        let decision = Decision { at: sum(now), reason, mix, tree, from, to, cost_from, cost_to };
+        if state.log.len() == LOG {
+            state.log.pop_front();
+        }
+        state.log.push_back(decision);
+        Some(decision)
+    }
+
+    /// The setting to apply next, if the target is not reached and `events`, the number of flushes
+    /// and compactions so far, moved since the last step.
+    pub fn step(&self, events: u64) -> Option<Setting> {
+        let mut state = self.state.lock();
+        if state.applied == state.target || state.events == events {
+            return None;
+        }
+        state.events = events;
+        state.applied = state.applied.towards(state.target);
+        Some(state.applied)
+    }
+
+    /// The setting in force.
+    #[must_use]
+    pub fn applied(&self) -> Setting {
+        self.state.lock().applied
+    }
+
+    /// The latest decisions, oldest first.
+    #[must_use]
+    pub fn log(&self) -> Vec<Decision> {
+        self.state.lock().log.iter().copied().collect()
+    }
+}
+
+impl State {
+    fn reason(&self, tree: &Tree) -> Option<Reason> {
+        let Some((_, then)) = &self.anchor else { return Some(Reason::First) };
+        let grown = tree.bytes.max(1.0) / then.bytes.max(1.0);
+        if self.differing >= CONFIRM {
+            Some(Reason::Shift)
+        } else if !(1.0 / GROWTH..=GROWTH).contains(&grown) {
+            Some(Reason::Growth)
+        } else {
+            None
+        }
+    }
+
+    fn mix(&self) -> Mix {
+        let mut all = Mix::default();
+        for window in &self.windows {
+            all.writes += window.writes;
+            all.hits += window.hits;
+            all.ranges += window.ranges;
+            all.empty += window.empty;
+        }
+        all.normalised()
+    }
+}
+
+fn sum(counts: [u64; 4]) -> u64 {
+    counts.iter().sum()
+}
+
+fn difference(now: [u64; 4], then: [u64; 4]) -> Mix {
+    let since = |kind: usize| now[kind].saturating_sub(then[kind]) as f64;
+    Mix { writes: since(0), hits: since(1), ranges: since(2), empty: since(3) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PRICES: Prices =
+        Prices { rewrite: 400.0, filter: 100.0, block: 1500.0, seek: 1500.0, false_positive: 0.01 };
+    const TREE: Tree = Tree { bytes: 4e9, memtable: 16e6 };
+
+    fn write(controller: &Controller, windows: u64) -> Vec<Decision> {
+        (0..windows)
+            .filter_map(|_| {
+                controller.wrote(WINDOW);
+                controller.look(TREE)
+            })
+            .collect()
+    }
+
+    fn read(controller: &Controller, windows: u64) -> Vec<Decision> {
+        (0..windows)
+            .filter_map(|_| {
+                controller.looked_up(WINDOW / 2, WINDOW / 2);
+                controller.look(TREE)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_shift_is_seen_after_two_windows_and_decided_once() {
+        let controller = Controller::new(Mode::Adaptive, PRICES);
+        assert_eq!(write(&controller, 20).len(), 1);
+        assert_eq!(read(&controller, 1), []);
+        let decided = read(&controller, 20);
+        assert_eq!(decided.len(), 1);
+        assert_eq!(decided[0].reason, Reason::Shift);
+        assert!(decided[0].to.runs < decided[0].from.runs);
+        assert!(decided[0].cost_to < decided[0].cost_from);
+        assert!(decided[0].mix.writes < 1e-9, "the mix is that of the new workload alone");
+    }
+
+    #[test]
+    fn one_odd_window_moves_nothing() {
+        let controller = Controller::new(Mode::Adaptive, PRICES);
+        write(&controller, 4);
+        for _ in 0..10 {
+            assert_eq!(read(&controller, 1), []);
+            assert_eq!(write(&controller, 3), []);
+        }
+    }
+
+    #[test]
+    fn growth_alone_is_a_reason() {
+        let controller = Controller::new(Mode::Adaptive, PRICES);
+        write(&controller, 2);
+        controller.wrote(WINDOW);
+        let grown = Tree { bytes: TREE.bytes * 3.0, ..TREE };
+        assert_eq!(controller.look(grown).map(|made| made.reason), Some(Reason::Growth));
+    }
+
+    #[test]
+    fn steps_come_one_by_one_and_only_with_events() {
+        let controller = Controller::new(Mode::Adaptive, PRICES);
+        read(&controller, 1);
+        let target = controller.log()[0].to;
+        let mut events = 0;
+        let mut steps = 0;
+        while controller.applied() != target {
+            assert_eq!(controller.step(events), None, "nothing happened since");
+            events += 1;
+            let before = controller.applied();
+            let after = controller.step(events).unwrap();
+            assert!(
+                before.ratio.abs_diff(after.ratio) <= 1 && before.runs.abs_diff(after.runs) <= 1
+            );
+            steps += 1;
+        }
+        assert!(steps > 1);
+        assert_eq!(controller.step(events + 1), None);
+    }
+
+    #[test]
+    fn a_static_one_logs_and_stays() {
+        let setting = Setting { ratio: 10, runs: 1 };
+        let controller = Controller::new(Mode::Static(setting), PRICES);
+        write(&controller, 3);
+        read(&controller, 5);
+        assert_eq!(controller.applied(), setting);
+        assert!(controller.log().len() >= 2);
+        assert!(controller.log().iter().all(|made| made.to == setting));
+    }
+
+    #[test]
+    fn the_log_is_bounded() {
+        let controller = Controller::new(Mode::Adaptive, PRICES);
+        for _ in 0..2 * LOG {
+            write(&controller, 2);
+            read(&controller, 2);
+        }
+        assert_eq!(controller.log().len(), LOG);
+    }
+}

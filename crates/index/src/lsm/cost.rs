@@ -1,0 +1,226 @@
+//! What an operation on a fluid LSM-tree costs, as a function of its size ratio `T` and the most
+//! sorted runs `K` a level may hold.
+//!
+//! The shape is that of Dostoevsky (Dayan and Idreos, SIGMOD 2018, section 4.4): `K = 1` is
+//! leveling, `K = T - 1` is tiering. The two differences to the paper: every level, the last one too,
+//! may hold `K` runs, and every run's filter has the same number of bits a key, because that is
+//! what the engine below can be told. Prices are nanoseconds, measured on the machine, as in
+//! CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in memory, and
+//! there looking at a run costs processor time, whether or not a block is read.
+
+/// The two knobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Setting {
+    /// Size ratio between neighbouring levels, 2 to [`Setting::RATIO_MAX`].
+    pub ratio: u32,
+    /// Most sorted runs a level holds, 1 to `ratio - 1`.
+    pub runs: u32,
+}
+
+impl Setting {
+    /// The largest size ratio that is considered. Beyond it levels hardly get fewer.
+    pub const RATIO_MAX: u32 = 12;
+    /// What an index starts with.
+    pub const DEFAULT: Self = Self { ratio: 4, runs: 2 };
+
+    /// Every setting there is, smaller size ratios first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (2..=Self::RATIO_MAX).flat_map(|ratio| (1..ratio).map(move |runs| Self { ratio, runs }))
+    }
+
+    /// One step from here towards `target`: each knob moves by at most one, and `runs` stays below
+    /// `ratio`.
+    #[must_use]
+    pub fn towards(self, target: Self) -> Self {
+        let step = |from: u32, to: u32| match from.cmp(&to) {
+            std::cmp::Ordering::Less => from + 1,
+            std::cmp::Ordering::Equal => from,
+            std::cmp::Ordering::Greater => from - 1,
+        };
+        let ratio = step(self.ratio, target.ratio);
+        Self { ratio, runs: step(self.runs, target.runs).min(ratio - 1) }
+    }
+}
+
+/// How many operations of each kind there were, in entries (pages): one probe that asks for eight
+/// pages before it knows is eight of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Mix {
+    /// Entries written or removed.
+    pub writes: f64,
+    /// Point lookups that found their key.
+    pub hits: f64,
+    /// Range reads.
+    pub ranges: f64,
+    /// Point lookups that found nothing.
+    pub empty: f64,
+}
+
+impl Mix {
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.writes + self.hits + self.ranges + self.empty
+    }
+
+    /// The same mix with a total of one; no operations stay none.
+    #[must_use]
+    pub fn normalised(&self) -> Self {
+        let total = self.total();
+        if total <= 0.0 {
+            return Self::default();
+        }
+        Self {
+            writes: self.writes / total,
+            hits: self.hits / total,
+            ranges: self.ranges / total,
+            empty: self.empty / total,
+        }
+    }
+
+    /// How much of one normalised mix would have to change to make it the other, 0 to 1.
+    #[must_use]
+    pub fn distance(&self, other: &Self) -> f64 {
+        let (a, b) = (self.normalised(), other.normalised());
+        ((a.writes - b.writes).abs()
+            + (a.hits - b.hits).abs()
+            + (a.ranges - b.ranges).abs()
+            + (a.empty - b.empty).abs())
+            / 2.0
+    }
+}
+
+/// What the tree holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tree {
+    /// Bytes of all entries on disk.
+    pub bytes: f64,
+    /// Bytes of one memtable, which is the smallest run.
+    pub memtable: f64,
+}
+
+impl Tree {
+    /// Levels below the memtable with this size ratio; zero while everything fits into it.
+    #[must_use]
+    pub fn levels(&self, ratio: u32) -> f64 {
+        if self.bytes <= self.memtable || self.memtable <= 0.0 {
+            return 0.0;
+        }
+        let ratio = f64::from(ratio);
+        ((self.bytes / self.memtable) * (ratio - 1.0) / ratio + 1.0).log(ratio).ceil().max(1.0)
+    }
+}
+
+/// Nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prices {
+    /// Writing an entry once more in a compaction: its share of reading, merging and writing.
+    pub rewrite: f64,
+    /// Asking the filter of one run for one key.
+    pub filter: f64,
+    /// Fetching the block that a key would be in, and searching it.
+    pub block: f64,
+    /// Placing an iterator on one run.
+    pub seek: f64,
+    /// Share of filters that say yes to a key that is not there.
+    pub false_positive: f64,
+}
+
+impl Prices {
+    /// What `mix` costs on `tree` with `setting`, in nanoseconds.
+    #[must_use]
+    pub fn cost(&self, mix: &Mix, tree: &Tree, setting: Setting) -> f64 {
+        let levels = tree.levels(setting.ratio);
+        let (ratio, width) = (f64::from(setting.ratio), f64::from(setting.runs));
+        let runs = levels * width;
+        let write = self.rewrite * levels * (ratio - 1.0) / (width + 1.0);
+        let empty = runs * (self.filter + self.false_positive * self.block);
+        // A key is in one run; on the way there half of the others are asked.
+        let others = (runs - 1.0).max(0.0) / 2.0;
+        let hit = others * (self.filter + self.false_positive * self.block)
+            + if levels > 0.0 { self.filter + self.block } else { 0.0 };
+        let range = runs * self.seek;
+        mix.writes * write + mix.hits * hit + mix.ranges * range + mix.empty * empty
+    }
+
+    /// The cheapest setting for `mix` on `tree`; of equal ones the first.
+    #[must_use]
+    pub fn best(&self, mix: &Mix, tree: &Tree) -> Setting {
+        let cost = |setting: &Setting| self.cost(mix, tree, *setting);
+        Setting::all().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(Setting::DEFAULT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PRICES: Prices =
+        Prices { rewrite: 400.0, filter: 100.0, block: 1500.0, seek: 1500.0, false_positive: 0.01 };
+    const TREE: Tree = Tree { bytes: 4e9, memtable: 16e6 };
+
+    fn mix(writes: f64, hits: f64, ranges: f64, empty: f64) -> Mix {
+        Mix { writes, hits, ranges, empty }
+    }
+
+    #[test]
+    fn reads_want_few_runs_and_writes_want_many() {
+        let reads = PRICES.best(&mix(0.0, 1.0, 0.2, 1.0), &TREE);
+        let writes = PRICES.best(&mix(1.0, 0.0, 0.0, 0.0), &TREE);
+        assert_eq!(reads.runs, 1);
+        assert_eq!(
+            TREE.levels(reads.ratio),
+            TREE.levels(Setting::RATIO_MAX),
+            "as few as there can be"
+        );
+        assert_eq!(writes.runs, writes.ratio - 1);
+    }
+
+    #[test]
+    fn the_best_is_no_dearer_than_any() {
+        for step in 0..=10 {
+            let writes = f64::from(step) / 10.0;
+            let mix = mix(writes, (1.0 - writes) / 2.0, 0.01, (1.0 - writes) / 2.0);
+            let best = PRICES.cost(&mix, &TREE, PRICES.best(&mix, &TREE));
+            assert!(Setting::all().all(|setting| PRICES.cost(&mix, &TREE, setting) >= best));
+        }
+    }
+
+    #[test]
+    fn leveling_and_tiering_are_its_ends() {
+        let one = mix(1.0, 0.0, 0.0, 0.0);
+        let cost = |ratio, runs| PRICES.cost(&one, &TREE, Setting { ratio, runs });
+        let levels = TREE.levels(10);
+        assert!((cost(10, 1) - PRICES.rewrite * levels * 4.5).abs() < 1e-6);
+        assert!((cost(10, 9) - PRICES.rewrite * levels * 0.9).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_fits_the_memtable_costs_nothing_below_it() {
+        let small = Tree { bytes: 1e6, memtable: 16e6 };
+        for setting in Setting::all() {
+            assert_eq!(PRICES.cost(&mix(1.0, 1.0, 1.0, 1.0), &small, setting), 0.0);
+        }
+    }
+
+    #[test]
+    fn steps_arrive_and_never_leave_the_settings() {
+        for from in Setting::all() {
+            for to in Setting::all() {
+                let mut at = from;
+                for _ in 0..2 * Setting::RATIO_MAX {
+                    at = at.towards(to);
+                    assert!(at.runs >= 1 && at.runs < at.ratio);
+                }
+                assert_eq!(at, to);
+            }
+        }
+    }
+
+    #[test]
+    fn the_distance_of_mixes_is_between_none_and_all() {
+        let (writes, reads) = (mix(5.0, 0.0, 0.0, 0.0), mix(0.0, 3.0, 0.0, 0.0));
+        assert_eq!(writes.distance(&reads), 1.0);
+        assert_eq!(writes.distance(&mix(9.0, 0.0, 0.0, 0.0)), 0.0);
+    }
+}
