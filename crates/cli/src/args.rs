@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::bench::adaptive::args::{AdaptiveArgs, AdaptivePart};
 use crate::bench::contest::{ContestPart, Workload};
 use crate::simulate::args::SimulateArgs;
 use crate::soak::args::SoakArgs;
@@ -264,6 +265,8 @@ pub enum BenchCommand {
     Codec(CodecArgs),
     /// Backends of the index, measured alike
     Index(IndexArgs),
+    /// The controller of the index `lsm` over ten stages, against settings that stay
+    Adaptive(AdaptiveArgs),
     /// One part of a measurement, in a process of its own
     #[command(hide = true)]
     Part(PartArgs),
@@ -493,6 +496,8 @@ pub enum PartCommand {
     },
     /// Fills, opens or churns a backend of the index
     Contest(ContestArgs),
+    /// Runs the ten stages on the index `lsm`
+    Adaptive(AdaptivePart),
     /// Probes as a client
     Probe {
         /// Its directory

@@ -5,10 +5,13 @@ use crate::args::StatArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, count, json, say, table};
 use crate::{open, print};
-use ritornello_store::{CatalogStats, Pieces, StoreStats};
+use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, Pieces, StoreStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Decisions about the index's shape that are shown; `--json` has more.
+const DECISIONS: usize = 8;
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -70,6 +73,48 @@ fn index(s: &CatalogStats) -> String {
         text += &format!("; {percent} % full under its memory ceiling of {most}");
     }
     text
+}
+
+/// An LSM-tree's shape on one line.
+fn shape(tuning: &IndexTuning) -> String {
+    let moving = (tuning.ratio, tuning.runs) != (tuning.target_ratio, tuning.target_runs);
+    let target = if moving {
+        format!(", on the way to {} and {}", tuning.target_ratio, tuning.target_runs)
+    } else {
+        String::new()
+    };
+    format!(
+        "size ratio {}, at most {} runs a level{target}; {} levels, {} sorted runs now{}",
+        tuning.ratio,
+        tuning.runs,
+        tuning.levels,
+        tuning.sorted_runs,
+        if tuning.adaptive { "" } else { "; fixed" }
+    )
+}
+
+/// The latest decisions about it, the newest first.
+fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
+    let header =
+        ["operations", "because", "writes", "hits", "empty", "ranges", "T, K", "ns before", "ns"];
+    let mut out = table(&header);
+    for made in decided.iter().rev().take(DECISIONS) {
+        let share = |of: f64| format!("{:.0} %", of * 100.0);
+        let to = format!("{}, {}", made.ratio, made.runs);
+        let stays = (made.ratio, made.runs) == (made.ratio_from, made.runs_from);
+        out.add_row([
+            count(made.at),
+            made.reason.clone(),
+            share(made.writes),
+            share(made.hits),
+            share(made.empty),
+            format!("{:.1} %", made.ranges * 100.0),
+            if stays { to } else { format!("{}, {} -> {to}", made.ratio_from, made.runs_from) },
+            format!("{:.0}", made.cost_from_ns),
+            format!("{:.0}", made.cost_ns),
+        ]);
+    }
+    out
 }
 
 fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
@@ -160,6 +205,9 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
             ),
         );
     }
+    if let Some(tuning) = &s.index_tuning {
+        row("index shape", shape(tuning));
+    }
     row(
         "I/O",
         format!(
@@ -201,10 +249,14 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
             format!("{} of {}", bytes(scope.retained_bytes), bytes(scope.retained_bytes_max)),
         ]);
     }
+    let decided = s.index_tuning.as_ref().map(|tuning| &tuning.decisions[..]).unwrap_or_default();
     let counted: Vec<_> = s.counters.iter().filter(|(_, value)| **value > 0).collect();
     let mut text = out.to_string();
     if !s.largest_scopes.is_empty() {
         text = format!("{text}\n{scopes}");
+    }
+    if !decided.is_empty() {
+        text = format!("{text}\n{}", decisions(decided));
     }
     if !counted.is_empty() {
         let mut counters = table(&["counted since open", ""]);
@@ -219,6 +271,18 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shape_says_where_it_goes_and_decisions_come_newest_first() {
+        let mut tuning = IndexTuning { ratio: 4, runs: 2, ..IndexTuning::default() };
+        (tuning.target_ratio, tuning.target_runs) = (6, 5);
+        assert!(shape(&tuning).contains("4, at most 2 runs a level, on the way to 6 and 5"));
+        assert!(shape(&tuning).ends_with("fixed"));
+        let made = |at| IndexDecision { at, ratio_from: 4, ratio: 6, ..IndexDecision::default() };
+        let text = decisions(&(0..20).map(made).collect::<Vec<_>>()).to_string();
+        assert!(text.find("19").unwrap() < text.find("12").unwrap(), "{text}");
+        assert!(!text.contains("11") && text.contains("4, 0 -> 6, 0"), "{text}");
+    }
 
     #[test]
     fn pages_that_are_not_there_lie_in_no_pieces() {

@@ -29,6 +29,7 @@ pub mod residency;
 mod run;
 mod sync;
 pub mod synthetic;
+pub mod tuning;
 mod view;
 
 #[cfg(all(feature = "art", not(loom)))]
@@ -39,6 +40,7 @@ pub use copy::{Copied, copy};
 pub use lsm::{LsmIndex, LsmOptions};
 pub use memory::MemoryIndex;
 pub use run::{Recovered, RunIndex, RunOptions};
+pub use tuning::Tuning;
 
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 
@@ -273,4 +275,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
 
     /// Sizes and write statistics.
     fn stats(&self) -> IndexStats;
+
+    /// How it is shaped and why, where it shapes itself.
+    fn tuning(&self) -> Option<Tuning> {
+        None
+    }
 }

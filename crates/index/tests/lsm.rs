@@ -4,7 +4,8 @@
 
 use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
 use ritornello_index::conformance::{contents, page, pages, place};
-use ritornello_index::lsm::{Probe, Tuning};
+use ritornello_index::lsm::{Mode, Probe};
+use ritornello_index::tuning::Setting;
 use ritornello_index::{LsmIndex, LsmOptions, NewRun, PrefixIndex, RunId};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -363,20 +364,73 @@ fn the_files_stay_within_their_budget() {
     insert(&index, 3001, None, &pages(3001, 8)).unwrap();
 }
 
-#[test]
-fn the_shape_changes_while_open() {
-    let dir = tempfile::tempdir().unwrap();
-    let index = open(dir.path());
-    for (at, size_ratio) in [2, 4, 10].into_iter().enumerate() {
-        let runs = 2 + at as u32;
-        index.tune(Tuning { size_ratio, runs, memtable_bytes: 128 << 10 }).unwrap();
-        let from = at as u64 * 200;
-        fill(&index, from..from + 200);
-        assert_eq!(index.stats().pages, (from + 200) * 15);
+/// Inserts chains until so many flushes were seen, maintaining after each.
+fn flush(index: &LsmIndex, next: &mut u64, flushes: u64) {
+    for _ in 0..flushes {
+        let before = index.stats().written_bytes;
+        let tables = index.tuning().unwrap().tree.bytes;
+        while index.tuning().unwrap().tree.bytes == tables {
+            fill(index, *next..*next + 20);
+            *next += 20;
+            index.maintain().unwrap();
+        }
+        assert!(index.stats().written_bytes > before);
     }
+}
+
+#[test]
+fn the_shape_changes_step_by_step_while_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = Setting { ratio: 2, runs: 1 };
+    let to = Setting { ratio: 8, runs: 7 };
+    let options =
+        LsmOptions { budget: 1 << 30, mode: Mode::Static(from), ..LsmOptions::within(4 << 20) };
+    let index = LsmIndex::open(dir.path(), &options).unwrap();
+    let mut next = 0;
+    flush(&index, &mut next, 12);
+    let leveled = index.tuning().unwrap();
+    assert_eq!((leveled.applied, leveled.target), (from, from));
+    index.set_mode(Mode::Static(to));
+    let mut seen = vec![from];
+    while index.tuning().unwrap().applied != to {
+        flush(&index, &mut next, 1);
+        let applied = index.tuning().unwrap().applied;
+        let last = *seen.last().unwrap();
+        assert!(applied.ratio - last.ratio <= 1 && applied.runs - last.runs <= 1, "{applied:?}");
+        seen.push(applied);
+    }
+    assert!(seen.len() > 6, "{seen:?}");
+    // Seven runs may stand beside each other now, so some of what is written next does.
+    let mut most = 0;
+    for _ in 0..8 {
+        flush(&index, &mut next, 1);
+        most = most.max(index.tuning().unwrap().sorted_runs);
+    }
+    assert!(most > 4, "{most} runs at most");
     let before = contents(&index);
     drop(index);
     assert_eq!(contents(&open(dir.path())), before);
+}
+
+#[test]
+fn decisions_follow_what_the_index_is_asked_and_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = open(dir.path());
+    let mut next = 0;
+    flush(&index, &mut next, 20);
+    let written = index.tuning().unwrap();
+    assert!(written.adaptive && written.operations > 4096);
+    let last = *written.decisions.last().unwrap();
+    assert!(last.mix.writes > 0.5, "{last:?}");
+    for family in 0..2000 {
+        index.longest_prefix(SCOPE, &pages(family % next, 15));
+        index.longest_prefix(SCOPE, &pages(1 << 20, 15));
+        index.maintain().unwrap();
+    }
+    let read = index.tuning().unwrap();
+    let last = *read.decisions.last().unwrap();
+    assert!(last.mix.writes < 0.1 && last.mix.hits > 0.3 && last.mix.empty > 0.1, "{last:?}");
+    assert!(read.target.runs <= written.target.runs, "{read:?}");
 }
 
 #[test]

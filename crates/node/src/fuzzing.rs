@@ -12,8 +12,8 @@ use crate::protocol::{Entry, Greeting, Hello, Request, Response, Welcome};
 use crate::term::Term;
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, SegmentId};
 use ritornello_store::{
-    Catalog, CatalogStats, LeaseNumber, Leased, Located, LocatedRun, PathStats, Refusal, Reserved,
-    ReservedRun, Reshape, ScopeRef, ScopeUsage, Wanted,
+    Catalog, CatalogStats, IndexDecision, IndexTuning, LeaseNumber, Leased, Located, LocatedRun,
+    PathStats, Refusal, Reserved, ReservedRun, Reshape, ScopeRef, ScopeUsage, Wanted,
 };
 use serde::Serialize;
 use std::borrow::Cow;
@@ -177,6 +177,8 @@ fn answers(scope: ScopeRef) -> Vec<Response> {
     let mut stats = CatalogStats { open_ms: 0.5, ..CatalogStats::default() };
     stats.paths = vec![PathStats { dir: "/a".to_owned(), ..PathStats::default() }];
     stats.largest_scopes = vec![ScopeUsage::default()];
+    let decisions = vec![IndexDecision { cost_ns: 1.5, ..IndexDecision::default() }];
+    stats.index_tuning = Some(IndexTuning { decisions, ..IndexTuning::default() });
     stats.dropped_at_open.insert("scope".to_owned(), 3);
     vec![
         Response::Scope(Some(scope)),

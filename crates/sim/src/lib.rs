@@ -19,6 +19,7 @@
 mod belady;
 mod chart;
 pub mod generate;
+pub mod plot;
 mod read;
 mod replay;
 mod report;

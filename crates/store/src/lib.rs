@@ -50,8 +50,8 @@ pub use options::{
 };
 pub use outcome::Outcome;
 pub use stats::{
-    AdmissionStats, CatalogStats, Counter, Counters, IoStats, LsmEstimate, PathStats, Pieces,
-    SCOPES_SHOWN, ScopeUsage, SpaceHealth,
+    AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,
+    LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth,
 };
 pub use store::{Store, StoreStats, Terms, TransferStats};
 pub use ticket::Ticket;

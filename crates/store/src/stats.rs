@@ -1,6 +1,8 @@
 //! Figures of a store, as `stat` and the metrics show them.
 
 use crate::eviction::EvictionStats;
+use ritornello_index::Tuning;
+use ritornello_index::tuning::Decision;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,6 +79,8 @@ pub struct CatalogStats {
     pub index_disk_bytes: u64,
     /// Bytes the index wrote since open.
     pub index_written_bytes: u64,
+    /// How the index is shaped and why, where it shapes itself: `lsm`.
+    pub index_tuning: Option<IndexTuning>,
     /// Leases held.
     pub leases: u64,
     /// Connected client processes.
@@ -102,6 +106,99 @@ pub struct LsmEstimate {
     pub memory_bytes: u64,
     /// Bytes of files, log included. While it rewrites its tables they are there twice.
     pub disk_bytes: u64,
+}
+
+/// The shape of an LSM-tree, and the decisions that led to it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct IndexTuning {
+    /// Whether it follows what the index is asked to do.
+    pub adaptive: bool,
+    /// Operations on entries of the tree that were counted since open.
+    pub operations: u64,
+    /// Size ratio (T) in force.
+    pub ratio: u32,
+    /// Most sorted runs a level (K) in force.
+    pub runs: u32,
+    /// Size ratio that it moves to, a step with each flush.
+    pub target_ratio: u32,
+    /// Runs a level that it moves to.
+    pub target_runs: u32,
+    /// Levels; none while everything fits the memtable.
+    pub levels: u32,
+    /// Sorted runs that there are now.
+    pub sorted_runs: u64,
+    /// The latest decisions, oldest first.
+    pub decisions: Vec<IndexDecision>,
+}
+
+/// One decision about the shape. Where the setting stays, another one promised too little.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct IndexDecision {
+    /// Operations counted before it.
+    pub at: u64,
+    /// `first`, `shift` (of the mix) or `growth` (of the tree).
+    pub reason: String,
+    /// Share of writes among the operations of the window.
+    pub writes: f64,
+    /// Of point lookups that found their key.
+    pub hits: f64,
+    /// Of range reads.
+    pub ranges: f64,
+    /// Of point lookups that found nothing.
+    pub empty: f64,
+    /// Bytes of the tree.
+    pub tree_bytes: u64,
+    /// Bytes that a flush writes.
+    pub flush_bytes: u64,
+    /// Size ratio aimed at before.
+    pub ratio_from: u32,
+    /// Runs a level aimed at before.
+    pub runs_from: u32,
+    /// Size ratio aimed at since.
+    pub ratio: u32,
+    /// Runs a level aimed at since.
+    pub runs: u32,
+    /// Nanoseconds an operation that the former were predicted to cost.
+    pub cost_from_ns: f64,
+    /// And the latter.
+    pub cost_ns: f64,
+}
+
+impl From<Tuning> for IndexTuning {
+    fn from(tuning: Tuning) -> Self {
+        Self {
+            adaptive: tuning.adaptive,
+            operations: tuning.operations,
+            ratio: tuning.applied.ratio,
+            runs: tuning.applied.runs,
+            target_ratio: tuning.target.ratio,
+            target_runs: tuning.target.runs,
+            levels: tuning.levels,
+            sorted_runs: tuning.sorted_runs,
+            decisions: tuning.decisions.into_iter().map(IndexDecision::from).collect(),
+        }
+    }
+}
+
+impl From<Decision> for IndexDecision {
+    fn from(made: Decision) -> Self {
+        Self {
+            at: made.at,
+            reason: made.reason.word().to_owned(),
+            writes: made.mix.writes,
+            hits: made.mix.hits,
+            ranges: made.mix.ranges,
+            empty: made.mix.empty,
+            tree_bytes: made.tree.bytes as u64,
+            flush_bytes: made.tree.memtable as u64,
+            ratio_from: made.from.ratio,
+            runs_from: made.from.runs,
+            ratio: made.to.ratio,
+            runs: made.to.runs,
+            cost_from_ns: made.cost_from,
+            cost_ns: made.cost_to,
+        }
+    }
 }
 
 /// How the allocator does.

@@ -1,5 +1,6 @@
 //! `ritornello bench`.
 
+pub mod adaptive;
 mod catalogue;
 mod codec;
 mod content;
@@ -37,6 +38,7 @@ pub fn run(context: &Context, args: &BenchArgs) -> Result<Status, Failure> {
         BenchCommand::Store(args) if args.steady => steady::run(context, args),
         BenchCommand::Store(args) => store(context, args),
         BenchCommand::Index(args) => contest::run(context, args),
+        BenchCommand::Adaptive(args) => adaptive::run(context, args),
         BenchCommand::Codec(args) => codec::run(context, args),
     }
 }

@@ -6,7 +6,7 @@
 //! [`Controller::step`] hands it out one step at a time, once per flush or compaction that happened
 //! anyway, so that a transition costs no rewrite that was not due.
 
-use super::cost::{Mix, Prices, Setting, Tree};
+use crate::tuning::{Decision, Mix, Prices, Reason, Setting, Tree};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -27,56 +27,24 @@ const GROWTH: f64 = 2.0;
 const LOG: usize = 64;
 
 /// Whether the controller moves anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// It does.
+    #[default]
     Adaptive,
     /// The setting stays: for ablation.
     Static(Setting),
 }
 
-/// Why a decision was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The first full window.
-    First,
-    /// The mix moved.
-    Shift,
-    /// The tree became at least twice as large, or as small, since the last decision.
-    Growth,
-}
-
-impl Reason {
-    /// One word for logs.
+impl Mode {
+    /// What an index is opened with.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn start(self) -> Setting {
         match self {
-            Self::First => "first",
-            Self::Shift => "shift",
-            Self::Growth => "growth",
+            Self::Adaptive => Setting::DEFAULT,
+            Self::Static(setting) => setting,
         }
     }
-}
-
-/// A look that led to a decision; where `from` is `to`, the gain was too small.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Decision {
-    /// Operations counted before it.
-    pub at: u64,
-    /// Why.
-    pub reason: Reason,
-    /// The mix it was made for, normalised.
-    pub mix: Mix,
-    /// The tree it was made for.
-    pub tree: Tree,
-    /// The target before.
-    pub from: Setting,
-    /// The target now.
-    pub to: Setting,
-    /// Predicted nanoseconds an operation with `from`.
-    pub cost_from: f64,
-    /// And with `to`.
-    pub cost_to: f64,
 }
 
 #[derive(Debug, Default)]
@@ -95,6 +63,7 @@ impl Counts {
 
 #[derive(Debug)]
 struct State {
+    mode: Mode,
     /// The counts when the present window began.
     began: [u64; 4],
     windows: VecDeque<Mix>,
@@ -112,21 +81,17 @@ struct State {
 /// See the module.
 #[derive(Debug)]
 pub struct Controller {
-    mode: Mode,
-    prices: Prices,
     counts: Counts,
     state: Mutex<State>,
 }
 
 impl Controller {
-    /// One that starts from `Setting::DEFAULT`, or stays where `mode` says.
+    /// One that starts where `mode` says.
     #[must_use]
-    pub fn new(mode: Mode, prices: Prices) -> Self {
-        let setting = match mode {
-            Mode::Adaptive => Setting::DEFAULT,
-            Mode::Static(setting) => setting,
-        };
+    pub fn new(mode: Mode) -> Self {
+        let setting = mode.start();
         let state = State {
+            mode,
             began: [0; 4],
             windows: VecDeque::with_capacity(WINDOWS),
             anchor: None,
@@ -136,7 +101,16 @@ impl Controller {
             events: 0,
             log: VecDeque::new(),
         };
-        Self { mode, prices, counts: Counts::default(), state: Mutex::new(state) }
+        Self { counts: Counts::default(), state: Mutex::new(state) }
+    }
+
+    /// Follows the mix from now on, or moves to a setting and stays there.
+    pub fn set_mode(&self, mode: Mode) {
+        let mut state = self.state.lock();
+        state.mode = mode;
+        if let Mode::Static(setting) = mode {
+            state.target = setting;
+        }
     }
 
     /// Counts entries written or removed.
@@ -164,7 +138,7 @@ impl Controller {
 
     /// Closes the window if it is full, and decides where that is called for. Returns the decision
     /// that was made, if one was.
-    pub fn look(&self, tree: Tree) -> Option<Decision> {
+    pub fn look(&self, tree: Tree, prices: &Prices) -> Option<Decision> {
         let mut state = self.state.lock();
         let now = self.counts.now();
         if sum(now) < sum(state.began) + WINDOW {
@@ -191,15 +165,15 @@ impl Controller {
         state.differing = 0;
         state.anchor = Some((mix, tree));
         let from = state.target;
-        let best = match self.mode {
-            Mode::Adaptive => self.prices.best(&mix, &tree),
+        let best = match state.mode {
+            Mode::Adaptive => prices.best(&mix, &tree),
             Mode::Static(setting) => setting,
         };
-        let cost_from = self.prices.cost(&mix, &tree, from);
-        let cost_best = self.prices.cost(&mix, &tree, best);
+        let cost_from = prices.cost(&mix, &tree, from);
+        let cost_best = prices.cost(&mix, &tree, best);
         let to = if cost_best < cost_from * (1.0 - GAIN) { best } else { from };
         state.target = to;
-        let cost_to = self.prices.cost(&mix, &tree, to);
+        let cost_to = prices.cost(&mix, &tree, to);
         let decision = Decision { at: sum(now), reason, mix, tree, from, to, cost_from, cost_to };
         if state.log.len() == LOG {
             state.log.pop_front();
@@ -226,6 +200,30 @@ impl Controller {
         self.state.lock().applied
     }
 
+    /// The setting that it moves to.
+    #[must_use]
+    pub fn target(&self) -> Setting {
+        self.state.lock().target
+    }
+
+    /// Whether it decides.
+    #[must_use]
+    pub fn is_adaptive(&self) -> bool {
+        self.state.lock().mode == Mode::Adaptive
+    }
+
+    /// Entries written or removed so far.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.counts.writes.load(Relaxed)
+    }
+
+    /// Operations so far.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        sum(self.counts.now())
+    }
+
     /// The latest decisions, oldest first.
     #[must_use]
     pub fn log(&self) -> Vec<Decision> {
@@ -236,7 +234,8 @@ impl Controller {
 impl State {
     fn reason(&self, tree: &Tree) -> Option<Reason> {
         let Some((_, then)) = &self.anchor else { return Some(Reason::First) };
-        let grown = tree.bytes.max(1.0) / then.bytes.max(1.0);
+        // What fits the memtable is no tree yet.
+        let grown = tree.bytes.max(tree.memtable) / then.bytes.max(then.memtable);
         if self.differing >= CONFIRM {
             Some(Reason::Shift)
         } else if !(1.0 / GROWTH..=GROWTH).contains(&grown) {
@@ -279,7 +278,7 @@ mod tests {
         (0..windows)
             .filter_map(|_| {
                 controller.wrote(WINDOW);
-                controller.look(TREE)
+                controller.look(TREE, &PRICES)
             })
             .collect()
     }
@@ -288,14 +287,14 @@ mod tests {
         (0..windows)
             .filter_map(|_| {
                 controller.looked_up(WINDOW / 2, WINDOW / 2);
-                controller.look(TREE)
+                controller.look(TREE, &PRICES)
             })
             .collect()
     }
 
     #[test]
     fn a_shift_is_seen_after_two_windows_and_decided_once() {
-        let controller = Controller::new(Mode::Adaptive, PRICES);
+        let controller = Controller::new(Mode::Adaptive);
         assert_eq!(write(&controller, 20).len(), 1);
         assert_eq!(read(&controller, 1), []);
         let decided = read(&controller, 20);
@@ -308,7 +307,7 @@ mod tests {
 
     #[test]
     fn one_odd_window_moves_nothing() {
-        let controller = Controller::new(Mode::Adaptive, PRICES);
+        let controller = Controller::new(Mode::Adaptive);
         write(&controller, 4);
         for _ in 0..10 {
             assert_eq!(read(&controller, 1), []);
@@ -318,16 +317,16 @@ mod tests {
 
     #[test]
     fn growth_alone_is_a_reason() {
-        let controller = Controller::new(Mode::Adaptive, PRICES);
+        let controller = Controller::new(Mode::Adaptive);
         write(&controller, 2);
         controller.wrote(WINDOW);
         let grown = Tree { bytes: TREE.bytes * 3.0, ..TREE };
-        assert_eq!(controller.look(grown).map(|made| made.reason), Some(Reason::Growth));
+        assert_eq!(controller.look(grown, &PRICES).map(|made| made.reason), Some(Reason::Growth));
     }
 
     #[test]
     fn steps_come_one_by_one_and_only_with_events() {
-        let controller = Controller::new(Mode::Adaptive, PRICES);
+        let controller = Controller::new(Mode::Adaptive);
         read(&controller, 1);
         let target = controller.log()[0].to;
         let mut events = 0;
@@ -349,7 +348,7 @@ mod tests {
     #[test]
     fn a_static_one_logs_and_stays() {
         let setting = Setting { ratio: 10, runs: 1 };
-        let controller = Controller::new(Mode::Static(setting), PRICES);
+        let controller = Controller::new(Mode::Static(setting));
         write(&controller, 3);
         read(&controller, 5);
         assert_eq!(controller.applied(), setting);
@@ -359,7 +358,7 @@ mod tests {
 
     #[test]
     fn the_log_is_bounded() {
-        let controller = Controller::new(Mode::Adaptive, PRICES);
+        let controller = Controller::new(Mode::Adaptive);
         for _ in 0..2 * LOG {
             write(&controller, 2);
             read(&controller, 2);

@@ -2,20 +2,14 @@
 //! sorted runs `K` a level may hold.
 //!
 //! The shape is that of Dostoevsky (Dayan and Idreos, SIGMOD 2018, section 4.4): `K = 1` is
-//! leveling, `K = T - 1` is tiering. The two differences to the paper: every level, the last one too,
+//! leveling, `K = T - 1` is tiering. The differences to the paper: every level, the last one too,
 //! may hold `K` runs, and every run's filter has the same number of bits a key, because that is
-//! what the engine below can be told. Prices are nanoseconds, measured on the machine, as in
+//! what the engine below can be told; and reads pay the runs that there are in the mean, not at
+//! most. Prices are nanoseconds, measured on the machine, as in
 //! CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in memory, and
 //! there looking at a run costs processor time, whether or not a block is read.
 
-/// The two knobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Setting {
-    /// Size ratio between neighbouring levels, 2 to [`Setting::RATIO_MAX`].
-    pub ratio: u32,
-    /// Most sorted runs a level holds, 1 to `ratio - 1`.
-    pub runs: u32,
-}
+use crate::tuning::{Mix, Prices, Setting, Tree};
 
 impl Setting {
     /// The largest size ratio that is considered. Beyond it levels hardly get fewer.
@@ -40,20 +34,6 @@ impl Setting {
         let ratio = step(self.ratio, target.ratio);
         Self { ratio, runs: step(self.runs, target.runs).min(ratio - 1) }
     }
-}
-
-/// How many operations of each kind there were, in entries (pages): one probe that asks for eight
-/// pages before it knows is eight of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Mix {
-    /// Entries written or removed.
-    pub writes: f64,
-    /// Point lookups that found their key.
-    pub hits: f64,
-    /// Range reads.
-    pub ranges: f64,
-    /// Point lookups that found nothing.
-    pub empty: f64,
 }
 
 impl Mix {
@@ -90,55 +70,58 @@ impl Mix {
     }
 }
 
-/// What the tree holds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tree {
-    /// Bytes of all entries on disk.
-    pub bytes: f64,
-    /// Bytes of one memtable, which is the smallest run.
-    pub memtable: f64,
-}
+/// Sorted runs there are in the mean, for each level and run that there may be: levels fill up and
+/// empty, and the last one is seldom full. Found by replaying the engine's rules, see the page.
+const FILLED: f64 = 0.3;
 
 impl Tree {
-    /// Levels below the memtable with this size ratio; zero while everything fits into it.
+    /// Levels below the memtable with this size ratio, as a fraction while the last one is not
+    /// full; zero while everything fits the memtable.
     #[must_use]
-    pub fn levels(&self, ratio: u32) -> f64 {
+    pub fn depth(&self, ratio: u32) -> f64 {
         if self.bytes <= self.memtable || self.memtable <= 0.0 {
             return 0.0;
         }
         let ratio = f64::from(ratio);
-        ((self.bytes / self.memtable) * (ratio - 1.0) / ratio + 1.0).log(ratio).ceil().max(1.0)
+        ((self.bytes / self.memtable) * (ratio - 1.0) / ratio + 1.0).log(ratio)
     }
-}
 
-/// Nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Prices {
-    /// Writing an entry once more in a compaction: its share of reading, merging and writing.
-    pub rewrite: f64,
-    /// Asking the filter of one run for one key.
-    pub filter: f64,
-    /// Fetching the block that a key would be in, and searching it.
-    pub block: f64,
-    /// Placing an iterator on one run.
-    pub seek: f64,
-    /// Share of filters that say yes to a key that is not there.
-    pub false_positive: f64,
+    /// The same, whole.
+    #[must_use]
+    pub fn levels(&self, ratio: u32) -> u32 {
+        self.depth(ratio).ceil() as u32
+    }
+
+    /// Times that an entry is written again with `setting` before it comes to rest.
+    #[must_use]
+    pub fn rewrites(&self, setting: Setting) -> f64 {
+        let (ratio, runs) = (f64::from(setting.ratio), f64::from(setting.runs));
+        self.depth(setting.ratio) * (ratio - 1.0) / (runs + 1.0)
+    }
+
+    /// Sorted runs with `setting`, in the mean.
+    #[must_use]
+    pub fn runs(&self, setting: Setting) -> f64 {
+        let depth = self.depth(setting.ratio);
+        if depth == 0.0 {
+            return 0.0;
+        }
+        let there = FILLED * depth * (f64::from(setting.runs) + 1.0);
+        there.min(self.bytes / self.memtable).max(1.0)
+    }
 }
 
 impl Prices {
     /// What `mix` costs on `tree` with `setting`, in nanoseconds.
     #[must_use]
     pub fn cost(&self, mix: &Mix, tree: &Tree, setting: Setting) -> f64 {
-        let levels = tree.levels(setting.ratio);
-        let (ratio, width) = (f64::from(setting.ratio), f64::from(setting.runs));
-        let runs = levels * width;
-        let write = self.rewrite * levels * (ratio - 1.0) / (width + 1.0);
-        let empty = runs * (self.filter + self.false_positive * self.block);
+        let runs = tree.runs(setting);
+        let ask = self.filter + self.false_positive * self.block;
+        let write = self.rewrite * tree.rewrites(setting);
+        let empty = runs * ask;
         // A key is in one run; on the way there half of the others are asked.
-        let others = (runs - 1.0).max(0.0) / 2.0;
-        let hit = others * (self.filter + self.false_positive * self.block)
-            + if levels > 0.0 { self.filter + self.block } else { 0.0 };
+        let found = if runs > 0.0 { self.filter + self.block } else { 0.0 };
+        let hit = (runs - 1.0).max(0.0) / 2.0 * ask + found;
         let range = runs * self.seek;
         mix.writes * write + mix.hits * hit + mix.ranges * range + mix.empty * empty
     }
@@ -167,12 +150,7 @@ mod tests {
     fn reads_want_few_runs_and_writes_want_many() {
         let reads = PRICES.best(&mix(0.0, 1.0, 0.2, 1.0), &TREE);
         let writes = PRICES.best(&mix(1.0, 0.0, 0.0, 0.0), &TREE);
-        assert_eq!(reads.runs, 1);
-        assert_eq!(
-            TREE.levels(reads.ratio),
-            TREE.levels(Setting::RATIO_MAX),
-            "as few as there can be"
-        );
+        assert_eq!(reads, Setting { ratio: Setting::RATIO_MAX, runs: 1 });
         assert_eq!(writes.runs, writes.ratio - 1);
     }
 
@@ -190,7 +168,7 @@ mod tests {
     fn leveling_and_tiering_are_its_ends() {
         let one = mix(1.0, 0.0, 0.0, 0.0);
         let cost = |ratio, runs| PRICES.cost(&one, &TREE, Setting { ratio, runs });
-        let levels = TREE.levels(10);
+        let levels = TREE.depth(10);
         assert!((cost(10, 1) - PRICES.rewrite * levels * 4.5).abs() < 1e-6);
         assert!((cost(10, 9) - PRICES.rewrite * levels * 0.9).abs() < 1e-6);
     }

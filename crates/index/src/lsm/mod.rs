@@ -8,6 +8,11 @@
 //! | `probe` | the two ways to the longest prefix |
 //! | `write` | what changes the index, in atomic batches |
 //! | `options` | what can be chosen, and what of it while open |
+//! | `cost` | what operations cost with a size ratio and so many runs a level |
+//! | `controller` | which of them suit what the index is asked to do |
+//! | `meter` | prices, taken from the running index |
+//! | `shape` | a setting in RocksDB's words |
+//! | `helm` | the four above, put to work |
 //! | `gauges` | sizes and write statistics |
 //! | `recovery` | opening, repairing, starting over |
 //! | `seal` | how long RocksDB's list of files has been |
@@ -42,21 +47,27 @@
 //! * A disk that is full poisons it: open the store again once there is room.
 //! * What damage leaves is copied at the next open, which takes as much space again for a while.
 
+mod controller;
+mod cost;
 mod families;
 mod gauges;
+mod helm;
 mod keys;
+mod meter;
 mod options;
 mod probe;
 mod record;
 mod recovery;
 mod seal;
+mod shape;
 mod write;
 
-pub use options::{LsmOptions, Probe, Tuning};
+pub use controller::Mode;
+pub use options::{LsmOptions, Probe};
 pub use recovery::LsmRecovered;
 
 use crate::sync::{Mutex, Ordering};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step, Tuning};
 use families::{Families, Family};
 use gauges::Gauges;
 use record::{Record, Use};
@@ -98,20 +109,11 @@ impl LsmIndex {
         self.recovered
     }
 
-    /// Changes the shape of the tree from the next flushes and compactions on.
-    ///
-    /// # Errors
-    /// `Fatal` if RocksDB refuses.
-    pub fn tune(&self, tuning: Tuning) -> Result<()> {
-        let words = tuning.words();
-        let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
-        for family in Family::ALL {
-            let handle = self.db.handle(family)?;
-            self.db.db.set_options_cf(handle, &words).map_err(|error| {
-                Error::fatal("RocksDB refuses the shape of the tree").because(error)
-            })?;
-        }
-        Ok(())
+    /// Lets the shape of the tree follow what the index is asked to do from now on, or moves to a
+    /// setting and stays there. It acts step by step, with flushes, as [`PrefixIndex::maintain`] is
+    /// called; nothing is rewritten for its sake.
+    pub fn set_mode(&self, mode: Mode) {
+        self.db.set_mode(mode);
     }
 
     fn probe_by(&self, probe: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
@@ -301,7 +303,12 @@ impl PrefixIndex for LsmIndex {
         Ok(())
     }
 
+    /// Tidies, and steers the shape of the tree: whoever never calls it has the tree that the index
+    /// was opened with.
     fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
+        if !self.db.is_poisoned() {
+            self.db.steer()?;
+        }
         let Some(mut last) = self.compacting.try_lock() else { return Ok(()) };
         let budget = self.gauges.budget.load(Ordering::Relaxed);
         let appended = self.gauges.appended.load(Ordering::Acquire);
@@ -328,5 +335,9 @@ impl PrefixIndex for LsmIndex {
 
     fn stats(&self) -> IndexStats {
         self.gauges.stats(&self.db)
+    }
+
+    fn tuning(&self) -> Option<Tuning> {
+        Some(self.db.tuning())
     }
 }

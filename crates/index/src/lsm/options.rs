@@ -2,33 +2,18 @@
 //!
 //! | | while open | RocksDB's own word |
 //! |---|---|---|
-//! | [`Tuning::size_ratio`] | yes | `max_bytes_for_level_multiplier` |
-//! | [`Tuning::runs`] | yes | `level0_file_num_compaction_trigger` |
-//! | [`Tuning::memtable_bytes`] | yes | `write_buffer_size` |
+//! | [`LsmOptions::mode`] | yes | see `shape` |
 //! | [`LsmOptions::budget`] | yes | none: inserts are refused |
+//! | [`LsmOptions::memtable_bytes`] | at open, as it bounds all families together | `db_write_buffer_size` |
 //! | [`LsmOptions::bloom_bits`] | at open, for files written from then on | `filter_policy` |
 //! | [`LsmOptions::block_cache_bytes`] | at open | `block_cache` |
 //! | [`LsmOptions::probe`], [`LsmOptions::verify`] | at open | none |
-//!
-//! `Tuning::runs` bounds the sorted runs of level 0 only; the levels below hold one each. More
-//! there needs another compaction style, which RocksDB does not change while open.
 
+use super::controller::Mode;
+use super::shape::Shape;
+use crate::tuning::Tree;
 use rocksdb::statistics::StatsLevel;
-use rocksdb::{BlockBasedOptions, Cache, DBRecoveryMode, LogLevel, Options};
-
-/// The shape of the tree: what [`super::LsmIndex::tune`] changes while the index is open. It acts
-/// at the next flushes and compactions; nothing is rewritten for its sake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tuning {
-    /// Each level is so many times as large as the one above it: T, at least 2.
-    pub size_ratio: u32,
-    /// Sorted runs of level 0 that start a compaction: K, at least 1.
-    pub runs: u32,
-    /// Bytes that are gathered in memory before they are written as one sorted run: of every family
-    /// by itself, and at least 64 KiB. All families together are bounded by what the index was
-    /// opened with.
-    pub memtable_bytes: u64,
-}
+use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLevel, Options};
 
 /// How a probe finds the longest prefix. Both find the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -56,8 +41,11 @@ impl Probe {
 /// How to open an [`super::LsmIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmOptions {
-    /// The shape of the tree.
-    pub tuning: Tuning,
+    /// Whether the shape of the tree follows what the index is asked to do.
+    pub mode: Mode,
+    /// Bytes of changes, of all families together, that are gathered in memory before they are
+    /// written as sorted runs; at least 64 KiB.
+    pub memtable_bytes: u64,
     /// Bytes of files that the index may take, while it rewrites some of them too. Inserts that
     /// could exceed it are refused with `Retry`.
     pub budget: u64,
@@ -75,7 +63,8 @@ pub struct LsmOptions {
 impl Default for LsmOptions {
     fn default() -> Self {
         Self {
-            tuning: Tuning { size_ratio: 10, runs: 4, memtable_bytes: 64 << 20 },
+            mode: Mode::default(),
+            memtable_bytes: 64 << 20,
             budget: 1 << 40,
             bloom_bits: 10,
             block_cache_bytes: 64 << 20,
@@ -96,9 +85,9 @@ impl LsmOptions {
     #[must_use]
     pub fn within(budget: u64) -> Self {
         let default = Self::default();
-        let memtable_bytes = default.tuning.memtable_bytes.min(budget / 16).max(MEMTABLE_BYTES_MIN);
+        let memtable_bytes = default.memtable_bytes.min(budget / 16).max(MEMTABLE_BYTES_MIN);
         Self {
-            tuning: Tuning { memtable_bytes, ..default.tuning },
+            memtable_bytes,
             budget,
             block_cache_bytes: default.block_cache_bytes.min(budget / 8).max(1 << 20),
             ..default
@@ -116,7 +105,7 @@ impl LsmOptions {
         options.set_atomic_flush(true);
         options.set_manual_wal_flush(true);
         options.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
-        let memtables = self.tuning.memtable_bytes.max(MEMTABLE_BYTES_MIN);
+        let memtables = self.memtable_bytes.max(MEMTABLE_BYTES_MIN);
         options.set_db_write_buffer_size(memtables as usize);
         options.set_max_total_wal_size(2 * memtables);
         options.set_max_background_jobs(2);
@@ -149,23 +138,14 @@ impl LsmOptions {
         }
         options.set_block_based_table_factory(&blocks);
         options.set_compression_type(rocksdb::DBCompressionType::None);
-        let memtable = self.tuning.memtable_bytes.max(MEMTABLE_BYTES_MIN);
+        let memtable = self.memtable_bytes.max(MEMTABLE_BYTES_MIN);
         options.set_write_buffer_size(memtable as usize);
-        options.set_max_bytes_for_level_multiplier(f64::from(self.tuning.size_ratio.max(2)));
-        options.set_level_zero_file_num_compaction_trigger(self.tuning.runs.max(1) as i32);
+        // Families are many and memtables may be small: a block of each must not fill them.
+        options.set_arena_block_size(((memtable / 64) as usize).next_multiple_of(4096));
+        options.set_compaction_style(DBCompactionStyle::Universal);
+        let empty = Tree { bytes: 0.0, memtable: memtable as f64 };
+        Shape::new(self.mode.start(), &empty).open_with(&mut options);
         options.set_target_file_size_base(memtable);
-        options.set_max_bytes_for_level_base(4 * memtable);
         options
-    }
-}
-
-impl Tuning {
-    /// In RocksDB's own words, for an open database.
-    pub(super) fn words(&self) -> [(&'static str, String); 3] {
-        [
-            ("max_bytes_for_level_multiplier", self.size_ratio.max(2).to_string()),
-            ("level0_file_num_compaction_trigger", self.runs.max(1).to_string()),
-            ("write_buffer_size", self.memtable_bytes.max(MEMTABLE_BYTES_MIN).to_string()),
-        ]
     }
 }

@@ -85,7 +85,8 @@ pub(super) fn scan(
     while at < keys.len() {
         let Some((run, first)) = db.find(scope, keys.at(at)) else { break };
         let (start, mut page) = (at, first);
-        iterator.seek(keys::path(scope, run, first));
+        db.helm.controller.ranged(1);
+        db.helm.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
         // A run that was put after the iterator was made is not in it.
         if iterator.key().is_none_or(|key| keys::read_path(key) != Some((scope, run, first))) {
             iterator = db.db.raw_iterator_cf(handle);

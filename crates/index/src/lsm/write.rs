@@ -62,13 +62,14 @@ impl LsmIndex {
     fn commit(&self, writer: &mut Writer, mut change: Change<'_>) -> Result<()> {
         self.db.check()?;
         change.batch.put(COUNTS, change.counts.encode());
-        let bytes = change.batch.size_in_bytes() as u64;
+        let (bytes, entries) = (change.batch.size_in_bytes() as u64, change.batch.len() as u64);
         self.db.db.write(change.batch).map_err(|error| {
             self.db.poison(&error);
             Error::fatal("the index could not be written: open the store again").because(error)
         })?;
         writer.counts = change.counts;
         self.gauges.note(&writer.counts, bytes);
+        self.db.helm.controller.wrote(entries);
         Ok(())
     }
 

@@ -330,6 +330,7 @@ impl Engine {
                 .then(|| LsmEstimate::of(index.runs, index.pages, budget.index_bytes)),
             index_disk_bytes: index.disk_bytes,
             index_written_bytes: index.written_bytes,
+            index_tuning: self.index.tuning().map(Into::into),
             leases: state.leases.len() as u64,
             clients: state.clients.keys().filter(|c| **c != ClientId::LOCAL).count() as u64,
             reservations: state.reservations.open.len() as u64,

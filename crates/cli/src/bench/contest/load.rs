@@ -7,6 +7,7 @@ use ritornello_index::{NewRun, PrefixIndex};
 use ritornello_sim::Trace;
 use ritornello_sim::generate::TenStage;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Pages of a sequence, and of a probe.
 pub const SEQUENCE: usize = 256;
@@ -48,6 +49,8 @@ pub struct Load {
     pub sequences: u64,
     /// Of `ten-stage`: the requests, and how many blocks of each came up before.
     trace: Option<(Trace, Vec<u32>)>,
+    /// Likewise: the requests of each stage.
+    stages: Vec<Range<usize>>,
 }
 
 impl Load {
@@ -57,11 +60,11 @@ impl Load {
         if workload == Workload::OnePrompt {
             let own = (REQUEST - PROMPT) as u64;
             let sequences = entries.saturating_sub(PROMPT as u64).div_ceil(own).max(1);
-            return Ok(Self { workload, entries, sequences, trace: None });
+            return Ok(Self { workload, entries, sequences, trace: None, stages: Vec::new() });
         }
         if workload != Workload::TenStage {
             let sequences = entries.div_ceil(FAMILY_PAGES) * FAMILY;
-            return Ok(Self { workload, entries, sequences, trace: None });
+            return Ok(Self { workload, entries, sequences, trace: None, stages: Vec::new() });
         }
         // Half of the pages come with the warm-up; of the stages' prompts, 0.59 are new.
         let block = 64;
@@ -84,7 +87,20 @@ impl Load {
             entries,
             sequences: trace.requests() as u64,
             trace: Some((trace, known)),
+            stages: options.stages().to_vec(),
         })
+    }
+
+    /// Of `ten-stage`: the requests.
+    #[must_use]
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref().map(|(trace, _)| trace)
+    }
+
+    /// Of `ten-stage`: the sequences of each stage, behind those of the warm-up.
+    #[must_use]
+    pub fn stages(&self) -> &[Range<usize>] {
+        &self.stages
     }
 
     /// Leading sequences that are there whole; at least one.

@@ -10,8 +10,8 @@
 
 mod chart;
 mod limit;
-mod load;
-mod part;
+pub mod load;
+pub mod part;
 mod report;
 
 pub use load::Workload;

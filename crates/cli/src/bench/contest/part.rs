@@ -309,7 +309,10 @@ fn resident() -> Result<i64, Failure> {
 }
 
 /// Bytes that this process has sent, or will have sent, to storage.
-fn written() -> Result<u64, Failure> {
+///
+/// # Errors
+/// Where the kernel does not count them.
+pub fn written() -> Result<u64, Failure> {
     let text = std::fs::read_to_string("/proc/self/io")?;
     let field = |name: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -322,7 +325,9 @@ fn written() -> Result<u64, Failure> {
     })
 }
 
-fn processor_seconds() -> f64 {
+/// Processor seconds of all threads of this process.
+#[must_use]
+pub fn processor_seconds() -> f64 {
     let clock = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     clock.tv_sec as f64 + clock.tv_nsec as f64 / 1e9
 }

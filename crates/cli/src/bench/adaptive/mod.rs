@@ -1,0 +1,248 @@
+//! `ritornello bench adaptive`: the controller of the index `lsm` against settings that stay.
+//!
+//! | module | noun |
+//! |---|---|
+//! | `args` | what can be typed |
+//! | `part` | one variant, in a process of its own |
+//! | `hits` | hit rates, without an index |
+//! | `report` | rows and tables |
+//! | `chart` | pictures |
+
+pub mod args;
+mod chart;
+mod hits;
+#[cfg(feature = "lsm")]
+mod part;
+mod report;
+
+#[cfg(feature = "lsm")]
+pub use part::run as run_part;
+
+use super::parts;
+use super::place;
+use super::report::median;
+use crate::exit::{Failure, Status};
+use crate::print::{json, say};
+use crate::scratch::Scratch;
+use crate::{Context, progress};
+use args::{AdaptiveArgs, Knobs};
+use report::{Answer, Puts, Report, Row, Stage, Switch};
+use ritornello_index::tuning::Setting;
+use std::path::Path;
+use std::process::Stdio;
+
+/// The name of the variant whose controller is on.
+const ADAPTIVE: &str = "adaptive";
+/// Where the target goes back and forth.
+const SWING: [Knobs; 2] =
+    [Knobs(Setting { ratio: 4, runs: 1 }), Knobs(Setting { ratio: 6, runs: 5 })];
+/// Bytes of a memtable a page, so that everything fits.
+const ROOMY: u64 = 512;
+/// The other memtable.
+const SMALL: u64 = 2 << 20;
+/// Bytes of disk a page.
+const NEEDED_A_PAGE: u64 = 2048;
+
+/// A part cannot be run without the index.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "lsm"))]
+pub fn run_part(_: &args::AdaptivePart) -> Result<Status, Failure> {
+    Err(not_compiled())
+}
+
+fn not_compiled() -> Failure {
+    Failure::unusable(
+        "`bench adaptive` measures the index `lsm`, which is not compiled in",
+        "`make rocksdb`, then build ritornello-cli with the cargo feature `lsm`",
+    )
+}
+
+/// Measures.
+///
+/// # Errors
+/// Where the index is not compiled in; where there is no room, or something fails.
+pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
+    if cfg!(not(feature = "lsm")) {
+        return Err(not_compiled());
+    }
+    let memtables = match &args.memtable[..] {
+        [] => vec![args.entries * ROOMY, SMALL],
+        given => given.to_vec(),
+    };
+    let dir = place::choose(args.dir.as_deref(), args.entries * NEEDED_A_PAGE)?;
+    let scratch = Scratch::new(&dir, "bench")?;
+    let bench = Bench { context, args, dir: scratch.path() };
+    let variants = args.settings.len() + 1;
+    let steps = (memtables.len() * variants + 1) * args.rounds as usize;
+    let progress = progress::steps(steps as u64);
+    let mut report =
+        Report { entries: args.entries, rounds: args.rounds, ..Report::default() };
+    let least = memtables.iter().min().copied().unwrap_or(SMALL);
+    for &memtable in &memtables {
+        let mut answers = vec![Vec::new(); variants];
+        for round in 0..args.rounds as usize {
+            // Another one is first in every round.
+            for turn in 0..variants {
+                let at = (turn + round) % variants;
+                let setting = at.checked_sub(1).map(|at| args.settings[at]);
+                progress.set_message(format!("{memtable} bytes, {}", name(setting)));
+                answers[at].push(bench.ask(memtable, setting, None)?);
+                progress.inc(1);
+            }
+        }
+        report.rows.extend(rows(memtable, &args.settings, &answers));
+    }
+    let mut swings = Vec::new();
+    for _ in 0..args.rounds {
+        progress.set_message("a switch of the setting");
+        swings.push(bench.ask(least, Some(SWING[0]), Some(SWING[1]))?);
+        progress.inc(1);
+    }
+    report.switch = switch(&swings);
+    report.hits = hits::measure(args)?;
+    progress.finish_and_clear();
+    if let Some(file) = &args.chart {
+        let rows: Vec<&Row> = report.rows.iter().filter(|row| row.memtable == least).collect();
+        std::fs::write(file, chart::draw(&rows))?;
+    }
+    if context.json {
+        json(&report);
+    } else {
+        say(&report::show(&report));
+    }
+    Ok(Status::Fine)
+}
+
+fn name(setting: Option<Knobs>) -> String {
+    setting.map_or_else(|| ADAPTIVE.to_owned(), |knobs| knobs.to_string())
+}
+
+struct Bench<'a> {
+    context: &'a Context,
+    args: &'a AdaptiveArgs,
+    dir: &'a Path,
+}
+
+impl Bench<'_> {
+    /// Runs a variant in a process of its own.
+    fn ask(
+        &self,
+        memtable: u64,
+        setting: Option<Knobs>,
+        swing: Option<Knobs>,
+    ) -> Result<Answer, Failure> {
+        let dir = self.dir.join("index");
+        let mut command = parts::again(self.context)?;
+        command.arg("adaptive").arg(&dir);
+        let mut word = |name: &str, value: String| {
+            command.args([name, &value]);
+        };
+        word("--entries", self.args.entries.to_string());
+        word("--stages", self.args.stages.to_string());
+        word("--probes", self.args.probes.to_string());
+        word("--memtable", memtable.to_string());
+        if let Some(knobs) = setting {
+            word("--setting", knobs.to_string());
+        }
+        if let Some(knobs) = swing {
+            word("--swing", knobs.to_string());
+        }
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+        std::fs::remove_dir_all(&dir)?;
+        let failed = |why: String| {
+            Failure::failed(format!("{}: {why}", name(setting)), "what it said above")
+        };
+        if !output.status.success() {
+            return Err(failed(output.status.to_string()));
+        }
+        serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))
+    }
+}
+
+/// A row for each variant: medians of its rounds.
+fn rows(memtable: u64, settings: &[Knobs], answers: &[Vec<Answer>]) -> Vec<Row> {
+    let rounds = answers.iter().map(Vec::len).min().unwrap_or(0);
+    let costs: Vec<f64> = answers[1..].iter().map(|of| middle(of, Answer::cost)).collect();
+    let best = (0..costs.len()).min_by(|a, b| costs[*a].total_cmp(&costs[*b]));
+    let mut rows = Vec::new();
+    for (at, of) in answers.iter().enumerate() {
+        let cost_s = middle(of, Answer::cost);
+        let ratios = best.map_or_else(Vec::new, |best| {
+            (0..rounds).map(|round| of[round].cost() / answers[best + 1][round].cost()).collect()
+        });
+        let off = |answer: &&Answer| (answer.cost() - cost_s).abs();
+        let usual = of.iter().min_by(|a, b| off(a).total_cmp(&off(b))).cloned().unwrap_or_default();
+        rows.push(Row {
+            name: name(at.checked_sub(1).map(|at| settings[at])),
+            memtable,
+            cost_s,
+            costs_s: of.iter().map(Answer::cost).collect(),
+            to_best_static: median(&ratios),
+            written_bytes: middle(of, |answer| {
+                answer.stages.iter().map(|stage| stage.written_bytes).sum::<u64>() as f64
+            }) as u64,
+            probe_p50_us: middle(of, |answer| answer.probe_p50_us),
+            probe_p99_us: middle(of, |answer| answer.probe_p99_us),
+            put_p50_us: middle(of, |answer| answer.put_p50_us),
+            put_p99_us: middle(of, |answer| answer.put_p99_us),
+            stages: stages(of),
+            samples: usual.samples,
+            decisions: usual.decisions,
+            prices: usual.prices,
+        });
+    }
+    rows
+}
+
+fn middle(answers: &[Answer], of: impl Fn(&Answer) -> f64) -> f64 {
+    median(&answers.iter().map(of).collect::<Vec<_>>())
+}
+
+fn stages(answers: &[Answer]) -> Vec<Stage> {
+    let count = answers.iter().map(|answer| answer.stages.len()).min().unwrap_or(0);
+    let stage = |at: usize| {
+        let of = |value: &dyn Fn(&Stage) -> f64| middle(answers, |answer| value(&answer.stages[at]));
+        Stage {
+            cpu_s: of(&|stage| stage.cpu_s),
+            wall_s: of(&|stage| stage.wall_s),
+            written_bytes: of(&|stage| stage.written_bytes as f64) as u64,
+            requests: answers[0].stages[at].requests,
+            probe_p50_us: of(&|stage| stage.probe_p50_us),
+            probe_p99_us: of(&|stage| stage.probe_p99_us),
+            put_p50_us: of(&|stage| stage.put_p50_us),
+            put_p99_us: of(&|stage| stage.put_p99_us),
+        }
+    };
+    (0..count).map(stage).collect()
+}
+
+fn switch(answers: &[Answer]) -> Switch {
+    let puts = |of: &dyn Fn(&Answer) -> Puts| Puts {
+        puts: middle(answers, |answer| of(answer).puts as f64) as u64,
+        p50_us: middle(answers, |answer| of(answer).p50_us),
+        p99_us: middle(answers, |answer| of(answer).p99_us),
+    };
+    Switch {
+        moving: puts(&|answer| answer.moving),
+        resting: puts(&|answer| answer.resting),
+        p99_ratio: middle(answers, |answer| answer.moving.p99_us / answer.resting.p99_us.max(1e-9)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_static_setting_is_one_and_the_others_are_measured_by_it() {
+        let answer = |cost: f64| Answer { owed_s: cost, ..Answer::default() };
+        let answers = [[2.0, 2.2], [4.0, 4.0], [2.0, 2.0]].map(|of| of.map(answer).to_vec());
+        let rows = rows(1 << 20, &SWING, &answers);
+        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(names, [ADAPTIVE, "4/1", "6/5"]);
+        assert_eq!(rows[0].to_best_static, 1.1);
+        assert_eq!((rows[1].to_best_static, rows[2].to_best_static), (2.0, 1.0));
+    }
+}

@@ -1,0 +1,257 @@
+//! One variant: the warm-up and the stages on one index, in this process.
+
+use super::args::AdaptivePart;
+use super::report::{Answer, Prices, Puts, Sample, Stage};
+use crate::bench::contest::load::{Load, SLOT};
+use crate::bench::contest::{Workload, part};
+use crate::bench::report::{median, quantile};
+use crate::exit::{Failure, Status};
+use ritornello_format::{PageHash, Place};
+use ritornello_index::lsm::{LsmIndex, LsmOptions, Mode};
+use ritornello_index::{NewRun, PrefixIndex, Tuning};
+use std::hint::black_box;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Pages of a put.
+const RUN: usize = 32;
+/// How often the index is maintained, and synced.
+const MAINTAIN: Duration = Duration::from_millis(20);
+const SYNC: Duration = Duration::from_secs(2);
+/// Samples of the shape, about.
+const SAMPLES: usize = 400;
+/// Nothing is owed any more when so little of the processor was used in such a time.
+const QUIET: (Duration, f64) = (Duration::from_millis(250), 0.01);
+/// But no longer than this.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Requests between two changes of the target, where it goes back and forth.
+const SWING: usize = 200;
+
+/// Runs a variant, and prints what came of it on one line.
+///
+/// # Errors
+/// Those of the index; and if it does not find what it was given.
+pub fn run(args: &AdaptivePart) -> Result<Status, Failure> {
+    let answer = measure(args)?;
+    let line = serde_json::to_string(&answer).map_err(std::io::Error::other)?;
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}")?;
+    out.flush()?;
+    Ok(Status::Fine)
+}
+
+fn measure(args: &AdaptivePart) -> Result<Answer, Failure> {
+    let load = Load::new(Workload::TenStage, args.entries)?;
+    let sequences: Vec<_> = (0..load.sequences).map(|number| load.sequence(number)).collect();
+    let options = LsmOptions {
+        mode: args.setting.map_or(Mode::Adaptive, |knobs| Mode::Static(knobs.0)),
+        memtable_bytes: args.memtable,
+        ..LsmOptions::default()
+    };
+    let index = LsmIndex::open(&args.dir, &options)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let upkeep = scope.spawn(|| upkeep(&index, &stop));
+        let mut subject = Subject::new(args, &index, &sequences);
+        let measured = subject.measure(&load);
+        stop.store(true, Ordering::Relaxed);
+        let kept_up = upkeep.join().map_err(|_| Failure::failed("the upkeep died", ""))?;
+        measured.and_then(|()| kept_up).map(|()| subject.answer)
+    })
+}
+
+fn upkeep(index: &LsmIndex, stop: &AtomicBool) -> Result<(), Failure> {
+    let mut synced = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(MAINTAIN);
+        index.maintain()?;
+        if synced.elapsed() >= SYNC {
+            index.sync()?;
+            synced = Instant::now();
+        }
+    }
+    Ok(())
+}
+
+/// Microseconds of one stage, or of all.
+#[derive(Clone, Debug, Default)]
+struct Times {
+    probes: Vec<f64>,
+    puts: Vec<f64>,
+}
+
+struct Subject<'a> {
+    args: &'a AdaptivePart,
+    index: &'a LsmIndex,
+    sequences: &'a [(Vec<PageHash>, usize)],
+    all: Times,
+    moving: Vec<f64>,
+    resting: Vec<f64>,
+    is_moving: bool,
+    decided: u64,
+    answer: Answer,
+}
+
+impl<'a> Subject<'a> {
+    fn new(
+        args: &'a AdaptivePart,
+        index: &'a LsmIndex,
+        sequences: &'a [(Vec<PageHash>, usize)],
+    ) -> Self {
+        Self {
+            args,
+            index,
+            sequences,
+            all: Times::default(),
+            moving: Vec::new(),
+            resting: Vec::new(),
+            is_moving: false,
+            decided: 0,
+            answer: Answer::default(),
+        }
+    }
+
+    fn measure(&mut self, load: &Load) -> Result<(), Failure> {
+        let stages = &load.stages()[..self.args.stages as usize];
+        let first = stages.first().map_or(0, |stage| stage.start);
+        for number in 0..first {
+            self.request(number, &mut Times::default(), false)?;
+        }
+        self.index.sync()?;
+        rest();
+        for stage in stages {
+            let (cpu, written, started) =
+                (part::processor_seconds(), part::written()?, Instant::now());
+            let mut times = Times::default();
+            for number in stage.clone() {
+                self.request(number, &mut times, true)?;
+            }
+            self.answer.stages.push(Stage {
+                cpu_s: part::processor_seconds() - cpu,
+                wall_s: started.elapsed().as_secs_f64(),
+                written_bytes: part::written()? - written,
+                requests: stage.len() as u64,
+                probe_p50_us: median(&times.probes),
+                probe_p99_us: quantile(&times.probes, 0.99),
+                put_p50_us: median(&times.puts),
+                put_p99_us: quantile(&times.puts, 0.99),
+            });
+            self.all.probes.append(&mut times.probes);
+            self.all.puts.append(&mut times.puts);
+        }
+        let (cpu, written) = (part::processor_seconds(), part::written()?);
+        self.index.sync()?;
+        rest();
+        self.answer.owed_s = part::processor_seconds() - cpu;
+        if let Some(last) = self.answer.stages.last_mut() {
+            last.written_bytes += part::written()? - written;
+        }
+        self.sum_up();
+        Ok(())
+    }
+
+    fn sum_up(&mut self) {
+        let puts = |times: &[f64]| Puts {
+            puts: times.len() as u64,
+            p50_us: median(times),
+            p99_us: quantile(times, 0.99),
+        };
+        self.answer.moving = puts(&self.moving);
+        self.answer.resting = puts(&self.resting);
+        self.answer.probe_p50_us = median(&self.all.probes);
+        self.answer.probe_p99_us = quantile(&self.all.probes, 0.99);
+        self.answer.put_p50_us = median(&self.all.puts);
+        self.answer.put_p99_us = quantile(&self.all.puts, 0.99);
+        if let Some(tuning) = self.index.tuning() {
+            let prices = tuning.prices;
+            self.answer.prices = Prices {
+                rewrite_ns: prices.rewrite,
+                filter_ns: prices.filter,
+                block_ns: prices.block,
+                seek_ns: prices.seek,
+            };
+            self.answer.decisions = tuning.decisions.into_iter().map(Into::into).collect();
+        }
+    }
+
+    /// Probes for a sequence, reads where it lies as far as it is there, and inserts the rest.
+    fn request(&mut self, number: usize, times: &mut Times, counted: bool) -> Result<(), Failure> {
+        let sequences = self.sequences;
+        let Some((pages, known)) = sequences.get(number) else { return Ok(()) };
+        let every = (sequences.len() / SAMPLES).max(1);
+        if number.is_multiple_of(every) || (self.args.swing.is_some() && number.is_multiple_of(8)) {
+            self.sample(number, number.is_multiple_of(every));
+        }
+        if let Some(there) = self.args.swing.filter(|_| counted && number.is_multiple_of(SWING)) {
+            let back = (number / SWING).is_multiple_of(2);
+            let here = self.args.setting.filter(|_| back).unwrap_or(there);
+            self.index.set_mode(Mode::Static(here.0));
+        }
+        for _ in 0..self.args.probes {
+            let started = Instant::now();
+            let found = black_box(self.index.longest_prefix(SLOT, black_box(pages)));
+            times.probes.push(started.elapsed().as_secs_f64() * 1e6);
+            if found != *known {
+                let line = format!("request {number}: {found} pages were there, and not {known}");
+                return Err(Failure::failed(line, "report this"));
+            }
+        }
+        for step in self.index.walk(SLOT, &&pages[..*known]) {
+            self.index.touch(step.run, number as u64);
+        }
+        for at in (*known..pages.len()).step_by(RUN) {
+            let end = pages.len().min(at + RUN);
+            let place = Place { generation: (number << 16 | at) as u64 + 1, ..Place::default() };
+            let run = NewRun {
+                scope: SLOT,
+                chained: true,
+                parent: at.checked_sub(1).map(|before| pages[before]),
+                pages: &pages[at..end],
+                place: &place,
+                recency: number as u64,
+            };
+            let started = Instant::now();
+            self.index.insert(&run)?;
+            let took = started.elapsed().as_secs_f64() * 1e6;
+            times.puts.push(took);
+            if counted {
+                let kind = if self.is_moving { &mut self.moving } else { &mut self.resting };
+                kind.push(took);
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, number: usize, kept: bool) {
+        let Some(tuning) = self.index.tuning() else { return };
+        let Tuning { applied, target, levels, sorted_runs, decisions, operations, .. } = tuning;
+        self.is_moving = applied != target;
+        if !kept {
+            return;
+        }
+        let since = self.decided;
+        let decided = decisions.iter().any(|made| made.at > since && made.from != made.to);
+        self.decided = operations;
+        self.answer.samples.push(Sample {
+            request: number as u64,
+            sorted_runs,
+            levels,
+            ratio: applied.ratio,
+            runs: applied.runs,
+            decided,
+        });
+    }
+}
+
+/// Waits until nobody in this process does anything.
+fn rest() {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        let before = part::processor_seconds();
+        std::thread::sleep(QUIET.0);
+        if part::processor_seconds() - before < QUIET.1 {
+            return;
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Steering: what was counted and timed becomes a setting, and the setting RocksDB's options.
+
+use super::controller::{Controller, Mode};
+use super::families::{Families, Family};
+use super::meter::Meter;
+use super::options::LsmOptions;
+use super::shape::Shape;
+use crate::sync::Mutex;
+use crate::tuning::{Tree, Tuning};
+use ritornello_format::{Error, Result};
+use rocksdb::properties;
+
+/// Levels that RocksDB has besides level 0.
+const LEVELS: usize = 6;
+
+#[derive(Debug)]
+pub(super) struct Helm {
+    pub(super) controller: Controller,
+    pub(super) meter: Meter,
+    told: Mutex<Told>,
+    memtable: f64,
+}
+
+/// What RocksDB was told last; of all runs' bound nothing at open.
+#[derive(Debug, Default)]
+struct Told {
+    shape: Option<Shape>,
+    /// Flushes there had been.
+    flushes: u64,
+}
+
+impl Helm {
+    pub(super) fn new(options: &LsmOptions) -> Self {
+        Self {
+            controller: Controller::new(options.mode),
+            meter: Meter::new(options),
+            told: Mutex::new(Told::default()),
+            // Tables take about half of what their entries take in memory.
+            memtable: options.memtable_bytes as f64 / 2.0,
+        }
+    }
+}
+
+impl Families {
+    /// Follows the mix from now on, or moves to a setting and stays there.
+    pub(super) fn set_mode(&self, mode: Mode) {
+        self.helm.controller.set_mode(mode);
+    }
+
+    /// Decides if a window is full, and goes one step if something was flushed. It may wait for
+    /// RocksDB to write down what was changed.
+    pub(super) fn steer(&self) -> Result<()> {
+        let helm = &self.helm;
+        let Some(mut told) = helm.told.try_lock() else { return Ok(()) };
+        let setting = helm.controller.applied();
+        let entries = helm.controller.writes();
+        let log = self.db.property_int_value(properties::MIN_LOG_NUMBER_TO_KEEP).ok().flatten();
+        let log = log.unwrap_or(0);
+        let flushes = helm.meter.flushes(&self.options, log, entries, |m| self.tree(m), setting);
+        if helm.controller.is_due() {
+            let decision = helm.controller.look(self.tree_now(), &helm.meter.prices(&self.options));
+            if let Some(decision) = decision.filter(|decision| decision.from != decision.to) {
+                tracing::info!(?decision, path = %self.db.path().display(), "the tree's shape");
+            }
+        }
+        let step = helm.controller.step(flushes);
+        if told.shape.is_some() && step.is_none() && told.flushes == flushes {
+            return Ok(());
+        }
+        told.flushes = flushes;
+        let shape = Shape::new(step.unwrap_or(setting), &self.tree_now());
+        if told.shape != Some(shape) {
+            self.tell(&shape)?;
+            told.shape = Some(shape);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, shape: &Shape) -> Result<()> {
+        let words = shape.words();
+        let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
+        for family in Family::ALL {
+            self.db.set_options_cf(self.handle(family)?, &words).map_err(|error| {
+                Error::fatal("RocksDB refuses the shape of the tree").because(error)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn tree_now(&self) -> Tree {
+        self.tree(self.helm.meter.flush_bytes().unwrap_or(self.helm.memtable))
+    }
+
+    fn tree(&self, memtable: f64) -> Tree {
+        let bytes = |family: Family| {
+            let handle = self.handle(family).ok()?;
+            self.db.property_int_value_cf(handle, properties::LIVE_SST_FILES_SIZE).ok()?
+        };
+        let bytes: u64 = Family::ALL.into_iter().filter_map(bytes).sum();
+        Tree { bytes: bytes as f64, memtable }
+    }
+
+    /// Sorted runs of the family that is asked for hashes: every file of level 0, and every level
+    /// below that holds something.
+    fn sorted_runs(&self) -> u64 {
+        let Ok(handle) = self.handle(Family::Page) else { return 0 };
+        let files = |level: usize| {
+            let name = properties::num_files_at_level(level);
+            let files = self.db.property_value_cf(handle, &name).ok().flatten();
+            files.and_then(|files| files.parse().ok()).unwrap_or(0_u64)
+        };
+        files(0) + (1..=LEVELS).map(|level| files(level).min(1)).sum::<u64>()
+    }
+
+    pub(super) fn tuning(&self) -> Tuning {
+        let controller = &self.helm.controller;
+        let tree = self.tree_now();
+        let applied = controller.applied();
+        Tuning {
+            adaptive: controller.is_adaptive(),
+            operations: controller.operations(),
+            applied,
+            target: controller.target(),
+            levels: tree.levels(applied.ratio),
+            sorted_runs: self.sorted_runs(),
+            tree,
+            prices: self.helm.meter.prices(&self.options),
+            decisions: controller.log(),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Size ratio and runs in RocksDB's words: universal compaction, whose rules can be changed while
+//! the database is open. `docs/adaptive-lsm.md` says what this mapping can express and what not.
+//!
+//! | | RocksDB's own word |
+//! |---|---|
+//! | a level holds `K` runs, the next one merges them | `min_merge_width` = `max_merge_width` = `level0_file_num_compaction_trigger` = K + 1 |
+//! | with the run behind them if that is at most `T / K` as large as they are together | `size_ratio` = 100 (T / K - 1) |
+//! | `L` levels | `max_read_amp` = K L |
+//! | so many runs are no reason to hold writers up | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
+
+use crate::tuning::{Setting, Tree};
+use rocksdb::{Options, UniversalCompactOptions};
+
+/// Runs beyond what the shape allows at which writers are slowed down, and stopped.
+const SLOW: u32 = 20;
+const STOP: u32 = 36;
+
+/// How the tree is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    setting: Setting,
+    /// At least one.
+    levels: u32,
+}
+
+impl Shape {
+    pub(super) fn new(setting: Setting, tree: &Tree) -> Self {
+        Self { setting, levels: tree.levels(setting.ratio).max(1) }
+    }
+
+    /// Runs that a merge takes.
+    const fn width(&self) -> u32 {
+        self.setting.runs + 1
+    }
+
+    /// Most runs that one merge takes. With one run a level it goes on as far as the sizes fit.
+    const fn widest(&self) -> u32 {
+        if self.setting.runs == 1 { i32::MAX as u32 } else { self.width() }
+    }
+
+    /// In percent.
+    const fn size_ratio(&self) -> u32 {
+        100 * self.setting.ratio / self.setting.runs - 100
+    }
+
+    /// Of all runs but the oldest over that one, in percent, at which everything is merged: a bound
+    /// for what is dead, beyond what the sizes bring about.
+    const fn amplification(&self) -> u32 {
+        200 * self.setting.runs
+    }
+
+    /// Most runs.
+    const fn most(&self) -> u32 {
+        let most = self.setting.runs * self.levels;
+        // RocksDB wants no fewer than what starts a merge.
+        if most > self.width() { most } else { self.width() }
+    }
+
+    /// Of a database that is not open yet. The bound of all runs cannot be told there.
+    pub(super) fn open_with(&self, options: &mut Options) {
+        let mut universal = UniversalCompactOptions::default();
+        universal.set_size_ratio(self.size_ratio() as i32);
+        universal.set_min_merge_width(self.width() as i32);
+        universal.set_max_merge_width(self.widest() as i32);
+        universal.set_max_size_amplification_percent(self.amplification() as i32);
+        options.set_universal_compaction_options(&universal);
+        options.set_level_zero_file_num_compaction_trigger(self.width() as i32);
+        options.set_level_zero_slowdown_writes_trigger((self.most() + SLOW) as i32);
+        options.set_level_zero_stop_writes_trigger((self.most() + STOP) as i32);
+    }
+
+    /// Of one that is.
+    pub(super) fn words(&self) -> [(&'static str, String); 4] {
+        let universal = format!(
+            "{{size_ratio={};min_merge_width={};max_merge_width={};\
+             max_size_amplification_percent={};max_read_amp={};allow_trivial_move=true}}",
+            self.size_ratio(),
+            self.width(),
+            self.widest(),
+            self.amplification(),
+            self.most()
+        );
+        [
+            ("compaction_options_universal", universal),
+            ("level0_file_num_compaction_trigger", self.width().to_string()),
+            ("level0_slowdown_writes_trigger", (self.most() + SLOW).to_string()),
+            ("level0_stop_writes_trigger", (self.most() + STOP).to_string()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leveling_and_tiering_in_words() {
+        let tree = Tree { bytes: 99e6, memtable: 1e6 };
+        let words = |ratio, runs| Shape::new(Setting { ratio, runs }, &tree).words();
+        let leveling = words(10, 1);
+        assert!(leveling[0].1.starts_with("{size_ratio=900;min_merge_width=2;"), "{leveling:?}");
+        assert!(leveling[0].1.contains("max_read_amp=2;"), "{leveling:?}");
+        let tiering = words(4, 3);
+        let merge = "{size_ratio=33;min_merge_width=4;max_merge_width=4;";
+        assert!(tiering[0].1.starts_with(merge), "{tiering:?}");
+        assert!(tiering[0].1.contains("max_read_amp=12;"), "{tiering:?}");
+        assert_eq!(tiering[1].1, "4");
+    }
+
+    #[test]
+    fn no_shape_allows_fewer_runs_than_start_a_merge() {
+        for setting in Setting::all() {
+            for bytes in [0.0, 2e6, 1e9] {
+                let shape = Shape::new(setting, &Tree { bytes, memtable: 1e6 });
+                assert!(shape.most() >= shape.width() && shape.levels >= 1);
+            }
+        }
+    }
+}
