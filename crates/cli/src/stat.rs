@@ -84,11 +84,13 @@ fn shape(tuning: &IndexTuning) -> String {
         String::new()
     };
     format!(
-        "size ratio {}, at most {} runs a level{target}; {} levels, {} sorted runs now{}",
+        "size ratio {}, at most {} runs a level{target}; {} levels, {} sorted runs now, \
+         rewritten {:.2} times{}",
         tuning.ratio,
         tuning.runs,
         tuning.levels,
         tuning.sorted_runs,
+        tuning.rewrites,
         if tuning.adaptive { "" } else { "; fixed" }
     )
 }

@@ -107,6 +107,8 @@ pub struct Tuning {
     pub levels: u32,
     /// Sorted runs of the family that is asked for hashes.
     pub sorted_runs: u64,
+    /// Bytes that compactions wrote over bytes that flushes wrote, since open.
+    pub rewrites: f64,
     /// The tree.
     pub tree: Tree,
     /// What operations cost, as measured.

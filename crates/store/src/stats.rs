@@ -127,6 +127,8 @@ pub struct IndexTuning {
     pub levels: u32,
     /// Sorted runs that there are now.
     pub sorted_runs: u64,
+    /// Bytes that compactions wrote over bytes that flushes wrote, since open.
+    pub rewrites: f64,
     /// The latest decisions, oldest first.
     pub decisions: Vec<IndexDecision>,
 }
@@ -175,6 +177,7 @@ impl From<Tuning> for IndexTuning {
             target_runs: tuning.target.runs,
             levels: tuning.levels,
             sorted_runs: tuning.sorted_runs,
+            rewrites: tuning.rewrites,
             decisions: tuning.decisions.into_iter().map(IndexDecision::from).collect(),
         }
     }

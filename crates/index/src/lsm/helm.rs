@@ -123,6 +123,7 @@ impl Families {
             target: controller.target(),
             levels: tree.levels(applied.ratio),
             sorted_runs: self.sorted_runs(),
+            rewrites: self.helm.meter.rewrites(&self.options),
             tree,
             prices: self.helm.meter.prices(&self.options),
             decisions: controller.log(),

@@ -1,7 +1,8 @@
 //! What operations cost on this machine, taken from the running index itself.
 //!
 //! One lookup and one seek of many are timed with RocksDB's own clock, which tells how long tables
-//! were looked at and how many filters were asked. A rewrite is what compactions took of the
+//! were looked at and how many filters were asked; what a filter costs is the slope of the one over
+//! the other. A rewrite is what compactions took of the
 //! processor, over the rewrites that the model foresaw for what was flushed meanwhile: so the model
 //! is right in the mean about the setting that is in force, and what it gets wrong about
 //! compactions (entries that are moved and not written again, runs that do not fill) is in the
@@ -21,6 +22,8 @@ const EVERY_SEEK: u64 = 32;
 const WEIGHT: f64 = 1.0 / 32.0;
 /// A time so many times as long as usual is somebody else's, and counts as that many.
 const OUTLIER: f64 = 8.0;
+/// Variance of the number of filters asked below which no line is drawn.
+const SPREAD: f64 = 0.5;
 /// Before anything was timed.
 const GUESS: Prices =
     Prices { rewrite: 500.0, filter: 100.0, block: 1500.0, seek: 700.0, false_positive: 0.01 };
@@ -32,7 +35,7 @@ const GUESSED: f64 = 100_000.0;
 pub(super) struct Meter {
     turn: AtomicU64,
     seeks: AtomicU64,
-    filter: Mean,
+    filter: Mutex<Slope>,
     block: Mean,
     seek: Mean,
     false_positive: f64,
@@ -72,12 +75,50 @@ impl Mean {
     }
 }
 
+/// Time by number, as a line: what one more costs, without what there is to any number of them.
+/// Weighted means that forget.
+#[derive(Debug, Default)]
+struct Slope {
+    samples: u64,
+    number: f64,
+    time: f64,
+    number_squared: f64,
+    product: f64,
+}
+
+impl Slope {
+    fn add(&mut self, number: f64, time: f64) {
+        let time = if self.samples == 0 { time } else { time.min(OUTLIER * self.time) };
+        self.samples += 1;
+        // While there are few all count alike.
+        let weight = (1.0 / self.samples as f64).max(WEIGHT / 32.0);
+        let blend = |mean: &mut f64, value: f64| *mean += weight * (value - *mean);
+        blend(&mut self.number, number);
+        blend(&mut self.time, time);
+        blend(&mut self.number_squared, number * number);
+        blend(&mut self.product, number * time);
+    }
+
+    /// `None` without samples. Where the number hardly varied: its share of the whole time.
+    fn get(&self) -> Option<f64> {
+        if self.samples == 0 {
+            return None;
+        }
+        let share = self.time / self.number;
+        let variance = self.number_squared - self.number * self.number;
+        if variance < SPREAD {
+            return Some(share);
+        }
+        Some(((self.product - self.number * self.time) / variance).clamp(share / 8.0, share))
+    }
+}
+
 impl Meter {
     pub(super) fn new(options: &LsmOptions) -> Self {
         Self {
             turn: AtomicU64::new(0),
             seeks: AtomicU64::new(0),
-            filter: Mean::new(GUESS.filter),
+            filter: Mutex::new(Slope::default()),
             block: Mean::new(GUESS.block),
             seek: Mean::new(GUESS.seek),
             // Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970, with the
@@ -97,9 +138,10 @@ impl Meter {
         let yes = perf.metric(PerfMetric::BloomSstHitCount) as f64;
         let asked = perf.metric(PerfMetric::BloomSstMissCount) as f64 + yes;
         if asked > 0.0 && yes == 0.0 {
-            self.filter.add(nanos / asked);
+            self.filter.lock().add(asked, nanos);
         } else if yes == 1.0 && found(&result) {
-            self.block.add(nanos - asked * self.filter.get());
+            let filters = asked * self.filter.lock().get().unwrap_or(GUESS.filter);
+            self.block.add(nanos - filters);
         }
         result
     }
@@ -146,13 +188,19 @@ impl Meter {
         (written.flushes > 0).then(|| written.bytes as f64 / written.flushes as f64)
     }
 
+    /// Bytes that compactions wrote over bytes that flushes wrote.
+    pub(super) fn rewrites(&self, options: &rocksdb::Options) -> f64 {
+        let flushed = options.get_ticker_count(Ticker::FlushWriteBytes);
+        options.get_ticker_count(Ticker::CompactWriteBytes) as f64 / flushed.max(1) as f64
+    }
+
     /// What things cost.
     pub(super) fn prices(&self, options: &rocksdb::Options) -> Prices {
         let spent = options.get_ticker_count(Ticker::CompactionCpuTotalTime) as f64 * 1e3;
         let foreseen = self.written.lock().foreseen;
         Prices {
             rewrite: (spent + GUESSED * GUESS.rewrite) / (foreseen + GUESSED),
-            filter: self.filter.get(),
+            filter: self.filter.lock().get().unwrap_or(GUESS.filter),
             block: self.block.get(),
             seek: self.seek.get(),
             false_positive: self.false_positive,
@@ -164,9 +212,37 @@ impl Meter {
 fn timed<T>(call: impl FnOnce() -> T) -> (PerfContext, T) {
     let mut perf = PerfContext::default();
     perf.reset();
-    set_perf_stats(PerfStatsLevel::EnableTimeExceptForMutex);
+    // The crate's names are one level behind: RocksDB takes this for `kEnableTimeExceptForMutex`.
+    set_perf_stats(PerfStatsLevel::EnableTimeAndCPUTimeExceptForMutex);
     let result = call();
-    // RocksDB's default.
+    // What RocksDB starts with.
     set_perf_stats(PerfStatsLevel::EnableCount);
     (perf, result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_a_slope_and_a_point_only_a_share() {
+        let mut slope = Slope::default();
+        assert_eq!(slope.get(), None);
+        (0..100).for_each(|_| slope.add(4.0, 900.0));
+        assert!((slope.get().unwrap() - 225.0).abs() < 1e-6);
+        for round in 0..4000 {
+            let number = f64::from(round % 9 + 1);
+            slope.add(number, 500.0 + 100.0 * number);
+        }
+        assert!((slope.get().unwrap() - 100.0).abs() < 10.0, "{:?}", slope.get());
+    }
+
+    #[test]
+    fn somebody_elses_time_hardly_counts() {
+        let mean = Mean::new(100.0);
+        mean.add(1e9);
+        assert!(mean.get() < 130.0);
+        (0..200).for_each(|_| mean.add(50.0));
+        assert!((mean.get() - 50.0).abs() < 2.0);
+    }
 }

@@ -187,6 +187,8 @@ fn rows(memtable: u64, settings: &[Knobs], answers: &[Vec<Answer>]) -> Vec<Row> 
             probe_p99_us: middle(of, |answer| answer.probe_p99_us),
             put_p50_us: middle(of, |answer| answer.put_p50_us),
             put_p99_us: middle(of, |answer| answer.put_p99_us),
+            sorted_runs: middle(of, |answer| answer.sorted_runs),
+            rewrites: middle(of, |answer| answer.rewrites),
             stages: stages(of),
             samples: usual.samples,
             decisions: usual.decisions,

@@ -147,11 +147,11 @@ impl<'a> Subject<'a> {
         if let Some(last) = self.answer.stages.last_mut() {
             last.written_bytes += part::written()? - written;
         }
-        self.sum_up();
+        self.sum_up(first);
         Ok(())
     }
 
-    fn sum_up(&mut self) {
+    fn sum_up(&mut self, first: usize) {
         let puts = |times: &[f64]| Puts {
             puts: times.len() as u64,
             p50_us: median(times),
@@ -163,7 +163,11 @@ impl<'a> Subject<'a> {
         self.answer.probe_p99_us = quantile(&self.all.probes, 0.99);
         self.answer.put_p50_us = median(&self.all.puts);
         self.answer.put_p99_us = quantile(&self.all.puts, 0.99);
+        let stages = self.answer.samples.iter().filter(|sample| sample.request >= first as u64);
+        let runs: Vec<u64> = stages.map(|sample| sample.sorted_runs).collect();
+        self.answer.sorted_runs = runs.iter().sum::<u64>() as f64 / runs.len().max(1) as f64;
         if let Some(tuning) = self.index.tuning() {
+            self.answer.rewrites = tuning.rewrites;
             let prices = tuning.prices;
             self.answer.prices = Prices {
                 rewrite_ns: prices.rewrite,

@@ -42,6 +42,10 @@ pub struct Row {
     pub put_p50_us: f64,
     /// Likewise.
     pub put_p99_us: f64,
+    /// Sorted runs, the mean over the stages.
+    pub sorted_runs: f64,
+    /// Bytes that compactions wrote over bytes that flushes wrote, from the first request on.
+    pub rewrites: f64,
     /// The stages.
     pub stages: Vec<Stage>,
     /// The shape, of the round with the median cost.
@@ -118,6 +122,10 @@ pub struct Answer {
     pub put_p50_us: f64,
     /// Likewise.
     pub put_p99_us: f64,
+    /// Bytes that compactions wrote over bytes that flushes wrote.
+    pub rewrites: f64,
+    /// Sorted runs, the mean over the stages.
+    pub sorted_runs: f64,
     /// The shape.
     pub samples: Vec<Sample>,
     /// Decisions.
@@ -184,7 +192,8 @@ pub fn show(report: &Report) -> String {
         "p99 us",
         "put p50",
         "p99 us",
-        "runs at end",
+        "runs",
+        "rewrites",
     ]);
     for row in &report.rows {
         out.add_row([
@@ -197,7 +206,8 @@ pub fn show(report: &Report) -> String {
             format!("{:.1}", row.probe_p99_us),
             format!("{:.1}", row.put_p50_us),
             format!("{:.1}", row.put_p99_us),
-            row.samples.last().map_or(0, |last| last.sorted_runs).to_string(),
+            format!("{:.1}", row.sorted_runs),
+            format!("{:.2}", row.rewrites),
         ]);
     }
     let mut stages =
