@@ -37,7 +37,7 @@ Examples:
   ritornello bench adaptive --chart adaptive.svg --json | jq '.rows[] | [.memtable, .name, .cost_s]'")]
 pub struct AdaptiveArgs {
     /// Pages after the last stage
-    #[arg(long, default_value_t = 1_000_000,
+    #[arg(long, default_value_t = 600_000,
           value_parser = clap::value_parser!(u64).range(20_000..=100_000_000))]
     pub entries: u64,
     /// Stages
@@ -47,7 +47,7 @@ pub struct AdaptiveArgs {
     #[arg(long, value_delimiter = ',', value_parser = size)]
     pub memtable: Vec<u64>,
     /// Settings to compare with, as T/K
-    #[arg(long, value_delimiter = ',', default_value = "12/1,12/11,4/1,4/3,8/7")]
+    #[arg(long, value_delimiter = ',', default_value = "12/1,12/11,4/1,8/3,8/7")]
     pub settings: Vec<Knobs>,
     /// Probes a request
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
