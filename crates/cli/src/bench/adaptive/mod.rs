@@ -77,8 +77,7 @@ pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
     let variants = args.settings.len() + 1;
     let steps = (memtables.len() * variants + 1) * args.rounds as usize;
     let progress = progress::steps(steps as u64);
-    let mut report =
-        Report { entries: args.entries, rounds: args.rounds, ..Report::default() };
+    let mut report = Report { entries: args.entries, rounds: args.rounds, ..Report::default() };
     let least = memtables.iter().min().copied().unwrap_or(SMALL);
     for &memtable in &memtables {
         let mut answers = vec![Vec::new(); variants];
@@ -205,7 +204,8 @@ fn middle(answers: &[Answer], of: impl Fn(&Answer) -> f64) -> f64 {
 fn stages(answers: &[Answer]) -> Vec<Stage> {
     let count = answers.iter().map(|answer| answer.stages.len()).min().unwrap_or(0);
     let stage = |at: usize| {
-        let of = |value: &dyn Fn(&Stage) -> f64| middle(answers, |answer| value(&answer.stages[at]));
+        let of =
+            |value: &dyn Fn(&Stage) -> f64| middle(answers, |answer| value(&answer.stages[at]));
         Stage {
             cpu_s: of(&|stage| stage.cpu_s),
             wall_s: of(&|stage| stage.wall_s),
