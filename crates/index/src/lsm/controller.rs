@@ -19,8 +19,9 @@ const WINDOWS: usize = 16;
 const CONFIRM: usize = 2;
 /// How far the mix must have moved, see [`Mix::distance`].
 const SHIFT: f64 = 0.15;
-/// How much cheaper, of what it costs now, another setting must promise to be.
-const GAIN: f64 = 0.05;
+/// How much cheaper, of what it costs now, another setting must promise to be. The model cannot tell
+/// less, and a transition costs merges.
+const GAIN: f64 = 0.1;
 /// Growth of the tree after which the same mix is looked at again.
 const GROWTH: f64 = 2.0;
 /// Decisions that are remembered.

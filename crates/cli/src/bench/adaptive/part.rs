@@ -57,7 +57,7 @@ fn measure(args: &AdaptivePart) -> Result<Answer, Failure> {
         let measured = subject.measure(&load);
         stop.store(true, Ordering::Relaxed);
         let kept_up = upkeep.join().map_err(|_| Failure::failed("the upkeep died", ""))?;
-        measured.and_then(|()| kept_up).map(|()| subject.answer)
+        measured.and(kept_up).map(|()| subject.answer)
     })
 }
 
