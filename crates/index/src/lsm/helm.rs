@@ -56,7 +56,13 @@ impl Families {
         let entries = helm.controller.writes();
         let log = self.db.property_int_value(properties::MIN_LOG_NUMBER_TO_KEEP).ok().flatten();
         let log = log.unwrap_or(0);
-        let flushes = helm.meter.flushes(&self.options, log, entries, |m| self.tree(m), setting);
+        let flushes = helm.meter.flushes(
+            &self.options,
+            log,
+            entries,
+            |memtable| (self.tree(memtable), self.sorted_runs()),
+            setting,
+        );
         if helm.controller.is_due() {
             let decision = helm.controller.look(self.tree_now(), &helm.meter.prices(&self.options));
             if let Some(decision) = decision.filter(|decision| decision.from != decision.to) {

@@ -5,8 +5,8 @@
 //! the other. A rewrite is what compactions took of the
 //! processor, over the rewrites that the model foresaw for what was flushed meanwhile: so the model
 //! is right in the mean about the setting that is in force, and what it gets wrong about
-//! compactions (entries that are moved and not written again, runs that do not fill) is in the
-//! price.
+//! compactions (entries that are moved and not written again) is in the price. Likewise the price of
+//! a filter and of a seek is that of a run that was foreseen, of which there may be more or fewer.
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
@@ -29,6 +29,8 @@ const GUESS: Prices =
     Prices { rewrite: 500.0, filter: 100.0, block: 1500.0, seek: 700.0, false_positive: 0.01 };
 /// Rewrites that the guess counts for.
 const GUESSED: f64 = 100_000.0;
+/// Runs that are taken to be there as foreseen.
+const RUNS_GUESSED: u32 = 8;
 
 /// See the module.
 #[derive(Debug)]
@@ -53,6 +55,9 @@ struct Written {
     flushes: u64,
     /// Rewrites that were foreseen.
     foreseen: f64,
+    /// Sorted runs after each flush, and those that were foreseen.
+    runs: f64,
+    runs_foreseen: f64,
 }
 
 /// A running mean, as bits. Of two who add at once one may be lost.
@@ -160,13 +165,14 @@ impl Meter {
     }
 
     /// Returns how many flushes there were so far: those that came since the last look count as
-    /// one. `log` is the first one that is still needed, `entries` were written so far.
+    /// one. `log` is the first one that is still needed, `entries` were written so far; `tree` says
+    /// what there is, for a memtable of some bytes, and how many sorted runs.
     pub(super) fn flushes(
         &self,
         options: &rocksdb::Options,
         log: u64,
         entries: u64,
-        tree: impl FnOnce(f64) -> Tree,
+        tree: impl FnOnce(f64) -> (Tree, u64),
         setting: Setting,
     ) -> u64 {
         let mut written = self.written.lock();
@@ -174,7 +180,9 @@ impl Meter {
         if before.is_some_and(|before| before != log) {
             written.flushes += 1;
             written.bytes = options.get_ticker_count(Ticker::FlushWriteBytes);
-            let tree = tree(written.bytes as f64 / written.flushes as f64);
+            let (tree, runs) = tree(written.bytes as f64 / written.flushes as f64);
+            written.runs += runs as f64;
+            written.runs_foreseen += tree.runs(setting);
             let since = entries.saturating_sub(written.entries);
             written.foreseen += since as f64 * tree.rewrites(setting);
             written.entries = entries;
@@ -197,12 +205,16 @@ impl Meter {
     /// What things cost.
     pub(super) fn prices(&self, options: &rocksdb::Options) -> Prices {
         let spent = options.get_ticker_count(Ticker::CompactionCpuTotalTime) as f64 * 1e3;
-        let foreseen = self.written.lock().foreseen;
+        let written = self.written.lock();
+        let foreseen = written.foreseen;
+        let guess = f64::from(RUNS_GUESSED);
+        let filled = (written.runs + guess) / (written.runs_foreseen + guess);
+        drop(written);
         Prices {
             rewrite: (spent + GUESSED * GUESS.rewrite) / (foreseen + GUESSED),
-            filter: self.filter.lock().get().unwrap_or(GUESS.filter),
+            filter: filled * self.filter.lock().get().unwrap_or(GUESS.filter),
             block: self.block.get(),
-            seek: self.seek.get(),
+            seek: filled * self.seek.get(),
             false_positive: self.false_positive,
         }
     }
