@@ -162,15 +162,11 @@ impl Bench<'_> {
 
 /// A row for each variant: medians of its rounds.
 fn rows(memtable: u64, settings: &[Knobs], answers: &[Vec<Answer>]) -> Vec<Row> {
-    let rounds = answers.iter().map(Vec::len).min().unwrap_or(0);
-    let costs: Vec<f64> = answers[1..].iter().map(|of| middle(of, Answer::cost)).collect();
-    let best = (0..costs.len()).min_by(|a, b| costs[*a].total_cmp(&costs[*b]));
+    let costs: Vec<f64> = answers.iter().map(|of| middle(of, Answer::cost)).collect();
+    let best = costs[1..].iter().copied().fold(f64::INFINITY, f64::min);
     let mut rows = Vec::new();
     for (at, of) in answers.iter().enumerate() {
-        let cost_s = middle(of, Answer::cost);
-        let ratios = best.map_or_else(Vec::new, |best| {
-            (0..rounds).map(|round| of[round].cost() / answers[best + 1][round].cost()).collect()
-        });
+        let cost_s = costs[at];
         let off = |answer: &&Answer| (answer.cost() - cost_s).abs();
         let usual = of.iter().min_by(|a, b| off(a).total_cmp(&off(b))).cloned().unwrap_or_default();
         rows.push(Row {
@@ -178,7 +174,7 @@ fn rows(memtable: u64, settings: &[Knobs], answers: &[Vec<Answer>]) -> Vec<Row> 
             memtable,
             cost_s,
             costs_s: of.iter().map(Answer::cost).collect(),
-            to_best_static: median(&ratios),
+            to_best_static: cost_s / best,
             written_bytes: middle(of, |answer| {
                 answer.stages.iter().map(|stage| stage.written_bytes).sum::<u64>() as f64
             }) as u64,

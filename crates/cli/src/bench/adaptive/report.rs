@@ -30,7 +30,7 @@ pub struct Row {
     pub cost_s: f64,
     /// That of each round.
     pub costs_s: Vec<f64>,
-    /// To the cheapest setting that stays, round by round.
+    /// To that of the cheapest setting that stays.
     pub to_best_static: f64,
     /// Bytes written to storage in the stages.
     pub written_bytes: u64,
