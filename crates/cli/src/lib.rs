@@ -18,6 +18,7 @@ mod doctor;
 pub mod exit;
 mod fsck;
 mod open;
+mod plot;
 mod print;
 mod progress;
 mod scratch;

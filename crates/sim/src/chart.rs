@@ -1,7 +1,6 @@
 //! Hit rate over capacity, as a picture: SVG, with a panel for each trace.
 
 use crate::Row;
-use crate::plot::escaped;
 use std::fmt::Write;
 
 /// Of a panel, in pixels.
@@ -127,6 +126,10 @@ fn percent(share: f64) -> String {
     // Four digits of a percentage are more than any capacity has.
     let rounded = (share * 1e6).round() / 1e4;
     format!("{rounded} %")
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
 fn distinct<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {

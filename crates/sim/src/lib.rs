@@ -19,7 +19,6 @@
 mod belady;
 mod chart;
 pub mod generate;
-pub mod plot;
 mod read;
 mod replay;
 mod report;

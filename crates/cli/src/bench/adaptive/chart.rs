@@ -1,24 +1,24 @@
 //! The shape, what it costs, and what it does to latencies, as a picture.
 
 use super::report::{Row, Sample, Stage};
-use ritornello_sim::plot::{Line, Panel, plot};
+use crate::plot::{Join, Line, Panel};
 
 /// The settings whose shapes are drawn besides the controller's.
 const SHAPES: [&str; 3] = [super::ADAPTIVE, "12/1", "12/11"];
 
-/// Draws rows of one memtable.
+/// Panels of the rows of one memtable.
 #[must_use]
-pub fn draw(rows: &[&Row]) -> String {
+pub fn panels(rows: &[&Row]) -> Vec<Panel> {
     let adaptive = rows.iter().find(|row| row.name == super::ADAPTIVE);
     let samples = adaptive.map_or(&[][..], |row| &row.samples[..]);
     let decided = samples.iter().filter(|sample| sample.decided);
     let marks: Vec<f64> = decided.map(|sample| sample.request as f64).collect();
-    let over_requests = |title: &str, up: &str, lines, marks| Panel {
+    let over_requests = |title: &str, lines, marks| Panel {
         title: title.to_owned(),
         across: "requests, the warm-up's too".to_owned(),
-        up: up.to_owned(),
         lines,
         marks,
+        ..Panel::default()
     };
     let shapes = rows.iter().filter(|row| SHAPES.contains(&row.name.as_str()));
     let runs = shapes.map(|row| shape(&row.name, &row.samples, |at| at.sorted_runs as f64));
@@ -31,34 +31,33 @@ pub fn draw(rows: &[&Row]) -> String {
         shape(super::ADAPTIVE, samples, |at| at.sorted_runs as f64),
         shape("K L", samples, |at| f64::from(at.runs * at.levels)),
     ];
-    let by_stage = |title: &str, up: &str, value: &dyn Fn(&Stage) -> f64| Panel {
+    let by_stage = |title: &str, value: &dyn Fn(&Stage) -> f64| Panel {
         title: title.to_owned(),
         across: "stage".to_owned(),
-        up: up.to_owned(),
         lines: rows.iter().map(|row| stages(row, value)).collect(),
-        marks: Vec::new(),
+        ..Panel::default()
     };
     let a_request = |value: f64, stage: &Stage| value / stage.requests.max(1) as f64;
-    plot(&[
-        over_requests("Sorted runs", "runs", runs.collect(), Vec::new()),
-        over_requests("The controller's: runs and their bound", "runs", bound, marks.clone()),
-        over_requests("The controller's setting", "", knobs, marks),
-        by_stage("Processor time", "ms a request", &|stage| a_request(stage.cpu_s * 1e3, stage)),
-        by_stage("Probe of 256 pages, p50", "us", &|stage| stage.probe_p50_us),
-        by_stage("Put of 32 pages, p99", "us", &|stage| stage.put_p99_us),
-        by_stage("Put of 32 pages, p50", "us", &|stage| stage.put_p50_us),
-        by_stage("Written to storage", "KiB a request", &|stage| {
+    vec![
+        over_requests("sorted runs", runs.collect(), Vec::new()),
+        over_requests("the controller's runs, and their bound", bound, marks.clone()),
+        over_requests("the controller's setting", knobs, marks),
+        by_stage("processor time, ms a request", &|stage| a_request(stage.cpu_s * 1e3, stage)),
+        by_stage("probe of 256 pages, p50, µs", &|stage| stage.probe_p50_us),
+        by_stage("put of 32 pages, p99, µs", &|stage| stage.put_p99_us),
+        by_stage("put of 32 pages, p50, µs", &|stage| stage.put_p50_us),
+        by_stage("written to storage, KiB a request", &|stage| {
             a_request(stage.written_bytes as f64 / 1024.0, stage)
         }),
-    ])
+    ]
 }
 
 fn shape(name: &str, samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Line {
     let points = samples.iter().map(|sample| (sample.request as f64, value(sample)));
-    Line { name: name.to_owned(), points: points.collect(), steps: true }
+    Line { name: name.to_owned(), points: points.collect(), join: Join::Steps }
 }
 
 fn stages(row: &Row, value: &dyn Fn(&Stage) -> f64) -> Line {
     let points = row.stages.iter().enumerate().map(|(at, stage)| ((at + 1) as f64, value(stage)));
-    Line { name: row.name.clone(), points: points.collect(), steps: false }
+    Line { name: row.name.clone(), points: points.collect(), join: Join::Points }
 }

@@ -24,7 +24,7 @@ use super::report::median;
 use crate::exit::{Failure, Status};
 use crate::print::{json, say};
 use crate::scratch::Scratch;
-use crate::{Context, progress};
+use crate::{Context, plot, progress};
 use args::{AdaptiveArgs, Knobs};
 use report::{Answer, Puts, Report, Row, Stage, Switch};
 use ritornello_index::tuning::Setting;
@@ -33,6 +33,8 @@ use std::process::Stdio;
 
 /// The name of the variant whose controller is on.
 const ADAPTIVE: &str = "adaptive";
+/// Charts beside each other.
+const CHARTS_ABREAST: usize = 2;
 /// Where the target goes back and forth.
 const SWING: [Knobs; 2] =
     [Knobs(Setting { ratio: 4, runs: 1 }), Knobs(Setting { ratio: 6, runs: 5 })];
@@ -55,7 +57,7 @@ pub fn run_part(_: &args::AdaptivePart) -> Result<Status, Failure> {
 fn not_compiled() -> Failure {
     Failure::unusable(
         "`bench adaptive` measures the index `lsm`, which is not compiled in",
-        "`make rocksdb`, then build ritornello-cli with the cargo feature `lsm`",
+        "`make binary-lsm`, or the cargo feature `lsm` of ritornello-cli",
     )
 }
 
@@ -104,7 +106,7 @@ pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
     progress.finish_and_clear();
     if let Some(file) = &args.chart {
         let rows: Vec<&Row> = report.rows.iter().filter(|row| row.memtable == least).collect();
-        std::fs::write(file, chart::draw(&rows))?;
+        plot::write(file, &chart::panels(&rows), CHARTS_ABREAST)?;
     }
     if context.json {
         json(&report);

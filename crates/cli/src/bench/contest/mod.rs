@@ -24,7 +24,7 @@ use crate::args::IndexArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{json, say};
 use crate::scratch::Scratch;
-use crate::{Context, progress};
+use crate::{Context, plot, progress};
 use part::{Answer, Subject};
 use report::{Report, Row, Sync};
 use ritornello_index::Backend;
@@ -35,6 +35,8 @@ use std::process::{Command, Stdio};
 const RECORD: u64 = 40;
 /// Bytes of disk a page that the hungriest backend may need.
 const NEEDED_A_PAGE: u64 = 4096;
+/// Charts beside each other.
+const CHARTS_ABREAST: usize = 3;
 /// Times an index is opened for each figure.
 const OPENINGS: usize = 5;
 
@@ -71,11 +73,7 @@ pub fn run(context: &Context, args: &IndexArgs) -> Result<Status, Failure> {
     }
     steps.finish_and_clear();
     if let Some(path) = &args.chart {
-        let drawn = chart::chart(&report.rows)
-            .map_err(|error| Failure::failed(format!("the chart: {error}"), "report this"))?;
-        std::fs::write(path, drawn).map_err(|error| {
-            Failure::failed(format!("{}: {error}", path.display()), "a file that can be written")
-        })?;
+        plot::write(path, &chart::panels(&report.rows), CHARTS_ABREAST)?;
     }
     if context.json {
         json(&report);

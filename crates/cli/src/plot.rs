@@ -1,0 +1,234 @@
+//! Lines over a common axis, as a picture: SVG, with a panel for each figure.
+
+use crate::exit::Failure;
+use plotters::chart::ChartContext;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{Ranged, ValueFormatter};
+use plotters::prelude::*;
+use std::error::Error;
+use std::path::Path;
+
+/// Colours that the colour-blind can tell apart (Okabe and Ito, "Color Universal Design", 2008).
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 0, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(213, 94, 0),
+    RGBColor(136, 136, 136),
+];
+/// Of a panel, in pixels.
+const PANEL: (u32, u32) = (400, 280);
+/// The line that says which colour is whose, and what a name takes of it.
+const LEGEND: u32 = 34;
+const NAME: i32 = 130;
+const FONT: (&str, i32) = ("sans-serif", 15);
+
+/// One line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// In the legend; lines of the same name have the same colour in all panels.
+    pub name: String,
+    /// In order of the first number.
+    pub points: Vec<(f64, f64)>,
+    /// How they are joined.
+    pub join: Join,
+}
+
+/// How points become a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Join {
+    /// Straight, with the points marked.
+    Points,
+    /// A value holds until the next one.
+    Steps,
+}
+
+/// How both axes run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scale {
+    /// Evenly; upwards from zero.
+    #[default]
+    Linear,
+    /// By factors.
+    Logarithmic,
+}
+
+/// One pair of axes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Panel {
+    /// Above it, with the unit.
+    pub title: String,
+    /// Below it.
+    pub across: String,
+    /// How its axes run.
+    pub scale: Scale,
+    /// What it shows.
+    pub lines: Vec<Line>,
+    /// Places on the axis across that are marked from top to bottom.
+    pub marks: Vec<f64>,
+}
+
+/// Draws panels, so many beside each other, above one legend, into a file.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write(path: &Path, panels: &[Panel], abreast: usize) -> Result<(), Failure> {
+    let drawn = plot(panels, abreast)
+        .map_err(|error| Failure::failed(format!("the chart: {error}"), "report this"))?;
+    std::fs::write(path, drawn).map_err(|error| {
+        Failure::failed(format!("{}: {error}", path.display()), "a file that can be written")
+    })
+}
+
+fn plot(panels: &[Panel], abreast: usize) -> Result<String, Box<dyn Error>> {
+    let mut names: Vec<&str> = Vec::new();
+    for line in panels.iter().flat_map(|panel| &panel.lines) {
+        if !names.contains(&line.name.as_str()) {
+            names.push(&line.name);
+        }
+    }
+    let rows = panels.len().div_ceil(abreast);
+    let height = PANEL.1 * rows as u32;
+    let mut svg = String::new();
+    {
+        let size = (PANEL.0 * abreast as u32, height + LEGEND);
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        area.fill(&WHITE)?;
+        let (upper, legend) = area.split_vertically(height);
+        for (place, panel) in upper.split_evenly((rows, abreast)).iter().zip(panels) {
+            draw(place, panel, &names)?;
+        }
+        for (at, name) in names.iter().enumerate() {
+            let x = 60 + NAME * at as i32;
+            legend.draw(&Circle::new((x, 14), 5, colour(at).filled()))?;
+            legend.draw(&Text::new((*name).to_owned(), (x + 12, 6), FONT))?;
+        }
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+type Place<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn draw(place: &Place<'_>, panel: &Panel, names: &[&str]) -> Result<(), Box<dyn Error>> {
+    let all = || panel.lines.iter().flat_map(|line| &line.points);
+    let Some(x) = extent(all().map(|point| point.0)) else { return Ok(()) };
+    let Some(y) = extent(all().map(|point| point.1)) else { return Ok(()) };
+    let mut chart = ChartBuilder::on(place);
+    chart.caption(&panel.title, FONT).margin(12).x_label_area_size(40).y_label_area_size(56);
+    match panel.scale {
+        Scale::Linear => {
+            let end = if x.1 > x.0 { x.1 } else { x.0 + 1.0 };
+            let top = if y.1 > 0.0 { y.1 * 1.08 } else { 1.0 };
+            fill(&mut chart.build_cartesian_2d(x.0..end, 0.0..top)?, panel, names, (0.0, top))
+        }
+        Scale::Logarithmic => {
+            let (x, y) = (x.0 / 2.0..x.1 * 2.0, y.0 / 2.0..y.1 * 2.0);
+            let ends = (y.start, y.end);
+            let mut axes = chart.build_cartesian_2d(x.log_scale(), y.log_scale())?;
+            fill(&mut axes, panel, names, ends)
+        }
+    }
+}
+
+fn fill<X, Y>(
+    axes: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<X, Y>>,
+    panel: &Panel,
+    names: &[&str],
+    (bottom, top): (f64, f64),
+) -> Result<(), Box<dyn Error>>
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    axes.configure_mesh()
+        .light_line_style(WHITE)
+        .x_labels(5)
+        .y_labels(6)
+        .x_label_formatter(&|value| short(*value))
+        .y_label_formatter(&|value| short(*value))
+        .x_desc(&panel.across)
+        .draw()?;
+    let grey = RGBColor(187, 187, 187);
+    for mark in &panel.marks {
+        axes.plotting_area().draw(&PathElement::new([(*mark, bottom), (*mark, top)], grey))?;
+    }
+    for line in &panel.lines {
+        let at = names.iter().position(|name| *name == line.name).unwrap_or(0);
+        let points = match line.join {
+            Join::Points => line.points.clone(),
+            Join::Steps => corners(&line.points),
+        };
+        axes.plotting_area().draw(&PathElement::new(points, colour(at).stroke_width(2)))?;
+        for point in line.points.iter().filter(|_| line.join == Join::Points) {
+            axes.plotting_area().draw(&Circle::new(*point, 3, colour(at).filled()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Points between which every line is level or upright.
+fn corners(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut out = Vec::with_capacity(2 * points.len());
+    for &(x, y) in points {
+        if let Some(&(_, before)) = out.last() {
+            out.push((x, before));
+        }
+        out.push((x, y));
+    }
+    out
+}
+
+fn colour(at: usize) -> RGBColor {
+    COLOURS[at % COLOURS.len()]
+}
+
+/// The least and the largest.
+fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    values.fold(None, |extent, value| {
+        let (low, high) = extent.unwrap_or((value, value));
+        Some((value.min(low), value.max(high)))
+    })
+}
+
+/// 5000000 as 5M.
+fn short(value: f64) -> String {
+    let (scaled, unit) = match value {
+        1e6.. => (value / 1e6, "M"),
+        1e4.. => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    format!("{}{unit}", (scaled * 100.0).round() / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panels_share_a_legend_and_steps_have_corners() {
+        let line = |name: &str, join| Line {
+            name: name.to_owned(),
+            points: vec![(1.0, 1.0), (10.0, 3.0), (20.0, 2.0)],
+            join,
+        };
+        for scale in [Scale::Linear, Scale::Logarithmic] {
+            let panel = |lines| {
+                let (title, marks) = ("a < b".to_owned(), vec![5.0]);
+                Panel { title, across: "pages".to_owned(), scale, lines, marks }
+            };
+            let first = panel(vec![line("one", Join::Points), line("two", Join::Steps)]);
+            let svg = plot(&[first, panel(vec![line("two", Join::Steps)])], 2).unwrap();
+            assert_eq!(svg.matches("\ntwo\n").count(), 1, "{svg}");
+            assert!(svg.contains("a &lt; b") && svg.contains("pages"), "{svg}");
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            assert!(plot(&[panel(Vec::new())], 2).unwrap().ends_with("</svg>\n"));
+        }
+        let steps = corners(&[(0.0, 1.0), (10.0, 3.0), (20.0, 2.0)]);
+        assert_eq!(steps, [(0.0, 1.0), (10.0, 1.0), (10.0, 3.0), (20.0, 3.0), (20.0, 2.0)]);
+        assert_eq!([short(12_345.0), short(2.5e6), short(0.125)], ["12.35k", "2.5M", "0.13"]);
+    }
+}
