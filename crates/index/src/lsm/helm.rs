@@ -76,16 +76,20 @@ impl Families {
         told.flushes = flushes;
         let shape = Shape::new(step.unwrap_or(setting), &self.tree_now());
         if told.shape != Some(shape) {
-            self.tell(&shape)?;
+            self.tell(&shape, told.shape.is_none())?;
             told.shape = Some(shape);
         }
         Ok(())
     }
 
-    fn tell(&self, shape: &Shape) -> Result<()> {
+    /// All families once, as some words cannot be said at open; from then on only the one that is
+    /// asked for hashes. The keys of the others come in order, so their tables hardly overlap and are
+    /// moved, whatever the sizes; and writers wait while RocksDB notes a change in a file.
+    fn tell(&self, shape: &Shape, first: bool) -> Result<()> {
         let words = shape.words();
         let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
-        for family in Family::ALL {
+        let families = Family::ALL.into_iter().filter(|family| first || *family == Family::Page);
+        for family in families {
             self.db.set_options_cf(self.handle(family)?, &words).map_err(|error| {
                 Error::fatal("RocksDB refuses the shape of the tree").because(error)
             })?;
