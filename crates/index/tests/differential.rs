@@ -28,18 +28,18 @@ struct All {
     opened: u32,
 }
 
-/// `lsm` probes by its other method each time it is opened.
-fn open_others(dir: &Path, is_even: bool) -> Vec<Box<dyn PrefixIndex>> {
+/// `opened`: how often before. `lsm` probes by its other method each time.
+fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
     let options = ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() };
     let art = ArtIndex::open(&dir.join("art"), options).unwrap();
-    assert_eq!(art.recovered(), Default::default());
+    assert_eq!(art.recovered(), Default::default(), "opened {opened} times");
     vec![
         Box::new(art),
         #[cfg(feature = "lsm")]
         {
             use ritornello_index::lsm::{LsmIndex, LsmOptions, Probe};
             // So small that memtables are written out and compacted meanwhile.
-            let probe = if is_even { Probe::Bisect } else { Probe::Scan };
+            let probe = if opened.is_multiple_of(2) { Probe::Bisect } else { Probe::Scan };
             let options = LsmOptions { probe, ..LsmOptions::within(1 << 20) };
             let lsm = LsmIndex::open(&dir.join("lsm"), &options).unwrap();
             assert!(!lsm.recovered().damaged);
@@ -61,7 +61,7 @@ impl All {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let disk = SimDisk::new(1 << 30);
-        let (run, others) = (common::open(&disk), open_others(dir.path(), true));
+        let (run, others) = (common::open(&disk), open_others(dir.path(), 0));
         Self { dir, disk, memory: MemoryIndex::new(), run, others, generation: 0, opened: 0 }
     }
 
@@ -84,7 +84,7 @@ impl All {
         self.run = common::open(&self.disk);
         self.others.clear();
         self.opened += 1;
-        self.others = open_others(self.dir.path(), self.opened.is_multiple_of(2));
+        self.others = open_others(self.dir.path(), self.opened);
     }
 
     fn apply(&mut self, op: &Op) {
