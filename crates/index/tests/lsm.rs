@@ -432,7 +432,8 @@ fn decisions_follow_what_the_index_is_asked_and_can_be_read() {
     }
     let read = index.tuning().unwrap();
     let last = *read.decisions.last().unwrap();
-    assert!(last.mix.writes < 0.1 && last.mix.hits > 0.3 && last.mix.empty > 0.1, "{last:?}");
+    // A shift takes two windows, and the first of them may have begun among writes.
+    assert!(last.mix.writes < 0.3 && last.mix.hits > 0.3 && last.mix.empty > 0.1, "{last:?}");
     assert!(read.target.runs <= written.target.runs, "{read:?}");
 }
 
