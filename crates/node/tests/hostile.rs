@@ -11,6 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How this version's messages begin.
+const GREETING: &[u8] = b"RTRN\x04\0\0\0";
+
 #[test]
 fn helper() {
     serve_as_helper();
@@ -55,7 +58,7 @@ fn nonsense_costs_its_own_connection_and_nothing_else() {
             (0..length).map(|at| (seed.rotate_left(at as u32 % 64)) as u8).collect();
         answer_to(dir.path(), &noise);
         answer_to(dir.path(), &framed(&noise));
-        answer_to(dir.path(), &framed(&[b"RTRN\x03\0\0\0", noise.as_slice()].concat()));
+        answer_to(dir.path(), &framed(&[GREETING, noise.as_slice()].concat()));
         if round % 50 == 0 {
             assert_eq!(client.ask("get 1 5"), "5");
         }
@@ -73,7 +76,7 @@ fn another_version_is_told_so() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     let answer = answer_to(dir.path(), &framed(b"RTRN\x63\0\0\0 and whatever version 99 says"));
-    assert_eq!(&answer[4..12], b"RTRN\x03\0\0\0");
+    assert_eq!(&answer[4..12], GREETING);
     let text = String::from_utf8_lossy(&answer);
     assert!(text.contains("theirs=99"), "{text}");
 }
@@ -103,8 +106,7 @@ fn a_name_without_a_lock_gets_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     // Greeting, format 0, a name of 32 digits, pid 1, first.
-    let hello =
-        [b"RTRN\x03\0\0\0\0\x20", b"0123456789abcdef0123456789abcdef".as_slice(), b"\x01\x01"];
+    let hello = [GREETING, b"\0\x20", b"0123456789abcdef0123456789abcdef", b"\x01\x01"];
     let answer = answer_to(dir.path(), &framed(&hello.concat()));
     let text = String::from_utf8_lossy(&answer);
     assert!(text.contains("not locked"), "{text}");
