@@ -114,7 +114,7 @@ test: $(SUITES) ## all tests but the long ones
 test-all: $(call shard,$(SUITES) $(LONG_SUITES)) ## all tests; SHARD=2/3 runs the second third
 
 test-rust:
-	$(CARGO) test --workspace --locked --quiet
+	$(CARGO) test --workspace --locked --quiet --no-fail-fast
 
 test-rust-long:
 	$(CARGO) test --workspace --locked --quiet -- --ignored
@@ -127,7 +127,7 @@ LSM_TESTS := $(filter-out bench codec contest faults fixtures loom_% simulate us
 test-lsm: $(LSM)/env
 	. $(LSM)/env && $(CARGO) test --locked --quiet --target-dir $(LSM_TARGET) -p ritornello-index \
 		--features lsm --lib --test lsm --test conformance --test differential --test residency
-	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO) test --locked --quiet --target-dir $(LSM_TARGET) \
+	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO) test --locked --quiet --no-fail-fast --target-dir $(LSM_TARGET) \
 		-p ritornello-store -p ritornello-node -p ritornello-cli --features ritornello-cli/lsm \
 		$(addprefix --test ,$(LSM_TESTS))
 

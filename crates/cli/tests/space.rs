@@ -42,6 +42,8 @@ fn an_index_is_converted_where_nobody_uses_it_and_the_build_has_it() {
     let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
     assert_eq!((answer.code, answer.err.contains("owns")), (2, true), "{}", answer.err);
     node.close().unwrap();
+    // The index that tests are asked for may be another one.
+    assert_eq!(ritornello(&["convert-index", text(dir.path()), "--to", "run"]).code, 0);
     let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
     assert_eq!((answer.code, answer.out.contains("`run` already")), (0, true), "{}", answer.err);
     for wrong in ["memory", "tree", "run:4KiB"] {
