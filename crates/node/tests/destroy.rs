@@ -84,8 +84,8 @@ fn the_index_of_a_store_in_use_is_not_converted_and_nobody_opens_it_meanwhile() 
     assert_eq!(owner.ask("role"), "owner");
     owner.finish();
     let done = convert().unwrap();
-    assert_eq!((done.from.as_str(), done.to.as_str(), done.runs), ("memory", "run", 0));
-    let node = open(&options(dir.path())).unwrap();
+    assert_eq!((done.to.as_str(), done.runs), ("run", 0));
+    let node = open(&Options { index: None, ..options(dir.path()) }).unwrap();
     assert_eq!(
         (node.role(), node.store().stats().unwrap().catalog.index),
         (Role::Owner, "run".into())
