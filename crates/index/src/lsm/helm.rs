@@ -83,8 +83,9 @@ impl Families {
     }
 
     /// All families once, as some words cannot be said at open (the bound of all their runs stays
-    /// that of the tree of that moment); from then on only the one that is asked for hashes. The keys of the others come in order, so their tables hardly overlap and are
-    /// moved, whatever the sizes; and writers wait while RocksDB notes a change in a file.
+    /// that of the tree of that moment); from then on only the one that is asked for hashes. The
+    /// keys of the others come in order, so their tables hardly overlap and are moved, whatever the
+    /// sizes; and writers wait while RocksDB notes a change in a file.
     fn tell(&self, shape: &Shape, first: bool) -> Result<()> {
         let words = shape.words();
         let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
