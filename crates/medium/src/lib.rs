@@ -41,6 +41,9 @@ pub struct Access {
     pub direct: bool,
 }
 
+/// [`Room::kind`] of a file system in memory.
+pub const TMPFS: u64 = 0x0102_1994;
+
 /// Room on the file system that holds a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Room {

@@ -2,7 +2,7 @@
 //!
 //! Where tensors lie: segment files, and the way of pages between them and memory. `Segments` opens
 //! the files and moves runs of pages through the fastest engine that works (`io_uring`, a pool of
-//! threads, or the page cache), with a checksum over every byte; `Staging` is the huge-page memory
+//! threads, the page cache, or copies where the files are memory), with a checksum over every byte; `Staging` is the huge-page memory
 //! they pass through where the caller's own cannot be used; `limit` measures what the disk could do.
 //!
 //! **Promises.** A page that is reported as verified holds, byte for byte, what was written under
@@ -15,6 +15,7 @@
 
 mod engine;
 pub mod limit;
+mod map;
 pub mod memory;
 mod memory_block;
 mod parked;

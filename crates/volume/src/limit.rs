@@ -97,6 +97,12 @@ pub fn cpu_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
+/// Threads among which a store in memory shares a call of `pages` pages and `bytes` in all.
+#[must_use]
+pub fn copying_threads(pages: usize, bytes: u64) -> usize {
+    crate::transfer::copying_threads(pages, bytes)
+}
+
 /// A preallocated file in a directory, and memory to move it with. The file goes when this does.
 pub struct Limit {
     medium: Arc<dyn Medium>,

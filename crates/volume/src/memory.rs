@@ -2,9 +2,11 @@
 
 mod borrowed;
 mod owned;
+mod picked;
 
 pub use borrowed::{BorrowedPages, BorrowedPagesMut};
-pub use owned::OwnedPages;
+pub use owned::{OwnedPages, OwnedPagesMut};
+pub use picked::Picked;
 
 /// Some consecutive bytes to read from.
 #[derive(Clone, Copy, Debug)]

@@ -1,14 +1,18 @@
 //! The segment files of a store: opened, created, synced, and the engine that moves their bytes.
 
 mod choose;
+mod huge;
 mod kind;
+mod maps;
 mod report;
 mod selftest;
 
 pub use report::{IoChoice, IoMode, IoReport};
 
 use crate::engine::Engine;
+use crate::map::Map;
 use crate::staging::{Staging, StagingStats};
+use maps::Maps;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, PAGE_BYTES_MAX, Result, SegmentId, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
@@ -63,6 +67,8 @@ pub struct Segments {
     engine: Box<dyn Engine>,
     staging: Arc<Staging>,
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
+    /// Where segments are mapped.
+    maps: Option<Maps>,
     /// Volumes whose directory has entries that may not survive a power loss.
     unsynced_dirs: Mutex<BTreeSet<u8>>,
     report: RwLock<IoReport>,
@@ -77,6 +83,8 @@ struct Volume {
     dir: PathBuf,
     /// Whether its files are opened with `O_DIRECT`.
     direct: bool,
+    /// Whether its files are in memory and can be mapped.
+    in_memory: bool,
 }
 
 /// Says which volumes there are now: see [`SegmentsConfig::dirs`].
@@ -95,6 +103,12 @@ impl Candidate {
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.trusted
+    }
+
+    /// Whether its files are memory.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        self.volume.in_memory
     }
 
     /// Name of its file system.
@@ -130,9 +144,10 @@ impl Segments {
         let staging = Staging::new((4 * in_flight_bytes).max(PAGE_BYTES_MAX as usize))?;
         let choice = choose::choose(medium.as_ref(), &live, io, staging.stats().backing)?;
         let mut direct = choice.direct.into_iter();
+        let in_memory = choice.report.mode == IoMode::Mapped;
         let volume = |dir: PathBuf| {
             let direct = !dir.as_os_str().is_empty() && direct.next().unwrap_or(false);
-            Volume { dir, direct }
+            Volume { dir, direct, in_memory }
         };
         let volumes: Vec<Volume> = dirs.into_iter().map(volume).collect();
         let there = (0..=u8::MAX).zip(&volumes).filter(|(_, v)| !v.dir.as_os_str().is_empty());
@@ -147,6 +162,7 @@ impl Segments {
             engine: choice.engine,
             staging,
             files: RwLock::default(),
+            maps: (choice.report.mode == IoMode::Mapped).then(Maps::new),
             // A former owner may have died between making a segment and syncing its directory.
             unsynced_dirs: Mutex::new(unsynced),
             report: RwLock::new(choice.report),
@@ -173,6 +189,14 @@ impl Segments {
         }
         let access = Access { write: true, create: true, direct: self.is_direct(id) };
         let made = self.medium.open(&path, access).and_then(|file| {
+            if self.maps.is_some() && huge::are_given(&path) {
+                // Those that are allocated without a map are small.
+                file.set_len(self.segment_bytes)?;
+                if let Some(map) = Map::new(&file, self.segment_bytes)? {
+                    // Where there is no room for it there is none below.
+                    let _ = map.ready(0..self.segment_bytes);
+                }
+            }
             file.allocate(self.segment_bytes)?;
             Ok(file)
         });
@@ -227,7 +251,8 @@ impl Segments {
     }
 
     /// Removes a segment, durably; one that is not there is gone already. Its blocks are free at
-    /// once, also if another process has it open.
+    /// once, also if another process has it open; those of one that is mapped, when the last process
+    /// that maps it has noticed. Cutting it would kill who reads it.
     ///
     /// # Errors
     /// `Retry` if the file system refuses.
@@ -235,11 +260,12 @@ impl Segments {
         let path = self.path(id)?;
         let refused = |error: io::Error| Error::from(error).with("path", path.display());
         match self.file(id) {
-            Ok(file) => file.set_len(0).map_err(refused)?,
+            Ok(file) if self.maps.is_none() => file.set_len(0).map_err(refused)?,
+            Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(refused(error)),
         }
-        self.files.write().remove(&id);
+        self.let_go(id);
         match self.medium.remove(&path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -275,7 +301,7 @@ impl Segments {
         let found = selftest::examine(self.medium.as_ref(), dir)?;
         let direct = found.direct && self.io != IoChoice::Buffered;
         Ok(Candidate {
-            volume: Volume { dir: dir.to_owned(), direct },
+            volume: Volume { dir: dir.to_owned(), direct, in_memory: found.in_memory() },
             file_system: found.kind,
             trusted: !matches!(found.trust, kind::Trust::Foreign),
         })
@@ -359,7 +385,10 @@ impl Segments {
         };
         std::thread::scope(|scope| {
             // Simulated files are synced in order, so that a test repeats itself.
-            let hands = if self.report.read().mode == IoMode::Simulated { 1 } else { SYNCS };
+            let mode = self.report.read().mode;
+            // And memory has nothing to sync.
+            let one = matches!(mode, IoMode::Simulated | IoMode::Mapped);
+            let hands = if one { 1 } else { SYNCS };
             let helpers: Vec<_> = (1..ids.len().min(hands))
                 .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
                 .collect();

@@ -5,6 +5,7 @@ mod chunk;
 mod copy;
 mod flight;
 mod inbound;
+mod mapped;
 mod outbound;
 mod pack;
 mod page;
@@ -15,6 +16,7 @@ mod slices;
 mod verify;
 mod write;
 
+pub(crate) use mapped::copying_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::FoundRun;
 pub use verify::VerifiedRun;
@@ -34,6 +36,9 @@ pub struct Control {
     pub deadline: Option<Instant>,
     /// Stop when this is true.
     pub cancelled: Option<Arc<AtomicBool>>,
+    /// Whether all bytes go through staging, also those that could move in place: where memory is
+    /// in small pages, and the disk takes few pieces an operation, the copy is the faster way.
+    pub through_staging: bool,
 }
 
 impl Control {
@@ -200,12 +205,18 @@ impl Segments {
     /// For each run: `Invalid` if place, header and source do not match; `Retry` if the file system
     /// failed, staging memory ran out, or `control` said stop (context `reason`).
     pub fn write_runs(&self, runs: &[RunWrite<'_>], control: &Control) -> Vec<Result<u64>> {
+        if self.is_mapped() {
+            return mapped::write(self, runs, control);
+        }
         write::Writing::run(self, runs, control)
     }
 
     /// Reads pages, and returns for each read the fate of each of its pages. Headers are read with
     /// the pages, not before them.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageFate>> {
+        if self.is_mapped() {
+            return mapped::read(self, reads, control);
+        }
         read::Reading::run(self, reads, control)
     }
 }

@@ -40,8 +40,8 @@ fn a_cancelled_or_late_call_begins_nothing() {
         let mut run = Run::new(1, 3, 50_000, &[]);
         run.write(&rig.segments);
         let cancelled =
-            Control { deadline: None, cancelled: Some(Arc::new(AtomicBool::new(true))) };
-        let late = Control { deadline: Some(Instant::now()), cancelled: None };
+            Control { cancelled: Some(Arc::new(AtomicBool::new(true))), ..Control::default() };
+        let late = Control { deadline: Some(Instant::now()), ..Control::default() };
         for (control, reason) in [(cancelled, MissReason::Cancelled), (late, MissReason::Deadline)]
         {
             let mut out = vec![vec![0xa5; 50_000]; 3];
@@ -90,7 +90,7 @@ fn a_call_cancelled_on_its_way_keeps_what_it_has() {
                     encoded: Encoded::Refuse,
                 })
                 .collect();
-            let control = Control { deadline: None, cancelled: Some(flag) };
+            let control = Control { cancelled: Some(flag), ..Control::default() };
             let fates: Vec<PageFate> =
                 rig.segments.read_runs(&reads, &control).into_iter().flatten().collect();
             assert_eq!(fates.len(), 20);
@@ -161,13 +161,15 @@ fn a_source_or_target_that_panics_leaves_nothing_in_flight() {
 fn a_deadline_is_kept_where_staging_is_taken() {
     let staging = Staging::new(1).unwrap();
     let _all = staging.try_take(2 << 20).unwrap();
-    let control =
-        Control { deadline: Some(Instant::now() + Duration::from_millis(50)), cancelled: None };
+    let control = Control {
+        deadline: Some(Instant::now() + Duration::from_millis(50)),
+        ..Control::default()
+    };
     let start = Instant::now();
     assert!(staging.take(4096, &control).is_none());
     assert!(start.elapsed() < Duration::from_secs(5));
     let flag = Arc::new(AtomicBool::new(false));
-    let control = Control { deadline: None, cancelled: Some(flag.clone()) };
+    let control = Control { cancelled: Some(flag.clone()), ..Control::default() };
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| staging.take(4096, &control).is_none());
         std::thread::sleep(Duration::from_millis(10));

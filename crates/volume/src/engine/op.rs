@@ -17,6 +17,8 @@ pub(crate) struct Span(libc::iovec);
 
 // SAFETY: an address and a length; `Op::new` says when they may be used.
 unsafe impl Send for Span {}
+// SAFETY: as above.
+unsafe impl Sync for Span {}
 
 impl Span {
     pub(crate) const fn new(ptr: *mut u8, len: usize) -> Self {

@@ -1,5 +1,6 @@
 //! The choice of an engine: what was asked for, what the directories can do, what the kernel lets.
 
+use super::huge;
 use super::kind::Trust;
 use super::report::{IoChoice, IoMode, IoReport};
 use super::selftest::{Finding, examine};
@@ -25,9 +26,15 @@ pub(super) fn choose(
         dirs.iter().map(|dir| examine(medium, dir)).collect::<Result<_>>()?;
     let mut warnings = Vec::new();
     let mut distrust = String::new();
+    let mapped = asked == IoChoice::Auto && findings.iter().all(Finding::in_memory);
     for (dir, finding) in dirs.iter().zip(&findings) {
         let (dir, kind) = (dir.display(), &finding.kind);
-        if finding.real && !finding.direct && asked != IoChoice::Buffered {
+        if finding.in_memory() && !mapped {
+            warnings.push(format!(
+                "{dir} ({kind}) is driven by system calls, several times the CPU: a store of its \
+                 own, with io=auto, is mapped"
+            ));
+        } else if finding.real && !finding.direct && !mapped && asked != IoChoice::Buffered {
             warnings.push(format!(
                 "{dir} ({kind}) is driven through the page cache, several times the CPU: {}; \
                  put the store on ext4 or XFS",
@@ -45,7 +52,7 @@ pub(super) fn choose(
             _ => {}
         }
     }
-    if !backing.is_huge() {
+    if !backing.is_huge() && !mapped {
         warnings.push(
             "staging has no huge pages, which halves the bandwidth of direct I/O: write madvise \
              to /sys/kernel/mm/transparent_hugepage/enabled"
@@ -61,6 +68,10 @@ pub(super) fn choose(
         _ if !real && asked != IoChoice::Pool => {
             direct.fill(false);
             (Box::new(Inline), IoMode::Simulated, "the files are simulated".to_owned())
+        }
+        IoChoice::Auto if mapped => {
+            let why = dirs.iter().find_map(|dir| huge::lacking(dir)).unwrap_or_default();
+            (Box::new(Inline), IoMode::Mapped, why)
         }
         IoChoice::Buffered => (pool(), IoMode::Buffered, "asked for".to_owned()),
         IoChoice::Auto if !some_direct => {

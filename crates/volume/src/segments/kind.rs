@@ -5,6 +5,8 @@
 pub(super) enum Trust {
     /// Local and durable; direct I/O if the self-test says so.
     Local,
+    /// Memory: gone at the next boot, and nothing to be faster than.
+    Memory,
     /// Local, but accepts `O_DIRECT` without meaning it.
     PageCache,
     /// Served by another machine or process: locks, durability and cache coherence are its word.
@@ -15,7 +17,7 @@ pub(super) enum Trust {
 
 /// Name and trust of the file system with this magic number. Zero is a simulated one.
 pub(super) fn of(magic: u64) -> (&'static str, Trust) {
-    use Trust::{Foreign, Local, PageCache, Unknown};
+    use Trust::{Foreign, Local, Memory, PageCache, Unknown};
     match magic {
         0 => ("simulated", Local),
         0xef53 => ("ext4", Local),
@@ -26,7 +28,7 @@ pub(super) fn of(magic: u64) -> (&'static str, Trust) {
         0xca45_1a4e => ("bcachefs", Local),
         0x3153_464a => ("jfs", Local),
         0x3434 => ("nilfs2", Local),
-        0x0102_1994 => ("tmpfs", PageCache),
+        ritornello_medium::TMPFS => ("tmpfs", Memory),
         0x8584_58f6 => ("ramfs", PageCache),
         0x794c_7630 => ("overlayfs", PageCache),
         0xf15f => ("ecryptfs", PageCache),

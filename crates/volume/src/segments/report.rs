@@ -25,6 +25,8 @@ pub enum IoMode {
     Pool,
     /// Threads that go through the page cache.
     Buffered,
+    /// Copies from and to segments that are mapped: directories in memory.
+    Mapped,
     /// One call after the other: a simulated file system.
     Simulated,
 }
@@ -37,6 +39,7 @@ impl IoMode {
             Self::Uring => "uring",
             Self::Pool => "pool",
             Self::Buffered => "buffered",
+            Self::Mapped => "mapped",
             Self::Simulated => "simulated",
         }
     }
@@ -61,4 +64,14 @@ pub struct IoReport {
     pub distrust: String,
     /// What to know or change.
     pub warnings: Vec<String>,
+}
+
+impl IoReport {
+    /// What to tell a user who asks how the store is doing: the warnings, and what a store in memory
+    /// lacks, which is not worth one.
+    #[must_use]
+    pub fn advice(&self) -> Vec<String> {
+        let lacking = (self.mode == IoMode::Mapped && !self.why.is_empty()).then_some(&self.why);
+        self.warnings.iter().chain(lacking).cloned().collect()
+    }
 }

@@ -25,6 +25,13 @@ pub(super) struct Finding {
     pub(super) why: String,
 }
 
+impl Finding {
+    /// Whether files are memory, and can be mapped.
+    pub(super) fn in_memory(&self) -> bool {
+        self.real && self.trust == Trust::Memory
+    }
+}
+
 /// Writes, reads and compares a small file, through `O_DIRECT` where that can be meant, and with
 /// the alignment that all later I/O has.
 pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
@@ -66,6 +73,10 @@ fn trial(medium: &dyn Medium, path: &Path, trust: Trust) -> io::Result<(bool, Op
     let plain = medium.open(path, Access { write: true, create: true, direct: false })?;
     if plain.descriptor().is_none() {
         return Ok((false, Some("the files are simulated".to_owned())));
+    }
+    if trust == Trust::Memory {
+        round_trip(&plain)?;
+        return Ok((true, Some("this file system is memory".to_owned())));
     }
     if trust == Trust::PageCache {
         round_trip(&plain)?;

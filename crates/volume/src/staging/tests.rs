@@ -21,8 +21,10 @@ fn pieces_are_aligned_and_come_back_whole() {
 fn a_waiter_gets_memory_when_it_is_freed_and_gives_up_at_its_deadline() {
     let staging = Staging::new(1).unwrap();
     let all = staging.try_take(2 << 20).unwrap();
-    let soon =
-        Control { deadline: Some(Instant::now() + Duration::from_millis(30)), cancelled: None };
+    let soon = Control {
+        deadline: Some(Instant::now() + Duration::from_millis(30)),
+        ..Control::default()
+    };
     assert!(staging.take(1, &soon).is_none());
     let other = Arc::clone(&staging);
     let waiter = std::thread::spawn(move || other.take(4096, &Control::default()).is_some());

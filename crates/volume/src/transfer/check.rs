@@ -8,14 +8,11 @@ use crate::staging::Piece;
 use ritornello_format::{RunHeader, Slice, SliceChecksum};
 use std::sync::Arc;
 
-/// Bytes checksummed in one go, between looks at what has landed.
-const STEP: usize = 1 << 20;
-
 /// A page's bytes as they lie on disk, in memory of our own.
 pub(super) enum Copy {
     /// From this byte of a piece of staging memory on.
     Staged(Arc<Piece>, usize),
-    /// Landed in the target, and moved out of the way of what it decodes to.
+    /// Out of the way of what it decodes to.
     Block(Block),
 }
 
@@ -40,7 +37,8 @@ enum Work<'a> {
 }
 
 impl<'a> Check<'a> {
-    /// Of page `page` of the read, which landed in the target's memory, or in a copy.
+    /// Of page `page` of the read, which landed in staging memory; or in the target's, or lies where
+    /// it can be had from: `copy` copies that many bytes of it, if it has to be decoded.
     ///
     /// # Errors
     /// Why the page cannot be right whatever its bytes, or cannot be decoded here.
@@ -48,8 +46,8 @@ impl<'a> Check<'a> {
         read: &RunRead<'a>,
         header: &RunHeader,
         page: usize,
-        target: &PageMemory,
         staged: Option<(Arc<Piece>, usize)>,
+        copy: impl FnOnce(usize) -> Block,
     ) -> Result<Self, MissReason> {
         let in_run = read.first as usize + page;
         let key = read.keys[page];
@@ -75,7 +73,7 @@ impl<'a> Check<'a> {
                     return Err(MissReason::Codec);
                 }
                 let from = staged.map_or_else(
-                    || Copy::of(target, bytes as usize),
+                    || Copy::Block(copy(bytes as usize)),
                     |(piece, at)| Copy::Staged(piece, at),
                 );
                 Work::Decode { from, by, number: 0 }
@@ -99,19 +97,25 @@ impl<'a> Check<'a> {
         self.page
     }
 
-    /// Verifies, and decodes, a little more. The fate of the page, when it is known. `scratch` is
-    /// for slices that decode into several fragments.
+    /// Whether the page's bytes are verified where they are to be.
+    pub(super) fn is_in_place(&self) -> bool {
+        matches!(self.work, Work::InPlace(_))
+    }
+
+    /// Verifies up to `most` bytes more, or decodes a slice. The fate of the page, when it is known.
+    /// `scratch` is for slices that decode into several fragments.
     ///
     /// # Safety
-    /// All operations on the page have landed, and `target`, whose memory is the page's, is ours.
+    /// `target`, whose memory is the page's, is ours, and what is verified now has landed there.
     pub(super) unsafe fn step(
         &mut self,
         target: &PageMemory,
         scratch: &mut Vec<u8>,
+        most: usize,
     ) -> Option<PageFate> {
         match &mut self.work {
             Work::InPlace(sums) => {
-                let next = (self.at + STEP).min(self.end);
+                let next = (self.at + most).min(self.end);
                 // SAFETY: promised by the caller.
                 unsafe { target.digest(self.at..next, sums) };
                 self.at = next;
@@ -157,13 +161,6 @@ impl<'a> Check<'a> {
 }
 
 impl Copy {
-    fn of(target: &PageMemory, bytes: usize) -> Self {
-        let mut block = Block::new(bytes);
-        // SAFETY: the page has landed in the target, which is ours.
-        unsafe { target.gather(0..bytes, &mut block.bytes_mut()[..bytes]) };
-        Self::Block(block)
-    }
-
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
         match self {
             Self::Staged(piece, start) => &piece.bytes()[start + at..start + at + length],

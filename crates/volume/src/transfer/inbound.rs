@@ -1,7 +1,7 @@
 //! A run on its way in: its header, and where its pages land.
 
 use super::chunk::{Chunk, Shape};
-use super::page::PageMemory;
+use super::page::{Direct, PageMemory};
 use super::{Encoded, MissReason, PageFate, RunRead};
 use crate::memory_block::Block;
 use crate::segments::Segments;
@@ -58,7 +58,7 @@ impl Page {
 impl Inbound {
     /// Looks at a read and cuts it into chunks. One that cannot be has no chunks, and its pages
     /// have their fate.
-    pub(super) fn begin(segments: &Segments, read: &RunRead<'_>) -> Self {
+    pub(super) fn begin(segments: &Segments, read: &RunRead<'_>, direct: Direct) -> Self {
         let first = u64::from(read.first);
         let pages = first..first + read.keys.len() as u64;
         let shape = Shape::of(read.place, read.page_bytes, pages.clone(), segments);
@@ -75,11 +75,10 @@ impl Inbound {
             is_staged: shorter && !as_stored,
             open: read.keys.len(),
         };
-        let aligned = segments.needs_alignment();
         for page in 0..read.keys.len() {
             let memory = shape.and_then(|shape| {
                 let bytes = if as_stored { shape.page } else { read.page_bytes } as usize;
-                PageMemory::of_target(read.target, read.target_first + page, bytes, aligned)
+                PageMemory::of_target(read.target, read.target_first + page, bytes, direct)
             });
             let lacking = memory.is_none();
             let target = memory.unwrap_or_else(PageMemory::nowhere);
@@ -181,22 +180,33 @@ impl Inbound {
     /// Believes the header that has landed, or not.
     pub(super) fn read_header(&mut self, read: &RunRead<'_>) {
         let Some(block) = &self.header_block else { return };
-        let place = read.place;
-        self.header = match RunHeader::decode(block.bytes()) {
-            Ok((header, checksum))
-                if checksum == place.header_checksum
-                    && header.generation == place.generation
-                    && header.header_units == place.header_units
-                    && header.page_units == place.page_units
-                    && header.page_bytes == read.page_bytes =>
-            {
-                if header.scope == read.scope {
-                    Header::Good(Box::new(header))
-                } else {
-                    Header::Bad(MissReason::Scope)
-                }
-            }
-            _ => Header::Bad(MissReason::Header),
+        self.header = match believe(read, block.bytes()) {
+            Ok(header) => Header::Good(Box::new(header)),
+            Err(reason) => Header::Bad(reason),
         };
+    }
+}
+
+/// The header of the run that is read, if these bytes are that.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn believe(read: &RunRead<'_>, bytes: &[u8]) -> Result<RunHeader, MissReason> {
+    let place = read.place;
+    match RunHeader::decode(bytes) {
+        Ok((header, checksum))
+            if checksum == place.header_checksum
+                && header.generation == place.generation
+                && header.header_units == place.header_units
+                && header.page_units == place.page_units
+                && header.page_bytes == read.page_bytes =>
+        {
+            if header.scope == read.scope {
+                Ok(header)
+            } else {
+                Err(MissReason::Scope)
+            }
+        }
+        _ => Err(MissReason::Header),
     }
 }

@@ -3,7 +3,7 @@
 use super::RunWrite;
 use super::chunk::{Chunk, Shape};
 use super::flight::Cargo;
-use super::page::PageMemory;
+use super::page::{Direct, PageMemory};
 use super::slices::{self, SliceSums};
 use crate::segments::Segments;
 use ritornello_format::{Error, Result, RunHeader, Slice, UNIT};
@@ -41,8 +41,8 @@ pub(super) struct Page {
 
 impl Page {
     /// Takes over the checksums of the slices.
-    pub(super) fn learn(&mut self, sums: &SliceSums<'_>) {
-        for (slice, sum) in self.slices.iter_mut().zip(sums.done()) {
+    pub(super) fn learn(&mut self, sums: &[u64]) {
+        for (slice, sum) in self.slices.iter_mut().zip(sums) {
             slice.checksum = *sum;
         }
     }
@@ -50,7 +50,7 @@ impl Page {
 
 impl<'a> Outbound<'a> {
     /// Looks at a run and cuts it into chunks.
-    pub(super) fn begin(segments: &Segments, write: &RunWrite<'_>) -> Result<Self> {
+    pub(super) fn begin(segments: &Segments, write: &RunWrite<'_>, direct: Direct) -> Result<Self> {
         let RunWrite { place, header, source, first } = *write;
         let (count, page_bytes) = (header.keys.len() as u64, header.page_bytes);
         let shape = Shape::of(place, page_bytes, 0..count, segments)
@@ -61,7 +61,6 @@ impl<'a> Outbound<'a> {
                     .with("pages", count)
                     .with("page_bytes", page_bytes)
             })?;
-        let aligned = segments.needs_alignment();
         let mut pages = Vec::with_capacity(header.keys.len());
         for page in 0..header.keys.len() {
             let mut slices = header.slices_of(page).to_vec();
@@ -69,7 +68,7 @@ impl<'a> Outbound<'a> {
                 slices = slices::raw(header.slices_per_page, page_bytes).collect();
             }
             let bytes = slices::total(&slices);
-            let memory = PageMemory::of_source(source, first + page, bytes as usize, aligned)
+            let memory = PageMemory::of_source(source, first + page, bytes as usize, direct)
                 .filter(|_| bytes <= shape.page && slices.iter().all(|slice| slice.bytes > 0))
                 .ok_or_else(|| {
                     Error::invalid(
@@ -156,7 +155,7 @@ impl<'a> Outbound<'a> {
             if to < bytes {
                 self.gathering = Some(sums);
             } else {
-                self.pages[bounce.page].learn(&sums);
+                self.pages[bounce.page].learn(sums.done());
                 self.open -= 1;
             }
         }

@@ -1,6 +1,6 @@
 //! Pages encoded into staging memory, to be written from there.
 
-use super::page::PageMemory;
+use super::page::{Direct, PageMemory};
 use super::{Control, MissReason};
 use crate::memory::{Fragment, PageSource};
 use crate::segments::Segments;
@@ -74,7 +74,7 @@ impl Segments {
         control: Option<&Control>,
     ) -> Packing {
         let length = page_bytes as usize;
-        let Some(memory) = PageMemory::of_source(source, page, length, false) else {
+        let Some(memory) = PageMemory::of_source(source, page, length, Direct::Any) else {
             return Packing::NoShorter;
         };
         let arena = self.arena();

@@ -1,10 +1,35 @@
 //! A page's memory during a transfer: which of its bytes move in place, and which through staging.
 
+use super::Control;
 use super::slices::SliceSums;
 use crate::engine::Span;
 use crate::memory::{PageSource, PageTarget};
+use crate::memory_block::Block;
+use crate::segments::Segments;
 use ritornello_format::UNIT;
 use std::ops::Range;
+
+/// Which memory bytes move from and to in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direct {
+    /// All.
+    Any,
+    /// Whole units of it.
+    Aligned,
+    /// None: all goes through staging, unless it is there already (padded memory is).
+    Never,
+}
+
+impl Direct {
+    /// What the files of `segments` need, and the caller wants.
+    pub(super) fn of(segments: &Segments, control: &Control) -> Self {
+        match (control.through_staging, segments.needs_alignment()) {
+            (true, _) => Self::Never,
+            (false, true) => Self::Aligned,
+            (false, false) => Self::Any,
+        }
+    }
+}
 
 /// The fragments of one page of a source or a target.
 pub(super) struct PageMemory {
@@ -23,13 +48,13 @@ impl PageMemory {
         source: &dyn PageSource,
         page: usize,
         bytes: usize,
-        aligned: bool,
+        direct: Direct,
     ) -> Option<Self> {
         let mut fragments = Vec::new();
         source.fragments(page, &mut fragments);
         // The pointers become mutable in type only: a write does not change its source.
         let spans = fragments.iter().map(|part| Span::new(part.as_ptr().cast_mut(), part.len()));
-        Self::new(spans, bytes, aligned, source.padded(page))
+        Self::new(spans, bytes, direct, source.padded(page))
     }
 
     /// Page `page` of `target`, if it is `bytes` long.
@@ -37,12 +62,12 @@ impl PageMemory {
         target: &dyn PageTarget,
         page: usize,
         bytes: usize,
-        aligned: bool,
+        direct: Direct,
     ) -> Option<Self> {
         let mut fragments = Vec::new();
         target.fragments(page, &mut fragments);
         let spans = fragments.iter().map(|part| Span::new(part.as_ptr(), part.len()));
-        Self::new(spans, bytes, aligned, false)
+        Self::new(spans, bytes, direct, false)
     }
 
     /// The `bytes` at `ptr`, whole units of staging memory.
@@ -58,7 +83,7 @@ impl PageMemory {
     fn new(
         fragments: impl Iterator<Item = Span>,
         bytes: usize,
-        aligned: bool,
+        direct: Direct,
         padded: bool,
     ) -> Option<Self> {
         let mut spans = Vec::new();
@@ -78,7 +103,13 @@ impl PageMemory {
             (span.ptr() as usize).is_multiple_of(unit)
                 && (is_last(at) || span.len().is_multiple_of(unit))
         };
-        let in_place = if aligned && !spans.iter().enumerate().all(|(at, span)| fits(at, span)) {
+        let fit = || spans.iter().enumerate().all(|(at, span)| fits(at, span));
+        let is_staged = match direct {
+            Direct::Any => false,
+            Direct::Aligned => !fit(),
+            Direct::Never => !padded,
+        };
+        let in_place = if is_staged {
             0
         } else if padded && spans.last().is_some_and(|last| fits(spans.len() - 1, last)) {
             bytes.next_multiple_of(unit)
@@ -137,14 +168,51 @@ impl PageMemory {
     /// # Safety
     /// The page's memory is a target's, nobody else uses it now, and `from` lies elsewhere.
     pub(super) unsafe fn scatter(&self, range: Range<usize>, from: &[u8]) {
-        let mut rest = &from[..from.len().min(range.len())];
-        for (span, skip) in self.from(range.start) {
-            let (head, tail) = rest.split_at(rest.len().min(span.len() - skip));
+        let bytes = from.len().min(range.len());
+        // SAFETY: `from` is as long, and the rest is promised by the caller.
+        unsafe { self.take(range.start, from.as_ptr(), bytes) };
+    }
+
+    /// Copies `bytes` from `from` to byte `at` of the page and on, as far as they exist.
+    ///
+    /// # Safety
+    /// As for [`PageMemory::scatter`]. The bytes at `from` can be read; they may change meanwhile.
+    pub(super) unsafe fn take(&self, at: usize, mut from: *const u8, bytes: usize) {
+        let mut left = bytes;
+        for (span, skip) in self.from(at) {
+            let now = left.min(span.len() - skip);
             // SAFETY: inside the fragment, which a target promises to be writable; no overlap,
             // promised by the caller.
-            unsafe { span.ptr().add(skip).copy_from_nonoverlapping(head.as_ptr(), head.len()) };
-            rest = tail;
+            unsafe { span.ptr().add(skip).copy_from_nonoverlapping(from, now) };
+            from = from.wrapping_add(now);
+            left -= now;
         }
+    }
+
+    /// Copies `bytes` from byte `at` of the page and on to `to`, as far as they exist.
+    ///
+    /// # Safety
+    /// As for [`PageMemory::gather`]. The bytes at `to` can be written, and lie elsewhere.
+    pub(super) unsafe fn give(&self, at: usize, mut to: *mut u8, bytes: usize) {
+        let mut left = bytes;
+        for (span, skip) in self.from(at) {
+            let now = left.min(span.len() - skip);
+            // SAFETY: inside the fragment, which may be read now; no overlap, promised by the caller.
+            unsafe { to.copy_from_nonoverlapping(span.ptr().add(skip), now) };
+            to = to.wrapping_add(now);
+            left -= now;
+        }
+    }
+
+    /// The first `bytes` of the page, in memory of their own.
+    ///
+    /// # Safety
+    /// As for [`PageMemory::gather`].
+    pub(super) unsafe fn copy(&self, bytes: usize) -> Block {
+        let mut block = Block::new(bytes);
+        // SAFETY: promised by the caller.
+        unsafe { self.gather(0..bytes, &mut block.bytes_mut()[..bytes]) };
+        block
     }
 
     /// Feeds bytes `range` of the page to its checksums.
@@ -194,40 +262,42 @@ mod tests {
     use crate::memory::{BorrowedPages, BorrowedPagesMut};
     use crate::memory_block::Block;
 
-    fn memory(parts: Vec<&[u8]>, aligned: bool) -> PageMemory {
+    fn memory(parts: Vec<&[u8]>, direct: Direct) -> PageMemory {
         let bytes = parts.iter().map(|part| part.len()).sum();
-        PageMemory::of_source(&BorrowedPages::fragmented(&[parts]), 0, bytes, aligned).unwrap()
+        PageMemory::of_source(&BorrowedPages::fragmented(&[parts]), 0, bytes, direct).unwrap()
     }
 
     #[test]
     fn aligned_fragments_stay_in_place_but_for_a_last_unit_that_is_not_full() {
         let (a, b) = (Block::new(8192), Block::new(8192));
-        assert_eq!(memory(vec![a.bytes(), b.bytes()], true).in_place(), 16384);
-        assert_eq!(memory(vec![a.bytes(), &b.bytes()[..5000]], true).in_place(), 12288);
-        assert_eq!(memory(vec![&a.bytes()[..5000], b.bytes()], true).in_place(), 0);
-        assert_eq!(memory(vec![&a.bytes()[1..]], true).in_place(), 0);
-        assert_eq!(memory(vec![&a.bytes()[1..]], false).in_place(), 4096);
+        assert_eq!(memory(vec![a.bytes(), b.bytes()], Direct::Aligned).in_place(), 16384);
+        assert_eq!(memory(vec![a.bytes(), &b.bytes()[..5000]], Direct::Aligned).in_place(), 12288);
+        assert_eq!(memory(vec![&a.bytes()[..5000], b.bytes()], Direct::Aligned).in_place(), 0);
+        assert_eq!(memory(vec![&a.bytes()[1..]], Direct::Aligned).in_place(), 0);
+        assert_eq!(memory(vec![&a.bytes()[1..]], Direct::Any).in_place(), 4096);
+        assert_eq!(memory(vec![a.bytes(), b.bytes()], Direct::Never).in_place(), 0);
     }
 
     #[test]
     fn a_page_of_the_wrong_length_is_refused() {
         let bytes = [0; 10];
         let source = BorrowedPages::new(&[&bytes]);
-        assert!(PageMemory::of_source(&source, 0, 11, true).is_none());
-        assert!(PageMemory::of_source(&source, 1, 10, true).is_none());
+        assert!(PageMemory::of_source(&source, 0, 11, Direct::Aligned).is_none());
+        assert!(PageMemory::of_source(&source, 1, 10, Direct::Aligned).is_none());
     }
 
     #[test]
     fn any_range_is_found_in_any_fragments() {
         let bytes: Vec<u8> = (0..100).collect();
-        let page = memory(vec![&bytes[..7], &bytes[7..7], &bytes[7..50], &bytes[50..]], false);
+        let page =
+            memory(vec![&bytes[..7], &bytes[7..7], &bytes[7..50], &bytes[50..]], Direct::Any);
         let split = {
             let (mut x, mut y) = ([0; 33], [0; 67]);
             x.copy_from_slice(&bytes[..33]);
             y.copy_from_slice(&bytes[33..]);
             (x, y)
         };
-        let apart = memory(vec![&split.0, &split.1], false);
+        let apart = memory(vec![&split.0, &split.1], Direct::Any);
         for from in 0..100 {
             for to in from..=100 {
                 for page in [&page, &apart] {
@@ -246,7 +316,7 @@ mod tests {
         let (mut a, mut b) = ([0; 10], [0; 20]);
         let mut pages = [vec![&mut a[..], &mut b[..]]];
         let target = BorrowedPagesMut::fragmented(&mut pages);
-        let page = PageMemory::of_target(&target, 0, 30, true).unwrap();
+        let page = PageMemory::of_target(&target, 0, 30, Direct::Aligned).unwrap();
         let from: Vec<u8> = (1..=40).collect();
         // SAFETY: the arrays are borrowed for the target.
         unsafe { page.scatter(5..45, &from) };

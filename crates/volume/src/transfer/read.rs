@@ -4,6 +4,7 @@ use super::check::Check;
 use super::chunk::Chunk;
 use super::flight::{Cargo, Flight};
 use super::inbound::{Header, Inbound, Page};
+use super::page::Direct;
 use super::{Control, MissReason, PageFate, RunRead};
 use crate::engine::{Op, Work};
 use crate::segments::Segments;
@@ -11,6 +12,9 @@ use crate::staging::Piece;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+
+/// Bytes checksummed in one go, between looks at what has landed.
+const STEP: usize = 1 << 20;
 
 /// Reads in progress.
 pub(super) struct Reading<'a> {
@@ -92,7 +96,11 @@ impl<'a> Reading<'a> {
                 run.issued = 0;
             }
             let read = self.reads.get(self.runs.len())?;
-            self.runs.push(Inbound::begin(self.segments, read));
+            self.runs.push(Inbound::begin(
+                self.segments,
+                read,
+                Direct::of(self.segments, self.control),
+            ));
         }
     }
 
@@ -204,7 +212,9 @@ impl<'a> Reading<'a> {
             let Page { target, staged, .. } = &mut run.pages[page];
             let staged = staged.take().map(|staged| (staged.piece, staged.at));
             let Header::Good(header) = &run.header else { continue };
-            match Check::open(read, header, page, target, staged) {
+            // SAFETY: the page has landed in the target, which is ours.
+            let copy = |bytes| unsafe { target.copy(bytes) };
+            match Check::open(read, header, page, staged, copy) {
                 Ok(check) => return Some((at, check)),
                 Err(reason) => self.decide(at, page, PageFate::Missed(reason)),
             }
@@ -272,7 +282,7 @@ impl Work for Reading<'_> {
         };
         let target = &self.runs[at].pages[check.page()].target;
         // SAFETY: all operations on this page have landed, and the target is ours.
-        match unsafe { check.step(target, &mut self.scratch) } {
+        match unsafe { check.step(target, &mut self.scratch, STEP) } {
             None => self.checking = Some((at, check)),
             Some(fate) => self.decide(at, check.page(), fate),
         }

@@ -3,6 +3,7 @@
 use super::chunk::Chunk;
 use super::flight::{Cargo, Flight};
 use super::outbound::{Outbound, Page};
+use super::page::Direct;
 use super::refusal::{failed, inherited, stopped};
 use super::slices::SliceSums;
 use super::{Control, MissReason, RunWrite};
@@ -115,8 +116,9 @@ impl<'a> Writing<'a> {
                 }
                 _ => {
                     let write = self.writes.get(self.runs.len())?;
-                    let run =
-                        Outbound::begin(self.segments, write).unwrap_or_else(Outbound::refused);
+                    let direct = Direct::of(self.segments, self.control);
+                    let run = Outbound::begin(self.segments, write, direct)
+                        .unwrap_or_else(Outbound::refused);
                     self.runs.push(run);
                 }
             }
@@ -226,7 +228,7 @@ impl Work for Writing<'_> {
             now.at = end;
             self.digesting = Some(now);
         } else {
-            page.learn(&now.sums);
+            page.learn(now.sums.done());
             run.open -= 1;
         }
         true

@@ -19,7 +19,18 @@ pub struct Rig {
 /// Some way to move bytes, in a directory on the disk the target directory is on: `/tmp` may be
 /// tmpfs.
 pub fn rig(io: IoChoice) -> Rig {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    rig_in(io, env!("CARGO_TARGET_TMPDIR"))
+}
+
+/// A way to move bytes in memory, where this machine has a file system there.
+pub fn mapped_rig() -> Option<Rig> {
+    let rig =
+        std::path::Path::new("/dev/shm").is_dir().then(|| rig_in(IoChoice::Auto, "/dev/shm"))?;
+    (rig.segments.report().mode == IoMode::Mapped).then_some(rig)
+}
+
+fn rig_in(io: IoChoice, within: &str) -> Rig {
+    let dir = tempfile::tempdir_in(within).unwrap();
     let segments = open(Arc::new(Host), dir.path().into(), io);
     segments.create(SegmentId::new(0, 0)).unwrap();
     segments.create(SegmentId::new(0, 1)).unwrap();
@@ -39,6 +50,7 @@ pub fn rigs() -> Vec<Rig> {
     if auto.segments.report().mode == IoMode::Uring {
         all.push(auto);
     }
+    all.extend(mapped_rig());
     all
 }
 

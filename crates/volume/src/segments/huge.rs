@@ -1,0 +1,74 @@
+//! Whether a file system in memory gives huge pages, which it does where its mount says so.
+
+use std::fs;
+use std::path::Path;
+
+/// A word of the kernel's that goes over what mounts say: `deny` and `force`.
+const KERNEL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
+/// Whether files at `path` get huge pages where they are mapped and ask for them.
+pub(super) fn are_given(path: &Path) -> bool {
+    lacking(path).is_none()
+}
+
+/// Why files at `path` get no huge pages, and what would change that.
+pub(super) fn lacking(path: &Path) -> Option<String> {
+    let kernel = fs::read_to_string(KERNEL).unwrap_or_default();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let path = fs::canonicalize(path.parent().filter(|_| !path.is_dir()).unwrap_or(path)).ok()?;
+    judge(&kernel, &mounts, &path)
+}
+
+fn judge(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
+    if kernel.contains("[force]") {
+        return None;
+    }
+    if kernel.contains("[deny]") {
+        return Some(format!(
+            "memory in small pages, a little slower: as root, echo advise > {KERNEL}"
+        ));
+    }
+    let (point, options) = mount_of(mounts, path)?;
+    let huge = options.split(',').find_map(|option| option.strip_prefix("huge="));
+    if huge.is_some_and(|huge| huge != "never") {
+        return None;
+    }
+    Some(format!(
+        "memory in small pages, a little slower: as root, mount -o remount,huge=advise {point}"
+    ))
+}
+
+/// The mount that `path` is on, and the options of its file system: the last of the deepest, which
+/// hides those before it.
+fn mount_of<'a>(mounts: &'a str, path: &Path) -> Option<(&'a str, &'a str)> {
+    let mounts = mounts.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        Some((mount.split(' ').nth(4)?, file_system.split(' ').nth(2)?))
+    });
+    mounts.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+25 22 0:23 / /dev/shm rw shared:4 - tmpfs tmpfs rw,size=24684092k
+26 22 0:24 / /mnt/huge rw - tmpfs none rw,size=65536k,huge=advise
+27 26 0:25 / /mnt/huge/not rw - tmpfs none rw,huge=never
+";
+
+    #[test]
+    fn the_mount_says_it_and_the_kernel_may_overrule_it() {
+        let of = |kernel: &str, path: &str| judge(kernel, MOUNTS, Path::new(path));
+        let never = "always within_size advise [never] deny force";
+        let small = of(never, "/dev/shm/kv").unwrap();
+        assert!(small.ends_with("mount -o remount,huge=advise /dev/shm"), "{small}");
+        assert_eq!(of(never, "/mnt/huge/kv"), None);
+        assert!(of(never, "/mnt/huge/not/kv").is_some());
+        let denied = "always within_size advise never [deny] force";
+        assert!(of(denied, "/mnt/huge/kv").unwrap().contains("shmem_enabled"));
+        assert_eq!(of("always never deny [force]", "/dev/shm/kv"), None);
+    }
+}

@@ -1,0 +1,92 @@
+//! The maps of a store's segments, where its directories are in memory.
+
+use super::Segments;
+use crate::map::Map;
+use parking_lot::{Mutex, RwLock};
+use ritornello_format::SegmentId;
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether segments were removed: a map keeps their memory.
+const SWEEP: Duration = Duration::from_secs(2);
+
+/// Maps by segment. One that cannot be mapped is driven by system calls.
+pub(super) struct Maps {
+    open: RwLock<HashMap<SegmentId, Option<Arc<Map>>>>,
+    swept: Mutex<Instant>,
+}
+
+impl Maps {
+    pub(super) fn new() -> Self {
+        Self { open: RwLock::default(), swept: Mutex::new(Instant::now()) }
+    }
+
+    /// The map of a segment, made with `map` where there is none yet.
+    pub(super) fn get(
+        &self,
+        id: SegmentId,
+        map: impl FnOnce() -> io::Result<Option<Map>>,
+    ) -> io::Result<Option<Arc<Map>>> {
+        if let Some(found) = self.open.read().get(&id) {
+            return Ok(found.clone());
+        }
+        let made = map()?.map(Arc::new);
+        Ok(self.open.write().entry(id).or_insert(made).clone())
+    }
+
+    pub(super) fn forget(&self, id: SegmentId) {
+        self.open.write().remove(&id);
+    }
+
+    /// Lets go of segments that were removed, now and then, and returns them.
+    pub(super) fn sweep(&self) -> Vec<SegmentId> {
+        let Some(mut swept) = self.swept.try_lock().filter(|at| at.elapsed() >= SWEEP) else {
+            return Vec::new();
+        };
+        *swept = Instant::now();
+        let is_gone = |map: &Option<Arc<Map>>| {
+            map.as_ref().is_some_and(|map| map.bytes().is_ok_and(|bytes| bytes == 0))
+        };
+        let open = self.open.read();
+        let gone: Vec<SegmentId> =
+            open.iter().filter(|(_, map)| is_gone(map)).map(|(id, _)| *id).collect();
+        drop(open);
+        gone.iter().for_each(|id| self.forget(*id));
+        gone
+    }
+}
+
+impl Segments {
+    /// Whether segments are mapped.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.maps.is_some()
+    }
+
+    /// The map of a segment; `None` if it cannot be mapped, or is not in memory.
+    pub(crate) fn map(&self, id: SegmentId) -> io::Result<Option<Arc<Map>>> {
+        let Some(maps) = &self.maps else { return Ok(None) };
+        for gone in maps.sweep() {
+            self.let_go(gone);
+        }
+        maps.get(id, || {
+            let file = self.file(id)?;
+            if !self.volumes.read().get(usize::from(id.volume())).is_some_and(|v| v.in_memory) {
+                return Ok(None);
+            }
+            Map::new(&file, self.segment_bytes).or_else(|error| {
+                tracing::warn!(%error, segment = id.number(), "a segment cannot be mapped");
+                Ok(None)
+            })
+        })
+    }
+
+    /// Forgets what is open of a segment.
+    pub(super) fn let_go(&self, id: SegmentId) {
+        self.files.write().remove(&id);
+        if let Some(maps) = &self.maps {
+            maps.forget(id);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The threads that share a large batch: one alone does not fill the memory channels of a server.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes that are worth a thread.
+const SHARE: u64 = 16 << 20;
+/// The most threads of one call.
+const MOST: usize = 4;
+/// Processors for each of them: the rest is the caller's.
+const PROCESSORS: usize = 8;
+
+/// Does `work` for every number below `count`, which moves `bytes` in all; results in order.
+pub(super) fn share<T: Send>(count: usize, bytes: u64, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    match copying_threads(count, bytes) {
+        1 => (0..count).map(work).collect(),
+        hands => among(hands, count, work),
+    }
+}
+
+/// Threads for `count` pages of `bytes` in all.
+pub(crate) fn copying_threads(count: usize, bytes: u64) -> usize {
+    let wanted = usize::try_from(bytes / SHARE).unwrap_or(MOST).min(count);
+    wanted.clamp(1, here())
+}
+
+fn among<T: Send>(hands: usize, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return done;
+            }
+            done.push((number, work(number)));
+        }
+    };
+    let mut done = std::thread::scope(|scope| {
+        // One that cannot be had is one less.
+        let helpers: Vec<_> = (1..hands)
+            .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, some).ok())
+            .collect();
+        let mut done = some();
+        for helper in helpers {
+            match helper.join() {
+                Ok(theirs) => done.extend(theirs),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(number, _)| *number);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Threads of one call on this machine. Asked once: it reads files.
+fn here() -> usize {
+    static HERE: OnceLock<usize> = OnceLock::new();
+    *HERE.get_or_init(|| {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        (processors / PROCESSORS).clamp(1, MOST)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_done_once_and_in_order() {
+        for hands in [1, 2, 4, 9] {
+            for count in [0, 1, 3, 1000] {
+                let done = among(hands, count, |number| number * 3);
+                assert_eq!(done, (0..count).map(|number| number * 3).collect::<Vec<_>>());
+            }
+        }
+        assert_eq!(share(3, 0, |number| number), [0, 1, 2]);
+    }
+}
