@@ -15,7 +15,7 @@ impl Setting {
     /// The largest size ratio that is considered. Beyond it levels hardly get fewer.
     pub const RATIO_MAX: u32 = 12;
     /// What an index starts with: the cheapest that stays, or nearly, in what was measured.
-    pub const DEFAULT: Self = Self { ratio: 8, runs: 3 };
+    pub const DEFAULT: Self = Self { ratio: 8, runs: 7 };
 
     /// Every setting there is, smaller size ratios first.
     pub fn all() -> impl Iterator<Item = Self> {

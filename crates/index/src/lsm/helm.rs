@@ -82,20 +82,24 @@ impl Families {
         Ok(())
     }
 
-    /// All families once, as some words cannot be said at open (the bound of all their runs stays
-    /// that of the tree of that moment); from then on only the one that is asked for hashes. The
-    /// keys of the others come in order, so their tables hardly overlap and are moved, whatever the
-    /// sizes; and writers wait while RocksDB notes a change in a file.
+    /// All families once, as some words cannot be said at open; from then on only the one that is
+    /// asked for hashes. The keys of the others come in order, so their tables hardly overlap and
+    /// are moved, whatever the sizes; and writers wait while RocksDB notes a change in a file.
     fn tell(&self, shape: &Shape, first: bool) -> Result<()> {
-        let words = shape.words();
-        let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
-        let families = Family::ALL.into_iter().filter(|family| first || *family == Family::Page);
-        for family in families {
-            self.db.set_options_cf(self.handle(family)?, &words).map_err(|error| {
-                Error::fatal("RocksDB refuses the shape of the tree").because(error)
-            })?;
+        self.tell_family(Family::Page, shape)?;
+        if first {
+            let mut others = Family::ALL.into_iter().filter(|family| *family != Family::Page);
+            others.try_for_each(|family| self.tell_family(family, &shape.tallest()))?;
         }
         Ok(())
+    }
+
+    fn tell_family(&self, family: Family, shape: &Shape) -> Result<()> {
+        let words = shape.words();
+        let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
+        self.db
+            .set_options_cf(self.handle(family)?, &words)
+            .map_err(|error| Error::fatal("RocksDB refuses the shape of the tree").because(error))
     }
 
     fn tree_now(&self) -> Tree {

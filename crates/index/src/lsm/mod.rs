@@ -57,7 +57,7 @@ mod meter;
 mod options;
 mod probe;
 mod record;
-mod recovery;
+pub(crate) mod recovery;
 mod seal;
 mod shape;
 mod write;

@@ -73,7 +73,7 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
 
 /// RocksDB's threads are those of the process that first opened a database, and all databases share
 /// them: a forked child has none, and would wait for them for ever.
-fn refuse_in_forked_child(dir: &Path) -> Result<()> {
+pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
     static PROCESS: OnceLock<u32> = OnceLock::new();
     let this = std::process::id();
     if *PROCESS.get_or_init(|| this) == this {
@@ -182,6 +182,13 @@ fn holds_entries(path: &Path) -> io::Result<bool> {
     Ok(holds)
 }
 
+/// Whether this process or another one has the database open. RocksDB tells it in words only.
+pub(crate) fn is_open_already(error: &rocksdb::Error) -> bool {
+    let text = error.to_string();
+    let said = ["IO error: While lock file: ", "IO error: lock hold by current process"];
+    said.iter().any(|words| text.starts_with(words))
+}
+
 /// Whether a database lacks families that it was opened with.
 fn lacks_families(error: &rocksdb::Error) -> bool {
     error.kind() == rocksdb::ErrorKind::InvalidArgument
@@ -191,7 +198,7 @@ fn lacks_families(error: &rocksdb::Error) -> bool {
 /// Whether the database is damaged, or the file system does not let us look.
 fn judge(path: &Path, error: rocksdb::Error) -> Trouble {
     let text = error.to_string();
-    if text.contains("LOCK") {
+    if is_open_already(&error) {
         return Trouble::Refused(
             Error::retry("the index is open already, here or in another process: close it first")
                 .with("dir", path.display())

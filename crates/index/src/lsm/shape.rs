@@ -28,6 +28,12 @@ impl Shape {
         Self { setting, levels: tree.levels(setting.ratio).max(1) }
     }
 
+    /// The same for a tree that may grow without being told again: a memtable of 64 KiB and a
+    /// terabyte come to 24 levels with the smallest size ratio.
+    pub(super) fn tallest(&self) -> Self {
+        Self { levels: 24, ..*self }
+    }
+
     /// Runs that a merge takes.
     const fn width(&self) -> u32 {
         self.setting.runs + 1

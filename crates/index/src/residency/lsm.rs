@@ -13,6 +13,7 @@
 
 use super::prefix::Prefixes;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
+use crate::lsm::recovery;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use ritornello_format::{Error, FORMAT_VERSION, PageHash, PageHashes, Result, ScopeSlot};
 use rocksdb::compaction_filter::Decision;
@@ -126,10 +127,11 @@ impl LsmResidency {
     /// file system refuses.
     pub fn open(dir: &Path, options: &LsmResidencyOptions) -> Result<Self> {
         let path = dir.join("lsm");
+        recovery::refuse_in_forked_child(dir)?;
         fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
         match Self::try_open(&path, options, false) {
             Ok(index) => index,
-            Err(error) if error.to_string().contains("LOCK") => Err(Error::retry(
+            Err(error) if recovery::is_open_already(&error) => Err(Error::retry(
                 "the residency index is open already, here or in another process: close it first",
             )
             .with("dir", dir.display())
@@ -161,7 +163,10 @@ impl LsmResidency {
         let cache = Cache::new_lru_cache(choices.block_cache_bytes as usize);
         let pages = ColumnFamilyDescriptor::new(PAGES, family(choices, &cache, &epochs, &loaded));
         let plain = ColumnFamilyDescriptor::new("default", Options::default());
-        let db = DB::open_cf_descriptors(&database(), path, [pages, plain])?;
+        let mut options = database();
+        // Of a new database only: one that lost a family is damaged.
+        options.create_missing_column_families(!path.join("CURRENT").exists());
+        let db = DB::open_cf_descriptors(&options, path, [pages, plain])?;
         match db.get(VERSION)?.as_deref().map(number) {
             None => db.put(VERSION, FORMAT_VERSION.to_be_bytes())?,
             Some(Some(FORMAT_VERSION)) => {}
@@ -291,7 +296,6 @@ fn refused(dir: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>
 fn database() -> Options {
     let mut options = Options::default();
     options.create_if_missing(true);
-    options.create_missing_column_families(true);
     // No page on disk is ahead of its worker's epoch.
     options.set_atomic_flush(true);
     options.set_manual_wal_flush(true);
