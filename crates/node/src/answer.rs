@@ -4,9 +4,11 @@ use crate::protocol::{PATIENCE_MAX, Request, Response};
 use ritornello_format::Result;
 use ritornello_store::Catalog;
 
-/// Asks `catalog` what `request` says.
-pub(crate) fn answer(catalog: &dyn Catalog, request: Request<'_>) -> Response {
-    ask(catalog, request).unwrap_or_else(|error| Response::Failed(error.into()))
+/// Asks `catalog` what `request` says; `None` for what is not answered.
+pub(crate) fn answer(catalog: &dyn Catalog, request: Request<'_>) -> Option<Response> {
+    let is_answered = !matches!(request, Request::Release { .. });
+    let response = ask(catalog, request).unwrap_or_else(|error| Response::Failed(error.into()));
+    is_answered.then_some(response)
 }
 
 fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
@@ -14,8 +16,8 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
     match request {
         Request::Resolve { scope, create } => catalog.resolve(&scope, create).map(Response::Scope),
         Request::Probe { scope, keys } => catalog.probe(scope, &keys.split()?).map(Response::Count),
-        Request::Lease { scope, keys, ttl } => {
-            catalog.lease(scope, &keys.split()?, ttl).map(Response::Leased)
+        Request::Lease { scopes, keys, ttl } => {
+            catalog.lease(&scopes, &keys.split()?, ttl).map(Response::Leased)
         }
         Request::Release { lease } => catalog.release(lease).map(done),
         Request::Locate { scope, keys } => {
@@ -30,7 +32,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
             catalog.reserve(scope, &keys.split()?, parent, &wanted).map(Response::Reserved)
         }
         Request::Commit { reservation, written } => {
-            catalog.commit(reservation, &written).map(Response::Count)
+            catalog.commit(reservation, &written).map(Response::Committed)
         }
         Request::Abort { reservation } => catalog.abort(reservation).map(done),
         Request::Distrust { scope, key, generation, reason } => {
@@ -42,6 +44,10 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         }
         Request::DropScope { scope } => catalog.drop_scope(scope).map(done),
         Request::Configure { scope, settings } => catalog.configure(scope, &settings).map(done),
+        Request::Scopes { from } => catalog.scopes(from).map(Response::Scopes),
+        Request::Keys { scope, after, limit } => {
+            catalog.keys(scope, after, limit).map(Response::Keys)
+        }
         Request::Reshape { change } => catalog.reshape(&change).map(done),
         Request::Clear => catalog.clear().map(done),
         Request::Flush => catalog.flush().map(done),

@@ -1,11 +1,13 @@
 //! Framed messages over a stream socket: a `u32` length, then a message in postcard. One side asks,
-//! the other answers, in turns.
+//! the other answers in the same order; questions may come in a row, ahead of their answers.
 
 use crate::lost::lost;
+use crate::room::Taken;
+use crate::socket::shut_down;
 use ritornello_format::{Error, Result};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -15,8 +17,10 @@ use std::time::Duration;
 
 /// The longest message, both ways. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Buffers larger than this are not kept between messages.
-const BUFFER_KEPT: usize = 1 << 20;
+/// The longest first message: nobody takes memory before it is known who asks.
+const HELLO_BYTES_MAX: usize = 1 << 10;
+/// Buffers larger than this are not kept between messages: there may be a thousand connections.
+const BUFFER_KEPT: usize = 64 << 10;
 /// Buffers start with this much: 256 keys of 32 bytes and then some.
 const BUFFER_START: usize = 16 << 10;
 /// Length of the length.
@@ -31,6 +35,14 @@ pub(crate) type Patience<'a> = &'a mut dyn FnMut(bool) -> Result<()>;
 pub(crate) struct Channel {
     stream: Arc<UnixStream>,
     input: Vec<u8>,
+    /// Bytes of `input` that have come.
+    filled: usize,
+    /// Of them, those of the message that was handed out last.
+    taken: usize,
+    /// The longest message that is received.
+    longest: usize,
+    /// What `input` takes beyond what every connection has.
+    room: Taken,
     output: Vec<u8>,
 }
 
@@ -41,7 +53,21 @@ impl Channel {
             set_socket_timeout(&stream, timeout, Some(slice))
                 .map_err(|error| lost(error.into()))?;
         }
-        Ok(Self { stream, input: vec![0; BUFFER_START], output: Vec::new() })
+        let input = vec![0; BUFFER_START];
+        let (longest, room, output) = (MESSAGE_BYTES_MAX, Taken::default(), Vec::new());
+        Ok(Self { stream, input, filled: 0, taken: 0, longest, room, output })
+    }
+
+    /// For a stranger: what is longer than a hello is not received.
+    pub(crate) fn wary(mut self) -> Self {
+        self.longest = HELLO_BYTES_MAX;
+        self
+    }
+
+    /// It is known by now who sends: long messages are received as far as there is `room`.
+    pub(crate) fn trust(&mut self, room: Taken) {
+        self.longest = MESSAGE_BYTES_MAX;
+        self.room = room;
     }
 
     /// Encodes the message that [`Channel::send`] sends.
@@ -92,49 +118,74 @@ impl Channel {
     /// Receives one message: its bytes, or `None` if the other side is done.
     ///
     /// # Errors
-    /// `Invalid` if it is too long or followed by another; lost, or what `patience` said.
+    /// `Invalid` if it is too long; lost, or what `patience` said.
     pub(crate) fn receive(&mut self, patience: Patience<'_>) -> Result<Option<&[u8]>> {
-        if self.input.len() > BUFFER_KEPT {
-            self.input.truncate(BUFFER_KEPT);
-            self.input.shrink_to_fit();
-        }
-        let mut filled = 0;
+        self.forget_taken();
         loop {
-            if let Some(whole) = whole_length(&self.input[..filled])? {
-                if filled == whole {
+            if let Some(whole) = self.whole_length()? {
+                if whole <= self.filled {
+                    self.taken = whole;
                     return Ok(Some(&self.input[PREFIX..whole]));
                 }
-                if filled > whole {
-                    return Err(Error::invalid("a message came out of turn"));
-                }
-                if filled == self.input.len() {
+                if self.filled == self.input.len() {
                     // Grows with what has come, not with what was announced.
-                    self.input.resize(whole.min(2 * filled), 0);
+                    let length = whole.min(2 * self.filled);
+                    self.room.set(length.saturating_sub(BUFFER_KEPT))?;
+                    self.input.resize(length, 0);
                 }
             }
-            match recv(&self.stream, &mut self.input[filled..], RecvFlags::empty()) {
-                Ok((_, 0)) if filled == 0 => return Ok(None),
+            match recv(&self.stream, &mut self.input[self.filled..], RecvFlags::empty()) {
+                Ok((_, 0)) if self.filled == 0 => return Ok(None),
                 Ok((_, 0)) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok((_, count)) => filled += count,
-                Err(Errno::AGAIN) => patience(filled > 0)?,
+                Ok((_, count)) => self.filled += count,
+                Err(Errno::AGAIN) => patience(self.filled > 0)?,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(lost(error.into())),
             }
         }
     }
-}
 
-/// Length of the message that starts with `bytes`, prefix included, once the prefix is there.
-fn whole_length(bytes: &[u8]) -> Result<Option<usize>> {
-    let Some(prefix) = bytes.first_chunk::<PREFIX>() else { return Ok(None) };
-    let length = u32::from_le_bytes(*prefix) as usize;
-    if length > MESSAGE_BYTES_MAX {
-        return Err(Error::invalid(
-            "this is not Ritornello's protocol, or the message is too long",
-        )
-        .with("bytes", length));
+    /// Whether something came behind the message that was handed out last.
+    pub(crate) fn has_more(&self) -> bool {
+        self.filled > self.taken
     }
-    Ok(Some(PREFIX + length))
+
+    /// Ends the connection for both sides, and returns the message that was due if all of it had
+    /// come by then. If not, the other side fails to send it, and knows that it did not arrive.
+    pub(crate) fn last_word(&mut self) -> Option<&[u8]> {
+        shut_down(&self.stream, Shutdown::Both);
+        // What had come can still be read; where it ends, so does the wait.
+        self.receive(&mut |_| Err(lost(io::ErrorKind::TimedOut.into()))).ok().flatten()
+    }
+
+    fn forget_taken(&mut self) {
+        self.input.copy_within(self.taken..self.filled, 0);
+        self.filled -= self.taken;
+        self.taken = 0;
+        let kept = BUFFER_KEPT.max(self.filled);
+        if self.input.len() > kept {
+            self.input.truncate(kept);
+            self.input.shrink_to_fit();
+            // Less than it has: that is always there.
+            let _ = self.room.set(kept - BUFFER_KEPT);
+        }
+    }
+
+    /// Length of the message that comes next, prefix included, once the prefix is there.
+    fn whole_length(&self) -> Result<Option<usize>> {
+        let Some(prefix) = self.input[..self.filled].first_chunk::<PREFIX>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*prefix) as usize;
+        if length > self.longest {
+            return Err(Error::invalid(
+                "this is not Ritornello's protocol, or the message is too long",
+            )
+            .with("bytes", length)
+            .with("bytes_max", self.longest));
+        }
+        Ok(Some(PREFIX + length))
+    }
 }
 
 /// Reads a message that borrows from its bytes.
@@ -155,6 +206,7 @@ pub(crate) fn decode_owned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 mod tests {
     use super::*;
     use crate::lost::is_lost;
+    use crate::room::Room;
     use std::io::Write;
 
     fn pair() -> (Channel, UnixStream) {
@@ -208,9 +260,59 @@ mod tests {
     }
 
     #[test]
-    fn messages_out_of_turn_are_refused() {
+    fn messages_in_a_row_come_one_by_one() {
         let (mut near, mut far) = pair();
-        far.write_all(&[1, 0, 0, 0, 7, 1, 0, 0, 0, 7]).unwrap();
+        far.write_all(&[1, 0, 0, 0, 7, 2, 0, 0, 0, 8, 9, 1, 0, 0, 0]).unwrap();
+        assert_eq!(near.receive(&mut impatient).unwrap(), Some(&[7][..]));
+        assert!(near.has_more());
+        assert_eq!(near.receive(&mut impatient).unwrap(), Some(&[8, 9][..]));
+        assert!(near.receive(&mut impatient).is_err(), "the third is not whole");
+        far.write_all(&[5]).unwrap();
+        assert_eq!(near.receive(&mut impatient).unwrap(), Some(&[5][..]));
+        assert!(!near.has_more());
+    }
+
+    #[test]
+    fn the_last_word_is_heard_whole_or_its_sender_knows() {
+        let (mut near, mut far) = pair();
+        far.write_all(&[2, 0, 0, 0, 1]).unwrap();
         assert!(near.receive(&mut impatient).is_err());
+        far.write_all(&[2]).unwrap();
+        assert_eq!(near.last_word(), Some(&[1, 2][..]));
+        let (mut near, mut far) = pair();
+        far.write_all(&[2, 0, 0, 0, 1]).unwrap();
+        assert_eq!(near.last_word(), None);
+        assert!(far.write_all(&[2]).is_err());
+    }
+
+    #[test]
+    fn a_first_message_takes_no_memory() {
+        let (near, mut far) = pair();
+        let mut near = near.wary();
+        far.write_all(&(HELLO_BYTES_MAX as u32 + 1).to_le_bytes()).unwrap();
+        let error = near.receive(&mut impatient).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
+    }
+
+    #[test]
+    fn a_long_message_takes_room_until_the_next_one() {
+        let (mut near, mut far) = pair();
+        let room = Room::new(2 * BUFFER_KEPT);
+        near.trust(Taken::of(vec![Arc::clone(&room)]));
+        let send = |length: usize| {
+            let mut far = far.try_clone().unwrap();
+            let bytes = [&(length as u32).to_le_bytes()[..], &vec![7; length]].concat();
+            std::thread::spawn(move || far.write_all(&bytes).is_ok())
+        };
+        for length in [2 * BUFFER_KEPT, 5, 2 * BUFFER_KEPT] {
+            let sender = send(length);
+            assert_eq!(near.receive(&mut |_| Ok(())).unwrap().unwrap().len(), length);
+            assert!(sender.join().unwrap());
+            let mut other = Taken::of(vec![Arc::clone(&room)]);
+            assert_eq!(other.set(2 * BUFFER_KEPT).is_ok(), length == 5);
+        }
+        let _sender = send(4 * BUFFER_KEPT);
+        assert!(near.receive(&mut |_| Ok(())).unwrap_err().to_string().contains("fewer keys"));
+        far.flush().unwrap();
     }
 }

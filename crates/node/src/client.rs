@@ -1,26 +1,32 @@
 //! A client of one owner: a name, and a small pool of connections.
 
-use crate::channel::{Channel, decode_owned};
+use crate::channel::{Channel, Patience, decode_owned};
+use crate::hearing::{HUSH, Hearing};
 use crate::home::Home;
-use crate::lost::lost;
+use crate::lost::{is_lost, lost};
 use crate::presence::Presence;
 use crate::protocol::{Entry, Greeting, Hello, Request, Response, Welcome};
 use crate::record_lock::Holder;
 use crate::socket::{self, SocketFile};
 use crate::term::Term;
 use parking_lot::{Condvar, Mutex};
-use ritornello_format::{Error, Result};
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_store::OwnerSilent;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Connections of one process to its owner at most: calls that wait for a disk, mostly.
-const CONNECTIONS_MAX: usize = 16;
+pub(crate) const CONNECTIONS_MAX: usize = 16;
 /// An owner that lives answers a hello within this.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How often a waiting call looks whether its owner lives. A closed connection wakes it at once;
 /// this is for those that a forked child of the dead owner keeps open.
 const LOOK: Duration = Duration::from_millis(100);
+/// The pause before knocking again at a door with a queue.
+const QUEUE_PAUSE: Duration = Duration::from_secs(1);
+/// Time for each thing that could not be told in a silence.
+const TELLING: Duration = Duration::from_secs(30);
 
 /// This process, as one owner knows it.
 ///
@@ -34,6 +40,7 @@ pub(crate) struct Client {
     presence: Presence,
     owner: Holder,
     term: Term,
+    hearing: Hearing,
     pool: Mutex<Pool>,
     returned: Condvar,
 }
@@ -49,21 +56,23 @@ impl Client {
     ///
     /// # Errors
     /// Lost if there is none, or it went away; `Invalid` if it is another user's or version's.
-    pub(crate) fn connect(home: &Arc<Home>, until: Instant) -> Result<Self> {
+    pub(crate) fn connect(home: &Arc<Home>, until: Instant) -> Result<Arc<Self>> {
         // Before connecting: were the owner to change meanwhile, the first look would tell.
         let owner = home.lock.holder()?.ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
-        let dialled = dial(home, until)?;
+        let until = until.min(Instant::now() + HANDSHAKE);
+        let dialled = dial(home, owner, until)?;
         let presence = Presence::announce(home)?;
         let hello = Hello::new(presence.name(), true);
-        let (channel, term) = enter(home, dialled, &hello, owner, until)?;
-        Ok(Self {
+        let (channel, term) = enter(home, dialled, &hello, owner, &mut || Instant::now() < until)?;
+        Ok(Arc::new(Self {
             home: Arc::clone(home),
             presence,
             owner,
             term,
+            hearing: Hearing::default(),
             pool: Mutex::new(Pool { idle: vec![channel], open: 1 }),
             returned: Condvar::new(),
-        })
+        }))
     }
 
     /// The owner's.
@@ -71,60 +80,151 @@ impl Client {
         &self.term
     }
 
+    /// What is known of the owner's hearing.
+    pub(crate) fn hearing(&self) -> &Hearing {
+        &self.hearing
+    }
+
     /// Asks, and waits for the answer.
     ///
     /// # Errors
-    /// What the owner answered; lost if it went away; `Retry` if it did not answer in time.
-    pub(crate) fn call(&self, request: &Request<'_>, until: Instant) -> Result<Response> {
+    /// What the owner answered; lost if it went away; silent if it is not heard; `Retry` if it did
+    /// not answer in time.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        request: &Request<'_>,
+        until: Instant,
+    ) -> Result<Response> {
+        let response =
+            self.converse(request, until, |channel, look| match channel.receive(look)? {
+                None => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Some(bytes) => Ok(Some(response(bytes)?)),
+            })?;
+        match response {
+            Some(Response::Failed(fault)) => Err(fault.into()),
+            Some(response) => Ok(response),
+            None => Err(unexpected()),
+        }
+    }
+
+    /// Says what is not answered.
+    ///
+    /// # Errors
+    /// As those of [`Client::call`].
+    pub(crate) fn tell(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<()> {
+        self.converse(request, until, |_, _| Ok(None)).map(drop)
+    }
+
+    fn converse(
+        self: &Arc<Self>,
+        request: &Request<'_>,
+        until: Instant,
+        listen: impl FnOnce(&mut Channel, Patience<'_>) -> Result<Option<Response>>,
+    ) -> Result<Option<Response>> {
         let mut channel = self.check_out(until)?;
         if let Err(error) = channel.stage(request) {
             self.check_in(channel);
             return Err(error);
         }
-        match self.exchange(&mut channel, until) {
-            Ok(response) => {
-                self.check_in(channel);
-                match response {
-                    Response::Failed(fault) => Err(fault.into()),
-                    response => Ok(response),
-                }
+        let asked = Instant::now();
+        let mut look = |_| self.look(asked, until);
+        let said = channel.send(&mut look).and_then(|()| listen(&mut channel, &mut look));
+        if said.is_ok() && !channel.has_more() {
+            self.check_in(channel);
+            return said;
+        }
+        // What comes over this connection next would answer the wrong question.
+        let last_word = channel.last_word().map(response);
+        drop(channel);
+        self.forget_one();
+        match (said, last_word) {
+            // It came while somebody gave up, or this process was the one that was stopped.
+            (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
+                Ok(Some(response))
             }
-            Err(error) => {
-                // What comes over this connection next would answer the wrong question.
-                drop(channel);
-                self.forget_one();
-                Err(error)
-            }
+            (Err(error), _) => Err(error),
+            (Ok(_), _) => Err(unexpected()),
         }
     }
 
-    fn exchange(&self, channel: &mut Channel, until: Instant) -> Result<Response> {
-        let mut patience = |_| self.look(until);
-        channel.send(&mut patience)?;
-        match channel.receive(&mut patience)? {
-            None => Err(lost(io::ErrorKind::UnexpectedEof.into())),
-            Some(bytes) => decode_owned(bytes).map_err(|error| {
-                Error::fatal("the store's owner said what no owner says: report this")
-                    .because(error)
-            }),
+    /// Whether to wait any longer for what was asked then.
+    fn look(self: &Arc<Self>, asked: Instant, until: Instant) -> Result<()> {
+        self.check_heard()?;
+        let now = Instant::now();
+        if now >= until {
+            return Err(
+                Error::retry("the store's owner did not answer in time").with("pid", self.owner.0)
+            );
         }
+        if now.duration_since(asked) >= HUSH {
+            self.knock();
+        }
+        Ok(())
     }
 
-    /// Whether to wait any longer.
-    fn look(&self, until: Instant) -> Result<()> {
+    /// # Errors
+    /// Lost if the owner went away, silent if it is not heard.
+    pub(crate) fn check_heard(&self) -> Result<()> {
         if self.home.lock.holder()? != Some(self.owner) {
             return Err(lost(io::ErrorKind::ConnectionAborted.into()));
         }
-        if Instant::now() < until {
-            return Ok(());
+        if self.hearing.is_silent() { Err(OwnerSilent::error(self.owner.0)) } else { Ok(()) }
+    }
+
+    /// See [`crate::hearing`].
+    fn knock(self: &Arc<Self>) {
+        if !self.hearing.go_knocking() {
+            return;
         }
-        Err(Error::retry("the store's owner did not answer in time").with("pid", self.owner.0))
+        let knocker = Knocker {
+            client: Arc::downgrade(self),
+            home: Arc::clone(&self.home),
+            hello: Hello::new(self.presence.name(), false),
+            owner: self.owner,
+            until: Instant::now() + HANDSHAKE,
+        };
+        let thread = std::thread::Builder::new().name("ritornello-knock".to_owned());
+        if let Err(error) = thread.spawn(move || knocker.run()) {
+            tracing::warn!(%error, "no thread to find out whether the store's owner is heard");
+            self.hearing.leave(false);
+        }
+    }
+
+    fn fall_silent(&self) {
+        if self.hearing.fall_silent() {
+            let error = OwnerSilent::error(self.owner.0);
+            tracing::warn!(dir = %self.home.path().display(), "{error}");
+        }
+    }
+
+    /// What could not be told in a silence.
+    fn catch_up(self: &Arc<Self>) {
+        let untold = self.hearing.take_untold();
+        let leases = untold.leases.into_iter().map(|lease| Request::Release { lease });
+        for request in leases {
+            // Where it fails, the lease runs out by itself.
+            let _ = self.tell(&request, Instant::now() + TELLING);
+        }
+        for reservation in untold.reservations {
+            let request = Request::Abort { reservation };
+            if let Err(error) = self.call(&request, Instant::now() + TELLING) {
+                if OwnerSilent::caused(&error) {
+                    self.hearing.note_aborted(reservation);
+                }
+                tracing::debug!(%error, reservation, "space stays withheld");
+            }
+        }
     }
 
     /// An idle connection, or a new one, or the next that is returned.
-    fn check_out(&self, until: Instant) -> Result<Channel> {
+    fn check_out(self: &Arc<Self>, until: Instant) -> Result<Channel> {
         let mut pool = self.pool.lock();
         loop {
+            if self.hearing.is_silent() {
+                drop(pool);
+                self.check_heard()?;
+                pool = self.pool.lock();
+            }
             // The last one used is the warmest.
             if let Some(channel) = pool.idle.pop() {
                 return Ok(channel);
@@ -142,10 +242,17 @@ impl Client {
     }
 
     /// One more connection under the same name.
-    fn join(&self, until: Instant) -> Result<Channel> {
+    fn join(self: &Arc<Self>, until: Instant) -> Result<Channel> {
         let hello = Hello::new(self.presence.name(), false);
-        let dialled = dial(&self.home, until)?;
-        enter(&self.home, dialled, &hello, self.owner, until).map(|(channel, _)| channel)
+        let until = until.min(Instant::now() + HANDSHAKE);
+        let patient = &mut || Instant::now() < until;
+        let joined = dial(&self.home, self.owner, until)
+            .and_then(|dialled| enter(&self.home, dialled, &hello, self.owner, patient));
+        if joined.as_ref().is_err_and(OwnerSilent::caused) {
+            self.fall_silent();
+            self.knock();
+        }
+        joined.map(|(channel, _)| channel)
     }
 
     fn check_in(&self, channel: Channel) {
@@ -159,31 +266,88 @@ impl Client {
     }
 }
 
+/// Whoever is at the door of a silent owner; see [`crate::hearing`].
+struct Knocker {
+    /// Not kept alive from here: its name is held for as long as it lives.
+    client: Weak<Client>,
+    home: Arc<Home>,
+    hello: Hello,
+    owner: Holder,
+    /// An owner that has not answered by then is silent.
+    until: Instant,
+}
+
+impl Knocker {
+    fn run(&self) {
+        let answered = loop {
+            let dialled = dial(&self.home, self.owner, Instant::now() + HANDSHAKE);
+            let greeted = dialled.and_then(|dialled| {
+                enter(&self.home, dialled, &self.hello, self.owner, &mut || self.wait())
+            });
+            match greeted {
+                // Others wait at the door as well, or nobody needs to know any more.
+                Err(error) if OwnerSilent::caused(&error) && self.wait() => {
+                    std::thread::sleep(QUEUE_PAUSE)
+                }
+                Err(error) => break !OwnerSilent::caused(&error) && !is_lost(&error),
+                Ok(_) => break true,
+            }
+        };
+        let Some(client) = self.client.upgrade() else { return };
+        if client.hearing.leave(answered) && answered {
+            tracing::warn!(dir = %self.home.path().display(), "the store's owner answers again");
+            client.catch_up();
+        }
+    }
+
+    /// Whether anybody still wants to know.
+    fn wait(&self) -> bool {
+        let Some(client) = self.client.upgrade() else { return false };
+        if Instant::now() >= self.until {
+            client.fall_silent();
+        }
+        true
+    }
+}
+
+fn response(bytes: &[u8]) -> Result<Response> {
+    decode_owned(bytes).map_err(|error| unexpected().because(error))
+}
+
+fn unexpected() -> Error {
+    Error::fatal("the store's owner said what no owner says: report this")
+}
+
 /// A connection to whoever listens, and the socket file that led there.
-fn dial(home: &Home, until: Instant) -> Result<(Channel, Option<SocketFile>)> {
+///
+/// # Errors
+/// Lost if nobody does; silent if `owner` has a socket whose queue stays full.
+fn dial(home: &Home, owner: Holder, until: Instant) -> Result<(Channel, Option<SocketFile>)> {
     let file = socket::present(home);
     let patience = until.saturating_duration_since(Instant::now()).min(HANDSHAKE);
-    let stream = socket::dial(home, patience)?;
+    let stream = socket::dial(home, patience)?.ok_or_else(|| OwnerSilent::error(owner.0))?;
     Ok((Channel::new(Arc::new(stream), LOOK)?, file))
 }
 
-/// Says hello. Returns the connection and the term of the owner behind it.
+/// Says hello, and waits for the answer while `patient` says so. Returns the connection and the
+/// term of the owner behind it.
+///
+/// # Errors
+/// Lost if the owner went away, silent if it did not answer; what it answered.
 fn enter(
     home: &Home,
     (mut channel, file): (Channel, Option<SocketFile>),
     hello: &Hello,
     owner: Holder,
-    until: Instant,
+    patient: &mut dyn FnMut() -> bool,
 ) -> Result<(Channel, Term)> {
-    let until = until.min(Instant::now() + HANDSHAKE);
     let mut patience = |_| {
         // A socket that a forked child of a dead owner keeps open takes connections and never
         // answers; the next owner puts its own in that place.
-        let same = home.lock.holder()? == Some(owner) && socket::present(home) == file;
-        if same && Instant::now() < until {
-            return Ok(());
+        if home.lock.holder()? != Some(owner) || socket::present(home) != file {
+            return Err(lost(io::ErrorKind::TimedOut.into()));
         }
-        Err(lost(io::ErrorKind::TimedOut.into()))
+        if patient() { Ok(()) } else { Err(OwnerSilent::error(owner.0)) }
     };
     channel.stage(hello)?;
     channel.send(&mut patience)?;

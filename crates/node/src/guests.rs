@@ -1,12 +1,19 @@
-//! Who is connected to an owner: clients by name, each with its connections.
+//! Who is connected to an owner: clients by name, each with its connections, and strangers that
+//! have not said who they are.
+//!
+//! Nobody takes what others need: strangers have places of their own, and when these are taken the
+//! one that has been silent longest goes; a client has so many connections, a process so many
+//! names, and long messages share a room, of which one client gets a part.
 
 use crate::authority::Authority;
+use crate::client;
+use crate::room::{Room, Taken};
 use crate::socket::shut_down;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 use ritornello_store::{Catalog, ClientId};
 use rustix::net::Shutdown;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,26 +22,40 @@ use std::time::{Duration, Instant};
 const CLIENTS_MAX: usize = 256;
 /// Connections at most, of all clients together. Each has a thread.
 const CONNECTIONS_MAX: usize = 1024;
+/// Of one client: what it needs, and as many that it gave up and that the owner still answers.
+const CONNECTIONS_A_CLIENT: usize = 2 * client::CONNECTIONS_MAX;
+/// Names of one process: it takes a new one with each owner, and keeps those that it writes under.
+const NAMES_A_PROCESS: usize = 8;
+/// Connections that have not said hello.
+const STRANGERS_MAX: usize = 64;
+/// Bytes of long messages, of all clients and of one.
+const ROOM: usize = 256 << 20;
+const ROOM_A_CLIENT: usize = 64 << 20;
 
 /// The guest book.
 pub(crate) struct Guests {
     authority: Arc<dyn Authority>,
     book: Mutex<Book>,
     left: Condvar,
+    room: Arc<Room>,
 }
 
 #[derive(Default)]
 struct Book {
     clients: HashMap<String, Guest>,
-    connections: HashMap<u64, Connected>,
+    /// By number: the oldest first.
+    connections: BTreeMap<u64, Connected>,
     last_client: u64,
     last_connection: u64,
 }
 
 struct Guest {
     id: ClientId,
+    /// Its process, or zero where that cannot be seen from here.
+    pid: i32,
     session: Arc<dyn Catalog>,
     connections: usize,
+    room: Arc<Room>,
 }
 
 struct Connected {
@@ -51,13 +72,22 @@ pub(crate) struct Visit {
 impl Guests {
     /// Nobody is here yet.
     pub(crate) fn new(authority: Arc<dyn Authority>) -> Arc<Self> {
-        Arc::new(Self { authority, book: Mutex::default(), left: Condvar::new() })
+        let (book, left, room) = (Mutex::default(), Condvar::new(), Room::new(ROOM));
+        Arc::new(Self { authority, book, left, room })
     }
 
-    /// Enters a connection that was accepted; `None` if there are too many.
+    /// Enters a connection that was accepted; `None` if strangers come faster than they can be
+    /// hung up on.
     pub(crate) fn arrive(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<Visit> {
         let mut book = self.book.lock();
-        if book.connections.len() >= CONNECTIONS_MAX {
+        let strangers = || book.connections.values().filter(|other| other.name.is_none());
+        let count = strangers().count();
+        if count >= STRANGERS_MAX
+            && let Some(oldest) = strangers().next()
+        {
+            shut_down(&oldest.stream, Shutdown::Both);
+        }
+        if count >= 2 * STRANGERS_MAX {
             return None;
         }
         book.last_connection += 1;
@@ -104,33 +134,62 @@ impl Guests {
 
 impl Visit {
     /// Names the connection's client: a new one, or one that is here. Returns the client's
-    /// catalog, or `None` if the client to be joined is gone.
+    /// catalog and the room for its long messages, or `None` if the client to be joined is gone.
     ///
     /// # Errors
-    /// `Retry` if there are too many clients, `Invalid` if the name is taken.
-    pub(crate) fn introduce(&self, name: &str, first: bool) -> Result<Option<Arc<dyn Catalog>>> {
+    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken.
+    pub(crate) fn introduce(
+        &self,
+        name: &str,
+        pid: i32,
+        first: bool,
+    ) -> Result<Option<(Arc<dyn Catalog>, Taken)>> {
         let mut book = self.guests.book.lock();
+        let named: usize = book.clients.values().map(|guest| guest.connections).sum();
+        if named >= CONNECTIONS_MAX {
+            return Err(Error::retry("too many connections to this store")
+                .with("connections", CONNECTIONS_MAX));
+        }
         if first {
-            if book.clients.contains_key(name) {
-                return Err(Error::invalid("a client of this name is connected"));
-            }
-            if book.clients.len() >= CLIENTS_MAX {
-                return Err(
-                    Error::retry("too many processes use this store").with("clients", CLIENTS_MAX)
-                );
-            }
+            book.check_newcomer(name, pid)?;
             book.last_client += 1;
             let id = ClientId(book.last_client);
             let session = self.guests.authority.session(id, name);
-            book.clients.insert(name.to_owned(), Guest { id, session, connections: 0 });
+            let room = Room::new(ROOM_A_CLIENT);
+            book.clients.insert(name.to_owned(), Guest { id, pid, session, connections: 0, room });
         }
         let Some(guest) = book.clients.get_mut(name) else { return Ok(None) };
+        if guest.connections >= CONNECTIONS_A_CLIENT {
+            return Err(Error::retry("too many connections of one process to this store")
+                .with("connections", CONNECTIONS_A_CLIENT));
+        }
         guest.connections += 1;
         let session = Arc::clone(&guest.session);
+        let rooms = vec![Arc::clone(&self.guests.room), Arc::clone(&guest.room)];
         if let Some(connected) = book.connections.get_mut(&self.number) {
             connected.name = Some(name.to_owned());
         }
-        Ok(Some(session))
+        Ok(Some((session, Taken::of(rooms))))
+    }
+}
+
+impl Book {
+    fn check_newcomer(&self, name: &str, pid: i32) -> Result<()> {
+        if self.clients.contains_key(name) {
+            return Err(Error::invalid("a client of this name is connected"));
+        }
+        if self.clients.len() >= CLIENTS_MAX {
+            return Err(
+                Error::retry("too many processes use this store").with("clients", CLIENTS_MAX)
+            );
+        }
+        let names = self.clients.values().filter(|guest| pid > 0 && guest.pid == pid).count();
+        if names >= NAMES_A_PROCESS {
+            return Err(Error::retry("one process uses this store under too many names")
+                .with("pid", pid)
+                .with("names", NAMES_A_PROCESS));
+        }
+        Ok(())
     }
 }
 

@@ -125,3 +125,24 @@ pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
     };
     Error::invalid(advice).with("dir", path.display()).because(error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_another_user_is_refused_and_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        // Whoever runs this test, one of the two belongs to somebody else.
+        let path = if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(dir.path(), Some(12_345), None).unwrap();
+            dir.path()
+        } else {
+            Path::new("/")
+        };
+        let error = Home::open(path).unwrap_err();
+        assert_eq!(error.kind(), ritornello_format::ErrorKind::Invalid);
+        assert!(error.to_string().contains("another user"), "{error}");
+        assert!(!path.join("LOCK").exists());
+    }
+}

@@ -45,6 +45,7 @@ mod destroy;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod guests;
+mod hearing;
 mod home;
 mod keys;
 mod ledger;
@@ -58,6 +59,7 @@ mod protocol;
 mod record_lock;
 mod registry;
 mod remote;
+mod room;
 mod seat;
 mod server;
 mod shared;

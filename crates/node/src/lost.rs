@@ -30,6 +30,7 @@ pub(crate) fn is_lost(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ritornello_store::OwnerSilent;
 
     #[test]
     fn only_a_lost_owner_counts_as_lost() {
@@ -37,5 +38,6 @@ mod tests {
         assert!(is_lost(&lost(cause()).with("dir", "d")));
         assert!(!is_lost(&Error::retry("busy").because(cause())));
         assert!(!is_lost(&Error::retry("busy")));
+        assert!(!is_lost(&OwnerSilent::error(7)) && !OwnerSilent::caused(&lost(cause())));
     }
 }

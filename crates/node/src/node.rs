@@ -122,6 +122,16 @@ impl Node {
         self.shared.role()
     }
 
+    /// Takes over if the owner is gone, as any other call would, and says what this process is then.
+    /// For who waits to own and asks nothing.
+    ///
+    /// # Errors
+    /// `Retry` if the owner lives and does not answer, or a next one does not listen.
+    pub fn attend(&self) -> Result<Role> {
+        self.shared.attend()?;
+        Ok(self.role())
+    }
+
     /// The engine, while this process owns the store: what only an owner may do, such as `fsck`.
     /// It is closed with the store, whoever still holds it.
     #[must_use]

@@ -5,16 +5,19 @@
 
 use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::term::Term;
-use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Result, Scope, ScopeSettings};
+use ritornello_format::{
+    Error, ErrorKind, FORMAT_VERSION, Result, Scope, ScopeSettings, ScopeSlot,
+};
 use ritornello_store::{
-    CatalogStats, LeaseNumber, Leased, Located, Reserved, Reshape, ScopeRef, Wanted,
+    CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved, Reshape,
+    ScopeRef, Wanted,
 };
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
 
 /// Changes whenever a message does.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 6;
 /// An owner lets nobody wait for space longer than this.
 pub(crate) const PATIENCE_MAX: Duration = Duration::from_secs(600);
 /// Starts the first message each way.
@@ -116,11 +119,12 @@ pub(crate) enum Request<'a> {
         keys: Keys<'a>,
     },
     Lease {
-        scope: ScopeRef,
+        scopes: Cow<'a, [ScopeRef]>,
         #[serde(borrow)]
         keys: Keys<'a>,
         ttl: Duration,
     },
+    /// Not answered: whoever lets go of something does not wait for it.
     Release {
         lease: LeaseNumber,
     },
@@ -174,6 +178,14 @@ pub(crate) enum Request<'a> {
         scope: ScopeRef,
         settings: ScopeSettings,
     },
+    Scopes {
+        from: ScopeSlot,
+    },
+    Keys {
+        scope: ScopeRef,
+        after: u64,
+        limit: u32,
+    },
     Reshape {
         change: Cow<'a, Reshape>,
     },
@@ -197,6 +209,12 @@ pub(crate) enum Response {
     Exists(Vec<bool>),
     /// To `Reserve`.
     Reserved(Reserved),
+    /// To `Commit`.
+    Committed(Committed),
+    /// To `Scopes`.
+    Scopes(Vec<HeldScope>),
+    /// To `Keys`.
+    Keys(HeldKeys),
     /// To what has no other answer.
     Done,
     /// To `Stats`.
@@ -229,8 +247,9 @@ impl Fault {
     }
 }
 
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
+impl Fault {
+    /// What `error` says.
+    pub(crate) fn about(error: &Error) -> Self {
         let kind = match error.kind() {
             ErrorKind::Invalid => Kind::Invalid,
             ErrorKind::Retry => Kind::Retry,
@@ -239,6 +258,12 @@ impl From<Error> for Fault {
             ErrorKind::Closed => Kind::Closed,
         };
         Self { kind, text: error.to_string() }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::about(&error)
     }
 }
 
@@ -260,7 +285,7 @@ mod tests {
     use super::*;
     use crate::channel::decode;
     use crate::keys::Flattened;
-    use ritornello_format::{ScopeId, ScopeSlot};
+    use ritornello_format::ScopeId;
 
     const SCOPE: ScopeRef = ScopeRef {
         id: ScopeId([3; 16]),

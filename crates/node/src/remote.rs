@@ -1,19 +1,22 @@
-//! An owner's catalog as a client asks it: each call is one message there and one back.
+//! An owner's catalog as a client asks it: each call is one message there and, but for the end of a
+//! lease, one back.
 
 use crate::client::Client;
 use crate::keys::Flattened;
 use crate::protocol::{Request, Response};
-use ritornello_format::{Error, Result, Scope, ScopeSettings};
+use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, Reshape, ScopeRef, Wanted,
+    Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved,
+    Reshape, ScopeRef, Wanted,
 };
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A client, and the deadline of the call that it is asked in.
 #[derive(Debug)]
 pub(crate) struct Remote<'a> {
-    client: &'a Client,
+    client: &'a Arc<Client>,
     until: Instant,
 }
 
@@ -29,7 +32,7 @@ macro_rules! expect {
 
 impl<'a> Remote<'a> {
     /// Asks through `client`, and waits until then.
-    pub(crate) fn new(client: &'a Client, until: Instant) -> Self {
+    pub(crate) fn new(client: &'a Arc<Client>, until: Instant) -> Self {
         Self { client, until }
     }
 
@@ -61,14 +64,14 @@ impl Catalog for Remote<'_> {
         self.count(&Request::Probe { scope, keys: keys.as_keys() })
     }
 
-    fn lease(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+    fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         let keys = Flattened::new(keys)?;
-        let request = Request::Lease { scope, keys: keys.as_keys(), ttl };
+        let request = Request::Lease { scopes: Cow::Borrowed(scopes), keys: keys.as_keys(), ttl };
         expect!(self.ask(&request)?, Response::Leased(leased) => leased)
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
-        self.tell(&Request::Release { lease })
+        self.client.tell(&Request::Release { lease }, self.until)
     }
 
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
@@ -100,8 +103,9 @@ impl Catalog for Remote<'_> {
         expect!(self.ask(&request)?, Response::Reserved(reserved) => reserved)
     }
 
-    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize> {
-        self.count(&Request::Commit { reservation, written: Cow::Borrowed(written) })
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
+        let request = Request::Commit { reservation, written: Cow::Borrowed(written) };
+        expect!(self.ask(&request)?, Response::Committed(committed) => committed)
     }
 
     fn abort(&self, reservation: u64) -> Result<()> {
@@ -128,6 +132,14 @@ impl Catalog for Remote<'_> {
 
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
         self.tell(&Request::Configure { scope, settings: *settings })
+    }
+
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
+        expect!(self.ask(&Request::Scopes { from })?, Response::Scopes(scopes) => scopes)
+    }
+
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
+        expect!(self.ask(&Request::Keys { scope, after, limit })?, Response::Keys(keys) => keys)
     }
 
     fn reshape(&self, change: &Reshape) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::owner::Owner;
 use crate::term::Term;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::Medium;
-use ritornello_store::Options;
+use ritornello_store::{Options, OwnerSilent};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub(crate) enum Seat {
     /// It owns the store.
     Owner(Owner),
     /// Another process does.
-    Client(Client),
+    Client(Arc<Client>),
     /// It has none any more.
     Closed,
 }
@@ -54,7 +54,7 @@ impl Opening {
             }
             let error = match Client::connect(&self.home, until) {
                 Ok(client) => return Ok(Seat::Client(client)),
-                Err(error) if is_lost(&error) => error,
+                Err(error) if is_lost(&error) || OwnerSilent::caused(&error) => error,
                 Err(error) => return Err(error),
             };
             if self.closing.load(Ordering::Acquire) {
@@ -62,10 +62,8 @@ impl Opening {
             }
             if Instant::now() + pause > until {
                 let owner = self.home.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
-                return Err(Error::retry("a process owns this store but does not listen")
-                    .with("pid", owner)
-                    .with("dir", self.home.path().display())
-                    .because(error));
+                tracing::debug!(%error, "nobody listens");
+                return Err(OwnerSilent::error(owner).with("dir", self.home.path().display()));
             }
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSES.1);

@@ -5,22 +5,29 @@ use crate::authority::Authority;
 use crate::channel::{Channel, decode, decode_owned};
 use crate::guests::{Guests, Visit};
 use crate::home::Home;
+use crate::lost::{is_lost, lost};
 use crate::presence;
-use crate::protocol::{Entry, Greeting, Hello, Response, Welcome};
+use crate::protocol::{Entry, Fault, Greeting, Hello, Response, Welcome};
+use crate::room::Taken;
 use crate::socket::{self, Listener};
 use crate::term::Term;
 use ritornello_format::{Error, FORMAT_VERSION, Result};
-use ritornello_store::Catalog;
+use ritornello_store::{Catalog, Leased, Located};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{Shutdown, SocketFlags, accept_with};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A peer that says hello, or the rest of a message, slower than this is hung up on.
+/// A peer that says hello slower than this is hung up on.
+const HELLO_TIME: Duration = Duration::from_secs(10);
+/// One that says the rest of a message, or takes an answer, slower than this is, too.
 const MESSAGE_TIME: Duration = Duration::from_secs(30);
+/// And one that takes its dismissal slower than this.
+const DISMISSAL_TIME: Duration = Duration::from_secs(1);
 /// How often a connection's thread looks at the clock.
 const SLICE: Duration = Duration::from_secs(5);
 /// How often clients are looked after that died behind a connection which a forked child of
@@ -178,21 +185,35 @@ impl Acceptor {
 
 /// One connection, from hello to the end.
 fn receive(home: &Home, term: Term, visit: &Visit, stream: &Arc<UnixStream>) -> Result<()> {
-    socket::check_peer(stream)?;
-    let mut channel = Channel::new(Arc::clone(stream), SLICE)?;
-    let mut patience = within(MESSAGE_TIME);
-    let Some(message) = channel.receive(&mut patience)? else { return Ok(()) };
-    let (outcome, catalog) = match admit(home, visit, message) {
-        Ok(Some(catalog)) => (Entry::Granted(term), Some(catalog)),
+    let pid = socket::check_peer(stream)?;
+    let mut channel = Channel::new(Arc::clone(stream), SLICE)?.wary();
+    let Some(message) = channel.receive(&mut within(HELLO_TIME))? else { return Ok(()) };
+    let (outcome, admitted) = match admit(home, visit, pid, message) {
+        Ok(Some(admitted)) => (Entry::Granted(term), Some(admitted)),
         Ok(None) => (Entry::Gone, None),
         Err(error) => (Entry::Refused(error.into()), None),
     };
     channel.stage(&Welcome { greeting: Greeting::ours(), outcome })?;
-    channel.send(&mut within(MESSAGE_TIME))?;
-    catalog.map_or(Ok(()), |catalog| serve(catalog.as_ref(), &mut channel))
+    channel.send(&mut within(HELLO_TIME))?;
+    let Some((catalog, room)) = admitted else { return Ok(()) };
+    channel.trust(room);
+    let served = serve(catalog.as_ref(), &mut channel);
+    if let Err(error) = &served
+        && !is_lost(error)
+    {
+        // Why it is hung up on; it may not be listening.
+        channel.stage(&Response::Failed(Fault::about(error)))?;
+        channel.send(&mut within(DISMISSAL_TIME))?;
+    }
+    served
 }
 
-fn admit(home: &Home, visit: &Visit, message: &[u8]) -> Result<Option<Arc<dyn Catalog>>> {
+fn admit(
+    home: &Home,
+    visit: &Visit,
+    pid: i32,
+    message: &[u8],
+) -> Result<Option<(Arc<dyn Catalog>, Taken)>> {
     Greeting::check(message, "a process that uses this store")?;
     let hello: Hello = decode_owned(message)?;
     if hello.format != FORMAT_VERSION {
@@ -207,13 +228,13 @@ fn admit(home: &Home, visit: &Visit, message: &[u8]) -> Result<Option<Arc<dyn Ca
         return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
     }
     tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "connected");
-    visit.introduce(&hello.name, hello.first)
+    visit.introduce(&hello.name, pid, hello.first)
 }
 
 fn serve(catalog: &dyn Catalog, channel: &mut Channel) -> Result<()> {
     loop {
         let Some(message) = channel.receive(&mut within_a_message())? else { return Ok(()) };
-        let response = answer(catalog, decode(message)?);
+        let Some(response) = answer(catalog, decode(message)?) else { continue };
         if matches!(&response, Response::Failed(fault) if fault.is_closed()) {
             // The owner is closing: that is no answer. The client finds the next one.
             return Ok(());
@@ -228,20 +249,25 @@ fn serve(catalog: &dyn Catalog, channel: &mut Channel) -> Result<()> {
                 continue;
             }
         };
-        if sent.is_err() {
+        if let Err(error) = sent {
             forget(catalog, &response);
+            // Part of an answer went out: nothing can follow it.
+            return Err(lost(io::Error::other(error)));
         }
-        sent?;
     }
 }
 
-/// Takes back space that the client was not told about.
+/// Takes back space and leases that the client was not told about.
 fn forget(catalog: &dyn Catalog, response: &Response) {
-    if let Response::Reserved(reserved) = response
-        && !reserved.runs.is_empty()
-        && let Err(error) = catalog.abort(reserved.id)
-    {
-        tracing::warn!(%error, "space stays withheld until its client ends");
+    let forgotten = match response {
+        Response::Reserved(reserved) if !reserved.runs.is_empty() => catalog.abort(reserved.id),
+        Response::Leased(Leased { lease, .. }) | Response::Located(Located { lease, .. }) => {
+            catalog.release(*lease)
+        }
+        _ => return,
+    };
+    if let Err(error) = forgotten {
+        tracing::warn!(%error, "space stays withheld until its client ends, or its lease");
     }
 }
 

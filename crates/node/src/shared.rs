@@ -121,6 +121,11 @@ impl Shared {
         }
     }
 
+    /// See [`Switch::attend`].
+    pub(crate) fn attend(&self) -> Result<()> {
+        self.switch.attend()
+    }
+
     pub(crate) fn role(&self) -> Role {
         match &*self.switch.seat() {
             Seat::Owner(_) => Role::Owner,

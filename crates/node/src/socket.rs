@@ -6,6 +6,7 @@ use crate::presence::random_name;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use ritornello_format::{Error, Result};
 use rustix::fs::{AtFlags, Mode};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -86,30 +87,35 @@ impl Listener {
     }
 }
 
-/// Connects to whoever listens, and makes sure that it is the same user.
+/// Connects to whoever listens, and makes sure that it is the same user; `None` if the queue before
+/// the door stays full for that long.
 ///
 /// # Errors
 /// Lost if nobody listens; `Invalid` for another user.
-pub(crate) fn dial(home: &Home, patience: Duration) -> Result<UnixStream> {
+pub(crate) fn dial(home: &Home, patience: Duration) -> Result<Option<UnixStream>> {
     let socket = stream_socket().map_err(lost)?;
     let patience = patience.max(Duration::from_millis(1));
     // Connecting waits while the backlog is full.
     set_socket_timeout(&socket, Timeout::Send, Some(patience)).map_err(|e| lost(e.into()))?;
     let address = address(home, NAME).map_err(lost)?;
-    connect(&socket, &address).map_err(|error| lost(error.into()))?;
+    match connect(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::AGAIN) => return Ok(None),
+        Err(error) => return Err(lost(error.into())),
+    }
     check_peer(&socket)?;
-    Ok(UnixStream::from(socket))
+    Ok(Some(UnixStream::from(socket)))
 }
 
-/// Refuses a peer of another user.
+/// Refuses a peer of another user. Returns its process, or zero where that cannot be seen from here.
 ///
 /// # Errors
 /// `Invalid`, saying whose the peer is.
-pub(crate) fn check_peer(socket: &impl AsFd) -> Result<()> {
+pub(crate) fn check_peer(socket: &impl AsFd) -> Result<i32> {
     let peer = getsockopt(&socket.as_fd(), PeerCredentials).map_err(|error| lost(error.into()))?;
     let own = rustix::process::geteuid().as_raw();
     if peer.uid() == own {
-        return Ok(());
+        return Ok(peer.pid());
     }
     Err(Error::invalid("the process at the other end of the store's socket is another user's")
         .with("theirs", peer.uid())

@@ -9,9 +9,10 @@ use crate::remote::Remote;
 use crate::seat::{Opening, Seat, closed};
 use crate::term::Unflushed;
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, Result, Scope, ScopeSettings};
+use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    Catalog, CatalogStats, LeaseNumber, Leased, Located, Reserved, Reshape, ScopeRef, Wanted,
+    Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located,
+    OwnerSilent, Reserved, Reshape, ScopeRef, Wanted,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,6 +29,8 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
 const QUICK_RETRIES: u32 = 3;
 /// That pause.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// When no next owner was found in the time of a call, calls look for one this often, and not long.
+const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(crate) struct Switch {
@@ -35,8 +38,9 @@ pub(crate) struct Switch {
     opening: Opening,
     store: [u8; 16],
     seat: RwLock<Arc<Seat>>,
-    /// Held by whoever looks for a new seat. The others wait and use what it found.
-    changing: Mutex<()>,
+    /// Held by whoever looks for a new seat. The others wait and use what it found. Inside: when a
+    /// search was in vain.
+    changing: Mutex<Option<Instant>>,
     ledger: Ledger<Arc<Seat>>,
     unflushed: Unflushed,
 }
@@ -57,7 +61,7 @@ impl Switch {
             opening,
             store: seat.term().map(|term| term.store).unwrap_or_default(),
             seat: RwLock::new(Arc::new(seat)),
-            changing: Mutex::new(()),
+            changing: Mutex::new(None),
             ledger: Ledger::new(),
             unflushed: Unflushed::default(),
         })
@@ -134,6 +138,20 @@ impl Switch {
         }
     }
 
+    /// Takes over from an owner that is gone, as any call would.
+    ///
+    /// # Errors
+    /// Silent if the owner is not heard; those of [`Opening::take_seat`].
+    pub(crate) fn attend(&self) -> Result<()> {
+        self.process.check()?;
+        let seat = self.seat();
+        let Seat::Client(client) = &*seat else { return Ok(()) };
+        match client.check_heard() {
+            Err(error) if is_lost(&error) => self.change(&seat, Instant::now() + PATIENCE),
+            heard => heard,
+        }
+    }
+
     fn ask<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
         self.ask_whom(PATIENCE, question, |_| ()).map(|(answer, ())| answer)
     }
@@ -143,14 +161,26 @@ impl Switch {
     }
 
     /// Finds a seat in place of `lost`, unless somebody has.
+    ///
+    /// # Errors
+    /// Silent if some process has the lock and does not listen: once after the whole patience of a
+    /// call, then at once.
     fn change(&self, lost: &Arc<Seat>, until: Instant) -> Result<()> {
-        let Some(_turn) = self.changing.try_lock_until(until) else {
-            return Err(Error::retry("the store's next owner could not be found in time"));
+        let unheard = || {
+            OwnerSilent::error(self.opening.home.lock.holder().ok().flatten().map_or(0, |h| h.0))
         };
+        let mut vain = self.changing.try_lock_until(until).ok_or_else(unheard)?;
         if !Arc::ptr_eq(&self.seat.read(), lost) {
             return Ok(());
         }
-        let seat = self.opening.take_seat(until)?;
+        let until = match *vain {
+            Some(searched) if searched.elapsed() < SEARCH_PAUSE => return Err(unheard()),
+            Some(_) => Instant::now(),
+            None => until,
+        };
+        let taken = self.opening.take_seat(until);
+        *vain = taken.as_ref().is_err_and(OwnerSilent::caused).then(Instant::now);
+        let seat = taken?;
         if seat.term().map(|term| term.store) != Some(self.store) {
             let _ = seat.close();
             self.opening.home.lock.release();
@@ -176,12 +206,20 @@ impl Catalog for Switch {
         self.ask(|catalog| catalog.probe(scope, keys))
     }
 
-    fn lease(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
-        self.ask(|catalog| catalog.lease(scope, keys, ttl))
+    fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+        self.ask(|catalog| catalog.lease(scopes, keys, ttl))
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
-        self.ask(|catalog| catalog.release(lease))
+        match self.ask(|catalog| catalog.release(lease)) {
+            Err(error) if OwnerSilent::caused(&error) => {
+                if let Seat::Client(client) = &*self.seat() {
+                    client.hearing().note_released(lease);
+                }
+                Ok(())
+            }
+            released => released,
+        }
     }
 
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
@@ -215,7 +253,7 @@ impl Catalog for Switch {
 
     /// Asked once, and only of the owner that gave the reservation: to any other its number says
     /// nothing. If that one is gone, the pages are not stored, and may be put again.
-    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize> {
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         self.process.check()?;
         let giver = self.ledger.giver(reservation).ok_or_else(|| {
             Error::invalid("this reservation was committed or aborted")
@@ -239,10 +277,14 @@ impl Catalog for Switch {
     /// reservation in the log.
     fn abort(&self, reservation: u64) -> Result<()> {
         self.process.check()?;
-        match self.ledger.settle(reservation) {
-            None => Ok(()),
-            Some(_) => self.ask(|catalog| catalog.abort(reservation)),
+        let Some(giver) = self.ledger.settle(reservation) else { return Ok(()) };
+        let aborted = self.ask(|catalog| catalog.abort(reservation));
+        if aborted.as_ref().is_err_and(OwnerSilent::caused)
+            && let Seat::Client(client) = &*giver
+        {
+            client.hearing().note_aborted(reservation);
         }
+        aborted
     }
 
     fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
@@ -263,6 +305,14 @@ impl Catalog for Switch {
 
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
         self.ask_disk(|catalog| catalog.configure(scope, settings))
+    }
+
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
+        self.ask(|catalog| catalog.scopes(from))
+    }
+
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
+        self.ask(|catalog| catalog.keys(scope, after, limit))
     }
 
     fn reshape(&self, change: &Reshape) -> Result<()> {

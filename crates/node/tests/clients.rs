@@ -4,18 +4,56 @@
 mod common;
 
 use common::*;
+use ritornello_format::Scope;
 use ritornello_node::{Node, Options, Role, open};
+use ritornello_store::{LeaseNumber, Leased, Terms};
+use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[test]
 fn helper() {
     serve_as_helper();
 }
 
-fn own_command(_: &Arc<Node>, other: &str) -> String {
-    panic!("what is {other}?")
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    let words: Vec<&str> = command.split(' ').collect();
+    match words[..] {
+        // Holds sequence 1 for a moment.
+        ["lease-for", millis] => {
+            let ttl = Duration::from_millis(millis.parse().unwrap());
+            node.store().lease(&scope(), &refs(&keys(1, 10)), ttl).unwrap().pages.to_string()
+        }
+        // Leases sequence 1 until it is refused.
+        ["hoard"] => {
+            let keys = keys(1, 1);
+            let lease = || node.store().lease(&scope(), &refs(&keys), Duration::from_secs(600));
+            let mut leases = 0;
+            loop {
+                match lease() {
+                    Ok(_) => leases += 1,
+                    Err(error) => break format!("{leases} {error}"),
+                }
+            }
+        }
+        // The scope of the tests, with pages twice as long.
+        ["wide"] => {
+            let wide = ritornello_format::Scope::opaque("node tests", 2 * PAGE, true);
+            let keys = keys(9, 1);
+            let bytes = vec![1; 2 * PAGE as usize];
+            let pages: [&[u8]; 1] = [&bytes];
+            let source = BorrowedPages::new(&pages);
+            let (terms, control) = (Terms::default(), Control::default());
+            match node.store().put_batch(&wide, &refs(&keys), &source, &terms, &control) {
+                Ok(outcome) => format!("{outcome:?}"),
+                Err(error) => error.to_string(),
+            }
+        }
+        _ => panic!("what is {command}?"),
+    }
 }
 
 fn mode(path: &Path) -> u32 {
@@ -62,6 +100,10 @@ fn a_client_can_do_everything() {
     assert_eq!(leased.pages, 40);
     assert_eq!(store.stats().unwrap().catalog.leases, 1);
     store.release(leased.lease).unwrap();
+    let part = Scope { part: 1, ..scope() };
+    let both = |keys| store.lease_all(&[&scope(), &part], keys, std::time::Duration::from_secs(9));
+    assert_eq!(both(&refs(&keys)).unwrap(), Leased { pages: 0, lease: LeaseNumber(0) });
+    assert_eq!(store.stats().unwrap().catalog.leases, 0);
     assert_eq!(store.touch(&scope(), &refs(&keys)).unwrap(), 40);
     assert_eq!(store.delete(&scope(), &refs(&keys[30..])).unwrap(), 10);
     assert_eq!(probe(store, 1, 40).unwrap(), 30);
@@ -194,10 +236,10 @@ fn a_client_that_is_killed_while_it_writes_gives_its_space_back() {
     let reserved = || node.store().stats().unwrap().catalog.reserved_bytes;
     for round in 0..5 {
         let mut client = Helper::opened(dir.path());
-        client.tell(&format!("work {} 300", (round + 1) * 1_000_000));
+        client.tell(&format!("work {} 300 1000000", (round + 1) * 1_000_000));
         loop {
             eventually("a reservation", || reserved() > 0);
-            client.signal(libc::SIGSTOP);
+            client.stop();
             // What it had asked for when it stopped is answered by then.
             std::thread::sleep(std::time::Duration::from_millis(100));
             if reserved() > 0 {
@@ -224,4 +266,35 @@ fn leases_die_with_their_client() {
     assert_eq!(node.store().stats().unwrap().catalog.leases, 1);
     client.kill();
     eventually("the lease ends", || node.store().stats().unwrap().catalog.leases == 0);
+}
+
+#[test]
+fn a_client_that_hoards_leases_leaves_enough_for_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10);
+    let mut hoarder = Helper::opened(dir.path());
+    let mut other = Helper::opened(dir.path());
+    let said = hoarder.ask("hoard");
+    let (leases, why) = said.split_once(' ').unwrap();
+    assert!(leases.parse::<usize>().unwrap() >= 1000 && why.contains("too many leases"), "{said}");
+    assert_eq!(other.ask("get 1 10"), "10");
+    assert_eq!(other.ask("lease-for 600000"), "10");
+    assert_eq!(get(node.store(), 1, 10).unwrap(), 10);
+    hoarder.kill();
+    eventually("they end with it", || node.store().stats().unwrap().catalog.leases == 1);
+    other.finish();
+}
+
+#[test]
+fn a_scope_that_two_processes_see_differently_is_refused_to_the_second() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let mut client = Helper::opened(dir.path());
+    assert_eq!(put(node.store(), 1, 3).unwrap().pages, 3);
+    let said = client.ask("wide");
+    assert!(said.contains("page_bytes"), "{said}");
+    assert_eq!(client.ask("get 1 3"), "3");
+    assert_eq!(get(node.store(), 1, 3).unwrap(), 3);
+    client.finish();
 }

@@ -8,6 +8,7 @@ use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_node::{Node, Role, open};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 #[test]
@@ -57,6 +58,45 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             // SAFETY: waits for the child made above.
             unsafe { libc::waitpid(pid, &mut status, 0) };
             format!("waited {status}")
+        }
+        // Forks while other threads put and get. The children that end well are counted.
+        "fork-while-busy" => {
+            let busy = AtomicBool::new(true);
+            let (store, busy) = (node.store(), &busy);
+            std::thread::scope(|threads| {
+                for thread in 0..3 {
+                    threads.spawn(move || {
+                        // All of them fit: what another thread has evicted would not be there.
+                        for name in (0..200).cycle().map(|name| 1000 * (thread + 1) + name) {
+                            assert_eq!(put(store, name, 20).unwrap().pages, 20);
+                            assert_eq!(get(store, name, 20).unwrap(), 20);
+                            if !busy.load(Ordering::Relaxed) {
+                                break;
+                            }
+                        }
+                    });
+                }
+                let mut well = 0;
+                for _ in 0..20 {
+                    std::thread::sleep(Duration::from_millis(10));
+                    // SAFETY: the child takes no lock that another thread may have held: it asks
+                    // whether the handle is its own, and ends.
+                    let pid = unsafe { libc::fork() };
+                    if pid == 0 {
+                        let refused = probe(store, 1, 1)
+                            .is_err_and(|error| error.kind() == ErrorKind::Closed)
+                            && handle.close().is_ok();
+                        // SAFETY: ends the child without running what belongs to the parent.
+                        unsafe { libc::_exit(i32::from(!refused)) }
+                    }
+                    let mut status = 0;
+                    // SAFETY: waits for the child made above.
+                    unsafe { libc::waitpid(pid, &mut status, 0) };
+                    well += usize::from(status == 0);
+                }
+                busy.store(false, Ordering::Relaxed);
+                well.to_string()
+            })
         }
         // The child lives on with copies of all its parent had open.
         "fork-and-stay" => {
@@ -116,6 +156,20 @@ fn a_child_cannot_use_its_parents_handle_but_one_of_its_own() {
     assert_eq!(other.ask("get 2 5"), "5");
     other.finish();
     parent.finish();
+}
+
+#[test]
+fn a_fork_in_the_middle_of_puts_and_gets_disturbs_neither_side() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = Helper::opened(dir.path());
+    let mut client = Helper::opened(dir.path());
+    owner.tell("fork-while-busy");
+    client.tell("fork-while-busy");
+    assert_eq!((owner.listen(), client.listen()), ("20".to_owned(), "20".to_owned()));
+    assert_eq!(client.ask("put 1 5"), "5");
+    assert_eq!((owner.ask("role"), client.ask("role")), ("owner".to_owned(), "client".to_owned()));
+    client.finish();
+    owner.finish();
 }
 
 #[test]

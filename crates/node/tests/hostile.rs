@@ -9,18 +9,144 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How this version's messages begin.
-const GREETING: &[u8] = b"RTRN\x04\0\0\0";
+const GREETING: &[u8] = b"RTRN\x06\0\0\0";
 
 #[test]
 fn helper() {
     serve_as_helper();
 }
 
-fn own_command(_: &Arc<Node>, other: &str) -> String {
-    panic!("what is {other}?")
+/// The question for figures: the last one that there is.
+const STATS: &[u8] = b"\x13";
+
+/// What a client process does that does not keep to the rules. The connections stay.
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    let dir = node.path();
+    let (what, count) = command.split_once(' ').unwrap_or((command, "1"));
+    let count: usize = count.parse().unwrap();
+    let mut kept: Vec<UnixStream> = Vec::new();
+    let said = match what {
+        // Connects, and says nothing.
+        "strangers" => {
+            kept.extend((0..count).map(|_| connect(dir)));
+            "here".to_owned()
+        }
+        // Becomes a client again and again.
+        "names" => {
+            let raw = || std::mem::ManuallyDrop::new(Raw::new(dir));
+            refusal((0..count).map(|_| raw().enter(dir, true)), &mut kept)
+        }
+        // Opens connection after connection under one name.
+        "connections" => {
+            let raw = std::mem::ManuallyDrop::new(Raw::new(dir));
+            kept.push(raw.enter(dir, true).unwrap());
+            refusal((0..count).map(|_| raw.enter(dir, false)), &mut kept)
+        }
+        // Asks without end and reads no answer, on so many connections.
+        "unread" => {
+            for _ in 0..count {
+                let raw = Raw::new(dir);
+                let mut stream = raw.enter(dir, true).unwrap();
+                std::mem::forget(raw);
+                let question = framed(STATS).repeat(1000);
+                std::thread::spawn(move || while stream.write_all(&question).is_ok() {});
+            }
+            "asking".to_owned()
+        }
+        // Announces long messages, and sends a byte of each now and then.
+        "slow" => {
+            for _ in 0..count {
+                let raw = Raw::new(dir);
+                let mut stream = raw.enter(dir, true).unwrap();
+                std::mem::forget(raw);
+                stream.write_all(&(16u32 << 20).to_le_bytes()).unwrap();
+                std::thread::spawn(move || {
+                    while stream.write_all(b"x").is_ok() {
+                        std::thread::sleep(Duration::from_millis(100));
+                    }
+                });
+            }
+            "dripping".to_owned()
+        }
+        // Sends a message that is as long as can be, all of it, and is no message.
+        "long" => {
+            let raw = Raw::new(dir);
+            let mut stream = raw.enter(dir, true).unwrap();
+            stream.write_all(&framed(&vec![0xFF; 16 << 20])).unwrap();
+            // What numbers an answer may be the end of a line.
+            String::from_utf8_lossy(&read_message(&mut stream)).replace('\n', " ")
+        }
+        // Asks three things before it reads the first answer.
+        "in-a-row" => {
+            let raw = Raw::new(dir);
+            let mut stream = raw.enter(dir, true).unwrap();
+            stream.write_all(&framed(STATS).repeat(3)).unwrap();
+            (0..3).filter(|_| read_message(&mut stream).len() > 100).count().to_string()
+        }
+        _ => panic!("what is {command}?"),
+    };
+    std::mem::forget(kept);
+    said
+}
+
+/// The number of those that came in, and what the first one was told that did not.
+fn refusal(
+    entered: impl Iterator<Item = Result<UnixStream, String>>,
+    kept: &mut Vec<UnixStream>,
+) -> String {
+    for entered in entered {
+        match entered {
+            Ok(stream) => kept.push(stream),
+            Err(why) => return format!("{} {why}", kept.len()),
+        }
+    }
+    "no end".to_owned()
+}
+
+/// A client's name and the lock on it, without a client.
+struct Raw {
+    name: String,
+    _lock: std::fs::File,
+}
+
+impl Raw {
+    fn new(dir: &Path) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{:016x}{number:016x}", std::process::id());
+        let lock = std::fs::File::create(dir.join("clients").join(&name)).unwrap();
+        let how = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::fcntl_lock(&lock, how).unwrap();
+        Self { name, _lock: lock }
+    }
+
+    /// Says hello; what it was told if it was not let in.
+    fn enter(&self, dir: &Path, first: bool) -> Result<UnixStream, String> {
+        let mut stream = connect(dir);
+        // Greeting, format 0, a name of 32 digits, pid 1, whether it is the first.
+        let hello = [GREETING, b"\0\x20", self.name.as_bytes(), &[1, u8::from(first)]].concat();
+        stream.write_all(&framed(&hello)).unwrap();
+        let answer = read_message(&mut stream);
+        // Greeting, granted.
+        if answer.get(8) == Some(&0) {
+            return Ok(stream);
+        }
+        Err(String::from_utf8_lossy(&answer).into_owned())
+    }
+}
+
+fn read_message(stream: &mut UnixStream) -> Vec<u8> {
+    let mut length = [0; 4];
+    let mut message = Vec::new();
+    if stream.read_exact(&mut length).is_ok() {
+        let length = u64::from(u32::from_le_bytes(length));
+        let _ = stream.take(length).read_to_end(&mut message);
+    }
+    message
 }
 
 fn connect(dir: &Path) -> UnixStream {
@@ -126,4 +252,94 @@ fn a_connection_that_says_nothing_holds_nobody_up() {
     node.close().unwrap();
     assert!(started.elapsed() < Duration::from_secs(5), "closing waited for the idle");
     drop((idle, half));
+}
+
+#[test]
+fn strangers_without_number_do_not_keep_a_client_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let mut crowd = Helper::opened(dir.path());
+    for _ in 0..5 {
+        assert_eq!(crowd.ask("strangers 60"), "here");
+        let mut client = Helper::opened(dir.path());
+        assert_eq!(client.ask("put 1 5"), "5");
+        client.finish();
+    }
+    assert_eq!(put(node.store(), 2, 5).unwrap().pages, 5);
+    crowd.kill();
+}
+
+#[test]
+fn who_takes_too_many_names_or_connections_is_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let mut greedy = Helper::opened(dir.path());
+    let said = greedy.ask("names 100");
+    let admitted: usize = said.split(' ').next().unwrap().parse().unwrap();
+    assert!(admitted < 10 && said.contains("too many names"), "{said}");
+    let mut other = Helper::opened(dir.path());
+    let said = other.ask("connections 100");
+    let admitted: usize = said.split(' ').next().unwrap().parse().unwrap();
+    assert!((16..40).contains(&admitted) && said.contains("too many connections"), "{said}");
+    // Neither keeps itself, or anybody else, from working.
+    let mut third = Helper::opened(dir.path());
+    for (name, helper) in [&mut greedy, &mut other, &mut third].into_iter().enumerate() {
+        assert_eq!(helper.ask(&format!("put {name} 5")), "5");
+    }
+    greedy.kill();
+    other.kill();
+    eventually("they are gone", || node.store().stats().unwrap().catalog.clients == 1);
+    third.finish();
+}
+
+#[test]
+fn who_does_not_read_or_sends_slowly_takes_neither_time_nor_memory_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let mut client = Helper::opened(dir.path());
+    assert_eq!(client.ask("put 1 5"), "5");
+    let before = ritornello_volume::heap_bytes();
+    let crowd: Vec<Helper> = ["unread 6", "slow 6"]
+        .map(|what| {
+            let mut rude = Helper::opened(dir.path());
+            assert!(!rude.ask(what).is_empty());
+            rude
+        })
+        .into_iter()
+        .collect();
+    for name in 2..60 {
+        assert_eq!(client.ask(&format!("put {name} 5")), "5");
+        assert_eq!(client.ask("get 1 5"), "5");
+    }
+    if let (Some(before), Some(after)) = (before, ritornello_volume::heap_bytes()) {
+        let grown = after.wrapping_sub(before).cast_signed();
+        assert!(grown < 32 << 20, "{grown} bytes more");
+    }
+    // One that is stopped outright is no worse.
+    crowd[0].stop();
+    assert_eq!(client.ask("put 60 5"), "5");
+    let started = std::time::Instant::now();
+    drop(client);
+    crowd.into_iter().for_each(|rude| drop(rude.kill()));
+    node.close().unwrap();
+    assert!(started.elapsed() < Duration::from_secs(20), "closing waited for the rude");
+}
+
+#[test]
+fn a_long_message_that_is_none_is_answered_and_ends_the_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let _node = open(&options(dir.path())).unwrap();
+    let mut client = Helper::opened(dir.path());
+    assert!(client.ask("long").contains("cannot be understood"));
+    assert_eq!(client.ask("put 1 5"), "5");
+    client.finish();
+}
+
+#[test]
+fn questions_in_a_row_are_answered_in_their_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let _node = open(&options(dir.path())).unwrap();
+    let mut client = Helper::opened(dir.path());
+    assert_eq!(client.ask("in-a-row"), "3");
+    client.finish();
 }

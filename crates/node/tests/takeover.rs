@@ -15,20 +15,88 @@ fn helper() {
     serve_as_helper();
 }
 
-fn own_command(_: &Arc<Node>, other: &str) -> String {
-    panic!("what is {other}?")
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    match command.split_once(' ') {
+        Some(("churn", first)) => churn(node, first.parse().unwrap()),
+        _ => panic!("what is {command}?"),
+    }
 }
 
-/// Kills the owner while `clients` work, and returns the sequences they had flushed.
-fn kill_under_load(owner: Helper, clients: &mut [Helper], after: Duration) -> BTreeSet<u64> {
-    let mut flushed = BTreeSet::new();
-    let until = Instant::now() + after;
-    while Instant::now() < until {
-        flushed.extend(clients.iter_mut().map(|client| client.listen().parse::<u64>().unwrap()));
+/// Puts sequence after sequence and gets those that were flushed again and again. Says after each
+/// flush which one it was, and what this process is. (`get` ends it if bytes are wrong.)
+fn churn(node: &Node, first: u64) -> ! {
+    let store = node.store();
+    let mut flushed = Vec::new();
+    for name in first.. {
+        if put(store, name, 12).is_ok_and(|put| put.pages == 12) && store.flush().is_ok() {
+            flushed.push(name);
+            say(format!("{name} {}", node.role().word()));
+        }
+        let until = Instant::now() + Duration::from_millis(60);
+        while Instant::now() < until {
+            let Some(known) = flushed.get(name as usize * 7 % flushed.len().max(1)) else { break };
+            match get(store, *known, 12) {
+                Ok(12) => {}
+                other => say(format!("LOST {known}: {other:?}")),
+            }
+        }
     }
-    owner.kill();
-    flushed
+    unreachable!()
 }
+
+#[test]
+fn owners_are_killed_one_after_the_other_under_load_and_nothing_flushed_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut started = 0;
+    let mut start = || {
+        started += 1;
+        let mut helper = Helper::opened(dir.path());
+        helper.tell(&format!("churn {}", started * 1_000_000));
+        helper
+    };
+    let mut line: Vec<Helper> = (0..5).map(|_| start()).collect();
+    let mut flushed = BTreeSet::new();
+    let mut note = |said: &str| {
+        let (name, role) = said.split_once(' ').unwrap_or_else(|| panic!("{said:?}"));
+        flushed.insert(name.parse::<u64>().unwrap_or_else(|_| panic!("{said}")));
+        role == "owner"
+    };
+    for _ in 0..5 {
+        // All go on, whoever was killed; who owns may not have noticed yet.
+        let mut owner = None;
+        while owner.is_none() {
+            for (at, helper) in line.iter_mut().enumerate() {
+                (0..2).for_each(|_| {
+                    if note(&helper.listen()) {
+                        owner = Some(at);
+                    }
+                });
+            }
+        }
+        for said in line.swap_remove(owner.unwrap()).kill() {
+            note(&said);
+        }
+        line.push(start());
+    }
+    for helper in line {
+        for said in helper.kill() {
+            note(&said);
+        }
+    }
+    let node = open(&options(dir.path())).unwrap();
+    let stats = node.store().stats().unwrap().catalog;
+    assert!(stats.epoch > 5, "{stats:?}");
+    assert_eq!((stats.reserved_bytes, stats.counters["pages_evicted"]), (0, 0));
+    let lost: Vec<u64> = flushed
+        .iter()
+        .copied()
+        .filter(|name| get(node.store(), *name, 12).unwrap() != 12)
+        .collect();
+    assert!(lost.is_empty(), "{lost:?} of {} are gone: {stats:?}", flushed.len());
+}
+
+/// How many sequences each client puts at most: all of them fit, or what was flushed would be evicted.
+const WORK: usize = 200;
 
 #[test]
 fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() {
@@ -36,15 +104,18 @@ fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() 
     let owner = Helper::opened(dir.path());
     let mut clients: Vec<Helper> = (0..3).map(|_| Helper::opened(dir.path())).collect();
     for (at, client) in clients.iter_mut().enumerate() {
-        client.tell(&format!("work {} 12", at * 1_000_000));
+        client.tell(&format!("work {} 4 {WORK}", at * 1_000_000));
     }
-    let mut flushed = kill_under_load(owner, &mut clients, Duration::from_millis(500));
-    // They go on, one of them as the owner.
-    for client in &mut clients {
-        for _ in 0..20 {
-            flushed.insert(client.listen().parse().unwrap());
+    let mut flushed = BTreeSet::new();
+    let mut hear = |rounds| {
+        for _ in 0..rounds {
+            flushed.extend(clients.iter_mut().map(|one| one.listen().parse::<u64>().unwrap()));
         }
-    }
+    };
+    hear(50);
+    owner.kill();
+    // They go on, one of them as the owner.
+    hear(WORK - 100);
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
     let stats = node.store().stats().unwrap().catalog;
@@ -59,11 +130,8 @@ fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() 
     // When the owner among the clients is killed first, another may take over before its turn.
     assert!((3..=5).contains(&stats.epoch), "{stats:?}");
     assert_eq!(stats.reserved_bytes, 0);
-    let lost: Vec<u64> = flushed
-        .iter()
-        .copied()
-        .filter(|name| get(node.store(), *name, 12).unwrap() != 12)
-        .collect();
+    let lost: Vec<u64> =
+        flushed.iter().copied().filter(|name| get(node.store(), *name, 4).unwrap() != 4).collect();
     assert!(lost.is_empty(), "{lost:?} of {} are gone: {stats:?}", flushed.len());
 }
 
@@ -159,7 +227,7 @@ fn a_put_that_loses_its_owner_leaves_no_space_behind() {
         let owner = Helper::opened(dir.path());
         let mut worker = Helper::opened(dir.path());
         let node = open(&options(dir.path())).unwrap();
-        worker.tell(&format!("work {} 300", (round + 1) * 1_000_000));
+        worker.tell(&format!("work {} 300 1000000", (round + 1) * 1_000_000));
         let reserved = || node.store().stats().unwrap().catalog.reserved_bytes;
         eventually("a reservation", || reserved() > 0);
         owner.kill();

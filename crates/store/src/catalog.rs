@@ -25,6 +25,10 @@ pub struct ScopeRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LeaseNumber(pub u64);
 
+/// Pages that are leased with one call at most, each scope's counted: nobody else is answered
+/// meanwhile.
+pub const LEASED_AT_ONCE: usize = 1 << 22;
+
 /// The longest reusable prefix, readable until its lease is released or runs out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leased {
@@ -52,8 +56,30 @@ pub struct LocatedRun {
 pub struct Located {
     /// To be released when the bytes have been read.
     pub lease: LeaseNumber,
-    /// In key order, without gaps from the first key on.
+    /// In key order; in a chained scope without gaps from the first key on.
     pub runs: Vec<LocatedRun>,
+}
+
+/// A scope that the store knows, and what it holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldScope {
+    /// Its slot: slots are given in the order in which scopes are registered.
+    pub slot: ScopeSlot,
+    /// Its description.
+    pub scope: Scope,
+    /// Pages.
+    pub pages: u64,
+    /// Bytes on disk, headers and padding too.
+    pub bytes: u64,
+}
+
+/// Keys of some pages of a scope.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldKeys {
+    /// The keys, run by run, oldest run first.
+    pub keys: Vec<Vec<u8>>,
+    /// Generation of the last run that was looked at; zero if there is none behind it.
+    pub last: u64,
 }
 
 /// One run of a reservation: the caller writes it, header and pages, and commits.
@@ -102,6 +128,16 @@ pub struct Reserved {
     pub durable: bool,
 }
 
+/// What a put came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Committed {
+    /// Leading pages of it that are now stored.
+    pub stored: usize,
+    /// Why runs that were written are not visible, if the index is to blame. (Otherwise somebody
+    /// stored their pages meanwhile, or what they hang behind is gone.)
+    pub refused: Option<Refusal>,
+}
+
 /// Why a page was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Refusal {
@@ -110,7 +146,7 @@ pub enum Refusal {
     /// The deadline passed while space was being reclaimed.
     Deadline,
     /// The index has reached its share of the budget.
-    MetadataFull,
+    Metadata,
     /// The scope's quota is used up, and what is there may not be evicted.
     Quota,
     /// They were put for the first time, and admission waits for the second.
@@ -128,7 +164,7 @@ impl Refusal {
         match self {
             Self::NoSpace => "no_space",
             Self::Deadline => "deadline",
-            Self::MetadataFull => "metadata_full",
+            Self::Metadata => "metadata",
             Self::Quota => "quota",
             Self::Admission => "admission",
             Self::WriteBudget => "write_budget",
@@ -156,11 +192,17 @@ pub trait Catalog: Send + Sync {
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()>;
     /// Number of leading pages that are there.
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Like `probe`, with a lease for `ttl`; counts as a use of the pages.
-    fn lease(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<Leased>;
+    /// Like `probe`, with a lease for `ttl`; counts as a use of the pages. Of several scopes: the
+    /// leading pages that all of them have. In one scope whose keys do not chain the lease keeps
+    /// every page that is there.
+    ///
+    /// # Errors
+    /// `Invalid` for more than [`LEASED_AT_ONCE`] pages, counted in every scope.
+    fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased>;
     /// Ends a lease; an unknown one (timed out, another owner's) is ended already.
     fn release(&self, lease: LeaseNumber) -> Result<()>;
-    /// Where the leading pages lie, under a short lease.
+    /// Where the leading pages lie, under a short lease; in a scope whose keys do not chain, where
+    /// any of them lie.
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
     /// Which pages are there, each by itself.
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>>;
@@ -176,8 +218,8 @@ pub trait Catalog: Send + Sync {
         wanted: &Wanted,
     ) -> Result<Reserved>;
     /// Makes runs visible: one entry a reserved run, its header checksum, or `None` if it could
-    /// not be written. Returns how many leading pages of the put are now stored.
-    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize>;
+    /// not be written.
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed>;
     /// Gives a reservation back unwritten; an unknown one is gone already.
     fn abort(&self, reservation: u64) -> Result<()>;
     /// Says that page `key` of the run of `generation` could not be believed: it is removed and
@@ -190,6 +232,11 @@ pub trait Catalog: Send + Sync {
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
     /// Forgets a scope and its pages, durably at once. The bytes stay until overwritten.
     fn drop_scope(&self, scope: ScopeRef) -> Result<()>;
+    /// Scopes from this slot on, in slot order, as many as make one answer; none: there are no more.
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>>;
+    /// Keys of whole runs whose generation is greater than `after`, until there are `limit` keys.
+    /// It reads run headers: what cannot be read is left out.
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys>;
     /// Changes capacity or directories; see [`Engine::reshape`](crate::Engine::reshape).
     fn reshape(&self, change: &Reshape) -> Result<()>;
     /// Drops every scope.

@@ -9,6 +9,7 @@
 //! ```
 
 use crate::budget::Budget;
+use crate::memory::check_memory;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
 use ritornello_format::{Error, ErrorKind, Manifest, Result, ScopeRegistry, VolumeRecord};
 use ritornello_medium::{Access, Medium, MediumFile};
@@ -122,6 +123,7 @@ impl Directory {
                 owner: String::new(),
             };
             Budget::divide(capacity, manifest.segment_bytes)?;
+            self.check_memory(&manifest, capacity)?;
             return Ok(manifest);
         };
         let fixed = |what: &'static str, stored: &dyn std::fmt::Display, given: String| {
@@ -144,6 +146,20 @@ impl Directory {
         }
         IndexKind::stored(&stored.index).map_err(|error| error.with("dir", self.display()))?;
         Ok(stored)
+    }
+
+    /// Whether `bytes` more fit into the volumes of a store as far as those are in memory: each has
+    /// its share of them.
+    pub(crate) fn check_memory(&self, manifest: &Manifest, bytes: u64) -> Result<()> {
+        let dirs = manifest.directories(&self.path);
+        let share = bytes / (dirs.len() as u64).max(1);
+        for dir in dirs {
+            // One that is not made yet will be where its parent is.
+            let room = dir.ancestors().find_map(|dir| self.medium.room(dir).ok());
+            let fits = room.map_or(Ok(()), |room| check_memory(&room, share));
+            fits.map_err(|error| error.with("dir", dir.display()))?;
+        }
+        Ok(())
     }
 
     fn volumes(&self, options: &Options) -> Result<Vec<VolumeRecord>> {

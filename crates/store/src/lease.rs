@@ -7,6 +7,9 @@
 //!
 //! A reader that is slower than its lease reads what somebody else wrote, and finds out by the
 //! checksums: a lease makes hits certain, not bytes right.
+//!
+//! Nobody holds more leases, or more pins, than are left for the others (the dynamic threshold of
+//! Choudhury and Hahne, 1998): one client alone has half of them, and whoever comes late finds some.
 
 use crate::ClientId;
 use ritornello_format::{Error, Extent, Result};
@@ -53,7 +56,7 @@ pub struct LeaseTable {
     clock: Box<dyn Clock>,
     leases: HashMap<u64, Lease>,
     deadlines: BTreeSet<(Duration, u64)>,
-    clients: BTreeMap<ClientId, BTreeSet<u64>>,
+    clients: BTreeMap<ClientId, Held>,
     pins: HashMap<RunId, Pin>,
     /// Sum of the pins' counts.
     pinned: usize,
@@ -66,6 +69,13 @@ struct Lease {
     runs: Box<[RunId]>,
     deadline: Duration,
     client: ClientId,
+}
+
+/// What one client holds.
+#[derive(Debug, Default)]
+struct Held {
+    leases: BTreeSet<u64>,
+    pins: usize,
 }
 
 #[derive(Debug, Default)]
@@ -113,12 +123,16 @@ impl LeaseTable {
     /// looks them up again after this.
     ///
     /// # Errors
-    /// `Retry` if there are [`LEASES_MAX`] leases or [`PINS_MAX`] pins; nothing is changed.
+    /// `Retry` if the client would hold more of the [`LEASES_MAX`] leases or [`PINS_MAX`] pins than
+    /// are left; nothing is changed.
     pub fn grant(&mut self, runs: &[RunId], ttl: Duration, client: ClientId) -> Result<u64> {
-        if self.leases.len() >= LEASES_MAX || runs.len() > PINS_MAX - self.pinned {
+        let own = self.clients.get(&client).map_or((0, 0), |own| (own.leases.len(), own.pins));
+        let left = (LEASES_MAX - self.leases.len(), PINS_MAX - self.pinned);
+        if own.0 >= left.0 || own.1 + runs.len() > left.1.saturating_sub(runs.len()) {
             return Err(Error::retry("too many leases: release those that are not needed")
                 .with("leases", self.leases.len())
-                .with("pins", self.pinned));
+                .with("pins", self.pinned)
+                .with("own", own.0));
         }
         let number = self.next;
         self.next += 1;
@@ -128,7 +142,9 @@ impl LeaseTable {
         self.pinned += runs.len();
         let deadline = self.clock.now().saturating_add(ttl.min(LEASE_TTL_MAX));
         self.deadlines.insert((deadline, number));
-        self.clients.entry(client).or_default().insert(number);
+        let own = self.clients.entry(client).or_default();
+        own.leases.insert(number);
+        own.pins += runs.len();
         let old = self.leases.insert(number, Lease { runs: runs.into(), deadline, client });
         debug_assert!(old.is_none(), "numbers are not reused");
         Ok(number)
@@ -161,7 +177,8 @@ impl LeaseTable {
     /// more.
     pub fn drop_client(&mut self, client: ClientId) -> Vec<Extent> {
         let mut freed = Vec::new();
-        for lease in self.clients.get(&client).cloned().unwrap_or_default() {
+        let leases = self.clients.get(&client).map(|own| own.leases.clone());
+        for lease in leases.unwrap_or_default() {
             self.end(lease, &mut freed);
         }
         debug_assert!(!self.clients.contains_key(&client));
@@ -229,8 +246,9 @@ impl LeaseTable {
         let timed = self.deadlines.remove(&(lease.deadline, number));
         debug_assert!(timed);
         if let Some(own) = self.clients.get_mut(&lease.client) {
-            own.remove(&number);
-            if own.is_empty() {
+            own.leases.remove(&number);
+            own.pins -= lease.runs.len();
+            if own.leases.is_empty() {
                 self.clients.remove(&lease.client);
             }
         }

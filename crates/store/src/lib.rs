@@ -26,11 +26,14 @@ pub mod eviction;
 mod get;
 pub mod lease;
 mod memory;
+mod moved;
 mod options;
 mod outcome;
 mod parts;
 mod put;
+mod resolved;
 pub mod rounds;
+mod silence;
 mod stats;
 mod store;
 mod sync;
@@ -39,19 +42,22 @@ mod written;
 
 pub use budget::Budget;
 pub use catalog::{
-    Catalog, LeaseNumber, Leased, Located, LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef,
-    Wanted,
+    Catalog, Committed, HeldKeys, HeldScope, LEASED_AT_ONCE, LeaseNumber, Leased, Located,
+    LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef, Wanted,
 };
 pub use conversion::{Conversion, convert_index};
 pub use directory::{Directory, open_segments};
 pub use engine::{Alive, ClientId, Engine, Finding, Reshape, Session, Verification};
+pub use memory::{ControlGroup, check_memory, control_group, memory_left};
+pub use moved::{StoreStats, TransferStats};
 pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,
 };
 pub use outcome::Outcome;
+pub use silence::OwnerSilent;
 pub use stats::{
     AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,
     LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth,
 };
-pub use store::{Store, StoreStats, Terms, TransferStats};
-pub use ticket::Ticket;
+pub use store::{Store, Terms};
+pub use ticket::{Bell, Ticket};

@@ -1,25 +1,130 @@
-//! How much memory this process may have.
+//! How much memory this process may have, and whether a store in memory fits into it.
 
+use crate::budget::Budget;
+use ritornello_format::{Error, Result};
+use ritornello_medium::{Room, TMPFS};
 use std::fs;
 use std::path::Path;
 
-/// Bytes: the machine's, or the limit of the tightest control group above this process (version 2,
-/// then 1) where that is less.
+/// Version 1 says that there is no limit with a number near the largest there is.
+const NO_LIMIT: u64 = 1 << 60;
+
+/// Bytes: the machine's, or the limit of the tightest control group above this process where that
+/// is less.
 pub(crate) fn available() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
-    control_groups(Path::new("/sys/fs/cgroup")).map_or(machine, |limit| limit.min(machine))
+    control_group().map_or(machine, |group| group.limit.min(machine))
 }
 
-fn control_groups(root: &Path) -> Option<u64> {
+/// What a control group allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlGroup {
+    /// Bytes of memory at most.
+    pub limit: u64,
+    /// Bytes that are used in it.
+    pub used: u64,
+    /// Bytes of those that are cached files, which go when memory is wanted.
+    pub cached: u64,
+}
+
+/// The one with the tightest limit above this process (version 2, then 1); none without a limit.
+#[must_use]
+pub fn control_group() -> Option<ControlGroup> {
+    tightest(Path::new("/sys/fs/cgroup"))
+}
+
+fn tightest(root: &Path) -> Option<ControlGroup> {
     let number =
         |path: &Path| -> Option<u64> { fs::read_to_string(path).ok()?.trim().parse().ok() };
+    let cached = |dir: &Path| -> u64 {
+        let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let of = |line: &str| {
+            let (name, bytes) = line.split_once(' ')?;
+            // Files proper: what lies in memory only counts as anonymous.
+            let is_file = ["active_file", "inactive_file"].contains(&name);
+            is_file.then(|| bytes.trim().parse::<u64>().ok())?
+        };
+        stat.lines().filter_map(of).sum()
+    };
+    let group = |dir: &Path, limit: &str, used: &str| {
+        let limit = number(&dir.join(limit)).filter(|limit| *limit < NO_LIMIT)?;
+        Some(ControlGroup { limit, used: number(&dir.join(used))?, cached: cached(dir) })
+    };
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
-    let group = root.join(own.trim_start_matches('/'));
-    let above = group.ancestors().take_while(|dir| dir.starts_with(root));
-    let tightest = above.filter_map(|dir| number(&dir.join("memory.max"))).min();
-    tightest.or_else(|| number(&root.join("memory/memory.limit_in_bytes")))
+    let own = root.join(own.trim_start_matches('/'));
+    let above = own.ancestors().take_while(|dir| dir.starts_with(root));
+    above
+        .filter_map(|dir| group(dir, "memory.max", "memory.current"))
+        .min_by_key(|group| group.limit)
+        .or_else(|| group(&root.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"))
+}
+
+/// Bytes that can still be had without anybody being killed for it: `MemAvailable` of the machine.
+#[must_use]
+pub fn memory_left() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024))
+}
+
+/// Something that memory comes from.
+struct Source {
+    /// Bytes that it still has.
+    left: u64,
+    what: &'static str,
+    /// How to have more.
+    advice: &'static str,
+}
+
+/// What a store in memory on a file system with this room lives on.
+fn sources(room: &Room) -> Vec<Source> {
+    let group = control_group().map(|group| Source {
+        left: group.limit.saturating_sub(group.used.saturating_sub(group.cached)),
+        what: "the memory limit of this control group",
+        advice: "raise it (docker run --memory, resources.limits.memory)",
+    });
+    let machine = Source {
+        left: memory_left(),
+        what: "the memory that is available on this machine (MemAvailable)",
+        advice: "end what takes it",
+    };
+    let file_system = Source {
+        left: room.available.saturating_sub(Budget::floor(room.total)),
+        what: "the file system in memory",
+        advice: "make it larger (as root: mount -o remount,size=64G on it; docker run --shm-size)",
+    };
+    group.into_iter().chain([machine, file_system]).collect()
+}
+
+/// Whether `bytes` more can be put into memory where there is this room. Everywhere else they can,
+/// as far as this function is concerned.
+///
+/// # Errors
+/// `Invalid`, naming what is too small, what would fit, and what to do.
+pub fn check_memory(room: &Room, bytes: u64) -> Result<()> {
+    if room.kind != TMPFS {
+        return Ok(());
+    }
+    judge(&sources(room), bytes)
+}
+
+fn judge(sources: &[Source], bytes: u64) -> Result<()> {
+    let Some(least) = sources.iter().min_by_key(|source| source.left) else { return Ok(()) };
+    if bytes <= least.left {
+        return Ok(());
+    }
+    let Source { left, what, advice } = least;
+    Err(Error::invalid(format!(
+        "a store in memory must fit there, and {what} leaves {} MiB: give a capacity of {}MiB or \
+         less, or {advice}",
+        left >> 20,
+        (left >> 20) / 10 * 9,
+    ))
+    .with("bytes", bytes)
+    .with("left", left))
 }
 
 #[cfg(test)]
@@ -27,8 +132,41 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_least_source_decides_and_is_named() {
+        let of = |left, what| Source { left, what, advice: "find more" };
+        let sources = [of(100 << 20, "the machine"), of(50 << 20, "the group")];
+        assert!(judge(&sources, 50 << 20).is_ok());
+        let error = judge(&sources, 51 << 20).unwrap_err().to_string();
+        assert!(error.contains("the group leaves 50 MiB"), "{error}");
+        assert!(error.contains("45MiB or less, or find more"), "{error}");
+        assert!(judge(&[], u64::MAX).is_ok());
+    }
+
+    #[test]
+    fn only_memory_is_checked() {
+        let disk = Room { kind: 0xef53, ..Room::default() };
+        assert!(check_memory(&disk, u64::MAX).is_ok());
+        let small = Room { kind: TMPFS, available: 64 << 20, total: 64 << 20 };
+        assert!(check_memory(&small, 1 << 20).is_ok());
+        assert!(check_memory(&small, 64 << 20).is_err(), "a little of it is kept free");
+    }
+
+    #[test]
+    fn a_group_says_what_is_used_and_what_is_only_cached() {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("memory");
+        fs::create_dir(&group).unwrap();
+        let write = |name: &str, text: &str| fs::write(group.join(name), text).unwrap();
+        write("memory.limit_in_bytes", "1000000");
+        write("memory.usage_in_bytes", "900000");
+        write("memory.stat", "cache 5\ninactive_file 300000\nactive_file 100000\n");
+        let found = tightest(root.path()).unwrap();
+        assert_eq!(found, ControlGroup { limit: 1_000_000, used: 900_000, cached: 400_000 });
+    }
+
+    #[test]
     fn there_is_some_and_no_group_is_no_limit() {
         assert!(available() > 16 << 20);
-        assert_eq!(control_groups(Path::new("/nowhere/at/all")), None);
+        assert_eq!(tightest(Path::new("/nowhere/at/all")), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Putting: reserve, write, commit; part by part if the pages are encoded.
 
-use crate::catalog::{Reserved, ReservedRun, ScopeRef, Wanted};
+use crate::catalog::{Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
 use crate::encode::Encoder;
 use crate::outcome::Outcome;
 use crate::parts::{Part, Parts};
@@ -201,10 +201,11 @@ impl Unsettled<'_> {
         if reserved.runs.is_empty() {
             return Ok(written);
         }
-        written.stored = self.store.catalog.commit(reserved.id, &self.sums)?;
+        let committed = self.store.catalog.commit(reserved.id, &self.sums)?;
+        written.stored = committed.stored;
         written.unflushed = reserved.durable && put.in_parts;
         if written.stored < count && written.reason.is_empty() {
-            written.reason = "superseded";
+            written.reason = committed.refused.map_or("superseded", Refusal::word);
         }
         for (run, _) in reserved.runs.iter().zip(&self.sums).filter(|(_, sum)| sum.is_some()) {
             written.bytes += u64::from(run.pages) * put.scope.page_bytes;

@@ -296,7 +296,7 @@ pub struct AdmissionStats {
 /// How bytes move in this process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IoStats {
-    /// `uring`, `pool` or `buffered`.
+    /// `uring`, `pool`, `buffered` or `mapped`.
     pub mode: String,
     /// Past the page cache.
     pub direct: bool,

@@ -1,18 +1,18 @@
 //! Everybody's half of a store: payload moves here, questions go to the catalog.
 
-use crate::catalog::{Catalog, LeaseNumber, Leased, ScopeRef};
+use crate::catalog::{Catalog, HeldKeys, HeldScope, LeaseNumber, Leased, ScopeRef};
 use crate::engine::Reshape;
+use crate::moved::{Moved, StoreStats};
 use crate::outcome::Outcome;
-use crate::stats::{CatalogStats, Counter};
+use crate::resolved::Resolved;
+use crate::silence::{self, OwnerSilent};
 use crate::ticket::{Closing, Lane, Ticket, Workers};
-use parking_lot::RwLock;
-use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, check_keys};
+use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
-use serde::Serialize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,8 +25,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const ATTEMPTS: u32 = 3;
 /// A call is not tried again when this long has passed since it was first refused.
 const RETRY_FOR: Duration = Duration::from_secs(10);
-/// Resolved scopes that are remembered.
-const SCOPES_KNOWN: usize = 16;
 
 /// What a put says of its pages besides their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,64 +53,10 @@ pub struct Store {
     pub(crate) segments: Arc<Segments>,
     pub(crate) staging: Arc<Staging>,
     pub(crate) moved: Moved,
-    /// Resolved lately, newest last. Found by comparing descriptions, which is cheaper than their
-    /// digest, and an equal description needs no further check.
-    scopes: RwLock<Vec<(ScopeRef, Scope)>>,
+    resolved: Resolved,
     workers: Workers,
     process: u32,
     closed: AtomicBool,
-}
-
-/// What this process moved.
-#[derive(Debug, Default)]
-pub(crate) struct Moved {
-    pub(crate) puts: Counter,
-    pub(crate) put_bytes: Counter,
-    pub(crate) put_stored_bytes: Counter,
-    pub(crate) put_micros: Counter,
-    pub(crate) gets: Counter,
-    pub(crate) get_bytes: Counter,
-    pub(crate) get_micros: Counter,
-    pub(crate) pages_read: Counter,
-    pub(crate) pages_missed: Counter,
-    pub(crate) staging_refusals: Counter,
-}
-
-/// The catalog's figures, and what this process moved.
-#[derive(Clone, Debug, Serialize)]
-pub struct StoreStats {
-    /// The owner's.
-    #[serde(flatten)]
-    pub catalog: CatalogStats,
-    /// This process's.
-    pub transfer: TransferStats,
-}
-
-/// What this process moved.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct TransferStats {
-    /// Puts finished.
-    pub puts: u64,
-    /// Payload bytes written.
-    pub put_bytes: u64,
-    /// Bytes that this payload takes on disk: encoded, with headers and padding.
-    pub put_stored_bytes: u64,
-    /// Seconds spent in puts, all threads together.
-    pub put_seconds: f64,
-    /// Gets finished.
-    pub gets: u64,
-    /// Payload bytes read and verified.
-    pub get_bytes: u64,
-    /// Seconds spent in gets, all threads together.
-    pub get_seconds: f64,
-    /// Pages read and verified.
-    pub pages_read: u64,
-    /// Pages that were located but could not be had.
-    pub pages_missed: u64,
-    /// Pages not taken because staging was full.
-    pub staging_refusals: u64,
-    /// Staging memory in use now, in bytes.
-    pub staging_bytes: u64,
 }
 
 impl Store {
@@ -128,11 +72,39 @@ impl Store {
             segments,
             staging,
             moved: Moved::default(),
-            scopes: RwLock::default(),
+            resolved: Resolved::default(),
             workers: Workers::new(),
             process: process_id(),
             closed: AtomicBool::new(false),
         })
+    }
+
+    /// The scopes that the store knows, in the order in which they were registered, and what each
+    /// holds.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn scopes(&self) -> Result<Vec<HeldScope>> {
+        self.check_process()?;
+        let mut scopes: Vec<HeldScope> = Vec::new();
+        loop {
+            let from = scopes.last().map_or(0, |last| last.slot.0 + 1);
+            let more = self.catalog.scopes(ScopeSlot(from))?;
+            if more.is_empty() {
+                return Ok(scopes);
+            }
+            scopes.extend(more);
+        }
+    }
+
+    /// Keys of a scope, some at a time, oldest run first: whole runs behind `after`, the `last` of
+    /// the answer before or zero, until there are `limit` keys. Pages that come or go meanwhile may
+    /// be in it or not.
+    ///
+    /// # Errors
+    /// Like `probe`.
+    pub fn keys(&self, scope: &Scope, after: u64, limit: u32) -> Result<HeldKeys> {
+        self.with_scope(scope, HeldKeys::default(), |s| self.catalog.keys(s, after, limit))
     }
 
     /// Changes capacity or directories, of a store that is in use. Returns when it is done.
@@ -161,11 +133,8 @@ impl Store {
     /// `Invalid` for a codec that the scope's numbers do not suit, more to retain than the quota, or
     /// a scope stored with another description.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
-        self.retry_stale(scope, true, |found| match found {
-            Some(reference) => self.catalog.configure(reference, settings),
-            None => Err(Error::retry("the scope was dropped meanwhile")),
-        })?;
-        self.forget(scope);
+        self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
+        self.resolved.forget(&[scope]);
         Ok(())
     }
 
@@ -175,17 +144,32 @@ impl Store {
     /// `Invalid` for malformed keys or a scope stored with another description.
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
-        self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys))
+        let asked = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
+        self.or_miss(asked, || 0)
     }
 
-    /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released.
+    /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In a
+    /// scope whose keys do not chain, it keeps every page that is there.
     ///
     /// # Errors
     /// Like `probe`; `Retry` if there are too many leases.
     pub fn lease(&self, scope: &Scope, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+        self.lease_all(&[scope], keys, ttl)
+    }
+
+    /// The leading pages that are in all of `scopes`, under one lease: one question for pages that
+    /// are stored in several objects.
+    ///
+    /// # Errors
+    /// Like `lease`; `Invalid` for more than [`crate::LEASED_AT_ONCE`] pages, counted in every scope.
+    pub fn lease_all(&self, scopes: &[&Scope], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         check_keys(keys)?;
         let none = Leased { pages: 0, lease: LeaseNumber::default() };
-        self.with_scope(scope, none, |scope| self.catalog.lease(scope, keys, ttl))
+        let asked = self.retry_stale(scopes, || {
+            let known = self.resolve_all(scopes)?;
+            known.map_or(Ok(none), |known| self.catalog.lease(&known, keys, ttl))
+        });
+        self.or_miss(asked, || none)
     }
 
     /// Ends a lease, of this process or another.
@@ -203,7 +187,8 @@ impl Store {
     /// Like `probe`.
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         check_keys(keys)?;
-        self.with_scope(scope, vec![false; keys.len()], |s| self.catalog.exists(s, keys))
+        let none = || vec![false; keys.len()];
+        self.or_miss(self.with_scope(scope, none(), |s| self.catalog.exists(s, keys)), none)
     }
 
     /// Stores pages; those that are there already are skipped. `source` has one page a key.
@@ -220,14 +205,15 @@ impl Store {
     ) -> Result<Outcome> {
         self.check_batch(keys, source.len())?;
         let started = Instant::now();
-        let outcome = self.retry_stale(scope, true, |found| match found {
-            Some(reference) => self.put(reference, scope, keys, source, terms, control),
-            None => Err(Error::retry("the scope could not be registered")),
-        })?;
+        let outcome = self.retry_stale(&[scope], || {
+            self.put(self.registered(scope)?, scope, keys, source, terms, control)
+        });
+        let outcome = self.or_miss(outcome, || Outcome::none(keys.len(), silence::REASON))?;
         Ok(outcome.timed(started.elapsed()))
     }
 
-    /// Reads the leading pages into `target`, one page a key. A page counts when it is verified.
+    /// Reads the leading pages into `target`, one page a key; in a scope whose keys do not chain,
+    /// every page that is there. A page counts when it is verified.
     ///
     /// # Errors
     /// Like `put_batch`.
@@ -240,10 +226,11 @@ impl Store {
     ) -> Result<Outcome> {
         self.check_batch(keys, target.len())?;
         let started = Instant::now();
-        let outcome = self.retry_stale(scope, false, |found| match found {
-            Some(scope) => self.get(scope, keys, target, control),
-            None => Ok(Outcome::none(keys.len(), if keys.is_empty() { "" } else { "absent" })),
-        })?;
+        let unknown = || Outcome::none(keys.len(), if keys.is_empty() { "" } else { "absent" });
+        let outcome =
+            self.with_scope(scope, None, |scope| self.get(scope, keys, target, control).map(Some));
+        let outcome = outcome.map(|outcome| outcome.unwrap_or_else(unknown));
+        let outcome = self.or_miss(outcome, || Outcome::none(keys.len(), silence::REASON))?;
         Ok(outcome.timed(started.elapsed()))
     }
 
@@ -319,6 +306,24 @@ impl Store {
         })
     }
 
+    /// Has `work` done as a get of `pages` pages: in the same queue, with the same ticket. It may
+    /// read from other stores, too. Its control says stop when the ticket is cancelled.
+    ///
+    /// # Errors
+    /// Like `submit_put`.
+    pub fn submit_read(
+        self: &Arc<Self>,
+        keys: Vec<Box<[u8]>>,
+        pages: usize,
+        control: Control,
+        work: impl FnOnce(&[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
+    ) -> Result<Ticket> {
+        self.submit(Lane::Get, keys, pages, control, move |_, keys, control| {
+            let started = Instant::now();
+            Ok(work(keys, control)?.timed(started.elapsed()))
+        })
+    }
+
     /// Starts a get. `target` belongs to the store until the ticket is done.
     ///
     /// # Errors
@@ -369,7 +374,8 @@ impl Store {
     /// Like `probe`.
     pub fn touch(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
-        self.with_scope(scope, 0, |scope| self.catalog.touch(scope, keys))
+        let asked = self.with_scope(scope, 0, |scope| self.catalog.touch(scope, keys));
+        self.or_miss(asked, || 0)
     }
 
     /// Removes pages; in chained scopes with all behind them. Returns how many of `keys` went.
@@ -387,7 +393,7 @@ impl Store {
     /// Like `probe`.
     pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
         self.with_scope(scope, (), |scope| self.catalog.drop_scope(scope))?;
-        self.forget(scope);
+        self.resolved.forget(&[scope]);
         Ok(())
     }
 
@@ -397,7 +403,7 @@ impl Store {
     /// `Fatal` if the store is poisoned.
     pub fn clear(&self) -> Result<()> {
         self.check_process()?;
-        self.scopes.write().clear();
+        self.resolved.clear();
         self.catalog.clear()
     }
 
@@ -416,23 +422,8 @@ impl Store {
     /// Those of the connection.
     pub fn stats(&self) -> Result<StoreStats> {
         self.check_process()?;
-        let moved = &self.moved;
-        Ok(StoreStats {
-            catalog: self.catalog.stats()?,
-            transfer: TransferStats {
-                puts: moved.puts.get(),
-                put_bytes: moved.put_bytes.get(),
-                put_stored_bytes: moved.put_stored_bytes.get(),
-                put_seconds: moved.put_micros.get() as f64 / 1e6,
-                gets: moved.gets.get(),
-                get_bytes: moved.get_bytes.get(),
-                get_seconds: moved.get_micros.get() as f64 / 1e6,
-                pages_read: moved.pages_read.get(),
-                pages_missed: moved.pages_missed.get(),
-                staging_refusals: moved.staging_refusals.get(),
-                staging_bytes: self.staging.stats().in_use as u64,
-            },
-        })
+        let transfer = self.moved.stats(self.staging.stats().in_use as u64);
+        Ok(StoreStats { catalog: self.catalog.stats()?, transfer })
     }
 
     /// Bounded memory for copies and unaligned transfers.
@@ -474,44 +465,42 @@ impl Store {
             .with("pages", pages))
     }
 
+    /// `miss` instead of an error that says that the owner is not heard.
+    fn or_miss<T>(&self, asked: Result<T>, miss: impl FnOnce() -> T) -> Result<T> {
+        if asked.as_ref().is_err_and(OwnerSilent::caused) {
+            self.moved.unanswered.add(1);
+            return Ok(miss());
+        }
+        asked
+    }
+
     fn with_scope<T>(
         &self,
         scope: &Scope,
         unknown: T,
         ask: impl Fn(ScopeRef) -> Result<T>,
     ) -> Result<T> {
-        let mut unknown = Some(unknown);
-        self.retry_stale(scope, false, |found| match (found, unknown.take()) {
-            (Some(reference), kept) => {
-                unknown = kept;
-                ask(reference)
-            }
-            (None, Some(answer)) => Ok(answer),
-            (None, None) => Err(Error::retry("the scope was dropped meanwhile")),
-        })
+        let known =
+            self.retry_stale(&[scope], || self.resolve(scope, false)?.map(&ask).transpose())?;
+        Ok(known.unwrap_or(unknown))
     }
 
-    /// Resolves the scope and asks. An answer of `Retry` may mean that another process dropped the
-    /// scope, or that the owner changed in the middle of a put: resolves and asks anew, a few
-    /// times and not for long.
-    fn retry_stale<T>(
-        &self,
-        scope: &Scope,
-        create: bool,
-        mut ask: impl FnMut(Option<ScopeRef>) -> Result<T>,
-    ) -> Result<T> {
+    /// Resolves scopes and asks, both by `ask`. An answer of `Retry` may mean that another process
+    /// dropped a scope, or that the owner changed in the middle of a put: resolves and asks anew, a
+    /// few times and not for long.
+    fn retry_stale<T>(&self, scopes: &[&Scope], mut ask: impl FnMut() -> Result<T>) -> Result<T> {
         self.check_process()?;
         // Asked for at the first refusal only: a clock costs as much as a probe.
         let (mut refused, mut attempts) = (None, 0);
         loop {
-            match ask(self.resolve(scope, create)?) {
-                Err(error) if error.kind() == ErrorKind::Retry => {
+            match ask() {
+                Err(error) if error.kind() == ErrorKind::Retry && !OwnerSilent::caused(&error) => {
                     attempts += 1;
                     let late = refused.get_or_insert_with(Instant::now).elapsed() > RETRY_FOR;
                     if late || attempts == ATTEMPTS {
                         return Err(error);
                     }
-                    self.forget(scope);
+                    self.resolved.forget(scopes);
                 }
                 answer => return answer,
             }
@@ -519,22 +508,27 @@ impl Store {
     }
 
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
-        if let Some((reference, _)) = self.scopes.read().iter().find(|(_, known)| known == scope) {
-            return Ok(Some(*reference));
-        }
-        let found = self.catalog.resolve(scope, create)?;
-        if let Some(reference) = found {
-            let mut scopes = self.scopes.write();
-            if scopes.len() >= SCOPES_KNOWN {
-                scopes.remove(0);
-            }
-            scopes.push((reference, scope.clone()));
+        let mut found = None;
+        self.resolved.find(&[scope], |known| found = known);
+        if found.is_none() {
+            found = self.catalog.resolve(scope, create)?;
+            found.into_iter().for_each(|reference| self.resolved.note(reference, scope));
         }
         Ok(found)
     }
 
-    fn forget(&self, scope: &Scope) {
-        self.scopes.write().retain(|(_, known)| known != scope);
+    fn registered(&self, scope: &Scope) -> Result<ScopeRef> {
+        let dropped = || Error::retry("the scope was dropped meanwhile");
+        self.resolve(scope, true)?.ok_or_else(dropped)
+    }
+
+    /// The references of all `scopes`; `None` if one of them is unknown.
+    fn resolve_all(&self, scopes: &[&Scope]) -> Result<Option<Vec<ScopeRef>>> {
+        let mut known = Vec::with_capacity(scopes.len());
+        self.resolved.find(scopes, |found| known.push(found));
+        let each = known.into_iter().zip(scopes);
+        each.map(|(found, scope)| found.map_or_else(|| self.resolve(scope, false), |r| Ok(Some(r))))
+            .collect()
     }
 }
 

@@ -29,20 +29,64 @@ struct Shared {
     outcome: Parked<Option<Arc<Outcome>>>,
     event: OwnedFd,
     cancelled: Arc<AtomicBool>,
+    listener: Mutex<Option<(Arc<Bell>, u64)>>,
+}
+
+/// Where many tickets say that they are done: one eventfd, and which they were.
+#[derive(Debug)]
+pub struct Bell {
+    event: OwnedFd,
+    rung: Mutex<Vec<u64>>,
+}
+
+impl Bell {
+    /// A bell that nobody has rung.
+    ///
+    /// # Errors
+    /// `Retry` if there is no file descriptor left.
+    pub fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { event: event()?, rung: Mutex::default() }))
+    }
+
+    /// An eventfd, readable from the moment somebody rings until it is read.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// Says `name`.
+    pub fn ring(&self, name: u64) {
+        self.rung.lock().push(name);
+        announce(&self.event);
+    }
+
+    /// Who rang since the last call. The eventfd is the caller's to read, before this.
+    #[must_use]
+    pub fn take(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.rung.lock())
+    }
+}
+
+fn event() -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+        Error::retry("no eventfd for a ticket: raise the limit of open files (ulimit -n)")
+            .because(std::io::Error::from(error))
+    })
+}
+
+/// Adds one. It can only fail where the counter is full, and then it is readable anyway.
+fn announce(event: &OwnedFd) {
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 impl Ticket {
     pub(crate) fn new() -> Result<Self> {
-        let event =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
-                Error::retry("no eventfd for a ticket: raise the limit of open files (ulimit -n)")
-                    .because(std::io::Error::from(error))
-            })?;
         Ok(Self {
             shared: Arc::new(Shared {
                 outcome: Parked::new(None),
-                event,
+                event: event()?,
                 cancelled: Arc::default(),
+                listener: Mutex::default(),
             }),
         })
     }
@@ -57,6 +101,17 @@ impl Ticket {
     #[must_use]
     pub fn done(&self) -> bool {
         self.shared.outcome.lock().is_some()
+    }
+
+    /// Has the ticket ring `bell` with `name`, once, when it is done: at once if it is. Only the
+    /// latest bell is rung.
+    pub fn tell(&self, bell: &Arc<Bell>, name: u64) {
+        let mut listener = self.shared.listener.lock();
+        if self.done() {
+            bell.ring(name);
+        } else {
+            *listener = Some((Arc::clone(bell), name));
+        }
     }
 
     /// Asks to stop: no further I/O is started. The ticket is done when what is in flight has
@@ -88,8 +143,11 @@ impl Ticket {
     pub(crate) fn finish(&self, outcome: Outcome) {
         *self.shared.outcome.lock() = Some(Arc::new(outcome));
         self.shared.outcome.wake_all();
-        // It can only fail by overflow, and it is written once.
-        let _ = rustix::io::write(&self.shared.event, &1u64.to_ne_bytes());
+        announce(&self.shared.event);
+        // After the outcome is there, so that whoever comes to listen meanwhile sees it.
+        if let Some((bell, name)) = self.shared.listener.lock().take() {
+            bell.ring(name);
+        }
     }
 }
 

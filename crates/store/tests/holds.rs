@@ -37,7 +37,7 @@ fn crowd(
     for name in names {
         let key = name.to_le_bytes();
         let reserved = session.reserve(scope, &[&key], None, &wanted).unwrap();
-        assert_eq!(session.commit(reserved.id, &[Some(7)]).unwrap(), 1);
+        assert_eq!(session.commit(reserved.id, &[Some(7)]).unwrap().stored, 1);
         if name % 10_000 == 0 {
             session.flush().unwrap();
         }

@@ -73,6 +73,35 @@ fn at_the_ceiling_puts_are_skipped_and_eviction_or_deletion_lets_them_in_again()
 }
 
 #[test]
+fn a_put_that_the_index_has_no_room_for_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    // Nothing is synced, so that what the index has yet to write to its files fills up.
+    let opts = Options {
+        index: Some(IndexKind::Run),
+        index_memory: Some(1 << 20),
+        upkeep: false,
+        ..options(dir.path(), 128)
+    };
+    let open = open_on(Arc::new(Host), &opts).unwrap();
+    let scope = chained(PAGE);
+    let mut stored = 0;
+    let refused = loop {
+        let outcome = put(&open.store, &scope, &sequence(stored, 1), None);
+        if outcome.pages == 0 {
+            break outcome;
+        }
+        stored += 1;
+        assert!(stored < 100_000);
+    };
+    assert_eq!(refused.reason, "metadata");
+    let counters = open.store.stats().unwrap().catalog.counters;
+    assert_eq!((counters["refused_metadata"], counters["pages_refused"]), (1, 1));
+    open.store.flush().unwrap();
+    assert_eq!(put(&open.store, &scope, &sequence(stored, 1), None).pages, 1);
+    open.close();
+}
+
+#[test]
 fn a_ceiling_is_named_with_the_index() {
     assert_eq!(parse_index("run").unwrap(), (IndexKind::Run, None));
     assert_eq!(parse_index("run:8GiB").unwrap(), (IndexKind::Run, Some(8 << 30)));

@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
-use ritornello_format::{Scope, UNIT};
+use ritornello_format::{ErrorKind, Scope, UNIT};
 use ritornello_medium::Host;
-use ritornello_store::Options;
 use ritornello_store::eviction::Policy;
+use ritornello_store::{LEASED_AT_ONCE, Options};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +54,52 @@ fn a_used_sequence_outlives_unused_ones_and_heads_outlive_tails() {
         let prefix = there.iter().take_while(|there| **there).count();
         assert!(there[prefix..].iter().all(|there| !there), "{there:?}");
     }
+    open.close();
+}
+
+#[test]
+fn one_lease_keeps_what_several_scopes_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 24);
+    let scopes = [0, 1, 2].map(|part| Scope { part, ..chained(64 << 10) });
+    let [long, short, none] = &scopes;
+    let keys = sequence(1, 8);
+    put(&open.store, long, &keys, None);
+    put(&open.store, short, &keys[..5], None);
+    let ttl = Duration::from_secs(60);
+    let all = |scopes: &[&Scope]| open.store.lease_all(scopes, &refs(&keys), ttl).unwrap();
+    let leases = || open.store.stats().unwrap().catalog.leases;
+    for missing in [&[none, long][..], &[long, none], &[]] {
+        assert_eq!((all(missing).pages, leases()), (0, 0), "{missing:?}");
+    }
+    put(&open.store, none, &sequence(2, 1), None);
+    assert_eq!((all(&[long, none, short]).pages, leases()), (0, 0));
+    let leased = all(&[long, short]);
+    assert_eq!((leased.pages, leases()), (5, 1));
+    for name in 3..80 {
+        put(&open.store, long, &sequence(name, 8), None);
+    }
+    assert_eq!(get(&open.store, long, &keys[..5]).pages, 5);
+    assert_eq!(get(&open.store, short, &keys[..5]).pages, 5);
+    open.store.release(leased.lease).unwrap();
+    assert_eq!(leases(), 0);
+    // A scope that was dropped, by its name, is one without pages.
+    open.store.drop_scope(short).unwrap();
+    assert_eq!(all(&[long, short]).pages, 0);
+    open.close();
+}
+
+#[test]
+fn no_question_is_so_large_that_others_wait_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let scope = chained(64 << 10);
+    let keys = sequence(1, 8);
+    put(&open.store, &scope, &keys, None);
+    let many = vec![&scope; LEASED_AT_ONCE / 8 + 1];
+    let error = open.store.lease_all(&many, &refs(&keys), Duration::from_secs(60)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(open.store.stats().unwrap().catalog.leases, 0);
     open.close();
 }
 

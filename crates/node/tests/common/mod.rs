@@ -156,6 +156,19 @@ impl Helper {
         assert!(status.success());
     }
 
+    /// SIGSTOP, and waits until all its threads have stopped.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.pid());
+        let is_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        };
+        eventually("it has stopped", || {
+            std::fs::read_dir(&tasks).unwrap().flatten().all(is_stopped)
+        });
+    }
+
     /// SIGKILL, and waits until it is dead. Returns what it had said that was not heard.
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().unwrap();
@@ -205,8 +218,8 @@ pub fn serve_as_helper() {
                     let ttl = Duration::from_secs(600);
                     store.lease(&scope(), &refs(&keys), ttl)?.pages.to_string()
                 }
-                "work" => work(store, number(1), number(2) as usize),
-                other => crate::own_command(node, other),
+                "work" => work(store, number(1), number(2) as usize, number(3)),
+                _ => crate::own_command(node, &line),
             })
         })();
         say(answer.unwrap_or_else(|error| format!("{error:?}")));
@@ -216,9 +229,9 @@ pub fn serve_as_helper() {
     }
 }
 
-/// Puts sequence after sequence, and says after each flush which one it was.
-fn work(store: &Store, first: u64, pages: usize) -> ! {
-    for name in first.. {
+/// Puts `count` sequences, says after each flush which one it was, and rests.
+fn work(store: &Store, first: u64, pages: usize, count: u64) -> ! {
+    for name in first..first + count {
         match put(store, name, pages) {
             Ok(outcome) if outcome.pages == pages => match store.flush() {
                 Ok(()) => say(name),
@@ -228,5 +241,7 @@ fn work(store: &Store, first: u64, pages: usize) -> ! {
             Err(error) => eprintln!("put of {name}: {error:?}"),
         }
     }
-    unreachable!()
+    loop {
+        std::thread::park();
+    }
 }

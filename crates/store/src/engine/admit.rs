@@ -74,7 +74,7 @@ impl Engine {
             let counters = &self.counters;
             let counter = match reason {
                 Refusal::NoSpace | Refusal::Deadline => &counters.refused_space,
-                Refusal::MetadataFull => &counters.refused_metadata,
+                Refusal::Metadata => &counters.refused_metadata,
                 Refusal::Quota => &counters.refused_quota,
                 Refusal::Admission => &counters.refused_admission,
                 Refusal::WriteBudget => &counters.refused_write_budget,

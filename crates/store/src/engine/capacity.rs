@@ -10,7 +10,7 @@ use crate::budget::Budget;
 use crate::directory::{Directory, VOLUMES_MAX};
 use ritornello_format::{Error, Manifest, Result, UNIT, VolumeRecord};
 use ritornello_index::RunId;
-use ritornello_volume::segments::{Candidate, Segments};
+use ritornello_volume::segments::{Candidate, IoMode, Segments};
 use ritornello_volume::space::Space;
 use ritornello_volume::transfer::Control;
 use serde::{Deserialize, Serialize};
@@ -56,6 +56,7 @@ impl Engine {
             }
             let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
             self.check_holds_what_stays(&budget)?;
+            self.check_fits_into_memory(&manifest)?;
             self.directory().write_manifest(&manifest)?;
             if let Some(candidate) = candidate {
                 self.segments.add_volume(candidate);
@@ -131,6 +132,15 @@ impl Engine {
         .with("being_written", written * UNIT))
     }
 
+    /// A larger capacity must fit into memory where the store is there.
+    fn check_fits_into_memory(&self, manifest: &Manifest) -> Result<()> {
+        if manifest.capacity <= self.budget().capacity {
+            return Ok(());
+        }
+        let more = manifest.capacity.saturating_sub(self.segments.allocated_bytes()?);
+        self.directory().check_memory(manifest, more)
+    }
+
     fn add_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<Candidate> {
         let directory = self.directory();
         let name = directory.volume_name(Path::new(dir))?;
@@ -175,6 +185,13 @@ impl Engine {
             )
             .with("dir", path.display())
             .with("file_system", candidate.file_system()));
+        }
+        if self.segments.report().mode == IoMode::Mapped && !candidate.is_in_memory() {
+            return Err(Error::invalid(
+                "this store is in memory, and a disk would slow it down to its own speed: name a \
+                 directory in memory, or make a store on the disk",
+            )
+            .with("dir", path.display()));
         }
         manifest.volumes.push(VolumeRecord::new(name));
         Ok(candidate)

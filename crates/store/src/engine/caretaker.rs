@@ -60,7 +60,7 @@ impl Caretaker {
 
     /// What it does stops when it is to end.
     pub(super) fn control(&self) -> Control {
-        Control { deadline: None, cancelled: Some(Arc::clone(&self.stopped)) }
+        Control { cancelled: Some(Arc::clone(&self.stopped)), ..Control::default() }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::reservations::{PlannedRun, Reservation};
 use super::{ClientId, Engine, State, resident};
+use crate::catalog::{Committed, Refusal};
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
 
@@ -15,7 +16,7 @@ impl Engine {
         asking: ClientId,
         id: u64,
         written: &[Option<u64>],
-    ) -> Result<usize> {
+    ) -> Result<Committed> {
         self.check_writable()?;
         let mut state = self.state.lock();
         state.check_reserver(asking, id)?;
@@ -26,7 +27,7 @@ impl Engine {
         let Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease } =
             reservation;
         let mut unused: Vec<Extent> = Vec::new();
-        let (mut metadata_full, mut retained) = (false, false);
+        let (mut pages_refused, mut retained) = (0, false);
         for (at, run) in runs.iter().enumerate() {
             let checksum = written.get(at).copied().flatten();
             let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
@@ -66,14 +67,19 @@ impl Engine {
                     self.counters.bytes_admitted.add(u64::from(run.pages) * scope.page_bytes);
                 }
                 Err(error) => {
-                    metadata_full |= error.kind() == ErrorKind::Retry;
+                    if error.kind() == ErrorKind::Retry {
+                        pages_refused += u64::from(run.pages);
+                    }
                     tracing::debug!(%error, "a run was not taken at commit");
                     unused.extend(&run.place.extents);
                     self.counters.runs_abandoned.add(1);
                 }
             }
         }
-        if metadata_full {
+        let refused = (pages_refused > 0).then_some(Refusal::Metadata);
+        if refused.is_some() {
+            self.counters.refused_metadata.add(pages_refused);
+            self.counters.pages_refused.add(pages_refused);
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);
         }
@@ -95,7 +101,7 @@ impl Engine {
         if self.durable_puts() && !flushed_later {
             self.make_durable()?;
         }
-        Ok(stored)
+        Ok(Committed { stored, refused })
     }
 
     /// Attaches the runs that came before the pages they follow. Returns whether more is retained

@@ -8,6 +8,7 @@ mod grouping;
 mod health;
 mod index_memory;
 mod limbo;
+mod listing;
 mod open;
 mod quota;
 mod reclaim;
@@ -339,7 +340,7 @@ impl Engine {
                 direct: report.direct,
                 huge_pages: report.backing.is_huge(),
                 file_system: report.file_systems.join(", "),
-                warnings: report.warnings.clone(),
+                warnings: report.advice(),
             },
             poisoned: self.rounds.cause().map(str::to_owned),
             counters: self.counters.snapshot(),

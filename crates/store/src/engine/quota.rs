@@ -114,6 +114,11 @@ impl Usage {
         self.scopes.remove(&slot);
     }
 
+    /// Pages and units that a scope holds.
+    pub(super) fn held(&self, slot: ScopeSlot) -> (u64, u64) {
+        self.scopes.get(&slot).map_or((0, 0), |holding| (holding.pages, holding.units))
+    }
+
     fn order(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
         self.scopes.get_mut(&slot)?.order.as_mut()
     }

@@ -58,6 +58,14 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
+    /// Whether `client` may have `more` of `total` units: nobody reserves more than is left for the
+    /// others, because what a process that hangs has reserved, nobody else can have.
+    pub(crate) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
+        let own = self.open.values().filter(|reservation| reservation.client == client);
+        let own: u64 = own.flat_map(|r| &r.runs).map(|run| run.place.units()).sum();
+        own + more <= total.saturating_sub(self.units() + more)
+    }
+
     pub(crate) fn units(&self) -> u64 {
         let open = self.open.values().flat_map(|r| &r.runs).map(|run| run.place.units());
         let withheld = self.withheld.values().flat_map(|w| &w.extents).map(|e| u64::from(e.units));
@@ -144,5 +152,41 @@ impl ReservationLog {
             }
         }
         open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::{ScopeId, ScopeSlot, SegmentId};
+
+    fn reservation(client: u64, units: u32) -> Reservation {
+        let extents = vec![Extent { segment: SegmentId::new(0, 0), start: 0, units }];
+        let place = Place { extents, ..Place::default() };
+        let run = PlannedRun { place, at: 0, pages: 1, parent: None, parent_there: false };
+        let (id, slot) = (ScopeId([0; 16]), ScopeSlot(0));
+        Reservation {
+            client: ClientId(client),
+            scope: ScopeRef { id, slot, page_bytes: 1, chained: true, codec: 0 },
+            hashes: Vec::new(),
+            runs: vec![run],
+            retain_until: 0,
+            flushed_later: false,
+            lease: LeaseNumber::default(),
+        }
+    }
+
+    #[test]
+    fn nobody_reserves_more_than_is_left_for_the_others() {
+        let mut all = Reservations { open: HashMap::new(), withheld: HashMap::new() };
+        let (one, two) = (ClientId(1), ClientId(2));
+        assert!(all.allow(one, 50, 100) && !all.allow(one, 51, 100));
+        all.open.insert(1, reservation(1, 30));
+        all.open.insert(2, reservation(1, 20));
+        assert!(!all.allow(one, 1, 100));
+        assert!(all.allow(two, 25, 100) && !all.allow(two, 26, 100));
+        let extents = vec![Extent { segment: SegmentId::new(0, 1), start: 0, units: 40 }];
+        all.withheld.insert(3, Withheld { client: "gone".to_owned(), extents });
+        assert!(all.allow(two, 5, 100) && !all.allow(two, 6, 100));
     }
 }

@@ -6,7 +6,8 @@ use super::{ClientId, Engine};
 use crate::budget::Budget;
 use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
 use crate::eviction::Demand;
-use ritornello_format::{Error, Extent, PageHash, Result, SegmentId, check_keys};
+use crate::memory::check_memory;
+use ritornello_format::{Error, Extent, PageHash, Result, SegmentId, UNIT, check_keys};
 use ritornello_index::RunId;
 use ritornello_volume::space::Reserve;
 use std::sync::Arc;
@@ -81,6 +82,10 @@ impl Engine {
                 break;
             }
             let units = admitted.run_units(pages);
+            if !self.leaves_enough(client, promised + units) {
+                reserved.refused = Some(Refusal::NoSpace);
+                break;
+            }
             if let Err(refusal) = self.make_quota_room(scope.slot, units, deadline) {
                 reserved.refused = Some(refusal);
                 break;
@@ -139,6 +144,13 @@ impl Engine {
             self.make_durable()?;
         }
         Ok(reserved)
+    }
+
+    /// Whether another process may have so many units more. The owner's own puts end with it.
+    fn leaves_enough(&self, client: ClientId, units: u64) -> bool {
+        let budget = self.budget();
+        let total = u64::from(budget.segments_max) * budget.segment_bytes / UNIT;
+        client == ClientId::LOCAL || self.state.lock().reservations.allow(client, units, total)
     }
 
     /// Tells the eviction policy what has to be put, gap by gap.
@@ -271,7 +283,11 @@ impl Engine {
             Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }
-            Ok(_) => self.segments.create(segment).err().map(|error| error.to_string()),
+            // Memory that the file system would give and the machine does not have kills somebody.
+            Ok(room) => check_memory(&room, segment_bytes)
+                .and_then(|()| self.segments.create(segment))
+                .err()
+                .map(|error| error.to_string()),
             Err(error) => Some(error.to_string()),
         };
         let mut state = self.state.lock();

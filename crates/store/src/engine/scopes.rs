@@ -143,6 +143,13 @@ impl Scopes {
         self.live.read().by_slot.get(&slot).copied()
     }
 
+    /// Scopes from a slot on, at most so many, in slot order.
+    pub(crate) fn from(&self, slot: ScopeSlot, most: usize) -> Vec<(ScopeSlot, Scope)> {
+        let registry = self.registry.lock();
+        let scopes = registry.scopes.iter().filter(|(found, _)| *found >= slot);
+        scopes.take(most).cloned().collect()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.live.read().by_id.len()
     }

@@ -2,14 +2,15 @@
 
 use super::{ClientId, Engine, Reshape, State};
 use crate::catalog::{
-    Catalog, LeaseNumber, Leased, Located, LocatedRun, Reserved, ScopeRef, Wanted,
+    Catalog, Committed, HeldKeys, HeldScope, LEASED_AT_ONCE, LeaseNumber, Leased, Located,
+    LocatedRun, Reserved, ScopeRef, Wanted,
 };
 use crate::eviction::{Demand, Used};
 use crate::stats::CatalogStats;
 use parking_lot::MutexGuard;
 use ritornello_format::{
-    Error, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings, ScopedKeys, UNIT,
-    check_keys,
+    Error, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings, ScopeSlot,
+    ScopedKeys, UNIT, check_keys,
 };
 use ritornello_index::{RunId, Step};
 use ritornello_volume::transfer::Control;
@@ -35,42 +36,72 @@ impl Session {
         Self { engine, client }
     }
 
-    /// Walks the leading pages and pins their runs, in one step as evictions see it.
+    /// Walks the leading pages (in a scope whose keys do not chain, all that are there) and pins
+    /// their runs, in one step as evictions see it.
     fn pin(
         &self,
         scope: ScopeRef,
         keys: &[&[u8]],
         ttl: Duration,
     ) -> Result<(LeaseNumber, Vec<Step>)> {
-        let engine = &self.engine;
-        engine.check_open()?;
-        engine.scopes.check(scope)?;
+        self.engine.check_open()?;
+        self.engine.scopes.check(scope)?;
         check_keys(keys)?;
-        let mut state = engine.state.lock();
-        let steps = engine.index.walk(scope.slot, &ScopedKeys { scope: &scope.id, keys });
+        let mut state = self.engine.state.lock();
+        let mut runs = Vec::new();
+        let steps = self.use_leading(&mut state, scope, keys, &mut runs);
+        Ok((self.hold(state, &runs, ttl)?, steps))
+    }
+
+    /// Walks the pages of one scope, counts that as a use of them, and adds their runs to `runs`.
+    fn use_leading(
+        &self,
+        state: &mut State,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        runs: &mut Vec<RunId>,
+    ) -> Vec<Step> {
+        let steps = self.engine.walk(scope, keys);
         if steps.is_empty() {
-            return Ok((LeaseNumber::default(), steps));
+            return steps;
         }
-        let mut runs: Vec<RunId> = steps.iter().map(|step| step.run).collect();
-        let tick = engine.clock.tick();
         let used = |step: &Step| Used { run: step.run, pages: step.first + step.pages };
         let path: Vec<Used> = steps.iter().map(used).collect();
         state.eviction.hit(&path);
         state.usage.hit(scope.slot, &path);
+        let others = runs.len();
+        runs.extend(steps.iter().map(|step| step.run));
         if !scope.chained {
-            runs.sort_unstable();
+            runs[others..].sort_unstable();
             runs.dedup();
         }
-        let lease = state.leases.grant(&runs, ttl.min(LEASE_MAX), self.client)?;
+        steps
+    }
+
+    /// A lease on `runs`, which were found under the lock that `state` holds; none on no runs.
+    fn hold(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        runs: &[RunId],
+        ttl: Duration,
+    ) -> Result<LeaseNumber> {
+        if runs.is_empty() {
+            return Ok(LeaseNumber::default());
+        }
+        let tick = self.engine.clock.tick();
+        let lease = state.leases.grant(runs, ttl.min(LEASE_MAX), self.client)?;
         state.touched = true;
         drop(state);
-        runs.iter().for_each(|run| engine.index.touch(*run, tick));
-        Ok((LeaseNumber(lease), steps))
+        runs.iter().for_each(|run| self.engine.index.touch(*run, tick));
+        Ok(LeaseNumber(lease))
     }
 }
 
-fn pages(steps: &[Step]) -> usize {
-    steps.iter().map(|step| step.pages as usize).sum()
+/// Pages from the first key on, up to the first that is missing.
+fn leading(steps: &[Step]) -> usize {
+    steps.iter().fold(0, |pages, step| {
+        if step.at as usize == pages { pages + step.pages as usize } else { pages }
+    })
 }
 
 impl Catalog for Session {
@@ -104,13 +135,33 @@ impl Catalog for Session {
         Ok(hit)
     }
 
-    fn lease(&self, scope: ScopeRef, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
-        let (lease, steps) = self.pin(scope, keys, ttl)?;
-        let counters = &self.engine.counters;
-        counters.probes.add(1);
-        counters.pages_probed.add(keys.len() as u64);
-        counters.pages_hit.add(pages(&steps) as u64);
-        Ok(Leased { pages: pages(&steps), lease })
+    fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+        if scopes.len() > 1 && keys.len().saturating_mul(scopes.len()) > LEASED_AT_ONCE {
+            return Err(Error::invalid("too many pages to lease at once: ask in several calls")
+                .with("keys", keys.len())
+                .with("scopes", scopes.len())
+                .with("at_most", LEASED_AT_ONCE));
+        }
+        let engine = &self.engine;
+        engine.check_open()?;
+        scopes.iter().try_for_each(|scope| engine.scopes.check(*scope))?;
+        check_keys(keys)?;
+        let mut pages = if scopes.is_empty() { 0 } else { keys.len() };
+        let mut runs = Vec::new();
+        let mut state = engine.state.lock();
+        for (number, scope) in scopes.iter().enumerate() {
+            let asked = &keys[..pages];
+            pages = leading(&self.use_leading(&mut state, *scope, asked, &mut runs));
+            engine.counters.probes.add(1);
+            engine.counters.pages_probed.add(asked.len() as u64);
+            engine.counters.pages_hit.add(pages as u64);
+            if pages == 0 && number > 0 {
+                // Nothing that all of them have.
+                runs.clear();
+                break;
+            }
+        }
+        Ok(Leased { pages, lease: self.hold(state, &runs, ttl)? })
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
@@ -122,19 +173,22 @@ impl Catalog for Session {
 
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
-        let read = &keys[..pages(&steps)];
-        if !read.is_empty() {
-            let mut read = read.iter().map(|key| PageHash::of(&scope.id, key).low());
+        if !steps.is_empty() {
+            let found =
+                steps.iter().flat_map(|step| &keys[step.at as usize..][..step.pages as usize]);
+            let mut read = found.map(|key| PageHash::of(&scope.id, key).low());
             self.engine.state.lock().eviction.demanded(Demand::Read, None, &mut read);
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
-            // Deleted between the walk and here: the prefix ends before it.
-            let Some(place) = self.engine.index.place(step.run) else { break };
-            // Cut between the walk and here: likewise.
-            let pages = place.holds().saturating_sub(step.first).min(step.pages);
-            runs.push(LocatedRun { place, first: step.first, pages, at: step.at });
-            if pages < step.pages {
+            // Deleted or cut between the walk and here: a prefix ends there.
+            let place = self.engine.index.place(step.run);
+            let pages = place.as_ref().map_or(0, |place| place.holds().saturating_sub(step.first));
+            let pages = pages.min(step.pages);
+            if let Some(place) = place.filter(|_| pages > 0) {
+                runs.push(LocatedRun { place, first: step.first, pages, at: step.at });
+            }
+            if pages < step.pages && scope.chained {
                 break;
             }
         }
@@ -158,7 +212,7 @@ impl Catalog for Session {
         self.engine.reserve(self.client, scope, keys, parent, wanted)
     }
 
-    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<usize> {
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         self.engine.commit(self.client, reservation, written)
     }
 
@@ -195,7 +249,7 @@ impl Catalog for Session {
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
         self.release(lease)?;
-        Ok(pages(&steps))
+        Ok(leading(&steps))
     }
 
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
@@ -217,6 +271,17 @@ impl Catalog for Session {
         self.engine.check_writable()?;
         self.engine.scopes.check(scope)?;
         self.engine.drop_scopes(|slot| slot == scope.slot)
+    }
+
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
+        self.engine.check_open()?;
+        Ok(self.engine.held_scopes(from))
+    }
+
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
+        self.engine.check_open()?;
+        self.engine.scopes.check(scope)?;
+        Ok(self.engine.held_keys(scope, after, limit))
     }
 
     fn reshape(&self, change: &Reshape) -> Result<()> {

@@ -76,17 +76,27 @@ fn leases_end_when_their_time_is_over() {
 }
 
 #[test]
-fn the_number_of_leases_is_bounded() {
+fn nobody_holds_more_than_is_left_for_the_others() {
     let (mut table, _) = table();
-    let many = vec![RunId(7); PINS_MAX];
-    let all = table.grant(&many, SECOND, ME).unwrap();
+    let half = vec![RunId(7); PINS_MAX / 2];
+    let all = table.grant(&half, SECOND, ME).unwrap();
     let refused = table.grant(&[RunId(1)], SECOND, ME).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Retry);
     assert!(!table.pinned(RunId(1)));
+    table.grant(&half[..PINS_MAX / 4], SECOND, ClientId(8)).unwrap();
+    assert!(table.grant(&half[..PINS_MAX / 4], SECOND, ClientId(9)).is_err());
+    table.drop_client(ClientId(8));
     table.release(all);
-    let leases: Vec<u64> = (0..LEASES_MAX).map(|_| table.grant(&[], SECOND, ME).unwrap()).collect();
-    assert!(table.grant(&[], SECOND, ME).is_err());
-    table.release(leases[0]);
+    let mut grant = |client, count: usize| -> Vec<u64> {
+        (0..count).map(|_| table.grant(&[], SECOND, client).unwrap()).collect()
+    };
+    let leases = grant(ME, LEASES_MAX / 2);
+    grant(ClientId(8), LEASES_MAX / 4);
+    assert!(
+        table.grant(&[], SECOND, ME).is_err() && table.grant(&[], SECOND, ClientId(8)).is_err()
+    );
+    assert!(table.grant(&[], SECOND, ClientId(9)).is_ok());
+    leases[..LEASES_MAX / 4].iter().for_each(|lease| drop(table.release(*lease)));
     assert!(table.grant(&[], SECOND, ME).is_ok());
 }
 

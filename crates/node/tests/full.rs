@@ -1,0 +1,78 @@
+//! A small store that is filled, by several processes: what holds space, and what does not. With the
+//! index `run`: the files of `lsm` do not fit so small a store that is full of small pages.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_node::{Node, open};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+/// Holds sequence 1 for so many milliseconds.
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    let millis = command.strip_prefix("lease-for ").unwrap().parse().unwrap();
+    let keys = keys(1, 10);
+    let leased = node.store().lease(&scope(), &refs(&keys), Duration::from_millis(millis));
+    leased.unwrap().pages.to_string()
+}
+
+#[test]
+fn a_stopped_client_holds_nothing_beyond_its_leases() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let store = node.store();
+    let catalog = || store.stats().unwrap().catalog;
+    assert_eq!(put(store, 1, 10).unwrap().pages, 10);
+    let mut client = Helper::opened(dir.path());
+    assert_eq!(client.ask("lease-for 1500"), "10");
+    client.stop();
+    assert_eq!(store.delete(&scope(), &refs(&keys(1, 10))).unwrap(), 10);
+    assert!(catalog().deferred_bytes > 0, "leased pages stay where they are");
+    eventually("the lease runs out", || catalog().leases == 0);
+    assert_eq!((catalog().deferred_bytes, catalog().clients), (0, 1));
+    // What it does not hold is given to others: the store is filled twice over.
+    for name in 2..2 + 2 * CAPACITY / (100 * PAGE) {
+        assert_eq!(put(store, name, 100).unwrap().pages, 100);
+    }
+    client.signal(libc::SIGCONT);
+    assert_eq!(client.ask("put 1 10"), "10");
+    client.finish();
+}
+
+#[test]
+fn a_store_whose_pages_are_all_leased_refuses_puts_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    let store = node.store();
+    let mut leases = Vec::new();
+    let refused = loop {
+        let name = leases.len() as u64;
+        let outcome = put(store, name, 100).unwrap();
+        let keys = keys(name, 100);
+        leases.push(store.lease(&scope(), &refs(&keys), Duration::from_secs(600)).unwrap().lease);
+        if outcome.pages < 100 {
+            break outcome;
+        }
+        assert!(name * 100 * PAGE < CAPACITY, "it took more than there is room for");
+    };
+    assert_eq!(refused.reason, "no_space");
+    assert!(store.stats().unwrap().catalog.counters["refused_space"] > 0);
+    assert_eq!(owner.ask("put 5000 100"), "0", "nor is there room for the owner's own");
+    for name in 0..leases.len() as u64 - 1 {
+        assert_eq!(get(store, name, 100).unwrap(), 100, "what is leased is there");
+    }
+    for lease in leases {
+        store.release(lease).unwrap();
+    }
+    assert_eq!(put(store, 6000, 100).unwrap().pages, 100);
+    assert_eq!(owner.ask("put 5000 100"), "100");
+    drop(node);
+    owner.finish();
+}

@@ -1,0 +1,229 @@
+//! Stores in memory, mapped by several processes: the host tier.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::*;
+use ritornello_medium::{Host, Medium};
+use ritornello_node::{Node, Options, Role, open};
+use ritornello_store::Reshape;
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// What this test binary is told when it is to run [`in_a_small_file_system`] for real.
+const SMALL: &str = "RITORNELLO_TEST_SMALL_TMPFS";
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    match command {
+        "io" => node.store().stats().unwrap().catalog.io.mode,
+        // Segments that this process maps though they were removed.
+        "kept" => maps(std::process::id()).to_string(),
+        _ => panic!("what is {command}?"),
+    }
+}
+
+fn maps(process: u32) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    maps.lines().filter(|line| line.contains("/seg-") && line.ends_with("(deleted)")).count()
+}
+
+/// A directory in memory; `None` where the machine has no such file system.
+fn memory() -> Option<TempDir> {
+    let shm = Path::new("/dev/shm");
+    shm.is_dir().then(|| tempfile::tempdir_in(shm).unwrap())
+}
+
+#[test]
+fn what_one_process_puts_the_others_get_and_it_outlives_them_all() {
+    let Some(dir) = memory() else { return };
+    let mut line: Vec<Helper> = (0..4).map(|_| Helper::opened(dir.path())).collect();
+    for (name, helper) in line.iter_mut().enumerate() {
+        assert_eq!(helper.ask("io"), "mapped");
+        assert_eq!(helper.ask(&format!("put {name} 50")), "50");
+    }
+    for helper in &mut line {
+        for name in 0..4 {
+            assert_eq!(helper.ask(&format!("get {name} 50")), "50");
+        }
+    }
+    assert_eq!(line[0].ask("flush"), "flushed");
+    line.into_iter().for_each(|helper| drop(helper.kill()));
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Owner);
+    for name in 0..4 {
+        assert_eq!(get(node.store(), name, 50).unwrap(), 50, "an engine's restart loses nothing");
+    }
+    node.close().unwrap();
+}
+
+#[test]
+fn the_owner_is_killed_while_others_put_and_get() {
+    let Some(dir) = memory() else { return };
+    let owner = Helper::opened(dir.path());
+    let mut clients: Vec<Helper> = (0..3).map(|_| Helper::opened(dir.path())).collect();
+    for (at, client) in clients.iter_mut().enumerate() {
+        client.tell(&format!("work {} 20 60", at * 1_000_000));
+    }
+    let mut flushed = BTreeSet::new();
+    let mut hear = |rounds| {
+        for _ in 0..rounds {
+            flushed.extend(clients.iter_mut().map(|one| one.listen().parse::<u64>().unwrap()));
+        }
+    };
+    hear(10);
+    owner.kill();
+    hear(20);
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    for name in flushed {
+        assert_eq!(get(node.store(), name, 20).unwrap(), 20, "{name}");
+    }
+    drop(node);
+    clients.into_iter().for_each(|client| drop(client.kill()));
+}
+
+#[test]
+fn segments_go_while_others_map_them_and_nobody_dies_of_it() {
+    let Some(dir) = memory() else { return };
+    let node = open(&options(dir.path())).unwrap();
+    let store = node.store();
+    let names = CAPACITY / (100 * PAGE) - 8;
+    for name in 0..names {
+        assert_eq!(put(store, name, 100).unwrap().pages, 100);
+    }
+    let mut clients: Vec<Helper> = (0..2).map(|_| Helper::opened(dir.path())).collect();
+    for name in 0..names {
+        clients.iter_mut().for_each(|client| client.tell(&format!("get {name} 100")));
+    }
+    store.reshape(&Reshape::Capacity(CAPACITY / 4)).unwrap();
+    let mut heard = BTreeSet::new();
+    for _ in 0..names {
+        heard.extend(clients.iter_mut().map(Helper::listen));
+    }
+    assert!(heard.iter().all(|pages| pages.parse::<u64>().unwrap() <= 100), "{heard:?}");
+    assert!(store.stats().unwrap().catalog.allocated_bytes <= CAPACITY / 4);
+    // Whoever goes on moving pages lets go of what was removed.
+    let mut name = 1_000_000;
+    for client in &mut clients {
+        eventually("the memory is given back", || {
+            name += 1;
+            assert_eq!(client.ask(&format!("put {name} 1")), "1");
+            client.ask("kept") == "0"
+        });
+    }
+    clients.into_iter().for_each(Helper::finish);
+    node.close().unwrap();
+}
+
+#[test]
+fn a_store_in_memory_moves_to_another_directory_in_memory_and_to_no_other() {
+    let Some(dir) = memory() else { return };
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let mut client = Helper::opened(dir.path());
+    for name in 0..20 {
+        assert_eq!(client.ask(&format!("put {name} 50")), "50");
+    }
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let refused = node.store().reshape(&Reshape::AddPath(text(&disk.path().join("kv"))));
+    assert!(refused.unwrap_err().to_string().contains("in memory"));
+    let second = dir.path().join("second");
+    node.store().reshape(&Reshape::AddPath(text(&second))).unwrap();
+    node.store().reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    for name in 0..20 {
+        assert_eq!(client.ask(&format!("get {name} 50")), "50");
+    }
+    client.finish();
+    node.close().unwrap();
+}
+
+#[test]
+fn a_capacity_beyond_memory_is_refused_and_told_what_would_do() {
+    let Some(dir) = memory() else { return };
+    let home = dir.path().join("kv");
+    let too_large = Options { capacity: Some(1 << 50), segment_bytes: None, ..options(&home) };
+    let error = open(&too_large).unwrap_err().to_string();
+    assert!(error.contains("MiB or less"), "{error}");
+    let node = open(&options(&home)).unwrap();
+    let grown = node.store().reshape(&Reshape::Capacity(1 << 50)).unwrap_err().to_string();
+    assert!(grown.contains("MiB or less"), "{grown}");
+    assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10, "it goes on as it was");
+    node.close().unwrap();
+}
+
+/// Run again by [`a_full_file_system_costs_growth_and_no_process`], in a mount namespace of its own.
+#[test]
+fn in_a_small_file_system() {
+    let Some(dir) = std::env::var_os(SMALL) else { return };
+    let home = Path::new(&dir).join("kv");
+    let small = Options { capacity: Some(24 * MIB), ..options(&home) };
+    let node = open(&small).unwrap();
+    let store = node.store();
+    assert_eq!(store.stats().unwrap().catalog.io.mode, "mapped");
+    assert_eq!(put(store, 0, 200).unwrap().pages, 200);
+    // Somebody else takes the rest, but for less than a segment.
+    let mut filler = Filler(std::fs::File::create(Path::new(&dir).join("filler")).unwrap(), 0);
+    filler.leave(Path::new(&dir), MIB * 3 / 4);
+    for name in 1..60 {
+        let outcome = put(store, name, 50).unwrap();
+        assert!(outcome.pages == 50 || !outcome.reason.is_empty());
+        assert!(get(store, name, 50).unwrap() <= 50);
+    }
+    let stats = store.stats().unwrap().catalog;
+    assert!(stats.segments < stats.segments_max, "{stats:?}");
+    assert_eq!(put(store, 100, 50).unwrap().pages, 50, "it evicts instead of growing");
+    assert_eq!(get(store, 100, 50).unwrap(), 50);
+    // And the last of it, so that even the index cannot write.
+    filler.leave(Path::new(&dir), 0);
+    for name in 100..110 {
+        assert!(put(store, name, 50).is_ok_and(|put| put.pages <= 50) || name > 100);
+        assert!(get(store, name, 50).is_ok_and(|pages| pages <= 50));
+    }
+    assert_eq!(get(store, 100, 50).unwrap(), 50, "what is there can be had");
+}
+
+/// A file that others have in the same file system, and its length.
+struct Filler(std::fs::File, u64);
+
+impl Filler {
+    /// Grows until so many bytes are left to others.
+    fn leave(&mut self, dir: &Path, left: u64) {
+        while Host.room(dir).unwrap().available > left {
+            if self.0.write_all_at(&[1; 4096], self.1).is_err() {
+                return;
+            }
+            self.1 += 4096;
+        }
+    }
+}
+
+#[test]
+fn a_full_file_system_costs_growth_and_no_process() {
+    let Some(dir) = memory() else { return };
+    let script = "mount -t tmpfs -o size=32m none \"$0\" || exit 77; exec \"$@\"";
+    let run = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+        .arg(dir.path())
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_small_file_system", "--nocapture", "--test-threads=1"])
+        .env(SMALL, dir.path())
+        .output();
+    match run {
+        // Namespaces are forbidden here, or there is no such command.
+        Err(_) => {}
+        Ok(run) if matches!(run.status.code(), Some(77 | 1)) && run.stdout.is_empty() => {}
+        Ok(run) => {
+            let said = String::from_utf8_lossy(&run.stderr);
+            assert!(run.status.success(), "{:?}: {said}", run.status);
+        }
+    }
+}

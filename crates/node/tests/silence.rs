@@ -1,0 +1,199 @@
+//! Owners that live and say nothing: stopped, frozen, in a debugger.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_node::{Node, Role, open};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    assert_eq!(command, "take-the-lock", "nothing else is known here");
+    say("waiting");
+    let lock = std::fs::File::options().write(true).open(node.path().join("LOCK")).unwrap();
+    eventually("the lock is free", || {
+        let how = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::fcntl_lock(&lock, how).is_ok()
+    });
+    std::mem::forget(lock);
+    "held".to_owned()
+}
+
+fn unanswered(node: &Node) -> u64 {
+    node.store().stats().unwrap().transfer.unanswered
+}
+
+#[test]
+fn a_stopped_owner_delays_once_and_is_a_miss_until_it_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    let keys = keys(1, 4);
+    let held = store.lease(&scope(), &refs(&keys), Duration::from_secs(600)).unwrap();
+    assert_eq!(held.pages, 4);
+    owner.stop();
+    let started = Instant::now();
+    assert_eq!(probe(store, 1, 4).unwrap(), 0);
+    let first = started.elapsed();
+    let started = Instant::now();
+    for name in 0..20 {
+        assert_eq!(probe(store, 1, 4).unwrap(), 0);
+        assert_eq!(get(store, 1, 4).unwrap(), 0);
+        assert_eq!(store.exists(&scope(), &refs(&keys)).unwrap(), [false; 4]);
+        assert_eq!(store.touch(&scope(), &refs(&keys)).unwrap(), 0);
+        let leased = store.lease(&scope(), &refs(&keys), Duration::from_secs(60)).unwrap();
+        assert_eq!(leased.pages, 0);
+        let skipped = put(store, name, 4).unwrap();
+        assert_eq!((skipped.pages, skipped.reason), (0, "owner_silent"));
+    }
+    assert!(started.elapsed() < first, "{:?} after {first:?}", started.elapsed());
+    store.release(held.lease).unwrap();
+    // What cannot be made up fails, and says why.
+    let failed = [
+        store.flush(),
+        store.delete(&scope(), &refs(&keys)).map(drop),
+        store.drop_scope(&scope()),
+        store.stats().map(drop),
+    ];
+    for error in failed.map(Result::unwrap_err) {
+        assert_eq!(error.kind(), ErrorKind::Retry);
+        assert!(error.to_string().contains("does not answer"), "{error}");
+    }
+    owner.signal(libc::SIGCONT);
+    eventually("the owner is heard again", || probe(store, 1, 4).unwrap() == 4);
+    assert_eq!((node.role(), get(store, 1, 4).unwrap()), (Role::Client, 4));
+    assert_eq!(put(store, 2, 4).unwrap().pages, 4);
+    // Each was counted; it may have been a moment longer until it was heard.
+    assert!(unanswered(&node) > 20 * 6);
+    // The lease that ended meanwhile is told of, and none is left that nobody heard of.
+    eventually("no lease is left", || store.stats().unwrap().catalog.leases == 0);
+    drop(node);
+    owner.finish();
+}
+
+#[test]
+fn puts_through_an_owner_that_stops_and_goes_on_leave_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    let store = node.store();
+    for round in 0..3 {
+        std::thread::scope(|threads| {
+            let workers: Vec<_> = (0..6)
+                .map(|worker| {
+                    threads.spawn(move || {
+                        let until = Instant::now() + Duration::from_secs(5);
+                        let mut name = 1_000_000 * (worker + 10 * round);
+                        while Instant::now() < until {
+                            // Whatever came of it, what is got is right: `get` compares.
+                            let _ = put(store, name, 100);
+                            let _ = get(store, name, 100);
+                            name += 1;
+                        }
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(200));
+            owner.stop();
+            std::thread::sleep(Duration::from_millis(3600));
+            owner.signal(libc::SIGCONT);
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+        });
+        eventually("it is heard again", || put(store, round, 3).unwrap().pages == 3);
+        let catalog = || store.stats().unwrap().catalog;
+        eventually("all space is free", || catalog().reserved_bytes == 0);
+        eventually("no lease is left", || catalog().leases == 0);
+        assert_eq!(catalog().clients, 1);
+    }
+    assert!(unanswered(&node) > 0);
+    drop(node);
+    owner.finish();
+}
+
+#[test]
+fn a_stopped_owner_that_is_killed_is_succeeded() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+    node.store().flush().unwrap();
+    owner.stop();
+    assert_eq!(probe(node.store(), 1, 4).unwrap(), 0);
+    assert_eq!(node.role(), Role::Client, "a stopped owner may write yet");
+    owner.kill();
+    assert_eq!(get(node.store(), 1, 4).unwrap(), 4);
+    assert_eq!(node.role(), Role::Owner);
+    assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
+}
+
+#[test]
+fn a_stopped_owner_does_not_keep_a_client_from_closing() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+    owner.stop();
+    assert_eq!(get(node.store(), 1, 4).unwrap(), 0);
+    node.close().unwrap();
+    owner.signal(libc::SIGCONT);
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(get(node.store(), 1, 4).unwrap(), 4);
+    eventually("the one that closed is gone", || {
+        node.store().stats().unwrap().catalog.clients == 1
+    });
+    drop(node);
+    owner.finish();
+}
+
+#[test]
+fn a_client_that_was_stopped_itself_has_its_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+    let mut client = Helper::opened(dir.path());
+    for _ in 0..3 {
+        client.tell("get 1 4");
+        client.stop();
+        std::thread::sleep(Duration::from_millis(1200));
+        client.signal(libc::SIGCONT);
+        assert_eq!(client.listen(), "4");
+    }
+    client.finish();
+}
+
+#[test]
+#[ignore = "the patience of a call is half a minute"]
+fn a_next_owner_that_never_listens_delays_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    // It has the lock, as one that recovers the store has, and is stuck there.
+    let mut heir = Helper::opened(dir.path());
+    assert_eq!(heir.ask("take-the-lock"), "waiting");
+    owner.kill();
+    assert_eq!(heir.listen(), "held");
+    let started = Instant::now();
+    assert_eq!(probe(store, 1, 4).unwrap(), 0);
+    let first = started.elapsed();
+    let started = Instant::now();
+    for name in 2..12 {
+        assert_eq!(get(store, 1, 4).unwrap(), 0);
+        assert_eq!(put(store, name, 4).unwrap().reason, "owner_silent");
+    }
+    assert!(started.elapsed() < first / 2, "{:?} after {first:?}", started.elapsed());
+    heir.kill();
+    eventually("somebody owns the store", || get(store, 1, 4).unwrap() == 4);
+    assert_eq!(node.role(), Role::Owner);
+}

@@ -1,0 +1,80 @@
+//! What this process moved.
+
+use crate::stats::{CatalogStats, Counter};
+use serde::Serialize;
+
+/// What this process moved.
+#[derive(Debug, Default)]
+pub(crate) struct Moved {
+    pub(crate) puts: Counter,
+    pub(crate) put_bytes: Counter,
+    pub(crate) put_stored_bytes: Counter,
+    pub(crate) put_micros: Counter,
+    pub(crate) gets: Counter,
+    pub(crate) get_bytes: Counter,
+    pub(crate) get_micros: Counter,
+    pub(crate) pages_read: Counter,
+    pub(crate) pages_missed: Counter,
+    pub(crate) staging_refusals: Counter,
+    pub(crate) unanswered: Counter,
+}
+
+/// The catalog's figures, and what this process moved.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreStats {
+    /// The owner's.
+    #[serde(flatten)]
+    pub catalog: CatalogStats,
+    /// This process's.
+    pub transfer: TransferStats,
+}
+
+/// What this process moved.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TransferStats {
+    /// Puts finished.
+    pub puts: u64,
+    /// Payload bytes written.
+    pub put_bytes: u64,
+    /// Bytes that this payload takes on disk: encoded, with headers and padding.
+    pub put_stored_bytes: u64,
+    /// Seconds spent in puts, all threads together.
+    pub put_seconds: f64,
+    /// Gets finished.
+    pub gets: u64,
+    /// Payload bytes read and verified.
+    pub get_bytes: u64,
+    /// Seconds spent in gets, all threads together.
+    pub get_seconds: f64,
+    /// Pages read and verified.
+    pub pages_read: u64,
+    /// Pages that were located but could not be had.
+    pub pages_missed: u64,
+    /// Pages not taken because staging was full.
+    pub staging_refusals: u64,
+    /// Staging memory in use now, in bytes.
+    pub staging_bytes: u64,
+    /// Questions that were answered with a miss, and puts that were skipped, because the process
+    /// that owns the store lived and did not answer.
+    pub unanswered: u64,
+}
+
+impl Moved {
+    /// The figures; `staging_bytes` of staging memory are in use.
+    pub(crate) fn stats(&self, staging_bytes: u64) -> TransferStats {
+        TransferStats {
+            puts: self.puts.get(),
+            put_bytes: self.put_bytes.get(),
+            put_stored_bytes: self.put_stored_bytes.get(),
+            put_seconds: self.put_micros.get() as f64 / 1e6,
+            gets: self.gets.get(),
+            get_bytes: self.get_bytes.get(),
+            get_seconds: self.get_micros.get() as f64 / 1e6,
+            pages_read: self.pages_read.get(),
+            pages_missed: self.pages_missed.get(),
+            staging_refusals: self.staging_refusals.get(),
+            staging_bytes,
+            unanswered: self.unanswered.get(),
+        }
+    }
+}

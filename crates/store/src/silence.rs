@@ -1,0 +1,53 @@
+//! An owner that lives and is not heard: stopped, frozen, in a debugger.
+//!
+//! Nobody else can be asked, so nothing is found and nothing is taken: an engine computes what it
+//! cannot get, and is not held up. What must not be made up (a flush, a deletion) fails.
+
+use ritornello_format::Error;
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What a get or put says that nobody answered.
+pub(crate) const REASON: &str = "owner_silent";
+
+/// The cause of an error that says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerSilent;
+
+impl fmt::Display for OwnerSilent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it greets nobody")
+    }
+}
+
+impl StdError for OwnerSilent {}
+
+impl OwnerSilent {
+    /// The error; the owner is process `pid`, or zero where that cannot be seen from here.
+    #[must_use]
+    pub fn error(pid: i32) -> Error {
+        Error::retry(
+            "the process that owns the store lives but does not answer (stopped, frozen?): nothing \
+             is hit or stored until it does",
+        )
+        .with("pid", pid)
+        .because(Self)
+    }
+
+    /// Whether `error` came about that way.
+    #[must_use]
+    pub fn caused(error: &Error) -> bool {
+        error.source().is_some_and(<dyn StdError>::is::<Self>)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_told_from_other_errors() {
+        assert!(OwnerSilent::caused(&OwnerSilent::error(7).with("dir", "d")));
+        assert!(!OwnerSilent::caused(&Error::retry("busy")));
+    }
+}
