@@ -1,0 +1,131 @@
+//! The address of a remote: `SCHEME://PLACE/PATH?OPTION=VALUE&...`.
+
+use percent_encoding::percent_decode_str;
+use ritornello_format::{Error, Result};
+use std::fmt;
+
+/// An address, taken apart. What a scheme makes of the parts is its own business.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Address {
+    /// `s3`, `file`, `memory`, or the module of a backend that is supplied.
+    pub scheme: String,
+    /// Between `//` and the next `/`: the bucket. Empty for `file`.
+    pub place: String,
+    /// Behind that, without slashes around it (but for `file`, whose paths are absolute).
+    pub path: String,
+    /// The options, in their order.
+    pub options: Vec<(String, String)>,
+}
+
+impl Address {
+    /// Takes `text` apart.
+    ///
+    /// # Errors
+    /// `Invalid` if it has no scheme, or an option has no value.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (front, query) = text.split_once('?').unwrap_or((text, ""));
+        let (scheme, rest) = front.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {
+            Error::invalid("a remote's address begins with a scheme, as in s3://bucket/prefix or file:///dir")
+                .with("address", text)
+        })?;
+        let (place, path) = match rest.strip_prefix("//") {
+            Some(rest) => rest.split_once('/').unwrap_or((rest, "")),
+            None => ("", rest),
+        };
+        let path =
+            if scheme == "file" { format!("/{path}") } else { path.trim_matches('/').to_owned() };
+        let option = |pair: &str| {
+            let (name, value) = pair.split_once('=').ok_or_else(|| {
+                Error::invalid("an option of an address is NAME=VALUE").with("option", pair)
+            })?;
+            Ok((name.to_owned(), decoded(value)?))
+        };
+        let options = query.split('&').filter(|pair| !pair.is_empty()).map(option);
+        Ok(Self {
+            scheme: scheme.to_owned(),
+            place: decoded(place)?,
+            path: decoded(&path)?,
+            options: options.collect::<Result<_>>()?,
+        })
+    }
+
+    /// Takes the option `name` out, if it is there.
+    pub fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.options.iter().position(|(known, _)| known == name)?;
+        Some(self.options.remove(at).1)
+    }
+
+    /// What is left of the options must be nothing.
+    ///
+    /// # Errors
+    /// `Invalid`, with the options that there are.
+    pub fn finish(&self, known: &str) -> Result<()> {
+        match self.options.first() {
+            None => Ok(()),
+            Some((name, _)) => Err(Error::invalid(format!(
+                "{}: has no such option; there are {known}",
+                self.scheme
+            ))
+            .with("option", name)),
+        }
+    }
+}
+
+fn decoded(text: &str) -> Result<String> {
+    let text = percent_decode_str(text).decode_utf8();
+    text.map(Into::into).map_err(|error| Error::invalid("an address is UTF-8").because(error))
+}
+
+/// Without the options' values, which may be secrets.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slash = if self.place.is_empty() || self.path.is_empty() { "" } else { "/" };
+        let slashes = if self.scheme == "file" || !self.place.is_empty() { "//" } else { "" };
+        write!(f, "{}:{slashes}{}{slash}{}", self.scheme, self.place, self.path)
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    #[test]
+    fn addresses_come_apart() {
+        let address =
+            Address::parse("s3://bucket/a/b/?endpoint=http%3A%2F%2Fh:1&style=path").unwrap();
+        assert_eq!((address.scheme.as_str(), address.place.as_str()), ("s3", "bucket"));
+        assert_eq!(address.path, "a/b");
+        assert_eq!(address.options[0], ("endpoint".into(), "http://h:1".into()));
+        assert_eq!(address.to_string(), "s3://bucket/a/b");
+        let address = Address::parse("file:///mnt/kv").unwrap();
+        assert_eq!((address.place.as_str(), address.path.as_str()), ("", "/mnt/kv"));
+        assert_eq!(address.to_string(), "file:///mnt/kv");
+        let address = Address::parse("a.b:Class?x=1%202").unwrap();
+        assert_eq!((address.scheme.as_str(), address.path.as_str()), ("a.b", "Class"));
+        assert_eq!(address.options, [("x".to_owned(), "1 2".to_owned())]);
+        assert_eq!(address.to_string(), "a.b:Class");
+        assert_eq!(Address::parse("memory:").unwrap().to_string(), "memory:");
+    }
+
+    #[test]
+    fn what_is_no_address_is_told_so() {
+        for text in ["", "bucket", "://x", "s3://b?endpoint", "s3://b/%ff"] {
+            assert!(Address::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_option_that_nobody_took_is_named() {
+        let mut address = Address::parse("s3://b?region=x&regoin=y").unwrap();
+        assert_eq!(address.take("region").as_deref(), Some("x"));
+        let error = address.finish("region").unwrap_err().to_string();
+        assert!(error.contains("regoin") && !error.contains("=y"), "{error}");
+    }
+}

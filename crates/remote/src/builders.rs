@@ -1,0 +1,218 @@
+//! From an address to the client of an object store, by scheme.
+
+use crate::address::Address;
+use object_store::path::Path;
+use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use ritornello_format::{Error, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a request may take, its body included, and a connection to be made.
+const TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT: Duration = Duration::from_secs(5);
+
+type Store = Arc<dyn ObjectStore>;
+
+/// What it takes to make a client, as often as it is needed.
+pub(crate) struct Plan {
+    /// The address, for messages.
+    pub(crate) name: String,
+    /// What all objects lie under.
+    pub(crate) prefix: Path,
+    build: Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>,
+}
+
+impl Plan {
+    /// A client. It has no connection yet.
+    ///
+    /// # Errors
+    /// `Invalid` if there is something wrong with the configuration.
+    pub(crate) fn build(&self) -> Result<Store> {
+        // One that the process has chosen already stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        (self.build)().map_err(|error| {
+            Error::invalid("the remote's client cannot be made as it is configured")
+                .with("remote", &self.name)
+                .because(error)
+        })
+    }
+}
+
+/// Whether addresses of `scheme` are object stores that are compiled in.
+pub(crate) fn knows(scheme: &str) -> bool {
+    (cfg!(feature = "s3") && scheme == "s3")
+        || (cfg!(feature = "gcs") && scheme == "gs")
+        || (cfg!(feature = "azure") && scheme == "az")
+}
+
+/// Reads the options of an address that is [known](knows).
+///
+/// # Errors
+/// `Invalid` if there is no bucket, an option is wrong, or the environment is.
+pub(crate) fn plan(mut address: Address) -> Result<Plan> {
+    let name = address.to_string();
+    if address.place.is_empty() {
+        return Err(Error::invalid(format!(
+            "name the bucket, as in {}://BUCKET/PREFIX",
+            address.scheme
+        ))
+        .with("address", name));
+    }
+    let prefix = Path::from(address.path.as_str());
+    let timeout = match address.take("timeout") {
+        None => TIMEOUT,
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|s| (1..=600).contains(s))
+            .map(Duration::from_secs)
+            .ok_or_else(|| {
+                Error::invalid("timeout is a number of seconds up to 600").with("timeout", text)
+            })?,
+    };
+    let options =
+        ClientOptions::new().with_timeout(timeout).with_connect_timeout(CONNECT.min(timeout));
+    let build: Box<dyn Fn() -> object_store::Result<Store> + Send + Sync> =
+        match address.scheme.as_str() {
+            #[cfg(feature = "s3")]
+            "s3" => s3(address, options)?,
+            #[cfg(feature = "gcs")]
+            "gs" => gcs(address, options)?,
+            #[cfg(feature = "azure")]
+            "az" => azure(address, options)?,
+            _ => {
+                return Err(
+                    Error::invalid("this object store is not compiled in").with("address", name)
+                );
+            }
+        };
+    let plan = Plan { name, prefix, build };
+    plan.build()?;
+    Ok(plan)
+}
+
+/// No retries: the tier has a budget for them, and deadlines.
+fn once() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
+#[cfg(feature = "s3")]
+fn s3(
+    mut address: Address,
+    options: ClientOptions,
+) -> Result<Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>> {
+    use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
+
+    let mut builder =
+        AmazonS3Builder::from_env().with_bucket_name(&address.place).with_retry(once());
+    let named = address.take("profile");
+    let profile = crate::profile::read(named.as_deref())?;
+    let unset = |key| builder.get_config_value(&key).is_none();
+    // The environment counts before the files, but not before a profile that the address names.
+    if (named.is_some() || unset(Key::AccessKeyId) && unset(Key::WebIdentityTokenFile))
+        && let (Some(id), Some(secret)) = (profile.id, profile.secret)
+    {
+        builder = builder.with_access_key_id(id).with_secret_access_key(secret);
+        if let Some(token) = profile.token {
+            builder = builder.with_token(token);
+        }
+    }
+    let region = address
+        .take("region")
+        .or_else(|| builder.get_config_value(&Key::Region))
+        .or(profile.region);
+    if let Some(region) = region {
+        builder = builder.with_region(region);
+    }
+    let endpoint = address.take("endpoint").or_else(|| builder.get_config_value(&Key::Endpoint));
+    let style = address.take("style");
+    let bucket_in_host = match style.as_deref() {
+        None => endpoint.is_none(),
+        Some("virtual") => true,
+        Some("path") => false,
+        Some(other) => {
+            return Err(Error::invalid("style is path (HOST/BUCKET) or virtual (BUCKET.HOST)")
+                .with("style", other));
+        }
+    };
+    builder = builder.with_virtual_hosted_style_request(bucket_in_host);
+    let mut plain = false;
+    if let Some(endpoint) = endpoint {
+        let (scheme, host) = web(&endpoint)?;
+        plain = scheme == "http";
+        builder = builder.with_endpoint(if bucket_in_host {
+            format!("{scheme}://{}.{host}", address.place)
+        } else {
+            endpoint
+        });
+    }
+    if flag(&mut address, "anonymous")? {
+        builder = builder.with_skip_signature(true);
+    }
+    address.finish("endpoint, style, region, profile, anonymous, timeout and zstd")?;
+    builder = builder.with_client_options(options.with_allow_http(plain));
+    Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
+}
+
+#[cfg(feature = "gcs")]
+fn gcs(
+    mut address: Address,
+    options: ClientOptions,
+) -> Result<Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>> {
+    use object_store::gcp::GoogleCloudStorageBuilder;
+
+    let mut builder =
+        GoogleCloudStorageBuilder::from_env().with_bucket_name(&address.place).with_retry(once());
+    let mut plain = false;
+    if let Some(endpoint) = address.take("endpoint") {
+        plain = web(&endpoint)?.0 == "http";
+        builder = builder.with_base_url(&endpoint);
+    }
+    if flag(&mut address, "anonymous")? {
+        builder = builder.with_skip_signature(true);
+    }
+    address.finish("endpoint, anonymous, timeout and zstd")?;
+    builder = builder.with_client_options(options.with_allow_http(plain));
+    Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
+}
+
+#[cfg(feature = "azure")]
+fn azure(
+    mut address: Address,
+    options: ClientOptions,
+) -> Result<Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>> {
+    use object_store::azure::MicrosoftAzureBuilder;
+
+    let mut builder =
+        MicrosoftAzureBuilder::from_env().with_container_name(&address.place).with_retry(once());
+    if let Some(account) = address.take("account") {
+        builder = builder.with_account(account);
+    }
+    let mut plain = false;
+    if let Some(endpoint) = address.take("endpoint") {
+        plain = web(&endpoint)?.0 == "http";
+        builder = builder.with_endpoint(endpoint);
+    }
+    address.finish("account, endpoint, timeout and zstd")?;
+    builder = builder.with_client_options(options.with_allow_http(plain));
+    Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
+}
+
+/// `http` or `https`, and the host behind it.
+fn web(endpoint: &str) -> Result<(&str, &str)> {
+    endpoint
+        .split_once("://")
+        .filter(|(scheme, host)| matches!(*scheme, "http" | "https") && !host.is_empty())
+        .ok_or_else(|| {
+            Error::invalid("an endpoint begins with https://, or with http:// to do without TLS")
+                .with("endpoint", endpoint)
+        })
+}
+
+fn flag(address: &mut Address, name: &'static str) -> Result<bool> {
+    match address.take(name).as_deref() {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(Error::invalid("it is true or false").with(name, other)),
+    }
+}

@@ -1,0 +1,88 @@
+//! The client of an object store with nothing around it: what a remote is measured against.
+
+use crate::address::Address;
+use crate::builders::{self, Plan};
+use crate::refusal;
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use object_store::path::Path;
+use object_store::{Error as Said, ObjectStore, ObjectStoreExt, PutPayload};
+use ritornello_format::{Error, Result};
+use std::future::Future;
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::runtime::{Builder, Runtime};
+
+/// See the module.
+pub struct PlainClient {
+    plan: Plan,
+    store: Arc<dyn ObjectStore>,
+    runtime: Runtime,
+}
+
+impl PlainClient {
+    /// For the object store at `address`.
+    ///
+    /// # Errors
+    /// As [`open`](crate::open); `Invalid` if it is no object store.
+    pub fn open(address: &str) -> Result<Self> {
+        let address = Address::parse(address)?;
+        if !builders::knows(&address.scheme) {
+            return Err(Error::invalid(
+                "this is measured against an object store's client: name a bucket",
+            )
+            .with("address", address));
+        }
+        let plan = builders::plan(address)?;
+        let runtime = Builder::new_multi_thread().enable_all().build();
+        let runtime =
+            runtime.map_err(|error| Error::retry("no threads for the client").because(error))?;
+        Ok(Self { store: plan.build()?, plan, runtime })
+    }
+
+    /// Writes objects, `at_once` of them at a time.
+    ///
+    /// # Errors
+    /// The first that there was.
+    pub fn put(&self, objects: &[(String, Bytes)], at_once: usize) -> Result<()> {
+        let put = objects.iter().map(|(name, value)| {
+            let (store, path) = (Arc::clone(&self.store), self.path(name));
+            let payload = PutPayload::from(value.clone());
+            async move { store.put(&path, payload).await.map(drop) }
+        });
+        self.all(put, at_once).map(drop)
+    }
+
+    /// Reads `range` of every object, `at_once` of them at a time.
+    ///
+    /// # Errors
+    /// The first that there was.
+    pub fn get(&self, names: &[String], range: &Range<u64>, at_once: usize) -> Result<u64> {
+        let get = names.iter().map(|name| {
+            let (store, path, range) = (Arc::clone(&self.store), self.path(name), range.clone());
+            async move { store.get_range(&path, range).await.map(|bytes| bytes.len() as u64) }
+        });
+        Ok(self.all(get, at_once)?.into_iter().sum())
+    }
+
+    fn all<T, F>(&self, futures: impl Iterator<Item = F>, at_once: usize) -> Result<Vec<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = object_store::Result<T>> + Send + 'static,
+    {
+        let done: Vec<_> = self.runtime.block_on(async {
+            let spawned = futures.map(|future| async move { tokio::spawn(future).await });
+            stream::iter(spawned).buffered(at_once).collect().await
+        });
+        let told = |done: std::result::Result<object_store::Result<T>, tokio::task::JoinError>| {
+            done.map_err(Said::from)
+                .and_then(|done| done)
+                .map_err(|said| refusal::error(said, &self.plan.name))
+        };
+        done.into_iter().map(told).collect()
+    }
+
+    fn path(&self, name: &str) -> Path {
+        Path::from(format!("{}/{name}", self.plan.prefix))
+    }
+}

@@ -1,0 +1,171 @@
+//! What a server or its client says went wrong, told apart by what helps.
+
+use object_store::Error as Said;
+use ritornello_format::{Error, ErrorKind};
+
+/// Most characters of what was said that are passed on: servers answer with whole documents.
+const SAID_MAX: usize = 400;
+
+/// What the text of an answer tells, in the words of S3, GCS and Azure.
+const TOLD: [(&[&str], &str); 6] = [
+    (
+        &["NoSuchBucket", "ContainerNotFound", "bucket does not exist"],
+        "there is no such bucket: make it, or correct the address",
+    ),
+    (
+        &["RequestTimeTooSkewed", "RequestTimeSkewed"],
+        "this machine's clock is wrong, or the server's: set it, with NTP for instance",
+    ),
+    (
+        &[
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "AuthenticationFailed",
+            "ExpiredToken",
+            "InvalidToken",
+            // VersityGW's word for a key that nobody has.
+            "XAdminUserNotFound",
+        ],
+        "the credentials are wrong or have run out: look at AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
+         (or the profile, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY)",
+    ),
+    (
+        &["169.254.169.254", "169.254.170.2", "metadata.google.internal"],
+        "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
+         (GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY), or say ?anonymous=true",
+    ),
+    (
+        &["AuthorizationHeaderMalformed", "PermanentRedirect", "redirect without LOCATION"],
+        "the bucket is in another region: add ?region=REGION to the address",
+    ),
+    (
+        &["UnknownIssuer", "invalid peer certificate", "certificate verify failed"],
+        "the server's certificate is not trusted: name its authority's in SSL_CERT_FILE",
+    ),
+];
+
+/// Whether this says that the object is not there, and nothing else is missing: a question for
+/// existence is answered without a body, everything else names what it is.
+pub(crate) fn absent(said: &Said) -> bool {
+    if !matches!(said, Said::NotFound { .. }) {
+        return false;
+    }
+    let text = said.to_string();
+    let answer = text.split_once("status code: ").and_then(|(_, rest)| rest.split_once(':'));
+    let body = answer.map_or("", |(_, body)| body.trim());
+    body.is_empty() || tells(body, &["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>"])
+}
+
+/// Whether this says that the range begins behind the end of the object.
+pub(crate) fn behind(said: &Said) -> bool {
+    status(&said.to_string()) == Some(416)
+}
+
+/// `Retry` where asking again may help; `Fatal` with what does help elsewhere.
+pub(crate) fn error(said: Said, remote: &str) -> Error {
+    let text = said.to_string();
+    let told = TOLD.iter().find(|(words, _)| tells(&text, words)).map(|(_, advice)| *advice);
+    let (kind, message) = match (told, &said, status(&text)) {
+        (Some(advice), ..) => (ErrorKind::Fatal, advice),
+        (None, Said::PermissionDenied { .. } | Said::Unauthenticated { .. }, _)
+        | (None, _, Some(401 | 403)) => (
+            ErrorKind::Fatal,
+            "the remote refuses: give these credentials the right to read, write and list there",
+        ),
+        (None, _, Some(408 | 409 | 412 | 429)) => {
+            (ErrorKind::Retry, "the remote asks for patience")
+        }
+        // S3 calls a body that came too slowly a bad request.
+        (None, _, Some(400)) if text.contains("RequestTimeout") => {
+            (ErrorKind::Retry, "the remote waited too long for this request")
+        }
+        (None, _, Some(300..=499)) => (
+            ErrorKind::Fatal,
+            "the remote does not take such requests: is the endpoint an object store's, its style (path or virtual) right?",
+        ),
+        _ => (ErrorKind::Retry, "the remote does not answer as it should"),
+    };
+    Error::new(kind, message).with("remote", remote).because(brief(&text))
+}
+
+/// What was said, without the document that came with it but for its code.
+fn brief(text: &str) -> String {
+    let (front, body) = text.split_at(text.find(['<', '{', '\n']).unwrap_or(text.len()));
+    let front = front.split_once("Server returned").map_or(front, |(_, rest)| rest.trim());
+    let code = body.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+    let code = code.map_or("", |(code, _)| code);
+    let front = front.trim_start_matches("non-2xx").trim().trim_end_matches(':');
+    let brief = if code.is_empty() { front.to_owned() } else { format!("{front}: {code}") };
+    brief.chars().take(SAID_MAX).collect()
+}
+
+fn tells(text: &str, words: &[&str]) -> bool {
+    words.iter().any(|word| text.contains(word))
+}
+
+/// The status of the answer, which the client's error is private about but for its text.
+fn status(text: &str) -> Option<u16> {
+    let (_, rest) = text.split_once("status code: ")?;
+    rest.get(..3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generic(text: &str) -> Said {
+        Said::Generic { store: "S3", source: text.into() }
+    }
+
+    fn kind(text: &str) -> ErrorKind {
+        error(generic(text), "s3://b").kind()
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_again_and_what_will_not_is_not() {
+        for status in ["500", "502", "503 Slow Down", "504", "429", "408"] {
+            let text = format!("Server returned non-2xx status code: {status}: <Error/>");
+            assert_eq!(kind(&text), ErrorKind::Retry, "{status}");
+        }
+        for status in ["400", "401", "403", "301", "405"] {
+            let text = format!("Server returned non-2xx status code: {status}: <Error/>");
+            assert_eq!(kind(&text), ErrorKind::Fatal, "{status}");
+        }
+        for text in ["connection reset by peer", "operation timed out", "error sending request"] {
+            assert_eq!(kind(text), ErrorKind::Retry, "{text}");
+        }
+        assert_eq!(kind("status code: 404: <Code>NoSuchBucket</Code>"), ErrorKind::Fatal);
+        assert_eq!(kind("status code: 400 Bad: <Code>RequestTimeout</Code>"), ErrorKind::Retry);
+    }
+
+    #[test]
+    fn a_missing_bucket_is_no_missing_object() {
+        let missing = |text: &str| Said::NotFound { path: "p".into(), source: text.into() };
+        assert!(absent(&missing("status code: 404 Not Found: <Error><Code>NoSuchKey</Code>")));
+        assert!(absent(&missing("status code: 404 Not Found: ")));
+        for body in [
+            "<Code>NoSuchBucket</Code>",
+            "<Code>XAdminUserNotFound</Code>",
+            "<html>a web server</html>",
+        ] {
+            assert!(!absent(&missing(&format!("status code: 404 Not Found: {body}"))), "{body}");
+        }
+        let told = error(missing("status code: 404: <Code>NoSuchBucket</Code>"), "s3://b/p");
+        assert!(told.to_string().contains("make it") && told.to_string().contains("s3://b/p"));
+    }
+
+    #[test]
+    fn an_answer_is_told_in_brief() {
+        let text = "Error performing GET http://h/b in 1ms - Server returned non-2xx status code: 403 Forbidden: \
+                    <?xml?>\n<Error><Code>AccessDenied</Code><Message>long</Message></Error>";
+        assert_eq!(brief(text), "status code: 403 Forbidden: AccessDenied");
+        assert_eq!(brief("connection reset by peer"), "connection reset by peer");
+        assert_eq!(brief(""), "");
+    }
+
+    #[test]
+    fn a_long_answer_is_cut() {
+        let told = error(generic(&"ä".repeat(10_000)), "s3://b").to_string();
+        assert!(told.chars().count() < SAID_MAX + 200);
+    }
+}

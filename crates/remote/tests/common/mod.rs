@@ -1,0 +1,60 @@
+//! Servers, a proxy that breaks them, and prompts to move.
+
+pub mod proxy;
+pub mod server;
+
+use ritornello_format::ScopeId;
+use ritornello_tiers::remote::{Prompt, RemoteTier};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+pub const SCOPE: ScopeId = ScopeId([3; 16]);
+pub const PAGE: usize = 128 << 10;
+
+/// A long time.
+pub fn patient() -> Instant {
+    Instant::now() + Duration::from_secs(120)
+}
+
+/// The keys of a prompt that nobody else has.
+pub fn keys(number: u8, pages: usize) -> Vec<Vec<u8>> {
+    (0..pages).map(|at| [vec![number; 28], (at as u32).to_le_bytes().to_vec()].concat()).collect()
+}
+
+/// The bytes of the page with this key.
+pub fn page(key: &[u8]) -> Vec<u8> {
+    let seed =
+        key.iter().fold(7_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+    let word = |at: u64| (at ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+    (0..PAGE as u64 / 8).flat_map(word).collect()
+}
+
+/// Pages that are there afterwards.
+pub fn put(tier: &RemoteTier, keys: &[Vec<u8>], deadline: Instant) -> usize {
+    let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
+    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs };
+    tier.put(&prompt, 0..keys.len(), |at| &pages[at], deadline).unwrap()
+}
+
+/// Pages that came; each is the one that was asked for.
+pub fn get(tier: &RemoteTier, keys: &[Vec<u8>], range: Range<usize>, deadline: Instant) -> usize {
+    let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs };
+    let mut out = vec![0; range.len() * PAGE];
+    let came = tier.get(&prompt, range.clone(), &mut out, deadline).unwrap();
+    for (at, out) in range.zip(out.chunks(PAGE)).take(came) {
+        assert!(page(&keys[at]) == out, "page {at} came with other bytes");
+    }
+    came
+}
+
+/// Pages that are found.
+pub fn probe(
+    tier: &RemoteTier,
+    keys: &[Vec<u8>],
+    deadline: Instant,
+) -> ritornello_format::Result<usize> {
+    let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    tier.probe(&Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs }, deadline)
+}

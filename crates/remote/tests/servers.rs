@@ -1,0 +1,242 @@
+//! The remote tier over real S3 servers, and over such as break. `make test-remote` builds and runs it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::proxy::{Proxy, Wrong};
+use common::server::{BUCKET, Kind, Server};
+use common::{PAGE, get, keys, patient, probe, put};
+use ritornello_format::ErrorKind;
+use ritornello_remote::open;
+use ritornello_tiers::remote::{Census, CollectOptions, RemoteTier, collect, examine, fsck};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Pages of a prompt: groups of 64, and a rest.
+const PAGES: usize = 150;
+/// Far more than any call with a deadline may take, on a machine that does other things too.
+const FAR_TOO_LONG: Duration = Duration::from_secs(60);
+
+fn address(port: u16, prefix: &str) -> String {
+    format!("s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{port}&profile=server")
+}
+
+fn tier(port: u16, prefix: &str) -> RemoteTier {
+    open(&address(port, prefix)).unwrap().tier()
+}
+
+fn in_a_moment(millis: u64) -> Instant {
+    Instant::now() + Duration::from_millis(millis)
+}
+
+fn conforms(kind: Kind) {
+    let server = Server::start(kind);
+    for prefix in ["", "some/prefix"] {
+        let backend = open(&address(server.port, prefix)).unwrap().backend;
+        for check in examine(&backend, "try/", Duration::from_secs(300)) {
+            assert_eq!(check.wrong, None, "{kind:?}: {}", check.what);
+        }
+        let mut left = Vec::new();
+        backend.list("", &mut |found| left.push(found.name)).unwrap();
+        assert_eq!(left, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn versitygw_does_what_a_backend_must() {
+    conforms(Kind::VersityGw);
+}
+
+#[test]
+fn minio_does_what_a_backend_must() {
+    conforms(Kind::MinIo);
+}
+
+#[test]
+fn whatever_the_network_does_nothing_wrong_comes_and_nobody_waits_long() {
+    let server = Server::start(Kind::VersityGw);
+    let proxy = Proxy::start(server.port);
+    let all = keys(1, PAGES);
+    assert_eq!(put(&tier(proxy.port, "a"), &all, patient()), PAGES);
+    for wrong in [
+        Wrong::Status(500),
+        Wrong::Status(503),
+        Wrong::Status(403),
+        Wrong::Slow(Duration::from_secs(20)),
+        Wrong::Cut,
+        Wrong::Half,
+        Wrong::Flipped,
+        Wrong::Reset,
+    ] {
+        let reader = tier(proxy.port, "a");
+        assert_eq!(probe(&reader, &all, patient()).unwrap(), PAGES, "{wrong:?}");
+        proxy.set(wrong);
+        for _ in 0..4 {
+            let began = Instant::now();
+            // Compares every page that comes.
+            let came = get(&reader, &all, 0..PAGES, in_a_moment(1_000));
+            assert!(came < PAGES, "{wrong:?}");
+            assert!(began.elapsed() < FAR_TOO_LONG, "{wrong:?}: {:?}", began.elapsed());
+        }
+        // Of other pages nothing is there, or nothing can be said.
+        let others = keys(2, PAGES);
+        let dropped = put(&reader, &others, in_a_moment(300));
+        assert!(
+            dropped == 0 || matches!(wrong, Wrong::Cut | Wrong::Half | Wrong::Flipped),
+            "{wrong:?}"
+        );
+        let fresh = tier(proxy.port, "a");
+        match (wrong, probe(&fresh, &all, in_a_moment(500))) {
+            (Wrong::Status(403), Err(error)) => assert_eq!(error.kind(), ErrorKind::Fatal),
+            (Wrong::Cut | Wrong::Half | Wrong::Flipped, _) => {}
+            (_, answer) => assert_eq!(answer.unwrap_err().kind(), ErrorKind::Retry, "{wrong:?}"),
+        }
+        proxy.set(Wrong::Nothing);
+        assert_eq!(get(&tier(proxy.port, "a"), &all, 0..PAGES, patient()), PAGES, "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_server_that_dies_while_it_is_read_and_comes_back_costs_hits() {
+    let mut server = Server::start(Kind::VersityGw);
+    let all = keys(1, PAGES);
+    let reader = tier(server.port, "a");
+    assert_eq!(put(&reader, &all, patient()), PAGES);
+    let (stop, reads, pages) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    let wait_for = |more: usize| {
+        let (until, target) =
+            (Instant::now() + Duration::from_secs(120), reads.load(Relaxed) + more);
+        while reads.load(Relaxed) < target {
+            assert!(Instant::now() < until, "no read ends any more");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                pages.fetch_add(get(&reader, &all, 0..PAGES, in_a_moment(5_000)), Relaxed);
+                reads.fetch_add(1, Relaxed);
+            }
+        });
+        for _ in 0..3 {
+            wait_for(2);
+            server.kill();
+            wait_for(3);
+            server.resume();
+        }
+        // The breaker closes by itself.
+        let (until, came) = (Instant::now() + Duration::from_secs(200), pages.load(Relaxed));
+        while pages.load(Relaxed) < came + PAGES {
+            assert!(Instant::now() < until, "it never came back: {:?}", reader.stats());
+            thread::sleep(Duration::from_millis(100));
+        }
+        stop.store(true, Relaxed);
+    });
+    assert!(reader.stats().pages_lost > 0);
+}
+
+#[test]
+fn a_server_that_is_down_at_start_is_used_when_it_is_up() {
+    let mut server = Server::start(Kind::VersityGw);
+    server.kill();
+    let all = keys(1, 70);
+    let early = tier(server.port, "a");
+    assert_eq!(probe(&early, &all, in_a_moment(500)).unwrap_err().kind(), ErrorKind::Retry);
+    assert_eq!(put(&early, &all, in_a_moment(500)), 0);
+    server.resume();
+    let until = Instant::now() + Duration::from_secs(200);
+    while put(&early, &all, in_a_moment(10_000)) < 70 {
+        assert!(Instant::now() < until, "{:?}", early.stats());
+        thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(get(&tier(server.port, "a"), &all, 0..70, patient()), 70);
+}
+
+#[test]
+fn what_somebody_must_mend_is_told() {
+    let server = Server::start(Kind::VersityGw);
+    let proxy = Proxy::start(server.port);
+    let told = |address: &str| {
+        let (tier, all) = (open(address).unwrap().tier(), keys(1, 3));
+        let error = probe(&tier, &all, patient()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
+        assert_eq!(put(&tier, &all, in_a_moment(1_000)), 0);
+        error.to_string()
+    };
+    let endpoint = |port: u16| format!("endpoint=http://127.0.0.1:{port}");
+    let missing = told(&format!("s3://nowhere?profile=server&{}", endpoint(server.port)));
+    assert!(missing.contains("make it") && missing.contains("s3://nowhere"), "{missing}");
+    for profile in ["wrong", "nobody"] {
+        let wrong = told(&format!("s3://{BUCKET}?profile={profile}&{}", endpoint(server.port)));
+        assert!(wrong.contains("AWS_SECRET_ACCESS_KEY"), "{wrong}");
+        assert!(
+            !wrong.contains("something-else") && !wrong.contains("ritornello-secret"),
+            "{wrong}"
+        );
+    }
+    proxy.set(Wrong::Skewed);
+    let skewed = told(&format!("s3://{BUCKET}?profile=server&{}", endpoint(proxy.port)));
+    assert!(skewed.contains("clock"), "{skewed}");
+    let error = open(&format!("s3://{BUCKET}?profile=none")).unwrap_err().to_string();
+    assert!(error.contains("~/.aws/credentials"), "{error}");
+    // TLS is asked for unless the endpoint says otherwise.
+    let tls =
+        open(&format!("s3://{BUCKET}?profile=server&endpoint=https://127.0.0.1:{}", server.port));
+    assert!(probe(&tls.unwrap().tier(), &keys(1, 3), patient()).is_err());
+}
+
+#[test]
+fn what_other_versions_and_broken_disks_left_is_not_delivered_and_told() {
+    let server = Server::start(Kind::VersityGw);
+    let all = keys(1, PAGES);
+    assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
+    let backend = open(&address(server.port, "")).unwrap().backend;
+    backend.set("ritornello/2/some/thing", b"new").unwrap();
+    let census = Census::take(backend.as_ref()).unwrap();
+    assert_eq!((census.pages(), census.others["2"]), (PAGES as u64, (1, 3)));
+    // The second object's header is of a newer format; in the third one a byte is another.
+    let by_end = |pages: u32| census.objects.iter().filter(move |object| object.pages == pages);
+    let (newer, damaged) = (by_end(16).next().unwrap(), by_end(4).next().unwrap());
+    for (object, at) in [(newer, 8), (damaged, 5 << 14)] {
+        let file = server.data().join(BUCKET).join(&object.name);
+        let mut value = std::fs::read(&file).unwrap();
+        value[at] ^= 64;
+        std::fs::write(&file, value).unwrap();
+    }
+    // Groups of 64, 64 and 16 pages, 4 and 2.
+    assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), 128);
+    let found = fsck(backend.as_ref(), &census, true, &mut |_| {}).unwrap();
+    assert_eq!((found.damaged.len(), found.removed), (2, 2));
+    assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
+    assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), PAGES);
+}
+
+#[test]
+fn two_writers_write_once_and_a_collector_leaves_what_is_wanted() {
+    let server = Server::start(Kind::VersityGw);
+    let proxy = Proxy::start(server.port);
+    let all = keys(1, 256);
+    assert_eq!(put(&tier(server.port, "a"), &all, patient()), 256);
+    let second = tier(server.port, "a");
+    assert_eq!(put(&second, &all, patient()), 256);
+    assert_eq!((second.stats().pages_written, second.stats().pages_there), (0, 256));
+
+    let before = proxy.requests();
+    assert_eq!(probe(&tier(proxy.port, "a"), &all, patient()).unwrap(), 256);
+    let asked = proxy.requests() - before;
+    assert!((1..=12).contains(&asked), "{asked} requests");
+
+    let backend = open(&address(server.port, "a")).unwrap().backend;
+    let half = CollectOptions {
+        max_age: None,
+        budget: Some(129 * PAGE as u64),
+        grace: Duration::ZERO,
+        dry_run: false,
+    };
+    let gone = collect(backend.as_ref(), &half, &mut |_| {}).unwrap();
+    assert_eq!((gone.objects, gone.removed_objects), (4, 2));
+    assert_eq!(get(&tier(server.port, "a"), &all, 0..256, patient()), 128, "the ends went");
+    let young = CollectOptions { budget: Some(0), grace: Duration::from_secs(3600), ..half };
+    assert_eq!(collect(backend.as_ref(), &young, &mut |_| {}).unwrap().removed_objects, 0);
+}

@@ -1,0 +1,349 @@
+//! Finding: how far a prompt is known, on which tiers, and how much of that to load.
+
+use super::Cache;
+use super::figures::tier_word;
+use super::policy::WritePolicy;
+use super::prefetch::{FRESH, Prefetch, Stage, Stopped};
+use super::prompt::Pages;
+use super::shared::Shared;
+use crate::gate::{Decision, Question, Stretch};
+use ritornello_format::residency::Tier;
+use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
+use ritornello_store::LeaseNumber;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A prompt that lies on two tiers in turns is followed through so many turns at most.
+const TURNS: usize = 4;
+
+/// What an engine says of a prompt besides its keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// Tokens of a page; zero: the gate is not asked, all that is found is loaded.
+    pub page_tokens: u64,
+    /// Bytes that loading a page moves, where a page has more parts than this one; zero: the
+    /// scope's.
+    pub page_bytes: u64,
+    /// Tokens that the engine has already.
+    pub computed: u64,
+    /// Tokens of the prompt.
+    pub tokens: u64,
+}
+
+/// Whether to ask again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// No: this is the answer.
+    Ready,
+    /// Yes: the remote has not said what it has.
+    Asking,
+    /// Yes: pages are on their way.
+    Loading,
+}
+
+impl Readiness {
+    /// In one lower-case word.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Asking => "asking",
+            Self::Loading => "loading",
+        }
+    }
+}
+
+/// A lease on pages of one tier of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierLease {
+    /// The tier.
+    pub tier: Tier,
+    /// Its store's name for it.
+    pub lease: LeaseNumber,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// Whether it is the answer, or the caller is to ask again.
+    pub readiness: Readiness,
+    /// Where the leading pages lie, in order; on the remote as far as that is known.
+    pub spans: Vec<Stretch>,
+    /// Leading pages that are on this machine.
+    pub local: usize,
+    /// Leading pages that the engine is to have after loading those of them that it lacks; zero, or
+    /// no more than it has: nothing is worth loading. They are kept by `leases`.
+    pub load: usize,
+    /// Pages of those that were brought from the remote for this prompt, told once.
+    pub brought: usize,
+    /// Pages that have come of those that are on their way, and how many those are.
+    pub progress: (usize, usize),
+    /// What the gate thinks, where it was asked and knows something.
+    pub decision: Option<Decision>,
+    /// To be released when the pages were loaded; they run out by themselves.
+    pub leases: Vec<TierLease>,
+}
+
+/// What this machine has of a prompt, stretch by stretch, with a lease on each, and the page before
+/// which that begins.
+struct Held {
+    spans: Vec<Stretch>,
+    leases: Vec<(usize, TierLease)>,
+}
+
+impl Cache {
+    /// Looks for a prompt, from its first page on; what is to be loaded is kept for `ttl`. It never
+    /// waits for a remote: where that is to be asked, or pages come from there, it says that the
+    /// caller is to ask again, as the prefetch policy has it.
+    ///
+    /// # Errors
+    /// `Invalid` for a key that is none or a scope stored with another description; `Closed`.
+    pub fn find(
+        &self,
+        scope: &Arc<Scope>,
+        keys: &[&[u8]],
+        ttl: Duration,
+        wish: &Wish,
+    ) -> Result<Found> {
+        self.check()?;
+        check_keys(keys)?;
+        let boxed = keys.iter().map(|key| (*key).into()).collect();
+        let pages = Pages::new(Arc::clone(scope), boxed, None)?;
+        self.shared.find(&pages, ttl, wish)
+    }
+
+    /// Ends a lease, of this process or another.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn release(&self, lease: TierLease) -> Result<()> {
+        self.check()?;
+        self.shared.shelf(lease.tier).map_or(Ok(()), |shelf| shelf.store().release(lease.lease))
+    }
+
+    /// Which pages are on this machine, each by itself.
+    ///
+    /// # Errors
+    /// Like [`find`](Self::find).
+    pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        self.check()?;
+        check_keys(keys)?;
+        let mut there = vec![false; keys.len()];
+        for shelf in &self.shared.shelves {
+            let found = shelf.store().exists(scope, keys)?;
+            there.iter_mut().zip(found).for_each(|(there, found)| *there |= found);
+        }
+        Ok(there)
+    }
+
+    /// Stops what is being brought for a prompt that nobody wants any more. Returns whether anything
+    /// was.
+    ///
+    /// # Errors
+    /// `Invalid` for a key that is none; `Closed`.
+    pub fn cancel(&self, scope: &Scope, keys: &[&[u8]]) -> Result<bool> {
+        self.check()?;
+        check_keys(keys)?;
+        let Some(last) = keys.last() else { return Ok(false) };
+        let stopped = self.shared.prefetches.cancel(PageHash::of(&scope.id(), last));
+        if stopped == Some(Stopped::Waiting) {
+            self.shared.counts.prefetch.cancelled.add(1);
+        }
+        Ok(stopped.is_some())
+    }
+}
+
+impl Shared {
+    fn find(self: &Arc<Self>, pages: &Pages, ttl: Duration, wish: &Wish) -> Result<Found> {
+        let ahead = self.remote.is_some() && pages.scope.chained;
+        let name = pages.name().filter(|_| ahead);
+        let mut known = name.and_then(|name| self.prefetches.get(name));
+        if let Some(found) = known.as_ref().and_then(|job| self.unfinished(pages, wish, job)) {
+            return Ok(found);
+        }
+        let Held { mut spans, mut leases } = self.hold(pages, ttl)?;
+        let local: usize = spans.iter().map(|stretch| stretch.pages).sum();
+        if name.is_some() && local < pages.len() {
+            let stale = known.as_ref().is_none_or(|job| match job.stage() {
+                Stage::Over { at, .. } => at.elapsed() >= FRESH,
+                _ => false,
+            });
+            if stale {
+                known = self.prefetch(pages, *wish, spans.clone());
+                let waiting = known.as_ref().and_then(|job| self.unfinished(pages, wish, job));
+                if let Some(found) = waiting {
+                    self.let_go(&mut leases, 0);
+                    return Ok(found);
+                }
+            }
+        }
+        let mut found = Found {
+            readiness: Readiness::Ready,
+            local,
+            load: local,
+            brought: 0,
+            progress: (0, 0),
+            decision: None,
+            leases: Vec::new(),
+            spans: Vec::new(),
+        };
+        if let Some((load, decision)) = self.decide(pages, &spans, wish) {
+            found.load = load;
+            let skipped = (wish.computed / wish.page_tokens.max(1)) as usize;
+            self.counts.gate.decided(local.saturating_sub(skipped), &decision);
+            found.decision = Some(decision);
+        }
+        let brought = known.as_ref().map_or(0, |job| job.take_brought());
+        match known.map(|job| job.stage()) {
+            Some(Stage::Over { known, .. }) => {
+                found.brought = brought.min(local);
+                if known > local {
+                    spans.push(Stretch { tier: Tier::Remote, pages: known - local });
+                }
+            }
+            Some(Stage::Fetching { came, .. }) => found.brought = came.min(local),
+            _ => {}
+        }
+        self.let_go(&mut leases, found.load);
+        found.leases = leases.into_iter().map(|(_, lease)| lease).collect();
+        self.account(pages, &spans);
+        found.spans = spans;
+        Ok(found)
+    }
+
+    /// The answer while a prefetch goes on and the request has patience.
+    fn unfinished(&self, pages: &Pages, wish: &Wish, job: &Prefetch) -> Option<Found> {
+        let local: usize = job.local.iter().map(|stretch| stretch.pages).sum();
+        let missing = (pages.len() - local.min(pages.len())) as u64;
+        if job.since.elapsed() >= self.policy.patience(missing * wish.page_tokens) {
+            return None;
+        }
+        let (readiness, progress) = match job.stage() {
+            Stage::Over { .. } => return None,
+            Stage::Asking => (Readiness::Asking, (0, 0)),
+            Stage::Fetching { came, of } => (Readiness::Loading, (came, of)),
+        };
+        Some(Found {
+            readiness,
+            spans: job.local.clone(),
+            local: local + progress.0,
+            load: 0,
+            brought: progress.0,
+            progress,
+            decision: None,
+            leases: Vec::new(),
+        })
+    }
+
+    /// Leases what this machine has.
+    fn hold(&self, pages: &Pages, ttl: Duration) -> Result<Held> {
+        let keys = pages.refs(0..pages.len());
+        let (mut at, mut spans, mut leases) = (0, Vec::<Stretch>::new(), Vec::new());
+        for _ in 0..TURNS {
+            let before = at;
+            for shelf in &self.shelves {
+                if at == keys.len() {
+                    break;
+                }
+                let leased = match shelf.store().lease(&pages.scope, &keys[at..], ttl) {
+                    Ok(leased) => leased,
+                    Err(error) if error.kind() == ErrorKind::Invalid => {
+                        return Err(error);
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, tier = tier_word(shelf.tier), "a tier did not answer");
+                        continue;
+                    }
+                };
+                if leased.lease != LeaseNumber::default() {
+                    leases.push((at, TierLease { tier: shelf.tier, lease: leased.lease }));
+                }
+                match spans.last_mut() {
+                    _ if leased.pages == 0 => {}
+                    Some(last) if last.tier == shelf.tier => last.pages += leased.pages,
+                    _ => spans.push(Stretch { tier: shelf.tier, pages: leased.pages }),
+                }
+                at += leased.pages;
+            }
+            if at == before || at == keys.len() || self.shelves.len() == 1 {
+                break;
+            }
+        }
+        Ok(Held { spans, leases })
+    }
+
+    /// Releases what begins at page `load` or behind it.
+    fn let_go(&self, leases: &mut Vec<(usize, TierLease)>, load: usize) {
+        leases.retain(|(from, lease)| {
+            if *from >= load
+                && let Some(shelf) = self.shelf(lease.tier)
+            {
+                // It runs out by itself.
+                let _ = shelf.store().release(lease.lease);
+            }
+            *from < load
+        });
+    }
+
+    /// How many leading pages the engine is to have, and why; `None` where the gate is not asked or
+    /// knows nothing.
+    pub(super) fn decide(
+        &self,
+        pages: &Pages,
+        found: &[Stretch],
+        wish: &Wish,
+    ) -> Option<(usize, Decision)> {
+        if wish.page_tokens == 0 || found.is_empty() {
+            return None;
+        }
+        let mut skip = (wish.computed / wish.page_tokens) as usize;
+        let skipped = skip;
+        let mut lacking = found.to_vec();
+        for stretch in &mut lacking {
+            let less = skip.min(stretch.pages);
+            stretch.pages -= less;
+            skip -= less;
+        }
+        lacking.retain(|stretch| stretch.pages > 0);
+        let question = Question {
+            found: &lacking,
+            page_bytes: if wish.page_bytes > 0 { wish.page_bytes } else { pages.page_bytes },
+            page_tokens: wish.page_tokens,
+            before: wish.computed,
+            tokens: wish.tokens.max(wish.computed),
+            queued: self.slack.queued(),
+        };
+        let decision = self.gate(|gate| gate.decide(&question, self.clock()));
+        let load = if decision.pages == 0 { 0 } else { skipped + decision.pages };
+        let knows = !decision.recompute.is_zero() && !lacking.is_empty();
+        knows.then_some((load, decision))
+    }
+
+    /// Counts what was found, and has what was found often enough written down.
+    fn account(self: &Arc<Self>, pages: &Pages, spans: &[Stretch]) {
+        self.counts.asked.add(pages.len() as u64);
+        let mut at = 0;
+        for stretch in spans {
+            self.counts_of(stretch.tier).found.add(stretch.pages as u64);
+            at += stretch.pages;
+        }
+        self.counts.missed.add((pages.len() - at.min(pages.len())) as u64);
+        let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::Back);
+        if !self.links.iter().any(|link| by_use(link.policy)) {
+            return;
+        }
+        let mut at = 0;
+        for stretch in spans {
+            self.note(stretch.tier, pages, at..at + stretch.pages);
+            at += stretch.pages;
+        }
+        let _ = self.table.walk(&pages.hashes);
+        for link in &self.links {
+            if let WritePolicy::Selective(times) = link.policy {
+                let often = self.table.often(&pages.hashes, times);
+                self.write_down(link, pages, 0..often.min(at), None);
+            }
+        }
+        self.tidy();
+    }
+}

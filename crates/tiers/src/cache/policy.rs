@@ -1,0 +1,142 @@
+//! When a tier is written to, and how long a request waits for what is on its way.
+
+use ritornello_format::{Error, Result};
+use std::time::Duration;
+
+/// When pages of the tier above are written to a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WritePolicy {
+    /// As soon as they are on the tier above, in the background.
+    #[default]
+    Through,
+    /// When they were found so many times.
+    Selective(u32),
+    /// When the tier above is about to let them go.
+    Back,
+    /// Never: what others wrote is read.
+    None,
+}
+
+impl WritePolicy {
+    /// Reads the name users type.
+    ///
+    /// # Errors
+    /// `Invalid`, listing the names.
+    pub fn parse(word: &str) -> Result<Self> {
+        let times = word.strip_prefix("selective(").and_then(|rest| rest.strip_suffix(')'));
+        match (word, times.and_then(|times| times.trim().parse().ok())) {
+            ("write_through", _) => Ok(Self::Through),
+            ("write_back", _) => Ok(Self::Back),
+            ("none", _) => Ok(Self::None),
+            (_, Some(times @ 1..)) => Ok(Self::Selective(times)),
+            _ => Err(Error::invalid(
+                "write is write_through, selective(2) (or another number of hits), write_back or none",
+            )
+            .with("given", word)),
+        }
+    }
+}
+
+/// How long [`find`](super::Cache::find) asks to be asked again while pages come from a remote.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PrefetchPolicy {
+    /// Not at all: what is here now is taken, the rest is here the next time.
+    BestEffort,
+    /// Until all has come that is worth it, or [`LONGEST`] has passed.
+    WaitComplete,
+    /// So long, and so much longer for every 1,024 tokens that are to come.
+    Timeout {
+        /// At least.
+        base: Duration,
+        /// For every 1,024 tokens.
+        per_ki_token: Duration,
+    },
+}
+
+/// The longest that a request waits under any policy.
+pub const LONGEST: Duration = Duration::from_secs(30);
+
+impl Default for PrefetchPolicy {
+    fn default() -> Self {
+        Self::Timeout { base: Duration::from_secs(1), per_ki_token: Duration::from_millis(250) }
+    }
+}
+
+impl PrefetchPolicy {
+    /// Reads what users type: `best_effort`, `wait_complete`, `timeout`, or `timeout(1, 0.25)` with
+    /// both numbers in seconds.
+    ///
+    /// # Errors
+    /// `Invalid`, listing the names.
+    pub fn parse(word: &str) -> Result<Self> {
+        match word {
+            "best_effort" => return Ok(Self::BestEffort),
+            "wait_complete" => return Ok(Self::WaitComplete),
+            "timeout" => return Ok(Self::default()),
+            _ => {}
+        }
+        let seconds = |text: &str| {
+            let seconds: f64 = text.trim().parse().ok()?;
+            Duration::try_from_secs_f64(seconds).ok()
+        };
+        word.strip_prefix("timeout(")
+            .and_then(|rest| rest.strip_suffix(')')?.split_once(','))
+            .and_then(|(base, more)| {
+                Some(Self::Timeout { base: seconds(base)?, per_ki_token: seconds(more)? })
+            })
+            .ok_or_else(|| {
+                Error::invalid(
+                    "prefetch is best_effort, wait_complete, timeout, or timeout(1, 0.25): seconds at \
+                     least, and for every 1,024 tokens",
+                )
+                .with("given", word)
+            })
+    }
+
+    /// How long a request may be asked to ask again that `tokens` tokens are to come for.
+    #[must_use]
+    pub fn patience(&self, tokens: u64) -> Duration {
+        match *self {
+            Self::BestEffort => Duration::ZERO,
+            Self::WaitComplete => LONGEST,
+            Self::Timeout { base, per_ki_token } => {
+                let more = per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
+                let more = Duration::try_from_secs_f64(more).unwrap_or(LONGEST);
+                base.saturating_add(more).min(LONGEST)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_read_as_they_are_written() {
+        for (word, policy) in [
+            ("write_through", WritePolicy::Through),
+            ("selective(3)", WritePolicy::Selective(3)),
+            ("write_back", WritePolicy::Back),
+            ("none", WritePolicy::None),
+        ] {
+            assert_eq!(WritePolicy::parse(word).unwrap(), policy);
+        }
+        for word in ["", "selective", "selective(0)", "selective(x)", "through"] {
+            let error = WritePolicy::parse(word).unwrap_err().to_string();
+            assert!(error.contains("write_back"), "{error}");
+        }
+        for word in ["", "timeout(1)", "timeout(-1, 0)", "never"] {
+            assert!(PrefetchPolicy::parse(word).unwrap_err().to_string().contains("best_effort"));
+        }
+    }
+
+    #[test]
+    fn patience_follows_the_tokens_and_has_an_end() {
+        let policy = PrefetchPolicy::parse("timeout(0.5, 0.25)").unwrap();
+        assert_eq!(policy.patience(0), Duration::from_millis(500));
+        assert_eq!(policy.patience(4096), Duration::from_millis(1500));
+        assert_eq!(policy.patience(u64::MAX), LONGEST);
+        assert_eq!(PrefetchPolicy::BestEffort.patience(9_999), Duration::ZERO);
+    }
+}

@@ -1,0 +1,361 @@
+//! Prefetching: pages of a prompt that lie on the remote are brought to this machine, before the
+//! request that wants them is computed.
+//!
+//! A few threads do it, one prompt each at a time. They ask the remote how far the prompt is there,
+//! the gate how much of that is worth it, and bring that from the front, until a page does not come or
+//! somebody says stop. Nobody waits for them: who asks again hears how far they are.
+
+use super::find::Wish;
+use super::policy::WritePolicy;
+use super::prompt::Pages;
+use super::shared::{Far, Shared, with_prompt};
+use crate::Phase;
+use crate::gate::Stretch;
+use crate::remote::RemoteTier;
+use parking_lot::Mutex;
+use ritornello_format::PageHash;
+use ritornello_format::residency::Tier;
+use ritornello_store::Terms;
+use ritornello_volume::Parked;
+use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Prompts at once, and those that wait.
+const THREADS: usize = 4;
+const WAITING: usize = 256;
+/// Outcomes that are remembered, and for how long one answers for the remote.
+const REMEMBERED: usize = 1024;
+pub(super) const FRESH: Duration = Duration::from_secs(5);
+/// One question to the remote, one read from it, and one write of what came.
+const ASK: Duration = Duration::from_secs(5);
+const READ: Duration = Duration::from_secs(10);
+/// Objects that are read at once.
+const OBJECTS: usize = 4;
+/// How often one that waits for pages which another prefetch brings looks for them.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Prefetches(Parked<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// By the last page of their prompt.
+    known: HashMap<PageHash, Arc<Prefetch>>,
+    queue: VecDeque<Arc<Prefetch>>,
+    threads: usize,
+    idle: usize,
+    closing: bool,
+}
+
+/// That of one prompt.
+#[derive(Debug)]
+pub(super) struct Prefetch {
+    pages: Pages,
+    wish: Wish,
+    /// What this machine has of it.
+    pub(super) local: Vec<Stretch>,
+    pub(super) since: Instant,
+    stage: Mutex<Stage>,
+    cancelled: AtomicBool,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stage {
+    /// The remote has not said what it has.
+    Asking,
+    /// So many pages of so many have come.
+    Fetching { came: usize, of: usize },
+    /// Since when it is over, how many leading pages the remote has, and how many were brought.
+    Over { at: Instant, known: usize, brought: usize },
+}
+
+/// What one was doing when it was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stopped {
+    Waiting,
+    Running,
+}
+
+impl Prefetch {
+    pub(super) fn stage(&self) -> Stage {
+        *self.stage.lock()
+    }
+
+    /// How many pages were brought, for whoever asks first when it is over.
+    pub(super) fn take_brought(&self) -> usize {
+        match &mut *self.stage.lock() {
+            Stage::Over { brought, .. } => std::mem::take(brought),
+            _ => 0,
+        }
+    }
+
+    fn local_pages(&self) -> usize {
+        self.local.iter().map(|stretch| stretch.pages).sum()
+    }
+}
+
+impl Prefetches {
+    pub(super) fn get(&self, name: PageHash) -> Option<Arc<Prefetch>> {
+        self.0.lock().known.get(&name).cloned()
+    }
+
+    pub(super) fn running(&self) -> u64 {
+        let state = self.0.lock();
+        (state.queue.len() + state.threads - state.idle) as u64
+    }
+
+    /// Stops that of a prompt, if there is one to stop. A thread that works on it counts it.
+    pub(super) fn cancel(&self, name: PageHash) -> Option<Stopped> {
+        let mut state = self.0.lock();
+        let found = state.known.get(&name).cloned()?;
+        if matches!(found.stage(), Stage::Over { .. }) {
+            return None;
+        }
+        state.known.remove(&name);
+        found.cancelled.store(true, Ordering::Release);
+        let waiting = state.queue.len();
+        state.queue.retain(|other| !Arc::ptr_eq(other, &found));
+        Some(if state.queue.len() < waiting { Stopped::Waiting } else { Stopped::Running })
+    }
+
+    /// Tells the threads to end.
+    pub(super) fn close(&self) {
+        let mut state = self.0.lock();
+        state.closing = true;
+        state.known.values().for_each(|each| each.cancelled.store(true, Ordering::Release));
+        state.queue.clear();
+        self.0.wake_all();
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.0.lock().threads > 0
+    }
+}
+
+impl State {
+    /// Forgets what says nothing any more.
+    fn forget(&mut self) {
+        if self.known.len() >= REMEMBERED {
+            self.known.retain(|_, each| match each.stage() {
+                Stage::Over { at, .. } => at.elapsed() < FRESH,
+                _ => true,
+            });
+        }
+    }
+}
+
+impl Shared {
+    /// Starts that of a prompt. `None` if it cannot be now.
+    pub(super) fn prefetch(
+        self: &Arc<Self>,
+        pages: &Pages,
+        wish: Wish,
+        local: Vec<Stretch>,
+    ) -> Option<Arc<Prefetch>> {
+        let name = pages.name()?;
+        let counts = &self.counts.prefetch;
+        let mut state = self.prefetches.0.lock();
+        state.forget();
+        if state.closing || state.queue.len() >= WAITING || state.known.len() >= 2 * REMEMBERED {
+            counts.refused.add(1);
+            return None;
+        }
+        if state.idle <= state.queue.len() && state.threads < THREADS {
+            let shared = Arc::clone(self);
+            let thread = thread::Builder::new().name("ritornello-fetch".to_owned());
+            if thread.spawn(move || shared.prefetch_jobs()).is_ok() {
+                state.threads += 1;
+            }
+        }
+        let started = Arc::new(Prefetch {
+            pages: pages.clone(),
+            wish,
+            local,
+            since: Instant::now(),
+            stage: Mutex::new(Stage::Asking),
+            cancelled: AtomicBool::new(false),
+        });
+        state.known.insert(name, Arc::clone(&started));
+        state.queue.push_back(Arc::clone(&started));
+        counts.started.add(1);
+        self.prefetches.0.wake_one();
+        Some(started)
+    }
+
+    fn prefetch_jobs(self: Arc<Self>) {
+        let mut state = self.prefetches.0.lock();
+        loop {
+            if state.closing {
+                state.threads -= 1;
+                self.prefetches.0.wake_all();
+                return;
+            }
+            let Some(job) = state.queue.pop_front() else {
+                state.idle += 1;
+                state = self.prefetches.0.wait(state);
+                state.idle -= 1;
+                continue;
+            };
+            drop(state);
+            if let Some(far) = &self.remote {
+                self.bring(far, &job);
+            }
+            state = self.prefetches.0.lock();
+        }
+    }
+
+    fn bring(self: &Arc<Self>, far: &Far, job: &Prefetch) {
+        let counts = &self.counts.prefetch;
+        let (pages, local) = (&job.pages, job.local_pages());
+        let answer =
+            with_prompt(pages, pages.len(), |prompt| far.tier.probe(prompt, Instant::now() + ASK));
+        let known = *answer.as_ref().unwrap_or(&0);
+        let mut came = 0;
+        let wanted = self.worth(job, known);
+        if answer.is_err() {
+            counts.failed.add(1);
+        } else if wanted <= local {
+            counts.declined.add(1);
+        } else {
+            self.note(Tier::Remote, pages, 0..known);
+            let of = wanted - local;
+            *job.stage.lock() = Stage::Fetching { came: 0, of };
+            came = self.fetch(far, job, local..wanted);
+            let count = match came {
+                came if came == of => &counts.completed,
+                _ if job.cancelled.load(Ordering::Acquire) => &counts.cancelled,
+                _ => &counts.failed,
+            };
+            count.add(1);
+        }
+        *job.stage.lock() = Stage::Over { at: Instant::now(), known, brought: came };
+        self.tidy();
+    }
+
+    /// Up to which page it is worth to bring what the remote has.
+    fn worth(&self, job: &Prefetch, known: usize) -> usize {
+        let local = job.local_pages();
+        if known <= local {
+            return local;
+        }
+        let mut found = job.local.clone();
+        found.push(Stretch { tier: Tier::Remote, pages: known - local });
+        match self.decide(&job.pages, &found, &job.wish) {
+            Some((pages, _)) => pages,
+            None => known,
+        }
+    }
+
+    /// Returns how many of the first pages of `range` are on this machine then.
+    fn fetch(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
+        let (pages, top) = (&job.pages, self.top());
+        let group = RemoteTier::object_pages(pages.page_bytes);
+        self.table.forget(top.tier, &pages.hashes, range.start..pages.len());
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min((at / group + OBJECTS) * group);
+            let claimed = self.table.claim(top.tier, Phase::Loading, &pages.hashes, at..end);
+            let mut mine = claimed.into_iter().peekable();
+            while at < end && !job.cancelled.load(Ordering::Acquire) {
+                let wanted;
+                (at, wanted) = match mine.next_if(|mine| mine.start == at) {
+                    Some(mine) => (self.fetch_piece(far, job, mine.clone()), mine.end),
+                    None => {
+                        let others = at..mine.peek().map_or(end, |mine| mine.start);
+                        (self.await_others(far, job, others.clone()), others.end)
+                    }
+                };
+                let came = at - range.start;
+                *job.stage.lock() = Stage::Fetching { came, of: range.len() };
+                if at < wanted {
+                    break;
+                }
+            }
+            mine.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
+            if at < end {
+                break;
+            }
+        }
+        at - range.start
+    }
+
+    /// Brings pages that were claimed. Returns the page before which all have come.
+    fn fetch_piece(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
+        let (pages, top) = (&job.pages, self.top());
+        let bytes = pages.bytes(range.len());
+        let loading = self.slack.load(Tier::Remote, bytes);
+        let begun = Instant::now();
+        let control = Control { deadline: Some(begun + READ), ..Control::default() };
+        let mut buffer = vec![0; bytes as usize];
+        let came = if far.rate.wait(bytes, &control) {
+            with_prompt(pages, pages.len(), |prompt| {
+                far.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ)
+            })
+            .unwrap_or(0)
+        } else {
+            0
+        };
+        drop(loading);
+        self.measured(Tier::Remote, came as u64, pages.bytes(came), begun.elapsed());
+        let slices: Vec<&[u8]> =
+            buffer.chunks_exact(pages.page_bytes as usize).take(came).collect();
+        let keys = pages.refs(range.start..range.start + came);
+        let stored = top.store().put_batch(
+            &pages.scope,
+            &keys,
+            &BorrowedPages::new(&slices),
+            &Terms::behind(pages.before(range.start)),
+            &Control { deadline: Some(Instant::now() + READ), ..Control::default() },
+        );
+        let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
+        top.rate.charge(pages.bytes(stored - range.start));
+        self.counts.prefetch.pages.add((stored - range.start) as u64);
+        self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
+        self.table.settle(top.tier, &pages.hashes, range.start..stored, &[]);
+        self.table.abandon(top.tier, &pages.hashes, stored..range.end);
+        // What came from the remote goes to the tiers between as what an engine put does.
+        for link in self.links.iter().filter(|link| link.to != Tier::Remote) {
+            if link.policy == WritePolicy::Through {
+                self.table.forget(link.to, &pages.hashes, range.start..stored);
+                self.write_down(link, pages, range.start..stored, None);
+            }
+        }
+        stored
+    }
+
+    /// Waits for pages that another prefetch brings, and brings those that it gave up. Returns the page
+    /// before which all are there.
+    fn await_others(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
+        let until = Instant::now() + READ;
+        let (pages, top) = (&job.pages, self.top());
+        let mut at = range.start;
+        loop {
+            let keys = pages.refs(at..range.end);
+            at += top.store().probe(&pages.scope, &keys).unwrap_or(0);
+            let stop = Instant::now() >= until || job.cancelled.load(Ordering::Acquire);
+            if at == range.end || stop {
+                return at;
+            }
+            let given_up = self.table.claim(top.tier, Phase::Loading, &pages.hashes, at..range.end);
+            let mut given_up = given_up.into_iter().peekable();
+            if let Some(mine) = given_up.next_if(|mine| mine.start == at) {
+                at = self.fetch_piece(far, job, mine.clone());
+                given_up.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
+                if at < mine.end {
+                    return at;
+                }
+                continue;
+            }
+            given_up.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
+            thread::sleep(LOOK);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A prompt as the threads behind a cache hold it.
+
+use ritornello_format::{PageHash, Scope, ScopeId};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Pages of one scope from the first of a prompt on.
+#[derive(Clone, Debug)]
+pub(super) struct Pages {
+    pub(super) scope: Arc<Scope>,
+    pub(super) id: ScopeId,
+    pub(super) page_bytes: u64,
+    pub(super) keys: Arc<[Box<[u8]>]>,
+    pub(super) hashes: Arc<[PageHash]>,
+    /// The page before the first, where the first is not a prompt's.
+    pub(super) parent: Option<Box<[u8]>>,
+}
+
+impl Pages {
+    pub(super) fn new(
+        scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        parent: Option<Box<[u8]>>,
+    ) -> ritornello_format::Result<Self> {
+        let page_bytes = scope.resolved_page_bytes()?;
+        let id = scope.id();
+        let hashes = keys.iter().map(|key| PageHash::of(&id, key)).collect();
+        Ok(Self { scope, id, page_bytes, keys: keys.into(), hashes, parent })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Keys of these pages.
+    pub(super) fn refs(&self, pages: Range<usize>) -> Vec<&[u8]> {
+        self.keys[pages].iter().map(AsRef::as_ref).collect()
+    }
+
+    /// The key of the page before this one.
+    pub(super) fn before(&self, page: usize) -> Option<&[u8]> {
+        match page.checked_sub(1) {
+            Some(before) => self.keys.get(before).map(AsRef::as_ref),
+            None => self.parent.as_deref(),
+        }
+    }
+
+    pub(super) fn bytes(&self, pages: usize) -> u64 {
+        pages as u64 * self.page_bytes
+    }
+
+    /// What names the prompt up to its last page.
+    pub(super) fn name(&self) -> Option<PageHash> {
+        self.hashes.last().copied()
+    }
+}

@@ -1,0 +1,148 @@
+//! What a cache's calls and its threads share.
+
+use super::figures::{Counts, TierCounts};
+use super::policy::{PrefetchPolicy, WritePolicy};
+use super::prefetch::Prefetches;
+use super::prompt::Pages;
+use super::rate::Rate;
+use super::shelf::Shelf;
+use super::slack::Slack;
+use super::writer::Link;
+use crate::gate::Gate;
+use crate::remote::{Prompt, RemoteTier};
+use crate::{PageTable, Phase};
+use parking_lot::Mutex;
+use ritornello_format::residency::Tier;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Pages that the table may know; those used longest ago are forgotten then.
+const TABLE_PAGES: u64 = 1 << 20;
+
+/// The remote tier of a cache.
+#[derive(Debug)]
+pub(super) struct Far {
+    pub(super) tier: RemoteTier,
+    pub(super) write: WritePolicy,
+    pub(super) rate: Rate,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// Host and disk, as far as there are: one at least.
+    pub(super) shelves: Vec<Shelf>,
+    pub(super) remote: Option<Far>,
+    /// How each tier but the first is written to.
+    pub(super) links: Vec<Link>,
+    pub(super) prefetches: Prefetches,
+    pub(super) policy: PrefetchPolicy,
+    pub(super) table: PageTable,
+    pub(super) slack: Arc<Slack>,
+    pub(super) counts: Counts,
+    pub(super) closing: AtomicBool,
+    gate: Mutex<Gate>,
+    /// Loads that were measured here and that nobody has asked for: by tier, bytes and seconds.
+    measured: Mutex<[(u64, f64); 4]>,
+    opened: Instant,
+}
+
+impl Shared {
+    pub(super) fn new(
+        shelves: Vec<Shelf>,
+        remote: Option<Far>,
+        policy: PrefetchPolicy,
+        write_queue: u64,
+    ) -> Self {
+        let below = shelves.iter().skip(1).map(|shelf| (shelf.tier, shelf.write));
+        let far = remote.iter().map(|far| (Tier::Remote, far.write));
+        let links = below.chain(far).map(|(tier, write)| Link::new(tier, write, write_queue));
+        Self {
+            links: links.collect(),
+            shelves,
+            remote,
+            prefetches: Prefetches::default(),
+            policy,
+            table: PageTable::new(),
+            slack: Arc::default(),
+            counts: Counts::default(),
+            closing: AtomicBool::new(false),
+            gate: Mutex::default(),
+            measured: Mutex::default(),
+            opened: Instant::now(),
+        }
+    }
+
+    pub(super) fn tiers(&self) -> impl Iterator<Item = Tier> {
+        let far = self.remote.iter().map(|_| Tier::Remote);
+        self.shelves.iter().map(|shelf| shelf.tier).chain(far)
+    }
+
+    pub(super) fn top(&self) -> &Shelf {
+        &self.shelves[0]
+    }
+
+    pub(super) fn shelf(&self, tier: Tier) -> Option<&Shelf> {
+        self.shelves.iter().find(|shelf| shelf.tier == tier)
+    }
+
+    pub(super) fn link(&self, to: Tier) -> Option<&Link> {
+        self.links.iter().find(|link| link.to == to)
+    }
+
+    pub(super) fn counts_of(&self, tier: Tier) -> &TierCounts {
+        &self.counts.tiers[tier as usize]
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Seconds of the gate's clock.
+    pub(super) fn clock(&self) -> f64 {
+        self.opened.elapsed().as_secs_f64()
+    }
+
+    pub(super) fn gate<T>(&self, ask: impl FnOnce(&mut Gate) -> T) -> T {
+        ask(&mut self.gate.lock())
+    }
+
+    /// So many bytes came from a tier and took so long: counted, learnt, and kept for who asks.
+    pub(super) fn measured(&self, tier: Tier, pages: u64, bytes: u64, took: Duration) {
+        if bytes == 0 {
+            return;
+        }
+        self.counts_of(tier).load(pages, bytes, took);
+        self.gate(|gate| gate.loaded(tier, bytes, took, self.clock()));
+        let kept = &mut self.measured.lock()[tier as usize];
+        *kept = (kept.0 + bytes, kept.1 + took.as_secs_f64());
+    }
+
+    /// What was measured since the last call, by tier.
+    pub(super) fn take_measured(&self) -> [(u64, f64); 4] {
+        std::mem::take(&mut *self.measured.lock())
+    }
+
+    /// Notes that these pages are on a tier.
+    pub(super) fn note(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
+        for new in self.table.claim(tier, Phase::Loading, &pages.hashes, range) {
+            self.table.settle(tier, &pages.hashes, new, &[]);
+        }
+    }
+
+    /// Keeps the table within its bounds.
+    pub(super) fn tidy(&self) {
+        if self.table.stats().pages > TABLE_PAGES {
+            for tier in [Tier::Remote, Tier::Disk, Tier::Host] {
+                let _ = self.table.evict(tier, TABLE_PAGES as usize / 8);
+            }
+        }
+    }
+}
+
+/// Hands pages to the remote in its own words.
+pub(super) fn with_prompt<T>(pages: &Pages, end: usize, ask: impl FnOnce(&Prompt<'_>) -> T) -> T {
+    let keys = pages.refs(0..end);
+    ask(&Prompt { scope: &pages.id, page_bytes: pages.page_bytes, keys: &keys })
+}

@@ -1,0 +1,65 @@
+//! A tier of this machine: a store, in memory or on disk, that all its processes share.
+
+use super::policy::WritePolicy;
+use super::rate::Rate;
+use ritornello_format::residency::Tier;
+use ritornello_format::{Error, Result};
+use ritornello_node::{Node, Options};
+use ritornello_store::eviction::Policy;
+use ritornello_store::{Store, control_group};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A new store has at least so many segments, where it is large enough.
+const SEGMENTS: u64 = 16;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    pub(super) tier: Tier,
+    pub(super) node: Arc<Node>,
+    pub(super) write: WritePolicy,
+    pub(super) rate: Rate,
+}
+
+impl Shelf {
+    pub(super) fn store(&self) -> &Arc<Store> {
+        self.node.store()
+    }
+}
+
+/// Opens the store of a tier. `oldest_first`: it lets go of pages in the order in which they are written
+/// to the tier below.
+///
+/// # Errors
+/// Those of [`ritornello_node::open`]; `Invalid` for more memory than this process may have.
+pub(super) fn open(
+    tier: Tier,
+    dir: PathBuf,
+    capacity: Option<u64>,
+    oldest_first: bool,
+) -> Result<Arc<Node>> {
+    if tier == Tier::Host {
+        check_memory(capacity.unwrap_or(0))?;
+    }
+    let new = fs::read_dir(&dir).map_or(true, |mut entries| entries.next().is_none());
+    let segment_bytes = capacity.filter(|_| new).map(|capacity| {
+        let wanted = (capacity / SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
+        (1 << wanted.ilog2()).min(ritornello_store::SEGMENT_BYTES)
+    });
+    let eviction = if oldest_first { Policy::Lru } else { Policy::default() };
+    ritornello_node::open(&Options { capacity, segment_bytes, eviction, ..Options::new(dir) })
+}
+
+fn check_memory(capacity: u64) -> Result<()> {
+    match control_group() {
+        Some(group) if capacity >= group.limit => Err(Error::invalid(
+            "the host tier is to be larger than the memory that this process may have: \
+             make it smaller, or raise the limit of its control group",
+        )
+        .with("host", capacity)
+        .with("limit", group.limit)),
+        _ => Ok(()),
+    }
+}

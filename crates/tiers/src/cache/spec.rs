@@ -1,0 +1,201 @@
+//! The tiers of a cache as users list them, fastest first:
+//!
+//! ```text
+//! host 8GiB [DIR]   disk DIR [200GiB]   s3://bucket/prefix | file:///mnt/kv | memory: | module:Class
+//! ```
+//!
+//! each with options behind it: `write=` a [`WritePolicy`], `rate=` bytes a second at most.
+
+use super::policy::WritePolicy;
+use ritornello_format::residency::Tier;
+use ritornello_format::{Error, Result, checksum, parse_bytes};
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+/// What every error ends with.
+const RIGHT: &str = "a list of tiers is, fastest first: \"host 8GiB\", \"disk /nvme/kv 200GiB\", \"s3://bucket/prefix\" \
+     (any of them may be left out, but for one of the first two)";
+/// Where memory is a file system.
+const MEMORY: &str = "/dev/shm";
+
+/// One tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierSpec {
+    /// What it is.
+    pub place: Place,
+    /// When it is written to; of the first tier that is not asked.
+    pub write: WritePolicy,
+    /// Bytes a second that this process moves there and back at most.
+    pub rate: Option<u64>,
+}
+
+/// What a tier is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A store in a file system in memory.
+    Host {
+        /// Its directory; by default one that follows from the tiers below.
+        dir: Option<PathBuf>,
+        /// Bytes.
+        capacity: u64,
+    },
+    /// A store on disk.
+    Disk {
+        /// Its directory.
+        dir: PathBuf,
+        /// Bytes; needed where there is no store yet.
+        capacity: Option<u64>,
+    },
+    /// What several machines reach, by its address.
+    Remote(String),
+}
+
+impl TierSpec {
+    /// Reads one tier.
+    ///
+    /// # Errors
+    /// `Invalid`, with a list that is right.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (options, words): (Vec<&str>, Vec<&str>) =
+            text.split_whitespace().partition(|word| is_option(word));
+        let place = match words[..] {
+            ["host", size] => Place::Host { dir: None, capacity: parse_bytes(size)? },
+            ["host", size, dir] => {
+                Place::Host { dir: Some(dir.into()), capacity: parse_bytes(size)? }
+            }
+            ["disk", dir] => Place::Disk { dir: dir.into(), capacity: None },
+            ["disk", dir, size] => {
+                Place::Disk { dir: dir.into(), capacity: Some(parse_bytes(size)?) }
+            }
+            [address] if address.contains(':') => Place::Remote(address.to_owned()),
+            _ => return Err(refused("a tier that is none", text)),
+        };
+        let mut spec = Self { place, write: WritePolicy::default(), rate: None };
+        for option in options {
+            match option.split_once('=') {
+                Some(("write", policy)) => spec.write = WritePolicy::parse(policy)?,
+                Some(("rate", rate)) => {
+                    spec.rate = Some(parse_bytes(rate.trim_end_matches("/s"))?.max(1));
+                }
+                _ => return Err(refused("an option that is none (write= and rate= are)", option)),
+            }
+        }
+        Ok(spec)
+    }
+
+    /// Reads a list of tiers.
+    ///
+    /// # Errors
+    /// `Invalid`, with a list that is right.
+    pub fn list<T: AsRef<str>>(texts: &[T]) -> Result<Vec<Self>> {
+        let list: Vec<Self> =
+            texts.iter().map(|text| Self::parse(text.as_ref())).collect::<Result<_>>()?;
+        let given = || {
+            texts.iter().map(|text| format!("{:?}", text.as_ref())).collect::<Vec<_>>().join(", ")
+        };
+        if list.is_empty() {
+            return Err(refused("no tier", "nothing"));
+        }
+        for two in list.windows(2) {
+            let (above, below) = (two[0].tier(), two[1].tier());
+            if above == below {
+                return Err(refused("a tier twice", given()));
+            }
+            if above > below {
+                return Err(refused("tiers out of order", given()));
+            }
+        }
+        if list[0].tier() == Tier::Remote {
+            return Err(refused("a remote alone, with nothing above it to load from", given()));
+        }
+        Ok(list)
+    }
+
+    /// Which tier it is.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        match self.place {
+            Place::Host { .. } => Tier::Host,
+            Place::Disk { .. } => Tier::Disk,
+            Place::Remote(_) => Tier::Remote,
+        }
+    }
+}
+
+/// A path may have an equals sign in it: an option begins with a word.
+fn is_option(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
+}
+
+fn refused(what: &str, given: impl Display) -> Error {
+    Error::invalid(format!("{what}: {RIGHT}")).with("given", given)
+}
+
+/// Where the host tier of these tiers is if nobody says: the same for all processes of a user that
+/// name the same tiers below it.
+pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
+    let mut below = Vec::new();
+    for spec in list {
+        match &spec.place {
+            Place::Host { .. } => continue,
+            Place::Disk { dir, .. } => {
+                let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
+                below.extend(dir.as_os_str().as_encoded_bytes());
+            }
+            Place::Remote(address) => below.extend(address.as_bytes()),
+        }
+        below.push(0);
+    }
+    let user = rustix::process::geteuid().as_raw();
+    Path::new(MEMORY).join(format!("ritornello-{user}-{:016x}", checksum(&below)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_reads_as_it_is_written() {
+        let list = TierSpec::list(&[
+            "host 8GiB /dev/shm/kv",
+            "disk /nvme/kv 200GiB write=selective(2) rate=100MiB",
+            "s3://bucket/prefix write=none",
+        ])
+        .unwrap();
+        assert_eq!(
+            list[0].place,
+            Place::Host { dir: Some("/dev/shm/kv".into()), capacity: 8 << 30 }
+        );
+        assert_eq!((list[1].write, list[1].rate), (WritePolicy::Selective(2), Some(100 << 20)));
+        assert_eq!(list[2].place, Place::Remote("s3://bucket/prefix".to_owned()));
+        assert_eq!(list[2].write, WritePolicy::None);
+        assert!(TierSpec::list(&["disk /nvme/a=b"]).is_ok());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_a_list_that_is_right() {
+        let lists: [&[&str]; 9] = [
+            &[],
+            &["disk /a", "host 1GiB"],
+            &["s3://a/b"],
+            &["host 1GiB", "s3://a/b", "disk /a"],
+            &["host 1GiB", "host 1GiB"],
+            &["disk /a", "disk /b"],
+            &["host"],
+            &["tape /dev/st0"],
+            &["disk /a speed=9"],
+        ];
+        for list in lists {
+            let error = TierSpec::list(list).unwrap_err().to_string();
+            assert!(error.contains("\"host 8GiB\", \"disk /nvme/kv 200GiB\""), "{error}");
+        }
+        assert!(TierSpec::list(&["host 8G"]).unwrap_err().to_string().contains("8GiB"));
+    }
+
+    #[test]
+    fn the_host_tier_is_shared_by_those_who_share_what_is_below() {
+        let at = |list: &[&str]| host_dir(&TierSpec::list(list).unwrap());
+        assert_eq!(at(&["host 1GiB", "disk /a"]), at(&["host 2GiB", "disk /a 9GiB"]));
+        assert_ne!(at(&["host 1GiB", "disk /a"]), at(&["host 1GiB", "disk /b"]));
+    }
+}

@@ -1,0 +1,376 @@
+//! Writing down: pages of the tiers above go to a slower one in the background.
+//!
+//! A job holds keys, no bytes: they are read from the tier above when it is their turn, and that is
+//! after all loads. What waits is bounded by the bytes that it will take to write; what finds no room
+//! is dropped and counted, so that nobody who puts ever waits for a slow tier.
+
+use super::policy::WritePolicy;
+use super::prompt::Pages;
+use super::shared::{Far, Shared, with_prompt};
+use crate::{Phase, remote::RemoteTier};
+use ritornello_format::residency::Tier;
+use ritornello_store::{Terms, Ticket};
+use ritornello_volume::Parked;
+use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Loads go first for so long; then a job goes beside them, or a busy cache would never write.
+const SLACK: Duration = Duration::from_secs(1);
+/// A put that a job waits for is given up then.
+const PUT: Duration = Duration::from_secs(30);
+/// One question to a remote, and one write to either kind of tier.
+const ASK: Duration = Duration::from_secs(5);
+const WRITE: Duration = Duration::from_secs(30);
+/// Bytes that are copied at once, and objects of a remote.
+const COPY: u64 = 8 << 20;
+const OBJECTS: usize = 4;
+/// How often a thread that waits for `write_back` looks how full the tier above is.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The way to one tier.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) to: Tier,
+    pub(super) policy: WritePolicy,
+    pub(super) back: super::back::Back,
+    most: u64,
+    queue: Parked<Queue>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    bytes: u64,
+    busy: bool,
+    threads: usize,
+    closing: bool,
+}
+
+#[derive(Debug)]
+struct Job {
+    pages: Pages,
+    range: Range<usize>,
+    /// Puts that bring the pages to the tier above.
+    after: Vec<Ticket>,
+    /// Whether the tier above is to let them go then.
+    leave: bool,
+}
+
+impl Link {
+    pub(super) fn new(to: Tier, policy: WritePolicy, most: u64) -> Self {
+        let back = super::back::Back::default();
+        Self { to, policy, back, most, queue: Parked::default() }
+    }
+
+    pub(super) fn queued_bytes(&self) -> u64 {
+        self.queue.lock().bytes
+    }
+
+    /// Whether less than half of what may wait does.
+    pub(super) fn has_room(&self) -> bool {
+        self.queued_bytes() < self.most / 2
+    }
+
+    /// Tells the thread to end when its job is done.
+    pub(super) fn close(&self) {
+        self.queue.lock().closing = true;
+        self.queue.wake_all();
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.queue.lock().threads > 0
+    }
+
+    /// Waits until nothing waits and nothing is being written. Returns whether that came to be.
+    pub(super) fn drain(&self, until: Instant) -> bool {
+        let mut queue = self.queue.lock();
+        while queue.threads > 0 && (queue.busy || !queue.jobs.is_empty()) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || queue.closing {
+                return false;
+            }
+            queue = self.queue.wait_for(queue, left);
+        }
+        true
+    }
+}
+
+impl Shared {
+    /// Has pages written down that are on the tier above, or will be when `after` is done, if they
+    /// are not on their way already.
+    pub(super) fn write_down(
+        self: &Arc<Self>,
+        link: &Link,
+        pages: &Pages,
+        range: Range<usize>,
+        after: Option<&Ticket>,
+    ) {
+        self.take_down(link, pages, range, after, false);
+    }
+
+    /// Likewise; with `leave` the tier above lets them go when they are there.
+    pub(super) fn take_down(
+        self: &Arc<Self>,
+        link: &Link,
+        pages: &Pages,
+        range: Range<usize>,
+        after: Option<&Ticket>,
+        leave: bool,
+    ) {
+        for range in self.table.claim(link.to, Phase::Storing, &pages.hashes, range) {
+            let taken = range.start + self.enqueue(link, pages, &range, after, leave);
+            self.counts_of(link.to).dropped.add((range.end - taken) as u64);
+            self.table.abandon(link.to, &pages.hashes, taken..range.end);
+        }
+    }
+
+    /// Returns how many of the first pages there is room for.
+    fn enqueue(
+        self: &Arc<Self>,
+        link: &Link,
+        pages: &Pages,
+        range: &Range<usize>,
+        after: Option<&Ticket>,
+        leave: bool,
+    ) -> usize {
+        let mut queue = link.queue.lock();
+        let room = (link.most.saturating_sub(queue.bytes) / pages.page_bytes) as usize;
+        let count = range.len().min(room);
+        if queue.closing || count == 0 {
+            return 0;
+        }
+        if !self.begin(link, &mut queue) {
+            return 0;
+        }
+        queue.bytes += pages.bytes(count);
+        let job = Job {
+            pages: pages.clone(),
+            range: range.start..range.start + count,
+            after: after.cloned().into_iter().collect(),
+            leave,
+        };
+        match queue.jobs.back_mut().filter(|last| job.follows(last)) {
+            // A prompt that grows page by page is written in few pieces.
+            Some(last) => {
+                last.range.end = job.range.end;
+                last.pages = job.pages;
+                last.after.extend(job.after);
+            }
+            None => queue.jobs.push_back(job),
+        }
+        link.queue.wake_all();
+        count
+    }
+
+    /// Sees to it that somebody looks how full the tier above is.
+    pub(super) fn watch(self: &Arc<Self>, link: &Link) {
+        self.begin(link, &mut link.queue.lock());
+    }
+
+    /// Starts the thread of a link, the first time. Returns whether there is one.
+    fn begin(self: &Arc<Self>, link: &Link, queue: &mut Queue) -> bool {
+        if queue.threads == 0 && !queue.closing {
+            let (shared, to) = (Arc::clone(self), link.to);
+            let name = format!("ritornello-{}", super::figures::tier_word(to));
+            let thread = thread::Builder::new().name(name);
+            queue.threads = usize::from(thread.spawn(move || shared.write_jobs(to)).is_ok());
+        }
+        queue.threads > 0
+    }
+
+    fn write_jobs(self: Arc<Self>, to: Tier) {
+        let Some(link) = self.link(to) else { return };
+        loop {
+            let mut queue = link.queue.lock();
+            let job = loop {
+                if queue.closing {
+                    queue.threads = 0;
+                    queue.jobs.clear();
+                    queue.bytes = 0;
+                    link.queue.wake_all();
+                    return;
+                }
+                if let Some(job) = queue.jobs.pop_front() {
+                    break job;
+                }
+                if link.policy == WritePolicy::Back {
+                    queue = link.queue.wait_for(queue, LOOK);
+                    if queue.jobs.is_empty() && !queue.closing {
+                        drop(queue);
+                        self.clean(link);
+                        queue = link.queue.lock();
+                    }
+                } else {
+                    queue = link.queue.wait(queue);
+                }
+            };
+            queue.busy = true;
+            drop(queue);
+            let bytes = job.pages.bytes(job.range.len());
+            self.write_job(link, &job);
+            let mut queue = link.queue.lock();
+            queue.bytes -= bytes;
+            queue.busy = false;
+            link.queue.wake_all();
+        }
+    }
+
+    fn write_job(self: &Arc<Self>, link: &Link, job: &Job) {
+        let until = Instant::now() + PUT;
+        for ticket in &job.after {
+            let _ = ticket.wait(Some(until.saturating_duration_since(Instant::now())));
+        }
+        self.slack.wait(SLACK);
+        let (pages, range) = (&job.pages, job.range.clone());
+        let there = match (link.to, &self.remote) {
+            (Tier::Remote, Some(far)) => self.write_far(far, pages, range.clone()),
+            _ => self.write_shelf(link.to, pages, range.clone()),
+        };
+        self.table.settle(link.to, &pages.hashes, range.start..range.start + there, &[]);
+        self.table.abandon(link.to, &pages.hashes, range.start + there..range.end);
+        self.arrived(link.to, pages, range.start..range.start + there);
+        if job.leave {
+            self.leave(link.to, pages, range.start..range.start + there);
+        }
+        self.tidy();
+    }
+
+    /// Returns how many of the first pages are there now.
+    fn write_shelf(&self, to: Tier, pages: &Pages, range: Range<usize>) -> usize {
+        let Some(shelf) = self.shelf(to) else { return 0 };
+        let counts = self.counts_of(to);
+        let at_once = (COPY / pages.page_bytes).max(1) as usize;
+        let mut buffer = Vec::new();
+        let mut at = range.start;
+        while at < range.end && !self.is_closing() {
+            let end = range.end.min(at + at_once);
+            let keys = pages.refs(at..end);
+            // What is there need not be read.
+            let there = shelf.store().exists(&pages.scope, &keys).unwrap_or_default();
+            let there = there.iter().take_while(|there| **there).count();
+            at += there;
+            if at == end {
+                continue;
+            }
+            let control = by(WRITE);
+            let bytes = pages.bytes(end - at);
+            buffer.resize(bytes as usize, 0);
+            let came = self.copy(to, pages, at..end, &mut buffer, &control);
+            if came < end - at {
+                counts.lost.add((range.end - at - came) as u64);
+            }
+            if came == 0 {
+                break;
+            }
+            if !shelf.rate.wait(pages.bytes(came), &control) {
+                counts.dropped.add(came as u64);
+                break;
+            }
+            let slices: Vec<&[u8]> =
+                buffer.chunks_exact(pages.page_bytes as usize).take(came).collect();
+            let written = shelf.store().put_batch(
+                &pages.scope,
+                &keys[there..there + came],
+                &BorrowedPages::new(&slices),
+                &Terms::behind(pages.before(at)),
+                &control,
+            );
+            let written = match written {
+                Ok(outcome) => outcome.pages,
+                Err(error) => {
+                    tracing::debug!(%error, ?to, "pages were not written down");
+                    0
+                }
+            };
+            counts.written.add(written as u64);
+            counts.written_bytes.add(pages.bytes(written));
+            at += written;
+            if written < came {
+                counts.dropped.add((range.end - at) as u64);
+            }
+            if at < end {
+                break;
+            }
+        }
+        at.max(range.start) - range.start
+    }
+
+    /// Likewise. Objects hold groups of pages, counted from the start of the prompt: what is missing
+    /// before the range is written as well.
+    fn write_far(&self, far: &Far, pages: &Pages, range: Range<usize>) -> usize {
+        let counts = self.counts_of(Tier::Remote);
+        if pages.parent.is_some() {
+            // Where in its prompt a page is decides in which object it lies.
+            counts.dropped.add(range.len() as u64);
+            return 0;
+        }
+        let known = with_prompt(pages, range.end, |prompt| far.tier.probe(prompt, until(ASK)));
+        let Ok(known) = known else {
+            counts.dropped.add(range.len() as u64);
+            return 0;
+        };
+        let group = RemoteTier::object_pages(pages.page_bytes);
+        let mut at = known.min(range.end) / group * group;
+        if known >= range.end {
+            at = range.end;
+        }
+        let mut buffer = Vec::new();
+        while at < range.end && !self.is_closing() {
+            let end = range.end.min(at + OBJECTS * group);
+            buffer.resize(pages.bytes(end - at) as usize, 0);
+            let came = self.copy(Tier::Remote, pages, at..end, &mut buffer, &by(WRITE));
+            let lost = (end - at - came) as u64;
+            if !far.rate.wait(pages.bytes(came), &by(WRITE)) {
+                counts.dropped.add(came as u64);
+                break;
+            }
+            let page = |page: usize| {
+                let from = (page - at) * pages.page_bytes as usize;
+                &buffer[from..from + pages.page_bytes as usize]
+            };
+            let before = far.tier.stats().pages_written;
+            let there = with_prompt(pages, at + came, |prompt| {
+                far.tier.put(prompt, at..at + came, page, until(WRITE))
+            })
+            .unwrap_or(0);
+            let written = far.tier.stats().pages_written - before;
+            counts.written.add(written);
+            counts.written_bytes.add(pages.bytes(written as usize));
+            counts.lost.add(lost);
+            if there < came {
+                counts.dropped.add((came - there) as u64);
+                break;
+            }
+            at += came;
+            if lost > 0 {
+                break;
+            }
+        }
+        at.max(range.start) - range.start
+    }
+}
+
+impl Job {
+    /// Whether it is of the pages behind those of `last`.
+    fn follows(&self, last: &Self) -> bool {
+        let end = last.range.end;
+        self.range.start == end
+            && end > 0
+            && self.leave == last.leave
+            && last.pages.hashes.get(end - 1) == self.pages.hashes.get(end - 1)
+            && last.pages.len() == end
+    }
+}
+
+fn until(long: Duration) -> Instant {
+    Instant::now() + long
+}
+
+fn by(long: Duration) -> Control {
+    Control { deadline: Some(until(long)), ..Control::default() }
+}

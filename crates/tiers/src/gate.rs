@@ -1,0 +1,298 @@
+//! Load or recompute: how many of the pages that were found are worth loading.
+//!
+//! Loading takes time in proportion to bytes; computing takes longer for each token the more tokens
+//! are before it, because attention looks at all of them. So what is saved grows with every page
+//! that is loaded, and the best number is at an end of a stretch that lies on one tier: all of it or
+//! nothing. Both speeds are learnt from what was loaded and computed; a tier that was slow is tried
+//! again after a while, or it could never be seen to have recovered.
+
+use crate::Tier;
+use std::time::Duration;
+
+/// What a new observation counts for.
+const WEIGHT: f64 = 0.2;
+/// Of a tier that was never used: about an NVMe drive.
+const BYTES_A_SECOND: f64 = 2e9;
+/// How fast doubt about a slow tier fades: by this much it is taken to be faster a second.
+const RECOVERY: f64 = 1.02;
+/// Loading must promise to be this much faster, of the time to compute: the estimates cannot tell
+/// less, and what is loaded is not compared with anything.
+const GAIN: f64 = 0.05;
+
+/// Pages of a prompt that lie on one tier, in the order of the prompt.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stretch {
+    /// Where they are.
+    pub tier: Tier,
+    /// Pages.
+    pub pages: usize,
+}
+
+/// What is to be decided about.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question<'a> {
+    /// What was found, from the first page that the engine lacks on.
+    pub found: &'a [Stretch],
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Tokens of a page.
+    pub page_tokens: u64,
+    /// Tokens that the engine has already.
+    pub before: u64,
+    /// Tokens of the prompt.
+    pub tokens: u64,
+    /// Bytes that wait to be loaded from each of [`Tier::ALL`] already.
+    pub queued: [u64; 4],
+}
+
+/// What is decided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// Pages to load, leading ones of those that were found.
+    pub pages: usize,
+    /// How long that is thought to take.
+    pub load: Duration,
+    /// How long computing the rest of the prompt is thought to take.
+    pub compute: Duration,
+    /// How long computing all of it would take.
+    pub recompute: Duration,
+}
+
+impl Decision {
+    /// Whether loading hides behind computing, layer by layer, so that a step may wait for it.
+    #[must_use]
+    pub fn fits_under_compute(&self) -> bool {
+        self.load <= self.compute
+    }
+}
+
+/// Seconds for so many tokens behind so many others: `each` for a token, and `pair` for every pair of
+/// a token and one before it. Least squares over what was seen, which forgets.
+#[derive(Clone, Copy, Debug, Default)]
+struct Prefill {
+    // Sums of products: tokens, pairs, seconds.
+    tt: f64,
+    tp: f64,
+    pp: f64,
+    ts: f64,
+    ps: f64,
+}
+
+impl Prefill {
+    fn pairs(before: f64, tokens: f64) -> f64 {
+        tokens * before + tokens * tokens / 2.0
+    }
+
+    fn learn(&mut self, before: f64, tokens: f64, seconds: f64) {
+        let pairs = Self::pairs(before, tokens);
+        // Long steps would outweigh all others: each counts by its time a token.
+        let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
+        let blend = |sum: &mut f64, value: f64| *sum += WEIGHT * (value - *sum);
+        blend(&mut self.tt, t * t);
+        blend(&mut self.tp, t * p);
+        blend(&mut self.pp, p * p);
+        blend(&mut self.ts, t * s);
+        blend(&mut self.ps, p * s);
+    }
+
+    /// `None` until something was computed.
+    fn seconds(&self, before: f64, tokens: f64) -> Option<f64> {
+        if self.tt == 0.0 {
+            return None;
+        }
+        let mean = self.ts / self.tt;
+        let spread = self.tt * self.pp - self.tp * self.tp;
+        // Without different lengths one cannot be told from the other.
+        let (each, pair) = if spread > 1e-3 * self.tt * self.pp {
+            let pair = (self.tt * self.ps - self.tp * self.ts) / spread;
+            let pair = pair.clamp(0.0, self.ts / self.tp.max(f64::MIN_POSITIVE));
+            (((self.ts - pair * self.tp) / self.tt).max(0.0), pair)
+        } else {
+            (mean, 0.0)
+        };
+        Some(each * tokens + pair * Self::pairs(before, tokens))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Speed {
+    /// Bytes a second, and seconds before the first.
+    rate: f64,
+    latency: f64,
+    /// When it was seen, in seconds of the caller's clock.
+    seen: f64,
+}
+
+impl Speed {
+    fn seconds(&self, bytes: f64, queued: f64, now: f64) -> f64 {
+        let faster = RECOVERY.powf((now - self.seen).clamp(0.0, 600.0));
+        (self.latency + (bytes + queued) / self.rate) / faster
+    }
+}
+
+/// Decides, and learns. Times are seconds of any clock that does not go back.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    prefill: Prefill,
+    tiers: [Speed; 4],
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        let speed = Speed { rate: BYTES_A_SECOND, latency: 0.0, seen: 0.0 };
+        Self { prefill: Prefill::default(), tiers: [speed; 4] }
+    }
+}
+
+impl Gate {
+    /// So many bytes came from a tier, which took so long from when they were asked for.
+    pub fn loaded(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
+        let speed = &mut self.tiers[tier as usize];
+        let (bytes, took) = (bytes as f64, took.as_secs_f64().max(1e-6));
+        // What exceeds the time that the known rate takes is split between rate and latency by how
+        // much there was to load: little tells of latency, much of the rate.
+        let share = bytes / (bytes + speed.rate * 0.01);
+        let rate = bytes / (took - speed.latency).max(took / 2.0);
+        speed.rate += WEIGHT * share * (rate - speed.rate);
+        let latency = (took - bytes / speed.rate).max(0.0);
+        speed.latency += WEIGHT * (1.0 - share) * (latency - speed.latency);
+        speed.seen = now;
+    }
+
+    /// So many tokens were computed behind `before` others, which took so long.
+    pub fn computed(&mut self, before: u64, tokens: u64, took: Duration) {
+        if tokens > 0 {
+            self.prefill.learn(before as f64, tokens as f64, took.as_secs_f64());
+        }
+    }
+
+    /// How many of the pages that were found to load. All of them, until something was computed.
+    #[must_use]
+    pub fn decide(&self, question: &Question<'_>, now: f64) -> Decision {
+        let (bytes, tokens) = (question.page_bytes as f64, question.page_tokens as f64);
+        let (before, all) = (question.before as f64, question.tokens as f64);
+        let rest = |pages: usize| {
+            let from = (before + pages as f64 * tokens).min(all);
+            self.prefill.seconds(from, all - from)
+        };
+        let found = question.found.iter().map(|stretch| stretch.pages).sum();
+        let Some(recompute) = rest(0) else {
+            let none = Duration::ZERO;
+            return Decision { pages: found, load: none, compute: none, recompute: none };
+        };
+        let mut best = (0, 0.0, recompute);
+        let mut loads = [0.0_f64; 4];
+        let mut pages = 0;
+        for stretch in question.found {
+            let tier = stretch.tier as usize;
+            pages += stretch.pages;
+            loads[tier] += stretch.pages as f64 * bytes;
+            // Tiers are read side by side.
+            let load = (0..4)
+                .filter(|&tier| loads[tier] > 0.0)
+                .map(|tier| {
+                    self.tiers[tier].seconds(loads[tier], question.queued[tier] as f64, now)
+                })
+                .fold(0.0, f64::max);
+            let compute = rest(pages).unwrap_or(0.0);
+            let gains = load + compute < recompute * (1.0 - GAIN);
+            if gains && load + compute < best.1 + best.2 {
+                best = (pages, load, compute);
+            }
+        }
+        let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        Decision {
+            pages: best.0,
+            load: duration(best.1),
+            compute: duration(best.2),
+            recompute: duration(recompute),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn question(found: &[Stretch], tokens: u64) -> Question<'_> {
+        Question { found, page_bytes: MIB, page_tokens: 64, before: 0, tokens, queued: [0; 4] }
+    }
+
+    fn disk(pages: usize) -> [Stretch; 1] {
+        [Stretch { tier: Tier::Disk, pages }]
+    }
+
+    /// Computes 10,000 tokens a second, and loads `rate` bytes a second from disk.
+    fn gate(rate: f64) -> Gate {
+        let mut gate = Gate::default();
+        for _ in 0..40 {
+            gate.computed(0, 2_000, Duration::from_millis(200));
+            let took = Duration::from_secs_f64(64e6 / rate);
+            gate.loaded(Tier::Disk, 64_000_000, took, 0.0);
+        }
+        gate
+    }
+
+    #[test]
+    fn all_is_loaded_until_something_is_known() {
+        assert_eq!(Gate::default().decide(&question(&disk(9), 1_000), 0.0).pages, 9);
+    }
+
+    #[test]
+    fn it_loads_above_break_even_and_computes_below() {
+        // A page is 64 tokens, 6.4 ms to compute: break-even is 164 MB/s.
+        for (rate, pages) in [(1.5e9, 30), (300e6, 30), (120e6, 0), (20e6, 0)] {
+            let decided = gate(rate).decide(&question(&disk(30), 2_000), 0.0);
+            assert_eq!(decided.pages, pages, "{rate}: {decided:?}");
+            let total = decided.load + decided.compute;
+            assert!(total <= decided.recompute);
+        }
+    }
+
+    #[test]
+    fn what_waits_already_counts() {
+        let gate = gate(300e6);
+        let found = disk(30);
+        let mut busy = question(&found, 2_000);
+        busy.queued[Tier::Disk as usize] = 600 * MIB;
+        assert_eq!(gate.decide(&busy, 0.0).pages, 0);
+    }
+
+    #[test]
+    fn a_slow_tier_behind_a_fast_one_is_left_out() {
+        let mut gate = gate(1.5e9);
+        for _ in 0..40 {
+            gate.loaded(Tier::Remote, 64_000_000, Duration::from_secs(4), 0.0);
+        }
+        let found = [disk(10)[0], Stretch { tier: Tier::Remote, pages: 20 }];
+        assert_eq!(gate.decide(&question(&found, 2_000), 0.0).pages, 10);
+    }
+
+    #[test]
+    fn a_tier_that_was_slow_is_tried_again() {
+        let gate = gate(100e6);
+        assert_eq!(gate.decide(&question(&disk(30), 2_000), 1.0).pages, 0);
+        assert_eq!(gate.decide(&question(&disk(30), 2_000), 120.0).pages, 30);
+    }
+
+    #[test]
+    fn long_prompts_are_worth_more_than_short_ones() {
+        let mut gate = Gate::default();
+        for _ in 0..40 {
+            // 20 us a token and 10 ns a pair.
+            for (before, tokens) in [(0, 500), (8_000, 500), (0, 4_000), (30_000, 1_000)] {
+                let pairs = Prefill::pairs(before as f64, tokens as f64);
+                let seconds = 20e-6 * tokens as f64 + 10e-9 * pairs;
+                gate.computed(before, tokens, Duration::from_secs_f64(seconds));
+            }
+            gate.loaded(Tier::Disk, 64_000_000, Duration::from_millis(160), 0.0);
+        }
+        // 2.6 ms a page to load; 1.3 ms to compute at the start, and 22 ms at 32,000 tokens.
+        assert_eq!(gate.decide(&question(&disk(8), 540), 0.0).pages, 0);
+        let long = gate.decide(&question(&disk(500), 32_100), 0.0);
+        assert_eq!(long.pages, 500);
+        assert!(!long.fits_under_compute());
+    }
+}

@@ -1,0 +1,182 @@
+//! Keeps a remote small: removes what nobody wrote or added to for long, or what is most so.
+//!
+//! A prompt is found from its beginning on, so an object is as young as the youngest one behind it:
+//! ends go before what they hang on. What hangs on nothing (its beginning was removed, or never came)
+//! goes first. The objects' headers name what they hang on; they are read only if something goes.
+//!
+//! **Beside readers and writers.** An object goes whole. A reader that had found it reads nothing, and
+//! computes. A writer that had found it does not write it again until it has forgotten that, after ten
+//! minutes; what it adds behind it meanwhile hangs on nothing. Both cost hits, neither a byte: names
+//! follow from contents, so what is written again is the same. What is younger than the grace stays in
+//! any case. Two collectors remove the same, twice. Ages are by the remote's clock, which is asked for
+//! by writing an object.
+
+use super::backend::Backend;
+use super::census::{CLOCK, Census, Object};
+use super::object::Contents;
+use ritornello_format::{PageHash, Result};
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Headers that are asked for at once.
+const HEADERS_AT_ONCE: usize = 64;
+
+/// What may stay.
+#[derive(Clone, Copy, Debug)]
+pub struct CollectOptions {
+    /// How old objects may become.
+    pub max_age: Option<Duration>,
+    /// How many bytes may stay.
+    pub budget: Option<u64>,
+    /// What is younger stays.
+    pub grace: Duration,
+    /// Removes nothing, and says what would go.
+    pub dry_run: bool,
+}
+
+/// What went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Objects and bytes that there were.
+    pub objects: u64,
+    /// See `objects`.
+    pub bytes: u64,
+    /// Objects and bytes that went, or would.
+    pub removed_objects: u64,
+    /// See `removed_objects`.
+    pub removed_bytes: u64,
+    /// Of the removed objects: those that hung on nothing.
+    pub orphans: u64,
+    /// Objects that could not be removed.
+    pub failed: u64,
+}
+
+/// Removes what may not stay. `each` hears of everything that goes.
+///
+/// # Errors
+/// If the remote cannot be listed, read or written; `Invalid` if it cannot list or delete.
+pub fn collect(
+    backend: &dyn Backend,
+    options: &CollectOptions,
+    each: &mut dyn FnMut(&Object),
+) -> Result<Collected> {
+    let (census, now) = census_now(backend)?;
+    let mut done = Collected {
+        objects: census.objects.len() as u64,
+        bytes: census.bytes(),
+        ..Collected::default()
+    };
+    let age = |then: u64| Duration::from_secs(now.saturating_sub(then));
+    let too_old = |then: u64| options.max_age.is_some_and(|most| age(then) > most);
+    let over = options.budget.map_or(0, |budget| done.bytes.saturating_sub(budget));
+    if over == 0 && !census.objects.iter().any(|object| too_old(object.written)) {
+        return Ok(done);
+    }
+    let mut standing = standing(backend, &census)?;
+    // What hangs on nothing, then what is oldest; of equals what lies deepest.
+    standing.sort_by_key(|at| (!at.orphan, at.needed, std::cmp::Reverse(at.depth)));
+    for Standing { object, needed, orphan, .. } in standing {
+        let goes = too_old(needed) || done.removed_bytes < over;
+        if !goes || age(needed) < options.grace {
+            continue;
+        }
+        each(object);
+        if !options.dry_run && backend.delete(&object.name).is_err() {
+            done.failed += 1;
+            continue;
+        }
+        done.removed_objects += 1;
+        done.removed_bytes += object.bytes;
+        done.orphans += u64::from(orphan);
+    }
+    Ok(done)
+}
+
+/// What there is, and the remote's time.
+fn census_now(backend: &dyn Backend) -> Result<(Census, u64)> {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let clock = format!("{CLOCK}{nanos}");
+    backend.set(&clock, b"1")?;
+    let census = Census::take(backend);
+    let removed = backend.delete(&clock);
+    let census = census?;
+    removed?;
+    let now = census.youngest;
+    Ok((census, now))
+}
+
+/// How an object stands.
+struct Standing<'a> {
+    object: &'a Object,
+    /// When it or something behind it was written last.
+    needed: u64,
+    /// Objects in front of it.
+    depth: usize,
+    /// It is not a beginning, and what it hangs on is not there.
+    orphan: bool,
+}
+
+fn standing<'a>(backend: &dyn Backend, census: &'a Census) -> Result<Vec<Standing<'a>>> {
+    let objects = &census.objects;
+    // By scope and last page: objects of several lengths may end there.
+    let mut ends: HashMap<(&str, &str), Vec<usize>> = HashMap::new();
+    for (at, object) in objects.iter().enumerate() {
+        ends.entry((&object.scope, &object.last)).or_default().push(at);
+    }
+    let parents = parents(backend, objects)?;
+    let found = |at: usize| -> &[usize] {
+        let parent = parents[at].as_deref();
+        parent
+            .and_then(|parent| ends.get(&(objects[at].scope.as_str(), parent)))
+            .map_or(&[], Vec::as_slice)
+    };
+    let mut standing: Vec<_> = objects
+        .iter()
+        .enumerate()
+        .map(|(at, object)| Standing {
+            object,
+            needed: object.written,
+            depth: 0,
+            orphan: parents[at].is_some() && found(at).is_empty(),
+        })
+        .collect();
+    for at in 0..objects.len() {
+        // Upwards until what is there is as young: what made it so goes on from there.
+        let written = objects[at].written;
+        let mut left: Vec<usize> = found(at).to_vec();
+        while let Some(above) = left.pop() {
+            if standing[above].needed < written {
+                standing[above].needed = written;
+                left.extend(found(above));
+            }
+        }
+        let ups = std::iter::successors(found(at).first(), |&&above| found(above).first());
+        // Headers that lie may go round in circles.
+        standing[at].depth = ups.take(objects.len()).count();
+    }
+    Ok(standing)
+}
+
+/// The hash of the page before each object, where it has one.
+fn parents(backend: &dyn Backend, objects: &[Object]) -> Result<Vec<Option<String>>> {
+    let mut parents = Vec::with_capacity(objects.len());
+    for some in objects.chunks(HEADERS_AT_ONCE) {
+        let asked: Vec<_> = some
+            .iter()
+            .map(|object| (object.name.as_str(), Some(0..object.header_bytes())))
+            .collect();
+        for head in backend.get_batch(&asked) {
+            // One that is damaged or gone stands alone.
+            let contents = head?.and_then(|head| Contents::read(&head).ok());
+            parents.push(contents.and_then(|Contents { header }| {
+                let hash = PageHash::of(&header.scope, header.parent.as_deref()?);
+                Some(hash.0.iter().fold(String::new(), |mut text, byte| {
+                    let _ = write!(text, "{byte:02x}");
+                    text
+                }))
+            }));
+        }
+    }
+    Ok(parents)
+}

@@ -1,0 +1,139 @@
+//! A backend over a mounted file system that several machines share: NFS, pNFS, 3FS, or any other.
+//!
+//! A value is written beside its name and renamed to it, which such file systems do whole.
+
+use super::backend::{Backend, Listed};
+use ritornello_format::{Error, Result};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
+
+/// What names that are still being written begin with: no object's does.
+const UNFINISHED: &str = ".new-";
+
+/// See the module.
+#[derive(Debug)]
+pub struct DirectoryBackend {
+    root: PathBuf,
+    /// Tells this process's unfinished files apart, and from those of others.
+    writer: String,
+    next: AtomicU64,
+}
+
+impl DirectoryBackend {
+    /// Objects in `root`, a directory that is there. `writer` tells this process apart from all
+    /// others that write there: host name and process id, say.
+    ///
+    /// # Errors
+    /// `Invalid` if `root` is no directory.
+    pub fn new(root: &Path, writer: &str) -> Result<Self> {
+        if !root.is_dir() {
+            return Err(Error::invalid("the remote's directory is not there: mount or make it")
+                .with("dir", root.display()));
+        }
+        Ok(Self { root: root.to_owned(), writer: writer.to_owned(), next: AtomicU64::new(0) })
+    }
+
+    fn write(&self, name: &str, value: &[u8]) -> io::Result<()> {
+        let path = self.root.join(name);
+        let parent = path.parent().unwrap_or(&self.root);
+        fs::create_dir_all(parent)?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let unfinished = parent.join(format!("{UNFINISHED}{}-{number}", self.writer));
+        let written = (|| {
+            let mut file = File::create(&unfinished)?;
+            file.write_all(value)?;
+            // An error of a full or lost server may come only now.
+            file.sync_all()?;
+            fs::rename(&unfinished, &path)
+        })();
+        if written.is_err() {
+            let _ = fs::remove_file(&unfinished);
+        }
+        written
+    }
+}
+
+/// `None` for what is not there.
+fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn failed(error: io::Error) -> Error {
+    let kind = error.kind();
+    let error = Error::retry("the remote's directory cannot be used").because(error);
+    match kind {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            error.with("advice", "give this user the right to read and write it")
+        }
+        _ => error,
+    }
+}
+
+fn read(mut file: File, range: Option<Range<u64>>) -> io::Result<Vec<u8>> {
+    let mut value = Vec::new();
+    match range {
+        None => file.read_to_end(&mut value)?,
+        Some(range) => {
+            file.seek(SeekFrom::Start(range.start))?;
+            file.take(range.end.saturating_sub(range.start)).read_to_end(&mut value)?
+        }
+    };
+    Ok(value)
+}
+
+impl Backend for DirectoryBackend {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
+        let file = found(File::open(self.root.join(name))).map_err(failed)?;
+        file.map(|file| read(file, range)).transpose().map_err(failed)
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        let metadata = found(fs::metadata(self.root.join(name))).map_err(failed)?;
+        Ok(metadata.is_some_and(|metadata| metadata.is_file()))
+    }
+
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.write(name, value).map_err(failed)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        found(fs::remove_file(self.root.join(name))).map(drop).map_err(failed)
+    }
+
+    fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
+        let mut left = vec![self.root.clone()];
+        while let Some(dir) = left.pop() {
+            for entry in fs::read_dir(&dir).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let path = entry.path();
+                let Some(metadata) = found(entry.metadata()).map_err(failed)? else { continue };
+                if metadata.is_dir() {
+                    left.push(path);
+                    continue;
+                }
+                let Some(name) = path.strip_prefix(&self.root).ok().and_then(Path::to_str) else {
+                    continue;
+                };
+                let unfinished = entry.file_name().to_string_lossy().starts_with(UNFINISHED);
+                if !unfinished && name.starts_with(prefix) {
+                    let written = metadata.modified().ok();
+                    let written = written.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+                    each(Listed {
+                        name: name.to_owned(),
+                        bytes: metadata.len(),
+                        written: written.map_or(0, |since| since.as_secs()),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}

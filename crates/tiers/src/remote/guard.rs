@@ -1,0 +1,273 @@
+//! Between the tier and a backend: threads that may hang, deadlines, retries, a circuit breaker.
+//!
+//! A backend may be a user's, and may never come back. It is called on threads of its own, a bounded
+//! number of them; whoever asks waits until its deadline and no longer. When all of them hang, calls
+//! fail at once.
+
+use super::backend::Backend;
+use super::breaker::{Breaker, Verdict};
+use parking_lot::Mutex;
+use ritornello_format::{Error, ErrorKind, Result};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Calls at once.
+const THREADS: usize = 8;
+/// Calls that wait for a thread.
+const WAITING: usize = 64;
+/// Tries of one call, and how long the first pause between them is; doubled each time.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(50);
+/// Of all calls, one in this many may be a retry, and so many besides.
+const RETRY_SHARE: u64 = 10;
+const RETRIES_FREE: u64 = 20;
+
+/// What was asked of a remote, and how that went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteCalls {
+    /// Calls that were made.
+    pub calls: u64,
+    /// Of those that were made again.
+    pub retries: u64,
+    /// Calls that failed in the end, those that were too late included.
+    pub failures: u64,
+    /// Of those: too late.
+    pub late: u64,
+    /// Calls that were not made, since the remote had failed too often, or all threads were taken.
+    pub spared: u64,
+    /// Whether the remote is left alone now.
+    pub open: bool,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    calls: AtomicU64,
+    retries: AtomicU64,
+    failures: AtomicU64,
+    late: AtomicU64,
+    spared: AtomicU64,
+}
+
+type Job = Box<dyn FnOnce(&Shared) + Send>;
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+struct Shared {
+    backend: Arc<dyn Backend>,
+    // The threads rest here for long: a lock that a fork does not confuse.
+    queue: StdMutex<Queue>,
+    wake: Condvar,
+    breaker: Mutex<Breaker>,
+    counts: Counts,
+}
+
+/// See the module.
+pub(super) struct Guard(Arc<Shared>);
+
+/// A call that was made.
+pub(super) struct Asked<T> {
+    answer: Receiver<Result<T>>,
+    shared: Arc<Shared>,
+    deadline: Instant,
+}
+
+impl std::fmt::Debug for Guard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Guard").field(&self.0.backend).finish()
+    }
+}
+
+impl Guard {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
+        Self(Arc::new(Shared {
+            backend,
+            queue: StdMutex::default(),
+            wake: Condvar::new(),
+            breaker: Mutex::default(),
+            counts: Counts::default(),
+        }))
+    }
+
+    /// Has `call` made, several times if the remote does not answer and there is time.
+    ///
+    /// # Errors
+    /// `Retry` if the remote is not asked now.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
+    ) -> Result<Asked<T>> {
+        let shared = &self.0;
+        if !shared.breaker.lock().admits(Instant::now()) {
+            shared.counts.spared.fetch_add(1, Relaxed);
+            return Err(Error::retry("the remote has failed too often and is left alone for now"));
+        }
+        let (answered, answer) = sync_channel(1);
+        let job = Box::new(move |shared: &Shared| shared.run(deadline, &answered, &call));
+        if !self.submit(job) {
+            shared.counts.spared.fetch_add(1, Relaxed);
+            shared.hear(Verdict::Failed, "all calls still wait for an answer");
+            return Err(Error::retry("all calls to the remote are still waiting for an answer"));
+        }
+        Ok(Asked { answer, shared: Arc::clone(shared), deadline })
+    }
+
+    /// [`ask`](Self::ask), and its answer.
+    pub(super) fn get<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.ask(deadline, call)?.wait()
+    }
+
+    pub(super) fn calls(&self) -> RemoteCalls {
+        let counts = &self.0.counts;
+        RemoteCalls {
+            calls: counts.calls.load(Relaxed),
+            retries: counts.retries.load(Relaxed),
+            failures: counts.failures.load(Relaxed),
+            late: counts.late.load(Relaxed),
+            spared: counts.spared.load(Relaxed),
+            open: self.0.breaker.lock().is_open(),
+        }
+    }
+
+    fn submit(&self, job: Job) -> bool {
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.idle <= queue.jobs.len() && queue.threads < THREADS {
+            let shared = Arc::clone(&self.0);
+            let thread = thread::Builder::new().name("ritornello-remote".to_owned());
+            if thread.spawn(move || shared.work()).is_ok() {
+                queue.threads += 1;
+            }
+        }
+        if queue.threads == 0 || queue.jobs.len() >= WAITING {
+            return false;
+        }
+        queue.jobs.push_back(job);
+        self.0.wake.notify_one();
+        true
+    }
+}
+
+impl Drop for Guard {
+    /// Threads that hang are left behind: they hold nothing but the backend.
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.closed = true;
+        self.0.wake.notify_all();
+    }
+}
+
+impl<T> Asked<T> {
+    /// The answer, if it comes in time.
+    pub(super) fn wait(self) -> Result<T> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match self.answer.recv_timeout(left) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => {
+                self.shared.counts.failures.fetch_add(1, Relaxed);
+                self.shared.counts.late.fetch_add(1, Relaxed);
+                self.shared.hear(Verdict::Failed, "no answer in time");
+                Err(Error::retry("the remote did not answer in time"))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                self.shared.hear(Verdict::Failed, "a call ended its thread");
+                Err(Error::retry("the call to the remote ended without an answer"))
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn work(self: Arc<Self>) {
+        loop {
+            let job = {
+                let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+                loop {
+                    if let Some(job) = queue.jobs.pop_front() {
+                        break job;
+                    }
+                    if queue.closed {
+                        return;
+                    }
+                    queue.idle += 1;
+                    queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue.idle -= 1;
+                }
+            };
+            job(&self);
+        }
+    }
+
+    /// Calls until there is an answer, no time, or no retry left. Nobody hears of what comes late.
+    fn run<T>(
+        &self,
+        deadline: Instant,
+        answered: &SyncSender<Result<T>>,
+        call: &dyn Fn(&dyn Backend) -> Result<T>,
+    ) {
+        let mut pause = PAUSE;
+        for left in (0..TRIES).rev() {
+            if Instant::now() >= deadline {
+                return;
+            }
+            self.counts.calls.fetch_add(1, Relaxed);
+            let outcome = call(self.backend.as_ref());
+            let failed = outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Retry);
+            let again = failed && left > 0 && Instant::now() + pause < deadline && self.may_retry();
+            if again {
+                thread::sleep(pause);
+                pause *= 2;
+                continue;
+            }
+            if Instant::now() < deadline {
+                if let Err(error) = &outcome {
+                    self.counts.failures.fetch_add(1, Relaxed);
+                    tracing::debug!(%error, "a call to the remote failed");
+                }
+                match &outcome {
+                    Ok(_) => self.hear(Verdict::Answered, ""),
+                    Err(error) if error.kind() == ErrorKind::Fatal => {
+                        self.hear(Verdict::Refused, error);
+                    }
+                    Err(error) => self.hear(Verdict::Failed, error),
+                }
+                let _ = answered.send(outcome);
+            }
+            return;
+        }
+    }
+
+    fn may_retry(&self) -> bool {
+        let calls = self.counts.calls.load(Relaxed);
+        let may = self.counts.retries.load(Relaxed) < RETRIES_FREE + calls / RETRY_SHARE;
+        if may {
+            self.counts.retries.fetch_add(1, Relaxed);
+        }
+        may
+    }
+
+    fn hear(&self, verdict: Verdict, why: impl std::fmt::Display) {
+        match self.breaker.lock().hear(verdict, Instant::now()) {
+            Some(true) => tracing::warn!(
+                backend = ?self.backend,
+                %why,
+                "the remote fails and is left alone for a while: what it holds is not found meanwhile"
+            ),
+            Some(false) => tracing::info!(backend = ?self.backend, "the remote answers again"),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Which objects a prompt's pages lie in, and what these are called.
+//!
+//! Pages are packed by their number in the prompt, so that all writers pack alike: groups of a power
+//! of two, as many as make an object of [`OBJECT_BYTES`]; what is left at the end in halves of that,
+//! quarters and so on, the largest first. When a prompt goes on, the group that is full then holds
+//! those pages once more.
+//!
+//! An object is called by its scope, its *last* page, which commits to all before it, and how many it
+//! holds: whoever has the same pages writes the same name, and nobody else does.
+
+use ritornello_format::{PageHash, ScopeId};
+use std::fmt::Write;
+use std::ops::Range;
+
+/// About how long an object is.
+pub(super) const OBJECT_BYTES: u64 = 8 << 20;
+/// Pages that a run header has room for, with keys of 64 bytes.
+const PAGES_MAX: u64 = 128;
+/// What all names begin with; changes with the format of objects.
+pub(super) const ROOT: &str = "ritornello/1/";
+
+/// Pages of a full group, a power of two.
+pub(super) fn group_pages(page_bytes: u64) -> usize {
+    let fitting = (OBJECT_BYTES / page_bytes.max(1)).clamp(1, PAGES_MAX);
+    1 << fitting.ilog2()
+}
+
+/// What the objects of the first `pages` pages hold, in order.
+pub(super) fn spans(pages: usize, group: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let left = pages - at;
+        let size = if left >= group { group } else { 1 << left.checked_ilog2()? };
+        at += size;
+        Some(at - size..at)
+    })
+}
+
+/// The name of the object that ends with the page `last`.
+pub(super) fn name(scope: &ScopeId, last: &[u8], pages: usize) -> String {
+    let mut name = String::with_capacity(ROOT.len() + 72);
+    name.push_str(ROOT);
+    let hash = PageHash::of(scope, last);
+    for byte in scope.0 {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name.push('/');
+    for byte in hash.0 {
+        let _ = write!(name, "{byte:02x}");
+    }
+    let _ = write!(name, ".{pages}");
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn groups_are_about_as_long_as_an_object() {
+        assert_eq!(group_pages(192 << 10), 32);
+        assert_eq!(group_pages(8 << 20), 1);
+        assert_eq!(group_pages(64 << 20), 1);
+        assert_eq!(group_pages(1), 128);
+    }
+
+    proptest! {
+        #[test]
+        fn spans_cover_every_page_once_and_grow_only_by_groups(pages in 0..700_usize, log in 0..8_u32) {
+            let group = 1 << log;
+            let all: Vec<_> = spans(pages, group).collect();
+            prop_assert_eq!(all.iter().map(Range::len).sum::<usize>(), pages);
+            prop_assert!(all.windows(2).all(|two| two[0].end == two[1].start));
+            prop_assert!(all.iter().all(|span| span.start % span.len() == 0 && span.len() <= group));
+            prop_assert!(all.windows(2).all(|two| two[0].len() == group || two[1].len() < two[0].len()));
+        }
+    }
+
+    #[test]
+    fn a_name_tells_apart_whatever_differs() {
+        let names = [
+            name(&ScopeId([1; 16]), &[7; 32], 4),
+            name(&ScopeId([2; 16]), &[7; 32], 4),
+            name(&ScopeId([1; 16]), &[8; 32], 4),
+            name(&ScopeId([1; 16]), &[7; 32], 2),
+        ];
+        let unique: std::collections::HashSet<_> = names.iter().collect();
+        assert_eq!(unique.len(), names.len());
+        let allowed = |c: char| matches!(c, 'a'..='z' | '0'..='9' | '.' | '-' | '/');
+        assert!(names.iter().all(|name| name.len() < 200 && name.chars().all(allowed)));
+    }
+}

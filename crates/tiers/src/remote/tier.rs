@@ -1,0 +1,364 @@
+//! A remote as a tier: how far a prompt is there, its pages, and writing what is missing.
+
+use super::backend::Backend;
+use super::guard::{Asked, Guard, RemoteCalls};
+use super::known::Known;
+use super::object::{self, Contents, Part};
+use super::spans;
+use ritornello_format::{Result, ScopeId, check_keys};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Objects that are read or written at once.
+const WINDOW: usize = 4;
+
+/// Pages of one scope, by their keys, from the first page of a prompt on.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// Their scope.
+    pub scope: &'a ScopeId,
+    /// Length of a page.
+    pub page_bytes: u64,
+    /// The key of every page.
+    pub keys: &'a [&'a [u8]],
+}
+
+/// How pages are written to a remote. They are read however they were written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteOptions {
+    /// Compresses each page with Zstandard at this level, from 1 to 19.
+    pub zstd: Option<i32>,
+}
+
+/// What a remote was asked for, and what came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteStats {
+    /// Calls of the backend.
+    pub calls: RemoteCalls,
+    /// Pages that came, and are what was asked for.
+    pub pages_read: u64,
+    /// Pages that were found and did not come: gone, damaged, or too late.
+    pub pages_lost: u64,
+    /// Pages that were written.
+    pub pages_written: u64,
+    /// Pages that were there already when they were to be written.
+    pub pages_there: u64,
+    /// Pages that could not be written.
+    pub pages_dropped: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    read: AtomicU64,
+    lost: AtomicU64,
+    written: AtomicU64,
+    there: AtomicU64,
+    dropped: AtomicU64,
+}
+
+/// See the module. A remote that is slow or dead costs hits: every call has a deadline, and what
+/// cannot be had or written until then is not there.
+#[derive(Debug)]
+pub struct RemoteTier {
+    guard: Guard,
+    options: RemoteOptions,
+    known: Known,
+    counts: Counts,
+}
+
+impl RemoteTier {
+    /// A tier over `backend`.
+    #[must_use]
+    pub fn new(backend: Arc<dyn Backend>) -> Self {
+        Self::with_options(backend, RemoteOptions::default())
+    }
+
+    /// A tier over `backend` that writes pages as `options` say.
+    #[must_use]
+    pub fn with_options(backend: Arc<dyn Backend>, options: RemoteOptions) -> Self {
+        let (known, counts) = (Known::default(), Counts::default());
+        Self { guard: Guard::new(backend), options, known, counts }
+    }
+
+    /// Pages of a full object, by the length of a page: objects begin at multiples of it.
+    #[must_use]
+    pub fn object_pages(page_bytes: u64) -> usize {
+        spans::group_pages(page_bytes)
+    }
+
+    /// How many leading pages are there: a hint, until they are read. Asks the remote at most 12
+    /// times for 256 pages, and not at all for what is known.
+    ///
+    /// # Errors
+    /// `Invalid` for a key that is none; `Retry` if the remote does not answer until `deadline`.
+    pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
+        check_keys(prompt.keys)?;
+        Ok(self.found(prompt, deadline)?.last().map_or(0, |span| span.end))
+    }
+
+    /// Copies pages `range` of the prompt, which is the one that was probed for, to `out`, one after
+    /// another. Returns how many of the first of them came,
+    /// and are what was asked for; whatever is wrong with the others, they are not there.
+    ///
+    /// # Errors
+    /// `Invalid` for a key that is none, or if `out` is of another length.
+    pub fn get(
+        &self,
+        prompt: &Prompt<'_>,
+        range: Range<usize>,
+        out: &mut [u8],
+        deadline: Instant,
+    ) -> Result<usize> {
+        check_keys(prompt.keys)?;
+        let page = prompt.page_bytes as usize;
+        if out.len() != range.len() * page || range.end > prompt.keys.len() {
+            return Err(ritornello_format::Error::invalid(
+                "a read is of pages of the prompt, and its memory as long as they are",
+            ));
+        }
+        if range.is_empty() {
+            return Ok(0);
+        }
+        let Ok(found) = self.found(prompt, deadline) else { return Ok(0) };
+        let wanted: Vec<_> = found
+            .into_iter()
+            .filter(|span| span.end > range.start && span.start < range.end)
+            .collect();
+        let promised = wanted.last().map_or(0, |span| range.end.min(span.end) - range.start);
+        let mut came = 0;
+        let mut left = wanted.into_iter().map(|span| {
+            let pages = range.start.max(span.start)..range.end.min(span.end);
+            let asked = self.fetch(prompt, &span, &pages, deadline);
+            (span, pages, asked)
+        });
+        let mut asked: VecDeque<_> = left.by_ref().take(WINDOW).collect();
+        while let Some((span, pages, answer)) = asked.pop_front() {
+            let at = (pages.start - range.start) * page;
+            let out = &mut out[at..at + pages.len() * page];
+            let read = answer.and_then(Asked::wait).ok().flatten();
+            // What is read next moves while this is verified.
+            asked.extend(left.next());
+            let whole = read.map_or(0, |read| {
+                let inside = pages.start - span.start..pages.end - span.start;
+                read.pages(prompt, &span, inside, out).unwrap_or(0)
+            });
+            came += whole;
+            if whole < pages.len() {
+                let name = name_of(prompt, &span);
+                tracing::debug!(name, "an object that was found did not come whole");
+                self.known.note(&name, false, Instant::now());
+                break;
+            }
+        }
+        self.counts.read.fetch_add(came as u64, Relaxed);
+        self.counts.lost.fetch_add((promised - came) as u64, Relaxed);
+        Ok(came)
+    }
+
+    /// Writes what is missing of pages `have`, which `page` lends, by their number in the prompt.
+    /// Only whole objects are written: pages before `have` in the first one, which are not lent,
+    /// leave that out. What is not written until `deadline` is dropped, and counted. Returns the
+    /// pages that are there now.
+    ///
+    /// # Errors
+    /// `Invalid` for a key that is none, or a page of another length.
+    pub fn put<'a>(
+        &self,
+        prompt: &Prompt<'_>,
+        have: Range<usize>,
+        page: impl Fn(usize) -> &'a [u8],
+        deadline: Instant,
+    ) -> Result<usize> {
+        check_keys(prompt.keys)?;
+        let group = spans::group_pages(prompt.page_bytes);
+        let end = have.end.min(prompt.keys.len());
+        let mine: Vec<_> =
+            spans::spans(end, group).filter(|span| span.start >= have.start).collect();
+        let names: Vec<_> = mine.iter().map(|span| name_of(prompt, span)).collect();
+        let there = self.exist(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
+        let mut pages_there = 0;
+        let mut missing = Vec::new();
+        for ((span, name), there) in mine.into_iter().zip(names).zip(there) {
+            if there {
+                pages_there += span.len();
+            } else {
+                missing.push((span, name));
+            }
+        }
+        self.counts.there.fetch_add(pages_there as u64, Relaxed);
+        let mut asked: VecDeque<(Range<usize>, String, _)> = VecDeque::with_capacity(WINDOW);
+        let mut left = missing.into_iter();
+        loop {
+            let next = left.next();
+            if asked.len() == WINDOW || next.is_none() {
+                let Some((span, name, answer)) = asked.pop_front() else { break };
+                pages_there += self.written(&span, &name, answer);
+            }
+            let Some((span, name)) = next else { continue };
+            let pages: Vec<&[u8]> = span.clone().map(&page).collect();
+            let keys = &prompt.keys[span.clone()];
+            let parent = span.start.checked_sub(1).map(|at| prompt.keys[at]);
+            let packed = object::pack(prompt.scope, parent, keys, &pages, self.options.zstd)?;
+            let (to, packed) = (name.clone(), Arc::new(packed));
+            let answer = self.guard.ask(deadline, move |remote| remote.set_shared(&to, &packed));
+            asked.push_back((span, name, answer));
+        }
+        Ok(pages_there)
+    }
+
+    /// Pages of `span` that are there now that its object was to be written.
+    fn written(&self, span: &Range<usize>, name: &str, answer: Result<Asked<()>>) -> usize {
+        let written = answer.and_then(Asked::wait).is_ok();
+        let count = if written { &self.counts.written } else { &self.counts.dropped };
+        count.fetch_add(span.len() as u64, Relaxed);
+        if written {
+            self.known.note(name, true, Instant::now());
+        }
+        if written { span.len() } else { 0 }
+    }
+
+    /// Counts since it was made.
+    #[must_use]
+    pub fn stats(&self) -> RemoteStats {
+        RemoteStats {
+            calls: self.guard.calls(),
+            pages_read: self.counts.read.load(Relaxed),
+            pages_lost: self.counts.lost.load(Relaxed),
+            pages_written: self.counts.written.load(Relaxed),
+            pages_there: self.counts.there.load(Relaxed),
+            pages_dropped: self.counts.dropped.load(Relaxed),
+        }
+    }
+
+    /// The objects that the leading pages lie in, as far as they are there: full groups, of which the
+    /// last one is searched for by thirds, and then what smaller ones there are behind it.
+    fn found(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<Range<usize>>> {
+        let group = spans::group_pages(prompt.page_bytes);
+        let pages = prompt.keys.len();
+        // So many leading groups are there at least, and at most.
+        let (mut least, mut most) = (0, pages / group);
+        while least < most {
+            let third = (most - least).div_ceil(3);
+            let (low, high) = (least + third, (least + 2 * third).min(most));
+            let names = [low, high].map(|end| name_of(prompt, &((end - 1) * group..end * group)));
+            let names = if low == high { &names[..1] } else { &names[..] };
+            let there = self.exist(names, deadline)?;
+            match there.as_slice() {
+                [true, true] => least = high,
+                [true, false] => (least, most) = (low, high - 1),
+                [true] => least = low,
+                // Whatever may be behind it: a prompt ends at what is missing.
+                _ => most = low - 1,
+            }
+        }
+        let mut found: Vec<_> = (0..least).map(|at| at * group..(at + 1) * group).collect();
+        let (mut at, mut size) = (least * group, group / 2);
+        while size > 0 {
+            if at + size <= pages {
+                let span = at..at + size;
+                if self.exist(&[name_of(prompt, &span)], deadline)? == [true] {
+                    at = span.end;
+                    found.push(span);
+                }
+            }
+            size /= 2;
+        }
+        Ok(found)
+    }
+
+    fn exist(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
+        let now = Instant::now();
+        let mut there: Vec<_> = names.iter().map(|name| self.known.get(name, now)).collect();
+        let unknown: Vec<String> = names
+            .iter()
+            .zip(&there)
+            .filter(|(_, there)| there.is_none())
+            .map(|(name, _)| name.clone())
+            .collect();
+        if !unknown.is_empty() {
+            let asked = unknown.clone();
+            let answers = self.guard.get(deadline, move |remote| {
+                let names: Vec<&str> = asked.iter().map(String::as_str).collect();
+                remote.exists_batch(&names).into_iter().collect::<Result<Vec<bool>>>()
+            })?;
+            for (name, answer) in unknown.iter().zip(&answers) {
+                self.known.note(name, *answer, now);
+            }
+            let mut answers = answers.into_iter();
+            for there in there.iter_mut().filter(|there| there.is_none()) {
+                *there = answers.next();
+            }
+        }
+        Ok(there.into_iter().map(|there| there == Some(true)).collect())
+    }
+
+    /// The header of an object and the bytes of `pages`, which lie in `span`: in one piece where
+    /// they follow upon each other.
+    fn fetch(
+        &self,
+        prompt: &Prompt<'_>,
+        span: &Range<usize>,
+        pages: &Range<usize>,
+        deadline: Instant,
+    ) -> Result<Asked<Option<Read>>> {
+        let name = name_of(prompt, span);
+        let begin = object::pages_begin(&prompt.keys[span.clone()]);
+        let place = |page: usize| begin + (page - span.start) as u64 * prompt.page_bytes;
+        let (from, to) = (place(pages.start), place(pages.end));
+        let inside = pages.start - span.start..pages.end - span.start;
+        self.guard.ask(deadline, move |remote| {
+            if from == begin {
+                let head = remote.get(&name, Some(0..to))?;
+                return Ok(head.map(|head| Read { head, body: None }));
+            }
+            let asked = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
+            let mut answers = remote.get_batch(&asked).into_iter();
+            let (Some(head), Some(body)) = (answers.next(), answers.next()) else {
+                return Ok(None);
+            };
+            let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
+            // Compressed pages lie further in front than that.
+            let truly = Contents::read(&head).ok().filter(|c| inside.end <= c.header.keys.len());
+            let truly = truly.map(|contents| contents.place(inside.clone()));
+            match truly.filter(|truly| *truly != (from..to)) {
+                None => Ok(Some(Read { head, body: Some((from, body)) })),
+                Some(truly) => {
+                    let body = remote.get(&name, Some(truly.clone()))?;
+                    Ok(body.map(|body| Read { head, body: Some((truly.start, body)) }))
+                }
+            }
+        })
+    }
+}
+
+/// What came of an object: its header with what follows it, or a part by itself.
+struct Read {
+    head: Vec<u8>,
+    body: Option<(u64, Vec<u8>)>,
+}
+
+impl Read {
+    /// Copies pages `wanted` of the object of `span` to `out`, and says how many came.
+    fn pages(
+        &self,
+        prompt: &Prompt<'_>,
+        span: &Range<usize>,
+        wanted: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<usize> {
+        let contents = Contents::read(&self.head)?;
+        contents.check(prompt.scope, &prompt.keys[span.clone()], prompt.page_bytes)?;
+        let part = match &self.body {
+            None => Part { at: 0, bytes: &self.head },
+            Some((at, bytes)) => Part { at: *at, bytes },
+        };
+        Ok(contents.unpack(&part, wanted, out))
+    }
+}
+
+fn name_of(prompt: &Prompt<'_>, span: &Range<usize>) -> String {
+    spans::name(prompt.scope, prompt.keys[span.end - 1], span.len())
+}

@@ -1,0 +1,119 @@
+//! A stretch of pages, and its state on each tier.
+
+use super::Span;
+use ritornello_format::PageHash;
+use ritornello_format::residency::Tier;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Tiers there are.
+pub(super) const TIERS: usize = Tier::ALL.len();
+
+/// Of pages on one tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// They are not there.
+    #[default]
+    Absent,
+    /// They are on their way up from a slower tier.
+    Loading,
+    /// They are on their way down from a faster one.
+    Storing,
+    /// They are there.
+    Present,
+}
+
+/// The name of a node: its place in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Id(pub(super) u32);
+
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    pub(super) pages: Vec<PageHash>,
+    pub(super) parent: Option<Id>,
+    /// Nodes that follow, and all their names in one, by exclusive or: of one it is its name.
+    pub(super) children: u32,
+    pub(super) names: u32,
+    pub(super) phases: [Phase; TIERS],
+    pub(super) locks: [u32; TIERS],
+    /// Children that are on a tier or on their way there.
+    pub(super) behind: [u32; TIERS],
+    /// Where the host tier keeps the pages; empty while they are not there.
+    pub(super) slots: Vec<u32>,
+    /// What it is listed under in a tier's order, see [`super::order`].
+    pub(super) listed: [Option<u64>; TIERS],
+    pub(super) age: AtomicU64,
+    pub(super) hits: AtomicU32,
+}
+
+impl Node {
+    pub(super) fn span(&self, at: usize, pages: usize) -> Span {
+        Span { at, pages, phases: self.phases }
+    }
+
+    pub(super) fn used(&self, now: u64) {
+        self.age.store(now, Relaxed);
+        // Two walks at once may count as one, which costs nobody; a locked addition would cost each
+        // walk as much as all the rest.
+        self.hits.store(self.hits.load(Relaxed).saturating_add(1), Relaxed);
+    }
+
+    pub(super) fn is_anywhere(&self) -> bool {
+        self.phases.iter().any(|phase| *phase != Phase::Absent)
+    }
+
+    /// Whether nothing would be lost if it were not there: no state, and nothing behind it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.children == 0 && !self.is_anywhere()
+    }
+
+    /// Whether `tier` could do without its last pages.
+    pub(super) fn is_end(&self, tier: usize) -> bool {
+        self.phases[tier] == Phase::Present && self.locks[tier] == 0 && self.behind[tier] == 0
+    }
+
+    /// How many leading pages are those of `pages`, of which the first is: by the last one that both
+    /// have, which commits to all before it; where that differs, by halving.
+    pub(super) fn matches(&self, at: impl Fn(usize) -> PageHash, rest: usize) -> usize {
+        let both = self.pages.len().min(rest);
+        if both <= 1 || self.pages[both - 1] == at(both - 1) {
+            return both;
+        }
+        let (mut same, mut differs) = (0, both - 1);
+        while same < differs {
+            let middle = usize::midpoint(same, differs);
+            if self.pages[middle] == at(middle) {
+                same = middle + 1;
+            } else {
+                differs = middle;
+            }
+        }
+        same
+    }
+
+    /// Gives away what comes before page `at`, as a node that is to stand before this one.
+    pub(super) fn front(&mut self, at: usize) -> Self {
+        let rest = self.pages.split_off(at);
+        let slots = if self.slots.is_empty() { Vec::new() } else { self.slots.split_off(at) };
+        Self {
+            pages: std::mem::replace(&mut self.pages, rest),
+            slots: std::mem::replace(&mut self.slots, slots),
+            parent: self.parent,
+            phases: self.phases,
+            locks: self.locks,
+            age: AtomicU64::new(self.age.load(Relaxed)),
+            hits: AtomicU32::new(self.hits.load(Relaxed)),
+            ..Self::default()
+        }
+    }
+
+    /// Becomes one with the node before it. Returns what was its first page.
+    pub(super) fn take_in(&mut self, mut front: Self) -> PageHash {
+        let head = self.pages[0];
+        front.pages.append(&mut self.pages);
+        front.slots.append(&mut self.slots);
+        (self.pages, self.slots, self.parent) = (front.pages, front.slots, front.parent);
+        self.age.fetch_max(front.age.into_inner(), Relaxed);
+        self.hits.fetch_max(front.hits.into_inner(), Relaxed);
+        head
+    }
+}

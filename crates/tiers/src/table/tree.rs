@@ -1,0 +1,475 @@
+//! The tree: finding, splitting and merging stretches, and keeping what nodes say of each other.
+
+use super::node::{Id, Node, Phase, TIERS};
+use super::order::Order;
+use super::{STRETCH, Span, TableStats, Victim};
+use ritornello_format::residency::Tier;
+use ritornello_format::{PageHash, PageHashes};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Entries of an order that one hold of the lock puts where they belong.
+const STEPS: usize = 64;
+
+/// Page hashes are random already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Given(u64);
+
+impl Hasher for Given {
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(first) = bytes.first_chunk() {
+            self.0 = u64::from_le_bytes(*first);
+        }
+    }
+    fn write_usize(&mut self, _: usize) {}
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// What came of one hold of the lock that was to evict.
+#[derive(Debug)]
+pub(super) enum Eviction {
+    Took(Victim),
+    /// Some entries of the order were too old; the next hold goes on.
+    GoOn,
+    Nothing,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    nodes: Vec<Node>,
+    free: Vec<Id>,
+    /// Every node by its first page.
+    heads: HashMap<PageHash, Id, BuildHasherDefault<Given>>,
+    orders: [Order; TIERS],
+    clock: AtomicU64,
+    pages: u64,
+    present: [u64; TIERS],
+}
+
+impl Tree {
+    pub(super) fn walk(&self, pages: &impl PageHashes, mut found: impl FnMut(Span)) {
+        let now = self.clock.fetch_add(1, Relaxed) + 1;
+        let (mut at, all) = (0, pages.len());
+        let mut open: Option<Span> = None;
+        while at < all {
+            let Some(id) = self.heads.get(&pages.at(at)) else { break };
+            let node = self.node(*id);
+            if !node.is_anywhere() {
+                break;
+            }
+            node.used(now);
+            let came = node.matches(|page| pages.at(at + page), all - at);
+            match &mut open {
+                Some(span) if span.phases == node.phases => span.pages += came,
+                _ => {
+                    let span = node.span(at, came);
+                    open.replace(span).into_iter().for_each(&mut found);
+                }
+            }
+            at += came;
+            if came < node.pages.len() {
+                break;
+            }
+        }
+        open.into_iter().for_each(found);
+    }
+
+    /// See [`PageTable::often`](super::PageTable::often).
+    pub(super) fn often(&self, pages: &impl PageHashes, times: u32) -> usize {
+        let mut at = 0;
+        while at < pages.len() {
+            let Some(id) = self.heads.get(&pages.at(at)) else { break };
+            let node = self.node(*id);
+            if node.hits.load(Relaxed) < times {
+                break;
+            }
+            let came = node.matches(|page| pages.at(at + page), pages.len() - at);
+            at += came;
+            if came < node.pages.len() {
+                break;
+            }
+        }
+        at
+    }
+
+    /// See [`PageTable::claim`](super::PageTable::claim).
+    pub(super) fn claim(
+        &mut self,
+        tier: Tier,
+        how: Phase,
+        pages: &[PageHash],
+        range: Range<usize>,
+    ) -> Vec<Range<usize>> {
+        self.know(&pages[..range.end]);
+        let now = self.clock.fetch_add(1, Relaxed) + 1;
+        let mut claimed = Vec::new();
+        self.over(pages, range, |tree, id, at| {
+            let there = tree.node(id);
+            if there.phases[tier as usize] == Phase::Absent {
+                there.age.store(now, Relaxed);
+                claimed.push(at..at + there.pages.len());
+                tree.turn(id, tier, how);
+            }
+            true
+        });
+        claimed
+    }
+
+    /// What was claimed came, to `slots`, or did not. Returns slots that nobody waited for.
+    pub(super) fn settle(
+        &mut self,
+        tier: Tier,
+        pages: &[PageHash],
+        range: Range<usize>,
+        slots: Option<&[u32]>,
+    ) -> Vec<u32> {
+        let start = range.start;
+        let mut unused = slots.map(<[u32]>::to_vec).unwrap_or_default();
+        let mut taken = 0;
+        self.over(pages, range, |tree, id, at| {
+            let node = &mut tree.nodes[id.0 as usize];
+            if !matches!(node.phases[tier as usize], Phase::Loading | Phase::Storing) {
+                return true;
+            }
+            if slots.is_some_and(|slots| !slots.is_empty()) {
+                let from = at - start - taken;
+                node.slots = unused.drain(from..from + node.pages.len()).collect();
+                taken += node.pages.len();
+            }
+            tree.turn(id, tier, if slots.is_some() { Phase::Present } else { Phase::Absent });
+            true
+        });
+        unused
+    }
+
+    pub(super) fn lock(
+        &mut self,
+        tier: Tier,
+        pages: &[PageHash],
+        range: Range<usize>,
+        slots: &mut Vec<u32>,
+    ) -> usize {
+        let (start, mut end) = (range.start, range.start);
+        self.over(pages, range, |tree, id, at| {
+            let node = &mut tree.nodes[id.0 as usize];
+            if at != end || node.phases[tier as usize] != Phase::Present {
+                return false;
+            }
+            node.locks[tier as usize] += 1;
+            end = at + node.pages.len();
+            if tier == Tier::Host {
+                slots.extend(&node.slots);
+            }
+            tree.relist(id, tier as usize);
+            true
+        });
+        end - start
+    }
+
+    pub(super) fn unlock(&mut self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
+        self.over(pages, range, |tree, id, _| {
+            let locks = &mut tree.nodes[id.0 as usize].locks[tier as usize];
+            *locks = locks.saturating_sub(1);
+            tree.relist(id, tier as usize);
+            true
+        });
+    }
+
+    pub(super) fn forget(
+        &mut self,
+        tier: Tier,
+        pages: &[PageHash],
+        range: Range<usize>,
+        slots: &mut Vec<u32>,
+    ) {
+        self.over(pages, range, |tree, id, _| {
+            let node = &mut tree.nodes[id.0 as usize];
+            if node.phases[tier as usize] == Phase::Present && node.locks[tier as usize] == 0 {
+                if tier == Tier::Host {
+                    slots.append(&mut node.slots);
+                }
+                tree.turn(id, tier, Phase::Absent);
+            }
+            true
+        });
+    }
+
+    /// Takes up to `most` pages from the end that was used longest ago. With `now`, of what was used
+    /// since it was listed, too.
+    pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> Eviction {
+        for _ in 0..STEPS {
+            let Some((listed, id)) = self.orders[tier as usize].oldest() else {
+                return Eviction::Nothing;
+            };
+            if !now && self.node(id).age.load(Relaxed) != listed {
+                self.relist(id, tier as usize);
+                continue;
+            }
+            let kept = self.node(id).pages.len().saturating_sub(most);
+            if kept > 0 {
+                self.split(id, kept);
+            }
+            let node = &mut self.nodes[id.0 as usize];
+            let slots =
+                if tier == Tier::Host { std::mem::take(&mut node.slots) } else { Vec::new() };
+            let hits = node.hits.load(Relaxed);
+            let victim = Victim { pages: node.pages.clone(), slots, hits };
+            self.turn(id, tier, Phase::Absent);
+            self.tidy(id);
+            return Eviction::Took(victim);
+        }
+        Eviction::GoOn
+    }
+
+    /// Ends that `tier` could do without.
+    pub(super) fn ends(&self, tier: Tier) -> usize {
+        self.orders[tier as usize].len()
+    }
+
+    pub(super) fn stats(&self) -> TableStats {
+        TableStats { nodes: self.heads.len() as u64, pages: self.pages, present: self.present }
+    }
+
+    fn node(&self, id: Id) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// Sees to it that all of `pages` have nodes.
+    fn know(&mut self, pages: &[PageHash]) {
+        let (mut at, mut last) = (0, None);
+        while at < pages.len() {
+            let Some(&id) = self.heads.get(&pages[at]) else { break };
+            let came = self.node(id).matches(|page| pages[at + page], pages.len() - at);
+            at += came;
+            last = Some(id);
+            if came < self.node(id).pages.len() {
+                if at < pages.len() {
+                    last = Some(self.split(id, came));
+                }
+                break;
+            }
+        }
+        for piece in pages[at..].chunks(STRETCH) {
+            let id = self.add(Node { pages: piece.to_vec(), parent: last, ..Node::default() });
+            self.heads.insert(piece[0], id);
+            self.pages += piece.len() as u64;
+            if let Some(parent) = last {
+                let parent = &mut self.nodes[parent.0 as usize];
+                parent.children += 1;
+                parent.names ^= id.0;
+            }
+            last = Some(id);
+        }
+    }
+
+    fn add(&mut self, node: Node) -> Id {
+        if let Some(id) = self.free.pop() {
+            self.nodes[id.0 as usize] = node;
+            return id;
+        }
+        self.nodes.push(node);
+        Id(self.nodes.len() as u32 - 1)
+    }
+
+    /// Visits the nodes of `pages[range]`, split so that they are of nothing else, until `visit` has
+    /// seen enough; it hears where in `pages` a node begins. Afterwards what is alike is merged.
+    fn over(
+        &mut self,
+        pages: &[PageHash],
+        range: Range<usize>,
+        mut visit: impl FnMut(&mut Self, Id, usize) -> bool,
+    ) {
+        let (mut at, mut visited) = (0, Vec::new());
+        while at < range.end {
+            let Some(&id) = self.heads.get(&pages[at]) else { break };
+            let came = self.node(id).matches(|page| pages[at + page], range.end - at);
+            let whole = came == self.node(id).pages.len();
+            if at + came > range.start {
+                let before = range.start.saturating_sub(at);
+                if before > 0 {
+                    self.split(id, before);
+                }
+                let mine = if whole { id } else { self.split(id, came - before) };
+                visited.push(mine);
+                if !visit(self, mine, at + before) {
+                    break;
+                }
+            }
+            at += came;
+            if !whole {
+                break;
+            }
+        }
+        for id in visited {
+            self.tidy(id);
+        }
+    }
+
+    /// Cuts a node in two. It keeps its name and what comes from page `at` on; what came before is
+    /// a new node, whose name is returned.
+    fn split(&mut self, id: Id, at: usize) -> Id {
+        let node = &mut self.nodes[id.0 as usize];
+        let mut front = node.front(at);
+        front.children = 1;
+        front.names = id.0;
+        front.behind = node.phases.map(|phase| u32::from(phase != Phase::Absent));
+        let (head, rest, parent) = (front.pages[0], node.pages[0], front.parent);
+        let front = self.add(front);
+        self.nodes[id.0 as usize].parent = Some(front);
+        if let Some(parent) = parent {
+            self.nodes[parent.0 as usize].names ^= id.0 ^ front.0;
+        }
+        self.heads.insert(head, front);
+        self.heads.insert(rest, id);
+        for tier in 0..TIERS {
+            self.relist(front, tier);
+        }
+        front
+    }
+
+    /// Removes a node that nothing would miss, and those before it likewise; or makes it one with
+    /// its neighbours where nothing tells them apart.
+    fn tidy(&mut self, id: Id) {
+        let mut left = id;
+        while self.node(left).is_idle() {
+            // What was taken in by another has no pages.
+            let Some(before) = self.node(left).parent.filter(|_| self.is_known(left)) else {
+                if self.is_known(left) {
+                    self.remove(left);
+                }
+                return;
+            };
+            self.remove(left);
+            left = before;
+        }
+        self.merge(left);
+        let node = self.node(left);
+        if node.children == 1 {
+            self.merge(Id(node.names));
+        }
+    }
+
+    fn is_known(&self, id: Id) -> bool {
+        !self.node(id).pages.is_empty()
+    }
+
+    fn remove(&mut self, id: Id) {
+        let node = std::mem::take(&mut self.nodes[id.0 as usize]);
+        self.heads.remove(&node.pages[0]);
+        self.pages -= node.pages.len() as u64;
+        self.free.push(id);
+        if let Some(parent) = node.parent {
+            let parent = &mut self.nodes[parent.0 as usize];
+            parent.children -= 1;
+            parent.names ^= id.0;
+        }
+    }
+
+    /// With the node before it, which it takes in.
+    fn merge(&mut self, id: Id) {
+        let node = self.node(id);
+        let Some(before) = node.parent else { return };
+        let front = self.node(before);
+        let alike = front.phases == node.phases && front.locks == node.locks;
+        if front.children != 1 || !alike || front.pages.len() + node.pages.len() > STRETCH {
+            return;
+        }
+        for tier in 0..TIERS {
+            self.strike(before, tier);
+        }
+        let front = std::mem::take(&mut self.nodes[before.0 as usize]);
+        self.free.push(before);
+        self.heads.insert(front.pages[0], id);
+        if let Some(parent) = front.parent {
+            self.nodes[parent.0 as usize].names ^= before.0 ^ id.0;
+        }
+        let node = &mut self.nodes[id.0 as usize];
+        let head = node.take_in(front);
+        self.heads.remove(&head);
+        for tier in 0..TIERS {
+            self.relist(id, tier);
+        }
+    }
+
+    /// Puts a node into another phase on a tier, with all that follows from it.
+    fn turn(&mut self, id: Id, tier: Tier, to: Phase) {
+        let kind = tier as usize;
+        let node = &mut self.nodes[id.0 as usize];
+        let from = std::mem::replace(&mut node.phases[kind], to);
+        let (parent, pages) = (node.parent, node.pages.len() as u64);
+        if from == Phase::Present {
+            self.present[kind] -= pages;
+        }
+        if to == Phase::Present {
+            self.present[kind] += pages;
+        }
+        self.relist(id, kind);
+        let (was, is) = (from != Phase::Absent, to != Phase::Absent);
+        if let Some(parent) = parent.filter(|_| was != is) {
+            let behind = &mut self.nodes[parent.0 as usize].behind[kind];
+            *behind = if is { *behind + 1 } else { *behind - 1 };
+            self.relist(parent, kind);
+        }
+    }
+
+    /// Has a node listed in a tier's order if it is an end there, under its present age.
+    fn relist(&mut self, id: Id, tier: usize) {
+        self.strike(id, tier);
+        let node = &mut self.nodes[id.0 as usize];
+        if node.is_end(tier) {
+            let age = node.age.load(Relaxed);
+            node.listed[tier] = Some(age);
+            self.orders[tier].list(age, id);
+        }
+    }
+
+    fn strike(&mut self, id: Id, tier: usize) {
+        if let Some(age) = self.nodes[id.0 as usize].listed[tier].take() {
+            self.orders[tier].strike(age, id);
+        }
+    }
+
+    /// Checks what nodes say of each other, and panics where it does not agree. For tests.
+    #[cfg(debug_assertions)]
+    pub(super) fn check(&self) {
+        let mut children: HashMap<Id, Vec<Id>> = HashMap::new();
+        let (mut pages, mut present, mut listed) = (0, [0; TIERS], [0; TIERS]);
+        for (head, &id) in &self.heads {
+            let node = self.node(id);
+            assert_eq!(node.pages.first(), Some(head));
+            assert!(node.pages.len() <= STRETCH, "{}", node.pages.len());
+            assert!(!node.is_idle(), "{node:?}");
+            let on_host = node.phases[Tier::Host as usize] == Phase::Present;
+            assert!(node.slots.is_empty() || (on_host && node.slots.len() == node.pages.len()));
+            pages += node.pages.len() as u64;
+            for tier in 0..TIERS {
+                if node.phases[tier] == Phase::Present {
+                    present[tier] += node.pages.len() as u64;
+                }
+                assert_eq!(node.listed[tier].is_some(), node.is_end(tier), "{node:?}");
+                listed[tier] += usize::from(node.listed[tier].is_some());
+            }
+            if let Some(parent) = node.parent {
+                children.entry(parent).or_default().push(id);
+            }
+        }
+        for &id in self.heads.values() {
+            let node = self.node(id);
+            let mine = children.remove(&id).unwrap_or_default();
+            assert_eq!(node.children as usize, mine.len());
+            assert_eq!(node.names, mine.iter().fold(0, |names, child| names ^ child.0));
+            for tier in 0..TIERS {
+                let there = |child: &&Id| self.node(**child).phases[tier] != Phase::Absent;
+                assert_eq!(node.behind[tier] as usize, mine.iter().filter(there).count());
+            }
+        }
+        assert!(children.is_empty(), "somebody's parent is not there");
+        assert_eq!((self.pages, self.present), (pages, present));
+        assert_eq!(self.orders.each_ref().map(Order::len), listed);
+        assert_eq!(self.nodes.len(), self.heads.len() + self.free.len());
+    }
+}

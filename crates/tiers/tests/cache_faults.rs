@@ -1,0 +1,153 @@
+//! A cache whose remote is slow, dead or wrong: that costs hits, and nothing else.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_tiers::Tier;
+use ritornello_tiers::cache::{Cache, PrefetchPolicy, Readiness, Settings};
+use ritornello_tiers::remote::Backend;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// More than any call may take here, and less than one that hangs.
+const BOUND: Duration = Duration::from_secs(30);
+
+fn over(list: &[&str], settings: &Settings, remote: &Arc<Broken>) -> Cache {
+    open_over(list, settings, Arc::clone(remote) as Arc<dyn Backend>)
+}
+
+fn settings(prefetch: PrefetchPolicy) -> Settings {
+    Settings { prefetch, ..Settings::default() }
+}
+
+/// A remote that holds a prompt.
+fn filled(prompt: &[Vec<u8>]) -> Arc<Broken> {
+    let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(Broken::default()));
+    let cache = over(&[&host(&dir, 64), "memory:"], &Settings::default(), &remote);
+    put(&cache, prompt, 0);
+    cache.flush().unwrap();
+    assert_eq!(tier(&cache, "remote").dropped_pages, 0);
+    remote
+}
+
+#[test]
+fn a_remote_that_hangs_delays_nothing() {
+    let (theirs, ours) = (keys(1, 0, 40), keys(2, 0, 40));
+    let remote = filled(&theirs);
+    let dir = tempfile::tempdir().unwrap();
+    let policy = PrefetchPolicy::parse("timeout(0.2, 0)").unwrap();
+    let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
+    remote.be(Fault::Hangs);
+    let begun = Instant::now();
+    assert_eq!(put(&cache, &ours, 0), 40);
+    assert!(reads(&cache, &ours, 0));
+    assert_eq!(ask(&cache, &theirs).readiness, Readiness::Asking);
+    assert_eq!(find(&cache, &theirs).local, 0);
+    assert_eq!(find(&cache, &ours).local, 40);
+    cache.close().unwrap();
+    assert!(begun.elapsed() < BOUND);
+    remote.be(Fault::None);
+}
+
+#[test]
+fn what_a_slow_remote_has_no_room_for_is_dropped_and_counted() {
+    let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(Broken::default()));
+    let few = Settings { write_queue: 30 * PAGE as u64, ..Settings::default() };
+    let cache = over(&[&host(&dir, 64), "memory:"], &few, &remote);
+    remote.be(Fault::Hangs);
+    for number in 0..10 {
+        assert_eq!(put(&cache, &keys(number, 0, 20), 0), 20);
+    }
+    let far = tier(&cache, "remote");
+    assert!(far.queued_bytes <= 30 * PAGE as u64, "{far:?}");
+    assert!(far.dropped_pages >= 200 - 30 - 20, "{far:?}");
+    remote.be(Fault::None);
+    cache.flush().unwrap();
+    let far = tier(&cache, "remote");
+    assert_eq!(far.queued_bytes, 0);
+    assert_eq!(far.dropped_pages + far.written_pages + far.lost_pages, 200, "{far:?}");
+}
+
+#[test]
+fn a_remote_that_fails_is_a_miss() {
+    let prompt = keys(1, 0, 40);
+    let remote = filled(&prompt);
+    for fault in [Fault::Fails, Fault::Short] {
+        let dir = tempfile::tempdir().unwrap();
+        let cache =
+            over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
+        remote.be(fault);
+        let found = find(&cache, &prompt);
+        assert!(found.local < 40, "{fault:?}");
+        get(&cache, &prompt, 0);
+        assert_eq!(cache.stats().unwrap().prefetch.failed, 1);
+        remote.be(Fault::None);
+    }
+}
+
+#[test]
+fn a_prefetch_stops_at_the_first_page_that_does_not_come() {
+    // More than one turn of objects.
+    let prompt = keys(1, 0, 700);
+    let remote = filled(&prompt);
+    let (dir, lost) = (tempfile::tempdir().unwrap(), std::sync::Mutex::new(Vec::new()));
+    remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
+    let cache =
+        over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
+    // Found when it is asked for, and gone when it is read.
+    let remote_now = Arc::clone(&remote);
+    assert_eq!(ask(&cache, &prompt).readiness, Readiness::Asking);
+    until("it brings something", || cache.stats().unwrap().prefetch.pages > 0);
+    remote_now.be(Fault::Short);
+    let found = find(&cache, &prompt);
+    let prefetch = cache.stats().unwrap().prefetch;
+    assert_eq!(prefetch.failed + prefetch.completed, 1);
+    assert_eq!(prefetch.pages as usize, found.local);
+    assert!(reads(&cache, &prompt[..found.local], 0));
+}
+
+#[test]
+fn a_prefetch_can_be_stopped() {
+    let prompt = keys(1, 0, 700);
+    let remote = filled(&prompt);
+    let dir = tempfile::tempdir().unwrap();
+    let cache =
+        over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
+    assert!(!cache.cancel(&scope(), &refs(&prompt)).unwrap());
+    remote.be(Fault::Hangs);
+    assert_eq!(ask(&cache, &prompt).readiness, Readiness::Asking);
+    assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
+    remote.be(Fault::None);
+    until("it is counted", || cache.stats().unwrap().prefetch.cancelled == 1);
+    assert_eq!(cache.stats().unwrap().prefetch.pages, 0);
+    // Who asks again starts anew, also while the one that was stopped still reads.
+    assert_eq!(ask(&cache, &prompt).readiness, Readiness::Asking);
+    until("it reads", || {
+        cache.stats().unwrap().prefetch.pages > 0 || find(&cache, &prompt).local == 700
+    });
+    cache.cancel(&scope(), &refs(&prompt)).unwrap();
+    assert_eq!(find(&cache, &prompt).local, 700);
+    assert_eq!(spans(&find(&cache, &prompt)), [(Tier::Host, 700)]);
+}
+
+#[test]
+fn two_prompts_that_begin_alike_bring_each_page_once() {
+    let (a, b) = (keys(1, 300, 320), keys(2, 300, 320));
+    let (dir, remote) = (tempfile::tempdir().unwrap(), filled(&a));
+    {
+        let other = tempfile::tempdir().unwrap();
+        let cache = over(&[&host(&other, 64), "memory:"], &Settings::default(), &remote);
+        put(&cache, &b, 0);
+        cache.flush().unwrap();
+    }
+    let cache =
+        over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
+    ask(&cache, &a);
+    ask(&cache, &b);
+    assert_eq!((find(&cache, &a).local, find(&cache, &b).local), (320, 320));
+    assert!(reads(&cache, &a, 0) && reads(&cache, &b, 0));
+    // What both have came once; objects that reach over the fork came with each.
+    let pages = cache.stats().unwrap().prefetch.pages;
+    assert!((340..=350).contains(&pages), "{pages}");
+}

@@ -1,0 +1,97 @@
+//! A cache against what it was given: whatever is done in whatever order, bytes that come are right,
+//! and what is found can be read.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use proptest::prelude::*;
+
+const PROMPTS: [(u8, usize, usize); 4] = [(0, 0, 30), (1, 10, 40), (2, 25, 33), (3, 0, 12)];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(usize, usize, usize),
+    Find(usize, usize),
+    Get(usize, usize, usize),
+    Cancel(usize),
+    Flush,
+    /// Closes the cache and opens it with these tiers.
+    Open(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let place = || (0..PROMPTS.len(), 0..45_usize, 0..45_usize);
+    let step = prop_oneof![
+        6 => place().prop_map(|(p, a, b)| Step::Put(p, a, b)),
+        5 => (0..PROMPTS.len(), 0..45_usize).prop_map(|(p, n)| Step::Find(p, n)),
+        5 => place().prop_map(|(p, a, b)| Step::Get(p, a, b)),
+        1 => (0..PROMPTS.len()).prop_map(Step::Cancel),
+        1 => Just(Step::Flush),
+        2 => (0..5_usize).prop_map(Step::Open),
+    ];
+    prop::collection::vec(step, 1..25)
+}
+
+fn range(of: &[Vec<u8>], a: usize, b: usize) -> std::ops::Range<usize> {
+    let (a, b) = (a.min(b).min(of.len()), a.max(b).min(of.len()));
+    a..b
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #[test]
+    fn bytes_are_right_whatever_happens(steps in steps()) {
+        let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (host, disk, far) = (host(&dir, 16), disk(&dir, 24), remote(far.path()));
+        let lists: [Vec<String>; 5] = [
+            vec![host.clone(), disk.clone(), far.clone()],
+            vec![host.clone(), format!("{disk} write=write_back"), format!("{far} write=selective(1)")],
+            vec![host.clone(), far.clone()],
+            vec![disk.clone(), format!("{far} write=write_back")],
+            vec![host, format!("{disk} write=selective(2)")],
+        ];
+        let reopen = |list: &Vec<String>| open(&list.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut cache = reopen(&lists[0]);
+        let mut given = std::collections::HashSet::new();
+        for step in steps {
+            match step {
+                Step::Put(prompt, a, b) => {
+                    let (number, fork, pages) = PROMPTS[prompt];
+                    let keys = keys(number, fork, pages);
+                    let range = range(&keys, a, b);
+                    put(&cache, &keys[..range.end], range.start);
+                    given.extend(keys[range].iter().cloned());
+                }
+                Step::Find(prompt, most) => {
+                    let (number, fork, pages) = PROMPTS[prompt];
+                    let keys = keys(number, fork, pages.min(most));
+                    let found = find(&cache, &keys);
+                    prop_assert!(keys[..found.local].iter().all(|key| given.contains(key)));
+                    prop_assert_eq!(get(&cache, &keys[..found.load], 0).pages, found.load);
+                    release(&cache, &found);
+                }
+                Step::Get(prompt, a, b) => {
+                    let (number, fork, pages) = PROMPTS[prompt];
+                    let keys = keys(number, fork, pages);
+                    let range = range(&keys, a, b);
+                    let outcome = get(&cache, &keys[..range.end], range.start);
+                    let came = outcome.ok.iter().zip(&keys[range]).filter(|(ok, _)| **ok);
+                    prop_assert!(came.into_iter().all(|(_, key)| given.contains(key)));
+                }
+                Step::Cancel(prompt) => {
+                    let (number, fork, pages) = PROMPTS[prompt];
+                    let keys = keys(number, fork, pages);
+                    let _ = ask(&cache, &keys);
+                    cache.cancel(&scope(), &refs(&keys)).unwrap();
+                }
+                Step::Flush => cache.flush().unwrap(),
+                Step::Open(list) => {
+                    cache.close().unwrap();
+                    drop(cache);
+                    cache = reopen(&lists[list]);
+                }
+            }
+        }
+    }
+}

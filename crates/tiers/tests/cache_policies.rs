@@ -1,0 +1,172 @@
+//! When a tier is written to.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_tiers::Tier;
+use ritornello_tiers::cache::{Cache, PrefetchPolicy, Settings};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+fn on_disk(dir: &TempDir, policy: &str) -> Cache {
+    open(&[&host(dir, 64), &format!("{} write={policy}", disk(dir, 128))])
+}
+
+fn written(cache: &Cache) -> u64 {
+    tier(cache, "disk").written_pages
+}
+
+#[test]
+fn selective_writes_what_was_found_often_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = on_disk(&dir, "selective(2)");
+    let (often, once) = (keys(1, 0, 10), keys(2, 0, 10));
+    put(&cache, &often, 0);
+    put(&cache, &once, 0);
+    find(&cache, &often);
+    find(&cache, &once);
+    cache.flush().unwrap();
+    assert_eq!(written(&cache), 0);
+    find(&cache, &often[..7]);
+    cache.flush().unwrap();
+    assert_eq!(written(&cache), 7);
+    find(&cache, &often[..7]);
+    cache.flush().unwrap();
+    assert_eq!(written(&cache), 7, "once is enough");
+    cache.close().unwrap();
+    let below = open(&[&disk(&dir, 128)]);
+    assert_eq!(find(&below, &often).local, 7);
+    assert!(reads(&below, &often[..7], 0));
+}
+
+#[test]
+fn none_writes_nothing_and_reads_what_others_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let (theirs, ours) = (keys(1, 0, 10), keys(2, 0, 10));
+    put(&open(&[&disk(&dir, 128)]), &theirs, 0);
+    let cache = on_disk(&dir, "none");
+    put(&cache, &ours, 0);
+    cache.flush().unwrap();
+    assert_eq!(written(&cache), 0);
+    assert_eq!(spans(&find(&cache, &theirs)), [(Tier::Disk, 10)]);
+}
+
+#[test]
+fn write_back_waits_until_memory_is_nearly_full() {
+    let dir = tempfile::tempdir().unwrap();
+    // 60 prompts of 20 pages with padding are 28 MiB.
+    let list = [&host(&dir, 24)[..], &format!("{} write=write_back", disk(&dir, 128))];
+    let cache = open(&list);
+    put(&cache, &keys(0, 0, 20), 0);
+    std::thread::sleep(Duration::from_millis(1200));
+    assert_eq!(written(&cache), 0);
+    for number in 1..60 {
+        assert_eq!(put(&cache, &keys(number, 0, 20), 0), 20, "{number}");
+        if number % 10 == 0 {
+            // The tier fills no faster than it is looked at.
+            std::thread::sleep(Duration::from_millis(1200));
+        }
+    }
+    until("what is old is written", || written(&cache) > 0);
+    // What memory has let go of is on the disk, most of it.
+    let gone = |number: &u8| spans(&find(&cache, &keys(*number, 0, 20))) != [(Tier::Host, 20)];
+    let left: Vec<u8> = (0..60).filter(gone).collect();
+    assert!(!left.is_empty());
+    let kept = left.iter().filter(|number| find(&cache, &keys(**number, 0, 20)).local == 20);
+    assert!(kept.count() * 2 > left.len(), "{left:?}");
+    for number in 0..60 {
+        get(&cache, &keys(number, 0, 20), 0);
+    }
+}
+
+#[test]
+fn a_flush_writes_back_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let far = tempfile::tempdir().unwrap();
+    let prompts: Vec<_> = (0..8).map(|number| keys(number, 9, 30)).collect();
+    {
+        let cache = open(&[&host(&dir, 64), &format!("{} write=write_back", remote(far.path()))]);
+        for prompt in &prompts {
+            put(&cache, prompt, 0);
+        }
+        assert_eq!(tier(&cache, "remote").written_pages, 0);
+        cache.flush().unwrap();
+    }
+    let other = tempfile::tempdir().unwrap();
+    let cache = open(&[&host(&other, 64), &remote(far.path())]);
+    for prompt in &prompts {
+        assert_eq!(find(&cache, prompt).local, 30);
+        assert!(reads(&cache, prompt, 0));
+    }
+}
+
+#[test]
+fn a_prompt_that_grows_page_by_page_is_written_in_few_pieces() {
+    let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let cache = open(&[&host(&dir, 64), &remote(far.path())]);
+    let prompt = keys(1, 0, 60);
+    for end in 1..=60 {
+        put(&cache, &prompt[..end], end - 1);
+    }
+    cache.flush().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let there = open(&[&host(&other, 64), &remote(far.path())]);
+    assert_eq!(find(&there, &prompt).local, 60);
+    assert!(reads(&there, &prompt, 0));
+}
+
+#[test]
+fn a_capped_tier_takes_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = keys(1, 0, 20);
+    put(&open(&[&disk(&dir, 128)]), &prompt, 0);
+    let cache = open(&[&format!("{} rate=2MB", disk(&dir, 128))]);
+    let begun = Instant::now();
+    assert!(reads(&cache, &prompt, 0));
+    assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn who_names_a_parent_is_heard_by_the_disk_and_not_by_the_remote() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&[&host(&dir, 64), &disk(&dir, 64), "memory:"]);
+    let prompt = keys(1, 0, 10);
+    put(&cache, &prompt[..5], 0);
+    let pages: Vec<Vec<u8>> = prompt[5..].iter().map(|key| page(key)).collect();
+    let source = ritornello_volume::memory::BorrowedPages::new(&refs(&pages));
+    let terms = ritornello_store::Terms::behind(Some(&prompt[4]));
+    let control = ritornello_volume::transfer::Control::default();
+    let rest = boxed(&prompt[5..]);
+    let ticket = cache.submit_put(scope(), rest, 0, &source, terms, control).unwrap();
+    assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 5);
+    cache.flush().unwrap();
+    assert_eq!((written(&cache), tier(&cache, "remote").written_pages), (10, 5));
+    assert_eq!(tier(&cache, "remote").dropped_pages, 5);
+    assert_eq!(find(&cache, &prompt).local, 10);
+    assert!(reads(&cache, &prompt, 0));
+}
+
+#[test]
+fn a_host_tier_beyond_the_limit_of_memory_is_refused_before_anything_is_made() {
+    let Some(group) = ritornello_store::control_group() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let list = [format!("host {}B {}/host", group.limit + 1, dir.path().display())];
+    let list = ritornello_tiers::cache::TierSpec::list(&list).unwrap();
+    let error = Cache::open(&list, &Settings::default(), far).unwrap_err().to_string();
+    assert!(error.contains("control group"), "{error}");
+    assert!(!dir.path().join("host").exists());
+}
+
+#[test]
+fn a_patient_policy_says_ask_again_and_an_impatient_one_does_not() {
+    let far = tempfile::tempdir().unwrap();
+    for (policy, again) in [("best_effort", false), ("wait_complete", true), ("timeout", true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let policy = PrefetchPolicy::parse(policy).unwrap();
+        let cache = open_with(&[&host(&dir, 64), &remote(far.path())], policy);
+        let found = ask(&cache, &keys(1, 0, 5));
+        assert_eq!(found.readiness != ritornello_tiers::cache::Readiness::Ready, again);
+        assert_eq!(find(&cache, &keys(1, 0, 5)).local, 0);
+    }
+}

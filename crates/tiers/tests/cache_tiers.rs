@@ -1,0 +1,231 @@
+//! A cache over its tiers: what is put is found, wherever it went meanwhile.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_tiers::Tier;
+use ritornello_tiers::cache::{PrefetchPolicy, Readiness, Wish};
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+#[test]
+fn what_is_put_is_found_and_read_on_the_first_tier() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
+    let keys = keys(1, 0, 12);
+    assert_eq!(put(&cache, &keys, 0), 12);
+    let found = find(&cache, &keys);
+    assert_eq!((found.readiness, found.load), (Readiness::Ready, 12));
+    assert_eq!(spans(&found), [(Tier::Host, 12)]);
+    release(&cache, &found);
+    assert!(reads(&cache, &keys, 0));
+    assert!(reads(&cache, &keys, 5));
+    cache.flush().unwrap();
+    let disk = tier(&cache, "disk");
+    assert_eq!((disk.written_pages, disk.dropped_pages), (12, 0));
+    cache.close().unwrap();
+    assert!(cache.is_closed());
+}
+
+#[test]
+fn what_only_the_disk_has_is_read_from_there_and_is_in_memory_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = keys(1, 0, 20);
+    {
+        let below = open(&[&disk(&dir, 128)]);
+        assert_eq!(put(&below, &prompt, 0), 20);
+    }
+    let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
+    // The first pages are in memory, too, and so is another end of the prompt.
+    assert_eq!(put(&cache, &prompt[..5], 0), 5);
+    let longer = [&prompt[..], &keys(2, 0, 24)[20..]].concat();
+    assert_eq!(put(&cache, &longer, 20), 4);
+    let found = find(&cache, &longer);
+    assert_eq!(spans(&found), [(Tier::Host, 5), (Tier::Disk, 15), (Tier::Host, 4)]);
+    release(&cache, &found);
+    assert!(reads(&cache, &longer, 0));
+    let host = tier(&cache, "host");
+    assert_eq!((host.promoted_pages, host.loaded_pages), (15, 9));
+    assert_eq!(tier(&cache, "disk").loaded_pages, 15);
+    let until = Instant::now() + Duration::from_secs(60);
+    while spans(&find(&cache, &longer)) != [(Tier::Host, 24)] {
+        assert!(Instant::now() < until, "not promoted");
+    }
+}
+
+#[test]
+fn both_tiers_of_a_machine_survive_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (keys(1, 0, 10), keys(2, 0, 10));
+    {
+        let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
+        put(&cache, &a, 0);
+        put(&cache, &b, 0);
+        cache.flush().unwrap();
+    }
+    {
+        let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
+        assert_eq!(spans(&find(&cache, &a)), [(Tier::Host, 10)]);
+        assert!(reads(&cache, &a, 0));
+    }
+    // As after a restart of the machine.
+    fs::remove_dir_all(dir.path().join("host")).unwrap();
+    let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
+    assert_eq!(spans(&find(&cache, &b)), [(Tier::Disk, 10)]);
+    assert!(reads(&cache, &b, 0));
+}
+
+/// Two machines: nothing in common but the remote.
+fn machines() -> (tempfile::TempDir, tempfile::TempDir, tempfile::TempDir) {
+    let new = || tempfile::tempdir().unwrap();
+    (new(), new(), new())
+}
+
+#[test]
+fn what_one_machine_put_another_finds_through_the_remote() {
+    let (one, two, far) = machines();
+    let prompt = keys(1, 0, 150);
+    {
+        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        put(&cache, &prompt[..100], 0);
+        put(&cache, &prompt, 100);
+        cache.flush().unwrap();
+        assert_eq!(tier(&cache, "remote").dropped_pages, 0);
+    }
+    let cache = open(&[&host(&two, 64), &disk(&two, 64), &remote(far.path())]);
+    assert_eq!(ask(&cache, &prompt).readiness, Readiness::Asking);
+    let found = find(&cache, &prompt);
+    assert_eq!((spans(&found), found.brought), (vec![(Tier::Host, 150)], 150));
+    assert!(reads(&cache, &prompt, 0));
+    // What came from afar is kept on the disk, too.
+    cache.flush().unwrap();
+    assert_eq!(tier(&cache, "disk").written_pages, 150);
+    let prefetch = cache.stats().unwrap().prefetch;
+    assert_eq!((prefetch.started, prefetch.completed, prefetch.pages), (1, 1, 150));
+}
+
+#[test]
+fn best_effort_never_says_ask_again_and_has_it_the_next_time() {
+    let (one, two, far) = machines();
+    let prompt = keys(1, 0, 40);
+    {
+        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        put(&cache, &prompt, 0);
+        cache.flush().unwrap();
+    }
+    let cache = open_with(&[&host(&two, 64), &remote(far.path())], PrefetchPolicy::BestEffort);
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut asked = 0;
+    loop {
+        let found = ask(&cache, &prompt);
+        assert_eq!(found.readiness, Readiness::Ready);
+        asked += 1;
+        if found.local == 40 {
+            break;
+        }
+        assert!(Instant::now() < until);
+    }
+    assert!(asked > 1, "it was there at once");
+    assert!(reads(&cache, &prompt, 0));
+}
+
+/// All objects of a remote in a directory.
+fn objects(dir: &Path) -> Vec<std::path::PathBuf> {
+    let (mut left, mut found) = (vec![dir.to_owned()], Vec::new());
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { left.push(path) } else { found.push(path) }
+        }
+    }
+    found
+}
+
+#[test]
+fn damaged_objects_are_misses() {
+    let (one, two, far) = machines();
+    let prompt = keys(1, 0, 30);
+    {
+        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        put(&cache, &prompt, 0);
+        cache.flush().unwrap();
+    }
+    let objects = objects(far.path());
+    assert!(!objects.is_empty());
+    for path in objects {
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    }
+    let cache = open(&[&host(&two, 64), &remote(far.path())]);
+    let found = find(&cache, &prompt);
+    assert!(found.local < 30);
+    get(&cache, &prompt, 0);
+    assert_eq!(cache.stats().unwrap().prefetch.failed, 1);
+}
+
+#[test]
+fn the_gate_leaves_what_is_slower_to_load_than_to_compute() {
+    let (one, two, far) = machines();
+    let prompt = keys(1, 0, 40);
+    {
+        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        put(&cache, &prompt, 0);
+        cache.flush().unwrap();
+    }
+    let cache = open(&[&host(&two, 64), &remote(far.path())]);
+    put(&cache, &prompt[..10], 0);
+    for _ in 0..60 {
+        cache.learn_prefill(0, 640, Duration::from_millis(10));
+        cache.learn_load(Tier::Host, 8 << 20, Duration::from_micros(100));
+        cache.learn_load(Tier::Remote, 8 << 20, Duration::from_secs(20));
+    }
+    let wish = Wish { page_tokens: 16, tokens: 641, ..Wish::default() };
+    let until = Instant::now() + Duration::from_secs(60);
+    let found = loop {
+        let found = cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+        if found.readiness == Readiness::Ready {
+            break found;
+        }
+        assert!(Instant::now() < until);
+    };
+    assert_eq!(spans(&found), [(Tier::Host, 10), (Tier::Remote, 30)]);
+    assert_eq!((found.load, found.brought), (10, 0));
+    let stats = cache.stats().unwrap();
+    assert_eq!((stats.prefetch.declined, stats.prefetch.pages), (1, 0));
+    // And of what is in memory, if that is slow, too.
+    for _ in 0..60 {
+        cache.learn_load(Tier::Host, 8 << 20, Duration::from_secs(20));
+    }
+    let found = cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+    assert_eq!((found.local, found.load), (10, 0));
+    assert!(found.leases.is_empty());
+}
+
+#[test]
+fn scopes_whose_keys_do_not_chain_are_read_page_by_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&[&host(&dir, 64), &disk(&dir, 64), "memory:"]);
+    let scope = std::sync::Arc::new(ritornello_format::Scope::opaque("apart", PAGE as u64, false));
+    let keys = keys(1, 0, 6);
+    let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
+    let source = ritornello_volume::memory::BorrowedPages::new(&refs(&pages[3..]));
+    let ticket = cache.submit_put(
+        std::sync::Arc::clone(&scope),
+        boxed(&keys[3..]),
+        0,
+        &source,
+        ritornello_store::Terms::default(),
+        ritornello_volume::transfer::Control::default(),
+    );
+    assert_eq!(ticket.unwrap().wait(Some(TTL)).unwrap().pages, 3);
+    let there = cache.exists(&scope, &refs(&keys)).unwrap();
+    assert_eq!(there, [false, false, false, true, true, true]);
+    let found = cache.find(&scope, &refs(&keys[3..]), TTL, &Wish::default()).unwrap();
+    assert_eq!((found.readiness, found.local), (Readiness::Ready, 3));
+    cache.flush().unwrap();
+    assert_eq!(tier(&cache, "remote").written_pages, 0);
+}

@@ -1,0 +1,228 @@
+//! Small caches, and pages whose bytes follow from their key, so that every byte that comes back can
+//! be judged.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use ritornello_format::{Result, Scope};
+use ritornello_store::{Outcome, Terms};
+use ritornello_tiers::Tier;
+use ritornello_tiers::cache::{
+    Cache, Found, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats, Wish,
+};
+use ritornello_tiers::remote::{Backend, DirectoryBackend, MemoryBackend, RemoteTier};
+use ritornello_volume::memory::{BorrowedPages, OwnedPagesMut, PageTarget};
+use ritornello_volume::transfer::Control;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Bytes of a page: not whole units, so that padding is seen.
+pub const PAGE: usize = 20_000;
+pub const TTL: Duration = Duration::from_secs(30);
+
+pub fn scope() -> Arc<Scope> {
+    Arc::new(Scope::opaque("tiers", PAGE as u64, true))
+}
+
+/// Keys of a prompt that leaves prompt 0 at page `fork`.
+pub fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
+    // A key commits to all pages before it: it names the fork that it lies behind.
+    let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
+    let key = |at: usize| [own(at).repeat(12), (at as u64).to_le_bytes().to_vec()].concat();
+    (0..pages).map(key).collect()
+}
+
+pub fn refs(of: &[Vec<u8>]) -> Vec<&[u8]> {
+    of.iter().map(Vec::as_slice).collect()
+}
+
+pub fn boxed(of: &[Vec<u8>]) -> Vec<Box<[u8]>> {
+    of.iter().map(|key| key.as_slice().into()).collect()
+}
+
+/// The only right bytes for a key.
+pub fn page(key: &[u8]) -> Vec<u8> {
+    (0..PAGE).map(|at| key[at % key.len()] ^ (at / key.len()) as u8).collect()
+}
+
+pub fn host(dir: &TempDir, mib: u64) -> String {
+    format!("host {mib}MiB {}/host", dir.path().display())
+}
+
+pub fn disk(dir: &TempDir, mib: u64) -> String {
+    format!("disk {}/disk {mib}MiB", dir.path().display())
+}
+
+pub fn remote(dir: &Path) -> String {
+    format!("file://{}", dir.display())
+}
+
+/// The remotes that tests name.
+pub fn far(address: &str) -> Result<RemoteTier> {
+    Ok(RemoteTier::new(match address.strip_prefix("file://") {
+        Some(dir) => Arc::new(DirectoryBackend::new(Path::new(dir), "test")?),
+        None => Arc::new(MemoryBackend::default()),
+    }))
+}
+
+pub fn open(list: &[&str]) -> Cache {
+    open_with(list, PrefetchPolicy::WaitComplete)
+}
+
+pub fn open_with(list: &[&str], prefetch: PrefetchPolicy) -> Cache {
+    let settings = Settings { prefetch, ..Settings::default() };
+    Cache::open(&TierSpec::list(list).unwrap(), &settings, far).unwrap()
+}
+
+pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> Cache {
+    Cache::open(&TierSpec::list(list).unwrap(), settings, |_| {
+        Ok(RemoteTier::new(Arc::clone(&over)))
+    })
+    .unwrap()
+}
+
+/// Puts pages `first..`; how many are on the first tier then.
+pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
+    let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
+    let source = BorrowedPages::new(&refs(&pages));
+    let ticket = cache
+        .submit_put(scope(), boxed(keys), first, &source, Terms::default(), Control::default())
+        .unwrap();
+    ticket.wait(Some(Duration::from_secs(60))).unwrap().pages
+}
+
+/// Asks once.
+pub fn ask(cache: &Cache, keys: &[Vec<u8>]) -> Found {
+    cache.find(&scope(), &refs(keys), TTL, &Wish::default()).unwrap()
+}
+
+/// Asks until there is an answer.
+pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Found {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let found = ask(cache, keys);
+        if found.readiness == Readiness::Ready {
+            return found;
+        }
+        assert!(Instant::now() < until, "no answer");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub fn release(cache: &Cache, found: &Found) {
+    found.leases.iter().for_each(|lease| cache.release(*lease).unwrap());
+}
+
+pub fn spans(found: &Found) -> Vec<(Tier, usize)> {
+    found.spans.iter().map(|stretch| (stretch.tier, stretch.pages)).collect()
+}
+
+/// Reads pages `first..`, and judges every byte that is said to have come.
+pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
+    let target = Arc::new(OwnedPagesMut::new(vec![vec![0xa5; PAGE]; keys.len() - first]));
+    let parent = first.checked_sub(1).map(|before| keys[before].as_slice().into());
+    let ticket = cache
+        .submit_get(
+            scope(),
+            boxed(&keys[first..]),
+            parent,
+            Arc::clone(&target) as Arc<dyn PageTarget>,
+            Control::default(),
+        )
+        .unwrap();
+    let outcome = ticket.wait(Some(Duration::from_secs(60))).unwrap();
+    let mut target = target;
+    let came = loop {
+        // The thread that read lets go of it a moment after it has said so.
+        match Arc::try_unwrap(target) {
+            Ok(target) => break target.into_inner(),
+            Err(held) => target = held,
+        }
+        std::thread::yield_now();
+    };
+    for (at, ok) in outcome.ok.iter().enumerate() {
+        assert!(!ok || came[at] == page(&keys[first + at]), "wrong bytes in page {at}");
+    }
+    outcome
+}
+
+/// Whether all of them come.
+pub fn reads(cache: &Cache, keys: &[Vec<u8>], first: usize) -> bool {
+    get(cache, keys, first).pages == keys.len() - first
+}
+
+pub fn tier(cache: &Cache, name: &str) -> TierStats {
+    cache.stats().unwrap().tiers.into_iter().find(|tier| tier.tier == name).unwrap()
+}
+
+/// What a remote does wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    #[default]
+    None,
+    /// Every call fails.
+    Fails,
+    /// Calls do not come back until that is over.
+    Hangs,
+    /// Reads are of half of what was asked for.
+    Short,
+}
+
+/// A remote in memory that a test can break.
+#[derive(Debug, Default)]
+pub struct Broken {
+    pub inner: MemoryBackend,
+    fault: parking_lot::Mutex<Fault>,
+    changed: parking_lot::Condvar,
+    pub gets: std::sync::atomic::AtomicUsize,
+}
+
+impl Broken {
+    pub fn be(&self, fault: Fault) {
+        *self.fault.lock() = fault;
+        self.changed.notify_all();
+    }
+
+    fn trouble(&self) -> Result<Fault> {
+        let mut fault = self.fault.lock();
+        while *fault == Fault::Hangs {
+            self.changed.wait(&mut fault);
+        }
+        match *fault {
+            Fault::Fails => Err(ritornello_format::Error::retry("503")),
+            other => Ok(other),
+        }
+    }
+}
+
+impl Backend for Broken {
+    fn get(&self, name: &str, range: Option<std::ops::Range<u64>>) -> Result<Option<Vec<u8>>> {
+        self.gets.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let fault = self.trouble()?;
+        let value = self.inner.get(name, range)?;
+        Ok(value.map(|mut value| {
+            if fault == Fault::Short {
+                value.truncate(value.len() / 2);
+            }
+            value
+        }))
+    }
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.trouble()?;
+        self.inner.exists(name)
+    }
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.trouble()?;
+        self.inner.set(name, value)
+    }
+}
+
+/// Waits for something that goes on in the background.
+pub fn until(what: &str, mut there: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !there() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,462 @@
+//! The remote tier over backends that work, and over such as do not.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use proptest::prelude::*;
+use ritornello_format::{ErrorKind, Result, ScopeId};
+use ritornello_tiers::remote::{
+    Backend, Census, CollectOptions, DirectoryBackend, Fault, FaultyBackend, Listed, MemoryBackend,
+    Prompt, RemoteOptions, RemoteTier, collect, conformance, examine, fsck,
+};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SCOPE: ScopeId = ScopeId([9; 16]);
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// Keys of a prompt that leaves prompt 0 at page `fork`.
+fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
+    // A key commits to all pages before it: it names the fork that it lies behind.
+    let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
+    let key = |at: usize| [own(at).repeat(12), (at as u64).to_le_bytes().to_vec()].concat();
+    (0..pages).map(key).collect()
+}
+
+fn refs(of: &[Vec<u8>]) -> Vec<&[u8]> {
+    of.iter().map(Vec::as_slice).collect()
+}
+
+/// The bytes of the page with this key.
+fn page(key: &[u8], bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| key[at % key.len()] ^ (at / key.len()) as u8).collect()
+}
+
+fn pages(keys: &[Vec<u8>], bytes: usize) -> Vec<Vec<u8>> {
+    keys.iter().map(|key| page(key, bytes)).collect()
+}
+
+fn faulty() -> Arc<FaultyBackend> {
+    Arc::new(FaultyBackend::new(Arc::new(MemoryBackend::default())))
+}
+
+fn put(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, have: Range<usize>) -> usize {
+    let (refs, pages) = (refs(keys), pages(keys, bytes));
+    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, keys: &refs };
+    tier.put(&prompt, have, |at| &pages[at], soon()).unwrap()
+}
+
+/// Pages that came; they are the right ones.
+fn get(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, range: Range<usize>) -> usize {
+    let refs = refs(keys);
+    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, keys: &refs };
+    let mut out = vec![0; range.len() * bytes];
+    let came = tier.get(&prompt, range.clone(), &mut out, soon()).unwrap();
+    for (at, page_out) in range.zip(out.chunks(bytes)).take(came) {
+        assert_eq!(page_out, page(&keys[at], bytes), "page {at}");
+    }
+    came
+}
+
+fn probe(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize) -> usize {
+    let refs = refs(keys);
+    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, keys: &refs };
+    tier.probe(&prompt, soon()).unwrap()
+}
+
+#[test]
+fn memory_and_a_directory_do_what_a_backend_must() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = DirectoryBackend::new(dir.path(), "test").unwrap();
+    for backend in [&MemoryBackend::default() as &dyn Backend, &directory] {
+        for check in conformance(backend, "try/") {
+            assert_eq!(check.wrong, None, "{backend:?}: {}", check.what);
+        }
+    }
+    let left = std::fs::read_dir(dir.path().join("try")).unwrap();
+    assert!(left.flatten().all(|entry| entry.path().is_dir()), "nothing unfinished stays");
+}
+
+#[test]
+fn the_checks_find_a_backend_that_does_not() {
+    for fault in [Fault::Unavailable, Fault::Short, Fault::Flipped, Fault::Gone] {
+        let backend = faulty();
+        backend.fail(fault);
+        let wrong =
+            conformance(backend.as_ref(), "try/").iter().filter(|c| c.wrong.is_some()).count();
+        assert!(wrong > 0, "{fault:?}");
+    }
+}
+
+#[test]
+fn a_cold_probe_of_256_pages_asks_at_most_12_times() {
+    for log in 0..=7_u32 {
+        let bytes = (8 << 20) >> log;
+        for there in [0, 1, 31, 32, 85, 127, 128, 170, 171, 200, 255, 256] {
+            // Only the names count here, so the pages may stay where they are.
+            let backend = faulty();
+            let all = keys(1, 0, 256);
+            let refs = refs(&all);
+            for size in (0..=log).rev() {
+                let size = 1_usize << size;
+                for end in (size..=there).step_by(size) {
+                    let name = object_name(refs[end - 1], size);
+                    backend.set(&name, b"").unwrap();
+                }
+            }
+            let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+            assert_eq!(probe(&tier, &all, bytes), there);
+            let asked = backend.asked();
+            assert!(asked <= 12, "{asked} for {there} of pages of {bytes} bytes");
+            assert_eq!(probe(&tier, &all, bytes), there);
+            assert_eq!(backend.asked(), asked, "it is known now");
+        }
+    }
+}
+
+/// As documented for whoever looks into a bucket.
+fn object_name(last: &[u8], pages: usize) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hash = ritornello_format::PageHash::of(&SCOPE, last);
+    format!("ritornello/1/{}/{}.{pages}", hex(&SCOPE.0), hex(&hash.0))
+}
+
+#[test]
+fn a_second_writer_writes_nothing() {
+    let backend = faulty();
+    let all = keys(1, 0, 300);
+    let one = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(put(&one, &all, 200, 0..300), 300);
+    let sets = backend.sets();
+    let two = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(put(&two, &all, 200, 0..300), 300);
+    assert_eq!(put(&one, &all, 200, 0..300), 300);
+    assert_eq!(backend.sets(), sets);
+    assert_eq!((two.stats().pages_written, two.stats().pages_there), (0, 300));
+}
+
+#[test]
+fn whatever_a_remote_does_no_wrong_byte_comes_and_nobody_waits_for_ever() {
+    for fault in Fault::ALL {
+        let backend = faulty();
+        let all = keys(1, 0, 100);
+        let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+        assert_eq!(put(&writer, &all, 64 << 10, 0..100), 100);
+        let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+        // What it found before it broke.
+        assert_eq!(probe(&tier, &all, 64 << 10), 100);
+        backend.fail(fault);
+        let refs = refs(&all);
+        let prompt = Prompt { scope: &SCOPE, page_bytes: 64 << 10, keys: &refs };
+        for _ in 0..20 {
+            let mut out = vec![0; 100 * (64 << 10)];
+            let deadline = Instant::now() + Duration::from_millis(20);
+            let came = tier.get(&prompt, 0..100, &mut out, deadline).unwrap();
+            for (key, out) in all.iter().zip(out.chunks(64 << 10)).take(came) {
+                assert_eq!(out, page(key, 64 << 10), "{fault:?}");
+            }
+            assert!(came < 100, "{fault:?}");
+        }
+        assert!(tier.stats().pages_lost > 0, "{fault:?}: {:?}", tier.stats());
+        if matches!(fault, Fault::Unavailable | Fault::Refused | Fault::Hangs) {
+            assert!(tier.stats().calls.open, "{fault:?}: it is left alone");
+            let fresh = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+            let deadline = Instant::now() + Duration::from_millis(20);
+            assert_eq!(
+                fresh.probe(&prompt, deadline).unwrap_err().kind(),
+                match fault {
+                    Fault::Refused => ErrorKind::Fatal,
+                    _ => ErrorKind::Retry,
+                }
+            );
+        }
+        backend.fail(Fault::None);
+        let again = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+        assert_eq!(get(&again, &all, 64 << 10, 0..100), 100, "{fault:?}");
+    }
+}
+
+#[test]
+fn half_an_object_is_found_out_when_it_is_read() {
+    let backend = faulty();
+    let all = keys(1, 0, 40);
+    backend.fail(Fault::Short);
+    let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    put(&writer, &all, 300_000, 0..40);
+    backend.fail(Fault::None);
+    let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(probe(&reader, &all, 300_000), 40);
+    let came = get(&reader, &all, 300_000, 0..40);
+    assert!(came < 40);
+    assert_eq!(probe(&reader, &all, 300_000), 0, "it is not promised again");
+}
+
+#[test]
+fn a_backend_is_examined_whole_and_one_that_lies_or_hangs_is_found() {
+    let wrong = |backend: Arc<dyn Backend>| {
+        let checks = examine(&backend, "try/", Duration::from_secs(60));
+        checks
+            .into_iter()
+            .filter(|check| check.wrong.is_some())
+            .map(|check| check.what)
+            .collect::<Vec<_>>()
+    };
+    let memory = Arc::new(MemoryBackend::default());
+    assert_eq!(wrong(Arc::clone(&memory) as Arc<dyn Backend>), Vec::<&str>::new());
+    let mut left = 0;
+    memory.list("", &mut |_| left += 1).unwrap();
+    assert_eq!(left, 0);
+    for fault in [Fault::Unavailable, Fault::Short, Fault::Flipped, Fault::Gone] {
+        let backend = faulty();
+        backend.fail(fault);
+        assert!(!wrong(backend).is_empty(), "{fault:?}");
+    }
+    let backend = faulty();
+    backend.fail(Fault::Hangs);
+    let checks =
+        examine(&(Arc::clone(&backend) as Arc<dyn Backend>), "try/", Duration::from_millis(50));
+    assert!(
+        checks
+            .iter()
+            .all(|check| check.wrong.as_ref().is_some_and(|why| why.contains("no answer")))
+    );
+    backend.fail(Fault::None);
+}
+
+#[test]
+fn compressed_pages_are_read_by_range_and_by_anybody() {
+    for bytes in [3_000, 300_000] {
+        let backend = Arc::new(MemoryBackend::default());
+        let zstd = RemoteOptions { zstd: Some(1) };
+        let writer = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
+        let all = keys(1, 0, 77);
+        assert_eq!(put(&writer, &all, bytes, 0..77), 77);
+        let census = Census::take(backend.as_ref()).unwrap();
+        assert!(census.bytes() < 77 * bytes as u64 / 2, "{}", census.bytes());
+        for range in [0..77, 0..1, 3..9, 16..77, 40..41, 76..77] {
+            let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+            assert_eq!(get(&reader, &all, bytes, range.clone()), range.len(), "{range:?}");
+        }
+        let checked = fsck(backend.as_ref(), &census, false, &mut |_| {}).unwrap();
+        assert_eq!((checked.pages, checked.damaged.len()), (77, 0));
+    }
+}
+
+/// A memory whose things are as old as is wanted.
+#[derive(Debug, Default)]
+struct Aged {
+    inner: MemoryBackend,
+    written: parking_lot::Mutex<std::collections::HashMap<String, u64>>,
+    now: std::sync::atomic::AtomicU64,
+}
+
+impl Aged {
+    fn at(&self, now: u64) {
+        self.now.store(now, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+impl Backend for Aged {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
+        self.inner.get(name, range)
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.inner.exists(name)
+    }
+
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        let now = self.now.load(std::sync::atomic::Ordering::Relaxed);
+        self.written.lock().insert(name.to_owned(), now);
+        self.inner.set(name, value)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.inner.delete(name)
+    }
+
+    fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
+        let written = self.written.lock();
+        self.inner.list(prefix, &mut |mut found| {
+            found.written = written[&found.name];
+            each(found);
+        })
+    }
+}
+
+/// Groups of eight pages; a prompt, what goes on from its 16th page much later, and another prompt.
+fn aged() -> (Arc<Aged>, [Vec<Vec<u8>>; 3]) {
+    let backend = Arc::new(Aged::default());
+    let prompts = [keys(1, 32, 32), keys(2, 16, 32), keys(3, 0, 16)];
+    for (at, prompt) in [(1_000, &prompts[0]), (2_000, &prompts[2]), (9_000, &prompts[1])] {
+        backend.at(at);
+        let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+        put(&tier, prompt, 1 << 20, 0..prompt.len());
+    }
+    backend.at(10_000);
+    (backend, prompts)
+}
+
+fn there(backend: &Arc<Aged>, prompt: &[Vec<u8>]) -> usize {
+    get(&RemoteTier::new(Arc::clone(backend) as Arc<dyn Backend>), prompt, 1 << 20, 0..prompt.len())
+}
+
+const KEEP: CollectOptions =
+    CollectOptions { max_age: None, budget: None, grace: Duration::from_secs(100), dry_run: false };
+
+#[test]
+fn what_is_old_goes_and_what_something_young_hangs_on_stays() {
+    let (backend, [first, second, third]) = aged();
+    let options =
+        CollectOptions { max_age: Some(Duration::from_secs(5_000)), dry_run: true, ..KEEP };
+    let would = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    assert_eq!((would.objects, would.removed_objects, would.failed), (8, 4, 0));
+    assert_eq!(there(&backend, &first), 32, "nothing went");
+    let options = CollectOptions { dry_run: false, ..options };
+    assert_eq!(collect(backend.as_ref(), &options, &mut |_| {}).unwrap(), would);
+    assert_eq!([&first, &second, &third].map(|prompt| there(&backend, prompt)), [16, 32, 0]);
+    let again = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    assert_eq!((again.objects, again.removed_objects), (4, 0));
+}
+
+#[test]
+fn a_budget_takes_ends_first_and_never_what_is_in_grace() {
+    let (backend, [first, second, third]) = aged();
+    let all = Census::take(backend.as_ref()).unwrap().bytes();
+    let options = CollectOptions { budget: Some(all - 1), ..KEEP };
+    let one = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    assert_eq!(one.removed_objects, 1);
+    assert_eq!(there(&backend, &first), 24, "its end went");
+    // Three more: the rest of the first one's own, and the other old prompt's end.
+    let options = CollectOptions { budget: Some(all * 9 / 16), ..KEEP };
+    collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    assert_eq!([&first, &second, &third].map(|prompt| there(&backend, prompt)), [16, 32, 0]);
+    let grace = Duration::from_secs(2_000);
+    let nothing = CollectOptions { budget: Some(0), grace, ..KEEP };
+    collect(backend.as_ref(), &nothing, &mut |_| {}).unwrap();
+    assert_eq!(there(&backend, &second), 32, "it is in grace");
+    collect(backend.as_ref(), &CollectOptions { budget: Some(0), ..KEEP }, &mut |_| {}).unwrap();
+    let mut left = 0;
+    backend.list("", &mut |_| left += 1).unwrap();
+    assert_eq!(left, 0, "the clock too");
+}
+
+#[test]
+fn what_hangs_on_nothing_goes_first() {
+    let (backend, [first, second, _]) = aged();
+    let beginning = object_name(refs(&first)[7], 8);
+    backend.delete(&beginning).unwrap();
+    let all = Census::take(backend.as_ref()).unwrap().bytes();
+    let options = CollectOptions { budget: Some(all - 1), ..KEEP };
+    let one = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    assert_eq!((one.removed_objects, one.orphans), (1, 1));
+    let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(put(&tier, &second, 1 << 20, 0..32), 32, "whoever has them writes them again");
+    assert_eq!(there(&backend, &second), 32);
+}
+
+#[test]
+fn a_remote_that_is_collected_while_it_is_used_costs_hits_and_no_byte() {
+    let backend = Arc::new(MemoryBackend::default());
+    let all = keys(1, 0, 64);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        let users: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..30 {
+                        let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+                        put(&tier, &all, 100_000, 0..64);
+                        // Compares every page.
+                        get(&tier, &all, 100_000, 0..64);
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            let everything = CollectOptions { budget: Some(0), grace: Duration::ZERO, ..KEEP };
+            while !done.load(relaxed) {
+                collect(backend.as_ref(), &everything, &mut |_| {}).unwrap();
+            }
+        });
+        for user in users {
+            user.join().unwrap();
+        }
+        done.store(true, relaxed);
+    });
+    let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(put(&tier, &all, 100_000, 0..64), 64);
+    assert_eq!(get(&tier, &all, 100_000, 0..64), 64);
+}
+
+#[test]
+fn damage_and_what_other_versions_wrote_is_told_apart() {
+    let backend = Arc::new(MemoryBackend::default());
+    let all = keys(1, 0, 20);
+    let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    put(&tier, &all, 1 << 20, 0..20);
+    backend.set("ritornello/2/new/shape", b"of things").unwrap();
+    let refs = refs(&all);
+    let (damaged, newer) = (object_name(refs[15], 8), object_name(refs[19], 4));
+    for (name, at) in [(&damaged, 3 << 20), (&newer, 8)] {
+        let mut value = backend.get(name, None).unwrap().unwrap();
+        value[at] ^= 2;
+        backend.set(name, &value).unwrap();
+    }
+    let census = Census::take(backend.as_ref()).unwrap();
+    assert_eq!(census.others["2"], (1, 9));
+    let found = fsck(backend.as_ref(), &census, false, &mut |_| {}).unwrap();
+    assert_eq!((found.objects, found.pages), (3, 20));
+    let why = |name: &String| {
+        found.damaged.iter().find(|(damaged, _)| damaged == name).unwrap().1.clone()
+    };
+    assert!(why(&damaged).contains("page 2 of 8"), "{}", why(&damaged));
+    assert!(why(&newer).contains("another format"), "{}", why(&newer));
+    let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(get(&reader, &all, 1 << 20, 0..20), 10, "up to the damage");
+    assert_eq!(fsck(backend.as_ref(), &census, true, &mut |_| {}).unwrap().removed, 2);
+    let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(put(&reader, &all, 1 << 20, 0..20), 20);
+    assert_eq!(get(&reader, &all, 1 << 20, 0..20), 20);
+    let census = Census::take(backend.as_ref()).unwrap();
+    assert!(fsck(backend.as_ref(), &census, false, &mut |_| {}).unwrap().damaged.is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_put_is_found_and_read_by_others(
+        puts in prop::collection::vec((1..4_u8, 0..90_usize, 1..150_usize), 1..8),
+        log in 0..8_u32,
+        reads in prop::collection::vec((0..150_usize, 0..150_usize), 1..6),
+    ) {
+        // Lengths of pages whose groups are of 128 down to one page; small ones have the most.
+        let bytes = if log == 0 { 9 << 20 } else { 40 * log as usize };
+        let puts: Vec<_> = if log == 0 {
+            puts.into_iter().map(|(n, fork, pages)| (n, fork % 3, pages % 3 + 1)).take(2).collect()
+        } else {
+            puts
+        };
+        let backend = Arc::new(MemoryBackend::default());
+        let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+        for &(number, fork, pages) in &puts {
+            prop_assert_eq!(put(&writer, &keys(number, fork, pages), bytes, 0..pages), pages);
+        }
+        for &(number, fork, pages) in &puts {
+            let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+            let all = keys(number, fork, pages);
+            prop_assert_eq!(probe(&reader, &all, bytes), pages);
+            for &(a, b) in &reads {
+                let (a, b) = (a.min(b) % pages, a.max(b).min(pages));
+                let range = a..b.max(a);
+                prop_assert_eq!(get(&reader, &all, bytes, range.clone()), range.len());
+            }
+            let longer = keys(number, fork, pages + 50);
+            prop_assert!(probe(&reader, &longer, bytes) <= pages + 50);
+        }
+    }
+}
