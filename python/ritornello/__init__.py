@@ -30,7 +30,9 @@ both see the same store. After `fork`, the child opens its own.
 
 **Threads**: everything may be called from any thread, and lets others run while it waits or moves
 bytes. `submit_put` and `submit_get` return a `Ticket` at once; its `fileno()` suits `select` and
-asyncio.
+asyncio, and `Completions` joins many in one.
+
+**Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 
 **Errors** are in `ritornello.errors`. Bytes that are not there, or cannot be believed, are no
 error but a smaller number. `RITORNELLO_LOG=info` says more on standard error.
@@ -38,6 +40,9 @@ error but a smaller number. `RITORNELLO_LOG=info` says more on standard error.
 
 from ritornello import errors
 from ritornello._core import (
+    Cache,
+    Completions,
+    Found,
     Match,
     Outcome,
     PagePool,
@@ -47,8 +52,14 @@ from ritornello._core import (
     __version__,
     destroy,
 )
+from ritornello.backend import Backend, FullBackend
 
 __all__ = [
+    "Backend",
+    "Cache",
+    "Completions",
+    "Found",
+    "FullBackend",
     "Match",
     "Outcome",
     "PagePool",

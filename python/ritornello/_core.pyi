@@ -23,10 +23,15 @@ Page: TypeAlias = Buffer | Sequence[Buffer]
 Moment: TypeAlias = float | datetime
 # How pages are encoded: as they come, without loss, or with a loss that is measured.
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
+# A tier of a cache.
+TierName: TypeAlias = Literal["host", "disk", "remote"]
 
 __all__ = [
+    "Cache",
     "ClosedError",
+    "Completions",
     "FatalError",
+    "Found",
     "InvalidError",
     "Match",
     "Outcome",
@@ -152,6 +157,20 @@ class Ticket:
         """The outcome, or None if it is not there within `timeout` seconds."""
 
 @final
+class Completions:
+    """Many tickets, one eventfd. The tags may be anything."""
+
+    def __new__(cls) -> Completions: ...
+    def fileno(self) -> int:
+        """An eventfd, readable when a ticket was done since it was last read."""
+    def add(self, ticket: Ticket, tag: Any) -> None:
+        """Waits for a ticket, which `drain` then returns with `tag`. It belongs to one at most."""
+    def drain(self) -> list[tuple[Any, Outcome]]:
+        """The tickets that were done since, each once. Read the eventfd before, not after."""
+    def __len__(self) -> int:
+        """Tickets that were not drained yet."""
+
+@final
 class Store:
     @staticmethod
     def open(
@@ -203,7 +222,12 @@ class Store:
         of the store by default). What is not named goes back to the store's default.
         """
     def probe(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
-    def match(self, scope: Scope, keys: Sequence[bytes], *, ttl: float = 60.0) -> Match: ...
+    def match(
+        self, scope: Scope | Sequence[Scope], keys: Sequence[bytes], *, ttl: float = 60.0
+    ) -> Match:
+        """In a scope whose keys do not chain, every page that is there is kept. Of several scopes:
+        the leading pages that all of them have, under one lease.
+        """
     def release(self, lease: int) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]: ...
     def get_batch(
@@ -213,7 +237,10 @@ class Store:
         out: Iterable[Page] | PoolPages,
         *,
         timeout: float | None = None,
-    ) -> int: ...
+    ) -> int:
+        """Leading pages filled and verified. In a scope whose keys do not chain, what is there is
+        filled behind the first that is missing, too: `submit_get` says which.
+        """
     def submit_put(
         self,
         scope: Scope,
@@ -236,11 +263,23 @@ class Store:
         keys: Sequence[bytes],
         out: Iterable[Page] | PoolPages,
         *,
+        staged: bool = False,
         timeout: float | None = None,
-    ) -> Ticket: ...
+    ) -> Ticket:
+        """`staged=True`: the bytes come through staging, as soon as there is room, because the
+        disk reaches its huge pages faster than small ones: see `ritornello.memory`.
+        """
     def touch(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def drop_scope(self, scope: Scope) -> None: ...
+    def scopes(self) -> list[tuple[Scope, int, int]]:
+        """The scopes that the store knows, in the order in which they were registered: each with
+        its pages and the bytes that they take on disk.
+        """
+    def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
+        """Some keys of a scope, those put first before others, at least `limit` if there are as
+        many; and `after` for the next call, 0 behind the last key. It reads from disk.
+        """
     def flush(self) -> None: ...
     def resize(self, capacity: str | int) -> None:
         """The store stays in use. A smaller one keeps what was used last. Give `open` the new
@@ -258,6 +297,128 @@ class Store:
     def role(self) -> str:
         """Now: "owner" or "client", which takes over when the owner dies."""
     def __enter__(self) -> Store: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+@final
+class Found:
+    """Where a prompt is. `state` is "ready", or "asking" or "loading": ask again then, the rest is
+    what is known so far, and nothing is leased.
+    """
+
+    @property
+    def state(self) -> Literal["ready", "asking", "loading"]: ...
+    @property
+    def spans(self) -> list[tuple[TierName, int]]:
+        """Where the leading pages lie, in order; on the remote as far as that is known."""
+    @property
+    def local(self) -> int:
+        """Leading pages that are on this machine."""
+    @property
+    def load(self) -> int:
+        """Leading pages, at most `local`, that the engine is to have after loading those of them
+        that it lacks; nothing is worth loading if that is no more than it has.
+        """
+    @property
+    def brought(self) -> int:
+        """Pages of those that came from the remote for this prompt just now."""
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Pages that have come of those that are on their way, and how many those are."""
+    @property
+    def estimate(self) -> tuple[float, float, float] | None:
+        """Seconds that loading takes, computing the rest, and computing everything, as the gate
+        has them; None where it was not asked or knows nothing.
+        """
+    @property
+    def leases(self) -> list[tuple[TierName, int]]:
+        """What keeps the pages to be loaded: give each to `Cache.release`, in any process."""
+
+@final
+class Cache:
+    """Tiers of one list as one: found, loaded and put. No call waits for a remote."""
+
+    @staticmethod
+    def open(
+        tiers: Sequence[str],
+        *,
+        prefetch: str = "timeout",
+        write_queue: str | int | None = None,
+    ) -> Cache:
+        """`tiers`, fastest first: "host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix", each
+        with options behind it, `write=` ("write_through", "selective(2)", "write_back", "none") and
+        `rate=` ("100MiB", a second, of this process). `prefetch`: how long `find` asks to be asked
+        again while pages come from a remote, "best_effort", "wait_complete", "timeout", or
+        "timeout(1, 0.25)", seconds at least and for every 1,024 tokens. `write_queue`: bytes that
+        may wait to be written to each tier (512 MiB).
+        """
+    def find(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        *,
+        ttl: float = 60.0,
+        page_tokens: int = 0,
+        page_bytes: int = 0,
+        computed: int = 0,
+        tokens: int = 0,
+    ) -> Found:
+        """`keys` are those of a prompt from its first page on. With `page_tokens` the gate decides
+        how many pages are worth loading, for an engine that has `computed` tokens of a prompt of
+        `tokens`; `page_bytes` where a page has other parts besides this scope's.
+        """
+    def release(self, lease: tuple[str, int]) -> None: ...
+    def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]:
+        """Which pages are on this machine, each by itself."""
+    def cancel(self, scope: Scope, keys: Sequence[bytes]) -> bool:
+        """Stops what `find` began for this prompt. Whether there was anything to stop."""
+    def submit_get(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        out: Iterable[Page] | PoolPages,
+        *,
+        parent: bytes | None = None,
+        timeout: float | None = None,
+    ) -> Ticket:
+        """Reads each page from the fastest tier of this machine that has it."""
+    def submit_put(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        pages: Iterable[Page] | PoolPages,
+        *,
+        first: int = 0,
+        parent: bytes | None = None,
+        retain_until: Moment | None = None,
+        timeout: float | None = None,
+    ) -> Ticket:
+        """`keys` are those of a prompt from its first page on, `pages` those from page `first` on,
+        copied before this returns. Where only later keys are known, `parent` is the one before
+        them: no remote hears of such pages. The ticket is the first tier's.
+        """
+    def learn_prefill(self, before: int, tokens: int, seconds: float) -> None:
+        """`tokens` tokens behind `before` others took the engine so long to compute."""
+    def learn_load(self, tier: str, bytes: int, seconds: float) -> None:
+        """What another process's `take_loads` said."""
+    def take_loads(self) -> list[tuple[TierName, int, float]]:
+        """What this process loaded since the last call: tier, bytes and seconds."""
+    def judge(self, found: Found, seconds: float) -> None:
+        """How long the load took that `found` decided for: for the regret in `stats`."""
+    def stats(self) -> dict[str, Any]: ...
+    def flush(self) -> None:
+        """Waits until all tiers have what they are to have, and makes it durable here."""
+    def close(self) -> None:
+        """What waits to be written to lower tiers is not waited for: `flush` before."""
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def tiers(self) -> list[str]: ...
+    def __enter__(self) -> Cache: ...
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -1,10 +1,13 @@
 //! What can be typed.
 
-use crate::bench::adaptive::args::{AdaptiveArgs, AdaptivePart};
-use crate::bench::contest::{ContestPart, Workload};
+mod bench;
+
+pub use bench::*;
+
+use crate::remote::RemoteArgs;
 use crate::simulate::args::SimulateArgs;
 use crate::soak::args::SoakArgs;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use ritornello_codec::Codec;
 use ritornello_format::parse_bytes;
 use std::path::PathBuf;
@@ -25,11 +28,13 @@ Exit codes:
 Examples:
   ritornello stat /nvme/kv
   ritornello fsck /nvme/kv --salvage
+  ritornello serve /nvme/kv --capacity 200GiB
   ritornello doctor /nvme/kv --capacity 200GiB
   ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64
   ritornello soak --minutes 10 --dir /nvme
   ritornello simulate traces/mooncake_conversation.jsonl.gz --chart hit-rates.svg
   ritornello top /nvme/kv
+  ritornello remote stat s3://bucket/kv
 
 RUST_LOG=info says more on standard error."
 )]
@@ -49,6 +54,8 @@ pub enum Command {
     Stat(StatArgs),
     /// Read and verify every page of a store that nobody is using
     Fsck(FsckArgs),
+    /// Own a store for others: keep it open until told to stop
+    Serve(ServeArgs),
     /// Make a store larger or smaller while it is in use
     Resize(ResizeArgs),
     /// List, add or drain the directories of a store while it is in use
@@ -65,6 +72,8 @@ pub enum Command {
     Soak(SoakArgs),
     /// Replay request traces through the eviction policies: hit rates, writes, the bound
     Simulate(SimulateArgs),
+    /// What a remote holds, whether it is whole, and what may go
+    Remote(RemoteArgs),
     /// Watch a store: hit rate, space, eviction, leases
     Top(TopArgs),
 }
@@ -99,6 +108,42 @@ pub struct TopArgs {
     /// Print it once and end; so does --json
     #[arg(long)]
     pub once: bool,
+}
+
+/// Of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A store needs no service: the first process that opens it owns it, and when that one ends another one
+takes over. With this command the owner is a process that outlives engines, and whose memory and
+limits are its own.
+
+If another process owns the store, this one waits, and takes over when that one ends; with --must-own
+it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end it: clients' calls finish, everything is made
+durable, and one of the clients takes over. A line on standard output says what it is: `ready`,
+`waiting`, `closed`; with --json one object a line.
+
+Examples:
+  ritornello serve /nvme/kv --capacity 200GiB
+  ritornello serve /nvme/kv --must-own
+  ritornello serve /nvme/kv --json")]
+pub struct ServeArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// The store's capacity: one is made where there is none, and an old one is resized
+    #[arg(long, value_parser = size)]
+    pub capacity: Option<u64>,
+    /// When a put is done: cache (when it is visible) or durable
+    #[arg(long, default_value = "cache")]
+    pub durability: String,
+    /// The index: run, lsm, or run with a memory ceiling, as in run:8GiB
+    #[arg(long)]
+    pub index: Option<String>,
+    /// How pages are encoded: raw, split, zstd, int8 or int4
+    #[arg(long, default_value = "raw", value_parser = codec)]
+    pub codec: Codec,
+    /// Fail if another process owns the store
+    #[arg(long)]
+    pub must_own: bool,
 }
 
 /// Of `fsck`.
@@ -231,289 +276,27 @@ DIR holds a store, in that one under a scope of its own, which is dropped afterw
 the I/O mode, huge pages, the file system, free space and limits, and says what to change.
 Exit code 0: all is well, perhaps with advice; 1: something is wrong.
 
+With --backend a remote is put through what every backend must do, and the tier over it through
+faults: refusals, silence, half values, wrong bytes. It writes some MiB under names of its own.
+
 Examples:
   ritornello doctor /nvme/kv
+  ritornello doctor --backend s3://bucket/kv
   ritornello doctor /nvme --capacity 200GiB
   ritornello doctor /nvme/kv --json | jq '.findings[] | select(.level != \"fine\")'")]
 pub struct DoctorArgs {
     /// A store's directory, or one that is to hold a store
-    pub dir: PathBuf,
+    #[arg(required_unless_present = "backend")]
+    pub dir: Option<PathBuf>,
+    /// Try a remote's backend out instead: its address, or MODULE:CLASS where this is Python
+    #[arg(long, conflicts_with_all = ["dir", "capacity"])]
+    pub backend: Option<String>,
+    /// Of --backend: seconds that a check may take
+    #[arg(long, default_value_t = 120, requires = "backend", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub patience: u64,
     /// The capacity that a store here would be given: does it fit?
     #[arg(long, value_parser = size)]
     pub capacity: Option<u64>,
-}
-
-/// Of `bench`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  ritornello bench store --dir /nvme
-  ritornello bench codec
-  ritornello bench store --help")]
-pub struct BenchArgs {
-    /// What to measure.
-    #[command(subcommand)]
-    pub what: BenchCommand,
-}
-
-/// The measurements.
-#[derive(Debug, Subcommand)]
-pub enum BenchCommand {
-    /// Writes, reads, probes and restarts, against the raw limits of the same disk
-    Store(StoreArgs),
-    /// Size and speed of the codecs, and what the lossy ones do to attention
-    Codec(CodecArgs),
-    /// Backends of the index, measured alike
-    Index(IndexArgs),
-    /// The controller of the index `lsm` over ten stages, against settings that stay
-    Adaptive(AdaptiveArgs),
-    /// One part of a measurement, in a process of its own
-    #[command(hide = true)]
-    Part(PartArgs),
-}
-
-/// Of `bench store`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-How it measures. Each of --runs rounds takes the raw limit and the store's figure one after the
-other, in turns first: O_DIRECT writes (fdatasync included) of --total bytes into blocks never
-written against put_batch + flush into a new store; the same over blocks already written against
-put_batch + flush into a store that was filled and cleared; O_DIRECT reads against get_batch from a
-store opened anew. The raw side uses the best operation size and depth of a small sweep; both sides
-use huge-page buffers. Ratios are taken round by round; what is printed is the median. Every byte
-got is compared with what was put, outside the time; bfloat16 pages hold normal noise, which lossless
-codecs can shorten. Lossy codecs make it other bytes, so they are not compared.
-
-One put or get is one sequence of 4,096 tokens, cut to 256 pages and to 512 MiB where it is longer;
-calls are blocking, from one thread, as the simplest caller would make them. Seconds of processor time are those of the whole process.
-
-Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
-same few sequences again and again; cold, a random one each time. Reopening is that of the whole
-store. Memory a page is what a fresh process has resident with that index open, less what it has
-with an empty one; beside it, the same of the whole store, which also keeps an order of eviction.
-
-It needs about three times --total on the disk, and 1 GiB for the index; all of it is removed.
-
---steady fills a store of --total bytes and writes four times as much again, with evictions, half of
-the gets hitting; then takes the same figures from it and from fresh stores, in turns. Once with
-pages of 192 KiB, once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
-
-Examples:
-  ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64 --total 2GiB
-  ritornello bench store --dir /nvme --steady --total 1GiB --json
-  ritornello bench store --dir /nvme --shape qwen2.5-0.5b --page-tokens 16 --json
-  ritornello bench store --shape custom --layers 80 --kv-heads 8 --head-dim 128 --dtype fp8
-  ritornello bench store --shape custom --page-bytes 1MiB --only data --runs 3")]
-pub struct StoreArgs {
-    /// The model whose pages are moved
-    #[arg(long, value_enum, default_value = "llama3-8b")]
-    pub shape: ShapeName,
-    /// Tokens a page
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub page_tokens: u32,
-    /// Bytes that each measurement moves
-    #[arg(long, default_value = "2GiB", value_parser = size)]
-    pub total: u64,
-    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
-    #[arg(long)]
-    pub dir: Option<PathBuf>,
-    /// Rounds; the median counts
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub runs: u32,
-    /// Encode pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
-    #[arg(long, default_value = "raw", value_parser = codec)]
-    pub codec: Codec,
-    /// Measure a store that is full and evicts against a fresh one, in a capacity of --total
-    #[arg(long, conflicts_with_all = ["only", "runs", "shape", "page_tokens", "codec"])]
-    pub steady: bool,
-    /// Measure only a part
-    #[arg(long, value_enum)]
-    pub only: Option<Part>,
-    /// Pages in the index that is probed
-    #[arg(long, default_value_t = 1_000_000,
-          value_parser = clap::value_parser!(u64).range(256..=100_000_000))]
-    pub entries: u64,
-    /// An interpreter that has the ritornello package, for the probe from Python
-    #[arg(long)]
-    pub python: Option<PathBuf>,
-    /// Custom shape: layers
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub layers: Option<u32>,
-    /// Custom shape: KV heads
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub kv_heads: Option<u32>,
-    /// Custom shape: numbers a head
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub head_dim: Option<u32>,
-    /// Custom shape: number format
-    #[arg(long)]
-    pub dtype: Option<String>,
-    /// Custom shape: bytes a page, instead of the above
-    #[arg(long, value_parser = size,
-          conflicts_with_all = ["layers", "kv_heads", "head_dim", "dtype"])]
-    pub page_bytes: Option<u64>,
-    /// Bytes a segment file
-    #[arg(long, hide = true, value_parser = size)]
-    pub segment_bytes: Option<u64>,
-}
-
-/// Of `bench index`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-How it measures. Every backend is filled in a process of its own, probed there, and killed; then it
-is opened again, in other processes: after the kill, after a clean close, and with its files out of
-the page cache. A last process removes old sequences, leaf first, while it inserts new ones.
-
-Rates are pages a second. Write amplification is what the kernel counts as written to storage by the
-process, after a sync, over 40 bytes a page; beside it, what the backend says of itself. Each is
-measured without syncs but the last, and with one after every 65,536 pages; --durable adds one after
-every run.
-
-Examples:
-  ritornello bench index --entries 100000,1000000
-  ritornello bench index --backends run,memory --entries 1000000 --durable
-  ritornello bench index --workload kv-events --json | jq '.rows[] | {backend, ingest_per_s}'")]
-pub struct IndexArgs {
-    /// Backends to measure [default: all that are compiled in]
-    #[arg(long, value_delimiter = ',')]
-    pub backends: Vec<String>,
-    /// Pages
-    #[arg(long, value_delimiter = ',', default_value = "100000",
-          value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
-    pub entries: Vec<u64>,
-    /// Also with a sync after every run
-    #[arg(long)]
-    pub durable: bool,
-    /// Where the pages come from
-    #[arg(long, value_enum, default_value = "chains")]
-    pub workload: Workload,
-    /// Memory for what a backend caches of its files
-    #[arg(long, default_value = "128MiB", value_parser = size)]
-    pub cache: u64,
-    /// Draw it: an SVG file
-    #[arg(long, value_parser = picture)]
-    pub chart: Option<PathBuf>,
-    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
-    #[arg(long)]
-    pub dir: Option<PathBuf>,
-}
-
-/// Of `bench codec`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-How it measures. A slice holds one layer's keys and values of --page-tokens tokens and is encoded by
-itself. The slices of a set are repeated until they fill --total bytes, which should be more than
-the caches hold; every round copies them, encodes them and decodes them. Rates are bytes of numbers
-over the processor time of one thread, and medians. Lossless codecs are compared bit by bit.
-
-The error of a lossy codec is the norm of the difference of softmax(QK/sqrt d)V over its norm, with
-the keys and values of all tokens gone through the codec: the mean of the layers, and the worst.
-
-Without --kv, keys and values are a small sample of the demonstration's model after some training. A set of made-up
-numbers whose keys have outlier channels is always measured as well.
-
-Examples:
-  ritornello bench codec
-  ritornello bench codec --kv FILE.safetensors --json | jq '.rows[] | {codec, size_ratio}'
-  build/env/vllm/bin/python engines/vllm/make_kv.py demo FILE.safetensors")]
-pub struct CodecArgs {
-    /// Keys, values and queries to use, as engines/vllm/make_kv.py writes them
-    #[arg(long)]
-    pub kv: Option<PathBuf>,
-    /// Bytes of numbers that each rate is taken over, a thread
-    #[arg(long, default_value = "256MiB", value_parser = size)]
-    pub total: u64,
-    /// Tokens a slice
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub page_tokens: u32,
-    /// Threads at once
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub threads: u32,
-    /// Rounds; the median counts
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub runs: u32,
-}
-
-/// A part of `bench store`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Part {
-    /// Writes and reads
-    Data,
-    /// Probes, restart, memory
-    Index,
-}
-
-/// Shapes by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ShapeName {
-    /// 32 layers, 8 KV heads of 128, bfloat16: 8 MiB at 64 tokens
-    #[value(name = "llama3-8b")]
-    Llama3,
-    /// 24 layers, 2 KV heads of 64, bfloat16: 192 KiB at 16 tokens
-    #[value(name = "qwen2.5-0.5b")]
-    Qwen25,
-    /// As the other options say
-    Custom,
-}
-
-/// Of the hidden command that measures in a process of its own.
-#[derive(Debug, Args)]
-pub struct PartArgs {
-    /// Which part.
-    #[command(subcommand)]
-    pub part: PartCommand,
-}
-
-/// The parts that need a process of their own.
-#[derive(Debug, Subcommand)]
-pub enum PartCommand {
-    /// Fills a metadata-only store
-    Fill {
-        /// Its directory
-        dir: PathBuf,
-        /// Pages
-        #[arg(long)]
-        entries: u64,
-        /// Pages a run
-        #[arg(long)]
-        run_pages: u32,
-    },
-    /// Opens a store and says what it takes
-    Resident {
-        /// Its directory
-        dir: PathBuf,
-    },
-    /// Opens the index of a metadata-only store and says what it takes
-    Index {
-        /// The store's directory
-        dir: PathBuf,
-        /// Pages
-        #[arg(long)]
-        entries: u64,
-        /// Pages a run
-        #[arg(long)]
-        run_pages: u32,
-    },
-    /// Fills, opens or churns a backend of the index
-    Contest(ContestArgs),
-    /// Runs the ten stages on the index `lsm`
-    Adaptive(AdaptivePart),
-    /// Probes as a client
-    Probe {
-        /// Its directory
-        dir: PathBuf,
-        /// Pages in it
-        #[arg(long)]
-        entries: u64,
-    },
-}
-
-/// Of the parts of `bench index`.
-#[derive(Debug, Args)]
-pub struct ContestArgs {
-    /// Which part.
-    #[command(subcommand)]
-    pub part: ContestPart,
 }
 
 fn codec(word: &str) -> Result<Codec, String> {
@@ -529,7 +312,8 @@ pub fn picture(text: &str) -> Result<PathBuf, String> {
     Err("charts are drawn as SVG: name a file that ends in .svg".to_owned())
 }
 
-fn size(text: &str) -> Result<u64, String> {
+/// A size for a command.
+pub fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|error| error.to_string())
 }
 

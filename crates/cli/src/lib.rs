@@ -1,6 +1,6 @@
 //! # ritornello-cli
 //!
-//! The `ritornello` command: `stat`, `top`, `fsck`, `resize`, `paths`, `convert-index`, `destroy`, `doctor`, `bench`, `soak` and `simulate`, for people at a terminal
+//! The `ritornello` command: `stat`, `top`, `fsck`, `resize`, `paths`, `convert-index`, `destroy`, `doctor`, `bench`, `soak`, `simulate` and `remote`, for people at a terminal
 //! and, with `--json`, for programs.
 //!
 //! **Promises.** Standard output carries the answer and nothing else; progress and warnings go to
@@ -21,7 +21,9 @@ mod open;
 mod plot;
 mod print;
 mod progress;
+mod remote;
 mod scratch;
+mod serve;
 mod simulate;
 mod soak;
 mod space;
@@ -57,7 +59,11 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
         }
     };
     // What would be a warning elsewhere is a finding of the doctor's.
-    log_to_stderr(if matches!(cli.command, Command::Doctor(_)) { "error" } else { "warn" });
+    log_to_stderr(match cli.command {
+        Command::Doctor(_) => "error",
+        Command::Serve(_) => "info",
+        _ => "warn",
+    });
     let again = match &python {
         Some(python) => vec![python.clone(), "-m".into(), "ritornello".into()],
         None => std::env::current_exe().into_iter().collect(),
@@ -66,6 +72,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     let result = match &cli.command {
         Command::Stat(args) => stat::run(&context, args),
         Command::Fsck(args) => fsck::run(&context, args),
+        Command::Serve(args) => serve::run(&context, args),
         Command::Resize(args) => space::resize(&context, args),
         Command::Paths(args) => space::paths(&context, args),
         Command::ConvertIndex(args) => convert::run(&context, args),
@@ -74,6 +81,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
         Command::Bench(args) => bench::run(&context, args),
         Command::Soak(args) => soak::run(&context, args),
         Command::Simulate(args) => simulate::run(&context, args),
+        Command::Remote(args) => remote::run(&context, args),
         Command::Top(args) => top::run(&context, args),
     };
     result.unwrap_or_else(|failure| report(&context, &failure)).code()

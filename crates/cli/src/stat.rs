@@ -213,9 +213,13 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     row(
         "I/O",
         format!(
-            "{}{}, {} pages, {}",
+            "{}{}, staging in {} pages, {}",
             s.io.mode,
-            if s.io.direct { ", past the page cache" } else { ", through the page cache" },
+            match (s.io.direct, &*s.io.mode) {
+                (true, _) => ", past the page cache",
+                (false, "mapped") => "",
+                (false, _) => ", through the page cache",
+            },
             if s.io.huge_pages { "huge" } else { "small" },
             s.io.file_system
         ),

@@ -73,6 +73,27 @@ fn people_get_tables_with_what_is_to_be_reached() {
 }
 
 #[test]
+fn a_store_is_measured_from_other_processes() {
+    let dir = scratch();
+    let words = ["bench", "clients", "--dir", text(dir.path()), "--runs", "1", "--clients", "2"];
+    let small = ["--total", "1MiB", "--page-bytes", "16KiB", "--segment-bytes", "1MiB"];
+    let answer = ritornello(&[&words[..], &small, &["--json"]].concat());
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    let json = answer.json();
+    for who in ["own", "alone", "crowded"] {
+        for what in ["probe", "lease", "long_probe"] {
+            let [p50, p99] =
+                ["p50_us", "p99_us"].map(|of| number(&json, &format!("/{who}/{what}/{of}")));
+            assert!(0.0 < p50 && p50 <= p99, "{who} {what}: {json:#}");
+        }
+    }
+    for path in ["/put/own_gib_s", "/put/client_gib_s", "/put/ratio", "/get/ratio"] {
+        assert!(number(&json, path) > 0.0, "{path}: {json:#}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+}
+
+#[test]
 fn too_little_room_and_no_directory_are_said_at_once() {
     let dir = scratch();
     let missing = dir.path().join("missing");

@@ -14,6 +14,7 @@ fn every_command_explains_itself_with_examples() {
         &["doctor"],
         &["bench"],
         &["bench", "store"],
+        &["serve"],
         &["resize"],
         &["paths"],
         &["convert-index"],
@@ -21,6 +22,9 @@ fn every_command_explains_itself_with_examples() {
         &["simulate"],
         &["soak"],
         &["top"],
+        &["remote"],
+        &["remote", "gc"],
+        &["bench", "remote"],
     ] {
         let answer = ritornello(&[words, &["--help"]].concat());
         assert_eq!(answer.code, 0, "{}", answer.err);

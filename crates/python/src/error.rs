@@ -51,6 +51,11 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
+/// Whether an exception says that it is no use to go on.
+pub(crate) fn is_fatal(py: Python<'_>, error: &PyErr) -> bool {
+    FATAL.class(py).is_ok_and(|fatal| error.is_instance(py, fatal))
+}
+
 /// An `InvalidError`.
 pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, &Error::invalid(message))

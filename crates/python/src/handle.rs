@@ -99,6 +99,7 @@ fn _close_all(py: Python<'_>) {
     let nodes: Vec<_> =
         mine.filter_map(|opened| Some((opened.node.upgrade()?, opened.gate))).collect();
     py.detach(|| {
+        crate::cache::close_all();
         for (node, gate) in &nodes {
             let _closing = gate.write();
             if let Err(error) = node.close() {

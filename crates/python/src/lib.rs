@@ -5,12 +5,15 @@
 //!
 //! **Promises.** The interpreter is detached while a call waits or moves bytes. Memory that a
 //! ticket works on is held until it is done. Worker threads never attach to the interpreter, so
-//! they cannot hang its shutdown.
+//! they cannot hang its shutdown; those of a remote whose backend is a Python class do, for its calls.
 //!
 //! `unsafe` here is of one kind: turning buffers that Python promised to keep into fragments.
 
+mod backend;
 mod batch;
 mod buffer;
+mod cache;
+mod completions;
 mod error;
 mod handle;
 mod keys;
@@ -30,9 +33,13 @@ use std::path::PathBuf;
 /// The compiled core. Everything here releases the GIL while it waits or moves bytes.
 #[pymodule]
 mod _core {
-    use super::{PyModule, PyResult, error, handle};
+    use super::{PyModule, PyResult, backend, error, handle};
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use super::cache::{Cache, Found};
+    #[pymodule_export]
+    use super::completions::Completions;
     #[pymodule_export]
     use super::destroy;
     #[pymodule_export]
@@ -50,6 +57,7 @@ mod _core {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         error::export(module)?;
+        backend::export(module)?;
         handle::close_at_exit(module)
     }
 }

@@ -51,10 +51,19 @@ impl Outcome {
     }
 }
 
+/// Refuses what the child of a fork has no threads for.
+pub(crate) fn check_process(py: Python<'_>, process: u32) -> PyResult<()> {
+    if std::process::id() == process {
+        return Ok(());
+    }
+    let message = "this was made before a fork: only the parent can wait for it";
+    Err(raise(py, &Error::new(ErrorKind::Closed, message)))
+}
+
 /// A submitted put or get. It owns its buffers until it is done.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Ticket {
-    ticket: ritornello_store::Ticket,
+    pub(crate) ticket: ritornello_store::Ticket,
     /// The memory it works on; `None` if the bytes were copied when it was submitted.
     batch: Option<Batch>,
     process: u32,
@@ -66,20 +75,12 @@ impl Ticket {
     }
 
     /// The outcome if it is there; the buffers are free then.
-    fn outcome(&self, py: Python<'_>) -> Option<Outcome> {
+    pub(crate) fn outcome(&self, py: Python<'_>) -> Option<Outcome> {
         let outcome = self.ticket.wait(Some(Duration::ZERO))?;
         if let Some(batch) = &self.batch {
             batch.release(py);
         }
         Some(Outcome(outcome))
-    }
-
-    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
-        if std::process::id() == self.process {
-            return Ok(());
-        }
-        let message = "this ticket was submitted before a fork: only the parent can wait for it";
-        Err(raise(py, &Error::new(ErrorKind::Closed, message)))
     }
 }
 
@@ -103,7 +104,7 @@ impl Ticket {
     /// The outcome, or None if it is not there within `timeout` seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Outcome>> {
-        self.check_process(py)?;
+        check_process(py, self.process)?;
         let deadline = deadline(py, timeout)?;
         loop {
             if let Some(outcome) = self.outcome(py) {

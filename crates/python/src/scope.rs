@@ -1,6 +1,6 @@
 //! Scopes.
 
-use crate::error::OrRaise;
+use crate::error::{OrRaise, invalid};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use std::collections::BTreeMap;
@@ -19,9 +19,21 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    fn of(py: Python<'_>, scope: ritornello_format::Scope) -> PyResult<Self> {
+    pub(crate) fn of(py: Python<'_>, scope: ritornello_format::Scope) -> PyResult<Self> {
         let page_bytes = scope.resolved_page_bytes().or_raise(py)?;
         Ok(Self { id: scope.id().0, page_bytes, inner: Arc::new(scope) })
+    }
+
+    /// One scope, or a sequence of them.
+    pub(crate) fn some<'py>(given: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, Self>>> {
+        if let Ok(scope) = given.cast::<Self>() {
+            return Ok(vec![scope.clone()]);
+        }
+        let scopes: Option<Vec<_>> = given
+            .try_iter()
+            .ok()
+            .and_then(|scopes| scopes.map(|scope| scope.ok()?.cast_into().ok()).collect());
+        scopes.ok_or_else(|| invalid(given.py(), "scope is a Scope, or a sequence of them"))
     }
 
     /// The arguments that make this scope, all but `model` optional keywords.

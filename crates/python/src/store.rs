@@ -9,13 +9,14 @@ use crate::outcome::Ticket;
 use crate::scope::Scope;
 use crate::time::{control, duration, seconds_since_1970};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::{Error, ErrorKind, ScopeSettings, parse_bytes};
 use ritornello_node::{Node, Role};
 use ritornello_store::admission::{AdmissionMode, WriteBudget};
 use ritornello_store::eviction::Policy;
 use ritornello_store::{Durability, LeaseNumber, Options, Terms, parse_codec, parse_index};
 use ritornello_volume::segments::IoChoice;
+use ritornello_volume::transfer::Control;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -144,19 +145,21 @@ impl Store {
     }
 
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until it is
-    /// released.
+    /// released. Of several scopes: the leading pages that all of them have.
     #[pyo3(name = "match", signature = (scope, keys, *, ttl=60.0))]
     fn match_(
         &self,
         py: Python<'_>,
-        scope: &Scope,
+        scope: &Bound<'_, PyAny>,
         keys: &Bound<'_, PyAny>,
         ttl: f64,
     ) -> PyResult<Match> {
         let (node, ttl) = (self.handle.node(py)?, duration(py, "ttl", ttl)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
-        let leased = py.detach(|| node.store().lease(&scope.inner, &keys, ttl)).or_raise(py)?;
+        let scopes = Scope::some(scope)?;
+        let scopes: Vec<_> = scopes.iter().map(|scope| scope.get().inner.as_ref()).collect();
+        let leased = py.detach(|| node.store().lease_all(&scopes, &keys, ttl)).or_raise(py)?;
         Ok(Match {
             pages: leased.pages,
             lease: leased.lease,
@@ -242,17 +245,20 @@ impl Store {
         Ok(Ticket::new(ticket.or_raise(py)?, Some(batch)))
     }
 
-    /// Starts a get. `out` belongs to the store until the ticket is done.
-    #[pyo3(signature = (scope, keys, out, *, timeout=None))]
+    /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the
+    /// bytes come through staging, whose huge pages some disks reach faster than small ones.
+    #[pyo3(signature = (scope, keys, out, *, staged=false, timeout=None))]
     fn submit_get(
         &self,
         py: Python<'_>,
         scope: &Scope,
         keys: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
+        staged: bool,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
+        let control = Control { through_staging: staged, ..control };
         let keys = Keys::of(keys)?.boxed();
         let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
         let (store, scope, target) = (node.store(), Arc::clone(&scope.inner), batch.to_target());
@@ -282,6 +288,30 @@ impl Store {
         py.detach(|| node.store().drop_scope(&scope.inner)).or_raise(py)
     }
 
+    /// The scopes that the store knows, in the order in which they were registered: each with its
+    /// pages and the bytes that they take on disk.
+    fn scopes(&self, py: Python<'_>) -> PyResult<Vec<(Scope, u64, u64)>> {
+        let node = self.handle.node(py)?;
+        let held = py.detach(|| node.store().scopes()).or_raise(py)?;
+        let each = held.into_iter();
+        each.map(|held| Ok((Scope::of(py, held.scope)?, held.pages, held.bytes))).collect()
+    }
+
+    /// Keys of a scope, some at a time, those put first before others; and where to go on: `after`
+    /// of the next call, or zero behind the last key.
+    #[pyo3(signature = (scope, *, after=0, limit=1000))]
+    fn keys<'py>(
+        &self,
+        py: Python<'py>,
+        scope: &Scope,
+        after: u64,
+        limit: u32,
+    ) -> PyResult<(Vec<Bound<'py, PyBytes>>, u64)> {
+        let node = self.handle.node(py)?;
+        let held = py.detach(|| node.store().keys(&scope.inner, after, limit)).or_raise(py)?;
+        Ok((held.keys.iter().map(|key| PyBytes::new(py, key)).collect(), held.last))
+    }
+
     /// Everything put before survives power loss.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let node = self.handle.node(py)?;
@@ -304,10 +334,7 @@ impl Store {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let node = self.handle.node(py)?;
         let stats = py.detach(|| node.store().stats()).or_raise(py)?;
-        let text = serde_json::to_string(&stats)
-            .map_err(|error| Error::fatal("the figures cannot be written as JSON").because(error))
-            .or_raise(py)?;
-        Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
+        stats_of(py, &stats)
     }
 
     /// Finishes the tickets that run, answers those that wait, makes everything durable, and lets
@@ -356,8 +383,19 @@ impl Store {
     }
 }
 
+/// Figures as a dictionary.
+pub(crate) fn stats_of<'py>(
+    py: Python<'py>,
+    stats: &impl serde::Serialize,
+) -> PyResult<Bound<'py, PyDict>> {
+    let text = serde_json::to_string(stats)
+        .map_err(|error| Error::fatal("the figures cannot be written as JSON").because(error))
+        .or_raise(py)?;
+    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
+}
+
 /// A number of bytes: an integer, or text with a unit. `what` names the argument.
-fn bytes_of(what: &str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
+pub(crate) fn bytes_of(what: &str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let py = given.py();
     if let Ok(text) = given.extract::<String>() {
         return parse_bytes(&text).or_raise(py);
@@ -382,7 +420,10 @@ fn budget_of(given: &Bound<'_, PyAny>) -> PyResult<WriteBudget> {
 }
 
 /// What a put says of its pages.
-fn terms(parent: Option<&[u8]>, retain_until: Option<&Bound<'_, PyAny>>) -> PyResult<Terms> {
+pub(crate) fn terms(
+    parent: Option<&[u8]>,
+    retain_until: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Terms> {
     let retain_until = retain_until.map(seconds_since_1970).transpose()?.unwrap_or_default();
     Ok(Terms { retain_until, ..Terms::behind(parent) })
 }

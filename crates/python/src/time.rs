@@ -36,5 +36,5 @@ pub(crate) fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<
 
 /// Stops after `timeout`.
 pub(crate) fn control(py: Python<'_>, timeout: Option<f64>) -> PyResult<Control> {
-    Ok(Control { deadline: deadline(py, timeout)?, cancelled: None })
+    Ok(Control { deadline: deadline(py, timeout)?, ..Control::default() })
 }

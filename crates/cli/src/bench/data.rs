@@ -210,7 +210,10 @@ impl Bench<'_> {
 }
 
 /// A capacity in which the whole set has room beside what is kept free and what headers take.
-fn capacity(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
+///
+/// # Errors
+/// Unusable if no capacity will do.
+pub fn capacity(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
     let stored = u64::from(shape.sequences) * shape.sequence_bytes() as u64;
     // Small pages are never split, so the end of a segment may go unused; and there are headers.
     let unused = (shape.stride() as u64).min(u64::from(WHOLE_PAGE_UNITS) * UNIT) + HEADER_BYTES;

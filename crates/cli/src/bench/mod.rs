@@ -2,15 +2,18 @@
 
 pub mod adaptive;
 mod catalogue;
+pub mod clients;
 mod codec;
 mod content;
 pub mod contest;
 mod data;
+mod host;
 mod index;
 mod kept;
 mod mover;
 mod parts;
 mod place;
+pub mod remote;
 mod report;
 mod shape;
 mod show;
@@ -39,7 +42,10 @@ pub fn run(context: &Context, args: &BenchArgs) -> Result<Status, Failure> {
         BenchCommand::Store(args) => store(context, args),
         BenchCommand::Index(args) => contest::run(context, args),
         BenchCommand::Adaptive(args) => adaptive::run(context, args),
+        BenchCommand::Clients(args) => clients::run(context, args),
+        BenchCommand::Host(args) => host::run(context, args),
         BenchCommand::Codec(args) => codec::run(context, args),
+        BenchCommand::Remote(args) => remote::run(context, args),
     }
 }
 

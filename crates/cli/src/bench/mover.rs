@@ -3,12 +3,13 @@
 use super::content::{Content, Keys, PageName};
 use super::shape::Shape;
 use crate::exit::Failure;
-use ritornello_store::{Outcome, Store, Terms};
-use ritornello_volume::limit::Rate;
+use ritornello_store::{Outcome, Store, Terms, memory_left};
+use ritornello_volume::limit::{Rate, copying_threads, cpu_seconds};
 use ritornello_volume::staging::{Backing, Piece, Staging};
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::ops::Range;
+use std::time::Instant;
 
 /// Sequences are timed in windows of as many as fit into this: nothing else happens within one.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
@@ -31,7 +32,7 @@ impl Mover {
     /// If there is not enough for one sequence.
     pub fn new(shape: &Shape) -> Result<Self, Failure> {
         let sequence = shape.sequence_bytes() as u64;
-        let limit = available_memory().map_or(WINDOW_BYTES_MAX, |a| a / MEMORY_SHARE);
+        let limit = memory_left() / MEMORY_SHARE;
         let window = (limit.min(WINDOW_BYTES_MAX) / sequence).clamp(1, u64::from(shape.sequences));
         let bytes = (window * sequence) as usize;
         let staging = Staging::new(bytes)?;
@@ -56,6 +57,40 @@ impl Mover {
     #[must_use]
     pub fn backing(&self) -> Backing {
         self.backing
+    }
+
+    /// As much memory as a window has, of the same kind.
+    ///
+    /// # Errors
+    /// If there is not enough.
+    pub fn another(&self) -> Result<Piece, Failure> {
+        let bytes = self.memory.bytes().len();
+        let piece = Staging::new(bytes)?.try_take(bytes);
+        let mut piece =
+            piece.ok_or_else(|| Failure::failed("no memory to copy from", "a smaller --total"))?;
+        piece.bytes_mut().fill(2);
+        Ok(piece)
+    }
+
+    /// Copies a whole set of sequences from `from`, which is as long as a window: page by page, and
+    /// sequence by sequence with as many threads as a get of one has.
+    pub fn copy(&mut self, from: &Piece) -> Rate {
+        let (stride, page_bytes) = (self.shape.stride(), self.shape.page_bytes as usize);
+        let sequence = self.shape.sequence_bytes();
+        let mut sum = none();
+        for window in windows(self.shape.sequences, self.window) {
+            let sequences = (window.end - window.start) as usize;
+            let to = self.memory.bytes_mut().chunks_exact_mut(sequence);
+            let pairs = to.zip(from.bytes().chunks_exact(sequence)).take(sequences);
+            let (start, cpu) = (Instant::now(), cpu_seconds());
+            for (to, from) in pairs {
+                copy_pages(to, from, stride, page_bytes);
+            }
+            let seconds = start.elapsed().as_secs_f64();
+            let bytes = bytes_of(&self.shape, &window);
+            sum = add(sum, Rate { bytes, seconds, cpu_seconds: cpu_seconds() - cpu });
+        }
+        sum
     }
 
     /// Puts `sequences` of `set`, then flushes. Only the calls count.
@@ -162,6 +197,25 @@ impl Mover {
     }
 }
 
+fn copy_pages(to: &mut [u8], from: &[u8], stride: usize, page_bytes: usize) {
+    let pages = to.len() / stride;
+    let threads = copying_threads(pages, (pages * page_bytes) as u64);
+    let share = pages.div_ceil(threads) * stride;
+    let copy = |to: &mut [u8], from: &[u8]| {
+        for (to, from) in to.chunks_exact_mut(stride).zip(from.chunks_exact(stride)) {
+            std::hint::black_box(&mut to[..page_bytes]).copy_from_slice(&from[..page_bytes]);
+        }
+    };
+    if threads == 1 {
+        return copy(to, from);
+    }
+    std::thread::scope(|scope| {
+        for (to, from) in to.chunks_mut(share).zip(from.chunks(share)) {
+            scope.spawn(move || copy(to, from));
+        }
+    });
+}
+
 fn shortfall(what: &str, outcome: &Outcome, asked: usize) -> Option<Failure> {
     (outcome.pages < asked).then(|| {
         Failure::failed(
@@ -200,11 +254,4 @@ fn add(a: Rate, b: Rate) -> Rate {
         seconds: a.seconds + b.seconds,
         cpu_seconds: a.cpu_seconds + b.cpu_seconds,
     }
-}
-
-/// `MemAvailable`, in bytes.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib * 1024)
 }

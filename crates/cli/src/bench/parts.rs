@@ -41,6 +41,7 @@ pub fn run(part: &PartCommand) -> Result<Status, Failure> {
     let answer = match part {
         PartCommand::Contest(part) => return super::contest::run_part(&part.part),
         PartCommand::Adaptive(part) => return super::adaptive::run_part(part),
+        PartCommand::Client(part) => return super::clients::part::run(part),
         PartCommand::Fill { dir, entries, run_pages } => {
             let before = resident()?;
             let index = catalogue::fill(dir, *entries, *run_pages)?;

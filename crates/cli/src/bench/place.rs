@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// `statfs` magic numbers of file systems in memory.
-const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+const IN_MEMORY: [u64; 2] = [ritornello_medium::TMPFS, 0x8584_58f6];
 
 /// Files, and the bytes of blocks that they take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,7 +110,9 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     Ok(dir.canonicalize()?)
 }
 
-fn in_memory(dir: &Path) -> bool {
+/// Whether a directory is on a file system in memory.
+#[must_use]
+pub fn in_memory(dir: &Path) -> bool {
     Host.room(dir).is_ok_and(|room| IN_MEMORY.contains(&room.kind))
 }
 

@@ -4,7 +4,7 @@ use super::finding::Finding;
 use crate::print::bytes;
 use ritornello_format::Manifest;
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{Budget, SEGMENT_BYTES};
+use ritornello_store::{Budget, SEGMENT_BYTES, check_memory};
 use ritornello_volume::segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,8 +60,11 @@ pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -
 fn io(report: &IoReport) -> Vec<Finding> {
     let names = report.file_systems.join(", ");
     let mut findings = Vec::new();
+    let mapped = report.mode == IoMode::Mapped;
     let in_memory = report.file_systems.iter().any(|name| ["tmpfs", "ramfs"].contains(&&**name));
-    findings.push(if report.trusted && in_memory {
+    findings.push(if mapped {
+        Finding::fine("file system", format!("{names}: a host tier, gone at the next boot"))
+    } else if report.trusted && in_memory {
         let found = format!("{names}: memory, gone at the next boot");
         Finding::advice("file system", found, "a directory on a disk")
     } else if report.trusted {
@@ -70,6 +73,13 @@ fn io(report: &IoReport) -> Vec<Finding> {
         let found = format!("{names}, not to be trusted: {}", report.distrust);
         Finding::wrong("file system", found, "a directory on a local disk")
     });
+    if mapped {
+        findings.push(match &*report.why {
+            "" => Finding::fine("I/O", "copies from and to mapped memory, in huge pages"),
+            why => Finding::advice("I/O", "copies from and to mapped memory", why),
+        });
+        return findings;
+    }
     let how = if report.direct { "past the page cache" } else { "through the page cache" };
     let found = format!("{}, {how}", report.mode.word());
     findings.push(match (report.mode, report.direct) {
@@ -127,6 +137,13 @@ fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Findi
         && let Err(error) = Budget::divide(capacity, SEGMENT_BYTES)
     {
         return Finding::wrong("capacity", error.to_string(), "a larger --capacity");
+    }
+    let more = budget.unwrap_or(0).saturating_sub(taken);
+    if let Err(error) = check_memory(&room, more) {
+        return match manifest {
+            Some(_) => Finding::advice(WHAT, found, error.to_string()),
+            None => Finding::wrong(WHAT, found, error.to_string()),
+        };
     }
     match budget {
         Some(budget) if budget.saturating_sub(taken) > usable => {

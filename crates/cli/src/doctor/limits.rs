@@ -2,8 +2,8 @@
 
 use super::finding::Finding;
 use crate::print::bytes;
+use ritornello_store::{ControlGroup, control_group};
 use rustix::process::{Resource, getrlimit};
-use std::path::Path;
 
 /// Files besides segments: index, lock, socket, connections, eventfds of tickets.
 const OTHER_FILES: u64 = 256;
@@ -58,7 +58,7 @@ fn io_uring() -> Finding {
 
 fn memory() -> Finding {
     const WHAT: &str = "memory";
-    let Some((limit, used)) = control_group() else {
+    let Some(ControlGroup { limit, used, .. }) = control_group() else {
         return Finding::fine(WHAT, "no limit of a control group");
     };
     let found = format!("{} used of {} in this control group", bytes(used), bytes(limit));
@@ -68,29 +68,4 @@ fn memory() -> Finding {
         let change = format!("leave {} free for staging and the index", bytes(MEMORY_WANTED));
         Finding::advice(WHAT, found, change)
     }
-}
-
-/// The tightest memory limit above this process, and what is used under it (version 2, then 1).
-fn control_group() -> Option<(u64, u64)> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::"));
-    let root = Path::new("/sys/fs/cgroup");
-    let number =
-        |path: &Path| -> Option<u64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
-    let mut tightest: Option<(u64, u64)> = None;
-    let mut group = own.map(|own| root.join(own.trim_start_matches('/')));
-    while let Some(dir) = group {
-        let found = number(&dir.join("memory.max")).zip(number(&dir.join("memory.current")));
-        if let Some((limit, used)) = found
-            && tightest.is_none_or(|(least, _)| limit < least)
-        {
-            tightest = Some((limit, used));
-        }
-        group = dir.parent().filter(|dir| dir.starts_with(root)).map(Path::to_owned);
-    }
-    tightest.or_else(|| {
-        let v1 = root.join("memory");
-        let limit = number(&v1.join("memory.limit_in_bytes")).filter(|limit| *limit < 1 << 60)?;
-        Some((limit, number(&v1.join("memory.usage_in_bytes"))?))
-    })
 }

@@ -1,5 +1,6 @@
 //! `ritornello doctor`.
 
+mod backend;
 mod disk;
 mod finding;
 mod limits;
@@ -12,6 +13,7 @@ use crate::{Context, open, progress};
 use finding::{Finding, Level};
 use serde::Serialize;
 use std::path::Path;
+use std::time::Duration;
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -28,19 +30,27 @@ struct Answer<'a> {
 /// # Errors
 /// If it is no directory, or holds something else.
 pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
+    match (&args.backend, &args.dir) {
+        (Some(address), _) => backend::run(context, address, Duration::from_secs(args.patience)),
+        (None, Some(dir)) => directory(context, args, dir),
+        (None, None) => Err(Failure::unusable("nothing to look at", "name a directory")),
+    }
+}
+
+fn directory(context: &Context, args: &DoctorArgs, dir: &Path) -> Result<Status, Failure> {
     // A directory that holds other things can be tried out all the same.
-    let bare = args.dir.is_dir() && !args.dir.join("MANIFEST").exists();
-    let manifest = if bare { None } else { open::manifest(&args.dir)? };
+    let bare = dir.is_dir() && !dir.join("MANIFEST").exists();
+    let manifest = if bare { None } else { open::manifest(dir)? };
     let bar = progress::steps(3);
     bar.set_message("looking at the disk");
-    let mut findings = disk::examine(&args.dir, manifest.as_ref(), args.capacity);
+    let mut findings = disk::examine(dir, manifest.as_ref(), args.capacity);
     bar.inc(1);
     bar.set_message("looking at limits");
     let segments = disk::segments(manifest.as_ref(), args.capacity);
     findings.extend(limits::examine(segments));
     bar.inc(1);
     bar.set_message("writing, reading, comparing");
-    let trial = match trial::run(&args.dir, manifest.is_some()) {
+    let trial = match trial::run(dir, manifest.is_some()) {
         Ok((rates, more)) => {
             findings.extend(more);
             Some(rates)
@@ -53,7 +63,7 @@ pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
     bar.finish_and_clear();
     let healthy = findings.iter().all(|finding| finding.level != Level::Wrong);
     if context.json {
-        json(&Answer { dir: &args.dir, healthy, findings: &findings, trial });
+        json(&Answer { dir, healthy, findings: &findings, trial });
     } else {
         say(&describe(healthy, &findings));
     }

@@ -1,0 +1,363 @@
+//! What can be typed behind `bench`.
+
+use super::{codec, picture, size};
+use crate::bench::adaptive::args::{AdaptiveArgs, AdaptivePart};
+use crate::bench::clients::part::ClientPart;
+use crate::bench::contest::{ContestPart, Workload};
+use crate::bench::remote::RemoteArgs as BenchRemoteArgs;
+use clap::{Args, Subcommand, ValueEnum};
+use ritornello_codec::Codec;
+use std::path::PathBuf;
+
+/// Of `bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ritornello bench store --dir /nvme
+  ritornello bench codec
+  ritornello bench store --help")]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub what: BenchCommand,
+}
+
+/// The measurements.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Writes, reads, probes and restarts, against the raw limits of the same disk
+    Store(StoreArgs),
+    /// A store in memory against memcpy, and the walk of the page table
+    Host(HostArgs),
+    /// Size and speed of the codecs, and what the lossy ones do to attention
+    Codec(CodecArgs),
+    /// Backends of the index, measured alike
+    Index(IndexArgs),
+    /// The same store from another process, against the owner's own calls
+    Clients(ClientsArgs),
+    /// The controller of the index `lsm` over ten stages, against settings that stay
+    Adaptive(AdaptiveArgs),
+    /// A remote through the tier, against the plain client of its object store
+    Remote(BenchRemoteArgs),
+    /// One part of a measurement, in a process of its own
+    #[command(hide = true)]
+    Part(PartArgs),
+}
+
+/// Of `bench store`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Each of --runs rounds takes the raw limit and the store's figure one after the
+other, in turns first: O_DIRECT writes (fdatasync included) of --total bytes into blocks never
+written against put_batch + flush into a new store; the same over blocks already written against
+put_batch + flush into a store that was filled and cleared; O_DIRECT reads against get_batch from a
+store opened anew. The raw side uses the best operation size and depth of a small sweep; both sides
+use huge-page buffers. Ratios are taken round by round; what is printed is the median. Every byte
+got is compared with what was put, outside the time; bfloat16 pages hold normal noise, which lossless
+codecs can shorten. Lossy codecs make it other bytes, so they are not compared.
+
+One put or get is one sequence of 4,096 tokens, cut to 256 pages and to 512 MiB where it is longer;
+calls are blocking, from one thread, as the simplest caller would make them. Seconds of processor time are those of the whole process.
+
+Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
+same few sequences again and again; cold, a random one each time. Reopening is that of the whole
+store. Memory a page is what a fresh process has resident with that index open, less what it has
+with an empty one; beside it, the same of the whole store, which also keeps an order of eviction.
+
+It needs about three times --total on the disk, and 1 GiB for the index; all of it is removed.
+
+--steady fills a store of --total bytes and writes four times as much again, with evictions, half of
+the gets hitting; then takes the same figures from it and from fresh stores, in turns. Once with
+pages of 192 KiB, once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
+
+Examples:
+  ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64 --total 2GiB
+  ritornello bench store --dir /nvme --steady --total 1GiB --json
+  ritornello bench store --dir /nvme --shape qwen2.5-0.5b --page-tokens 16 --json
+  ritornello bench store --shape custom --layers 80 --kv-heads 8 --head-dim 128 --dtype fp8
+  ritornello bench store --shape custom --page-bytes 1MiB --only data --runs 3")]
+pub struct StoreArgs {
+    /// The model whose pages are moved
+    #[arg(long, value_enum, default_value = "llama3-8b")]
+    pub shape: ShapeName,
+    /// Tokens a page
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub page_tokens: u32,
+    /// Bytes that each measurement moves
+    #[arg(long, default_value = "2GiB", value_parser = size)]
+    pub total: u64,
+    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+    /// Encode pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
+    #[arg(long, default_value = "raw", value_parser = codec)]
+    pub codec: Codec,
+    /// Measure a store that is full and evicts against a fresh one, in a capacity of --total
+    #[arg(long, conflicts_with_all = ["only", "runs", "shape", "page_tokens", "codec"])]
+    pub steady: bool,
+    /// Measure only a part
+    #[arg(long, value_enum)]
+    pub only: Option<Part>,
+    /// Pages in the index that is probed
+    #[arg(long, default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u64).range(256..=100_000_000))]
+    pub entries: u64,
+    /// An interpreter that has the ritornello package, for the probe from Python
+    #[arg(long)]
+    pub python: Option<PathBuf>,
+    /// Custom shape: layers
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub layers: Option<u32>,
+    /// Custom shape: KV heads
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub kv_heads: Option<u32>,
+    /// Custom shape: numbers a head
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub head_dim: Option<u32>,
+    /// Custom shape: number format
+    #[arg(long)]
+    pub dtype: Option<String>,
+    /// Custom shape: bytes a page, instead of the above
+    #[arg(long, value_parser = size,
+          conflicts_with_all = ["layers", "kv_heads", "head_dim", "dtype"])]
+    pub page_bytes: Option<u64>,
+    /// Bytes a segment file
+    #[arg(long, hide = true, value_parser = size)]
+    pub segment_bytes: Option<u64>,
+}
+
+/// Of `bench host`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Each of --runs rounds makes a store in memory, puts --total bytes into it, clears it,
+puts as much again over the same memory, opens it anew and gets that twice; and copies as much with memcpy,
+page by page, from private memory in huge pages to where the gets went, with as many threads as a get
+has. Memcpy goes first and last in turns; ratios are taken round by round; what is printed is the
+median. A call is 64 pages. Every byte got is compared with what was put, outside the time.
+
+Walks are over prompts of 256 pages in a page table of --nodes nodes; warm, four of them in turns;
+cold, another one each time. A node is a stretch of pages in one state: 32 pages, or, as the worst
+there is, one page.
+
+Examples:
+  ritornello bench host
+  ritornello bench host --page-bytes 192KiB --total 1GiB --json | jq '.get.ratio'")]
+pub struct HostArgs {
+    /// A directory in memory
+    #[arg(long, default_value = "/dev/shm")]
+    pub dir: PathBuf,
+    /// Bytes a page
+    #[arg(long, default_value = "2MiB", value_parser = size)]
+    pub page_bytes: u64,
+    /// Bytes put, got and copied each time
+    #[arg(long, default_value = "512MiB", value_parser = size)]
+    pub total: u64,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+    /// Nodes of the page table
+    #[arg(long, default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u64).range(256..=4_000_000))]
+    pub nodes: u64,
+}
+
+/// Of `bench index`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Every backend is filled in a process of its own, probed there, and killed; then it
+is opened again, in other processes: after the kill, after a clean close, and with its files out of
+the page cache. A last process removes old sequences, leaf first, while it inserts new ones.
+
+Rates are pages a second. Write amplification is what the kernel counts as written to storage by the
+process, after a sync, over 40 bytes a page; beside it, what the backend says of itself. Each is
+measured without syncs but the last, and with one after every 65,536 pages; --durable adds one after
+every run.
+
+Examples:
+  ritornello bench index --entries 100000,1000000
+  ritornello bench index --backends run,memory --entries 1000000 --durable
+  ritornello bench index --workload kv-events --json | jq '.rows[] | {backend, ingest_per_s}'")]
+pub struct IndexArgs {
+    /// Backends to measure [default: all that are compiled in]
+    #[arg(long, value_delimiter = ',')]
+    pub backends: Vec<String>,
+    /// Pages
+    #[arg(long, value_delimiter = ',', default_value = "100000",
+          value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    pub entries: Vec<u64>,
+    /// Also with a sync after every run
+    #[arg(long)]
+    pub durable: bool,
+    /// Where the pages come from
+    #[arg(long, value_enum, default_value = "chains")]
+    pub workload: Workload,
+    /// Memory for what a backend caches of its files
+    #[arg(long, default_value = "128MiB", value_parser = size)]
+    pub cache: u64,
+    /// Draw it: an SVG file
+    #[arg(long, value_parser = picture)]
+    pub chart: Option<PathBuf>,
+    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+}
+
+/// Of `bench clients`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. This process owns a store; clients are processes of their own. Each of --runs rounds
+puts and flushes --total bytes and gets them back, once here and once in a client, in turns first;
+ratios are taken round by round, and what is printed is the median. Every byte is compared, outside
+the time.
+
+Questions are about 256 pages that are there (4,096 in the last row: what sixteen requests would ask
+together), 4,000 times each: in this process, from a client alone, and from a client beside
+--clients others that match, put and get without pause.
+
+Examples:
+  ritornello bench clients
+  ritornello bench clients --dir /nvme --clients 8 --page-bytes 2MiB --total 1GiB
+  ritornello bench clients --json | jq '.crowded.lease.p99_us'")]
+pub struct ClientsArgs {
+    /// Busy clients
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub clients: u32,
+    /// Bytes a page of what is put and got
+    #[arg(long, default_value = "192KiB", value_parser = size)]
+    pub page_bytes: u64,
+    /// Bytes put and got each time
+    #[arg(long, default_value = "256MiB", value_parser = size)]
+    pub total: u64,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Bytes a segment file
+    #[arg(long, hide = true, value_parser = size)]
+    pub segment_bytes: Option<u64>,
+}
+
+/// Of `bench codec`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. A slice holds one layer's keys and values of --page-tokens tokens and is encoded by
+itself. The slices of a set are repeated until they fill --total bytes, which should be more than
+the caches hold; every round copies them, encodes them and decodes them. Rates are bytes of numbers
+over the processor time of one thread, and medians. Lossless codecs are compared bit by bit.
+
+The error of a lossy codec is the norm of the difference of softmax(QK/sqrt d)V over its norm, with
+the keys and values of all tokens gone through the codec: the mean of the layers, and the worst.
+
+Without --kv, keys and values are a small sample of the demonstration's model after some training. A set of made-up
+numbers whose keys have outlier channels is always measured as well.
+
+Examples:
+  ritornello bench codec
+  ritornello bench codec --kv FILE.safetensors --json | jq '.rows[] | {codec, size_ratio}'
+  build/env/vllm/bin/python engines/vllm/make_kv.py demo FILE.safetensors")]
+pub struct CodecArgs {
+    /// Keys, values and queries to use, as engines/vllm/make_kv.py writes them
+    #[arg(long)]
+    pub kv: Option<PathBuf>,
+    /// Bytes of numbers that each rate is taken over, a thread
+    #[arg(long, default_value = "256MiB", value_parser = size)]
+    pub total: u64,
+    /// Tokens a slice
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub page_tokens: u32,
+    /// Threads at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: u32,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+}
+
+/// A part of `bench store`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Writes and reads
+    Data,
+    /// Probes, restart, memory
+    Index,
+}
+
+/// Shapes by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShapeName {
+    /// 32 layers, 8 KV heads of 128, bfloat16: 8 MiB at 64 tokens
+    #[value(name = "llama3-8b")]
+    Llama3,
+    /// 24 layers, 2 KV heads of 64, bfloat16: 192 KiB at 16 tokens
+    #[value(name = "qwen2.5-0.5b")]
+    Qwen25,
+    /// As the other options say
+    Custom,
+}
+
+/// Of the hidden command that measures in a process of its own.
+#[derive(Debug, Args)]
+pub struct PartArgs {
+    /// Which part.
+    #[command(subcommand)]
+    pub part: PartCommand,
+}
+
+/// The parts that need a process of their own.
+#[derive(Debug, Subcommand)]
+pub enum PartCommand {
+    /// Fills a metadata-only store
+    Fill {
+        /// Its directory
+        dir: PathBuf,
+        /// Pages
+        #[arg(long)]
+        entries: u64,
+        /// Pages a run
+        #[arg(long)]
+        run_pages: u32,
+    },
+    /// Opens a store and says what it takes
+    Resident {
+        /// Its directory
+        dir: PathBuf,
+    },
+    /// Opens the index of a metadata-only store and says what it takes
+    Index {
+        /// The store's directory
+        dir: PathBuf,
+        /// Pages
+        #[arg(long)]
+        entries: u64,
+        /// Pages a run
+        #[arg(long)]
+        run_pages: u32,
+    },
+    /// Fills, opens or churns a backend of the index
+    Contest(ContestArgs),
+    /// Runs the ten stages on the index `lsm`
+    Adaptive(AdaptivePart),
+    /// Is a client, and does what it is told on standard input
+    Client(ClientPart),
+    /// Probes as a client
+    Probe {
+        /// Its directory
+        dir: PathBuf,
+        /// Pages in it
+        #[arg(long)]
+        entries: u64,
+    },
+}
+
+/// Of the parts of `bench index`.
+#[derive(Debug, Args)]
+pub struct ContestArgs {
+    /// Which part.
+    #[command(subcommand)]
+    pub part: ContestPart,
+}

@@ -1,0 +1,196 @@
+//! `ritornello bench clients`: one store from another process, against the owner's own calls.
+//!
+//! | module | noun |
+//! |---|---|
+//! | `part` | a client: a process of its own, which does what it is told, line by line |
+//! | `report` | the figures |
+
+pub mod part;
+mod report;
+
+use super::data::capacity;
+use super::mover::Mover;
+use super::parts::again;
+use super::report::median;
+use super::{place, shape::Shape};
+use crate::args::ClientsArgs;
+use crate::exit::{Failure, Status};
+use crate::print::{json, say};
+use crate::scratch::Scratch;
+use crate::{Context, open, progress};
+use part::{Asked, Latencies};
+use report::{Report, Row};
+use ritornello_codec::Codec;
+use ritornello_format::Scope;
+use ritornello_store::{Options, SEGMENT_BYTES};
+use ritornello_volume::limit::Rate;
+use serde::de::DeserializeOwned;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// Sequences of 256 pages that are matched, of short pages: only their keys matter.
+const MATCHED: u32 = 64;
+/// Pages of a question.
+const MATCH_PAGES: u32 = 256;
+/// Pages of a long one: what as many as sixteen requests would ask together.
+const LONG_PAGES: u32 = 4096;
+/// Sets of sequences, told apart by their keys.
+const MATCH_SET: u32 = 10;
+const LONG_SET: u32 = 11;
+/// The first of those that are put and got, two a round.
+const DATA_SET: u32 = 100;
+/// The first of those of busy clients.
+const BUSY_SET: u32 = 1000;
+
+fn short(sequence_pages: u32, sequences: u32) -> Shape {
+    shape("ritornello bench match", 4096, sequence_pages, sequences)
+}
+
+fn shape(name: &str, page_bytes: u64, sequence_pages: u32, sequences: u32) -> Shape {
+    let scope = Scope::opaque(name, page_bytes, true);
+    Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages, sequences }
+}
+
+/// What is put and got: sequences of 64 pages.
+fn data(page_bytes: u64, total: u64) -> Shape {
+    let sequences = (total / page_bytes / 64).clamp(1, 1 << 20);
+    shape("ritornello bench data", page_bytes, 64, sequences as u32)
+}
+
+/// Measures.
+///
+/// # Errors
+/// Where there is no room, something fails, or wrong bytes come back.
+pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
+    let shape = data(args.page_bytes, args.total);
+    // All sets of data, what busy clients write, and the short pages.
+    let sets = 2 * args.runs + args.clients + 1;
+    let all = Shape { sequences: shape.sequences * sets, ..shape.clone() };
+    let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);
+    let bytes = capacity(&all, segment_bytes)? + (128 << 20);
+    let dir = place::choose(args.dir.as_deref(), bytes)?;
+    let scratch = Scratch::new(&dir, "clients")?;
+    let steps = progress::steps(4);
+    let home = scratch.path().join("store");
+    let mut options = Options::new(&home);
+    (options.capacity, options.segment_bytes) = (Some(bytes), Some(segment_bytes));
+    let node = open::with(&options)?;
+    let store = node.store();
+    steps.set_message("filling");
+    Mover::new(&short(MATCH_PAGES, MATCHED))?.put(store, MATCH_SET, MATCHED)?;
+    Mover::new(&short(LONG_PAGES, 1))?.put(store, LONG_SET, 1)?;
+    steps.inc(1);
+
+    let crew = Crew { context, home: &home, args };
+    let mut client = crew.start()?;
+    let own = part::latencies(store)?;
+    let alone: Latencies = client.ask("match")?;
+    steps.inc(1);
+
+    steps.set_message("putting and getting");
+    let mut mover = Mover::new(&shape)?;
+    let mut moved = Vec::new();
+    for round in 0..args.runs {
+        let set = DATA_SET + 2 * round;
+        let own = |mover: &mut Mover| -> Result<[Rate; 2], Failure> {
+            let put = mover.put(store, set, shape.sequences)?;
+            Ok([put, mover.get(store, set, shape.sequences)?])
+        };
+        let mut other = || client.ask::<[Asked; 2]>(&format!("move {}", set + 1));
+        // Who goes first changes, so that a drift of the disk hits both alike.
+        let (own, other) = if round % 2 == 0 {
+            let own = own(&mut mover)?;
+            (own, other()?)
+        } else {
+            let other = other()?;
+            (own(&mut mover)?, other)
+        };
+        moved.push([0, 1].map(|at| (own[at].gib_s(), other[at].gib_s)));
+    }
+    steps.inc(1);
+
+    steps.set_message("matching beside busy clients");
+    let mut busy = (0..args.clients).map(|_| crew.start()).collect::<Result<Vec<_>, _>>()?;
+    for (number, busy) in (0..).zip(&mut busy) {
+        busy.ask::<bool>(&format!("busy {}", BUSY_SET + number))?;
+    }
+    let crowded: Latencies = client.ask("match")?;
+    drop(busy);
+    steps.finish_and_clear();
+    drop(client);
+    node.close()?;
+    drop(scratch);
+
+    let rates = |what: usize| {
+        let rates = |of: &dyn Fn(&(f64, f64)) -> f64| {
+            median(&moved.iter().map(|round| of(&round[what])).collect::<Vec<_>>())
+        };
+        Row {
+            own_gib_s: rates(&|(own, _)| *own),
+            client_gib_s: rates(&|(_, client)| *client),
+            ratio: rates(&|(own, client)| client / own),
+            ratios: moved.iter().map(|round| round[what].1 / round[what].0).collect(),
+        }
+    };
+    let (clients, page_bytes, total) = (args.clients, args.page_bytes, shape.total());
+    let (put, get) = (rates(0), rates(1));
+    let report = Report { own, alone, crowded, clients, put, get, page_bytes, total };
+    if context.json {
+        json(&report);
+    } else {
+        say(&report.show());
+    }
+    Ok(Status::Fine)
+}
+
+/// How clients are started.
+struct Crew<'a> {
+    context: &'a Context,
+    home: &'a Path,
+    args: &'a ClientsArgs,
+}
+
+impl Crew<'_> {
+    fn start(&self) -> Result<Client, Failure> {
+        let mut command = again(self.context)?;
+        command.arg("client").arg(self.home);
+        command.args(["--page-bytes", &self.args.page_bytes.to_string()]);
+        command.args(["--total", &self.args.total.to_string()]);
+        Client::start(command)
+    }
+}
+
+/// A client process.
+struct Client {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Client {
+    fn start(mut command: Command) -> Result<Self, Failure> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(input), Some(output)) => {
+                Ok(Self { child, input, output: BufReader::new(output) })
+            }
+            _ => Err(Failure::failed("a client has no pipes", "")),
+        }
+    }
+
+    fn ask<T: DeserializeOwned>(&mut self, what: &str) -> Result<T, Failure> {
+        writeln!(self.input, "{what}")?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        serde_json::from_str(&line)
+            .map_err(|error| Failure::failed(format!("a client ended: {error}"), ""))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

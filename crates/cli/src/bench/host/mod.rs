@@ -1,0 +1,129 @@
+//! `ritornello bench host`: a store in memory against memcpy, and the walk of the page table.
+//!
+//! | module | noun |
+//! |---|---|
+//! | `report` | the figures |
+//! | `walk` | prompts in a page table, and how long it takes to find one |
+
+mod report;
+mod walk;
+
+use super::data::capacity;
+use super::mover::Mover;
+use super::place::in_memory;
+use super::report::median;
+use super::shape::Shape;
+use crate::args::HostArgs;
+use crate::exit::{Failure, Status};
+use crate::print::{json, say};
+use crate::scratch::Scratch;
+use crate::{Context, open, progress};
+use report::{Machine, Report, Row};
+use ritornello_codec::Codec;
+use ritornello_format::Scope;
+use ritornello_store::{Options, SEGMENT_BYTES};
+use ritornello_volume::limit::{Rate, copying_threads};
+
+/// Pages of one put, and of one get.
+const CALL_PAGES: u32 = 64;
+
+fn shape(args: &HostArgs) -> Shape {
+    let scope = Scope::opaque("ritornello bench host", args.page_bytes, true);
+    let (page_bytes, sequence_pages) = (args.page_bytes, CALL_PAGES);
+    let sequences = (args.total / page_bytes / u64::from(CALL_PAGES)).clamp(2, 1 << 20) as u32;
+    Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages, sequences }
+}
+
+/// One round: what was put into memory never used, over memory used before, got by a process that
+/// had mapped none of it, got again, and copied.
+struct Round {
+    fresh: Rate,
+    put: Rate,
+    first: Rate,
+    get: Rate,
+    copy: Rate,
+}
+
+/// Measures.
+///
+/// # Errors
+/// Where there is no memory, something fails, or wrong bytes come back.
+pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
+    let shape = shape(args);
+    if !in_memory(&args.dir) {
+        return Err(Failure::unusable(
+            format!("{} is not in memory", args.dir.display()),
+            "--dir with a directory on tmpfs, as /dev/shm is",
+        ));
+    }
+    let steps = progress::steps(u64::from(args.runs) + 1);
+    let mut mover = Mover::new(&shape)?;
+    let from = mover.another()?;
+    let (mut rounds, mut machine) = (Vec::new(), Machine::default());
+    for round in 0..args.runs {
+        steps.set_message("putting, getting, copying");
+        // Who goes first changes, so that a drift of the machine hits all alike.
+        let before = (round % 2 == 0).then(|| mover.copy(&from));
+        let scratch = Scratch::new(&args.dir, "host")?;
+        let mut options = Options::new(scratch.path().join("store"));
+        options.capacity = Some(capacity(&shape, SEGMENT_BYTES)?);
+        let node = open::with(&options)?;
+        let fresh = mover.put(node.store(), 0, shape.sequences)?;
+        node.store().clear()?;
+        node.store().flush()?;
+        let put = mover.put(node.store(), 1, shape.sequences)?;
+        node.close()?;
+        // As an engine finds it that starts: nothing is mapped yet.
+        let node = open::with(&options)?;
+        let first = mover.get(node.store(), 1, shape.sequences)?;
+        let get = mover.get(node.store(), 1, shape.sequences)?;
+        let io = node.store().stats()?.catalog.io;
+        machine = Machine {
+            dir: args.dir.display().to_string(),
+            io: io.mode,
+            warnings: io.warnings,
+            threads: copying_threads(CALL_PAGES as usize, u64::from(CALL_PAGES) * shape.page_bytes),
+        };
+        node.close()?;
+        drop(scratch);
+        let copy = before.unwrap_or_else(|| mover.copy(&from));
+        rounds.push(Round { fresh, put, first, get, copy });
+        steps.inc(1);
+    }
+    drop((mover, from));
+    steps.set_message("walking the page table");
+    let walks = walk::measure(args.nodes)?;
+    steps.finish_and_clear();
+    let row = |of: &dyn Fn(&Round) -> Rate| {
+        let ratios: Vec<f64> =
+            rounds.iter().map(|round| of(round).gib_s() / round.copy.gib_s()).collect();
+        let middle = |what: &dyn Fn(Rate) -> f64| {
+            median(&rounds.iter().map(|round| what(of(round))).collect::<Vec<_>>())
+        };
+        Row {
+            gib_s: middle(&|rate| rate.gib_s()),
+            cpu_s_per_gib: middle(&|rate| rate.cpu_s_per_gib()),
+            ratio: median(&ratios),
+            ratios,
+        }
+    };
+    let report = Report {
+        machine,
+        page_bytes: shape.page_bytes,
+        call_pages: CALL_PAGES,
+        total: shape.total(),
+        runs: args.runs,
+        memcpy: row(&|round| round.copy),
+        get: row(&|round| round.get),
+        get_first: row(&|round| round.first),
+        put: row(&|round| round.put),
+        put_fresh: row(&|round| round.fresh),
+        walks,
+    };
+    if context.json {
+        json(&report);
+    } else {
+        say(&report.show());
+    }
+    Ok(Status::Fine)
+}

@@ -1,0 +1,276 @@
+//! `ritornello bench remote`: the tier over an object store against the store's client by itself.
+
+use crate::args::size;
+use crate::exit::{Failure, Status};
+use crate::print::{bytes, json, say, table};
+use crate::remote::{failure, open};
+use crate::{Context, progress};
+use bytes::Bytes;
+use clap::Args;
+use ritornello_format::ScopeId;
+use ritornello_remote::PlainClient;
+use ritornello_tiers::remote::{Backend, FaultyBackend, Prompt, RemoteTier};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Pages that make an object of 8 MiB.
+const PAGE_BYTES: usize = 256 << 10;
+const GROUP: usize = 32;
+/// Objects at once, on both sides.
+const AT_ONCE: usize = 4;
+/// Pages of the probes.
+const PROBED: usize = 256;
+/// Nothing is to take so long.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Of `bench remote`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four at once, through the tier
+(packing, checksums, the question whether they are there) and through the plain client of the crate
+object_store, in turns first, and reads them back by range in the same way; what the tier gives back
+is compared, outside the time. Ratios are taken round by round; what is printed is the median.
+
+A cold probe asks how much of 256 pages is there, knowing nothing: all, some or none. Requests
+are counted one by one.
+
+Everything lies under a prefix of its own, and is removed.
+
+Examples:
+  ritornello bench remote 's3://bucket?endpoint=http://127.0.0.1:7070' --json")]
+pub struct RemoteArgs {
+    /// The address of an object store
+    pub address: String,
+    /// Bytes written and read each time
+    #[arg(long, default_value = "128MiB", value_parser = size)]
+    pub total: u64,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+}
+
+#[derive(Serialize)]
+struct Way {
+    /// Bytes a second, medians.
+    tier: f64,
+    plain: f64,
+    /// The tier's over the plain client's: the median of the rounds', and each.
+    ratio: f64,
+    ratios: Vec<f64>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    address: &'a str,
+    object_bytes: usize,
+    objects: usize,
+    runs: u32,
+    put: Way,
+    get: Way,
+    /// The most requests of a cold probe of 256 pages.
+    probe_requests: u64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// Where the remote does not do it, or wrong bytes come back.
+pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let (front, query) = args.address.split_once('?').unwrap_or((&args.address, ""));
+    let address = format!("{}/ritornello-bench-{nanos}?{query}", front.trim_end_matches('/'));
+    let plain = PlainClient::open(&address).map_err(failure)?;
+    let backend = open(&address)?.backend;
+    let measured = measure(args, &plain, &backend);
+    clean(backend.as_ref());
+    let answer = measured?;
+    if context.json {
+        json(&answer);
+    } else {
+        let mut out = table(&["", "tier", "plain client", "ratio"]);
+        for (what, way) in [("put", &answer.put), ("ranged get", &answer.get)] {
+            let rate = |rate: f64| format!("{}/s", bytes(rate as u64));
+            out.add_row([what, &rate(way.tier), &rate(way.plain), &format!("{:.2}", way.ratio)]);
+        }
+        say(&format!(
+            "{out}\na cold probe of {PROBED} pages: {} requests at most",
+            answer.probe_requests
+        ));
+    }
+    Ok(Status::Fine)
+}
+
+fn measure<'a>(
+    args: &'a RemoteArgs,
+    plain: &PlainClient,
+    backend: &Arc<dyn Backend>,
+) -> Result<Answer<'a>, Failure> {
+    let object_bytes = PAGE_BYTES * GROUP;
+    let objects = (args.total as usize / object_bytes).max(PROBED / GROUP);
+    let steps = progress::steps(2 * u64::from(args.runs) + 1);
+    let (mut puts, mut gets) = (Vec::new(), Vec::new());
+    let patient = || Instant::now() + PATIENCE;
+    for round in 0..args.runs {
+        let side = Round::new(round, objects);
+        let refs: Vec<&[u8]> = side.keys.iter().map(Vec::as_slice).collect();
+        let prompt = Prompt { scope: &side.scope, page_bytes: PAGE_BYTES as u64, keys: &refs };
+        let names: Vec<String> = (0..objects).map(|at| format!("plain/{round}/{at}")).collect();
+        let values: Vec<(String, Bytes)> =
+            names.iter().enumerate().map(|(at, name)| (name.clone(), side.object(at))).collect();
+        let tier = RemoteTier::new(Arc::clone(backend));
+        steps.set_message("writing");
+        puts.push(both(
+            round,
+            || plain.put(&values, AT_ONCE).map_err(failure),
+            || match tier
+                .put(&prompt, 0..refs.len(), |at| side.page(at), patient())
+                .map_err(failure)?
+            {
+                came if came == refs.len() => Ok(()),
+                came => Err(lost("written", came, refs.len())),
+            },
+        )?);
+        steps.inc(1);
+        steps.set_message("reading");
+        let reader = RemoteTier::new(Arc::clone(backend));
+        // Memory that is in use already, as an engine's is.
+        let mut out = vec![1; objects * object_bytes];
+        let range = 0..object_bytes as u64;
+        gets.push(both(
+            round,
+            || plain.get(&names, &range, AT_ONCE).map(drop).map_err(failure),
+            || match reader.get(&prompt, 0..refs.len(), &mut out, patient()).map_err(failure)? {
+                came if came == refs.len() => Ok(()),
+                came => Err(lost("read", came, refs.len())),
+            },
+        )?);
+        if (0..refs.len()).zip(out.chunks(PAGE_BYTES)).any(|(at, out)| side.page(at) != out) {
+            return Err(Failure::failed("wrong bytes came back", "please report this"));
+        }
+        steps.inc(1);
+    }
+    let probe_requests = probe(backend)?;
+    steps.finish_and_clear();
+    let total = (objects * object_bytes) as f64;
+    Ok(Answer {
+        address: &args.address,
+        object_bytes,
+        objects,
+        runs: args.runs,
+        put: way(total, &puts),
+        get: way(total, &gets),
+        probe_requests,
+    })
+}
+
+fn lost(what: &str, came: usize, of: usize) -> Failure {
+    Failure::failed(
+        format!("{came} of {of} pages were {what}"),
+        "`ritornello doctor --backend ADDRESS`",
+    )
+}
+
+/// Seconds of the plain client and of the tier, in turns first.
+fn both(
+    round: u32,
+    plain: impl FnOnce() -> Result<(), Failure>,
+    tier: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(f64, f64), Failure> {
+    fn timed(run: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+        let began = Instant::now();
+        run()?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+    if round.is_multiple_of(2) {
+        let plain = timed(plain)?;
+        Ok((plain, timed(tier)?))
+    } else {
+        let tier = timed(tier)?;
+        Ok((timed(plain)?, tier))
+    }
+}
+
+fn way(total: f64, rounds: &[(f64, f64)]) -> Way {
+    let ratios: Vec<f64> = rounds.iter().map(|(plain, tier)| plain / tier).collect();
+    Way {
+        tier: total / median(rounds.iter().map(|(_, tier)| *tier)),
+        plain: total / median(rounds.iter().map(|(plain, _)| *plain)),
+        ratio: median(ratios.iter().copied()),
+        ratios,
+    }
+}
+
+fn median(of: impl Iterator<Item = f64>) -> f64 {
+    let mut all: Vec<f64> = of.collect();
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// The most requests that a tier that knows nothing makes for 256 pages.
+fn probe(backend: &Arc<dyn Backend>) -> Result<u64, Failure> {
+    let there = Round::new(0, PROBED / GROUP);
+    let other = Round::new(u32::MAX, PROBED / GROUP);
+    let mut most = 0;
+    for fork in [0, 1, 31, 100, 128, 200, 255, PROBED] {
+        let keys = there.keys[..fork].iter().chain(&other.keys[fork..PROBED]);
+        let keys: Vec<&[u8]> = keys.map(Vec::as_slice).collect();
+        let prompt = Prompt { scope: &there.scope, page_bytes: PAGE_BYTES as u64, keys: &keys };
+        let counting = Arc::new(FaultyBackend::new(Arc::clone(backend)));
+        let tier = RemoteTier::new(Arc::clone(&counting) as Arc<dyn Backend>);
+        let found = tier.probe(&prompt, Instant::now() + PATIENCE).map_err(failure)?;
+        if found != fork / GROUP * GROUP {
+            return Err(lost("found", found, fork));
+        }
+        most = most.max(counting.asked());
+    }
+    Ok(most)
+}
+
+fn clean(backend: &dyn Backend) {
+    let mut names = Vec::new();
+    if backend.list("", &mut |found| names.push(found.name)).is_ok() {
+        for name in names {
+            let _ = backend.delete(&name);
+        }
+    }
+}
+
+/// What one round moves: pages that differ from those of all other rounds.
+struct Round {
+    scope: ScopeId,
+    keys: Vec<Vec<u8>>,
+    /// A run of noise; a page is a window of it.
+    noise: Vec<u8>,
+}
+
+impl Round {
+    fn new(round: u32, objects: usize) -> Self {
+        let key = |at: usize| {
+            [[round; 4].map(u32::to_le_bytes).concat(), (at as u128).to_le_bytes().to_vec()]
+                .concat()
+        };
+        let mut state = u64::from(round) + 1;
+        let mut word = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()
+        };
+        let noise = (0..2 * PAGE_BYTES * GROUP / 8).flat_map(|_| word()).collect();
+        Self { scope: ScopeId([7; 16]), keys: (0..objects * GROUP).map(key).collect(), noise }
+    }
+
+    fn page(&self, at: usize) -> &[u8] {
+        let from = at * 4096 % (self.noise.len() - PAGE_BYTES);
+        &self.noise[from..from + PAGE_BYTES]
+    }
+
+    fn object(&self, at: usize) -> Bytes {
+        (at * GROUP..(at + 1) * GROUP)
+            .flat_map(|at| self.page(at))
+            .copied()
+            .collect::<Vec<u8>>()
+            .into()
+    }
+}

@@ -1,0 +1,75 @@
+//! `ritornello doctor --backend`: a remote's backend, put through everything.
+
+use crate::exit::{Failure, Status};
+use crate::print::{json, say, table};
+use crate::{Context, progress, remote};
+use ritornello_tiers::remote::{Census, Check, examine};
+use serde::Serialize;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    backend: &'a str,
+    healthy: bool,
+    checks: Vec<Row<'a>>,
+    advice: &'a [String],
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    what: &'a str,
+    wrong: Option<&'a str>,
+}
+
+/// Tries a backend out, under names of its own that are removed afterwards.
+///
+/// # Errors
+/// If its address is none.
+pub fn run(context: &Context, address: &str, patience: Duration) -> Result<Status, Failure> {
+    let backend = remote::open(address)?.backend;
+    let bar = progress::steps(1);
+    bar.set_message("writing, reading, breaking");
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let checks = examine(&backend, &format!("ritornello-doctor/{nanos}/"), patience);
+    bar.finish_and_clear();
+    let healthy = checks.iter().all(|check| check.wrong.is_none());
+    let advice = if healthy { advice(Census::take(backend.as_ref())) } else { Vec::new() };
+    if context.json {
+        let checks =
+            checks.iter().map(|c| Row { what: c.what, wrong: c.wrong.as_deref() }).collect();
+        json(&Answer { backend: address, healthy, checks, advice: &advice });
+    } else {
+        say(&describe(healthy, &checks, &advice));
+    }
+    Ok(if healthy { Status::Fine } else { Status::Problems })
+}
+
+fn advice(census: ritornello_format::Result<Census>) -> Vec<String> {
+    let Ok(census) = census else {
+        return vec![
+            "it cannot list: `ritornello remote stat`, `fsck` and `gc` need list and delete"
+                .to_owned(),
+        ];
+    };
+    let other = |(version, (objects, _)): (&String, &(u64, u64))| {
+        format!("{objects} objects are of format {version}, which this version does not read")
+    };
+    census.others.iter().map(other).collect()
+}
+
+fn describe(healthy: bool, checks: &[Check], advice: &[String]) -> String {
+    let mut out = table(&["", "what"]);
+    for check in checks {
+        match &check.wrong {
+            None => out.add_row(["ok", check.what]),
+            Some(_) => out.add_row(["WRONG", check.what]),
+        };
+    }
+    for advice in advice {
+        out.add_row(["advice", advice]);
+    }
+    // Beside the table, which they would make as wide as they are.
+    let wrong = checks.iter().filter_map(|c| Some(format!("{}: {}\n", c.what, c.wrong.as_ref()?)));
+    let verdict = if healthy { "nothing is wrong" } else { "something is wrong: see above" };
+    format!("{out}\n{}{verdict}", wrong.collect::<String>())
+}

@@ -1,0 +1,338 @@
+//! `ritornello remote`: what lies in a remote, whether it is whole, and what may go.
+
+use crate::args::size;
+use crate::exit::{Failure, Status};
+use crate::print::{bytes, count, json, say, table};
+use crate::{Context, progress};
+use clap::{Args, Subcommand};
+use ritornello_format::{Error, ErrorKind};
+use ritornello_remote::Remote;
+use ritornello_tiers::remote::{Census, CollectOptions, collect, fsck};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Findings shown to people; programs get all.
+const SHOWN: usize = 20;
+
+/// Of `remote`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An ADDRESS is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR; of a
+server of one's own s3://BUCKET/PREFIX?endpoint=http://HOST:PORT. Started as `python -m ritornello`
+it may also be MODULE:CLASS.
+
+Examples:
+  ritornello remote stat s3://bucket/kv
+  ritornello remote gc s3://bucket/kv --max-age 30d --budget 10TiB --dry-run")]
+pub struct RemoteArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub what: RemoteCommand,
+}
+
+/// What can be done to a remote.
+#[derive(Debug, Subcommand)]
+pub enum RemoteCommand {
+    /// Count what it holds
+    Stat(StatArgs),
+    /// Read and verify every object
+    Fsck(FsckArgs),
+    /// Remove what is old, or what is most so, beside engines that use it
+    Gc(GcArgs),
+}
+
+/// Of `remote stat`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Lists the remote, and reads nothing else. Pages that lie in two objects, since a prompt went on,
+count twice.
+
+Examples:
+  ritornello remote stat s3://bucket/kv --json | jq .bytes")]
+pub struct StatArgs {
+    /// The remote's address
+    pub address: String,
+}
+
+/// Of `remote fsck`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads everything. What is damaged is never delivered, whether it is repaired or not; removed, it is
+written again by whoever has the pages. Exit code 1: something was damaged.
+
+Examples:
+  ritornello remote fsck s3://bucket/kv
+  ritornello remote fsck s3://bucket/kv --repair")]
+pub struct FsckArgs {
+    /// The remote's address
+    pub address: String,
+    /// Remove what is damaged
+    #[arg(long)]
+    pub repair: bool,
+}
+
+/// Of `remote gc`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An object is as old as the youngest one that continues its prompt: ends go before beginnings, and first
+what continues nothing that is there. Ages are by the remote's clock. If nothing goes, objects are listed only;
+otherwise their headers are read.
+
+It runs beside engines, and beside itself: what goes costs hits, and is written again when it is
+computed again. What is younger than --grace stays.
+
+Examples:
+  ritornello remote gc s3://bucket/kv --max-age 30d
+  ritornello remote gc s3://bucket/kv --budget 10TiB --dry-run --json")]
+pub struct GcArgs {
+    /// The remote's address
+    pub address: String,
+    /// Remove what was not written or continued for so long: 30d, 12h, 45m
+    #[arg(long, value_parser = age, required_unless_present = "budget")]
+    pub max_age: Option<Duration>,
+    /// Remove the oldest until so many bytes are left
+    #[arg(long, value_parser = size)]
+    pub budget: Option<u64>,
+    /// Keep what is younger than this in any case
+    #[arg(long, default_value = "1h", value_parser = age)]
+    pub grace: Duration,
+    /// Remove nothing, and say what would go
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    let unit = text.chars().last().and_then(|unit| match unit {
+        's' => Some(1),
+        'm' => Some(60),
+        'h' => Some(3600),
+        'd' => Some(86_400),
+        _ => None,
+    });
+    let number =
+        text.get(..text.len().saturating_sub(1)).and_then(|number| number.parse::<u64>().ok());
+    let seconds = unit.zip(number).and_then(|(unit, number)| number.checked_mul(unit));
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "an age is a number and s, m, h or d, as in 30d".to_owned())
+}
+
+/// Does it.
+///
+/// # Errors
+/// Where the remote cannot be opened, listed or read.
+pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
+    match &args.what {
+        RemoteCommand::Stat(args) => stat(context, args),
+        RemoteCommand::Fsck(args) => check(context, args),
+        RemoteCommand::Gc(args) => gc(context, args),
+    }
+}
+
+/// Opens a remote.
+///
+/// # Errors
+/// Where its address is none.
+pub fn open(address: &str) -> Result<Remote, Failure> {
+    ritornello_remote::open(address).map_err(failure)
+}
+
+/// What a remote's error means to a command.
+#[must_use]
+pub fn failure(error: Error) -> Failure {
+    match error.kind() {
+        ErrorKind::Retry => Failure::failed(
+            error.to_string(),
+            "again; `ritornello doctor --backend ADDRESS` looks closer",
+        ),
+        // The message says what to do.
+        _ => Failure::unusable(error.to_string(), ""),
+    }
+}
+
+#[derive(Serialize)]
+struct Use<'a> {
+    address: &'a str,
+    objects: usize,
+    pages: u64,
+    bytes: u64,
+    scopes: usize,
+    /// Seconds since 1970, by the remote's clock.
+    oldest: Option<u64>,
+    youngest: Option<u64>,
+    /// Objects and bytes that other versions wrote, by version.
+    other_versions: &'a BTreeMap<String, (u64, u64)>,
+    /// Names that no version would give.
+    strange: &'a [String],
+}
+
+fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
+    let census = Census::take(open(&args.address)?.backend.as_ref()).map_err(failure)?;
+    let written = || census.objects.iter().map(|object| object.written);
+    let answer = Use {
+        address: &args.address,
+        objects: census.objects.len(),
+        pages: census.pages(),
+        bytes: census.bytes(),
+        scopes: census.scopes(),
+        oldest: written().min(),
+        youngest: written().max(),
+        other_versions: &census.others,
+        strange: &census.strange,
+    };
+    if context.json {
+        json(&answer);
+        return Ok(Status::Fine);
+    }
+    let mut lines = vec![format!(
+        "{} objects of {} pages in {} scopes: {}",
+        count(answer.objects as u64),
+        count(answer.pages),
+        count(answer.scopes as u64),
+        bytes(answer.bytes)
+    )];
+    if let (Some(oldest), Some(youngest)) = (answer.oldest, answer.youngest) {
+        lines.push(format!("written over {} hours", (youngest - oldest) / 3600));
+    }
+    for (version, (objects, size)) in &census.others {
+        lines.push(format!(
+            "{} objects ({}) of format {version}, which this version does not read",
+            count(*objects),
+            bytes(*size)
+        ));
+    }
+    if let Some(first) = census.strange.first() {
+        lines.push(format!(
+            "{} names that are nobody's, as {first}",
+            count(census.strange.len() as u64)
+        ));
+    }
+    say(&lines.join("\n"));
+    Ok(Status::Fine)
+}
+
+#[derive(Serialize)]
+struct Checked<'a> {
+    address: &'a str,
+    clean: bool,
+    objects: u64,
+    pages: u64,
+    bytes: u64,
+    damaged: &'a [(String, String)],
+    removed: u64,
+    gone: u64,
+}
+
+fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
+    let backend = open(&args.address)?.backend;
+    let census = Census::take(backend.as_ref()).map_err(failure)?;
+    let bar = progress::bar("verifying");
+    bar.set_length(census.bytes());
+    let found = fsck(backend.as_ref(), &census, args.repair, &mut |object| bar.inc(object.bytes));
+    bar.finish_and_clear();
+    let found = found.map_err(failure)?;
+    let clean = found.damaged.is_empty();
+    if context.json {
+        json(&Checked {
+            address: &args.address,
+            clean,
+            objects: found.objects,
+            pages: found.pages,
+            bytes: found.bytes,
+            damaged: &found.damaged,
+            removed: found.removed,
+            gone: found.gone,
+        });
+        return Ok(if clean { Status::Fine } else { Status::Problems });
+    }
+    let mut lines = vec![format!(
+        "{} pages of {} objects read ({})",
+        count(found.pages),
+        count(found.objects),
+        bytes(found.bytes)
+    )];
+    if !clean {
+        let mut damaged = table(&["object", "what is wrong"]);
+        for (name, wrong) in found.damaged.iter().take(SHOWN) {
+            damaged.add_row([name, wrong]);
+        }
+        lines.push(damaged.to_string());
+        if found.damaged.len() > SHOWN {
+            lines.push(format!("and {} more: --json lists them", found.damaged.len() - SHOWN));
+        }
+    }
+    lines.push(match (clean, args.repair) {
+        (true, _) => "clean".to_owned(),
+        (false, true) => format!("not clean; {} objects removed", count(found.removed)),
+        (false, false) => "not clean; nobody is given such pages. --repair removes them".to_owned(),
+    });
+    say(&lines.join("\n"));
+    Ok(if clean { Status::Fine } else { Status::Problems })
+}
+
+#[derive(Serialize)]
+struct Gone<'a> {
+    address: &'a str,
+    dry_run: bool,
+    objects: u64,
+    bytes: u64,
+    removed_objects: u64,
+    removed_bytes: u64,
+    orphans: u64,
+    failed: u64,
+}
+
+fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
+    let backend = open(&args.address)?.backend;
+    let options = CollectOptions {
+        max_age: args.max_age,
+        budget: args.budget,
+        grace: args.grace,
+        dry_run: args.dry_run,
+    };
+    let bar = progress::bar("removing");
+    let done = collect(backend.as_ref(), &options, &mut |object| bar.inc(object.bytes));
+    bar.finish_and_clear();
+    let done = done.map_err(failure)?;
+    if context.json {
+        json(&Gone {
+            address: &args.address,
+            dry_run: args.dry_run,
+            objects: done.objects,
+            bytes: done.bytes,
+            removed_objects: done.removed_objects,
+            removed_bytes: done.removed_bytes,
+            orphans: done.orphans,
+            failed: done.failed,
+        });
+    } else {
+        let went = if args.dry_run { "would go" } else { "went" };
+        say(&format!(
+            "{} of {} objects {went} ({} of {}), {} of which continued nothing",
+            count(done.removed_objects),
+            count(done.objects),
+            bytes(done.removed_bytes),
+            bytes(done.bytes),
+            count(done.orphans)
+        ));
+        if done.failed > 0 {
+            say(&format!("{} could not be removed", count(done.failed)));
+        }
+    }
+    Ok(if done.failed == 0 { Status::Fine } else { Status::Problems })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_numbers_with_units() {
+        assert_eq!(age("30d"), Ok(Duration::from_secs(30 * 86_400)));
+        assert_eq!(age("0s"), Ok(Duration::ZERO));
+        for wrong in ["", "d", "30", "3x", "-1d", "99999999999999999999d", "ä"] {
+            assert!(age(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! `remote` and `doctor --backend`, on a directory.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{ritornello, scratch};
+use serde_json::Value;
+
+fn address(dir: &std::path::Path) -> String {
+    format!("file://{}", dir.display())
+}
+
+fn parsed(words: &[&str]) -> (i32, Value) {
+    let answer = ritornello(&[words, &["--json"]].concat());
+    (answer.code, serde_json::from_str(&answer.out).unwrap())
+}
+
+#[test]
+fn a_directory_is_examined_and_left_as_it_was() {
+    let dir = scratch();
+    let (code, answer) = parsed(&["doctor", "--backend", &address(dir.path())]);
+    assert_eq!((code, &answer["healthy"]), (0, &Value::Bool(true)), "{answer}");
+    let (code, answer) = parsed(&["remote", "stat", &address(dir.path())]);
+    assert_eq!(
+        (code, &answer["objects"], &answer["strange"]),
+        (0, &0.into(), &Value::Array(vec![]))
+    );
+    let answer = ritornello(&["doctor", "--backend", &address(dir.path())]);
+    assert!(answer.out.contains("nothing is wrong"), "{}", answer.out);
+}
+
+#[test]
+fn what_no_reader_takes_is_named_and_removed() {
+    let dir = scratch();
+    let hex = "0123456789abcdef0123456789abcdef";
+    let inside = dir.path().join("ritornello/1").join(hex);
+    std::fs::create_dir_all(&inside).unwrap();
+    std::fs::write(inside.join(format!("{hex}.2")), b"no object").unwrap();
+    std::fs::create_dir_all(dir.path().join("ritornello/7")).unwrap();
+    std::fs::write(dir.path().join("ritornello/7/x"), b"newer").unwrap();
+    let at = address(dir.path());
+    let (_, answer) = parsed(&["remote", "stat", &at]);
+    assert_eq!((&answer["objects"], &answer["pages"]), (&1.into(), &2.into()));
+    assert_eq!(answer["other_versions"]["7"][0], 1);
+    let (code, answer) = parsed(&["remote", "fsck", &at]);
+    assert_eq!((code, &answer["clean"], &answer["removed"]), (1, &false.into(), &0.into()));
+    let shown = ritornello(&["remote", "fsck", &at, "--repair"]);
+    assert_eq!(shown.code, 1);
+    assert!(shown.out.contains(hex) && shown.out.contains("1 objects removed"), "{}", shown.out);
+    assert_eq!(parsed(&["remote", "fsck", &at]).0, 0);
+}
+
+#[test]
+fn what_is_old_goes_unless_it_is_only_tried() {
+    let dir = scratch();
+    let hex = "0123456789abcdef0123456789abcdef";
+    let inside = dir.path().join("ritornello/1").join(hex);
+    std::fs::create_dir_all(&inside).unwrap();
+    std::fs::write(inside.join(format!("{hex}.1")), vec![0; 1000]).unwrap();
+    let at = address(dir.path());
+    let gc = |more: &[&str]| {
+        parsed(&[&["remote", "gc", &at], more].concat()).1["removed_objects"].clone()
+    };
+    assert_eq!(gc(&["--budget", "1MiB"]), 0);
+    assert_eq!(gc(&["--budget", "0B"]), 0, "it is young");
+    assert_eq!(gc(&["--budget", "0B", "--grace", "0s", "--dry-run"]), 1);
+    assert_eq!(gc(&["--budget", "0B", "--grace", "0s"]), 1);
+    assert_eq!(gc(&["--budget", "0B", "--grace", "0s"]), 0);
+}
+
+#[test]
+fn addresses_that_are_none_say_what_to_type() {
+    for (address, told) in [
+        ("bucket", "s3://bucket/prefix"),
+        ("ftp://host/kv", "s3://BUCKET/PREFIX"),
+        ("s3://", "name the bucket"),
+        ("s3://bucket?style=round", "path (HOST/BUCKET)"),
+        ("s3://bucket?endpoint=host:80", "http://"),
+        ("s3://bucket?regoin=x", "region"),
+        ("gs://bucket?endpoint=ftp://x", "https://"),
+        ("file:///not/there", "mount or make it"),
+    ] {
+        let answer = ritornello(&["remote", "stat", address]);
+        assert_eq!(answer.code, 2, "{address}: {}", answer.err);
+        assert!(answer.err.contains(told), "{address}: {}", answer.err);
+    }
+    assert_eq!(ritornello(&["doctor"]).code, 2);
+    assert_eq!(ritornello(&["remote", "gc", "memory:"]).code, 2, "of what age or budget?");
+}

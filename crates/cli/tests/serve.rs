@@ -1,0 +1,100 @@
+//! `serve`: an owner on purpose, and one in waiting.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{PAGES, filled, open_filled, options, probe, ritornello, scratch, text};
+use ritornello_node::{Role, open};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Lines};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+struct Served {
+    child: Child,
+    out: Lines<BufReader<ChildStdout>>,
+}
+
+impl Served {
+    fn start(dir: &Path, more: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
+        command.args(["serve", text(dir)]).args(more).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, out }
+    }
+
+    fn says(&mut self) -> String {
+        self.out.next().unwrap().unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    fn end(mut self, signal: Signal) -> (Option<i32>, Vec<String>) {
+        self.signal(signal);
+        let said = self.out.by_ref().map(Result::unwrap).collect();
+        (self.child.wait().unwrap().code(), said)
+    }
+}
+
+#[test]
+fn it_owns_until_it_is_told_to_end_and_a_client_takes_over() {
+    let (dir, new) = (scratch(), scratch());
+    let mut served = Served::start(&new.path().join("kv"), &["--capacity", "1GiB"]);
+    assert!(served.says().starts_with("ready: process "), "it makes a store");
+    assert_eq!(served.end(Signal::INT).0, Some(0));
+    filled(dir.path());
+    let mut served = Served::start(dir.path(), &["--json"]);
+    let ready: Value = serde_json::from_str(&served.says()).unwrap();
+    assert_eq!(ready["event"], "ready");
+    assert_eq!(ready["owner_pid"], served.child.id());
+    assert_eq!(ready["capacity_bytes"], 16 << 20);
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
+    assert_eq!((&stat["role"], stat["pages"].as_u64()), (&"client".into(), Some(PAGES as u64)));
+    let (code, said) = served.end(Signal::TERM);
+    let closed: Value = serde_json::from_str(&said[0]).unwrap();
+    assert_eq!((code, closed["event"].as_str()), (Some(0), Some("closed")));
+    assert!(!dir.path().join("owner.sock").exists(), "an owner that closed leaves no socket");
+    assert_eq!(node.attend().unwrap(), Role::Owner);
+    node.close().unwrap();
+    assert_eq!(probe(dir.path()), PAGES);
+}
+
+#[test]
+fn it_waits_while_another_owns_and_takes_over_when_that_one_ends_or_dies() {
+    let dir = scratch();
+    let node = open_filled(dir.path());
+    let mut first = Served::start(dir.path(), &[]);
+    let said = first.says();
+    assert!(said.starts_with(&format!("waiting: process {} owns", std::process::id())), "{said}");
+    let refused = ritornello(&["serve", text(dir.path()), "--must-own"]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    assert!(refused.err.contains(&format!("process {} owns", std::process::id())));
+    node.close().unwrap();
+    assert!(first.says().starts_with("ready"));
+    let mut second = Served::start(dir.path(), &[]);
+    assert!(second.says().contains(&format!("waiting: process {} owns", first.child.id())));
+    first.signal(Signal::KILL);
+    first.child.wait().unwrap();
+    assert!(second.says().starts_with("ready"));
+    assert_eq!(probe(dir.path()), PAGES);
+    assert_eq!(second.end(Signal::TERM), (Some(0), vec![format!("closed: {}", text(dir.path()))]));
+}
+
+#[test]
+fn what_it_cannot_serve_it_names() {
+    let dir = scratch();
+    let answer = ritornello(&["serve", text(dir.path())]);
+    assert_eq!(answer.code, 2);
+    assert!(answer.err.contains("capacity"), "{}", answer.err);
+    for more in [["--index", "btree"], ["--durability", "often"], ["--codec", "gif"]] {
+        let words = ["serve", text(dir.path()), "--capacity", "16MiB"];
+        assert_eq!(ritornello(&[&words[..], &more].concat()).code, 2, "{more:?}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,203 @@
+//! Backends of remotes that are written in Python: any class with `get`, `exists` and `set`.
+//!
+//! They are called on the remote's own threads, which attach to the interpreter for the call and no
+//! longer. What the class does wrong is an error of that call: the tier counts it and goes on without.
+//! From the interpreter's exit on, nothing is called any more, and calls under way get a moment to end.
+
+use parking_lot::{Condvar, Mutex};
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyMemoryView};
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_remote::Address;
+use ritornello_tiers::remote::{Backend, Listed};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long calls under way may take at exit.
+const LAST_CALLS: Duration = Duration::from_secs(2);
+
+/// Calls under way, until the interpreter exits.
+static CALLS: Mutex<Calls> = Mutex::new(Calls { running: 0, over: false });
+static ENDED: Condvar = Condvar::new();
+
+struct Calls {
+    running: usize,
+    over: bool,
+}
+
+/// A call under way.
+struct Call;
+
+impl Call {
+    fn begin() -> Result<Self> {
+        let mut calls = CALLS.lock();
+        if calls.over {
+            return Err(Error::new(ErrorKind::Closed, "the interpreter is exiting"));
+        }
+        calls.running += 1;
+        Ok(Self)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        CALLS.lock().running -= 1;
+        ENDED.notify_all();
+    }
+}
+
+/// Has addresses such as `module:Class?argument=value` opened here.
+pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    ritornello_remote::supply(Arc::new(|address| {
+        PythonBackend::open(address).map(|backend| Arc::new(backend) as Arc<dyn Backend>)
+    }));
+    let last = wrap_pyfunction!(last_calls, module)?;
+    module.py().import("atexit")?.call_method1("register", (last,))?;
+    Ok(())
+}
+
+/// Lets nobody call any more, and waits a moment for who does.
+#[pyfunction]
+fn last_calls(py: Python<'_>) {
+    py.detach(|| {
+        let until = Instant::now() + LAST_CALLS;
+        let mut calls = CALLS.lock();
+        calls.over = true;
+        while calls.running > 0 && !ENDED.wait_until(&mut calls, until).timed_out() {}
+    });
+}
+
+/// See the module.
+struct PythonBackend {
+    object: Py<PyAny>,
+    name: String,
+}
+
+impl fmt::Debug for PythonBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl PythonBackend {
+    fn open(address: &Address) -> Result<Self> {
+        let name = address.to_string();
+        attached(|py| {
+            let opened = Self::make(py, address);
+            opened.map_err(|error| {
+                Error::invalid(
+                    "the backend's class cannot be made: type MODULE:CLASS?argument=value",
+                )
+                .with("backend", &name)
+                .because(error.to_string())
+            })
+        })
+        .map(|object| Self { object, name })
+    }
+
+    fn make(py: Python<'_>, address: &Address) -> PyResult<Py<PyAny>> {
+        let mut class = py.import(address.scheme.as_str())?.into_any();
+        for part in address.path.split('.') {
+            class = class.getattr(part)?;
+        }
+        let arguments = PyDict::new(py);
+        for (name, value) in &address.options {
+            arguments.set_item(name, value)?;
+        }
+        let object = class.call((), Some(&arguments))?;
+        for method in ["get", "exists", "set"] {
+            if !object.hasattr(method)? {
+                return Err(PyAttributeError::new_err(format!("it has no method {method}")));
+            }
+        }
+        Ok(object.unbind())
+    }
+
+    /// What `call` makes of the object. An exception is worth another try, unless it is one that says
+    /// otherwise, or shows that the class is wrong.
+    fn call<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
+        attached(|py| {
+            call(self.object.bind(py)).map_err(|error| {
+                let wrong = error.is_instance_of::<PyTypeError>(py)
+                    || error.is_instance_of::<PyAttributeError>(py)
+                    || crate::error::is_fatal(py, &error);
+                let kind = if wrong { ErrorKind::Fatal } else { ErrorKind::Retry };
+                Error::new(kind, "the backend's class raised an exception")
+                    .with("backend", &self.name)
+                    .because(error.to_string())
+            })
+        })
+    }
+}
+
+/// Runs `run` with the interpreter, if there is one still.
+fn attached<T>(run: impl FnOnce(Python<'_>) -> Result<T>) -> Result<T> {
+    let _call = Call::begin()?;
+    let gone = || Err(Error::new(ErrorKind::Closed, "the interpreter is exiting"));
+    Python::try_attach(run).unwrap_or_else(gone)
+}
+
+/// The bytes of a buffer.
+fn bytes(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        return Ok(bytes.as_bytes().to_vec());
+    }
+    let copied = PyMemoryView::from(value)?.call_method0("tobytes")?;
+    Ok(copied.cast::<PyBytes>()?.as_bytes().to_vec())
+}
+
+impl Backend for PythonBackend {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
+        let (start, stop) = range.clone().map_or((0, None), |range| (range.start, Some(range.end)));
+        let value = self.call(|object| {
+            let value = object.call_method1("get", (name, start, stop))?;
+            if value.is_none() { Ok(None) } else { bytes(&value).map(Some) }
+        })?;
+        let most = range.map_or(u64::MAX, |range| range.end - range.start);
+        match &value {
+            Some(value) if value.len() as u64 > most => {
+                Err(Error::fatal("the backend's get returned more than value[start:stop]")
+                    .with("backend", &self.name))
+            }
+            _ => Ok(value),
+        }
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.call(|object| object.call_method1("exists", (name,))?.extract())
+    }
+
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.call(|object| {
+            object.call_method1("set", (name, PyBytes::new(object.py(), value))).map(drop)
+        })
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.optional("delete")?;
+        self.call(|object| object.call_method1("delete", (name,)).map(drop))
+    }
+
+    fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
+        self.optional("list")?;
+        let all: Vec<(String, u64, f64)> = self.call(|object| {
+            object.call_method1("list", (prefix,))?.try_iter()?.map(|one| one?.extract()).collect()
+        })?;
+        for (name, bytes, written) in all {
+            each(Listed { name, bytes, written: written.max(0.0) as u64 });
+        }
+        Ok(())
+    }
+}
+
+impl PythonBackend {
+    fn optional(&self, method: &'static str) -> Result<()> {
+        if self.call(|object| object.hasattr(method))? {
+            return Ok(());
+        }
+        Err(Error::invalid("this backend has only get, exists and set").with("asked", method))
+    }
+}

@@ -1,0 +1,342 @@
+//! A cache over several tiers, as Python sees it.
+
+use crate::batch::Batch;
+use crate::error::{OrRaise, invalid, raise};
+use crate::keys::Keys;
+use crate::log;
+use crate::outcome::Ticket;
+use crate::scope::Scope;
+use crate::store::{bytes_of, stats_of, terms};
+use crate::time::{control, duration};
+use parking_lot::{Mutex, RwLock};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use ritornello_format::residency::Tier;
+use ritornello_format::{Error, ErrorKind};
+use ritornello_store::LeaseNumber;
+use ritornello_tiers::cache::{
+    self, PrefetchPolicy, Settings, TierLease, TierSpec, Wish, tier_word,
+};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// What may still have to be closed at exit.
+static OPEN: Mutex<Vec<Weak<cache::Cache>>> = Mutex::new(Vec::new());
+
+/// Several tiers as one: found, loaded and put as in a store.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Cache {
+    tiers: Vec<String>,
+    cache: RwLock<Option<Arc<cache::Cache>>>,
+}
+
+#[pymethods]
+impl Cache {
+    /// Opens a list of tiers, fastest first: "host 8GiB", "disk /nvme/kv 200GiB",
+    /// "s3://bucket/prefix".
+    #[staticmethod]
+    #[pyo3(signature = (tiers, *, prefetch="timeout", write_queue=None))]
+    fn open(
+        py: Python<'_>,
+        tiers: Vec<String>,
+        prefetch: &str,
+        write_queue: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        log::start();
+        let list = TierSpec::list(&tiers).or_raise(py)?;
+        let mut settings = Settings {
+            prefetch: PrefetchPolicy::parse(prefetch).or_raise(py)?,
+            ..Settings::default()
+        };
+        if let Some(given) = write_queue {
+            settings.write_queue = bytes_of("write_queue", &given)?;
+        }
+        let cache = py
+            .detach(|| {
+                cache::Cache::open(&list, &settings, |address| {
+                    Ok(ritornello_remote::open(address)?.tier())
+                })
+            })
+            .or_raise(py)?;
+        let cache = Arc::new(cache);
+        let mut open = OPEN.lock();
+        open.retain(|opened| opened.strong_count() > 0);
+        open.push(Arc::downgrade(&cache));
+        Ok(Self { tiers, cache: RwLock::new(Some(cache)) })
+    }
+
+    /// Looks for a prompt, from its first page on, and keeps what is to be loaded for `ttl` seconds.
+    #[pyo3(signature = (
+        scope, keys, *, ttl=60.0, page_tokens=0, page_bytes=0, computed=0, tokens=0
+    ))]
+    // Python callers name them.
+    #[allow(clippy::too_many_arguments)]
+    fn find(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        ttl: f64,
+        page_tokens: u64,
+        page_bytes: u64,
+        computed: u64,
+        tokens: u64,
+    ) -> PyResult<Found> {
+        let (cache, ttl) = (self.cache(py)?, duration(py, "ttl", ttl)?);
+        let wish = Wish { page_tokens, page_bytes, computed, tokens };
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        py.detach(|| cache.find(&scope.inner, &keys, ttl, &wish)).or_raise(py).map(Found)
+    }
+
+    /// Ends a lease, of this process or another. One that has ended is ignored.
+    fn release(&self, py: Python<'_>, lease: (String, u64)) -> PyResult<()> {
+        let (cache, tier) = (self.cache(py)?, tier_of(py, &lease.0)?);
+        let lease = TierLease { tier, lease: LeaseNumber(lease.1) };
+        py.detach(|| cache.release(lease)).or_raise(py)
+    }
+
+    /// Which pages are on this machine, each by itself.
+    fn exists(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<bool>> {
+        let cache = self.cache(py)?;
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        py.detach(|| cache.exists(&scope.inner, &keys)).or_raise(py)
+    }
+
+    /// Stops what is being brought for a prompt that nobody wants any more.
+    fn cancel(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let cache = self.cache(py)?;
+        let held = Keys::of(keys)?;
+        let keys = held.slices();
+        py.detach(|| cache.cancel(&scope.inner, &keys)).or_raise(py)
+    }
+
+    /// Starts to read pages. `out` belongs to the cache until the ticket is done.
+    #[pyo3(signature = (scope, keys, out, *, parent=None, timeout=None))]
+    fn submit_get(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        parent: Option<&[u8]>,
+        timeout: Option<f64>,
+    ) -> PyResult<Ticket> {
+        let (cache, control) = (self.cache(py)?, control(py, timeout)?);
+        let keys = Keys::of(keys)?.boxed();
+        let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
+        let (scope, target) = (Arc::clone(&scope.inner), batch.to_target());
+        let parent = parent.map(Into::into);
+        let ticket = py.detach(|| cache.submit_get(scope, keys, parent, target, control));
+        Ok(Ticket::new(ticket.or_raise(py)?, Some(batch)))
+    }
+
+    /// Starts to put pages `first` and on of a prompt. Their bytes are copied before this returns.
+    #[pyo3(signature = (
+        scope, keys, pages, *, first=0, parent=None, retain_until=None, timeout=None
+    ))]
+    // Python callers name them.
+    #[allow(clippy::too_many_arguments)]
+    fn submit_put(
+        &self,
+        py: Python<'_>,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+        first: usize,
+        parent: Option<&[u8]>,
+        retain_until: Option<Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Ticket> {
+        let terms = terms(parent, retain_until.as_ref())?;
+        let (cache, control) = (self.cache(py)?, control(py, timeout)?);
+        let keys = Keys::of(keys)?.boxed();
+        let asked = keys.len().saturating_sub(first);
+        let batch = Batch::source(pages, asked, scope.page_bytes)?;
+        let (scope, source) = (Arc::clone(&scope.inner), batch.as_source());
+        let ticket = py.detach(|| cache.submit_put(scope, keys, first, source, terms, control));
+        batch.release(py);
+        Ok(Ticket::new(ticket.or_raise(py)?, None))
+    }
+
+    /// So many tokens were computed behind `before` others, in so many seconds.
+    fn learn_prefill(
+        &self,
+        py: Python<'_>,
+        before: u64,
+        tokens: u64,
+        seconds: f64,
+    ) -> PyResult<()> {
+        let took = duration(py, "seconds", seconds)?;
+        self.cache(py)?.learn_prefill(before, tokens, took);
+        Ok(())
+    }
+
+    /// So many bytes were loaded from a tier by another process, in so many seconds.
+    fn learn_load(&self, py: Python<'_>, tier: &str, bytes: u64, seconds: f64) -> PyResult<()> {
+        let (tier, took) = (tier_of(py, tier)?, duration(py, "seconds", seconds)?);
+        self.cache(py)?.learn_load(tier, bytes, took);
+        Ok(())
+    }
+
+    /// What was loaded here since the last call, by tier: for `learn_load` in another process.
+    fn take_loads(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64, f64)>> {
+        let loads = self.cache(py)?.take_loads();
+        Ok(loads.into_iter().map(|(tier, bytes, took)| (tier_word(tier), bytes, took)).collect())
+    }
+
+    /// The load that was decided for in `found` took so many seconds.
+    fn judge(&self, py: Python<'_>, found: &Found, seconds: f64) -> PyResult<()> {
+        let took = duration(py, "seconds", seconds)?;
+        let cache = self.cache(py)?;
+        if let Some(decision) = &found.0.decision {
+            cache.judge(took, decision.compute, decision.recompute);
+        }
+        Ok(())
+    }
+
+    /// Figures.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let cache = self.cache(py)?;
+        let stats = py.detach(|| cache.stats()).or_raise(py)?;
+        stats_of(py, &stats)
+    }
+
+    /// Waits until what is to be written down is, and makes what this machine keeps durable.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        let cache = self.cache(py)?;
+        py.detach(|| cache.flush()).or_raise(py)
+    }
+
+    /// Stops what goes on in the background, and closes the tiers. Again: does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(cache) = self.cache.write().take() else { return Ok(()) };
+        py.detach(|| {
+            let closed = cache.close();
+            drop(cache);
+            closed
+        })
+        .or_raise(py)
+    }
+
+    /// Whether the cache was closed, or opened before a fork.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.cache.read().as_ref().is_none_or(|cache| cache.is_closed())
+    }
+
+    /// The list, as it was given.
+    #[getter]
+    fn tiers(&self) -> Vec<String> {
+        self.tiers.clone()
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Cache({:?}{})", self.tiers, if self.closed() { ", closed" } else { "" })
+    }
+}
+
+impl Cache {
+    fn cache(&self, py: Python<'_>) -> PyResult<Arc<cache::Cache>> {
+        if let Some(cache) = self.cache.read().as_ref() {
+            return Ok(Arc::clone(cache));
+        }
+        Err(raise(py, &Error::new(ErrorKind::Closed, "the cache is closed: open it again")))
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        // At the end of the interpreter there is nothing to attach to; the system cleans up.
+        let _ = Python::try_attach(|py| self.close(py));
+    }
+}
+
+/// Closes what is still open, before the stores.
+pub(crate) fn close_all() {
+    let open = std::mem::take(&mut *OPEN.lock());
+    for cache in open.iter().filter_map(Weak::upgrade) {
+        if let Err(error) = cache.close() {
+            tracing::error!(%error, "a cache could not be closed at exit");
+        }
+    }
+}
+
+/// What was found.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Found(cache::Found);
+
+#[pymethods]
+impl Found {
+    /// "ready"; or "asking" or "loading": ask again.
+    #[getter]
+    fn state(&self) -> &'static str {
+        self.0.readiness.word()
+    }
+    /// Where the leading pages lie, in order: tier and pages.
+    #[getter]
+    fn spans(&self) -> Vec<(&'static str, usize)> {
+        self.0.spans.iter().map(|stretch| (tier_word(stretch.tier), stretch.pages)).collect()
+    }
+    /// Leading pages that are on this machine.
+    #[getter]
+    fn local(&self) -> usize {
+        self.0.local
+    }
+    /// Leading pages that the engine is to have after loading what it lacks of them.
+    #[getter]
+    fn load(&self) -> usize {
+        self.0.load
+    }
+    /// Pages that were brought from the remote for this prompt just now.
+    #[getter]
+    fn brought(&self) -> usize {
+        self.0.brought
+    }
+    /// Pages that have come of those that are on their way, and how many those are.
+    #[getter]
+    fn progress(&self) -> (usize, usize) {
+        self.0.progress
+    }
+    /// Seconds that the gate thinks loading takes, computing the rest, and computing all; `None`
+    /// where it was not asked or knows nothing.
+    #[getter]
+    fn estimate(&self) -> Option<(f64, f64, f64)> {
+        let seconds = |took: Duration| took.as_secs_f64();
+        let decision = self.0.decision.as_ref()?;
+        Some((seconds(decision.load), seconds(decision.compute), seconds(decision.recompute)))
+    }
+    /// What keeps the pages; `Cache.release` takes each, in any process.
+    #[getter]
+    fn leases(&self) -> Vec<(&'static str, u64)> {
+        self.0.leases.iter().map(|lease| (tier_word(lease.tier), lease.lease.0)).collect()
+    }
+    fn __repr__(&self) -> String {
+        format!("Found({}, {:?}, load={})", self.state(), self.spans(), self.0.load)
+    }
+}
+
+fn tier_of(py: Python<'_>, word: &str) -> PyResult<Tier> {
+    let found = Tier::ALL.into_iter().find(|tier| tier_word(*tier) == word);
+    found.ok_or_else(|| invalid(py, format!("a tier is host, disk or remote, not {word:?}")))
+}
