@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""A Llama with fixed random weights and a byte-level tokenizer, made in seconds: no download.
+"""A model with fixed random weights and a byte-level tokenizer, made in seconds: no download.
 
-    build/env/vllm/bin/python engines/vllm/make_model.py {tiny,demo} FOLDER
+    build/env/vllm/bin/python engines/vllm/make_model.py {tiny,demo,windows,latent} FOLDER
+
+`tiny` and `demo` are Llamas, `windows` a Gemma 3 (two layers in three see the last 128 tokens
+only), `latent` a DeepSeek V2 without experts (latent attention: one KV vector for all heads).
 
 The weights depend on the shape alone (fixed seed). They are spread wide enough that greedy answers
 depend on the whole prompt.
@@ -13,10 +16,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SHAPES: dict[str, dict[str, Any]] = {
     # 2.5 M parameters, for tests.
@@ -37,7 +36,39 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 16384,
         "initializer_range": 0.08,
     },
+    "windows": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+        "sliding_window": 128,
+        "query_pre_attn_scalar": 64,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    },
+    "latent": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+        "first_k_dense_replace": 4,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 64,
+    },
 }
+# Of transformers: the classes of configuration and model.
+KINDS: dict[str, tuple[str, str]] = {
+    "windows": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "latent": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
+}
+LLAMA = ("LlamaConfig", "LlamaForCausalLM")
 COMMON: dict[str, Any] = {
     "vocab_size": 320,
     "num_key_value_heads": 2,
@@ -55,6 +86,9 @@ CHAT = (
 
 def make_tokenizer(folder: Path) -> None:
     """Bytes are tokens; a handful of merges only make the vocabulary's size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,8 +107,13 @@ def make_tokenizer(folder: Path) -> None:
 
 def make_model(shape: str, folder: Path) -> int:
     """Writes model and tokenizer; returns the number of parameters."""
+    # Imported here: a model that is there already is told by its stamp, at once.
+    import torch
+    import transformers
+
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**COMMON, **SHAPES[shape])).to(torch.bfloat16)
+    config, kind = (getattr(transformers, name) for name in KINDS.get(shape, LLAMA))
+    model = kind(config(**(COMMON | SHAPES[shape]))).to(torch.bfloat16)
     model.save_pretrained(folder)
     make_tokenizer(folder)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -85,7 +124,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     shape, folder = arguments[0], Path(arguments[1])
-    description = json.dumps({**COMMON, **SHAPES[shape]}, sort_keys=True)
+    description = json.dumps(COMMON | SHAPES[shape], sort_keys=True)
     stamp = folder / ".stamp"
     if stamp.is_file() and stamp.read_text() == description:
         return 0

@@ -9,22 +9,31 @@ space where omitted) and `read_only`. One request may decline, in its `kv_transf
 `{"ritornello.no_load": true}`, `{"ritornello.no_store": true}`. Start vLLM with
 `--shutdown-timeout 20`: by default it kills its processes before they can finish a save.
 
-`connector` is the only door vLLM uses. Everything that decides something (`scheduler`, `worker`,
-`identity`, `layout`) is free of vLLM imports, so that it can be tested without an engine.
+On GPUs vLLM's own offloading takes the store as a tier behind its host memory: `RitornelloTier`
+(docs/engines/vllm-tier.md).
+
+`connector` and `tier.door` are the only doors vLLM uses. Everything that decides something
+(`scheduler`, `worker`, `identity`, `layout`) is free of vLLM imports, so that it can be tested
+without an engine.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ritornello.vllm.connector import RitornelloConnector
+    from ritornello.vllm.tier.door import RitornelloTier
 
-__all__ = ["RitornelloConnector"]
+__all__ = ["RitornelloConnector", "RitornelloTier"]
 
 
 def __getattr__(name: str) -> object:
-    # vLLM is imported when the connector is asked for, not before.
+    # vLLM is imported when one of them is asked for, not before.
     if name == "RitornelloConnector":
         from ritornello.vllm.connector import RitornelloConnector
 
         return RitornelloConnector
+    if name == "RitornelloTier":
+        from ritornello.vllm.tier.door import RitornelloTier
+
+        return RitornelloTier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

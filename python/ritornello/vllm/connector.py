@@ -4,19 +4,25 @@
 # mypy: allow-subclassing-any
 
 import logging
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from ritornello.model import plain
+from ritornello.vllm.handshake import ShardFacts, shapes
 from ritornello.vllm.identity import identity_of
 from ritornello.vllm.interface import require_known
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
@@ -25,7 +31,13 @@ from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats, stat
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import QuietStore
-from ritornello.vllm.support import refusal, require_one_shard
+from ritornello.vllm.support import (
+    must_load_apart,
+    refusal,
+    remarks,
+    require_no_context_parallel,
+)
+from ritornello.vllm.tiers import QuietCache
 from ritornello.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -42,8 +54,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.ritornello")
 
 require_known(KVConnectorBase_V1, vllm.__version__)
+# What comes from the remote has no name of its own there.
+SOURCES = {
+    "host": CacheHitSource.HOST,
+    "disk": CacheHitSource.DISK,
+    "remote": CacheHitSource.EXTERNAL_UNSPECIFIED,
+}
+
 KVConnectorMetadata.register(StepMetadata)
 KVConnectorWorkerMetadata.register(WorkerReport)
+KVConnectorHandshakeMetadata.register(ShardFacts)
 
 
 class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
@@ -60,32 +80,35 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: "KVCacheConfig",
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        require_one_shard(vllm_config)
-        settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
+        require_no_context_parallel(vllm_config)
+        self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
         why = refusal(vllm_config, kv_cache_config)
         self._meter = Meter()
+        held = QuietCache if self._settings.tiers else QuietStore
+        self._store: QuietStore = held(self._settings, self._meter)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._why = why
         if role is KVConnectorRole.SCHEDULER:
             # Read by vLLM once this constructor is done: a failed load must not fail a request.
             self._kv_transfer_config.kv_load_failure_policy = "recompute"
             if why:
                 logger.warning("ritornello: %s; neither hits nor saves", why)
-                return
-            store = QuietStore(settings, self._meter)
-            # Opened here and not at the first request, so that the process that asks most often
-            # is the one that owns the store.
-            store.open()
-            identity = identity_of(vllm_config, kv_cache_config, _isa(vllm_config), _version())
-            if identity.epoch:
-                logger.warning(
-                    "ritornello: the weights were not loaded from files; "
-                    "nothing saved now is found after a restart"
-                )
-            self._scheduler = SchedulerSide(store, identity, settings.read_only, self._meter)
+            else:
+                # Opened here and not at the first request, so that the process that asks most
+                # often is the one that owns the store.
+                self._store.open()
         elif not why:
-            store = QuietStore(settings, self._meter)
-            self._worker = WorkerSide(store, kv_cache_config.num_blocks, self._meter)
+            self._worker = WorkerSide(
+                self._store,
+                kv_cache_config.num_blocks,
+                [
+                    (list(group.layer_names), group.kv_cache_spec.num_kv_heads)
+                    for group in kv_cache_config.kv_cache_groups
+                ],
+                self._meter,
+                (get_pp_group().rank_in_group, get_tp_group().rank_in_group),
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -94,10 +117,48 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     # The scheduler's side.
 
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """What the workers said of their memory: now it is known what a page is."""
+        if self._why:
+            return
+        try:
+            side = self._scheduler_side(metadata)
+        except Exception as error:  # a model unlike any that was tried must be served all the same
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            logger.warning("ritornello: %s%s; neither hits nor saves", kind, error)
+            return
+        if self._kv_cache_manager is not None:
+            side.bind(self._kv_cache_manager)
+        self._scheduler = side
+
+    def _scheduler_side(self, metadata: dict[tuple[int, int], Any]) -> SchedulerSide:
+        config, caches = self._vllm_config, self._kv_cache_config
+        parallel = config.parallel_config
+        stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
+        found = shapes(metadata, stages, ranks, len(caches.kv_cache_groups))
+        identity = identity_of(config, caches, found, partial(_layout, config))
+        for line in remarks(identity):
+            logger.warning("ritornello: %s", line)
+        return SchedulerSide(
+            self._store,
+            identity,
+            self._meter,
+            read_only=self._settings.read_only,
+            apart=must_load_apart(config, caches),
+            far=self._settings.far,
+        )
+
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
             self._scheduler.bind(kv_cache_manager)
+
+    def on_new_request(self, request: "Request") -> None:
+        """Pages that lie far away begin to come while the request waits for its turn."""
+        if self._scheduler is not None and self._settings.far:
+            begun = perf_counter()
+            self._scheduler.matched_tokens(request, 0)
+            self._meter.hook(begun)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
@@ -105,9 +166,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return 0, False
         begun = perf_counter()
-        tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
+        found = self._scheduler.matched_tokens(request, num_computed_tokens)
         self._meter.hook(begun)
-        return tokens, False
+        return found
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -115,8 +176,16 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return
         begun = perf_counter()
-        self._scheduler.admitted(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler.admitted(request, blocks.get_block_ids(), num_external_tokens)
         self._meter.hook(begun)
+
+    def get_external_cache_hit_sources(
+        self, request: "Request", num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        tiers = self._scheduler.sources(request, num_external_tokens) if self._scheduler else {}
+        if not tiers:
+            return {self._cache_hit_source: num_external_tokens} if num_external_tokens else {}
+        return {SOURCES[tier]: tokens for tier, tokens in tiers.items()}
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         if self._scheduler is None:
@@ -134,6 +203,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.reported(
             report if isinstance(report, WorkerReport) else None,
             connector_output.invalid_block_ids,
+            connector_output.finished_recving or set(),
         )
         self._meter.hook(begun)
 
@@ -160,9 +230,16 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.register(kv_caches)
 
+    def get_handshake_metadata(self) -> ShardFacts | None:
+        if self._worker is not None:
+            return self._worker.facts()
+        return ShardFacts(refusal=self._why) if self._why else None
+
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         self._meter.begin_step()
+        if self._worker is not None:
+            self._worker.begin()
 
     def clear_connector_metadata(self) -> None:
         super().clear_connector_metadata()
@@ -177,7 +254,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._meter.hook(begun)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are over before the first layer runs."""
+        """What a layer needs is there before the first one runs."""
 
     def save_kv_layer(
         self,
@@ -196,6 +273,18 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.save(metadata)
         self._meter.hook(begun)
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        begun = perf_counter()
+        over, failed = self._worker.landed()
+        self._meter.hook(begun)
+        # Where blocks can be named, those that came are kept; where they cannot, all is computed.
+        groups = len(self._kv_cache_config.kv_cache_groups)
+        return KVConnectorTransferResults(
+            finished_recving=over, failed_recving=failed if groups > 1 else set()
+        )
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set() if self._worker is None else self._worker.take_failed_blocks()
 
@@ -212,6 +301,12 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
         if self._scheduler is not None:
             self._scheduler.close()
+        self._store.close()
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Sleeping moves the KV memory, which pools point into; vLLM 0.33 asks before it starts."""
+        return False
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> RitornelloStats | None:
@@ -228,15 +323,13 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         return RitornelloPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-def _isa(vllm_config: "VllmConfig") -> str:
-    """The instruction set whose packing vLLM's CPU attention will choose."""
+def _layout(vllm_config: "VllmConfig", spec: Any) -> str:
+    """How vLLM packs the blocks of a group: inside a block its CPU kernels pack keys as the
+    instruction set likes them, and nothing promises that two versions pack alike.
+    """
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    return str(
-        _get_attn_isa(model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype)
-    )
-
-
-def _version() -> str:
-    return str(vllm.__version__).partition("+")[0]
+    isa = _get_attn_isa(model.dtype, spec.block_size, spec.head_size, cache.cache_dtype)
+    version = str(vllm.__version__).partition("+")[0]
+    return f"vllm-{version}/cpu/{isa}/{spec.block_size}/{plain(spec.dtype)}"

@@ -5,14 +5,16 @@ disagree about it. Tokens, LoRA adapters, images and cache salts are in vLLM's b
 """
 
 import hashlib
-import json
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from ritornello.vllm.weights import fingerprint
+from ritornello import weights
+from ritornello.model import model_name, new_epoch, normalised, plain
+from ritornello.vllm.handshake import GroupShape
+from ritornello.vllm.parts import ALL, Part, Rule, Slice, trailing, units_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,122 +22,167 @@ if TYPE_CHECKING:
 
     from ritornello._core import Scope
 
-EPOCH_BYTES = 16
-
-# Where a configuration came from and how it is run, not what the model computes.
-VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
+# Fields of vLLM's description of a group that depend on how many workers share it.
+SHARDED = frozenset({"num_kv_heads", "num_head_slots", "max_tp_shards", "dcp_sharded"})
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The fields of a `Scope`, in a form that can be sent between processes. `epoch` is empty
-    for weights that were loaded from files (their fingerprint tells them apart) and random
-    otherwise, and after every reset.
+    """What the scopes of a model's pages have in common, and its parts, in a form that can be sent
+    between processes. `hash_tokens`: tokens a block hash covers; a prefix is resumed at multiples
+    of `alignment` tokens. `ranks`: tensor-parallel workers of a stage. `epoch` is empty for weights
+    that were loaded from files (their fingerprint tells them apart) and random otherwise, and after
+    every reset.
     """
 
     model: str
-    dtype: str
-    page_tokens: int
-    layers: int
-    kv_heads: int
-    head_dim: int
-    page_bytes: int
-    layout: str
     weights: bytes
     kv_scale: str
     hash_algorithm: str
+    hash_tokens: int
+    alignment: int
     extra: tuple[tuple[str, str], ...]
+    parts: tuple[Part, ...]
+    ranks: int = 1
     epoch: bytes = b""
 
-    def scope(self) -> "Scope":
+    def scope(self, of: Slice) -> "Scope":
+        """Names layers and heads, never workers: whoever holds the same bytes finds them."""
         from ritornello._core import Scope
 
+        part = self.parts[of.part]
+        layers = part.stages[of.stage]
+        numbers = [_number(name) for name in layers]
+        digest = hashlib.sha256("\n".join(layers).encode()).hexdigest()[:32]
         return Scope(
             self.model,
-            self.dtype,
-            self.page_tokens,
-            layers=(0, self.layers),
-            kv_heads=(0, self.kv_heads),
-            head_dim=self.head_dim,
-            layout=self.layout,
+            part.dtype,
+            part.page_tokens,
+            layers=(min(numbers), max(numbers) + 1),
+            kv_heads=part.units[of.unit],
+            head_dim=part.head_dim,
+            layout=part.layout,
             weights=self.weights,
             kv_scale=self.kv_scale,
             hash_algorithm=self.hash_algorithm,
             epoch=self.epoch,
-            extra=dict(self.extra),
-            chained=True,
-            page_bytes=self.page_bytes,
+            part=of.part,
+            # A scope's layout is checked and does not make it another one; here it must.
+            extra={
+                **dict(self.extra),
+                "kv_layout": part.layout,
+                "kv_spec": part.spec,
+                "layer_names": digest,
+            },
+            # A page of a window is of use without those before the window.
+            chained=part.rule.reach is None,
+            page_bytes=part.object_bytes(of.stage, of.unit),
         )
 
 
-def new_epoch() -> bytes:
-    return os.urandom(EPOCH_BYTES)
-
-
-def normalised(config: Mapping[str, Any]) -> str:
-    """A model configuration as canonical JSON without what does not change the computation."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(k): clean(v) for k, v in value.items() if str(k) not in VOLATILE}
-        if isinstance(value, list | tuple):
-            return [clean(item) for item in value]
-        return value
-
-    return json.dumps(clean(config), sort_keys=True, separators=(",", ":"), default=str)
-
-
-def model_name(config: Mapping[str, Any]) -> str:
-    """The model's type, for a person, and the digest of its configuration."""
-    digest = hashlib.sha256(normalised(config).encode()).hexdigest()
-    return f"{config.get('model_type') or 'model'}:{digest}"
+def _number(layer: str) -> int:
+    """The last number in a layer's name: its place in the model."""
+    found = re.findall(r"\d+", layer)
+    return int(found[-1]) if found else 0
 
 
 def identity_of(
-    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", isa: str, version: str
+    vllm_config: "VllmConfig",
+    kv_cache_config: "KVCacheConfig",
+    shapes: Sequence[GroupShape],
+    layout: Callable[[Any], str],
 ) -> Identity:
-    """The identity of what this engine computes. The configuration is one that
-    `support.refusal` let pass: one full-attention group, no parallelism.
+    """The identity of what this engine computes. The configuration is one that `support.refusal`
+    let pass; `shapes` is what the workers said of their memory, `layout` names how a group's blocks
+    are packed. ValueError says what cannot be told apart.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    group = kv_cache_config.kv_cache_groups[0]
-    spec = group.kv_cache_spec
-    layers = len(group.layer_names)
+    ranks = vllm_config.parallel_config.tensor_parallel_size
     config = model.hf_config.to_dict()
     weights = fingerprint_of(vllm_config)
-    dtype = plain(spec.dtype)
     extra = {
         "cache_dtype": str(cache.cache_dtype),
         "compute_dtype": plain(model.dtype),
-        "kv_spec": str(spec),
         "load_format": str(vllm_config.load_config.load_format),
         "quantization": str(model.quantization or "none"),
     }
     if "longrope" in normalised(config):
         # This rotary embedding chooses its factors by the length the engine was started with.
         extra["max_model_len"] = str(model.max_model_len)
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    total = int(model.get_total_num_kv_heads())
+    parts = tuple(
+        _part(spec, shape, kv_heads_of(spec, total, ranks), ranks, layout(spec))
+        for spec, shape in zip(specs, shapes, strict=True)
+    )
+    plain_scale = str(cache.cache_dtype) in ("auto", *(part.dtype for part in parts))
     return Identity(
         model=model_name(config),
-        dtype=dtype,
-        page_tokens=spec.block_size,
-        layers=layers,
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_size,
-        page_bytes=layers * spec.page_size_bytes,
-        # Inside a block vLLM's CPU kernels pack keys as the instruction set likes them; nothing
-        # promises that two versions pack alike.
-        layout=f"vllm-{version}/cpu/{isa}/{spec.block_size}/{dtype}",
         weights=weights or b"",
-        kv_scale="none" if cache.cache_dtype in ("auto", dtype) else "checkpoint",
+        kv_scale="none" if plain_scale else "checkpoint",
         hash_algorithm=str(cache.prefix_caching_hash_algo),
+        hash_tokens=hash_tokens_of(vllm_config, kv_cache_config),
+        alignment=lcm(*(part.page_tokens for part in parts)),
         extra=tuple(sorted(extra.items())),
+        parts=parts,
+        ranks=ranks,
         epoch=b"" if weights else new_epoch(),
     )
 
 
-def plain(dtype: object) -> str:
-    """Name of a torch dtype: bfloat16."""
-    return str(dtype).removeprefix("torch.")
+def _part(spec: Any, shape: GroupShape, kv_heads: int, ranks: int, layout: str) -> Part:
+    layers = sum(len(stage) for stage in shape.stages)
+    # One worker's heads, where they cannot be told apart, are bytes of another order.
+    order = "heads" if shape.head_major else "mixed"
+    units, shared = units_of(kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major)
+    return Part(
+        rule=rule_of(spec),
+        page_tokens=spec.block_size,
+        kv_heads=kv_heads,
+        head_dim=spec.head_size,
+        head_bytes=shape.head_bytes,
+        dtype=plain(spec.dtype),
+        layout=f"{layout}/{order}",
+        spec=spec_text(spec),
+        units=units,
+        shared=shared,
+        stages=shape.stages,
+    )
+
+
+def rule_of(spec: Any) -> Rule:
+    """By vLLM's type of the group. Where it keeps the blocks of all tokens for layers with a window
+    (hybrid cache manager off) the rule is that of full attention.
+    """
+    if type(spec).__name__ == "SlidingWindowSpec":
+        return trailing(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
+    return ALL
+
+
+def kv_heads_of(spec: Any, total: int, ranks: int) -> int:
+    """KV heads of a group over all tensor-parallel workers; one has `spec.num_kv_heads` of them,
+    or a copy. `total`: what the model's configuration says.
+    """
+    shards, local = getattr(spec, "max_tp_shards", None), int(spec.num_kv_heads)
+    if shards == 1 or ranks == 1:
+        return local
+    if max(total // ranks, 1) == local and (total % ranks == 0 or ranks % total == 0):
+        return total
+    if local > 1:
+        return local * ranks
+    raise ValueError("how the KV heads are split over the workers cannot be told from the model")
+
+
+def spec_text(spec: Any) -> str:
+    """A group as vLLM describes it, without what depends on the number of workers."""
+    fields = {name: str(value) for name, value in vars(spec).items() if name not in SHARDED}
+    return f"{type(spec).__name__}({', '.join(f'{n}={v}' for n, v in sorted(fields.items()))})"
+
+
+def hash_tokens_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
+    """Tokens that one of a request's block hashes covers."""
+    found = getattr(kv_cache_config, "hash_block_size", None)
+    return int(found or vllm_config.cache_config.block_size)
 
 
 def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:
@@ -145,22 +192,4 @@ def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:
     model, load = vllm_config.model_config, vllm_config.load_config
     if str(load.load_format) == "dummy":
         return None
-    path = Path(model.model)
-    if not path.exists():
-        snapshot = _snapshot(model.model, model.revision, load.download_dir)
-        if snapshot is None:
-            return None
-        path = snapshot
-    return fingerprint(path)
-
-
-def _snapshot(name: str, revision: str | None, folder: str | None) -> Path | None:
-    """Where the hub's client put a model that vLLM has downloaded; nothing is downloaded here."""
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(
-            snapshot_download(name, revision=revision, cache_dir=folder, local_files_only=True)
-        )
-    except Exception:  # an optional package's errors: without a snapshot the epoch is random
-        return None
+    return weights.fingerprint_of(model.model, model.revision, load.download_dir)

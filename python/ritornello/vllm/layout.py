@@ -1,19 +1,21 @@
-"""From vLLM's registered KV caches to a `PagePool`: where the bytes of block `i` lie.
+"""From vLLM's registered KV caches to spans: where the bytes of block `i` lie.
 
 A layer's block is opaque: its logical shape says nothing reliable about what is where inside it
 (on CPUs keys are packed per instruction set). All that is asked of a cache is that its first
 dimension counts blocks and that each block is one contiguous span. Strides are trusted, shapes
-are not.
+are not. One thing more is used where it holds: a second dimension that counts the KV heads and lies
+outermost in the block makes each head one span of it. vLLM's CPU attention takes
+`cache[block, head]` for the keys of that head followed by its values, however the instruction set
+packs them.
 """
 
-import ctypes
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from math import prod
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from ritornello._core import PagePool
+from ritornello.spans import Span
+from ritornello.vllm.handshake import GroupMemory
 
 
 class CacheTensor(Protocol):
@@ -32,27 +34,46 @@ class LayoutError(ValueError):
     """These caches cannot be seen as blocks of opaque bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Block `i` is `block_bytes` bytes at `base + i * stride`."""
-
-    base: int
-    block_bytes: int
-    stride: int
-
-
-def spans(caches: Mapping[str, CacheTensor], blocks: int) -> list[Span]:
-    """One span a layer, in the order of the layers' numbers; neighbours that touch become one
-    (an engine that keeps all layers of a block together then moves it as one piece). Layers that
-    share another layer's cache add nothing.
+def group_memory(
+    caches: Mapping[str, CacheTensor], layers: Iterable[str], heads: int, blocks: int
+) -> GroupMemory:
+    """What this worker holds of a KV cache group: those of its layers that have a cache of their
+    own (layers may share another layer's), in the order of their numbers. `heads`: by the model.
     """
-    found: list[Span] = []
+    sizes, orders, names = set(), set(), []
     seen: set[int] = set()
-    for name in sorted(caches, key=_natural):
+    for name in sorted(layers, key=_natural):
+        if name not in caches:
+            raise LayoutError(f"{name}: no KV cache was registered")
         span = _span(name, caches[name], blocks)
         if span.base in seen:
             continue
         seen.add(span.base)
+        names.append(name)
+        sizes.add(span.block_bytes)
+        orders.add(_head_bytes(caches[name], heads, blocks) * heads == span.block_bytes)
+    if len(sizes) > 1:
+        raise LayoutError(f"the blocks of {names[0]} and its neighbours differ in size")
+    return GroupMemory(tuple(names), max(sizes, default=0), heads, orders == {True})
+
+
+def spans(
+    caches: Mapping[str, CacheTensor],
+    layers: Iterable[str],
+    blocks: int,
+    heads: tuple[int, int, int] | None = None,
+) -> list[Span]:
+    """One span a layer, in the order in which they are named; neighbours that touch become one (an
+    engine that keeps all layers of a block together then moves it as one piece). `heads`: (first,
+    end, all) to take only these of the heads in a block.
+    """
+    found: list[Span] = []
+    for name in layers:
+        span = _span(name, caches[name], blocks)
+        if heads is not None:
+            first, end, count = heads
+            head = span.block_bytes // count
+            span = Span(span.base + first * head, (end - first) * head, span.stride)
         last = found[-1] if found else None
         if last and last.stride == span.stride and last.base + last.block_bytes == span.base:
             merged = last.block_bytes + span.block_bytes
@@ -60,23 +81,7 @@ def spans(caches: Mapping[str, CacheTensor], blocks: int) -> list[Span]:
                 found[-1] = Span(last.base, merged, last.stride)
                 continue
         found.append(span)
-    if not found:
-        raise LayoutError("no KV caches were registered")
     return found
-
-
-def page_pool(found: Iterable[Span], blocks: int) -> "PagePool":
-    """The pool of these spans. It refers to the engine's memory and does not keep it alive: the
-    caller holds the tensors for as long as the pool is used.
-    """
-    from ritornello._core import PagePool
-
-    spans = list(found)
-    buffers = [
-        (ctypes.c_ubyte * ((blocks - 1) * s.stride + s.block_bytes)).from_address(s.base)
-        for s in spans
-    ]
-    return PagePool(buffers, [s.block_bytes for s in spans], strides=[s.stride for s in spans])
 
 
 def _span(name: str, cache: CacheTensor, blocks: int) -> Span:
@@ -94,6 +99,17 @@ def _span(name: str, cache: CacheTensor, blocks: int) -> Span:
     if stride < row:
         raise LayoutError(f"{name}: blocks overlap ({row} bytes every {stride})")
     return Span(cache.data_ptr(), row * per_block, stride * per_block)
+
+
+def _head_bytes(cache: CacheTensor, heads: int, blocks: int) -> int:
+    """Bytes of one head in a block whose heads lie one after the other; 0 in any other block."""
+    shape, strides = tuple(cache.shape), tuple(cache.stride())
+    if heads == 1:
+        return cache.element_size() * prod(shape[1:]) * (shape[0] // blocks)
+    if shape[0] != blocks or len(shape) < 2 or shape[1] != heads:
+        return 0
+    inside = prod(shape[2:])
+    return cache.element_size() * inside if strides[1] == inside else 0
 
 
 def _dense_elements(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -2,47 +2,60 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ritornello.vllm.identity import Identity
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Fill `blocks` with the pages `keys`. `first`: the place of `keys[0]` in its sequence.
-    The lease keeps the pages readable; the worker releases it when the load is over.
+class Pages(NamedTuple):
+    """Consecutive pages of one part: fill or store `blocks` under `keys`. `first`: the place of
+    `keys[0]` in its sequence. `before`: the keys before it where the part is a chain, all of them
+    for a store that must know them all, else the last.
     """
 
-    request: str
+    part: int
     first: int
     keys: Sequence[bytes]
     blocks: Sequence[int]
-    lease: int
+    before: Sequence[bytes] = ()
+
+    @property
+    def parent(self) -> bytes | None:
+        return self.before[-1] if self.before else None
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Store `blocks` under `keys`; they are full once this step's forward pass is over.
-    `parent`: the key before `keys[0]`, None at the start of a sequence. `retain_until`: they and
+class Load(NamedTuple):
+    """Fill the blocks of a request, before this step's first layer runs or, `apart`, while other
+    requests go on. The scheduler's side holds leases on the pages until it hears that the load is
+    over.
+    """
+
+    request: str
+    pages: Sequence[Pages]
+    apart: bool = False
+
+
+class Save(NamedTuple):
+    """Store blocks that are full once this step's forward pass is over. `retain_until`: they and
     all before them stay until then, in seconds since 1970.
     """
 
     request: str
-    first: int
-    keys: Sequence[bytes]
-    blocks: Sequence[int]
-    parent: bytes | None
+    pages: Pages
     retain_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """A step's work. `identity` is there whenever there is work: the epoch in it may change
-    between steps, and pages belong to the epoch of the step that read or wrote them.
+    """A step's work. `identity` comes with the first work there is and whenever it has changed (a
+    reset changes the epoch): it holds for this step and those after it. `prefill`: what the step
+    computes, tokens before it and tokens, where somebody wants to know how long that takes.
     """
 
     identity: Identity | None = None
     loads: Sequence[Load] = ()
     saves: Sequence[Save] = ()
+    prefill: tuple[int, int] | None = None
 
 
 IDLE = StepMetadata()
@@ -50,12 +63,27 @@ IDLE = StepMetadata()
 
 @dataclass(slots=True)
 class WorkerReport:
-    """What the scheduler must know of a step. `unsaved`: (request, first page) of saves that did
-    not happen and may be asked for again. `refusal`: why this worker can serve nothing.
+    """What the scheduler must know of a step. `unsaved`: (request, part, first page) of saves that
+    did not happen and may be asked for again. `failed`: requests whose load did not bring all.
+    `refusal`: why this worker can serve nothing. `prefill`: tokens before what was computed,
+    tokens, seconds. `loads`: tier, bytes, seconds of what was read. `took`: seconds of each
+    request's load.
     """
 
-    unsaved: list[tuple[str, int]] = field(default_factory=list)
+    unsaved: list[tuple[str, int, int]] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
     refusal: str = ""
+    prefill: tuple[int, int, float] | None = None
+    loads: list[tuple[str, int, float]] = field(default_factory=list)
+    took: dict[str, float] = field(default_factory=dict)
 
     def aggregate(self, other: "WorkerReport") -> "WorkerReport":
-        return WorkerReport(self.unsaved + other.unsaved, self.refusal or other.refusal)
+        both = self.took.keys() | other.took.keys()
+        return WorkerReport(
+            self.unsaved + other.unsaved,
+            self.failed | other.failed,
+            self.refusal or other.refusal,
+            self.prefill or other.prefill,
+            self.loads + other.loads,
+            {name: max(self.took.get(name, 0.0), other.took.get(name, 0.0)) for name in both},
+        )

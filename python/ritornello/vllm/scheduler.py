@@ -1,32 +1,40 @@
 """The scheduler's side: which pages a request may load, and which are ready to be saved.
 
 Invariants:
-* A page is claimed only under a lease; the lease goes to the worker with the load, or is
-  released here when the load does not happen.
+* A page is claimed only under leases. They are held until the workers have said that the load is
+  over, or released when it does not happen; they end by themselves if nobody says anything.
 * The last token of a request is never claimed: the engine must compute something to answer.
-* `Tracked.saved` leading pages of a request are in the store or on their way to it. It only
-  grows within an admission, except when the worker reports a save that did not happen.
-* One step is in flight at a time (`support` refuses others), so everything known of a step is
-  known before the next one is planned.
+* `Tracked.saved` leading pages of each part of a request are in the store or on their way to it. It
+  only grows within an admission, except when a worker reports a save that did not happen.
+* A load that a step waits for (not `apart`) happens only where one worker computes and one step is
+  in flight: what fails is then known before anything computed on top of it can be saved.
+* A request whose load failed computes the rest; it does not ask the store a second time.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic, time
 from typing import Any, Protocol
 
-from ritornello.vllm.identity import Identity, new_epoch
-from ritornello.vllm.metadata import IDLE, Load, Save, StepMetadata, WorkerReport
+from ritornello.model import new_epoch
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.matching import Found, Lease, Matcher, Prompt
+from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.settings import Wishes
+from ritornello.vllm.settings import EVERYTHING, Wishes
 from ritornello.vllm.store import QuietStore
 
 logger = logging.getLogger("vllm.ritornello")
 
 # Covers the rest of the step that claims the pages and the load's own deadline; a waiting request
-# whose lease is half used up is matched again.
+# whose leases are half used up is matched again.
 LEASE_SECONDS = 60.0
+# A load of more bytes a worker than this goes on beside the other requests: it would hold each of
+# them up for longer than a step of its own takes.
+APART_BYTES = 16 << 20
+# A request is computed that has waited so long for its pages; the tiers are to say so before.
+WAIT_SECONDS = 60.0
 
 
 class Request(Protocol):
@@ -42,6 +50,7 @@ class Request(Protocol):
 
 class BlockPool(Protocol):
     num_gpu_blocks: int
+    null_block: Any
 
     def get_num_free_blocks(self) -> int: ...
 
@@ -63,119 +72,201 @@ class Step(Protocol):
 
 @dataclass(slots=True)
 class Held:
-    """What the store has of a request: the first `pages` of the `asked` keys, under a lease that
-    is good until `until`. The engine itself had the first `local` pages when it asked.
+    """What the store has of the `asked` tokens of a request, good until `until`. The engine itself
+    had the first `local` tokens when it asked, and was told whether they come `apart`.
     """
 
-    lease: int
-    pages: int
+    found: Found
     asked: int
-    local: int
     until: float
+    local: int = 0
+    apart: bool = False
 
 
 @dataclass(slots=True)
 class Tracked:
+    """`loading`: its blocks are being filled beside other requests. `failed`: a load of it did not
+    bring everything. `wake`: the step at which it is to be looked at. `waits`: since when pages are
+    on their way to where they can be claimed. `sources`: tokens that were claimed, by tier.
+    """
+
     request: Request
-    wishes: Wishes
+    wishes: Wishes = EVERYTHING
     held: Held | None = None
-    saved: int = 0
+    saved: list[int] = field(default_factory=list)
+    loading: bool = False
+    failed: bool = False
+    wake: int = 0
+    waits: float | None = None
+    sources: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def loads(self) -> bool:
+        return self.wishes.loads and not self.failed and not self.request.skip_reading_prefix_cache
 
 
 class SchedulerSide:
+    """`apart`: all loads go on beside the other requests, whatever their size. `far`: the store is
+    to know all keys of a prompt.
+    """
+
     def __init__(
-        self, store: QuietStore, identity: Identity, read_only: bool, meter: Meter
+        self,
+        store: QuietStore,
+        identity: Identity,
+        meter: Meter,
+        *,
+        read_only: bool = False,
+        apart: bool = False,
+        far: bool = False,
     ) -> None:
         self._store = store
-        self._identity = identity
-        self._tokens = identity.page_tokens
-        self._read_only = read_only
         self._meter = meter
+        self._read_only = read_only
+        self._far = far
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[Load] = []
+        # Leases of loads that are under way: those of the last step, and those of requests.
+        self._lent: list[Lease] = []
+        self._lent_apart: dict[str, list[Lease]] = {}
+        # What loads that are under way were decided on.
+        self._grounds: dict[str, Any] = {}
+        # A request that gets one token a step fills a page every so many steps: it is looked at
+        # then, and not in between. `due`: requests to look at in the next step in any case.
+        self._step = 0
+        self._wake: dict[int, list[str]] = {}
+        self._due: list[str] = []
         self._cache: CacheManager | None = None
-        # Either ends hits and saves: the worker's for good (it says so once), the other until a
+        # Stands for blocks that a window has left behind.
+        self._null = -1
+        # Either ends hits and saves: a worker's for good (it says so once), the other until a
         # clean reset.
         self._worker_refused = False
         self._reset_unclean = False
+        self._tokens = identity.alignment
+        self._told = False
+        self._apart_tokens = 0 if apart else APART_BYTES // _bytes_a_token(identity)
+        self._become(identity)
 
     def bind(self, cache: CacheManager) -> None:
         self._cache = cache
+        self._null = cache.block_pool.null_block.block_id
 
-    def matched_tokens(self, request: Request, computed: int) -> int:
-        """Tokens that can be loaded beyond the first `computed`, in whole pages. May be called
-        many times for a request that waits; the store is asked again only when the answer may
-        have changed.
+    def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """Tokens that can be loaded beyond the first `computed`, and whether beside other requests.
+        None where they are on their way to a tier that can be loaded from: ask again.
+        May be called many times for a request that waits; the store is asked again only when the
+        answer may have changed. Whatever goes wrong here is a miss: nothing was promised yet. The
+        calls below have promises to keep, and raise where they cannot.
         """
+        try:
+            return self._claim(request, computed)
+        except Exception as error:
+            self._store.fail("match", error)
+            return 0, False
+
+    def _claim(self, request: Request, computed: int) -> tuple[int | None, bool]:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.request is not request:
+            self.finished(request.request_id)
             tracked = Tracked(request, Wishes.of(request.kv_transfer_params))
             self._tracked[request.request_id] = tracked
+        tracked.loading = False
         if self._silent() or computed % self._tokens:
-            return 0
-        claimable = min((request.num_tokens - 1) // self._tokens, len(request.block_hashes))
-        held = self._hold(tracked, claimable)
+            return 0, False
+        held = self._hold(tracked, self._claimable(request), computed)
         if held is None:
-            return 0
-        held.local = computed // self._tokens
-        if not tracked.wishes.loads or request.skip_reading_prefix_cache:
-            return 0
-        return max(held.pages - held.local, 0) * self._tokens
+            return (0 if tracked.waits is None else None), False
+        tokens = max(held.found.tokens - computed, 0) if tracked.loads else 0
+        slow = tokens > 0 and _outlasts_compute(held.found)
+        held.local, held.apart = computed, slow or tokens > self._apart_tokens
+        return tokens, held.apart
 
-    def admitted(self, request: Request, blocks: Sequence[int], external: int) -> None:
-        """The request runs in the coming step, `external` of its tokens to be loaded."""
+    def sources(self, request: Request, tokens: int) -> dict[str, int]:
+        """Where the `tokens` that were claimed last come from, by tier; empty: from the store."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or sum(tracked.sources.values()) != tokens:
+            return {}
+        return tracked.sources
+
+    def admitted(self, request: Request, blocks: Sequence[Sequence[int]], external: int) -> None:
+        """The request has `blocks` (by part), `external` of its tokens to be loaded into them. Told
+        a second time of a request that was loaded apart, when it begins to be computed.
+        """
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return
+        self._due.append(request.request_id)
+        if tracked.loading and not external:
+            tracked.loading = False
+            return
         held, tracked.held = tracked.held, None
         # What the store lacks of the engine's own prefix is saved again with the rest.
-        tracked.saved = held.pages if held else 0
-        if tracked.wishes.retain and tracked.saved:
+        tracked.saved = list(held.found.stored) if held else [0] * len(self._parts)
+        if tracked.wishes.retain:
             # A put of the last page that is there retains all before it.
-            tracked.saved -= 1
+            tracked.saved = [max(pages - 1, 0) for pages in tracked.saved]
         if held is None:
             return
-        pages = external // self._tokens
-        end = held.local + pages
-        self._meter.add("probed_pages", max(held.asked - held.local, 0))
-        self._meter.add("hit_pages", pages)
-        self._count_misses(tracked, held, pages)
-        if not pages:
-            self._store.release(held.lease)
+        self._count(tracked, held, external)
+        if not external:
+            self._release(held.found.leases)
             return
-        self._loads.append(
-            Load(
-                request.request_id,
-                held.local,
-                tuple(request.block_hashes[held.local : end]),
-                tuple(blocks[held.local : end]),
-                held.lease,
-            )
-        )
+        pages = self._to_load(request, blocks, held.local, held.local + external)
+        tracked.sources = _by_tier(held.found, held.local, held.local + external)
+        if self._store.learns:
+            self._grounds[request.request_id] = held.found.grounds
+        self._loads.append(Load(request.request_id, pages, held.apart))
+        if held.apart:
+            tracked.loading = True
+            self._lent_apart[request.request_id] = held.found.leases
+        else:
+            self._lent += held.found.leases
 
     def plan(self, step: Step) -> StepMetadata:
         """The loads and saves of the step that is about to run."""
         loads, self._loads = self._loads, []
-        saves = () if self._read_only or self._silent() else self._saves(step)
-        if not loads and not saves:
+        if self._read_only or self._silent():
+            saves: Sequence[Save] = ()
+            self._due.clear()
+        else:
+            saves = self._saves(step)
+        prefill = self._prefill(step) if self._store.learns else None
+        if not loads and not saves and prefill is None:
             return IDLE
-        return StepMetadata(self._identity, loads, saves)
+        news, self._told = None if self._told else self._identity, True
+        return StepMetadata(news, loads, saves, prefill)
 
     def finished(self, request_id: str) -> None:
-        """Answered or aborted."""
+        """Answered or aborted. A load that is under way keeps its leases: it still reads."""
         tracked = self._tracked.pop(request_id, None)
-        if tracked is not None:
-            self._release(tracked)
+        if tracked is None:
+            return
+        self._give_up(tracked)
+        self._grounds.pop(request_id, None)
+        if tracked.waits is not None:
+            self._matcher.forgo(tracked.request.block_hashes, self._claimable(tracked.request))
 
-    def reported(self, report: WorkerReport | None, invalid_blocks: set[int]) -> None:
-        """What the step came to, before the next one is planned."""
+    def reported(
+        self, report: WorkerReport | None, invalid_blocks: set[int], landed: set[str]
+    ) -> None:
+        """What a step came to. `landed`: requests whose load all workers have finished."""
+        self._release(self._lent)
+        for request_id in landed:
+            self._release(self._lent_apart.pop(request_id, []))
         if report is not None:
             if report.refusal:
                 self._refuse(report.refusal)
-            for request_id, first in report.unsaved:
+            if self._store.learns:
+                self._store.learn(report, self._grounds)
+            for request_id, part, first in report.unsaved:
                 tracked = self._tracked.get(request_id)
-                if tracked is not None:
-                    tracked.saved = min(tracked.saved, first)
+                if tracked is not None and tracked.saved:
+                    tracked.saved[part] = min(tracked.saved[part], first)
+                    self._due.append(request_id)
+            for request_id in report.failed:
+                if request_id in self._tracked:
+                    self._tracked[request_id].failed = True
         if invalid_blocks:
             self._forget(invalid_blocks)
 
@@ -185,9 +276,9 @@ class SchedulerSide:
         could be saved under the new one by mistake: then nothing is served until a reset that
         finds them all free.
         """
-        self._identity = replace(self._identity, epoch=new_epoch())
+        self._become(replace(self._identity, epoch=new_epoch()))
         for tracked in self._tracked.values():
-            self._release(tracked)
+            self._give_up(tracked)
         pool = self._cache.block_pool if self._cache is not None else None
         # One block is vLLM's null block, never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
@@ -201,57 +292,134 @@ class SchedulerSide:
 
     def close(self) -> None:
         for tracked in self._tracked.values():
-            self._release(tracked)
+            self._give_up(tracked)
+        for leases in (self._lent, *self._lent_apart.values()):
+            self._release(leases)
         self._store.close()
 
-    def _hold(self, tracked: Tracked, claimable: int) -> Held | None:
+    def _become(self, identity: Identity) -> None:
+        self._identity = identity
+        self._parts = identity.parts
+        self._matcher = Matcher(self._store, identity, LEASE_SECONDS)
+        self._told = False
+
+    def _claimable(self, request: Request) -> int:
+        return min(request.num_tokens - 1, len(request.block_hashes) * self._identity.hash_tokens)
+
+    def _hold(self, tracked: Tracked, claimable: int, computed: int) -> Held | None:
         """Matches from the very first page, also what the engine has itself: one question tells
         what to load, what is missing before it, and keeps the prefix recent in the store.
         """
         held = tracked.held
         if held is not None and held.asked == claimable and monotonic() < held.until:
             return held
-        self._release(tracked)
-        if not claimable:
+        self._give_up(tracked)
+        if claimable < self._tokens:
             return None
-        until = monotonic() + LEASE_SECONDS / 2
-        keys = tuple(tracked.request.block_hashes[:claimable])
-        match = self._store.match(self._identity, keys, LEASE_SECONDS)
-        if match is None:
+        now = monotonic()
+        prompt = Prompt(computed, tracked.request.num_tokens)
+        found = self._matcher.find(tracked.request.block_hashes, claimable, prompt)
+        since, tracked.waits = tracked.waits, None
+        if found is None:
             return None
-        tracked.held = Held(match.lease, match.pages, claimable, 0, until)
+        if found.pending:
+            since = now if since is None else since
+            if tracked.loads and now - since < WAIT_SECONDS:
+                tracked.waits = since
+                return None
+        tracked.held = Held(found, claimable, now + LEASE_SECONDS / 2)
         return tracked.held
 
-    def _release(self, tracked: Tracked) -> None:
+    def _give_up(self, tracked: Tracked) -> None:
         held, tracked.held = tracked.held, None
         if held is not None:
-            self._store.release(held.lease)
+            self._release(held.found.leases)
+
+    def _release(self, leases: list[Lease]) -> None:
+        while leases:
+            self._store.release(leases.pop())
+
+    def _to_load(
+        self, request: Request, blocks: Sequence[Sequence[int]], local: int, end: int
+    ) -> list[Pages]:
+        """The pages from `local` to `end` tokens, of a window only those that are still needed."""
+        loads = []
+        for number, part in enumerate(self._parts):
+            needed = part.needed(end)
+            first = max(needed.start, local // part.page_tokens)
+            if first < needed.stop:
+                keys = self._matcher.keys(number, request.block_hashes, range(first, needed.stop))
+                held = tuple(blocks[number][first : needed.stop])
+                before = self._before(number, request.block_hashes, first)
+                loads.append(Pages(number, first, keys, held, before))
+        return loads
+
+    def _before(self, number: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
+        """Keys of the pages before this one that the store is to know."""
+        if not first or self._parts[number].rule.reach is not None:
+            return ()
+        return self._matcher.keys(number, hashes, range(0 if self._far else first - 1, first))
+
+    def _prefill(self, step: Step) -> tuple[int, int] | None:
+        """Of a step that computes more than a token of one request only."""
+        many = [(name, count) for name, count in step.num_scheduled_tokens.items() if count > 1]
+        if len(many) != 1:
+            return None
+        tracked = self._tracked.get(many[0][0])
+        return None if tracked is None else (tracked.request.num_computed_tokens, many[0][1])
 
     def _saves(self, step: Step) -> Sequence[Save]:
+        self._step += 1
+        scheduled = step.num_scheduled_tokens
+        due, self._due = self._due, []
+        due += self._wake.pop(self._step, ())
+        if {*scheduled.values()} != {1}:
+            due += [request_id for request_id, tokens in scheduled.items() if tokens != 1]
         saves: list[Save] = []
-        for request_id, scheduled in step.num_scheduled_tokens.items():
+        for request_id in dict.fromkeys(due):
             tracked = self._tracked.get(request_id)
-            if tracked is None or not tracked.wishes.stores:
-                continue
-            request = tracked.request
-            # A page is full when its tokens are computed, and known (a hash covers them).
-            full = (request.num_computed_tokens + scheduled) // self._tokens
-            full = min(full, len(request.block_hashes))
-            first = tracked.saved
-            if full <= first or self._cache is None:
-                continue
-            tracked.saved = full
-            saves.append(
-                Save(
-                    request_id,
-                    first,
-                    tuple(request.block_hashes[first:full]),
-                    tuple(self._cache.get_block_ids(request_id)[0][first:full]),
-                    request.block_hashes[first - 1] if first else None,
-                    time() + tracked.wishes.retain if tracked.wishes.retain else None,
-                )
-            )
+            if tracked is not None and tracked.wishes.stores and self._cache is not None:
+                self._save_filled(saves, tracked, scheduled.get(request_id, 0), self._cache)
         return saves
+
+    def _save_filled(
+        self, saves: list[Save], tracked: Tracked, scheduled: int, cache: CacheManager
+    ) -> None:
+        """Whatever is full when the step is over, and when to look again."""
+        request = tracked.request
+        hashes, saved, retain = request.block_hashes, tracked.saved, tracked.wishes.retain
+        computed = request.num_computed_tokens + scheduled
+        # A page is full when its tokens are computed, and known (a hash covers them).
+        full = min(computed, len(hashes) * self._identity.hash_tokens)
+        until = time() + retain if retain else None
+        blocks: Sequence[Sequence[int]] = ()
+        # Parts whose pages are as long are named by the same keys.
+        names: dict[tuple[int, int], tuple[bytes, ...]] = {}
+        wait = self._tokens
+        for number, part in enumerate(self._parts):
+            size, first = part.page_tokens, saved[number]
+            end = full // size
+            if scheduled and end > first:
+                saved[number] = end
+                blocks = blocks or cache.get_block_ids(request.request_id)
+                chained = part.rule.reach is None
+                if not chained:
+                    held = blocks[number]
+                    while first < end and held[first] == self._null:
+                        first += 1
+                if first < end:
+                    keys = names.get((size, first))
+                    if keys is None:
+                        keys = self._matcher.keys(number, hashes, range(first, end))
+                        names[size, first] = keys
+                    before = self._before(number, hashes, first)
+                    pages = Pages(number, first, keys, tuple(blocks[number][first:end]), before)
+                    saves.append(Save(request.request_id, pages, until))
+            wait = min(wait, (saved[number] + 1) * size - computed)
+        wake = self._step + max(wait, 1)
+        if not self._step < tracked.wake <= wake:
+            tracked.wake = wake
+            self._wake.setdefault(wake, []).append(request.request_id)
 
     def _forget(self, invalid_blocks: set[int]) -> None:
         """Takes blocks that failed to load, and all that were computed after them, out of the
@@ -267,11 +435,13 @@ class SchedulerSide:
                     self._cache.evict_blocks(set(blocks[place:]))
                     break
 
-    def _count_misses(self, tracked: Tracked, held: Held, pages: int) -> None:
-        missed = held.asked - held.local - pages
-        if missed > 0:
-            declined = not tracked.wishes.loads or tracked.request.skip_reading_prefix_cache
-            self._meter.missed("declined" if declined else "absent", missed)
+    def _count(self, tracked: Tracked, held: Held, external: int) -> None:
+        probed = max(held.asked - held.local, 0) // self._tokens
+        hits = external // self._tokens
+        self._meter.add("probed_pages", probed)
+        self._meter.add("hit_pages", hits)
+        if probed > hits:
+            self._meter.missed("absent" if tracked.loads else "declined", probed - hits)
 
     def _refuse(self, why: str) -> None:
         if not self._worker_refused:
@@ -280,3 +450,32 @@ class SchedulerSide:
 
     def _silent(self) -> bool:
         return self._worker_refused or self._reset_unclean
+
+
+def _bytes_a_token(identity: Identity) -> int:
+    """Of the KV a worker holds, about: what a token of the prefix costs to load."""
+    total = sum(
+        len(layers) * max(part.kv_heads // identity.ranks, 1) * part.head_bytes // part.page_tokens
+        for part in identity.parts
+        for layers in part.stages[:1]
+    )
+    return max(total, 1)
+
+
+def _outlasts_compute(found: Found) -> bool:
+    """Whether loading takes longer than computing the rest, as far as anybody can tell."""
+    estimate = getattr(found.grounds, "estimate", None)
+    return estimate is not None and estimate[0] > estimate[1]
+
+
+def _by_tier(found: Found, start: int, end: int) -> dict[str, int]:
+    """Of tokens `start` to `end`, how many lie on each tier."""
+    counts: dict[str, int] = {}
+    at = 0
+    for tier, pages in found.tiers:
+        past = at + pages * found.page_tokens
+        tokens = min(past, end) - max(at, start)
+        if tokens > 0:
+            counts[tier] = counts.get(tier, 0) + tokens
+        at = past
+    return counts

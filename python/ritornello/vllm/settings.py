@@ -4,75 +4,80 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ritornello.settings import StoreSettings, check
+
 NO_LOAD = "ritornello.no_load"
 NO_STORE = "ritornello.no_store"
 RETAIN = "ritornello.retain"
 YEAR = 366 * 86400.0
-# Settings of the store that are one word.
-WORDS = ("eviction", "codec", "admission")
-KEYS = ("path", "capacity", "read_only", *WORDS, "write_budget")
+PLACE = "kv_connector_extra_config"
+GATES = ("auto", "always", "never")
+# What goes with `tiers`, and what without.
+OF_TIERS = ("tiers", "prefetch", "gate")
+OWN = ("read_only", *OF_TIERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """`path`: the store's directory. `capacity`: its size ("200GiB"), needed only when it is
-    created; half of the free space where omitted. `read_only`: load pages, never save any.
-    `eviction`, `codec`, `admission` and `write_budget` are those of `Store.open`, which checks
-    them; whichever process opens the store first decides.
+class Settings(StoreSettings):
+    """`read_only`: load pages, never save any.
+
+    `tiers` instead of a path and what belongs to it: ("host 8GiB", "disk /nvme/kv 200GiB",
+    "s3://bucket/prefix"), as `Cache.open` takes them. `prefetch`: how long a request waits for what
+    comes from the last of them. `gate`: whether what is found is loaded, "auto" where that is
+    faster than computing it.
     """
 
-    path: str
-    capacity: str | int | None = None
     read_only: bool = False
-    eviction: str | None = None
-    codec: str | None = None
-    admission: str | None = None
-    write_budget: str | int | None = None
+    tiers: tuple[str, ...] = ()
+    prefetch: str = "timeout"
+    gate: str = "auto"
 
-    def options(self) -> dict[str, Any]:
-        """What is said to `Store.open` besides path and capacity."""
-        said = {name: getattr(self, name) for name in (*WORDS, "write_budget")}
-        return {name: value for name, value in said.items() if value is not None}
+    @property
+    def far(self) -> bool:
+        """Whether there is a remote, which names pages by all that are before them."""
+        return bool(self.tiers) and self.tiers[-1].split()[0] not in ("host", "disk")
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> "Settings":
         """From the extra configuration of the connector; ValueError says what to write instead."""
-        unknown = sorted(set(extra) - set(KEYS))
-        if unknown:
-            raise ValueError(
-                f"kv_connector_extra_config: unknown key {unknown[0]!r}; "
-                f"ritornello knows {', '.join(KEYS)}"
-            )
-        path = extra.get("path")
-        if not isinstance(path, str) or not path:
-            raise ValueError(
-                'kv_connector_extra_config needs "path", the directory of the store, '
-                'for example {"path": "/nvme/kv", "capacity": "200GiB"}'
-            )
-        capacity = extra.get("capacity")
-        if isinstance(capacity, bool) or not isinstance(capacity, str | int | None):
-            raise ValueError(
-                'kv_connector_extra_config: "capacity" is a size like "200GiB" or a number '
-                f"of bytes, not {capacity!r}"
-            )
         read_only = extra.get("read_only", False)
         if not isinstance(read_only, bool):
+            raise ValueError(f'{PLACE}: "read_only" is true or false, not {read_only!r}')
+        if "tiers" in extra:
+            return cls._of_tiers(extra, read_only)
+        check(extra, PLACE, OWN)
+        alone = next((name for name in OF_TIERS if name in extra), None)
+        if alone:
+            raise ValueError(f'{PLACE}: "{alone}" goes with "tiers"')
+        return cls(**extra)
+
+    @classmethod
+    def _of_tiers(cls, extra: Mapping[str, Any], read_only: bool) -> "Settings":
+        other = next((name for name in extra if name not in OWN), None)
+        if other:
             raise ValueError(
-                f'kv_connector_extra_config: "read_only" is true or false, not {read_only!r}'
+                f'{PLACE}: "{other}" does not go with "tiers": each tier says its place and size '
+                'itself, for example "disk /nvme/kv 200GiB"'
             )
-        words = {name: extra.get(name) for name in WORDS}
-        for name, word in words.items():
-            if not isinstance(word, str | None):
-                raise ValueError(
-                    f'kv_connector_extra_config: "{name}" is a word of Store.open, not {word!r}'
-                )
-        budget = extra.get("write_budget")
-        if isinstance(budget, bool) or not isinstance(budget, str | int | None):
+        tiers, prefetch = extra["tiers"], extra.get("prefetch", "timeout")
+        if (
+            not isinstance(tiers, list | tuple)
+            or not tiers
+            or not all(isinstance(tier, str) and tier.split() for tier in tiers)
+        ):
             raise ValueError(
-                'kv_connector_extra_config: "write_budget" is a size and a span like "2TB/day" or '
-                f"a number of bytes a day, not {budget!r}"
+                f'{PLACE}: "tiers" is a list like '
+                f'["host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix"], not {tiers!r}'
             )
-        return cls(path, capacity, read_only, **words, write_budget=budget)
+        if not isinstance(prefetch, str):
+            raise ValueError(
+                f'{PLACE}: "prefetch" is "best_effort", "wait_complete" or "timeout", '
+                f"not {prefetch!r}"
+            )
+        gate = extra.get("gate", "auto")
+        if gate not in GATES:
+            raise ValueError(f'{PLACE}: "gate" is one of {", ".join(GATES)}, not {gate!r}')
+        return cls("", read_only=read_only, tiers=tuple(tiers), prefetch=prefetch, gate=gate)
 
 
 @dataclass(frozen=True, slots=True)

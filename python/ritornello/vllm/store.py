@@ -1,84 +1,112 @@
-"""The store as an engine may use it: whatever goes wrong with it is a miss, never an exception.
-
-A failure is logged once per kind and counted; a store that cannot go on is not asked again.
-"""
+"""What the connector asks of the store; None where it failed."""
 
 import logging
-import shutil
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from ritornello.handle import Handle
 from ritornello.vllm.identity import Identity
+from ritornello.vllm.matching import Hit, Lease, Prompt
+from ritornello.vllm.metadata import Pages, WorkerReport
 from ritornello.vllm.meter import Meter
+from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
 
 if TYPE_CHECKING:
-    from ritornello._core import Match, Outcome, PoolPages, Scope, Store, Ticket
+    from ritornello._core import Outcome, PagePool, Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
-MIB = 1 << 20
-T = TypeVar("T")
 
+class QuietStore(Handle):
+    """One process's hold on the store. `learns`: it wants to hear how long things take."""
 
-class QuietStore:
-    """One process's handle on the store, opened when it is first used. `broken` says why it is
-    not used any more, "" while it is.
-    """
+    learns = False
 
     def __init__(self, settings: Settings, meter: Meter) -> None:
-        self._settings = settings
-        self._meter = meter
-        self._store: Store | None = None
-        self._scope: tuple[Identity, Scope] | None = None
-        self._said: set[str] = set()
-        self.broken = ""
+        super().__init__(settings, logger, lambda _: meter.add("errors", 1))
+        self._settings: Settings = settings
+        self._identity: Identity | None = None
+        self._scopes: dict[Slice, Scope] = {}
+        self._bundles: dict[Sequence[Slice], list[Scope]] = {}
 
-    def open(self) -> bool:
-        """Whether there is a store to use."""
-        return self._opened() is not None
+    def match(
+        self,
+        identity: Identity,
+        of: Sequence[Slice],
+        keys: Sequence[bytes],
+        ttl: float,
+        prompt: Prompt,
+    ) -> Hit | None:
+        """The leading pages of which all objects `of` (a tuple) are there."""
 
-    def match(self, identity: Identity, keys: Sequence[bytes], ttl: float) -> "Match | None":
-        return self._try("match", lambda store: store.match(self._scoped(identity), keys, ttl=ttl))
+        def action(store: "Store") -> Hit:
+            match = store.match(self._bundled(identity, of), keys, ttl=ttl)
+            return Hit(match.pages, match.pages, match.lease)
 
-    def release(self, lease: int) -> None:
-        self._try("release", lambda store: store.release(lease))
+        return self.ask("match", action, None)
+
+    def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool] | None:
+        return self.ask(
+            "exists", lambda store: store.exists(self._scoped(identity, of), keys), None
+        )
+
+    def release(self, lease: Lease) -> None:
+        self.ask("release", lambda store: store.release(lease), None)
+
+    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
+        """Nobody wants any more what `match` had begun to bring."""
+
+    def take_loads(self) -> list[tuple[str, int, float]]:
+        """Tier, bytes and seconds of what was read since the last call."""
+        return []
+
+    def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
+        """How long loads and steps took; `grounds` of what was decided, by request."""
 
     def submit_get(
-        self, identity: Identity, keys: Sequence[bytes], out: "PoolPages", timeout: float
+        self,
+        identity: Identity,
+        of: Slice,
+        pool: "PagePool",
+        pages: Pages,
+        timeout: float,
     ) -> "Ticket | None":
-        return self._try(
+        return self.ask(
             "get",
-            lambda store: store.submit_get(self._scoped(identity), keys, out, timeout=timeout),
+            lambda store: store.submit_get(
+                self._scoped(identity, of), pages.keys, pool.pages(pages.blocks), timeout=timeout
+            ),
+            None,
         )
 
     def submit_put(
         self,
         identity: Identity,
-        keys: Sequence[bytes],
-        pages: "PoolPages",
-        parent: bytes | None,
+        of: Slice,
+        pool: "PagePool",
+        pages: Pages,
         retain_until: float | None,
     ) -> "Ticket | None":
         """The bytes are copied before this returns: the blocks may be overwritten at once."""
-        return self._try(
+        return self.ask(
             "put",
             lambda store: store.submit_put(
-                self._scoped(identity),
-                keys,
-                pages,
-                parent=parent,
+                self._scoped(identity, of),
+                pages.keys,
+                pool.pages(pages.blocks),
+                parent=pages.parent,
                 copy=True,
                 retain_until=retain_until,
             ),
+            None,
         )
 
     def finish(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
         """The ticket's outcome, or None where it has none (yet). Like `cancel` it asks the ticket
         itself: what is in flight has to land also when the store is broken.
         """
-        return self._quietly("wait", lambda: ticket.wait(timeout))
+        return self.quietly("wait", lambda: ticket.wait(timeout), None)
 
     def cancel(self, ticket: "Ticket") -> "Outcome | None":
         """Gives a get up. Its memory is the kernel's until the ticket is done, and a late read
@@ -90,80 +118,28 @@ class QuietStore:
             ticket.cancel()
             return ticket.wait()
 
-        return self._quietly("cancel", give_up)
+        return self.quietly("cancel", give_up, None)
 
-    def close(self) -> None:
-        if self._store is not None and not self.broken:
-            self._try("close", lambda store: store.close())
-        self._store = None
-        self.broken = self.broken or "closed"
+    def landed(self, ticket: "Ticket") -> bool:
+        """Whether the ticket has its outcome. One that cannot be asked is waited for."""
+        done = self.quietly("poll", ticket.done, None)
+        if done is None:
+            self.cancel(ticket)
+            return True
+        return done
 
-    def fail(self, doing: str, error: BaseException) -> None:
-        kind = getattr(error, "kind", "")
-        closed = type(error).__name__ == "ClosedError"
-        if kind == "fatal" or closed or doing == "open":
-            self.broken = f"{doing}: {error}"
-        self._meter.add("errors", 1)
-        sign = f"{doing}:{type(error).__name__}"
-        if sign not in self._said:
-            self._said.add(sign)
-            logger.warning(
-                "ritornello: %s failed (%s: %s); %s",
-                doing,
-                type(error).__name__,
-                error,
-                "serving without the store" if self.broken else "counted as a miss",
-            )
+    def abandon(self, ticket: "Ticket") -> None:
+        """Gives a get up without waiting; its memory is the kernel's until it has `landed`."""
+        self.quietly("cancel", ticket.cancel, None)
 
-    def _try(self, doing: str, action: "Callable[[Store], T]") -> T | None:
-        store = self._opened()
-        return None if store is None else self._quietly(doing, lambda: action(store))
+    def _scoped(self, identity: Identity, of: Slice) -> "Scope":
+        if self._identity is not identity:
+            self._identity, self._scopes, self._bundles = identity, {}, {}
+        if of not in self._scopes:
+            self._scopes[of] = identity.scope(of)
+        return self._scopes[of]
 
-    def _quietly(self, doing: str, action: "Callable[[], T]") -> T | None:
-        try:
-            return action()
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic of the core is no Exception
-            self.fail(doing, error)
-            return None
-
-    def _opened(self) -> "Store | None":
-        if self.broken:
-            return None
-        if self._store is None:
-            self._store = self._quietly("open", lambda: open_store(self._settings))
-        return self._store
-
-    def _scoped(self, identity: Identity) -> "Scope":
-        if self._scope is None or self._scope[0] != identity:
-            self._scope = (identity, identity.scope())
-        return self._scope[1]
-
-
-def open_store(settings: Settings) -> "Store":
-    from ritornello._core import InvalidError, Store
-
-    path, options = Path(settings.path), settings.options()
-    if settings.capacity is not None:
-        return Store.open(settings.path, settings.capacity, **options)
-    try:
-        return Store.open(settings.path, **options)
-    except InvalidError:
-        if path.is_dir() and any(path.iterdir()):
-            raise
-        capacity = default_capacity(path)
-        logger.warning(
-            'ritornello: creating %s with half of the free space, %d MiB; say "capacity" to choose',
-            settings.path,
-            capacity // MIB,
-        )
-        return Store.open(settings.path, capacity, **options)
-
-
-def default_capacity(path: Path) -> int:
-    """Half of the space that is free where `path` is or would be, in whole MiB."""
-    place = path.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free // 2 // MIB * MIB
+    def _bundled(self, identity: Identity, of: Sequence[Slice]) -> "list[Scope]":
+        if self._identity is not identity or of not in self._bundles:
+            self._bundles[of] = [self._scoped(identity, piece) for piece in of]
+        return self._bundles[of]

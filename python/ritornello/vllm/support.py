@@ -1,9 +1,11 @@
 """Which engines are served. What cannot be served correctly is refused, with one line that says
-why: parallel shards at start-up, everything else by standing aside (zero hits, nothing saved).
+why: context parallelism at start-up, everything else by standing aside (zero hits, nothing saved).
 """
 
 import os
 from typing import TYPE_CHECKING
+
+from ritornello.vllm.identity import Identity, hash_tokens_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -11,24 +13,20 @@ if TYPE_CHECKING:
 
 # Speculation that drafts from the tokens themselves keeps no KV of its own.
 MODEL_FREE_DRAFTS = ("ngram", "suffix")
+# vLLM's kinds of KV cache groups whose blocks hold nothing but the KV of their tokens.
+SERVED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
 
 
-def require_one_shard(vllm_config: "VllmConfig") -> None:
-    """Raises ValueError where a model is split over workers: a page of one shard is not a page
-    of the model, and nothing here could tell them apart yet.
-    """
+def require_no_context_parallel(vllm_config: "VllmConfig") -> None:
+    """Raises ValueError where the tokens of a page are split over workers."""
     parallel = vllm_config.parallel_config
-    sizes = {
-        "tensor": parallel.tensor_parallel_size,
-        "pipeline": parallel.pipeline_parallel_size,
-        "prefill context": getattr(parallel, "prefill_context_parallel_size", 1),
-        "decode context": getattr(parallel, "decode_context_parallel_size", 1),
-    }
-    for name, size in sizes.items():
+    for name in ("prefill", "decode"):
+        size = getattr(parallel, f"{name}_context_parallel_size", 1)
         if size > 1:
             raise ValueError(
-                f"ritornello does not serve {name} parallel size {size} yet: start vLLM with "
-                "size 1 (data parallel engines may share a store), or without the connector"
+                f"ritornello does not serve {name} context parallel size {size}: start vLLM with "
+                "size 1 (tensor, pipeline and data parallel engines may share a store), or "
+                "without the connector"
             )
 
 
@@ -37,8 +35,8 @@ def refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     return (
         _device(vllm_config)
         or _keys(vllm_config, kv_cache_config)
-        or _schedule(vllm_config)
-        or _attention(kv_cache_config)
+        or _speculation(vllm_config)
+        or _attention(vllm_config, kv_cache_config)
     )
 
 
@@ -59,29 +57,55 @@ def _keys(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
             f"{algorithm} block hashes start from a random seed in every process; "
             "use sha256, or set PYTHONHASHSEED"
         )
-    hash_tokens = getattr(kv_cache_config, "hash_block_size", None)
-    if hash_tokens is not None and hash_tokens != cache.block_size:
-        return f"block hashes cover {hash_tokens} tokens, blocks {cache.block_size}"
+    hash_tokens = hash_tokens_of(vllm_config, kv_cache_config)
+    for group in kv_cache_config.kv_cache_groups:
+        tokens = group.kv_cache_spec.block_size
+        if tokens % hash_tokens:
+            return f"block hashes cover {hash_tokens} tokens, blocks {tokens}"
     return ""
 
 
-def _schedule(vllm_config: "VllmConfig") -> str:
-    if vllm_config.max_concurrent_batches > 1:
-        return "steps overlap (async scheduling); start vLLM with --no-async-scheduling"
+def _speculation(vllm_config: "VllmConfig") -> str:
     speculation = vllm_config.speculative_config
     if speculation is not None and speculation.method not in MODEL_FREE_DRAFTS:
         return f"speculative decoding by {speculation.method} keeps KV of a second model"
     return ""
 
 
-def _attention(kv_cache_config: "KVCacheConfig") -> str:
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        return f"the model has {len(groups)} KV cache groups; only one is served yet"
-    spec = groups[0].kv_cache_spec
-    # By exact type: subclasses (MLA, sinks, ...) mean other memory.
-    if type(spec).__name__ != "FullAttentionSpec":
-        return f"only full attention is served yet, not {type(spec).__name__}"
-    if spec.sliding_window is not None or spec.attention_chunk_size is not None:
-        return "attention over a window is not served yet"
-    return ""
+def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
+    for group in kv_cache_config.kv_cache_groups:
+        # By exact type: subclasses (sinks, rings, compressed states, ...) mean other memory.
+        kind = type(group.kv_cache_spec).__name__
+        if kind not in SERVED:
+            return f"{kind} is not served, only {', '.join(SERVED)}"
+        if getattr(group.kv_cache_spec, "tokens_per_state", 1) != 1:
+            return "KV that stores several tokens in one state is not served"
+        if kind == "MLAAttentionSpec" and not vllm_config.cache_config.enable_prefix_caching:
+            # vLLM does so by itself where its kernels cannot go on after a prefix.
+            return "prefix caching is off: latent attention may not be able to go on after a prefix"
+    return "" if kv_cache_config.kv_cache_groups else "the model keeps no KV"
+
+
+def must_load_apart(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
+    """Whether no step may wait for a load: where steps overlap, or several workers compute one, a
+    failure is known too late to keep what was computed on top of it from being saved, and with
+    several KV cache groups vLLM can only repair loads that no step waited for.
+    """
+    workers = vllm_config.parallel_config.world_size
+    groups = len(kv_cache_config.kv_cache_groups)
+    return workers > 1 or groups > 1 or bool(vllm_config.max_concurrent_batches > 1)
+
+
+def remarks(identity: Identity) -> list[str]:
+    """What a user should know of what will be found again, each said once."""
+    said = []
+    if identity.epoch:
+        said.append(
+            "the weights were not loaded from files; nothing saved now is found after a restart"
+        )
+    if identity.ranks > 1 and not all(part.shared for part in identity.parts):
+        said.append(
+            "a page's KV heads cannot be stored apart here: pages are not found at another tensor "
+            f"parallel size than {identity.ranks}"
+        )
+    return said

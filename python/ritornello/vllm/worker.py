@@ -1,26 +1,32 @@
 """The worker's side: moves pages between the store and the engine's KV memory.
 
 Invariants:
-* Loads are over when `load` returns: every block is filled and verified, or reported as failed.
+* Loads that a step waits for are over when `load` returns: every block is filled and verified, or
+  reported as failed. Loads `apart` are reported once, when nothing of them is being read any more:
+  until then vLLM gives their blocks to nobody else.
 * Saves are copied when `save` returns: the engine may overwrite the blocks at once.
-* Nothing is saved in a step in which a load failed: what was computed on top of a block that was
-  not filled is worthless, and requests share blocks.
+* Nothing is saved in a step in which a load that it waited for failed: what was computed on top of
+  a block that was not filled is worthless, and requests share blocks.
 """
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from ritornello.vllm.layout import CacheTensor, LayoutError, page_pool, spans
+from ritornello.vllm.handshake import Place, ShardFacts
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.layout import CacheTensor, LayoutError
 from ritornello.vllm.metadata import Load, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
+from ritornello.vllm.shard import Object, Shard
 from ritornello.vllm.store import QuietStore
+from ritornello.vllm.transfer import Arrival, Landing
 
 if TYPE_CHECKING:
-    from ritornello._core import Outcome, PagePool, Ticket
+    from ritornello._core import Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -30,90 +36,143 @@ LOAD_SECONDS = 10.0
 CLOSE_SECONDS = 10.0
 # Reasons for which a save may be asked for again: the next step may have room.
 TRANSIENT = frozenset({"staging_full"})
+NOTHING = WorkerReport()
 
 
 @dataclass(slots=True)
 class Flight:
-    """A save on its way to the disk."""
+    """A save on its way to the disk, in as many objects as this worker stores of its pages."""
 
     save: Save
-    ticket: "Ticket"
+    tickets: list["Ticket"]
 
 
 class WorkerSide:
-    def __init__(self, store: QuietStore, blocks: int, meter: Meter) -> None:
+    """`groups`: layers and KV heads of each KV cache group on this worker. Pages are counted by the
+    worker at (0, 0) alone, and what went wrong with them by every one.
+    """
+
+    def __init__(
+        self,
+        store: QuietStore,
+        blocks: int,
+        groups: list[tuple[list[str], int]],
+        meter: Meter,
+        place: Place = (0, 0),
+    ) -> None:
         self._store = store
         self._blocks = blocks
+        self._groups = groups
         self._meter = meter
-        self._caches: Mapping[str, CacheTensor] = {}
-        self._pool: PagePool | None = None
-        # What still writes to the engine's memory; outlives `load` only where a signal ends that.
-        self._reading: list[Ticket] = []
+        self._place = place
+        self._counts = place == (0, 0)
+        self._shard: Shard | None = None
+        self._identity: Identity | None = None
+        self._objects: list[list[Object]] | None = None
+        # What the step waits for outlives `load` only where a signal ends that.
+        self._waited: list[Arrival] = []
+        self._apart: list[Arrival] = []
         self._flights: deque[Flight] = deque()
         self._failed: set[int] = set()
         self._spoilt = False
         self._report = WorkerReport()
+        self._begun = self._read = 0.0
 
     def register(self, caches: Mapping[str, CacheTensor]) -> None:
-        """The engine's KV memory. The tensors are kept: the pool points into them."""
+        """The engine's KV memory, which stays where it is for as long as this side is used."""
         try:
-            found = spans(caches, self._blocks)
-            self._pool = page_pool(found, self._blocks)
+            self._shard = Shard(self._place, self._blocks, self._groups, caches)
         except LayoutError as error:
-            self._report.refusal = str(error)
-            logger.warning("ritornello: %s", error)
-            return
+            self._refuse(str(error))
         except Exception as error:  # the core itself could not be loaded, or refused the memory
-            self._report.refusal = f"the KV memory cannot be used ({error})"
-            logger.warning("ritornello: %s", self._report.refusal)
-            return
-        self._caches = dict(caches)
-        logger.info(
-            "ritornello: %d blocks of %d bytes in %d pieces",
-            self._blocks,
-            self._pool.page_bytes,
-            len(found),
-        )
+            self._refuse(f"the KV memory cannot be used ({error})")
+
+    def facts(self) -> ShardFacts:
+        if self._shard is None:
+            return ShardFacts(refusal=self._report.refusal or "no KV caches were registered")
+        return self._shard.facts()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._begun, self._read = perf_counter(), 0.0
 
     def load(self, metadata: StepMetadata) -> None:
-        """Fills the blocks of all loads of this step; they are read side by side."""
+        """Fills the blocks that this step needs; they are read side by side. Begins to fill those
+        of loads `apart`.
+        """
         self._spoilt = False
         # In the first step, whatever it does: by then the scheduler's side owns the store, and the
         # first load need not wait for the store to open.
         self._store.open()
+        self._learn(metadata)
         if not metadata.loads:
             return
         begun = perf_counter()
-        deadline = monotonic() + LOAD_SECONDS
-        flying = [(load, self._read(metadata, load)) for load in metadata.loads]
-        for load, ticket in flying:
-            outcome = self._landed(ticket, deadline) if ticket is not None else None
-            self._account_load(load, outcome)
         for load in metadata.loads:
-            self._store.release(load.lease)
-        self._meter.add("load_seconds", perf_counter() - begun)
+            arrival = self._begin(load)
+            (self._apart if load.apart else self._waited).append(arrival)
+        while self._waited:
+            arrival = self._waited[0]
+            landing = arrival.wait()
+            load = self._waited.pop(0).load
+            self._note_time(arrival)
+            if self._account(load, landing):
+                self._spoilt = True
+                self._failed.update(block for _, _, block in landing.bad)
+        self._read = perf_counter() - begun
+        self._meter.add("load_seconds", self._read)
+
+    def landed(self) -> tuple[set[str], set[str]]:
+        """Requests whose load apart is over, and those of them to which not everything came. Where
+        there is one KV cache group the blocks that did not come are told as well.
+        """
+        over: set[str] = set()
+        failed: set[str] = set()
+        now = monotonic()
+        for arrival in list(self._apart):
+            landing = arrival.landed(now)
+            if landing is None:
+                continue
+            self._apart.remove(arrival)
+            request = arrival.load.request
+            self._note_time(arrival)
+            over.add(request)
+            if self._account(arrival.load, landing):
+                failed.add(request)
+                if len(self._groups) == 1:
+                    self._failed.update(block for _, _, block in landing.bad)
+        return over, failed
 
     def save(self, metadata: StepMetadata) -> None:
         """Takes copies of the blocks this step has filled."""
+        if metadata.prefill is not None:
+            seconds = perf_counter() - self._begun - self._read
+            self._report.prefill = (*metadata.prefill, seconds)
         if self._flights:
             self._collect()
         if not metadata.saves:
             return
-        pool = self._pool_for(metadata)
-        if self._spoilt or pool is None or metadata.identity is None:
+        objects, identity = self._objects, self._identity
+        if self._spoilt or objects is None or identity is None:
             for save in metadata.saves:
                 self._skip(save, 0, "spoilt" if self._spoilt else "refused", again=self._spoilt)
             return
         begun = perf_counter()
         for save in metadata.saves:
-            pages = pool.pages(save.blocks)
-            ticket = self._store.submit_put(
-                metadata.identity, save.keys, pages, save.parent, save.retain_until
-            )
-            if ticket is None:
-                self._skip(save, 0, "error")
-            else:
-                self._flights.append(Flight(save, ticket))
+            pages = save.pages
+            tickets = []
+            for held in objects[pages.part]:
+                if not held.writes:
+                    continue
+                ticket = self._store.submit_put(
+                    identity, held.of, held.pool, pages, save.retain_until
+                )
+                if ticket is None:
+                    self._skip(save, 0, "error")
+                    break
+                tickets.append(ticket)
+            if tickets:
+                self._flights.append(Flight(save, tickets))
         self._meter.add("save_seconds", perf_counter() - begun)
 
     def take_failed_blocks(self) -> set[int]:
@@ -122,7 +181,7 @@ class WorkerSide:
 
     def take_report(self) -> WorkerReport | None:
         report = self._report
-        if not report.unsaved and not report.refusal:
+        if report == NOTHING:
             return None
         self._report = WorkerReport()
         return report
@@ -131,77 +190,80 @@ class WorkerSide:
         """Gives up what is still being read, and lets the last saves land, within a bound: they
         are copies, the engine's memory may go before them.
         """
-        for ticket in self._reading:
-            self._store.cancel(ticket)
-        self._reading.clear()
+        for arrival in (*self._waited, *self._apart):
+            arrival.give_up()
+        self._waited.clear()
+        self._apart.clear()
         deadline = monotonic() + CLOSE_SECONDS
         while self._flights and (left := deadline - monotonic()) > 0:
-            self._store.finish(self._flights[0].ticket, left)
+            for ticket in self._flights[0].tickets:
+                self._store.finish(ticket, left)
             self._collect()
         self._flights.clear()
         self._store.close()
-        self._pool = None
-        self._caches = {}
+        self._shard = self._objects = None
 
-    def _read(self, metadata: StepMetadata, load: Load) -> "Ticket | None":
-        pool = self._pool_for(metadata)
-        if pool is None or metadata.identity is None:
-            return None
-        pages = pool.pages(load.blocks)
-        ticket = self._store.submit_get(metadata.identity, load.keys, pages, LOAD_SECONDS)
-        if ticket is not None:
-            self._reading.append(ticket)
-        return ticket
-
-    def _pool_for(self, metadata: StepMetadata) -> "PagePool | None":
-        """The engine's memory, if it is what the scheduler side takes it to be."""
-        pool, identity = self._pool, metadata.identity
-        if pool is None or identity is None or pool.page_bytes == identity.page_bytes:
-            return pool
-        self._pool = None
-        self._report.refusal = (
-            f"a page has {pool.page_bytes} bytes in memory, {identity.page_bytes} by the model"
-        )
-        return None
-
-    def _landed(self, ticket: "Ticket", deadline: float) -> "Outcome | None":
-        outcome = self._store.finish(ticket, max(deadline - monotonic(), 0.0))
-        if outcome is None:
-            outcome = self._store.cancel(ticket)
-        self._reading.remove(ticket)
-        return outcome
-
-    def _account_load(self, load: Load, outcome: "Outcome | None") -> None:
-        asked = len(load.keys)
-        filled: Sequence[bool] = outcome.ok if outcome is not None else [False] * asked
-        failed = [block for block, ok in zip(load.blocks, filled, strict=True) if not ok]
-        self._meter.add("loaded_pages", asked - len(failed))
-        self._meter.add("loaded_bytes", outcome.bytes if outcome is not None else 0)
-        if not failed:
+    def _learn(self, metadata: StepMetadata) -> None:
+        """The identity, and where its objects lie here; it comes with the first work and whenever
+        it has changed.
+        """
+        if metadata.identity is None:
             return
-        self._spoilt = True
-        self._failed.update(failed)
-        self._report.unsaved.append((load.request, load.first + list(filled).index(False)))
-        self._meter.add("failed_pages", len(failed))
-        reason = outcome.reason if outcome is not None else ""
-        self._meter.missed(reason or "error", len(failed))
+        self._identity, self._objects = metadata.identity, None
+        if self._shard is None:
+            return
+        try:
+            self._objects = self._shard.objects(metadata.identity)
+        except Exception as error:  # of the core too: memory that it refuses
+            self._refuse(str(error))
+
+    def _begin(self, load: Load) -> Arrival:
+        return Arrival(self._store, self._identity, self._objects, load, monotonic(), LOAD_SECONDS)
+
+    def _note_time(self, arrival: Arrival) -> None:
+        if self._store.learns:
+            self._report.took[arrival.load.request] = monotonic() - arrival.begun
+            self._report.loads += self._store.take_loads()
+
+    def _account(self, load: Load, landing: Landing) -> bool:
+        """Whether something did not come."""
+        asked = sum(len(pages.keys) for pages in load.pages)
+        self._meter.add("loaded_pages", (asked - len(landing.bad)) if self._counts else 0)
+        self._meter.add("loaded_bytes", landing.bytes)
+        if not landing.bad:
+            return False
+        for part in {part for part, _, _ in landing.bad}:
+            first = min(place for p, place, _ in landing.bad if p == part)
+            self._report.unsaved.append((load.request, part, first))
+        self._report.failed.add(load.request)
+        self._meter.add("failed_pages", len(landing.bad))
+        self._meter.missed(landing.reason, len(landing.bad))
+        return True
 
     def _collect(self) -> None:
         """Accounts for the saves that have landed; they land in order, or nearly."""
-        while self._flights and self._flights[0].ticket.done():
+        while self._flights and all(map(self._store.landed, self._flights[0].tickets)):
             flight = self._flights.popleft()
-            outcome = self._store.finish(flight.ticket, 0.0)
-            if outcome is None:
-                self._skip(flight.save, 0, "error")
-                continue
-            self._meter.add("saved_pages", outcome.pages)
-            self._meter.add("saved_bytes", outcome.bytes)
-            if outcome.pages < len(flight.save.keys):
-                reason = outcome.reason or "error"
-                self._skip(flight.save, outcome.pages, reason, again=reason in TRANSIENT)
+            pages, again, reason = len(flight.save.pages.keys), False, ""
+            for ticket in flight.tickets:
+                outcome = self._store.finish(ticket, 0.0)
+                stored = outcome.pages if outcome is not None else 0
+                self._meter.add("saved_bytes", outcome.bytes if outcome is not None else 0)
+                if stored < len(flight.save.pages.keys):
+                    reason = (outcome.reason if outcome is not None else "") or "error"
+                    again = again or reason in TRANSIENT
+                    pages = min(pages, stored)
+            self._meter.add("saved_pages", pages if self._counts else 0)
+            if reason:
+                self._skip(flight.save, pages, reason, again=again)
 
     def _skip(self, save: Save, stored: int, reason: str, *, again: bool = False) -> None:
         """Pages of a save that did not reach the store; a later prefill will offer them anew."""
-        self._meter.skipped(reason, len(save.keys) - stored)
+        pages = save.pages
+        self._meter.skipped(reason, len(pages.keys) - stored)
         if again:
-            self._report.unsaved.append((save.request, save.first + stored))
+            self._report.unsaved.append((save.request, pages.part, pages.first + stored))
+
+    def _refuse(self, why: str) -> None:
+        self._report.refusal = why
+        logger.warning("ritornello: %s", why)

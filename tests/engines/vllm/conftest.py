@@ -1,10 +1,12 @@
 """One vLLM in this process for all tests of this folder; a tiny model; a store per session."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,13 +24,55 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 from harness import ROOT, Engine  # noqa: E402
 
+Ask = Callable[..., dict[str, Any]]
+
+
+def made(shape: str) -> Path:
+    folder = ROOT / "build/models" / shape
+    maker = ROOT / "engines/vllm/make_model.py"
+    subprocess.run([sys.executable, maker, shape, folder], check=True, timeout=120)
+    return folder
+
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    folder = ROOT / "build/models/tiny"
-    maker = ROOT / "engines/vllm/make_model.py"
-    subprocess.run([sys.executable, maker, "tiny", folder], check=True, timeout=120)
-    return folder
+    return made("tiny")
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """A vLLM of its own for a few prompts, with one store for a test; see `ask.py`."""
+    asked = 0
+
+    def answers(
+        seeds: list[int], shape: str = "tiny", bad: list[int] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        log, where = tmp_path / f"{asked}.log", Path(__file__).parent
+        question = {
+            "model": str(made(shape)),
+            "store": str(tmp_path / "store"),
+            "seeds": seeds,
+            "options": options,
+            "bad": bad or [],
+        }
+        with log.open("w") as output:
+            subprocess.run(
+                [sys.executable, str(where / "ask.py"), json.dumps(question)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=900,
+                check=False,
+            )
+        text = log.read_text()
+        line = next((line for line in text.splitlines() if line.startswith("ANSWERS ")), None)
+        assert line is not None, f"no answer; the end of its log:\n{text[-3000:]}"
+        found: dict[str, Any] = json.loads(line.removeprefix("ANSWERS "))
+        assert found["counts"]["errors"] == 0
+        return {**found, "log": text}
+
+    return answers
 
 
 @pytest.fixture(scope="session")

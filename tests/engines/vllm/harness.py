@@ -10,23 +10,28 @@ BLOCKS = 40
 
 
 class Engine:
-    def __init__(self, model: Path, store_path: Path) -> None:
+    def __init__(self, model: Path, store_path: Path, **changes: Any) -> None:
         from vllm import LLM
 
-        self.llm = LLM(
-            str(model),
-            enforce_eager=True,
-            block_size=BLOCK,
-            max_model_len=1024,
-            num_gpu_blocks_override=BLOCKS,
-            disable_log_stats=False,
-            kv_transfer_config={
+        options: dict[str, Any] = {
+            "enforce_eager": True,
+            "block_size": BLOCK,
+            "max_model_len": 1024,
+            "num_gpu_blocks_override": BLOCKS,
+            "disable_log_stats": False,
+            "kv_transfer_config": {
                 "kv_connector": "RitornelloConnector",
                 "kv_connector_module_path": "ritornello.vllm",
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": {"path": str(store_path), "capacity": "1GiB"},
             },
-        )
+        }
+        self.llm = LLM(str(model), **(options | changes))
+
+    @property
+    def scheduler(self) -> Any:
+        """That of vLLM, where it runs in this process."""
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
 
     def ask(
         self, *prompts: list[int], answer: int = 24, params: dict[str, Any] | None = None
@@ -45,7 +50,26 @@ class Engine:
         return [list(o.outputs[0].token_ids) for o in self.ask(*prompts, answer=answer)]
 
     def forget(self) -> None:
-        """Empties vLLM's own prefix cache; the store keeps everything."""
+        """Empties vLLM's own prefix cache; the store keeps everything, and has all of it: a probe
+        does not see a put that is under way.
+        """
+
+        def settle(_worker: object) -> None:  # here, so that workers of their own get it by value
+            from time import sleep
+
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            # Another connector has no such side.
+            side = getattr(get_kv_transfer_group(), "_worker", None)
+            while side and not all(
+                side._store.landed(ticket) for flight in side._flights for ticket in flight.tickets
+            ):
+                sleep(0.001)
+            if side and side._store.learns and side._store._store:
+                # And the tiers below have what they are to have.
+                side._store._store.flush()
+
+        self.llm.collective_rpc(settle, timeout=60)
         assert self.llm.reset_prefix_cache()
 
     def count(self, name: str, **labels: str) -> float:
@@ -58,8 +82,11 @@ class Engine:
             if metric.name == name and labels.items() <= metric.labels.items()
         )
 
+    def tokens_from(self, source: str) -> float:
+        return self.count("vllm:prompt_tokens_cached_by_source", source=source)
+
     def external_tokens(self) -> float:
-        return self.count("vllm:prompt_tokens_cached_by_source", source="disk")
+        return sum(map(self.tokens_from, ("host", "disk", "external_unspecified")))
 
 
 def prompt(seed: int, length: int = 300) -> list[int]:

@@ -1,52 +1,61 @@
 """What the tests see and break at the connector's seams: digests of blocks, failing loads."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from ritornello.vllm.metadata import StepMetadata
+from ritornello.vllm.matching import Prompt
+from ritornello.vllm.metadata import Load, Pages, StepMetadata
 from ritornello.vllm.store import QuietStore
-from ritornello.vllm.worker import WorkerSide
+from ritornello.vllm.transfer import Arrival, Landing
+from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
 
-def digest(worker: WorkerSide, block: int) -> str:
-    """Of the bytes of one block in all layers, read through torch and not through the pool."""
-    found = hashlib.sha256()
-    for name in sorted(worker._caches):
-        cache: Any = worker._caches[name]
-        found.update(cache[block].contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+def digests(worker: WorkerSide, pages: Pages) -> Iterator[tuple[bytes, int, str]]:
+    """Key, part and digest of the bytes of each block in all layers of its part, read through torch
+    and not through the pools.
+    """
+    assert worker._shard is not None
+    for key, block in zip(pages.keys, pages.blocks, strict=True):
+        found = hashlib.sha256()
+        for name in worker._shard.memory[pages.part].layers:
+            cache: Any = worker._shard.caches[name]
+            found.update(cache[block].contiguous().view(torch.uint8).numpy().tobytes())
+        yield key, pages.part, found.hexdigest()
 
 
 class Digests:
-    """Block digests by key: at save (a page that is computed again may differ in its last bits
-    and is offered again), and after load.
+    """Block digests by key and part: at save (a page that is computed again may differ in its last
+    bits and is offered again), and after load.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.saved: dict[bytes, set[str]] = {}
-        self.loaded: dict[bytes, str] = {}
-        save, load = WorkerSide.save, WorkerSide.load
+        self.saved: dict[tuple[bytes, int], set[str]] = {}
+        self.loaded: dict[tuple[bytes, int], str] = {}
+        save, account = WorkerSide.save, WorkerSide._account
 
         def watched_save(worker: WorkerSide, metadata: StepMetadata) -> None:
             if not worker._spoilt:
                 for work in metadata.saves:
-                    for key, block in zip(work.keys, work.blocks, strict=True):
-                        self.saved.setdefault(key, set()).add(digest(worker, block))
+                    for key, name, found in digests(worker, work.pages):
+                        self.saved.setdefault((key, name), set()).add(found)
             save(worker, metadata)
 
-        def watched_load(worker: WorkerSide, metadata: StepMetadata) -> None:
-            load(worker, metadata)
-            for work in metadata.loads:
-                for key, block in zip(work.keys, work.blocks, strict=True):
-                    if block not in worker._failed:
-                        self.loaded[key] = digest(worker, block)
+        def watched_account(worker: WorkerSide, load: Load, landing: Landing) -> bool:
+            bad = {(part, block) for part, _, block in landing.bad}
+            for work in load.pages:
+                for (key, name, found), block in zip(
+                    digests(worker, work), work.blocks, strict=True
+                ):
+                    if (work.part, block) not in bad:
+                        self.loaded[key, name] = found
+            return account(worker, load, landing)
 
         monkeypatch.setattr(WorkerSide, "save", watched_save)
-        monkeypatch.setattr(WorkerSide, "load", watched_load)
+        monkeypatch.setattr(WorkerSide, "_account", watched_account)
 
     def all_came_back(self) -> bool:
         """Whether every loaded block is, byte for byte, one that was saved under its key."""
@@ -68,48 +77,58 @@ class BadTicket:
     def __init__(self, ticket: Any, bad: Sequence[int]) -> None:
         self._ticket, self._bad = ticket, bad
 
+    def done(self) -> bool:
+        return bool(self._ticket.done())
+
+    def cancel(self) -> None:
+        self._ticket.cancel()
+
     def wait(self, timeout: float | None = None) -> BadOutcome:
         return BadOutcome(self._ticket.wait(60), self._bad)
 
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
     """Every load says that these of its pages failed, after filling their blocks with noise."""
-    get = QuietStore.submit_get
+    get, account = QuietStore.submit_get, WorkerSide._account
 
-    def failing(store: QuietStore, identity: Any, keys: Any, out: Any, timeout: float) -> Any:
-        return BadTicket(get(store, identity, keys, out, timeout), worker_pages)
+    def failing(store: QuietStore, *asked: Any) -> Any:
+        return BadTicket(get(store, *asked), worker_pages)
 
-    load = WorkerSide.load
-
-    def noisy(worker: WorkerSide, metadata: StepMetadata) -> None:
-        load(worker, metadata)
-        for block in worker._failed:
-            for cache in worker._caches.values():
+    def noisy(worker: WorkerSide, load: Load, landing: Landing) -> bool:
+        assert worker._shard is not None
+        for _, _, block in landing.bad:
+            for cache in worker._shard.caches.values():
                 tensor: Any = cache
                 tensor[block].fill_(7.0)
+        return account(worker, load, landing)
 
     monkeypatch.setattr(QuietStore, "submit_get", failing)
-    monkeypatch.setattr(WorkerSide, "load", noisy)
+    monkeypatch.setattr(WorkerSide, "_account", noisy)
+
+
+def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every load looks unfinished for so long."""
+    landed = Arrival.landed
+
+    def late(arrival: Arrival, now: float) -> Landing | None:
+        begun = arrival._deadline - LOAD_SECONDS
+        return None if now < begun + seconds else landed(arrival, now)
+
+    monkeypatch.setattr(Arrival, "landed", late)
 
 
 def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     """What a match promised beyond its first `keep` pages is gone before it can be loaded."""
     match = QuietStore.match
 
-    def forgetful(store: QuietStore, identity: Any, keys: Any, ttl: float) -> Any:
-        found = match(store, identity, keys, ttl)
+    def forgetful(
+        store: QuietStore, identity: Any, of: Any, keys: Any, ttl: float, prompt: Prompt
+    ) -> Any:
+        found = match(store, identity, of, keys, ttl, prompt)
         if found is not None and found.pages > keep and store._store is not None:
-            pages = found.pages
             store.release(found.lease)
-            store._store.delete(identity.scope(), list(keys[keep:pages]))
-            return Promise(pages, found.lease)
+            for piece in of:
+                store._store.delete(identity.scope(piece), list(keys[keep : found.pages]))
         return found
 
     monkeypatch.setattr(QuietStore, "match", forgetful)
-
-
-class Promise:
-    """A match whose lease is gone."""
-
-    def __init__(self, pages: int, lease: int) -> None:
-        self.pages, self.lease = pages, lease

@@ -13,6 +13,7 @@ from harness import ROOT
 
 from ritornello.vllm.connector import RitornelloConnector
 from ritornello.vllm.interface import ABSTRACT, HOOKS, PARAMETERS
+from ritornello.vllm.support import SERVED
 
 NEXT = "0.33.0"
 BASE = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
@@ -76,6 +77,11 @@ def test_overrides_take_what_vllm_passes(sources: Path) -> None:
     [
         ("vllm/v1/core/kv_cache_manager.py", "KVCacheManager", {"get_block_ids", "evict_blocks"}),
         ("vllm/v1/core/block_pool.py", "BlockPool", {"get_num_free_blocks"}),
+        (
+            "vllm/v1/executor/abstract.py",
+            "Executor",
+            {"get_kv_connector_handshake_metadata"},
+        ),
         ("vllm/v1/core/kv_cache_manager.py", "KVCacheBlocks", {"get_block_ids"}),
         ("vllm/v1/request.py", "Request", {"num_tokens", "get_skip_reading_prefix_cache"}),
     ],
@@ -89,8 +95,39 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
     [
         ("vllm/v1/metrics/cache_hit_source.py", ["DISK = "]),
         ("vllm/v1/attention/backends/cpu_attn.py", ["def _get_attn_isa(\n    dtype"]),
-        ("vllm/v1/kv_cache_interface.py", ["hash_block_size:", "attention_chunk_size:"]),
-        ("vllm/v1/outputs.py", ["kv_connector_worker_meta", "invalid_block_ids"]),
+        (
+            "vllm/v1/kv_cache_interface.py",
+            [
+                "hash_block_size:",
+                "max_tp_shards:",
+                "tokens_per_state:",
+                "extra_retained_tokens:",
+                *(f"class {kind}(" for kind in SERVED),
+            ],
+        ),
+        (
+            "vllm/v1/outputs.py",
+            [
+                "kv_connector_worker_meta",
+                "invalid_block_ids",
+                "finished_recving",
+                "failed_recving",
+            ],
+        ),
+        ("vllm/v1/core/block_pool.py", ["self.null_block = "]),
+        ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
+        (
+            "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
+            ["class KVConnectorTransferResults", "finished_recving:", "failed_recving:"],
+        ),
+        (
+            "vllm/v1/attention/backends/cpu_attn.py",
+            # Blocks are read head by head, keys of a head before its values.
+            [
+                "view((num_blocks, num_kv_heads, block_size * 2, -1))",
+                "key_cache, value_cache = kv_cache.chunk(2, dim=2)",
+            ],
+        ),
     ],
 )
 def test_names_are_still_spelled_so(sources: Path, file: str, texts: list[str]) -> None:

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# S3 servers to test against: build/s3/versitygw and build/s3/minio.
+#
+#   engines/s3/build.sh [versitygw] [minio]    build those that are not there, or are of another version
+#
+# Needs go 1.26 or later, which fetches their sources. Each takes some minutes.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+target=$root/build/s3
+declare -A sources=(
+    [versitygw]=github.com/versity/versitygw/cmd/versitygw@v1.8.0
+    [minio]=github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+)
+
+# One builder at a time.
+mkdir -p "$target"
+exec 9>"$target/.lock"
+flock 9
+
+if (($# == 0)); then
+    set -- versitygw minio
+fi
+for server in "$@"; do
+    source=${sources[$server]:?no such server: versitygw or minio}
+    if [[ -x $target/$server && $(cat "$target/.$server" 2>/dev/null) == "$source" ]]; then
+        continue
+    fi
+    echo "s3: building $target/$server from $source (minutes)"
+    GOBIN=$target go install "$source"
+    echo "$source" > "$target/.$server"
+done

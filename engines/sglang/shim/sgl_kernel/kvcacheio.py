@@ -1,0 +1,52 @@
+"""Copies between a device's KV pool and a host pool, both in CPU memory, by torch."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def pages(slots: Tensor, page_size: int) -> Tensor:
+    return slots.view(-1, page_size)[:, 0] // page_size
+
+
+def transfer_kv_direct(
+    src_layers: Sequence[Tensor],
+    dst_layers: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    page_size: int,
+) -> None:
+    """Token rows of every layer, either way."""
+    src, dst = src_indices.cpu(), dst_indices.cpu()
+    for source, target in zip(src_layers, dst_layers, strict=True):
+        target[dst] = source[src]
+
+
+def transfer_kv_all_layer_direct_lf_pf(
+    src_ptrs: Sequence[Tensor],
+    dst_ptrs: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    page_size: int,
+) -> None:
+    """Device, a tensor [token, head, dim] a layer, to host, [page, layer, token, head, dim]."""
+    layers = len(src_ptrs) // len(dst_ptrs)
+    rows, to = src_indices.cpu(), pages(dst_indices.cpu(), page_size)
+    for which, target in enumerate(dst_ptrs):
+        for layer in range(layers):
+            source = src_ptrs[which * layers + layer]
+            target[to, layer] = source[rows].view(len(to), page_size, *source.shape[1:])
+
+
+def transfer_kv_per_layer_direct_pf_lf(
+    src_ptrs: Sequence[Tensor],
+    dst_ptrs: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    layer_id: int,
+    page_size: int,
+) -> None:
+    """One layer of host pages to rows of the device."""
+    at, rows = pages(src_indices.cpu(), page_size), dst_indices.cpu()
+    for source, target in zip(src_ptrs, dst_ptrs, strict=True):
+        target[rows] = source[at, layer_id].reshape(len(rows), *target.shape[1:])

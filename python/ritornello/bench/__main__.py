@@ -1,0 +1,179 @@
+"""Measures a serving engine through its OpenAI API: `python -m ritornello.bench WORKLOAD`.
+
+Exit status 0; 1 where requests failed or an expected gain was missed; 2 where nothing was measured.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ritornello.bench.client import Server, ServingError
+from ritornello.bench.confidence import mean
+from ritornello.bench.driver import ANSWER_SECONDS, Driver, Record
+from ritornello.bench.engines import Watch
+from ritornello.bench.long_context import LongContext
+from ritornello.bench.multi_round_qa import MultiRoundQA
+from ritornello.bench.multi_turn import MultiTurn
+from ritornello.bench.prompts import Source
+from ritornello.bench.summary import Row, Total, rows, total
+
+WORKLOADS: dict[str, type[MultiRoundQA] | type[LongContext] | type[MultiTurn]] = {
+    "multi-round-qa": MultiRoundQA,
+    "long-context": LongContext,
+    "multi-turn": MultiTurn,
+}
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m ritornello.bench", description=__doc__.partition("\n")[0]
+    )
+    kinds = made.add_subparsers(dest="workload", required=True, metavar="WORKLOAD")
+    for name, kind in WORKLOADS.items():
+        module = sys.modules[kind.__module__].__doc__ or ""
+        told = " ".join(module.partition("\n\n")[0].split())
+        one = kinds.add_parser(name, help=told, description=told)
+        kind.flags(one)
+        add = one.add_argument
+        add(
+            "--base-url",
+            nargs="+",
+            action="extend",
+            metavar="URL",
+            help=f"one server or several, asked in turn ({DEFAULT_URL})",
+        )
+        add("--model", help="the name of the served model (the only one that is served)")
+        add("--seed", type=int, default=1, help="another seed makes other prompts (1)")
+        add(
+            "--prompts",
+            choices=("ids", "text"),
+            default="ids",
+            help="token ids, of exact length, or text, a word counted as a token (ids)",
+        )
+        add(
+            "--timeout", type=float, default=ANSWER_SECONDS, help="seconds an answer may take (600)"
+        )
+        add("--tag", default="", help="a name for this run, in the JSON")
+        add("--chart", metavar="FILE.svg", help="TTFT by history, as a picture")
+        add(
+            "--expected-ttft-gain",
+            type=float,
+            metavar="X",
+            help="fail below: TTFT of round 0 to later",
+        )
+        add("--json", nargs="?", const="-", metavar="FILE", help="everything as JSON, no table")
+    return made
+
+
+async def measured(
+    given: argparse.Namespace, on_record: Callable[[Record], None]
+) -> tuple[list[Record], Total]:
+    """Checks the servers, runs the workload, reads what the engines say of it."""
+    servers = [Server(url) for url in given.base_url or [DEFAULT_URL]]
+    model = await model_of(servers, given.model)
+    workload = WORKLOADS[given.workload].of(given, Source(given.seed, given.prompts == "text"))
+    driver = Driver(servers, model, given.timeout, on_record=on_record)
+    watch = await Watch.begin(servers)
+    records = await driver.run(workload)
+    told = await watch.end(sum(r.prompt_tokens for r in records))
+    return records, total(records, told)
+
+
+async def model_of(servers: Sequence[Server], wanted: str | None) -> str:
+    """The model to ask for, which all servers have."""
+    models: set[str] | None = None
+    for server in servers:
+        served = await server.models()
+        models = set(served) if models is None else models & set(served)
+        if wanted is not None and wanted not in served:
+            raise ServingError(
+                f"{server.base_url} serves {', '.join(served)}: add --model {served[0]}"
+            )
+    if wanted is not None:
+        return wanted
+    if not models:
+        raise ServingError("the servers do not serve one model: give --base-url those that do")
+    if len(models) > 1:
+        raise ServingError(f"several models are served: add --model {min(models)}")
+    return models.pop()
+
+
+def gain(found: Sequence[Row]) -> float | None:
+    """Mean TTFT of prompts nobody had sent, over that of those with a history."""
+    fresh = [r for r in found if r.round == 0]
+    known = [r for r in found if r.history_tokens]
+    if not fresh or not known:
+        return None
+
+    def ttft(of: Sequence[Row]) -> float:
+        return mean([r.ttft_mean_s for r in of for _ in range(r.requests)])
+
+    return ttft(fresh) / ttft(known)
+
+
+def report(given: argparse.Namespace, records: Sequence[Record], whole: Total) -> dict[str, Any]:
+    """Everything that was asked for and found, for `--json`."""
+    flags = {name: value for name, value in vars(given).items() if name not in ("json", "chart")}
+    requests = [{k: v for k, v in asdict(r).items() if k != "answer"} for r in records]
+    return {
+        **flags,
+        "rows": [asdict(row) for row in rows(records)],
+        "total": asdict(whole),
+        "requests": requests,
+    }
+
+
+def run(given: argparse.Namespace) -> int:
+    # Before anything is measured: what is not installed is said at once.
+    from ritornello.bench.show import counting, table, totals, wide
+
+    if given.chart:
+        from ritornello.bench.chart import by_history
+    with counting(given.workload, sys.stderr) as tick:
+        records, whole = asyncio.run(measured(given, tick))
+    found = rows(records)
+    if given.json:
+        text = json.dumps(report(given, records, whole), indent=2)
+        if given.json == "-":
+            print(text)
+        else:
+            Path(given.json).write_text(text + "\n")
+    if found and given.json != "-":
+        console = wide()
+        console.print(table(found))
+        console.print(totals(whole))
+    if given.chart and found:
+        by_history({given.tag or given.workload: found}, Path(given.chart))
+    failures = [record.error for record in records if record.error]
+    if failures:
+        print(f"{len(failures)} of {len(records)} requests failed: {failures[0]}", file=sys.stderr)
+        return 1 if found else 2
+    reached = gain(found)
+    if given.expected_ttft_gain and (reached or 0.0) < given.expected_ttft_gain:
+        told = "no request had a history" if reached is None else f"it is {reached:.2f}"
+        print(f"TTFT gain is below {given.expected_ttft_gain}: {told}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        return run(given)
+    except ServingError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} is not there: pip install 'ritornello[bench]'", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

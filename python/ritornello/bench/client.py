@@ -1,0 +1,208 @@
+"""A client of the OpenAI API that knows when each token came: streamed completions over asyncio.
+
+One connection a request, plain HTTP, nothing but the standard library: what is measured is the
+server, on any Python that can import this package.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+# Token ids, which need no tokenizer and have an exact length, or text.
+Prompt = tuple[int, ...] | str
+
+CONNECT_SECONDS = 10.0
+LINE_BYTES = 16 << 20
+
+
+class ServingError(Exception):
+    """The server cannot be measured; the message says what to type next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One streamed answer. Times are seconds since the request was begun, connecting included.
+
+    `arrivals`: one time a chunk that brought tokens. `cached_tokens` is the server's own count, or
+    None where it does not say (vLLM: `--enable-prompt-tokens-details`).
+    """
+
+    answer: Prompt
+    arrivals: tuple[float, ...]
+    total_s: float
+    prompt_tokens: int
+    answer_tokens: int
+    cached_tokens: int | None
+
+
+@dataclass(slots=True)
+class Server:
+    """`base_url` as users type it: `http://HOST:PORT`, with or without `/v1` at its end."""
+
+    base_url: str
+    host: str = field(init=False)
+    port: int = field(init=False)
+    path: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = self.base_url if "://" in self.base_url else f"http://{self.base_url}"
+        parts = urlsplit(whole)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ServingError(f"--base-url {self.base_url}: write it like http://127.0.0.1:8000")
+        self.host, self.port = parts.hostname, parts.port or 80
+        self.path = parts.path.rstrip("/").removesuffix("/v1")
+
+    async def get(self, path: str, deadline_s: float = CONNECT_SECONDS) -> str:
+        """The body of what is at `path`; ServingError where it is not there."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                body = [line async for line in self._ask("GET", path, None)]
+        except TimeoutError as error:
+            raise ServingError(
+                f"{self.base_url}{path}: no answer within {deadline_s:g} s: "
+                "look into the server's log"
+            ) from error
+        return b"".join(body).decode(errors="replace")
+
+    async def models(self) -> list[str]:
+        """The names under which the server serves models."""
+        try:
+            told = json.loads(await self.get("/v1/models"))
+            return [str(model["id"]) for model in told["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServingError(
+                f"{self.base_url} does not speak the OpenAI API (/v1/models): "
+                "give --base-url the address that `vllm serve` printed"
+            ) from error
+
+    async def complete(self, body: Mapping[str, Any], deadline_s: float) -> Reply:
+        """Sends a completion (`prompt`, `max_tokens`, `model`...), streamed, and reads it all."""
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        ids: list[int] = []
+        texts: list[str] = []
+        arrivals: list[float] = []
+        usage: Mapping[str, Any] = {}
+        began = perf_counter()
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                aclosing(self._ask("POST", "/v1/completions", asked)) as lines,
+            ):
+                async for line in lines:
+                    if not line.startswith(b"data: {"):
+                        continue
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        raise ServingError(f"{self.base_url}: {chunk['error']}")
+                    usage = chunk.get("usage") or usage
+                    for choice in chunk.get("choices") or ():
+                        text, new = choice.get("text") or "", choice.get("token_ids") or []
+                        if text or new:
+                            arrivals.append(perf_counter() - began)
+                            texts.append(text)
+                            ids += new
+        except TimeoutError as error:
+            raise ServingError(
+                f"{self.base_url}: no answer within {deadline_s:g} s: a larger --timeout, "
+                "or fewer requests at once"
+            ) from error
+        wants_ids = not isinstance(body["prompt"], str)
+        if wants_ids and arrivals and not ids:
+            raise ServingError(
+                f"{self.base_url} does not return token ids: add --prompts text "
+                "(of vLLM, 0.10 and later do)"
+            )
+        details = usage.get("prompt_tokens_details") or {}
+        return Reply(
+            answer=tuple(ids) if wants_ids else "".join(texts),
+            arrivals=tuple(arrivals),
+            total_s=perf_counter() - began,
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            answer_tokens=int(usage.get("completion_tokens") or len(ids) or len(texts)),
+            cached_tokens=details.get("cached_tokens"),
+        )
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncGenerator[bytes]:
+        """The lines of the response's body, as they arrive."""
+        payload = b"" if body is None else json.dumps(body).encode()
+        head = (
+            f"{method} {self.path}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
+            "Accept: */*\r\nConnection: close\r\n\r\n"
+        )
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                reader, writer = await asyncio.open_connection(
+                    self.host, self.port, limit=LINE_BYTES
+                )
+        except (OSError, TimeoutError) as error:
+            raise ServingError(
+                f"nothing answers at {self.base_url}: start it (vllm serve MODEL --port "
+                f"{self.port}), or say where it is with --base-url"
+            ) from error
+        try:
+            writer.write(head.encode() + payload)
+            await writer.drain()
+            status, chunked = await _head_of(reader)
+            lines = _chunked(reader) if chunked else _plain(reader)
+            if status != 200:
+                text = b"".join([line async for line in lines]).decode(errors="replace")
+                raise ServingError(_refused(self.base_url, path, status, text))
+            async for line in lines:
+                yield line
+        except (OSError, EOFError, ValueError) as error:
+            raise ServingError(
+                f"{self.base_url} broke off the answer ({error}): look into the server's log"
+            ) from error
+        finally:
+            writer.close()
+
+
+async def _head_of(reader: asyncio.StreamReader) -> tuple[int, bool]:
+    status = (await reader.readline()).split()
+    if len(status) < 2 or not status[1].isdigit():
+        raise EOFError("no HTTP response")
+    chunked = False
+    while (line := (await reader.readline()).strip().lower()) != b"":
+        chunked |= line.startswith(b"transfer-encoding:") and line.endswith(b"chunked")
+    return int(status[1]), chunked
+
+
+async def _plain(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while line := await reader.readline():
+        yield line
+
+
+async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Lines out of chunks, which may end anywhere."""
+    rest = b""
+    while size := int((await reader.readline()).partition(b";")[0], 16):
+        rest += await reader.readexactly(size)
+        await reader.readexactly(2)
+        *lines, rest = rest.split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
+def _refused(base_url: str, path: str, status: int, body: str) -> str:
+    """What a response other than 200 means to whoever typed the command."""
+    told = body[:300].strip()
+    if status == 404 and path == "/v1/completions":
+        return f"{base_url} does not serve this model: give --model a name of {base_url}/v1/models"
+    if status == 404:
+        return f"{base_url}{path} is not there: give --base-url the address of an OpenAI API"
+    if status == 400:
+        return (
+            f"{base_url} refused the prompt ({told}): a shorter one, or serve with a larger "
+            "--max-model-len"
+        )
+    return f"{base_url}{path}: {status} {told}: look into the server's log"

@@ -1,0 +1,85 @@
+"""Statistics of few requests, and how far they can be trusted.
+
+Requests of one session are alike, so the bootstrap draws whole sessions (a cluster bootstrap;
+Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8), not single requests.
+Ratios of two runs of the same sessions draw the same sessions on both sides.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+# Values of one session each.
+Groups = Sequence[Sequence[float]]
+Statistic = Callable[[Sequence[float]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A statistic and the bounds between which it lies at `LEVEL`."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Linear between the two values around it (type 7 of Hyndman and Fan)."""
+    ranked = sorted(values)
+    place = share * (len(ranked) - 1)
+    below = int(place)
+    above = min(below + 1, len(ranked) - 1)
+    return ranked[below] + (ranked[above] - ranked[below]) * (place - below)
+
+
+def interval(groups: Groups, statistic: Statistic = mean, seed: int = 0) -> Interval:
+    """The statistic over all values; needs at least one."""
+    return _bootstrap([groups], lambda drawn: statistic(drawn[0]), seed)
+
+
+def ratio(above: Groups, below: Groups, seed: int = 0) -> Interval:
+    """Mean over mean. Sessions are paired by their place."""
+    return _bootstrap([above, below], lambda drawn: mean(drawn[0]) / mean(drawn[1]), seed)
+
+
+def regret(chosen: Groups, others: Sequence[Groups], seed: int = 0) -> Interval:
+    """How much larger the mean of `chosen` is than the least mean of `others`, less one: 0.1 is
+    a tenth worse. Sessions are paired by their place.
+    """
+
+    def statistic(drawn: Sequence[Sequence[float]]) -> float:
+        return mean(drawn[0]) / min(mean(other) for other in drawn[1:]) - 1
+
+    return _bootstrap([chosen, *others], statistic, seed)
+
+
+def _bootstrap(
+    runs: Sequence[Groups], statistic: Callable[[Sequence[Sequence[float]]], float], seed: int
+) -> Interval:
+    sizes = {len(groups) for groups in runs}
+    if len(sizes) != 1:
+        raise ValueError(f"runs of {sorted(sizes)} sessions cannot be paired")
+    (size,) = sizes
+    chance = random.Random(seed)
+    whole = [list(chain.from_iterable(groups)) for groups in runs]
+    if not all(whole):
+        raise ValueError("a statistic of no requests")
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = chance.choices(range(size), k=size)
+        resample = [[v for place in drawn for v in groups[place]] for groups in runs]
+        if all(resample):
+            found.append(statistic(resample))
+    tail = (1 - LEVEL) / 2
+    return Interval(statistic(whole), quantile(found, tail), quantile(found, 1 - tail))

@@ -1,0 +1,122 @@
+"""Documents that are read once and then asked about: the pattern and flags of the long document
+QA benchmarks of vLLM and LMCache.
+"""
+
+import argparse
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ritornello.bench.driver import Ask, Driver, Record
+from ritornello.bench.prompts import Source, joined
+
+REPEAT_MODES = ("random", "tile", "interleave")
+
+
+@dataclass(frozen=True)
+class LongContext:
+    """Round 0 sends every document once, round 1 every document `repeat_count` times, each time
+    with another question. Of `hit + miss` questions of round 1 the last `miss` are about documents
+    that nobody has sent. Lengths are in tokens.
+    """
+
+    source: Source
+    num_documents: int
+    document_length: int
+    output_len: int
+    repeat_count: int
+    repeat_mode: str
+    max_inflight_requests: int
+    question_len: int = 24
+    hit_miss_ratio: tuple[int, int] = (1, 0)
+    sleep_time_after_warmup: float = 0.0
+    shuffle_seed: int = 0
+
+    @classmethod
+    def flags(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--num-documents", type=int, default=8, help="(8)")
+        add("--document-length", type=int, default=20000, help="tokens of a document (20000)")
+        add("--output-len", type=int, default=100, help="tokens of an answer (100)")
+        add("--question-len", type=int, default=24, help="tokens of a question (24)")
+        add("--repeat-count", type=int, default=2, help="questions about each document (2)")
+        add("--repeat-mode", choices=REPEAT_MODES, default="random", help="their order (random)")
+        add("--shuffle-seed", type=int, default=0, help="of the order `random` (0)")
+        add("--max-inflight-requests", type=int, default=2, help="requests at once (2)")
+        add("--sleep-time-after-warmup", type=float, default=0.0, help="seconds (0)")
+        add("--hit-miss-ratio", type=_hit_miss, default=(1, 0), help='for example "3:1" (all hit)')
+
+    @classmethod
+    def of(cls, given: argparse.Namespace, source: Source) -> "LongContext":
+        return cls(
+            source=source,
+            num_documents=given.num_documents,
+            document_length=given.document_length,
+            output_len=given.output_len,
+            repeat_count=given.repeat_count,
+            repeat_mode=given.repeat_mode,
+            max_inflight_requests=given.max_inflight_requests,
+            question_len=given.question_len,
+            hit_miss_ratio=given.hit_miss_ratio,
+            sleep_time_after_warmup=given.sleep_time_after_warmup,
+            shuffle_seed=given.shuffle_seed,
+        )
+
+    @property
+    def requests(self) -> int:
+        return self.num_documents * (1 + self.repeat_count)
+
+    def order(self) -> list[int]:
+        """The documents of round 1."""
+        documents = range(self.num_documents)
+        if self.repeat_mode == "interleave":
+            return [document for document in documents for _ in range(self.repeat_count)]
+        order = [*documents] * self.repeat_count
+        if self.repeat_mode == "random":
+            random.Random(self.shuffle_seed).shuffle(order)
+        return order
+
+    async def run(self, driver: Driver) -> None:
+        known: dict[int, int] = {}
+        warm_up = [self._ask(document, 0, document, 0) for document in range(self.num_documents)]
+        for record in await self._all(driver, warm_up):
+            if not record.error:
+                known[record.session] = self.document_length
+        await asyncio.sleep(self.sleep_time_after_warmup)
+        hit, miss = self.hit_miss_ratio
+        asks = []
+        repeats = dict.fromkeys(range(self.num_documents), 0)
+        for place, document in enumerate(self.order()):
+            repeats[document] += 1
+            if place % (hit + miss) >= hit:
+                asks.append(self._ask(self.num_documents + place, 1, place, 0))
+            else:
+                turn = document + repeats[document]
+                asks.append(self._ask(document, 1, turn, known.get(document, 0)))
+        await self._all(driver, asks)
+
+    async def _all(self, driver: Driver, asks: Sequence[Ask]) -> list[Record]:
+        places = asyncio.Semaphore(self.max_inflight_requests)
+
+        async def one(ask: Ask) -> Record:
+            async with places:
+                return await driver.ask(ask)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(ask)) for ask in asks]
+        return [task.result() for task in tasks]
+
+    def _ask(self, document: int, number: int, turn: int, known: int) -> Ask:
+        prompt = joined(
+            self.source.piece(f"document {document}", self.document_length),
+            self.source.piece(f"document {document} question {number} {turn}", self.question_len),
+        )
+        return Ask(document, number, turn, prompt, known, self.output_len)
+
+
+def _hit_miss(text: str) -> tuple[int, int]:
+    hit, colon, miss = text.partition(":")
+    if not (colon and hit.isdigit() and miss.isdigit() and int(hit)):
+        raise argparse.ArgumentTypeError(f'{text!r}: write hits to misses, like "3:1"')
+    return int(hit), int(miss)

@@ -1,0 +1,115 @@
+"""Users who each talk for several rounds about a context of their own, behind one system prompt.
+
+The pattern and flags of LMCache's `multi-round-qa.py`: every user asks once in `num_users / qps`
+seconds, or when the last answer is there, if that is later.
+"""
+
+import argparse
+import asyncio
+from dataclasses import dataclass
+
+from ritornello.bench.driver import Ask, Driver
+from ritornello.bench.prompts import Source, joined
+
+
+@dataclass(frozen=True)
+class MultiRoundQA:
+    """Lengths are in tokens. Without `time_s` every one of `num_users` users asks all rounds; with
+    it a new user takes the place of one who is done until that many seconds have passed, and
+    `ramp_up` finds the first users in the midst of their conversations. A user's rounds go to the
+    servers in turn.
+    """
+
+    source: Source
+    num_users: int
+    num_rounds: int
+    qps: float
+    shared_system_prompt: int
+    user_history_prompt: int
+    answer_len: int
+    question_len: int = 24
+    time_s: float | None = None
+    ramp_up: bool = True
+    init_user_id: int = 0
+
+    @classmethod
+    def flags(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--num-users", type=int, required=True, help="users at once")
+        add("--num-rounds", type=int, required=True, help="questions a user asks")
+        add("--qps", type=float, required=True, help="questions a second, of all users")
+        add("--shared-system-prompt", type=int, required=True, help="tokens all prompts begin with")
+        add("--user-history-prompt", type=int, required=True, help="tokens of a user's own context")
+        add("--answer-len", type=int, required=True, help="tokens of an answer")
+        add("--question-len", type=int, default=24, help="tokens of a question (24)")
+        add("--time", type=float, help="seconds; without it every user asks all rounds once")
+        add("--disable-ramp-up", action="store_true", help="with --time: all begin with round 1")
+        add("--init-user-id", type=int, default=0, help="another number makes other users (0)")
+
+    @classmethod
+    def of(cls, given: argparse.Namespace, source: Source) -> "MultiRoundQA":
+        return cls(
+            source=source,
+            num_users=given.num_users,
+            num_rounds=given.num_rounds,
+            qps=given.qps,
+            shared_system_prompt=given.shared_system_prompt,
+            user_history_prompt=given.user_history_prompt,
+            answer_len=given.answer_len,
+            question_len=given.question_len,
+            time_s=given.time,
+            ramp_up=not given.disable_ramp_up,
+            init_user_id=given.init_user_id,
+        )
+
+    @property
+    def requests(self) -> int | None:
+        return self.num_users * self.num_rounds if self.time_s is None else None
+
+    @property
+    def gap_s(self) -> float:
+        """Between two questions of one user."""
+        return self.num_users / self.qps
+
+    def rounds_of(self, place: int) -> int:
+        """Rounds that the first user on a place asks: with a ramp-up some have been asked."""
+        if self.time_s is None or not self.ramp_up:
+            return self.num_rounds
+        return self.num_rounds - place * self.num_rounds // self.num_users
+
+    async def run(self, driver: Driver) -> None:
+        async with asyncio.TaskGroup() as group:
+            for place in range(self.num_users):
+                group.create_task(self._seat(driver, place))
+
+    async def _seat(self, driver: Driver, place: int) -> None:
+        """One user after the other, as long as there is time."""
+        user, rounds = place, self.rounds_of(place)
+        begin = place / self.qps
+        while self.time_s is None or begin < self.time_s:
+            begin = await self._converse(driver, user, rounds, begin)
+            if self.time_s is None:
+                return
+            user, rounds = user + self.num_users, self.num_rounds
+
+    async def _converse(self, driver: Driver, user: int, rounds: int, begin: float) -> float:
+        """A user's questions from the moment `begin`; returns when the next user may begin."""
+        name = f"user {self.init_user_id + user}"
+        history = joined(
+            self.source.piece("system", self.shared_system_prompt),
+            self.source.piece(name, self.user_history_prompt),
+        )
+        known = 0
+        for number in range(rounds):
+            await driver.until(begin)
+            if self.time_s is not None and driver.now() >= self.time_s:
+                break
+            begin = max(begin, driver.now()) + self.gap_s
+            question = self.source.piece(f"{name} question {number}", self.question_len)
+            prompt = joined(history, question)
+            ask = Ask(user, number, user + number, prompt, known, self.answer_len)
+            record = await driver.ask(ask)
+            if record.error:
+                break
+            history, known = joined(prompt, record.answer), record.known_tokens
+        return begin

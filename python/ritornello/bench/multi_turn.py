@@ -1,0 +1,148 @@
+"""Clients that talk in rounds, sent at a rate from a queue of those that are ready: the pattern and
+flags of SGLang's `bench_multiturn.py`.
+"""
+
+import argparse
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from ritornello.bench.client import Prompt
+from ritornello.bench.driver import Ask, Driver
+from ritornello.bench.prompts import Source, joined
+
+DISTRIBUTIONS = ("poisson", "uniform")
+POLICIES = ("random", "fifo")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A client with its next question: `history` is what has been said, `known` its tokens."""
+
+    client: int
+    round: int
+    history: Prompt
+    known: int
+
+
+@dataclass
+class ReadyQueue:
+    """Clients whose last answer has come. `random` takes any, `fifo` the one that waits longest."""
+
+    policy: str
+    chance: random.Random
+    waiting: list[Waiting] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def append(self, client: Waiting) -> None:
+        self.waiting.append(client)
+        self.news.set()
+
+    def pop(self) -> Waiting:
+        """Needs a client that waits."""
+        place = 0 if self.policy == "fifo" else self.chance.randrange(len(self.waiting))
+        return self.waiting.pop(place)
+
+
+@dataclass(frozen=True)
+class MultiTurn:
+    """Lengths are in tokens. A client's rounds go to the servers in turn."""
+
+    source: Source
+    num_clients: int
+    num_rounds: int
+    request_length: int
+    output_length: int
+    request_rate: float
+    max_parallel: int
+    distribution: str = "poisson"
+    ready_queue_policy: str = "random"
+    sub_question_input_length: int = 0
+
+    @classmethod
+    def flags(cls, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--num-clients", type=int, default=256, help="(256)")
+        add("--num-rounds", type=int, default=5, help="questions a client asks (5)")
+        add("--request-length", type=int, default=512, help="tokens of a first question (512)")
+        add(
+            "--sub-question-input-length",
+            type=int,
+            default=0,
+            help="tokens of each further question (as the first)",
+        )
+        add("--output-length", type=int, default=64, help="tokens of an answer (64)")
+        add("--request-rate", type=float, default=1.0, help="requests a second, on average (1)")
+        add("--distribution", choices=DISTRIBUTIONS, default="poisson", help="(poisson)")
+        add("--max-parallel", type=int, default=128, help="requests at once (128)")
+        add("--ready-queue-policy", choices=POLICIES, default="random", help="(random)")
+
+    @classmethod
+    def of(cls, given: argparse.Namespace, source: Source) -> "MultiTurn":
+        return cls(
+            source=source,
+            num_clients=given.num_clients,
+            num_rounds=given.num_rounds,
+            request_length=given.request_length,
+            output_length=given.output_length,
+            request_rate=given.request_rate,
+            max_parallel=given.max_parallel,
+            distribution=given.distribution,
+            ready_queue_policy=given.ready_queue_policy,
+            sub_question_input_length=given.sub_question_input_length,
+        )
+
+    @property
+    def requests(self) -> int:
+        return self.num_clients * self.num_rounds
+
+    def pause_s(self, chance: random.Random) -> float:
+        """Until the next request may be sent."""
+        if self.distribution == "poisson":
+            return chance.expovariate(self.request_rate)
+        return chance.uniform(0, 2 / self.request_rate)
+
+    async def run(self, driver: Driver) -> None:
+        chance = random.Random(f"{self.source.seed}/arrivals")
+        ready = ReadyQueue(self.ready_queue_policy, chance)
+        places = asyncio.Semaphore(self.max_parallel)
+        talking = self.num_clients
+        nothing = self.source.piece("nothing", 0)
+        for client in range(self.num_clients):
+            ready.append(Waiting(client, 0, nothing, 0))
+
+        async def answer(client: Waiting) -> None:
+            nonlocal talking
+            following = await self._turn(driver, client)
+            places.release()
+            if following is None:
+                talking -= 1
+                ready.news.set()
+            else:
+                ready.append(following)
+
+        async with asyncio.TaskGroup() as group:
+            while talking:
+                await places.acquire()
+                while talking and not ready.waiting:
+                    ready.news.clear()
+                    await ready.news.wait()
+                if talking:
+                    group.create_task(answer(ready.pop()))
+                    await asyncio.sleep(self.pause_s(chance))
+
+    async def _turn(self, driver: Driver, client: Waiting) -> Waiting | None:
+        """One question and its answer; None where it was the client's last."""
+        length = self.request_length
+        if client.round and self.sub_question_input_length:
+            length = self.sub_question_input_length
+        name = f"client {client.client} question {client.round}"
+        prompt = joined(client.history, self.source.piece(name, length))
+        turn = client.client + client.round
+        record = await driver.ask(
+            Ask(client.client, client.round, turn, prompt, client.known, self.output_length)
+        )
+        if record.error or client.round + 1 == self.num_rounds:
+            return None
+        history = joined(prompt, record.answer)
+        return Waiting(client.client, client.round + 1, history, record.known_tokens)

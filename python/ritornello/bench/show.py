@@ -1,0 +1,86 @@
+"""A run on the terminal: a bar while it lasts, then its table."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ritornello.bench.driver import Record
+from ritornello.bench.summary import Row, Total
+
+# Wide enough for all columns where the output is no terminal.
+COLUMNS = 140
+
+
+def wide() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=COLUMNS)
+
+
+@contextmanager
+def counting(title: str, stream: TextIO) -> Iterator[Callable[[Record], None]]:
+    """Shows how many requests are answered; silent where `stream` is no terminal."""
+    console = Console(file=stream)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    answered = 0
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+
+        def tick(record: Record) -> None:
+            nonlocal answered
+            answered += 1
+            told = f"last TTFT {seconds(record.ttft_s)}" if not record.error else record.error
+            progress.update(task, description=f"{title}: {answered} answers, {told}")
+
+        yield tick
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.0f} ms"
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def table(found: Sequence[Row]) -> Table:
+    made = Table(title="Time to first token, and between tokens, by round")
+    for name in ("round", "history\ntokens", "prompt\ntokens", "requests", "TTFT\nmean", "95 %"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for name in ("p50", "p90", "p99", "token\ngap", "gap\np99"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for name in ("prompt\ntokens/s", "answer\ntokens/s", "hits"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for r in found:
+        made.add_row(
+            str(r.round),
+            f"{r.history_tokens:,}",
+            f"{r.prompt_tokens:,}",
+            str(r.requests),
+            seconds(r.ttft_mean_s),
+            f"{r.ttft_low_s:.3f}-{r.ttft_high_s:.3f}",
+            *(seconds(v) for v in (r.ttft_p50_s, r.ttft_p90_s, r.ttft_p99_s)),
+            *(seconds(v) for v in (r.gap_mean_s, r.gap_p99_s)),
+            f"{r.prompt_tokens_s:,.0f}",
+            f"{r.answer_tokens_s:,.0f}",
+            percent(r.hit_rate),
+        )
+    return made
+
+
+def totals(whole: Total) -> str:
+    """One line of what the run came to, one of where prompt tokens came from."""
+    lines = [
+        f"{whole.requests - whole.failed} answers in {whole.duration_s:.1f} s "
+        f"({whole.requests_s:.2f}/s), prompts {whole.prompt_tokens_s:,.0f} tokens/s, "
+        f"answers {whole.answer_tokens_s:,.0f} tokens/s"
+    ]
+    if whole.hit_tokens is None:
+        lines.append("where prompt tokens came from is not known: the server has no vLLM /metrics")
+    else:
+        tiers = ", ".join(f"{tier} {tokens:,}" for tier, tokens in whole.hit_tokens.items())
+        lines.append(f"hits {percent(whole.hit_rate)} of prompt tokens: {tiers or 'none'}")
+    return "\n".join(lines)

@@ -1,0 +1,311 @@
+"""The L2 adapter: the only module that imports LMCache, and the whole of what LMCache calls.
+
+It has no thread for transfers: the core's tickets signal LMCache's own poll loops through one
+eventfd for stores and one for loads, and what they came to is taken when LMCache asks.
+"""
+
+# LMCache lives in an environment of its own: to the type checker its classes are Any.
+# mypy: allow-subclassing-any
+
+import ctypes
+import os
+from threading import Lock, Thread
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import lmcache
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import EncodedObjectKey, KeyEntry, KeyListPage, ObjectKey
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+
+from ritornello._core import Completions
+from ritornello.lmcache.asker import Asker
+from ritornello.lmcache.interface import require_known
+from ritornello.lmcache.listing import list_objects
+from ritornello.lmcache.locks import Locks
+from ritornello.lmcache.naming import Family, Form, Name, grouped, page_key, split_key
+from ritornello.lmcache.settings import Settings
+from ritornello.lmcache.shelf import Item, Job, Shelf
+from ritornello.memory import wants_staging
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lmcache.v1.distributed.api import MemoryLayoutDesc
+    from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener
+    from lmcache.v1.memory_management import MemoryObj
+
+require_known(L2AdapterInterface, ObjectKey, lmcache.__version__)
+
+# Locks are taken back when a load is over, or its request gone; LMCache's own run out then, too.
+LEASE_SECONDS = 300.0
+# Keys told to a listener at once.
+SEED_KEYS = 10_000
+
+
+class RitornelloL2Adapter(L2AdapterInterface):
+    """`params` are those of `settings.Settings`. A store that cannot be opened is logged, and
+    serves nothing.
+    """
+
+    def __init__(
+        self, params: dict[str, Any], l1_memory_desc: "L1MemoryDesc | None" = None
+    ) -> None:
+        self._shelf = Shelf(Settings.parse(params))
+        self._path = params["path"]
+        super().__init__(max_capacity_bytes=self._shelf.store.capacity())
+        self._asker = Asker(self._shelf.store.is_owner)
+        self._locks = Locks(LEASE_SECONDS)
+        self._lock = Lock()
+        self._arena, self._arena_start = _arena(l1_memory_desc)
+        if self._arena is not None:
+            nbytes = self._arena.nbytes
+            self._shelf.staged = wants_staging(self._path, self._arena_start, nbytes)
+        self._layouts: dict[Any, str] = {}
+        self._stores, self._loads = Completions(), Completions()
+        self._lookup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._under_way: dict[int, tuple[list[ObjectKey], list[int]]] = {}
+        self._stored: list[Job] = []
+        self._found: dict[int, Any] = {}
+        self._loaded: dict[int, Any] = {}
+        self._next = 0
+        self._closed = False
+
+    def get_store_event_fd(self) -> int:
+        return self._stores.fileno()
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        return self._lookup_fd
+
+    def get_load_event_fd(self) -> int:
+        return self._loads.fileno()
+
+    # Stores.
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: "list[MemoryObj]") -> int:
+        number, items = self._begin(keys, objects)
+        job = self._shelf.put(number, items, self._stores)
+        if job is not None:
+            with self._lock:
+                self._stored.append(job)
+            os.eventfd_write(self.get_store_event_fd(), 1)
+        return number
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        results, keys_stored, sizes_stored = {}, [], []
+        with self._lock:
+            jobs = self._stored + self._shelf.finished(self._stores.drain())
+            self._stored = []
+            for job in jobs:
+                keys, sizes = self._under_way.pop(job.number)
+                done = [at for at, ok in enumerate(job.ok) if ok]
+                keys_stored += [keys[at] for at in done]
+                sizes_stored += [sizes[at] for at in done]
+                moved = sum(sizes[at] for at in done)
+                results[job.number] = L2StoreResult(len(done) == len(keys), moved)
+        if keys_stored:
+            self._notify_keys_stored(keys_stored, sizes_stored)
+        return results
+
+    # Lookups.
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
+    ) -> int:
+        number, count, there = self._number(), len(keys), [False] * len(keys)
+
+        def look() -> list[bool]:
+            expected = {
+                group: _layout(desc.shapes, desc.dtypes)
+                for group, desc in group_layout_descs.items()
+            }
+            found, leases = self._shelf.look(grouped(keys), count, LEASE_SECONDS, expected)
+            for lease, family, kept in leases:
+                self._locks.lock(family, kept, lease)
+            return found
+
+        def question(is_late: bool) -> None:
+            found = _bitmap(there if is_late else self._shelf.store.quietly("look", look, there))
+            with self._lock:
+                # A question that outlives the adapter has nobody left to tell.
+                if not self._closed:
+                    self._found[number] = found
+                    os.eventfd_write(self._lookup_fd, 1)
+
+        self._asker.ask(question)
+        return number
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        with self._lock:
+            return self._found.pop(task_id, None)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        ended = [
+            lease for family, _, kept in grouped(keys) for lease in self._locks.unlock(family, kept)
+        ]
+
+        def question(is_late: bool) -> None:
+            for lease in () if is_late else ended:
+                self._shelf.store.release(lease)
+
+        if ended:
+            self._asker.ask(question)
+
+    # Loads.
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: "list[MemoryObj]") -> int:
+        number, items = self._begin(keys, objects)
+        job = self._shelf.get(number, items, self._loads)
+        if job is not None:
+            with self._lock:
+                self._load_is_over(job)
+            os.eventfd_write(self.get_load_event_fd(), 1)
+        return number
+
+    def query_load_result(self, task_id: int) -> Any:
+        accessed: list[ObjectKey] = []
+        with self._lock:
+            for job in self._shelf.finished(self._loads.drain()):
+                accessed += self._load_is_over(job)
+            result = self._loaded.pop(task_id, None)
+        if accessed:
+            self._notify_keys_accessed(accessed)
+        return result
+
+    def _load_is_over(self, job: Job) -> list[ObjectKey]:
+        keys, _ = self._under_way.pop(job.number)
+        self._loaded[job.number] = _bitmap(job.ok)
+        return [key for key, ok in zip(keys, job.ok, strict=True) if ok]
+
+    # What there is.
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Listeners are told of all of them: what the store evicted itself is gone as well."""
+        if keys:
+            self._shelf.delete(grouped(keys), len(keys))
+            self._notify_keys_deleted(keys, [0] * len(keys))
+
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> KeyListPage:
+        held = [
+            (family, scope)
+            for family, _, scope, objects in self._shelf.forms.held()
+            if objects and model_name in (None, family.model)
+        ]
+        listed, following = list_objects(held, self._shelf.store.keys, page_size, cursor)
+        entries = (KeyEntry(_encoded(family, key), nbytes) for family, key, nbytes in listed)
+        return KeyListPage(tuple(entries), following)
+
+    def get_usage(self) -> AdapterUsage:
+        """What the store holds, whichever process stored it and when."""
+        used = self._shelf.usage()
+        return AdapterUsage(sum(used.values()), self._max_capacity_bytes, MappingProxyType(used))
+
+    def register_listener(self, listener: "L2AdapterListener") -> None:
+        """A listener learns of what is stored already, so that LMCache can evict it."""
+        super().register_listener(listener)
+        Thread(target=self._seed, args=(listener,), name="ritornello-seed", daemon=True).start()
+
+    def report_status(self) -> dict[str, Any]:
+        store = self._shelf.store
+        return {
+            "is_healthy": not store.broken,
+            "type": type(self).__name__,
+            "path": self._path,
+            "is_owner": store.is_owner(),
+            "problem": store.broken,
+            "locked_objects": len(self._locks),
+            "counts": dict(store.counts),
+        }
+
+    def close(self) -> None:
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self._asker.close()
+            self._shelf.store.close()
+            self._locks.clear()
+            os.close(self._lookup_fd)
+
+    def _begin(
+        self, keys: list[ObjectKey], objects: "list[MemoryObj]"
+    ) -> tuple[int, "Sequence[Item | None]"]:
+        number, items, sizes = self._number(), [], []
+        for key, obj in zip(keys, objects, strict=True):
+            item = None
+            try:
+                item = self._item(key, obj)
+            except Exception as error:
+                self._shelf.store.fail("object", error)
+            items.append(item)
+            sizes.append(item.form.nbytes if item is not None else 0)
+        with self._lock:
+            self._under_way[number] = (list(keys), sizes)
+        return number, items
+
+    def _item(self, key: ObjectKey, obj: "MemoryObj") -> Item:
+        family = Family(key.model_name, key.object_group_id, key.cache_salt)
+        name = Name(family, page_key(key.kv_rank, key.chunk_hash))
+        nbytes, meta = obj.get_size(), obj.meta
+        shapes = tuple(meta.shapes) if meta.shapes else (meta.shape,)
+        dtypes = tuple(meta.dtypes) if meta.dtypes else (meta.dtype,)
+        known = (shapes, dtypes, meta.fmt)
+        layout = self._layouts.get(known)
+        if layout is None:
+            layout = self._layouts[known] = f"{_layout(shapes, dtypes)}@{meta.fmt.name}"
+        if self._arena is not None:
+            at = obj.data_ptr - self._arena_start
+            if 0 <= at <= len(self._arena) - nbytes:
+                return Item(name, Form(nbytes, layout), self._arena[at : at + nbytes])
+        return Item(name, Form(nbytes, layout), obj.byte_array)
+
+    def _number(self) -> int:
+        with self._lock:
+            self._next += 1
+            return self._next
+
+    def _seed(self, listener: "L2AdapterListener") -> None:
+        cursor: str | None = None
+        try:
+            while not self._closed:
+                page = self.list_l2_keys(None, SEED_KEYS, cursor)
+                if page.entries:
+                    listener.on_l2_keys_stored(
+                        [entry.key.to_object_key() for entry in page.entries],
+                        [entry.size_bytes for entry in page.entries],
+                    )
+                cursor = page.next_page_token
+                if cursor is None:
+                    return
+        except Exception as error:
+            self._shelf.store.fail("seed", error)
+
+
+def _arena(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:
+    """All of LMCache's own memory, looked at once: objects are pieces of it."""
+    if desc is None or not desc.size or not desc.ptr:
+        return None, 0
+    return memoryview((ctypes.c_ubyte * desc.size).from_address(desc.ptr)), desc.ptr
+
+
+def _bitmap(bits: "Sequence[bool]") -> Any:
+    if all(bits):
+        return Bitmap(len(bits), len(bits))
+    bitmap = Bitmap(len(bits))
+    bitmap.batched_set([at for at, bit in enumerate(bits) if bit])
+    return bitmap
+
+
+def _layout(shapes: "Sequence[Any]", dtypes: "Sequence[Any]") -> str:
+    """In words; "" for none."""
+    each = zip(shapes, dtypes, strict=True)
+    return "+".join(
+        f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in each
+    )
+
+
+def _encoded(family: Family, key: bytes) -> EncodedObjectKey:
+    kv_rank, chunk_hash = split_key(key)
+    return EncodedObjectKey(chunk_hash.hex(), family.model, kv_rank, family.group, family.salt)

@@ -1,0 +1,58 @@
+"""Questions to the store, put where waiting for the answer is in nobody's way.
+
+Where this process owns the store they take microseconds and are asked on the spot. Where another
+does, they go over a socket whose other end may be dead or stopped: one thread asks them in turn.
+"""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Lock, Thread
+from time import monotonic
+
+# A question that has waited this long is not asked any more: what it was for is late.
+SECONDS = 10.0
+# Closing waits this long for the question that is being asked.
+CLOSE_SECONDS = 35.0
+# Its answer is awaited by somebody; `True` says that it was not asked.
+Question = Callable[[bool], None]
+
+
+class Asker:
+    """`is_owner` says whether this process owns the store; a yes is final."""
+
+    def __init__(self, is_owner: Callable[[], bool]) -> None:
+        self._is_owner = is_owner
+        self._owner = is_owner()
+        self._queue: SimpleQueue[tuple[float, Question] | None] = SimpleQueue()
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._closed = False
+
+    def ask(self, question: Question) -> None:
+        """Calls `question` once, now or later. It must not raise."""
+        # The order is kept: what waits is asked first.
+        if self._owner or (self._thread is None and self._is_owner()):
+            self._owner = True
+            question(self._closed)
+            return
+        with self._lock:
+            if not self._closed:
+                if self._thread is None:
+                    self._thread = Thread(target=self._run, name="ritornello-ask", daemon=True)
+                    self._thread.start()
+                self._queue.put((monotonic() + SECONDS, question))
+                return
+        question(True)
+
+    def close(self) -> None:
+        """Gives up what waits. Again: does nothing."""
+        with self._lock:
+            self._closed = True
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (waiting := self._queue.get()) is not None:
+            until, question = waiting
+            question(self._closed or monotonic() > until)

@@ -1,0 +1,149 @@
+"""The client for LMCache's `native_plugin`: one eventfd for everything, results for each key.
+
+LMCache wraps it in its own bridge, which keeps locks and usage in the memory of its process, and
+shows neither dtypes nor shapes: objects of equal size are taken for equal in form. `namespace`
+keeps apart what must be.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any, TypeAlias
+
+from ritornello.lmcache.asker import Asker
+from ritornello.lmcache.naming import Form, Name, by_family, parse_name
+from ritornello.lmcache.settings import Settings
+from ritornello.lmcache.shelf import Item, Job, Shelf
+from ritornello.memory import wants_staging
+
+# The number that a submission returned, whether it came to what was wanted, why not, and which
+# keys did.
+Completion: TypeAlias = tuple[int, bool, str, list[bool] | None]
+
+
+class NativeClient:
+    """Settings are those of `settings.Settings`. A store that cannot be opened is logged, and
+    serves nothing. Safe to be called from several threads.
+    """
+
+    def __init__(self, **params: Any) -> None:
+        from ritornello._core import Completions
+
+        self._shelf = Shelf(Settings.parse(params))
+        self._asker = Asker(self._shelf.store.is_owner)
+        self._lock = Lock()
+        self._completions = Completions()
+        self._over: list[Completion] = []
+        self._puts: set[int] = set()
+        self._next = 0
+        self._path: str = params["path"]
+        # All memory is taken for what the first piece of it is.
+        self._unknown = True
+
+    def event_fd(self) -> int:
+        return self._completions.fileno()
+
+    def submit_batch_set(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
+        """The memory must not change until this is completed."""
+        number = self._number()
+        with self._lock:
+            self._puts.add(number)
+        items = self._items(keys, memoryviews)
+        self._settle(self._shelf.put(number, items, self._completions))
+        return number
+
+    def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
+        """The memory is the store's until this is completed. A key whose object has another size
+        is not there.
+        """
+        number = self._number()
+        items = self._items(keys, memoryviews)
+        self._settle(self._shelf.get(number, items, self._completions))
+        return number
+
+    def submit_batch_exists(self, keys: Sequence[str]) -> int:
+        number, count, none = self._number(), len(keys), [False] * len(keys)
+        groups = by_family(map(self._name, keys))
+
+        def look() -> list[bool]:
+            return self._shelf.look(groups, count, 0)[0]
+
+        def question(is_late: bool) -> None:
+            found = none if is_late else self._shelf.store.quietly("look", look, none)
+            self._complete((number, True, "", found))
+
+        self._asker.ask(question)
+        return number
+
+    def submit_batch_delete(self, keys: Sequence[str]) -> int:
+        number, count, none = self._number(), len(keys), [False] * len(keys)
+        groups = by_family(map(self._name, keys))
+
+        def delete() -> list[bool]:
+            return self._shelf.delete(groups, count)
+
+        def question(is_late: bool) -> None:
+            gone = none if is_late else self._shelf.store.quietly("delete", delete, none)
+            self._complete((number, not is_late, "late" if is_late else "", gone))
+
+        self._asker.ask(question)
+        return number
+
+    def drain_completions(self) -> list[Completion]:
+        """What was completed since, and clears the eventfd."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.event_fd())
+        with self._lock:
+            for job in self._shelf.finished(self._completions.drain()):
+                self._over.append(self._of(job))
+            over, self._over = self._over, []
+        return over
+
+    def close(self) -> None:
+        """Finishes what is under way and lets the directory go. Again: does nothing."""
+        self._asker.close()
+        self._shelf.store.close()
+
+    def _number(self) -> int:
+        with self._lock:
+            self._next += 1
+            return self._next
+
+    def _name(self, key: str) -> Name | None:
+        try:
+            return parse_name(key)
+        except ValueError as error:
+            self._shelf.store.fail("name", error)
+            return None
+
+    def _items(self, keys: Sequence[str], memories: Sequence[Any]) -> list[Item | None]:
+        items: list[Item | None] = []
+        for key, memory in zip(keys, memories, strict=True):
+            name, nbytes = self._name(key), memory.nbytes
+            if self._unknown and nbytes and not memoryview(memory).readonly:
+                self._unknown = False
+                place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+                self._shelf.staged = wants_staging(self._path, place, nbytes)
+            items.append(Item(name, Form(nbytes), memory) if name and nbytes else None)
+        return items
+
+    def _settle(self, job: Job | None) -> None:
+        if job is not None:
+            with self._lock:
+                completion = self._of(job)
+            self._complete(completion)
+
+    def _of(self, job: Job) -> Completion:
+        """A get is in order whatever was there; a put that is not whole is not."""
+        if job.number not in self._puts:
+            return job.number, True, "", job.ok
+        self._puts.discard(job.number)
+        stored = all(job.ok)
+        return job.number, stored, "" if stored else "not everything was stored", None
+
+    def _complete(self, completion: Completion) -> None:
+        with self._lock:
+            self._over.append(completion)
+        os.eventfd_write(self.event_fd(), 1)

@@ -1,0 +1,69 @@
+"""Whether the LMCache that loads the adapter has the interface it was written for."""
+
+import inspect
+from typing import Any
+
+TESTED = "0.5.6"
+
+ABSTRACT = frozenset(
+    {
+        "close",
+        "get_load_event_fd",
+        "get_lookup_and_lock_event_fd",
+        "get_store_event_fd",
+        "pop_completed_store_tasks",
+        "query_load_result",
+        "query_lookup_and_lock_result",
+        "submit_load_task",
+        "submit_lookup_and_lock_task",
+        "submit_store_task",
+        "submit_unlock",
+    }
+)
+# What is called or overridden beside that: the parameters tell whether it still means the same.
+PARAMETERS = {
+    "__init__": ("self", "max_capacity_bytes"),
+    "_notify_keys_accessed": ("self", "keys"),
+    "_notify_keys_deleted": ("self", "keys", "sizes"),
+    "_notify_keys_stored": ("self", "keys", "sizes"),
+    "delete": ("self", "keys"),
+    "get_usage": ("self",),
+    "list_l2_keys": ("self", "model_name", "page_size", "cursor"),
+    "register_listener": ("self", "listener"),
+    "report_status": ("self",),
+    "submit_load_task": ("self", "keys", "objects"),
+    "submit_lookup_and_lock_task": ("self", "keys", "group_layout_descs"),
+    "submit_store_task": ("self", "keys", "objects"),
+    "submit_unlock": ("self", "keys"),
+}
+KEY_FIELDS = ("chunk_hash", "model_name", "kv_rank", "object_group_id", "cache_salt")
+
+
+def unknown(base: Any, key: Any) -> str:
+    """What about LMCache's adapter base class and its object key is not as it should be; "" where
+    all is.
+    """
+    abstract = frozenset(base.__abstractmethods__)
+    if abstract != ABSTRACT:
+        return f"abstract methods differ: {', '.join(sorted(abstract ^ ABSTRACT))}"
+    for name, expected in PARAMETERS.items():
+        method = getattr(base, name, None)
+        if method is None:
+            return f"{name} is missing"
+        parameters = tuple(inspect.signature(method).parameters)
+        if parameters != expected:
+            return f"{name} takes {', '.join(parameters[1:]) or 'nothing'}"
+    fields = tuple(inspect.signature(key).parameters)
+    if fields != KEY_FIELDS:
+        return f"an object key has {', '.join(fields)}"
+    return ""
+
+
+def require_known(base: Any, key: Any, version: str) -> None:
+    """Raises ImportError, in one line, for an interface that was never tested."""
+    problem = unknown(base, key)
+    if problem:
+        raise ImportError(
+            f"ritornello.lmcache was written for LMCache {TESTED}; the adapter interface of "
+            f"LMCache {version} is another one ({problem}): use that version, or a newer ritornello"
+        )

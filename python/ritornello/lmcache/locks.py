@@ -1,0 +1,70 @@
+"""Locked objects: which lease keeps which, from the lookup that found them until they are
+unlocked.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from threading import Lock
+from time import monotonic
+
+from ritornello.lmcache.naming import Family
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A lease, and what of it is still locked."""
+
+    lease: int
+    keys: set[bytes]
+    until: float
+
+
+class Locks:
+    """Safe to be called from several threads. Locks that nobody takes back run out with their
+    lease.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = Lock()
+        # Oldest first. There are few at a time: one for each request between lookup and load.
+        self._holds: dict[Family, deque[Hold]] = {}
+
+    def __len__(self) -> int:
+        """Locks held."""
+        with self._lock:
+            return sum(len(hold.keys) for holds in self._holds.values() for hold in holds)
+
+    def lock(self, family: Family, keys: Iterable[bytes], lease: int) -> None:
+        now = self._clock()
+        with self._lock:
+            holds = self._holds.setdefault(family, deque())
+            while holds and holds[0].until <= now:
+                holds.popleft()
+            holds.append(Hold(lease, set(keys), now + self._seconds))
+
+    def unlock(self, family: Family, keys: Iterable[bytes]) -> list[int]:
+        """Takes one lock of each key back, the oldest; the leases that nothing needs any more.
+        Keys that are not locked are ignored.
+        """
+        ended, left = [], set(keys)
+        with self._lock:
+            holds = self._holds.get(family, deque())
+            for hold in tuple(holds):
+                taken = left & hold.keys
+                left -= taken
+                hold.keys -= taken
+                if not hold.keys:
+                    holds.remove(hold)
+                    ended.append(hold.lease)
+                if not left:
+                    break
+            if not holds:
+                self._holds.pop(family, None)
+        return ended
+
+    def clear(self) -> None:
+        with self._lock:
+            self._holds.clear()

@@ -1,0 +1,164 @@
+"""How LMCache's objects are named in the store.
+
+LMCache names an object by model, KV rank, object group, chunk hash and salt. Two objects of one
+name may still differ in what they are: the chunk size, the dtype or the layout changed. So a
+scope is a `Family` (model, group, salt) in one `Form` (bytes, dtypes, shapes), and an object of
+another form is never read into memory that expects this one. The key holds the rest.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ritornello._core import Scope
+
+ENGINE = "lmcache"
+RANK_BYTES = 8
+HASH_BYTES_MAX = 64 - RANK_BYTES
+# In a key of the native door, which is one string.
+SEPARATOR = "@"
+# Of an object key of LMCache.
+FIELDS = attrgetter("model_name", "object_group_id", "cache_salt", "kv_rank", "chunk_hash")
+
+
+class Family(NamedTuple):
+    """Objects that one lookup may ask for together."""
+
+    model: str
+    group: int
+    salt: str
+
+
+class Form(NamedTuple):
+    """`layout` says dtypes, shapes and format; "" where LMCache shows bytes only."""
+
+    nbytes: int
+    layout: str = ""
+
+
+class Name(NamedTuple):
+    """An object: its family, and its key there."""
+
+    family: Family
+    key: bytes
+
+
+class Group(NamedTuple):
+    """Objects of one family: where each stood in what was asked, and its key."""
+
+    family: Family
+    places: Sequence[int]
+    keys: list[bytes]
+
+
+def page_key(kv_rank: int, chunk_hash: bytes) -> bytes:
+    """ValueError for what no key can hold."""
+    if kv_rank >> (8 * RANK_BYTES) or not 0 < len(chunk_hash) <= HASH_BYTES_MAX:
+        raise ValueError(f"rank {kv_rank:#x} or a hash of {len(chunk_hash)} bytes is too long")
+    return kv_rank.to_bytes(RANK_BYTES) + chunk_hash
+
+
+def grouped(objects: Sequence[Any]) -> list[Group]:
+    """LMCache's object keys by family. Those that no key can hold are left out.
+
+    A lookup is a few microseconds in the store, so what is done for each of its keys here counts:
+    the usual case is one family.
+    """
+    if not objects:
+        return []
+    models, numbers, salts, ranks, hashes = zip(*map(FIELDS, objects), strict=True)
+    count, rank = len(objects), ranks[0]
+    one_family = (
+        models.count(models[0]) == count
+        and numbers.count(numbers[0]) == count
+        and salts.count(salts[0]) == count
+    )
+    if one_family and 0 < len(min(hashes, key=len)) <= len(max(hashes, key=len)) <= HASH_BYTES_MAX:
+        with suppress(OverflowError):
+            if ranks.count(rank) == count:
+                prefix = rank.to_bytes(RANK_BYTES)
+                keys = [prefix + digest for digest in hashes]
+            else:
+                keys = [
+                    rank.to_bytes(RANK_BYTES) + digest
+                    for rank, digest in zip(ranks, hashes, strict=True)
+                ]
+            return [Group(Family(models[0], numbers[0], salts[0]), range(count), keys)]
+    names: list[Name | None] = []
+    for model, number, salt, rank, digest in zip(
+        models, numbers, salts, ranks, hashes, strict=True
+    ):
+        try:
+            names.append(Name(Family(model, number, salt), page_key(rank, digest)))
+        except ValueError:
+            names.append(None)
+    return by_family(names)
+
+
+def by_family(names: Iterable[Name | None]) -> list[Group]:
+    """None stands for what has no name."""
+    groups: dict[Family, tuple[list[int], list[bytes]]] = {}
+    for at, name in enumerate(names):
+        if name is not None:
+            places, keys = groups.setdefault(name.family, ([], []))
+            places.append(at)
+            keys.append(name.key)
+    return [Group(family, places, keys) for family, (places, keys) in groups.items()]
+
+
+def split_key(key: bytes) -> tuple[int, bytes]:
+    """KV rank and chunk hash."""
+    return int.from_bytes(key[:RANK_BYTES]), key[RANK_BYTES:]
+
+
+def parse_name(text: str) -> Name:
+    """From `model@kv_rank@group@chunk_hash[@salt]`, numbers and hash in hexadecimal digits, as
+    LMCache's native bridge writes it. ValueError for anything else.
+    """
+    model, rank, group, digest, *salt = text.split(SEPARATOR)
+    if len(salt) > 1:
+        raise ValueError(f"{text!r} is not an object key of LMCache")
+    family = Family(model, int(group, 16), salt[0] if salt else "")
+    return Name(family, page_key(int(rank, 16), bytes.fromhex(digest)))
+
+
+def dtype_of(form: Form) -> str:
+    """The dtype that all of an object has, which lossless codecs want to know; "" for none."""
+    layout = form.layout.partition("@")[0]
+    dtypes = {tensor.partition("[")[0] for tensor in layout.split("+")}
+    return dtypes.pop() if len(dtypes) == 1 else ""
+
+
+def scope_of(family: Family, form: Form, namespace: str) -> "Scope":
+    from ritornello._core import Scope
+
+    # The number of bytes is said twice: `page_bytes` alone is no part of a scope's identity.
+    extra = {"engine": ENGINE, "bytes": str(form.nbytes), "form": form.layout}
+    if namespace:
+        extra["namespace"] = namespace
+    return Scope(
+        family.model,
+        dtype_of(form),
+        0,
+        layers=(0, 0),
+        kv_heads=(0, 0),
+        head_dim=0,
+        layout="opaque",
+        salt=family.salt.encode(errors="surrogateescape"),
+        part=family.group,
+        extra=extra,
+        chained=False,
+        page_bytes=form.nbytes,
+    )
+
+
+def parse_scope(described: Mapping[str, Any], namespace: str) -> tuple[Family, Form] | None:
+    """What `Scope.describe()` says, if it is a scope of ours in that namespace."""
+    extra = described["extra"]
+    if extra.get("engine") != ENGINE or extra.get("namespace", "") != namespace:
+        return None
+    salt = described["salt"].decode(errors="surrogateescape")
+    family = Family(described["model"], described["part"], salt)
+    return family, Form(described["page_bytes"], extra.get("form", ""))

@@ -1,0 +1,26 @@
+"""What a user may set, in `adapter_params`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ritornello.settings import StoreSettings, check
+
+PLACE = "adapter_params"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(StoreSettings):
+    """`namespace`: objects of another namespace are not seen, for what LMCache's keys do not say,
+    such as another revision of the weights.
+    """
+
+    namespace: str = ""
+
+    @classmethod
+    def parse(cls, params: Mapping[str, Any]) -> "Settings":
+        """From `adapter_params`; ValueError says what to write instead."""
+        check(params, PLACE, ("namespace",))
+        if not isinstance(params.get("namespace", ""), str):
+            raise ValueError(f'{PLACE}: "namespace" is text, not {params["namespace"]!r}')
+        return cls(**params)

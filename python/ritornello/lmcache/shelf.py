@@ -1,0 +1,229 @@
+"""What both doors do: objects of many families put, had, looked up and deleted, each by itself.
+
+Nothing here waits for the disk. A put or a get becomes one ticket for each scope that it touches,
+and a `Job` that is done when all of them are.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ritornello.lmcache.forms import Forms
+from ritornello.lmcache.naming import Family, Form, Group, Name
+from ritornello.lmcache.settings import Settings
+from ritornello.lmcache.store import QuietStore
+
+if TYPE_CHECKING:
+    from ritornello._core import Completions, Outcome, Scope, Ticket
+
+# A part of a job is one ticket, and a ticket one thread's work: large jobs are cut so that several
+# threads check and move the bytes.
+PART_BYTES = 8 << 20
+SERIALIZED = re.compile(r"uint8\[\d+\]")
+
+
+class Item(NamedTuple):
+    """An object that is moved, and its memory."""
+
+    name: Name
+    form: Form
+    memory: Any
+
+
+@dataclass(slots=True)
+class Job:
+    """A put or get under way. `ok[i]`: item `i` is stored, or filled and verified."""
+
+    number: int
+    ok: list[bool]
+    left: int = 0
+
+
+class Part(NamedTuple):
+    """Which items of a job a ticket is about."""
+
+    job: Job
+    at: list[int]
+    is_put: bool
+
+
+class Leased(NamedTuple):
+    """A lease, and what it keeps."""
+
+    lease: int
+    family: Family
+    keys: list[bytes]
+
+
+class Shelf:
+    """The store, by LMCache's names. Safe to be called from several threads. `staged`: memory is
+    such that gets go through the store's staging memory.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.store = QuietStore(settings)
+        self.forms = Forms(self.store.scopes, settings.namespace)
+        self.staged = False
+
+    def put(self, number: int, items: Sequence[Item | None], to: "Completions") -> Job | None:
+        """Starts a put; what is None is not stored. Returns None, or the job if it is over with
+        that: nothing could be started.
+        """
+        return self._start(number, items, to, True)
+
+    def get(self, number: int, items: Sequence[Item | None], to: "Completions") -> Job | None:
+        """Likewise a get. An object that is stored in another form is not there."""
+        return self._start(number, items, to, False)
+
+    def finished(self, done: "Iterable[tuple[Part, Outcome]]") -> list[Job]:
+        """Takes what tickets came to; the jobs that are over with it."""
+        over = []
+        for part, outcome in done:
+            for at, ok in zip(part.at, outcome.ok, strict=True):
+                part.job.ok[at] = ok
+            stored = sum(outcome.ok)
+            self.store.count("objects_stored" if part.is_put else "objects_loaded", stored)
+            if stored < len(part.at):
+                doing = "put" if part.is_put else "get"
+                self.store.count(f"{doing}_missed:{outcome.reason}", len(part.at) - stored)
+            part.job.left -= 1
+            if part.job.left == 0:
+                over.append(part.job)
+        return over
+
+    def look(
+        self,
+        groups: Sequence[Group],
+        count: int,
+        seconds: float,
+        expected: Mapping[int, str] | None = None,
+    ) -> tuple[list[bool], list[Leased]]:
+        """Which of `count` objects are there, and, with `seconds`, leases on those. `expected`:
+        the layout that objects of a group are wanted in, for groups that have any such.
+        """
+        found = [False] * count
+        leases: list[Leased] = []
+        for group in groups:
+            layout = expected.get(group.family.group, "") if expected else ""
+            there = self._look_in_family(group, layout, seconds, leases, None)
+            if not all(there) and self.forms.refresh():
+                there = self._look_in_family(group, layout, seconds, leases, there)
+            if len(there) == count:
+                found = there
+            else:
+                for at, is_there in zip(group.places, there, strict=True):
+                    found[at] = is_there
+        self.store.count("objects_asked", count)
+        self.store.count("objects_found", sum(found))
+        return found, leases
+
+    def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
+        """Deletes objects in all their forms; which of `count` were there."""
+        self.forms.refresh()
+        gone = [False] * count
+        for group in groups:
+            for scope in self.forms.of(group.family).values():
+                there = self.store.exists(scope, group.keys)
+                if any(there):
+                    self.store.delete(scope, group.keys)
+                for at, was_there in zip(group.places, there, strict=True):
+                    gone[at] = gone[at] or was_there
+        self.store.count("objects_deleted", sum(gone))
+        return gone
+
+    def usage(self) -> dict[str, int]:
+        """Bytes of objects by salt."""
+        used: dict[str, int] = {}
+        for family, form, _, pages in self.forms.held():
+            if pages:
+                used[family.salt] = used.get(family.salt, 0) + pages * form.nbytes
+        return used
+
+    def _start(
+        self, number: int, items: Sequence[Item | None], to: "Completions", is_put: bool
+    ) -> Job | None:
+        groups: dict[tuple[Family, Form], list[tuple[int, Item]]] = {}
+        for at, item in enumerate(items):
+            if item is not None:
+                groups.setdefault((item.name.family, item.form), []).append((at, item))
+        job = Job(number, [False] * len(items))
+        tickets: list[tuple[Ticket, Part]] = []
+        for (family, form), chosen in groups.items():
+            try:
+                scope = self.forms.scope(family, form, is_stored=is_put)
+            except Exception as error:  # a page that is too long, say
+                self.store.fail("scope", error)
+                continue
+            step = max(1, PART_BYTES // form.nbytes)
+            for start in range(0, len(chosen), step):
+                part = chosen[start : start + step]
+                keys = [item.name.key for _, item in part]
+                memories = [item.memory for _, item in part]
+                if is_put:
+                    ticket = self.store.submit_put(scope, keys, memories)
+                else:
+                    ticket = self.store.submit_get(scope, keys, memories, staged=self.staged)
+                if ticket is not None:
+                    tickets.append((ticket, Part(job, [at for at, _ in part], is_put)))
+        # All counted before the first may come back.
+        job.left = len(tickets)
+        for ticket, piece in tickets:
+            to.add(ticket, piece)
+        return None if tickets else job
+
+    def _look_in_family(
+        self,
+        group: Group,
+        layout: str,
+        seconds: float,
+        leases: list[Leased],
+        known: list[bool] | None,
+    ) -> list[bool]:
+        there = known
+        for form, scope in self.forms.of(group.family).items():
+            if layout and form.layout and not fits(form.layout, layout):
+                continue
+            if there is None:
+                there = self._look_in_scope(scope, group.family, group.keys, seconds, leases)
+                continue
+            missing = [at for at, is_there in enumerate(there) if not is_there]
+            if not missing:
+                break
+            keys = [group.keys[at] for at in missing]
+            more = self._look_in_scope(scope, group.family, keys, seconds, leases)
+            for at, is_there in zip(missing, more, strict=True):
+                there[at] = is_there
+        return [False] * len(group.keys) if there is None else there
+
+    def _look_in_scope(
+        self,
+        scope: "Scope",
+        family: Family,
+        keys: list[bytes],
+        seconds: float,
+        leases: list[Leased],
+    ) -> list[bool]:
+        if not seconds:
+            return self.store.exists(scope, keys)
+        match = self.store.match(scope, keys, seconds)
+        if match is None or not match.lease:
+            return [False] * len(keys)
+        if match.pages == len(keys):
+            leases.append(Leased(match.lease, family, keys))
+            return [True] * len(keys)
+        there = self.store.exists(scope, keys)
+        kept = [key for key, is_there in zip(keys, there, strict=True) if is_there]
+        if kept:
+            leases.append(Leased(match.lease, family, kept))
+        else:
+            self.store.release(match.lease)
+        return there
+
+
+def fits(stored: str, wanted: str) -> bool:
+    """Whether an object stored in one layout may serve where another is wanted. Bytes that a serde
+    made (a row of uint8) look alike whatever they are made of: they may.
+    """
+    layout = stored.partition("@")[0]
+    return layout == wanted or SERIALIZED.fullmatch(layout) is not None

@@ -1,0 +1,80 @@
+"""What LMCache's controllers ask of the store. Nothing waits without a bound."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from ritornello.handle import Handle
+from ritornello.lmcache.settings import Settings
+
+if TYPE_CHECKING:
+    from ritornello._core import Match, Scope, Ticket
+
+logger = logging.getLogger("ritornello.lmcache")
+
+# A load that takes longer is slower than computing.
+GET_SECONDS = 30.0
+PUT_SECONDS = 60.0
+
+
+class QuietStore(Handle):
+    """One process's hold on the store, opened at once. `counts` is what happened, by name."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, logger, lambda _: self.count("errors", 1))
+        self._counting = Lock()
+        self.counts: Counter[str] = Counter()
+        self.open()
+
+    def is_owner(self) -> bool:
+        """Whether questions are answered in this process. Once they are, they stay so."""
+        return self.ask("role", lambda store: store.role == "owner", False)
+
+    def match(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
+        """A lease on every page that is there."""
+        return self.ask("match", lambda store: store.match(scope, keys, ttl=seconds), None)
+
+    def release(self, lease: int) -> None:
+        self.ask("release", lambda store: store.release(lease), None)
+
+    def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
+        return self.ask("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
+
+    def submit_get(
+        self, scope: "Scope", keys: Sequence[bytes], out: Sequence[Any], *, staged: bool
+    ) -> "Ticket | None":
+        return self.ask(
+            "get",
+            lambda store: store.submit_get(scope, keys, out, staged=staged, timeout=GET_SECONDS),
+            None,
+        )
+
+    def submit_put(
+        self, scope: "Scope", keys: Sequence[bytes], pages: Sequence[Any]
+    ) -> "Ticket | None":
+        """The memory must not change until the ticket is done."""
+        return self.ask(
+            "put",
+            lambda store: store.submit_put(scope, keys, pages, timeout=PUT_SECONDS),
+            None,
+        )
+
+    def delete(self, scope: "Scope", keys: Sequence[bytes]) -> int:
+        return self.ask("delete", lambda store: store.delete(scope, keys), 0)
+
+    def scopes(self) -> "list[tuple[Scope, int, int]]":
+        return self.ask("scopes", lambda store: store.scopes(), [])
+
+    def keys(self, scope: "Scope", after: int, limit: int) -> tuple[list[bytes], int]:
+        none: tuple[list[bytes], int] = ([], 0)
+        return self.ask("keys", lambda store: store.keys(scope, after=after, limit=limit), none)
+
+    def capacity(self) -> int:
+        """Bytes; 0 where there is no store."""
+        return self.ask("stats", lambda store: int(store.stats()["capacity_bytes"]), 0)
+
+    def count(self, name: str, number: int) -> None:
+        with self._counting:
+            self.counts[name] += number

@@ -1,0 +1,31 @@
+"""Ritornello as the storage of SGLang's hierarchical cache.
+
+    python -m sglang.launch_server --model-path MODEL --page-size 64
+        --enable-hierarchical-cache
+        --hicache-storage-backend dynamic
+        --hicache-storage-backend-extra-config '{"backend_name": "ritornello",
+            "module_path": "ritornello.sglang", "class_name": "RitornelloStorage",
+            "interface_v1": 1, "path": "/nvme/kv", "capacity": "200GiB"}'
+
+`interface_v1` makes SGLang hand over its host memory instead of copies of it. Further settings
+beside `path`: those of `settings.Settings`.
+
+`storage` is the only door SGLang uses. Everything that decides something (`identity`, `pages`,
+`pools`, `hits`, `settings`) is free of SGLang imports, so that it can be tested without an engine.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ritornello.sglang.storage import RitornelloStorage
+
+__all__ = ["RitornelloStorage"]
+
+
+def __getattr__(name: str) -> object:
+    # SGLang is imported when the storage is asked for, not before.
+    if name == "RitornelloStorage":
+        from ritornello.sglang.storage import RitornelloStorage
+
+        return RitornelloStorage
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

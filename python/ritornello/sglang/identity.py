@@ -1,0 +1,234 @@
+"""Everything besides tokens that decides whether a page's bytes may be reused.
+
+Tokens, cache salts and LoRA adapters are in SGLang's page hashes, and nothing else is: model,
+weights, dtype, layout, page size and what part of the model a rank holds are named here. A part
+is named by its layers and heads, not by ranks, wherever those can be told.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ritornello.model import new_epoch, plain
+
+if TYPE_CHECKING:
+    from ritornello._core import Scope
+
+KV = "kv"
+MAMBA = "mamba"
+# Pools whose pages, K and V each in one piece or layer behind layer, have the same bytes in
+# SGLang's flat copies as in the pieces it names.
+PLAIN = frozenset(
+    {
+        ("MHATokenToKVPoolHost", "page_first"),
+        ("MHATokenToKVPoolHost", "page_first_direct"),
+        ("MHATokenToKVPoolHost", "page_head"),
+        ("MLATokenToKVPoolHost", "layer_first"),
+        ("MLATokenToKVPoolHost", "page_first"),
+        ("MLATokenToKVPoolHost", "page_first_direct"),
+    }
+)
+# Attributes that shape a page and have no field of their own in a scope.
+DETAILS = (
+    "conv_state_shapes",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "target_layer_num",
+    "temporal_dtype",
+    "temporal_state_shape",
+    "v_head_dim",
+)
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What this process runs. `kv_heads`: of the whole model, 0 where unknown. `tp`, `pp`, `cp`:
+    rank and size. `replicated`: every tensor-parallel rank holds the same KV (MLA). `epoch` is
+    empty for weights that were loaded from files (their fingerprint tells them apart) and random
+    otherwise.
+    """
+
+    version: str
+    model: str
+    weights: bytes
+    kv_heads: int
+    tp: tuple[int, int]
+    pp: tuple[int, int]
+    cp: tuple[int, int]
+    replicated: bool
+    extra: tuple[tuple[str, str], ...] = ()
+    epoch: bytes = b""
+
+    def anew(self) -> "Engine":
+        """The same with weights that nobody has seen."""
+        return replace(self, epoch=new_epoch())
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a host pool holds, as far as its attributes say. `heads`: K/V heads of this rank, 0
+    where the pool does not count any.
+    """
+
+    pool: str
+    kind: str
+    layout: str
+    dtype: str
+    page_tokens: int
+    layers: tuple[int, int]
+    heads: int
+    head_dim: int
+    detail: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, name: str, host: Any) -> "Shape":
+        first = int(getattr(host, "start_layer", 0) or 0)
+        count = int(getattr(host, "layer_num", 0) or getattr(host, "num_mamba_layers", 0) or 1)
+        last = int(getattr(host, "end_layer", 0) or 0)
+        detail = {name: str(getattr(host, name)) for name in DETAILS if hasattr(host, name)}
+        return cls(
+            pool=name,
+            kind=type(host).__name__,
+            layout=str(host.layout),
+            dtype=plain(host.dtype),
+            page_tokens=int(host.page_size),
+            layers=(first, last if last > first else first + count),
+            heads=int(getattr(host, "head_num", 0) or 0),
+            head_dim=int(getattr(host, "head_dim", 0) or getattr(host, "kv_cache_dim", 0) or 1),
+            detail=(("layer_num", str(count)), *sorted(detail.items())),
+        )
+
+    def order(self, copied: bool) -> str:
+        """How the bytes of a page follow each other: as in SGLang's flat copy of it, as in the
+        pieces it names, or "plain" where that is the same.
+        """
+        if (self.kind, self.layout) in PLAIN:
+            return "plain"
+        return "copy" if copied else "pieces"
+
+
+def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | None:
+    """First and one past the last K/V head of a rank, or None where it cannot be told. With more
+    ranks than heads, neighbours hold the same one.
+    """
+    rank, size = tp
+    if total < 1 or local < 1:
+        return None
+    if total % size == 0 and local == total // size:
+        return rank * local, (rank + 1) * local
+    if size % total == 0 and local == 1:
+        head = rank // (size // total)
+        return head, head + 1
+    return None
+
+
+def names_its_layers(shape: Shape, stage: int) -> bool:
+    """Whether a pool's layers are numbered through the whole model and not from the first one of
+    its pipeline stage. Side pools number theirs as they like.
+    """
+    return shape.pool == KV and (shape.layers[0] > 0) == (stage > 0)
+
+
+def is_replicated(engine: Engine, shape: Shape) -> bool:
+    """Whether all ranks hold the same bytes in this pool. State is sharded also where KV is not,
+    and a pool that counts heads has those of its rank.
+    """
+    return engine.replicated and shape.pool != MAMBA and not shape.heads
+
+
+def scopes_of(
+    engine: Engine, shape: Shape, page_bytes: int, *, copied: bool = False, split: int = 1
+) -> "list[Scope]":
+    """The scopes of a pool's pages: one, or `split` where each page is stored as that many
+    ranges of heads, for engines with more ranks. `page_bytes` is of each. Raises InvalidError for
+    a shape the core cannot take.
+    """
+    heads = None
+    extra = dict(engine.extra)
+    if is_replicated(engine, shape):
+        heads = (0, 1)
+    elif shape.pool == KV:
+        heads = heads_of(engine.kv_heads, engine.tp, shape.heads)
+    if heads is None:
+        # Rank numbers, where nothing says what a rank holds.
+        heads = (0, max(shape.heads, 1))
+        extra["tp"] = f"{engine.tp[0]}/{engine.tp[1]}"
+    if engine.pp[1] > 1 and not names_its_layers(shape, engine.pp[0]):
+        extra["pp"] = f"{engine.pp[0]}/{engine.pp[1]}"
+    if engine.cp[1] > 1:
+        extra["cp"] = f"{engine.cp[0]}/{engine.cp[1]}"
+    first, last = heads
+    width = (last - first) // split
+    ranges = [(first + i * width, first + (i + 1) * width) for i in range(split)]
+    return [_scope(engine, shape, page_bytes, copied, extra, heads) for heads in ranges]
+
+
+def splits(engine: Engine, shape: Shape, factor: int) -> int:
+    """`factor` where the heads of a page can be told and divided so, otherwise 1."""
+    heads = heads_of(engine.kv_heads, engine.tp, shape.heads) if shape.pool == KV else None
+    if heads is None or factor < 1 or (heads[1] - heads[0]) % factor:
+        return 1
+    return factor
+
+
+def _scope(
+    engine: Engine,
+    shape: Shape,
+    page_bytes: int,
+    copied: bool,
+    extra: Mapping[str, str],
+    heads: tuple[int, int],
+) -> "Scope":
+    from ritornello._core import Scope
+
+    layout = f"sglang-{engine.version}/{shape.kind}/{shape.layout}/{shape.order(copied)}"
+    # A core's scope is told apart by what follows from neither: another layout or size must be
+    # another scope, so that it is a miss.
+    told = {
+        **extra,
+        **dict(shape.detail),
+        "layout": layout,
+        "page_bytes": str(page_bytes),
+        "pool": shape.pool,
+    }
+    return Scope(
+        engine.model,
+        shape.dtype,
+        shape.page_tokens,
+        layers=shape.layers,
+        kv_heads=heads,
+        head_dim=shape.head_dim,
+        layout=layout,
+        weights=engine.weights,
+        hash_algorithm="sglang-sha256",
+        epoch=engine.epoch,
+        extra=told,
+        # Side pools hold windows and states at some boundaries only.
+        chained=shape.pool == KV,
+        page_bytes=page_bytes,
+    )
+
+
+def keys_of(page_hashes: Sequence[str]) -> list[bytes]:
+    """Page hashes as the store's keys, 32 bytes each. SGLang's are sha256 in hex; anything else
+    is hashed.
+    """
+    if set(map(len, page_hashes)) == {2 * DIGEST_BYTES}:
+        try:
+            joined = bytes.fromhex("".join(page_hashes))
+        except ValueError:
+            joined = b""
+        if len(joined) == DIGEST_BYTES * len(page_hashes):
+            return [joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES)]
+    if len(page_hashes) > 1:
+        return [key for page_hash in page_hashes for key in keys_of([page_hash])]
+    return [hashlib.sha256(page_hash.encode()).digest() for page_hash in page_hashes]
+
+
+def file_digest(path: str | os.PathLike[str] | None) -> str:
+    """Of a small file that changes what the model computes; "" where there is none."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""

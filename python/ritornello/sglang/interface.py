@@ -1,0 +1,80 @@
+"""Whether the SGLang that loads the storage has the interface it was written for."""
+
+import inspect
+from typing import Any
+
+TESTED = "0.5.23"
+
+ABSTRACT = frozenset({"batch_get", "batch_set", "exists", "get", "set"})
+# Methods by the parameters SGLang passes. One that is gone or takes others would go unnoticed:
+# it would never be called, or fail in the middle of serving.
+METHODS = {
+    "register_mem_pool_host": ("mem_pool_host",),
+    "register_mem_host_pool_v2": ("host_pool", "host_pool_name"),
+    "batch_exists_v2": ("keys", "pool_transfers", "extra_info"),
+    "batch_get_v2": ("transfers", "extra_info"),
+    "batch_set_v2": ("transfers", "extra_info"),
+    "batch_get_v1": ("keys", "host_indices", "extra_info"),
+    "batch_set_v1": ("keys", "host_indices", "extra_info"),
+    "get": ("key", "target_location", "target_sizes"),
+    "batch_get": ("keys", "target_locations", "target_sizes"),
+    "set": ("key", "value", "target_location", "target_sizes"),
+    "batch_set": ("keys", "values", "target_locations", "target_sizes"),
+    "exists": ("key",),
+    "batch_exists": ("keys", "extra_info"),
+    "clear": (),
+    "get_stats": (),
+}
+# What is read of the objects SGLang hands over.
+CONFIG = frozenset(
+    {
+        "tp_rank",
+        "tp_size",
+        "attn_cp_rank",
+        "attn_cp_size",
+        "dcp_size",
+        "enable_storage_metrics",
+        "extra_config",
+        "is_mla_model",
+        "model_name",
+        "pp_rank",
+        "pp_size",
+        "should_split_heads",
+        "tp_lcm_size",
+    }
+)
+TRANSFER = frozenset({"name", "host_indices", "keys", "hit_policy"})
+RESULT = frozenset({"kv_hit_pages", "extra_pool_hit_pages", "restorable_prefix_pages"})
+
+
+def unknown(base: Any, config: Any, transfer: Any, result: Any) -> str:
+    """What about SGLang's storage classes (`HiCacheStorage`, `HiCacheStorageConfig`,
+    `PoolTransfer`, `PoolTransferResult`) is not as it should be; "" where all is.
+    """
+    abstract = frozenset(base.__abstractmethods__)
+    if abstract != ABSTRACT:
+        return f"abstract methods differ: {', '.join(sorted(abstract ^ ABSTRACT))}"
+    for name, expected in METHODS.items():
+        method = getattr(base, name, None)
+        if method is None:
+            return f"{name} is missing"
+        parameters = tuple(inspect.signature(method).parameters)[1:]
+        if parameters != expected:
+            return f"{name} takes {', '.join(parameters) or 'nothing'}"
+    for kind, fields in ((config, CONFIG), (transfer, TRANSFER), (result, RESULT)):
+        missing = sorted(fields - set(kind.__dataclass_fields__))
+        if missing:
+            return f"{kind.__name__} has no {', '.join(missing)}"
+    if not hasattr(config, "is_storage_writer"):
+        return f"{config.__name__} has no is_storage_writer"
+    return ""
+
+
+def require_known(base: Any, config: Any, transfer: Any, result: Any, version: str) -> None:
+    """Raises ImportError, in one line, for an interface that was never tested."""
+    problem = unknown(base, config, transfer, result)
+    if problem:
+        raise ImportError(
+            f"ritornello.sglang was written for SGLang {TESTED}; the storage interface of SGLang "
+            f"{version} is another one ({problem}): use that version, or a newer ritornello"
+        )

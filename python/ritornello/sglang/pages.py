@@ -1,0 +1,73 @@
+"""From a host pool's own account of its pages to a `PagePool`: where the bytes of page `i` lie.
+
+SGLang names the pieces of a page (`get_page_buffer_meta`), differently for each layout and kind of
+pool. Nothing else is believed here: piece `k` of page `i` must lie at `base[k] + i * stride[k]`,
+which is seen from the first two pages and the last one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ritornello.spans import Span, page_pool
+
+if TYPE_CHECKING:
+    from ritornello._core import PagePool
+
+# Addresses and sizes of the pieces of some pages, page after page.
+Pieces = tuple[Sequence[int], Sequence[int]]
+# The pieces of one page, by its number.
+Meta = Callable[[int], Pieces]
+
+
+class PagesError(ValueError):
+    """This pool's pages cannot be seen as evenly spaced pieces of memory."""
+
+
+def spans(meta: Meta, pages: int) -> list[Span]:
+    """One span a piece, in SGLang's order of the pieces."""
+    if pages < 1:
+        raise PagesError("the pool has no pages")
+    first = _checked(meta(0))
+    bases, sizes = first
+    if pages == 1:
+        return [Span(base, size, size) for base, size in zip(bases, sizes, strict=True)]
+    second, last = _checked(meta(1)), _checked(meta(pages - 1))
+    if second[1] != sizes or last[1] != sizes:
+        raise PagesError("its pages are not all of one size")
+    found = []
+    for base, size, next_base, last_base in zip(bases, sizes, second[0], last[0], strict=True):
+        stride = next_base - base
+        if stride < size or last_base != base + (pages - 1) * stride:
+            raise PagesError("its pages are not evenly spaced")
+        found.append(Span(base, size, stride))
+    return found
+
+
+def pools(meta: Meta, pages: int, parts: int = 1) -> "list[PagePool]":
+    """One pool for each of `parts` equal groups of a page's pieces. They refer to the engine's
+    memory and do not keep it alive: the caller holds the host pool while they are used.
+    """
+    found = spans(meta, pages)
+    if len(found) % parts:
+        raise PagesError(f"its {len(found)} pieces are not {parts} groups")
+    each = len(found) // parts
+    return [page_pool(found[at : at + each], pages) for at in range(0, len(found), each)]
+
+
+def page_ids(indices: Any, keys: int, page_tokens: int) -> list[int] | None:
+    """Numbers of the pages that token slots `indices` stand for, or None where those are not
+    `keys` whole pages.
+    """
+    if indices is None or len(indices) != keys * page_tokens:
+        return None
+    starts = indices[::page_tokens].tolist()
+    if any(start % page_tokens for start in starts):
+        return None
+    return [start // page_tokens for start in starts]
+
+
+def _checked(pieces: Pieces) -> tuple[list[int], list[int]]:
+    bases, sizes = list(pieces[0]), list(pieces[1])
+    if not bases or len(bases) != len(sizes) or min(sizes) < 1 or min(bases) < 1:
+        raise PagesError("it names no memory")
+    return bases, sizes

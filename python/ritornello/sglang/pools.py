@@ -1,0 +1,221 @@
+"""A host pool of SGLang on one side, the store on the other: whole pages between the two.
+
+Invariant: a page's bytes under a scope are always in that scope's order (`identity.Shape.order`),
+whichever of SGLang's interfaces brings them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ritornello.sglang.identity import Engine, Shape, is_replicated, scopes_of, splits
+from ritornello.sglang.meter import Meter
+from ritornello.sglang.pages import Meta, PagesError, page_ids, pools
+from ritornello.sglang.store import QuietStore
+
+if TYPE_CHECKING:
+    from ritornello._core import PagePool, Scope
+
+# Token slots `[first, past)`, as SGLang writes them: a tensor.
+Slots = Callable[[int, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How a pool's pages are moved: `parts` in place, each a range of heads, or by SGLang's own
+    copies where there are none.
+    """
+
+    page_bytes: int
+    parts: "tuple[PagePool, ...]" = ()
+
+
+def memory_of(host: Any, slots: Slots, parts: int) -> Memory:
+    """In place wherever the pool can name its pieces; raises for a pool that offers neither."""
+    tokens = int(host.page_size)
+    pages = int(getattr(host, "page_num", 0) or host.size // tokens)
+    # A pool that compacts itself moves its pages.
+    if getattr(host, "shared_allocation_domain", None) is None:
+        try:
+            found = pools(_meta(host, slots, tokens, parts), pages, parts)
+            return Memory(found[0].page_bytes, tuple(found))
+        except (PagesError, ValueError, NotImplementedError, AttributeError):
+            pass
+    return copied_memory(host)
+
+
+def copied_memory(host: Any) -> Memory:
+    return Memory(int(host.get_dummy_flat_data_page().nbytes))
+
+
+def _meta(host: Any, slots: Slots, tokens: int, parts: int) -> Meta:
+    def meta(page: int) -> Any:
+        indices = slots(page * tokens, (page + 1) * tokens)
+        if parts > 1:
+            return host.get_split_heads_page_buffer_meta(indices, parts)
+        return host.get_page_buffer_meta(indices)
+
+    return meta
+
+
+class Pool:
+    """One host pool. `name` is SGLang's. Numbers that come back are leading pages."""
+
+    def __init__(
+        self,
+        name: str,
+        host: Any,
+        slots: Slots,
+        store: QuietStore,
+        meter: Meter,
+        *,
+        in_place: bool,
+        split: int,
+    ) -> None:
+        self.name = name
+        self._host = host
+        self._slots = slots
+        self._store = store
+        self._meter = meter
+        self._in_place = in_place
+        self._split = split
+        self._tokens = int(host.page_size)
+        self._shape = Shape.of(name, host)
+        self._memory = Memory(0)
+        self._scopes: list[Scope] = []
+        self.replicated = False
+
+    def describe(self, engine: Engine) -> None:
+        """From now on the pages are those of `engine`. Raises for a pool that cannot be served."""
+        split = splits(engine, self._shape, self._split) if self._in_place else 1
+        if not self._memory.page_bytes:
+            self._memory = (
+                memory_of(self._host, self._slots, split)
+                if self._in_place
+                else copied_memory(self._host)
+            )
+        copied = not self._memory.parts
+        self.replicated = is_replicated(engine, self._shape)
+        self._scopes = scopes_of(
+            engine,
+            self._shape,
+            self._memory.page_bytes,
+            copied=copied,
+            split=1 if copied else split,
+        )
+
+    @property
+    def scopes(self) -> "list[Scope]":
+        return self._scopes
+
+    @property
+    def in_place(self) -> bool:
+        return bool(self._memory.parts)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a whole page."""
+        return self._memory.page_bytes * max(len(self._memory.parts), 1)
+
+    def new_page(self) -> Any:
+        """Memory for one page, flat."""
+        return self._host.get_dummy_flat_data_page()
+
+    def leading(self, keys: Sequence[bytes]) -> int:
+        return min((self._store.probe(scope, keys) for scope in self._scopes), default=0)
+
+    def present(self, keys: Sequence[bytes]) -> list[bool]:
+        found = [self._store.exists(scope, keys) for scope in self._scopes]
+        return [all(page) for page in zip(*found, strict=True)]
+
+    def put(self, keys: Sequence[bytes], indices: Any, parent: bytes | None) -> int:
+        ids = self._ids(keys, indices)
+        if ids is None:
+            return 0
+        if self._memory.parts:
+            stored = len(keys)
+            for scope, part in zip(self._scopes, self._memory.parts, strict=True):
+                stored = min(stored, self._store.put(scope, keys, part.pages(ids), parent))
+            return stored
+        pages = [self._host.get_data_page(page * self._tokens, flat=True) for page in ids]
+        return self.put_flat(keys, [page.contiguous() for page in pages], parent)
+
+    def get(self, keys: Sequence[bytes], indices: Any) -> int:
+        ids = self._ids(keys, indices)
+        if ids is None:
+            return 0
+        if self._memory.parts:
+            filled = len(keys)
+            for scope, part in zip(self._scopes, self._memory.parts, strict=True):
+                filled = min(filled, self._store.get(scope, keys, part.pages(ids)))
+            return filled
+        pages = [self.new_page() for _ in ids]
+        filled = self.get_flat(keys, pages)
+        for page, data in zip(ids[:filled], pages, strict=False):
+            self._host.set_from_flat_data_page(page * self._tokens, data)
+        return filled
+
+    def put_flat(self, keys: Sequence[bytes], pages: Sequence[Any], parent: bytes | None) -> int:
+        """From SGLang's flat copies of pages."""
+        fitting = self._fitting(keys, pages)
+        if not fitting:
+            return 0
+        return self._store.put(self._scopes[0], keys[:fitting], pages[:fitting], parent)
+
+    def get_flat(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
+        """To memory for flat copies of pages."""
+        fitting = self._fitting(keys, pages)
+        return self._store.get(self._scopes[0], keys[:fitting], pages[:fitting]) if fitting else 0
+
+    def _fitting(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
+        """Leading pages of the right size, where flat copies are this pool's order of bytes."""
+        if len(self._scopes) != 1 or (self.in_place and self._shape.order(False) != "plain"):
+            self._meter.add("refused_pages:order", len(keys))
+            return 0
+        size = self._memory.page_bytes
+        fitting = 0
+        for page in pages[: len(keys)]:
+            if page is None or page.nbytes != size or not page.is_contiguous():
+                break
+            fitting += 1
+        self._meter.add("refused_pages:size", len(keys) - fitting)
+        return fitting
+
+    def _ids(self, keys: Sequence[bytes], indices: Any) -> list[int] | None:
+        ids = page_ids(indices, len(keys), self._tokens) if self._scopes else None
+        if ids is None:
+            self._meter.add("refused_pages:indices", len(keys))
+        return ids
+
+
+class LogicalPool:
+    """The anchor of models whose KV lies in side pools only: it has slots and no bytes, so every
+    page of it is there.
+    """
+
+    name = "kv"
+    replicated = True
+    in_place = True
+    page_bytes = 0
+    scopes: "list[Scope]" = []
+
+    def describe(self, engine: Engine) -> None:
+        """Nothing of it is stored."""
+
+    def leading(self, keys: Sequence[bytes]) -> int:
+        return len(keys)
+
+    def put(self, keys: Sequence[bytes], indices: Any, parent: bytes | None) -> int:
+        return len(keys)
+
+    def get(self, keys: Sequence[bytes], indices: Any) -> int:
+        return len(keys)
+
+    def put_flat(self, keys: Sequence[bytes], pages: Sequence[Any], parent: bytes | None) -> int:
+        return len(keys)
+
+    def get_flat(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
+        return len(keys)
+
+    def new_page(self) -> Any:
+        """It has none."""

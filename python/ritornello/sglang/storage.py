@@ -1,0 +1,402 @@
+"""SGLang's storage backend: hands each call to the pools, and sees that no error of ours leaves.
+
+SGLang calls from three threads of each rank (what is there, read, write), and from its scheduler.
+What cannot be served says so when the backend is attached; afterwards every call answers.
+"""
+
+# SGLang lives in an environment of its own: to the type checker its classes are Any.
+# mypy: allow-subclassing-any
+
+import logging
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, TypeVar
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolTransfer,
+    PoolTransferResult,
+)
+from sglang.srt.observability.metrics_collector import StorageMetrics
+from sglang.version import __version__
+
+from ritornello.model import model_name, new_epoch, plain
+from ritornello.sglang.hits import Presence, verdict
+from ritornello.sglang.identity import (
+    KV,
+    Engine,
+    file_digest,
+    keys_of,
+)
+from ritornello.sglang.interface import require_known
+from ritornello.sglang.meter import Meter
+from ritornello.sglang.pools import LogicalPool, Pool
+from ritornello.sglang.settings import Settings
+from ritornello.sglang.store import QuietStore
+from ritornello.weights import fingerprint_of
+
+logger = logging.getLogger("ritornello.sglang")
+
+require_known(HiCacheStorage, HiCacheStorageConfig, PoolTransfer, PoolTransferResult, __version__)
+
+T = TypeVar("T")
+
+
+class RitornelloStorage(HiCacheStorage):
+    """One object a rank. The constructor raises for settings and set-ups that cannot be served,
+    which fails the attach with one line; a store that cannot be opened is a cache that misses.
+    """
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:
+        extra = storage_config.extra_config or {}
+        settings = Settings.parse(extra)
+        if storage_config.dcp_size > 1:
+            raise ValueError(
+                "ritornello does not serve decode context parallel size "
+                f"{storage_config.dcp_size} yet: start SGLang with size 1, or without this storage"
+            )
+        self._config = storage_config
+        self._in_place = bool(extra.get("interface_v1"))
+        self._split = 1
+        if storage_config.should_split_heads and storage_config.tp_lcm_size:
+            self._split = storage_config.tp_lcm_size // storage_config.tp_size
+        self._follow = Lock()
+        self._meter = Meter()
+        self._store = QuietStore(settings, self._meter)
+        self._store.open()
+        self._weights = _weights_sign()
+        self._engine = engine_of(storage_config)
+        self._pools: dict[str, Pool | LogicalPool] = {}
+        if self._engine.epoch:
+            logger.warning(
+                "ritornello: the weights were not loaded from files; "
+                "nothing saved now is found after a restart"
+            )
+
+    # Attaching and detaching.
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        if getattr(mem_pool_host, "kv_buffer", mem_pool_host) is None:
+            self._pools[KV] = LogicalPool()
+        else:
+            self._add(KV, mem_pool_host, self._in_place)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        name = str(host_pool_name)
+        # The anchor is registered once more, among its side pools.
+        if host_pool is not self.mem_pool_host:
+            self._add(name, host_pool, True)
+
+    def close(self) -> None:
+        """Finishes what is under way; from then on everything is a miss. The pools let go of
+        SGLang's memory.
+        """
+        if not self._pools and self._store.broken:
+            return
+        counts = ", ".join(f"{name} {value:g}" for name, value in sorted(self.counts().items()))
+        logger.info("ritornello: detached; %s", counts or "nothing was asked")
+        self._store.close()
+        self._pools = {}
+
+    def clear(self) -> None:
+        """Forgets what this engine's model has stored; other scopes of the store stay."""
+        for pool in self._pools.values():
+            for scope in pool.scopes:
+                self._store.drop(scope)
+
+    # The original interface: SGLang copies pages, flat.
+
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    def get(
+        self, key: str, target_location: Any = None, target_sizes: Any = None
+    ) -> torch.Tensor | None:
+        locations = None if target_location is None else [target_location]
+        return self.batch_get([key], locations)[0]
+
+    def batch_get(
+        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[torch.Tensor | None]:
+        def action(pool: Pool | LogicalPool) -> list[torch.Tensor | None]:
+            pages = target_locations or [pool.new_page() for _ in keys]
+            filled = pool.get_flat(keys_of(keys), pages)
+            return [*pages[:filled], *[None] * (len(keys) - filled)]
+
+        return self._on_kv("get", action, [None] * len(keys))
+
+    def set(
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
+    ) -> bool:
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any = None,
+        target_locations: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        def action(pool: Pool | LogicalPool) -> bool:
+            pages = [None if page is None else page.contiguous() for page in values or []]
+            return self._written_elsewhere(pool) or (
+                pool.put_flat(keys_of(keys), pages, None) == len(keys)
+            )
+
+        return self._on_kv("put", action, False)
+
+    # Version 1: SGLang's host memory in place.
+
+    def batch_exists(
+        self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> int:
+        return self._on_kv("probe", lambda pool: pool.leading(keys_of(keys)), 0)
+
+    def batch_get_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        filled = self._on_kv("get", lambda pool: pool.get(keys_of(keys), host_indices), 0)
+        return _leading(filled, keys)
+
+    def batch_set_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        def action(pool: Pool | LogicalPool) -> int:
+            if self._written_elsewhere(pool):
+                return len(keys)
+            return pool.put(keys_of(keys), host_indices, _parent(extra_info))
+
+        return _leading(self._on_kv("put", action, 0), keys)
+
+    # Version 2: several pools make a page.
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        def action(pool: Pool | LogicalPool) -> PoolTransferResult:
+            asked = keys_of(keys)
+            leading = pool.leading(asked)
+            sides = [self._presence(side, asked[:leading]) for side in pool_transfers or []]
+            found = verdict(KV, leading, sides)
+            return PoolTransferResult(found.pages, dict(found.pools), found.restorable)
+
+        return self._on_kv("probe", action, PoolTransferResult(0, {}, []))
+
+    def batch_get_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        return self._each(transfers, "get", lambda pool, side, keys: pool.get(keys, side))
+
+    def batch_set_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        def action(pool: Pool | LogicalPool, indices: Any, keys: list[bytes]) -> int:
+            if self._written_elsewhere(pool):
+                return len(keys)
+            return pool.put(keys, indices, None)
+
+        return self._each(transfers, "put", action)
+
+    # Figures.
+
+    def get_stats(self) -> StorageMetrics | None:
+        """Pages and GB/s of each call since the last time, as SGLang's metrics want them."""
+        if not self._config.enable_storage_metrics:
+            return None
+        rates = self._meter.take_rates()
+        return StorageMetrics(
+            prefetch_pgs=rates.prefetch_pages,
+            backup_pgs=rates.backup_pages,
+            prefetch_bandwidth=rates.prefetch_bandwidth,
+            backup_bandwidth=rates.backup_bandwidth,
+        )
+
+    def counts(self) -> dict[str, float]:
+        """All counts since the start: pages, bytes and seconds of loads and saves; what was
+        missed, skipped and refused, by reason; errors.
+        """
+        return self._meter.counts()
+
+    def _add(self, name: str, host: Any, in_place: bool) -> None:
+        """A pool that cannot be served is one that has nothing, which is said once."""
+
+        def action() -> None:
+            pool = Pool(
+                name,
+                host,
+                lambda first, past: torch.arange(first, past, dtype=torch.int64),
+                self._store,
+                self._meter,
+                in_place=in_place,
+                split=self._split,
+            )
+            pool.describe(self._engine)
+            self._pools[name] = pool
+            way = "in place" if pool.in_place else "copied"
+            logger.info("ritornello: pool %s, pages of %d bytes, %s", name, pool.page_bytes, way)
+
+        self._quietly(f"pool {name}", action, None)
+
+    def _presence(self, side: PoolTransfer, keys: list[bytes]) -> Presence:
+        pool = self._pools.get(str(side.name))
+        present = pool.present(keys) if isinstance(pool, Pool) and keys else [False] * len(keys)
+        policy = getattr(side.hit_policy, "value", side.hit_policy)
+        return Presence(side.name, str(policy), len(side.keys or ()), present)
+
+    def _each(
+        self,
+        transfers: Sequence[PoolTransfer],
+        doing: str,
+        action: Callable[[Pool | LogicalPool, Any, list[bytes]], int],
+    ) -> dict[str, list[bool]]:
+        results: dict[str, list[bool]] = {}
+        for side in transfers:
+            keys = side.keys or []
+            pool = self._pools.get(str(side.name))
+            done = 0
+            if pool is not None and keys:
+                done = self._quietly(
+                    doing,
+                    # Called before the loop goes on.
+                    lambda pool=pool, side=side, keys=keys: action(  # type: ignore[misc]
+                        pool, side.host_indices, keys_of(keys)
+                    ),
+                    0,
+                )
+            results[side.name] = _leading(done, keys)
+        return results
+
+    def _written_elsewhere(self, pool: Pool | LogicalPool) -> bool:
+        """Whether another rank writes the same bytes."""
+        return pool.replicated and not self._config.is_storage_writer
+
+    def _on_kv(self, doing: str, action: Callable[[Pool | LogicalPool], T], otherwise: T) -> T:
+        pool = self._pools.get(KV)
+        if pool is None:
+            return otherwise
+        return self._quietly(doing, lambda: action(pool), otherwise)
+
+    def _quietly(self, doing: str, action: Callable[[], T], otherwise: T) -> T:
+        try:
+            self._follow_weights()
+            return action()
+        except Exception as error:
+            self._store.fail(doing, error)
+            return otherwise
+
+    def _follow_weights(self) -> None:
+        """Weights that were changed in place make pages that no other process knows, and none
+        stored before may be loaded.
+        """
+        with self._follow:
+            sign = _weights_sign()
+            if sign == self._weights:
+                return
+            self._engine = self._engine.anew()
+            for pool in self._pools.values():
+                pool.describe(self._engine)
+            self._weights = sign
+        logger.warning("ritornello: the weights changed; a new epoch begins with nothing stored")
+
+
+def engine_of(config: HiCacheStorageConfig) -> Engine:
+    """What runs in this process, from SGLang's published configuration."""
+    from sglang.srt.runtime_context import get_model, get_server_args, process_model_config
+
+    facts: dict[str, str] = {}
+    told, weights, heads = str(config.model_name), None, 0
+    try:
+        args, model = get_server_args(), process_model_config()
+        told, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
+        facts = _facts(args, model)
+        # A version that was not there at the start is of weights that came from elsewhere.
+        if str(args.load_format) != "dummy" and _weight_version() == str(args.weight_version):
+            path = str(get_model().model_path)
+            weights = fingerprint_of(path, args.revision, args.download_dir)
+        if args.speculative_draft_model_path:
+            draft = fingerprint_of(
+                str(args.speculative_draft_model_path), args.speculative_draft_model_revision, None
+            )
+            facts["draft"] = (draft or new_epoch()).hex()
+    except Exception as error:
+        # Outside of an engine, or of one that publishes this otherwise.
+        logger.warning("ritornello: SGLang does not say what it runs (%s)", error)
+        weights = None
+    return Engine(
+        version=__version__,
+        model=told,
+        weights=weights or b"",
+        kv_heads=heads,
+        tp=(config.tp_rank, config.tp_size),
+        pp=(config.pp_rank, config.pp_size),
+        cp=(config.attn_cp_rank, config.attn_cp_size),
+        replicated=bool(config.is_mla_model),
+        extra=tuple(sorted(facts.items())),
+        epoch=b"" if weights else new_epoch(),
+    )
+
+
+def _facts(args: Any, model: Any) -> dict[str, str]:
+    """Options that change what is computed, or how it lies in memory."""
+    from sglang.srt.runtime_context import attention_backends
+
+    names = ("device", "kv_cache_dtype", "load_format", "quantization", "speculative_algorithm")
+    facts = {name: str(getattr(args, name)) for name in names}
+    facts["attention_backends"] = "/".join(map(str, attention_backends()))
+    facts["compute_dtype"] = plain(model.dtype)
+    facts["kv_scales"] = file_digest(args.quantization_param_path)
+    if "longrope" in str(model.hf_config):
+        # This rotary embedding chooses its factors by the length the engine was started with.
+        facts["context_len"] = str(model.context_len)
+    return facts
+
+
+def _kv_heads(model: Any) -> int:
+    """K/V heads of the whole model, 0 where its layers differ in that."""
+    try:
+        return int(model.get_total_num_kv_heads())
+    except (RuntimeError, ValueError, AttributeError):
+        return 0
+
+
+def _weight_version() -> str:
+    from sglang.srt.runtime_context import get_serving
+
+    return str(get_serving().weight_version)
+
+
+def _weights_sign() -> tuple[str, ...]:
+    """Changes when SGLang says that it has other weights than before."""
+    from sglang.srt.runtime_context import get_model
+
+    try:
+        return str(get_model().model_path), _weight_version()
+    except ValueError:  # nothing is published outside of an engine
+        return ()
+
+
+def _parent(extra_info: HiCacheStorageExtraInfo | None) -> bytes | None:
+    before = extra_info.prefix_keys if extra_info is not None else None
+    return keys_of(before[-1:])[0] if before else None
+
+
+def _leading(done: int, keys: Sequence[Any]) -> list[bool]:
+    return [place < done for place in range(len(keys))]

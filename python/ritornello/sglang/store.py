@@ -1,0 +1,77 @@
+"""What SGLang's storage threads ask of the store. Nothing waits without a bound."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ritornello.handle import Handle
+from ritornello.sglang.meter import Meter
+from ritornello.sglang.settings import Settings
+
+if TYPE_CHECKING:
+    from ritornello._core import PoolPages, Scope, Store
+
+logger = logging.getLogger("ritornello.sglang")
+
+# For one batch, at most 128 pages of the KV pool. A load that takes longer is slower than
+# computing; SGLang's prefetch thread does nothing else meanwhile.
+GET_SECONDS = 10.0
+PUT_SECONDS = 30.0
+
+
+class QuietStore(Handle):
+    """One process's hold on the store."""
+
+    def __init__(self, settings: Settings, meter: Meter) -> None:
+        super().__init__(settings, logger, lambda _: meter.add("errors", 1))
+        self._meter = meter
+
+    def probe(self, scope: "Scope", keys: Sequence[bytes]) -> int:
+        """Leading pages that can be had: one question to the index."""
+        return self.ask("probe", lambda store: store.probe(scope, keys), 0)
+
+    def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
+        return self.ask("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
+
+    def get(self, scope: "Scope", keys: Sequence[bytes], out: "Iterable[Any] | PoolPages") -> int:
+        """Leading pages filled and verified. Nothing writes to `out` once this has returned."""
+
+        def action(store: "Store") -> int:
+            begun = perf_counter()
+            outcome = store.submit_get(scope, keys, out, timeout=GET_SECONDS).wait()
+            if outcome is None:
+                return 0
+            self._meter.prefetched(outcome.pages, scope.page_bytes, perf_counter() - begun)
+            if outcome.pages < len(keys):
+                missed = len(keys) - outcome.pages
+                self._meter.add(f"missed_pages:{outcome.reason or 'error'}", missed)
+            return outcome.pages
+
+        return self.ask("get", action, 0)
+
+    def put(
+        self,
+        scope: "Scope",
+        keys: Sequence[bytes],
+        pages: "Iterable[Any] | PoolPages",
+        parent: bytes | None,
+    ) -> int:
+        """Leading pages that are stored now, those that were there before included."""
+
+        def action(store: "Store") -> int:
+            begun = perf_counter()
+            ticket = store.submit_put(scope, keys, pages, parent=parent, timeout=PUT_SECONDS)
+            outcome = ticket.wait()
+            if outcome is None:
+                return 0
+            self._meter.backed_up(outcome.pages, scope.page_bytes, perf_counter() - begun)
+            if outcome.pages < len(keys):
+                skipped = len(keys) - outcome.pages
+                self._meter.add(f"skipped_pages:{outcome.reason or 'error'}", skipped)
+            return outcome.pages
+
+        return self.ask("put", action, 0)
+
+    def drop(self, scope: "Scope") -> None:
+        self.ask("clear", lambda store: store.drop_scope(scope), None)

@@ -1,0 +1,78 @@
+"""What every worker tells the scheduler's side, once, before the first step: how its shard of the
+KV memory lies. From all of them together follow the parts of a page, or why there can be none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# (pipeline stage, tensor-parallel rank)
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemory:
+    """One KV cache group on one worker: its layers, bytes of one layer's block, the KV heads in
+    it, and whether each head's bytes are one span of it (`head_major`).
+    """
+
+    layers: tuple[str, ...]
+    layer_bytes: int
+    heads: int
+    head_major: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """Of one worker. `refusal`: why its memory cannot be used; "" where it can."""
+
+    groups: tuple[GroupMemory, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """One KV cache group over all workers. `head_bytes`: one head of one layer in a block."""
+
+    stages: tuple[tuple[str, ...], ...]
+    head_bytes: int
+    head_major: bool
+
+
+def shapes(
+    facts: Mapping[Place, ShardFacts], stages: int, ranks: int, groups: int
+) -> Sequence[GroupShape]:
+    """What the workers' facts come to, by group; ValueError says in what they do not agree."""
+    for place, shard in sorted(facts.items()):
+        if shard.refusal:
+            raise ValueError(shard.refusal)
+        if len(shard.groups) != groups:
+            raise ValueError(
+                f"worker {place} has {len(shard.groups)} KV cache groups, not {groups}"
+            )
+    missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
+    if missing or not facts:
+        raise ValueError(f"{len(missing)} of {stages * ranks} workers did not say what they hold")
+    return [_shape(facts, stages, ranks, group) for group in range(groups)]
+
+
+def _shape(facts: Mapping[Place, ShardFacts], stages: int, ranks: int, group: int) -> GroupShape:
+    """Every worker of a stage must hold the same layers, and every layer as much as the others."""
+    layers = []
+    sizes, orders = set(), set()
+    for stage in range(stages):
+        held = {facts[stage, rank].groups[group].layers for rank in range(ranks)}
+        if len(held) > 1:
+            raise ValueError(f"the workers of pipeline stage {stage} hold different layers")
+        layers.append(held.pop())
+    for shard in facts.values():
+        memory = shard.groups[group]
+        if memory.layers:
+            sizes.add(memory.layer_bytes // max(memory.heads, 1))
+            orders.add(memory.head_major)
+            if memory.layer_bytes % max(memory.heads, 1):
+                raise ValueError(
+                    f"a block of {memory.layer_bytes} bytes does not hold {memory.heads} heads"
+                )
+    if len(sizes) != 1:
+        raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes a head)")
+    return GroupShape(tuple(layers), sizes.pop(), orders == {True})

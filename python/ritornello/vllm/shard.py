@@ -1,0 +1,83 @@
+"""What one worker holds of the pages: its memory, and which objects of a page lie in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ritornello.spans import page_pool
+from ritornello.vllm.handshake import GroupMemory, Place, ShardFacts
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.layout import CacheTensor, LayoutError, group_memory, spans
+from ritornello.vllm.parts import Slice, heads_of, held_units, writes
+
+if TYPE_CHECKING:
+    from ritornello._core import PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """One object of every page: its blocks in this worker's memory, and whether this worker is the
+    one of those that hold it which stores it.
+    """
+
+    of: Slice
+    pool: "PagePool"
+    writes: bool
+
+
+class Shard:
+    """The KV memory of the worker at `place`. `groups`: layers and KV heads of each group here. The
+    tensors are kept: pools point into them.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        blocks: int,
+        groups: list[tuple[list[str], int]],
+        caches: Mapping[str, CacheTensor],
+    ) -> None:
+        self.place = place
+        self.blocks = blocks
+        self.caches = dict(caches)
+        self.memory = tuple(group_memory(caches, layers, heads, blocks) for layers, heads in groups)
+
+    def facts(self) -> ShardFacts:
+        return ShardFacts(self.memory)
+
+    def objects(self, identity: Identity) -> list[list[Object]]:
+        """By part, what this worker holds of a page; LayoutError where the scheduler's side takes
+        the memory to be another one.
+        """
+        if len(identity.parts) != len(self.memory):
+            raise LayoutError(
+                f"{len(self.memory)} KV cache groups here, {len(identity.parts)} by the model"
+            )
+        return [self._part(identity, number) for number in range(len(self.memory))]
+
+    def _part(self, identity: Identity, number: int) -> list[Object]:
+        part, memory, (stage, rank) = identity.parts[number], self.memory[number], self.place
+        if part.stages[stage] != memory.layers:
+            raise LayoutError(f"{len(memory.layers)} layers here are not those of stage {stage}")
+        if not memory.layers:
+            return []
+        first, _ = heads_of(rank, identity.ranks, part.kv_heads)
+        found = []
+        for unit in held_units(part, rank, identity.ranks):
+            a, b = part.units[unit]
+            pool = self._pool(memory, a - first, b - first)
+            bytes_by_model = part.object_bytes(stage, unit)
+            if pool.page_bytes != bytes_by_model:
+                raise LayoutError(
+                    f"a page has {pool.page_bytes} bytes in memory, {bytes_by_model} by the model"
+                )
+            found.append(
+                Object(Slice(number, stage, unit), pool, writes(part, unit, rank, identity.ranks))
+            )
+        if not found:
+            raise LayoutError(f"no objects of part {number} lie on worker {self.place}")
+        return found
+
+    def _pool(self, memory: GroupMemory, first: int, end: int) -> "PagePool":
+        heads = None if (first, end) == (0, memory.heads) else (first, end, memory.heads)
+        return page_pool(spans(self.caches, memory.layers, self.blocks, heads), self.blocks)

@@ -1,0 +1,379 @@
+"""vLLM's secondary tier: hands each call to `Tier`, in plain types."""
+
+# vLLM lives in an environment of its own: to the type checker its classes are Any.
+# mypy: allow-subclassing-any
+
+import logging
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import vllm
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingEvent,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
+from ritornello.vllm.tier.interface import require_known
+from ritornello.vllm.tier.jobs import Done
+from ritornello.vllm.tier.memory import HostRows
+from ritornello.vllm.tier.namespace import Machine, namespace_of, refusal
+from ritornello.vllm.tier.settings import TierSettings
+from ritornello.vllm.tier.store import TierStore
+from ritornello.vllm.tier.tier import UNWANTED, Answer, Tier
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+        OffloadingConnectorStats,
+    )
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.base import (
+        OffloadingMetricMetadata,
+        OffloadingSpec,
+        OffloadKey,
+        ReqContext,
+        ScheduleEndContext,
+    )
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+
+logger = logging.getLogger("vllm.ritornello")
+
+require_known(SecondaryTierManager, TransferJob, JobResult, LookupResult, vllm.__version__)
+
+RESULTS = {
+    Answer.HIT: LookupResult.HIT,
+    Answer.MISS: LookupResult.MISS,
+    Answer.LATER: LookupResult.RETRY,
+}
+
+
+class RitornelloTier(SecondaryTierManager):
+    """One object in the scheduler's process. Where the engine cannot be served
+    (`namespace.refusal`) it finds nothing and stores nothing.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: "OffloadingSpec",
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: "BackpressureDetector | None" = None,
+        **tier_config: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        settings = TierSettings.parse(tier_config)
+        self._settings = settings
+        self.locality = None if settings.locality is None else Locality(settings.locality)
+        self._counts = Counts()
+        self._said: set[str] = set()
+        self._results: list[JobResult] = []
+        # Requests with a load that failed before it began: promised again, it would fail again.
+        self._unlucky: set[str] = set()
+        self._events: list[OffloadingEvent] | None = None
+        if settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
+            self._events = []
+        elif settings.enable_kv_events:
+            logger.warning(
+                'ritornello: "enable_kv_events" does nothing without vLLM\'s own KV events '
+                "(--kv-events-config)"
+            )
+        self._later: LaterLookups | None = None
+        self._tier: Tier | None = None
+        row_bytes = self.block_size_bytes
+        vllm_config, kv_cache_config = engine_of(offloading_spec)
+        why = refusal(vllm_config, offloading_spec.config, row_bytes)
+        if why or vllm_config is None or kv_cache_config is None:
+            logger.warning("ritornello: %s; neither hits nor stores", why)
+            return
+        namespace = namespace_of(
+            vllm_config,
+            kv_cache_config,
+            offloading_spec.config,
+            row_bytes,
+            machine_of(vllm_config, offloading_spec),
+        )
+        if namespace.epoch:
+            logger.warning(
+                "ritornello: the weights were not loaded from files; "
+                "nothing stored now is found after a restart"
+            )
+        rows = HostRows(primary_kv_view, row_bytes, settings.store.path)
+        store = TierStore(settings.store, self._counts)
+        self._tier = Tier(store, namespace, rows, settings, self._counts)
+
+    # Requests.
+
+    def on_new_request(self, req_context: "ReqContext") -> RequestOffloadingContext:
+        if self._tier is not None:
+            try:
+                self._tier.begin(req_context)
+            except Exception as error:
+                self._failed("on_new_request", error)
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: "ReqContext") -> None:
+        if self._tier is None:
+            return
+        self._unlucky.discard(req_context.req_id)
+        try:
+            self._tier.forget(req_context)
+            if self._later is not None:
+                self._later.cleanup(req_context.req_id)
+        except Exception as error:
+            self._failed("on_request_finished", error)
+
+    def lookup(self, key: "OffloadKey", req_context: "ReqContext") -> LookupResult:
+        tier = self._tier
+        if tier is None or req_context.req_id in self._unlucky:
+            return LookupResult.MISS
+        try:
+            answer = tier.look(key, req_context)
+            if answer is Answer.LATER:
+                if self._later is None:
+                    self._later = LaterLookups(tier, self.tier_type)
+                found = self._later.lookup(key, req_context)
+                if found is not None:
+                    answer = tier.confirm(key, req_context, found)
+            return RESULTS[answer]
+        except Exception as error:
+            self._failed("lookup", error)
+            return LookupResult.MISS
+
+    def touch(self, keys: "Collection[OffloadKey]", req_context: "ReqContext") -> None:
+        if self._tier is None:
+            return
+        try:
+            self._tier.touch(keys)
+        except Exception as error:
+            self._failed("touch", error)
+
+    # Jobs.
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        if self._tier is None:
+            self._results.append(JobResult(job_metadata.job_id, True, transfer_bytes=0))
+            return
+        try:
+            self._tier.save(job_metadata)
+        except Exception as error:
+            self._failed("submit_store", error)
+            self._results.append(JobResult(job_metadata.job_id, False))
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        try:
+            if self._tier is not None:
+                self._tier.load(job_metadata)
+                return
+        except Exception as error:
+            self._failed("submit_load", error)
+            self._unlucky.add(job_metadata.req_context.req_id)
+        self._results.append(JobResult(job_metadata.job_id, False))
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        results, self._results = self._results, []
+        if self._tier is None:
+            return results
+        try:
+            landed = self._tier.landed()
+        except Exception as error:
+            self._failed("get_finished_jobs", error)
+            return results
+        for done in landed:
+            try:
+                results.append(self._result(done))
+            except Exception as error:
+                self._failed("get_finished_jobs", error)
+                results.append(JobResult(done.job.number, False))
+        return results
+
+    def on_schedule_end(self, context: "ScheduleEndContext") -> None:
+        if self._tier is None:
+            return
+        try:
+            self._tier.step_over()
+            if self._later is not None:
+                self._later.flush()
+        except Exception as error:
+            self._failed("on_schedule_end", error)
+
+    def drain_jobs(self) -> None:
+        if self._tier is None:
+            return
+        try:
+            self._tier.reset()
+        except Exception as error:
+            self._failed("drain_jobs", error)
+
+    def shutdown(self) -> None:
+        tier, self._tier = self._tier, None
+        try:
+            if tier is not None:
+                tier.close()
+            if self._later is not None:
+                self._later.shutdown()
+        except Exception as error:
+            self._failed("shutdown", error)
+
+    # What is told.
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        if not self._events:
+            return ()
+        events, self._events = self._events, []
+        return events
+
+    def get_stats(self) -> "OffloadingConnectorStats | None":
+        amounts = self._counts.take()
+        if not amounts:
+            return None
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+            OffloadingConnectorStats,
+        )
+
+        stats = OffloadingConnectorStats()
+        for (name, reason), amount in amounts.items():
+            labels = (reason,) if COUNTERS[name][1] else ()
+            stats.increase_counter(PREFIX + name, amount, labels)
+        return stats
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> "dict[str, OffloadingMetricMetadata]":
+        return {
+            PREFIX + name: OffloadingCounterMetadata(told, ("reason",) if by_reason else ())
+            for name, (told, by_reason) in COUNTERS.items()
+        }
+
+    @classmethod
+    def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(facts_of(TierSettings.parse(plain(tier_config))))
+
+    def config_info(self) -> Mapping[str, str | int | float | bool]:
+        return facts_of(self._settings)
+
+    def _result(self, done: Done) -> JobResult:
+        """In vLLM's words. What the store did not want is no failure: vLLM would store less."""
+        job = done.job
+        came = [key for key, ok in zip(job.keys, done.ok, strict=True) if ok]
+        if self._events is not None:
+            self._tell(done, came)
+        whole = len(came) == len(job.keys)
+        if not job.load:
+            whole = whole or set(done.reasons) <= UNWANTED
+        return JobResult(
+            job_id=job.number,
+            success=whole,
+            successful_keys=came if job.load and came and not whole else None,
+            transfer_time=done.seconds,
+            transfer_bytes=done.bytes,
+        )
+
+    def _tell(self, done: Done, came: "list[OffloadKey]") -> None:
+        """Chunks that are stored now, and promised ones that turned out to be gone."""
+        job = done.job
+        gone = [key for key, ok in zip(job.keys, done.ok, strict=True) if not ok]
+        keys = gone if job.load else came
+        if keys and self._events is not None:
+            self._events.append(
+                OffloadingEvent(
+                    keys=keys,
+                    medium=self.medium,
+                    removed=job.load,
+                    locality=self.locality,
+                    ownership=self.tier_type,
+                )
+            )
+
+    def _failed(self, doing: str, error: Exception) -> None:
+        """Whatever happens here must not fail a request."""
+        self._counts.add("errors", doing)
+        if doing not in self._said:
+            self._said.add(doing)
+            logger.exception("ritornello: %s failed (%s); counted as a miss", doing, error)
+
+
+class LaterLookups(AsyncLookupManager):
+    """Lookups of a store that another process owns, batched on vLLM's lookup thread."""
+
+    def __init__(self, tier: Tier, tier_type: str) -> None:
+        self._tier = tier
+        super().__init__(tier_type)
+
+    def batch_lookup(self, keys: "list[OffloadKey]", req_context: "ReqContext") -> Iterable[bool]:
+        return self._tier.look_later(keys, req_context)
+
+
+def plain(tier_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A tier's configuration without what vLLM takes for itself."""
+    own = ("type", "module_path", "backpressure")
+    return {key: value for key, value in tier_config.items() if key not in own}
+
+
+def facts_of(settings: TierSettings) -> dict[str, str]:
+    """For `vllm:kv_offload_config_info`."""
+    store = settings.store
+    return {
+        "ritornello_path": store.path,
+        "ritornello_capacity": str(store.capacity or "default"),
+        "ritornello_read_only": str(store.read_only),
+        "ritornello_codec": store.codec or "raw",
+    }
+
+
+def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig | None]":
+    """A tier is handed a summary of vLLM's configuration, in which a model is but a name. The
+    whole is held by the call that is making the tier; it is this engine's if it holds, itself and
+    not a copy, the settings that the summary was made from.
+    """
+    frame = sys._getframe().f_back
+    while frame is not None:
+        found, caches = (frame.f_locals.get(name) for name in ("vllm_config", "kv_cache_config"))
+        transfer = getattr(found, "kv_transfer_config", None)
+        settings = getattr(transfer, "kv_connector_extra_config", None)
+        if caches is not None and settings is not None and settings is spec.extra_config:
+            return found, caches
+        frame = frame.f_back
+    return None, None
+
+
+def machine_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> Machine:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import (
+        canonical_format_id,
+    )
+
+    config = spec.config
+    canonical = canonical_format_id(config.kv_cache_layout) if config.canonical_layout else ""
+    version = str(vllm.__version__).partition("+")[0]
+    return Machine(version, packing_of(vllm_config), str(canonical))
+
+
+def packing_of(vllm_config: "VllmConfig") -> str:
+    """The device, and what vLLM chooses kernels by. The attention backend is settled in the
+    workers; named here or not, it follows from the configuration and the device.
+    """
+    device = str(vllm_config.device_config.device_type)
+    backend = str(getattr(vllm_config.attention_config, "backend", None))
+    runner = f"v2={getattr(vllm_config, 'use_v2_model_runner', None)}"
+    if device == "cpu":
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        model, cache = vllm_config.model_config, vllm_config.cache_config
+        chosen = _get_attn_isa(
+            model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype
+        )
+    else:
+        from vllm.platforms import current_platform
+
+        chosen = current_platform.get_device_capability()
+    return f"{device} {chosen} {backend} {runner}"

@@ -1,0 +1,207 @@
+"""Everything besides tokens that decides whether a chunk's bytes may be reused.
+
+vLLM's own file tier names its folder by model name, dtype, sizes and groups. A name says nothing of
+the weights behind it, so here the model's configuration and the fingerprint of its weights take its
+place, as in the connector. A row of the host tier holds the pages of all ranks side by side: other
+parallel sizes are other bytes, and another scope, unless vLLM says that the row has no ranks in it
+(`replicated_layout`) or does not depend on them (`canonical_layout` where it is portable).
+
+Tokens, LoRA adapters, images and cache salts are in vLLM's block hashes.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ritornello.model import model_name, new_epoch, normalised, plain
+from ritornello.vllm.identity import fingerprint_of
+from ritornello.vllm.tier.sequence import Group
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.config import OffloadingConfig
+
+    from ritornello._core import Scope
+
+# The largest page of a store.
+ROW_BYTES_MAX = 64 << 20
+# Speculation that drafts from the tokens themselves keeps no KV of a second model.
+MODEL_FREE_DRAFTS = ("ngram", "suffix")
+# Of a cache's description: how many heads one rank has follows from the parallel sizes.
+OF_ONE_RANK = ("num_kv_heads",)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What only vLLM itself can say. `version`: of vLLM. `packing`: whatever, besides the
+    configuration, decides how its kernels lay out a block (instruction set, device).
+    `canonical`: name of the canonical format, "" where rows are not canonical.
+    """
+
+    version: str
+    packing: str
+    canonical: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A scope for each KV group. `epoch` is empty for weights that were loaded from files and
+    random otherwise, and after every reset.
+    """
+
+    model: str
+    dtype: str
+    weights: bytes
+    kv_scale: str
+    hash_algorithm: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    row_bytes: int
+    groups: tuple[Group, ...]
+    extra: tuple[tuple[str, str], ...]
+    epoch: bytes = b""
+
+    def scope(self, group: Group) -> "Scope":
+        from ritornello._core import Scope
+
+        return Scope(
+            self.model,
+            self.dtype,
+            group.chunk_tokens,
+            layers=(0, self.layers),
+            kv_heads=(0, self.kv_heads),
+            head_dim=self.head_dim,
+            layout="vllm-row",
+            weights=self.weights,
+            kv_scale=self.kv_scale,
+            hash_algorithm=self.hash_algorithm,
+            epoch=self.epoch,
+            part=group.number,
+            extra=dict(self.extra),
+            chained=group.chained,
+            page_bytes=self.row_bytes,
+        )
+
+    def renewed(self) -> "Namespace":
+        """The same, in which nothing that was stored before is found."""
+        return replace(self, epoch=new_epoch())
+
+
+def refusal(
+    vllm_config: "VllmConfig | None", offloading: "OffloadingConfig", row_bytes: int
+) -> str:
+    """Why this engine gets neither hits nor saves; "" where it is served."""
+    if vllm_config is None:
+        return "vLLM's configuration could not be found, so that nobody knows whose bytes these are"
+    cache = vllm_config.cache_config
+    if getattr(cache, "calculate_kv_scales", False) or "per_token" in str(cache.cache_dtype):
+        return "KV scales calculated at run time are not part of a block's bytes"
+    algorithm = str(cache.prefix_caching_hash_algo)
+    if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
+        return (
+            f"{algorithm} block hashes start from a random seed in every process; "
+            "use sha256, or set PYTHONHASHSEED"
+        )
+    drafts = vllm_config.speculative_config
+    if drafts is not None and drafts.method not in MODEL_FREE_DRAFTS:
+        return f"speculative decoding by {drafts.method} keeps KV of a second model"
+    if row_bytes > ROW_BYTES_MAX:
+        return (
+            f"a chunk of {row_bytes} bytes is larger than a page of the store may be "
+            f"({ROW_BYTES_MAX}); choose a smaller block_size or blocks_per_chunk"
+        )
+    if not offloading.groups:
+        return "vLLM offloads no KV cache group"
+    return ""
+
+
+def namespace_of(
+    vllm_config: "VllmConfig",
+    kv_cache_config: "KVCacheConfig",
+    offloading: "OffloadingConfig",
+    row_bytes: int,
+    machine: Machine,
+) -> Namespace:
+    """The namespace of what this engine computes; the configuration is one that `refusal` let
+    pass. `row_bytes`: of one chunk in the host tier, padding included.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    parallel = offloading.parallel
+    config = model.hf_config.to_dict()
+    weights = fingerprint_of(vllm_config)
+    rank_free = offloading.replicated_layout or (
+        offloading.canonical_layout and parallel.is_parallelism_agnostic
+    )
+    specs = {g.group_id: kv_cache_config.kv_cache_groups[g.group_id] for g in offloading.groups}
+    extra = {
+        "row_bytes": str(row_bytes),
+        "vllm": machine.version,
+        "packing": machine.packing,
+        "kv_cache_layout": str(offloading.kv_cache_layout),
+        "canonical": machine.canonical,
+        "blocks_per_chunk": str(offloading.cache.blocks_per_chunk),
+        "tokens_per_hash": str(offloading.cache.tokens_per_hash),
+        "cache_dtype": str(cache.cache_dtype),
+        "compute_dtype": plain(model.dtype),
+        "load_format": str(vllm_config.load_config.load_format),
+        "quantization": str(model.quantization or "none"),
+        "replicated": str(offloading.replicated_layout),
+        "ranks": "any" if rank_free else ranks(parallel),
+    }
+    for group in offloading.groups:
+        extra[f"group {group.group_id}"] = (
+            f"{group.tokens_per_block} tokens of {','.join(group.layer_names)}: "
+            f"{described(specs[group.group_id].kv_cache_spec, rank_free)}"
+        )
+    if "longrope" in normalised(config):
+        # This rotary embedding chooses its factors by the length the engine was started with.
+        extra["max_model_len"] = str(model.max_model_len)
+    dtype = offloading.model.dtype
+    return Namespace(
+        model=model_name(config),
+        dtype=dtype,
+        weights=weights or b"",
+        kv_scale="none" if cache.cache_dtype in ("auto", dtype) else "checkpoint",
+        hash_algorithm=str(cache.prefix_caching_hash_algo),
+        layers=sum(len(group.layer_names) for group in offloading.groups),
+        kv_heads=max(int(model.get_total_num_kv_heads()), 1),
+        head_dim=max(int(model.get_head_size()), 1),
+        row_bytes=row_bytes,
+        groups=tuple(
+            Group(
+                group.group_id,
+                group.tokens_per_block * offloading.cache.blocks_per_chunk,
+                chained=needs_all_before(specs[group.group_id].kv_cache_spec),
+            )
+            for group in offloading.groups
+        ),
+        extra=tuple(sorted(extra.items())),
+        epoch=b"" if weights else new_epoch(),
+    )
+
+
+def ranks(parallel: Any) -> str:
+    return ", ".join(
+        f"{name} {getattr(parallel, f'{name}_size')}" for name in ("tp", "pp", "pcp", "dcp")
+    )
+
+
+def described(spec: Any, rank_free: bool) -> str:
+    """A cache's description: its kind and all its fields."""
+    if not dataclasses.is_dataclass(spec):
+        return str(spec)
+    fields: Mapping[str, Any] = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
+    left_out = OF_ONE_RANK if rank_free else ()
+    told = ", ".join(f"{name}={value}" for name, value in fields.items() if name not in left_out)
+    return f"{type(spec).__name__}({told})"
+
+
+def needs_all_before(spec: Any) -> bool:
+    """Whether attention over this cache reaches back without a bound."""
+    kinds = {kind.__name__ for kind in type(spec).__mro__}
+    bounded = ("sliding_window", "attention_chunk_size")
+    return "FullAttentionSpec" in kinds and not any(getattr(spec, name, None) for name in bounded)

@@ -1,0 +1,33 @@
+"""What a user may say of the tier, beside `type` and `module_path`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ritornello.vllm.settings import Settings
+
+LOCALITIES = ("LOCAL", "REMOTE")
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """`store`: the settings that tier and connector share. `enable_kv_events`: tell vLLM's
+    event publisher which chunks were stored. `locality`: where the store is, seen from vLLM, for
+    those events and for requests that choose tiers; None says nothing.
+    """
+
+    store: Settings
+    enable_kv_events: bool = False
+    locality: str | None = None
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any]) -> "TierSettings":
+        """From the tier's configuration; ValueError says what to write instead."""
+        rest = dict(config)
+        events = rest.pop("enable_kv_events", False)
+        if not isinstance(events, bool):
+            raise ValueError(f'"enable_kv_events" is true or false, not {events!r}')
+        locality = rest.pop("locality", None)
+        if locality is not None and locality not in LOCALITIES:
+            raise ValueError(f'"locality" is one of {", ".join(LOCALITIES)}, not {locality!r}')
+        return cls(Settings.parse(rest), events, locality)

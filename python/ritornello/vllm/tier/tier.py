@@ -1,0 +1,340 @@
+"""What the tier does: answers lookups, starts jobs, says how they ended.
+
+Invariants:
+* A hit is promised only under a lease, which goes with the load or is released at the end of the
+  step, so that a promised chunk is still there when it is read.
+* A chunk that was promised and did not come is a miss for that request from then on: the request
+  computes it, and does not ask for it in a circle.
+* A row of the host tier belongs to a job until the job is reported, and it is reported when the
+  kernel is done with it.
+* Nothing is stored for a request that began before a reset: its chunks may be of other weights.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from time import perf_counter, time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ritornello.vllm.settings import Wishes
+from ritornello.vllm.tier.counts import Counts
+from ritornello.vllm.tier.jobs import Done, Job, Jobs, Piece
+from ritornello.vllm.tier.memory import HostRows
+from ritornello.vllm.tier.namespace import Namespace
+from ritornello.vllm.tier.sequence import Context, Group, Order, group_of, spans
+from ritornello.vllm.tier.settings import TierSettings
+from ritornello.vllm.tier.store import TierStore
+
+if TYPE_CHECKING:
+    from ritornello._core import Scope, Ticket
+
+logger = logging.getLogger("vllm.ritornello")
+
+# A lease lives from a lookup to the end of its load; what it covers is kept no longer than this.
+LEASE_SECONDS = 60.0
+# A load that takes longer is slower than computing.
+LOAD_SECONDS = 10.0
+# A store keeps chunks of the host tier pinned; it gives up when the disk is this far behind.
+STORE_SECONDS = 30.0
+# How long a stopping engine waits for its last stores.
+CLOSE_SECONDS = 10.0
+# Reasons for which the store does not want a page: no failure, and nothing to be slowed down for.
+UNWANTED = frozenset({"admission", "write_budget", "read_only", "no_store", "before_reset"})
+
+
+class Answer(Enum):
+    HIT = auto()
+    MISS = auto()
+    LATER = auto()
+
+
+class Transfer(Protocol):
+    """What is used of a vLLM `TransferJob`."""
+
+    job_id: int
+    keys: Any
+    chunk_ids: Any
+    req_context: Any
+
+
+@dataclass(slots=True)
+class Asked:
+    """What is known of a request. `answers` holds for one step. `leases` may be added to by the
+    lookup thread at any time.
+    """
+
+    wishes: Wishes
+    orders: dict[int, Order]
+    answers: dict[bytes, bool] = field(default_factory=dict)
+    leases: deque[int] = field(default_factory=deque)
+    failed: set[bytes] = field(default_factory=set)
+
+
+class Tier:
+    """Between `store` and the rows of the host tier."""
+
+    def __init__(
+        self,
+        store: TierStore,
+        namespace: Namespace,
+        rows: HostRows,
+        settings: TierSettings,
+        counts: Counts,
+    ) -> None:
+        self._store = store
+        self._rows: HostRows | None = rows
+        self._read_only = settings.store.read_only
+        self._counts = counts
+        self._namespace = namespace
+        self._scopes: dict[int, tuple[Group, Scope]] = {}
+        self._renew(namespace)
+        self._asked: dict[str, Asked] = {}
+        # Requests with answers or leases of this step.
+        self._fresh: set[str] = set()
+        self._jobs = Jobs()
+        # Requests that began before the last reset and are not over.
+        self._stale: set[str] = set()
+
+    # Requests.
+
+    def begin(self, context: Context) -> None:
+        self._know(context)
+
+    def forget(self, context: Context) -> None:
+        """The request is over, answered or aborted; its jobs may still run."""
+        asked = self._asked.pop(context.req_id, None)
+        self._fresh.discard(context.req_id)
+        self._stale.discard(context.req_id)
+        if asked is not None:
+            self._release(asked)
+
+    # Lookups.
+
+    def look(self, key: bytes, context: Context) -> Answer:
+        """Whether the chunk can be loaded. Where this process owns the store the first question
+        of a request answers for all keys that follow; where it does not, `LATER` says that
+        `look_later` has to find out, on a thread that may wait.
+        """
+        asked = self._know(context)
+        answer = asked.answers.get(key)
+        if answer is None:
+            if not self._may_load(asked, key):
+                return Answer.MISS
+            if not self._store.answers_at_once():
+                return Answer.MISS if self._store.broken else Answer.LATER
+            answer = self._ask(asked, key, context)
+        return Answer.HIT if answer and key not in asked.failed else Answer.MISS
+
+    def confirm(self, key: bytes, context: Context, found: bool) -> Answer:
+        """The answer `look_later` gave for a key, in the light of what has happened since."""
+        asked = self._know(context)
+        if not found or not self._may_load(asked, key):
+            return Answer.MISS
+        self._fresh.add(context.req_id)
+        return Answer.HIT
+
+    def look_later(self, keys: Sequence[bytes], context: Context) -> list[bool]:
+        """One answer a key, from the lookup thread; waits for the process that owns the store."""
+        found = [False] * len(keys)
+        for group, scope, places in self._by_group(keys):
+            here = [keys[place] for place in places]
+            for piece in spans(context, group, here):
+                for place in places[piece][: self._hold(scope, here[piece], context.req_id)]:
+                    found[place] = True
+        return found
+
+    def _may_load(self, asked: Asked, key: bytes) -> bool:
+        return not self._stale and asked.wishes.loads and key not in asked.failed
+
+    def _ask(self, asked: Asked, key: bytes, context: Context) -> bool:
+        known = self._scopes.get(group_of(key))
+        if known is None:
+            return False
+        group, scope = known
+        keys = asked.orders[group.number].onwards(context, key) if group.chained else [key]
+        held = self._hold(scope, keys, context.req_id)
+        self._fresh.add(context.req_id)
+        # What lies behind the first miss is asked for anew if vLLM wants it nevertheless.
+        asked.answers.update(zip(keys, [True] * held + [False], strict=False))
+        return held > 0
+
+    def _hold(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
+        """The leading keys that the store has, from now on under a lease of the request."""
+        begun = perf_counter()
+        match = self._store.match(scope, keys, LEASE_SECONDS)
+        self._counts.add("questions")
+        self._counts.add("question_seconds", amount=perf_counter() - begun)
+        if match is None or not match.pages:
+            return 0
+        asked = self._asked.get(request)
+        if asked is None:
+            self._store.release(match.lease)
+        else:
+            asked.leases.append(match.lease)
+        return match.pages
+
+    # Jobs.
+
+    def load(self, transfer: Transfer) -> None:
+        """Fills rows of the host tier."""
+        context: Context = transfer.req_context
+        keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
+        asked, host = self._recall(context), self._rows
+        # The leases of this step are the load's own from here on.
+        leases: list[int] = []
+        while asked.leases:
+            leases.append(asked.leases.popleft())
+
+        def move(
+            group: Group, scope: "Scope", keys: Sequence[bytes], rows: Sequence[int]
+        ) -> "Ticket | None":
+            if host is None:
+                return None
+            return self._store.submit_get(scope, keys, host, rows, LOAD_SECONDS)
+
+        pieces = self._pieces(context, keys, rows, move)
+        self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, pieces, leases))
+
+    def save(self, transfer: Transfer) -> None:
+        """Stores rows of the host tier; what is stored already is skipped by the store."""
+        context: Context = transfer.req_context
+        keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
+        asked, host = self._recall(context), self._rows
+        why = self._unwanted(asked)
+        if why:
+            pieces = [Piece(range(len(keys)), None, why)]
+        else:
+            wish = asked.wishes.retain
+            until = time() + wish if wish else None
+
+            def move(
+                group: Group, scope: "Scope", keys: Sequence[bytes], rows: Sequence[int]
+            ) -> "Ticket | None":
+                if host is None:
+                    return None
+                order = asked.orders[group.number]
+                parent = order.before(context, keys[0]) if group.chained else None
+                return self._store.submit_put(scope, keys, host, rows, parent, until, STORE_SECONDS)
+
+            pieces = self._pieces(context, keys, rows, move)
+        self._jobs.add(Job(transfer.job_id, context.req_id, keys, False, pieces))
+
+    def _unwanted(self, asked: Asked) -> str:
+        if self._read_only:
+            return "read_only"
+        if not asked.wishes.stores:
+            return "no_store"
+        return "before_reset" if self._stale else ""
+
+    def _pieces(
+        self,
+        context: Context,
+        keys: Sequence[bytes],
+        rows: Sequence[int],
+        move: "Callable[[Group, Scope, Sequence[bytes], Sequence[int]], Ticket | None]",
+    ) -> list[Piece]:
+        pieces: list[Piece] = []
+        unknown = set(range(len(keys)))
+        for group, scope, places in self._by_group(keys):
+            unknown.difference_update(places)
+            here = [keys[place] for place in places]
+            for piece in spans(context, group, here):
+                moved = places[piece]
+                ticket = move(group, scope, here[piece], [rows[place] for place in moved])
+                pieces.append(Piece(moved, ticket))
+        if unknown:
+            pieces.append(Piece(sorted(unknown), None, "group"))
+        return pieces
+
+    def landed(self) -> list[Done]:
+        """The jobs that ended since the last call."""
+        landed = self._jobs.landed()
+        for done in landed:
+            for lease in done.job.leases:
+                self._store.release(lease)
+            counted = "failed_chunks" if done.job.load else "skipped_chunks"
+            for reason, chunks in done.reasons.items():
+                self._counts.add(counted, reason, chunks)
+            asked = self._asked.get(done.job.request)
+            if done.job.load and asked is not None:
+                asked.failed.update(
+                    key for key, ok in zip(done.job.keys, done.ok, strict=True) if not ok
+                )
+        return landed
+
+    def step_over(self) -> None:
+        """All loads of this step are submitted: what was promised and not taken up is let go."""
+        for request in self._fresh:
+            asked = self._asked.get(request)
+            if asked is not None:
+                asked.answers.clear()
+                self._release(asked)
+        self._fresh.clear()
+        self._store.step_over()
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        keys = list(keys)
+        for _, scope, places in self._by_group(keys):
+            self._store.touch(scope, [keys[place] for place in places])
+
+    # Ends.
+
+    def reset(self) -> None:
+        """Waits for all jobs. vLLM asks for this when its caches are reset (the weights may have
+        changed): nothing that was stored before is found from now on, and nothing goes in or out
+        until the requests of before are over, for what they computed may be of other weights.
+        """
+        self._jobs.wait()
+        for asked in self._asked.values():
+            asked.answers.clear()
+            self._release(asked)
+        self._fresh.clear()
+        self._stale = set(self._asked)
+        self._renew(self._namespace.renewed())
+
+    def close(self) -> None:
+        """Gives up loads, lets the last stores land within a bound, and waits for the kernel to
+        be done with the host tier, which vLLM unmaps next.
+        """
+        self._jobs.cancel(lambda job: job.load)
+        if not self._jobs.wait(CLOSE_SECONDS):
+            self._jobs.cancel(lambda job: True)
+            self._jobs.wait()
+        self.landed()
+        for asked in self._asked.values():
+            self._release(asked)
+        self._asked.clear()
+        self._rows = None
+        self._store.close()
+
+    def _renew(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._scopes = {group.number: (group, namespace.scope(group)) for group in namespace.groups}
+
+    def _know(self, context: Context) -> Asked:
+        asked = self._recall(context)
+        self._asked[context.req_id] = asked
+        return asked
+
+    def _recall(self, context: Context) -> Asked:
+        """What is known of a request; of one that is over, its wishes."""
+        asked = self._asked.get(context.req_id)
+        if asked is None:
+            orders = {number: Order(group) for number, (group, _) in self._scopes.items()}
+            asked = Asked(Wishes.of(context.kv_transfer_params), orders)
+        return asked
+
+    def _release(self, asked: Asked) -> None:
+        while asked.leases:
+            self._store.release(asked.leases.popleft())
+
+    def _by_group(self, keys: Sequence[bytes]) -> "Iterable[tuple[Group, Scope, list[int]]]":
+        """The places of the keys of each group that this tier knows."""
+        places: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(group_of(key), []).append(place)
+        for number, found in places.items():
+            if number in self._scopes:
+                yield *self._scopes[number], found

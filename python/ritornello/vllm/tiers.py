@@ -1,0 +1,156 @@
+"""What the connector asks of a cache over tiers, in the words it has for a store."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.matching import Hit, Lease, Prompt
+from ritornello.vllm.metadata import Pages, WorkerReport
+from ritornello.vllm.parts import Slice
+from ritornello.vllm.store import QuietStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ritornello._core import Cache, Found, PagePool, Store, Ticket
+
+T = TypeVar("T")
+
+
+class QuietCache(QuietStore):
+    """One process's hold on the tiers. Each object of a page is looked for by itself; a prefix is
+    as long as the shortest of theirs.
+    """
+
+    learns = True
+
+    def match(
+        self,
+        identity: Identity,
+        of: Sequence[Slice],
+        keys: Sequence[bytes],
+        ttl: float,
+        prompt: Prompt,
+    ) -> Hit | None:
+        part = identity.parts[of[0].part]
+        chained = part.rule.reach is None
+        gated = chained and self._settings.gate == "auto"
+        moved = sum(identity.parts[p.part].object_bytes(p.stage, p.unit) for p in of)
+
+        def find(cache: "Cache", piece: Slice) -> "Found":
+            return cache.find(
+                self._scoped(identity, piece),
+                keys,
+                ttl=ttl,
+                page_tokens=part.page_tokens if gated else 0,
+                page_bytes=moved,
+                computed=prompt.computed,
+                tokens=prompt.tokens,
+            )
+
+        def action(cache: "Cache") -> Hit:
+            found = [find(cache, piece) for piece in of]
+            pending = any(one.state != "ready" for one in found)
+            hit = min(found, key=lambda one: one.load)
+            pages = 0 if chained and self._settings.gate == "never" else hit.load
+            leases = [lease for one in found for lease in one.leases]
+            if pending or not pages:
+                for lease in leases:
+                    cache.release(lease)
+                leases = []
+            there = min(one.local for one in found)
+            # Told once: by the objects that came last, if others came before them.
+            brought = max(one.brought for one in found)
+            return Hit(pages, there, leases, pending, _tiers(hit, brought), hit)
+
+        return self._on_cache("match", action)
+
+    def release(self, lease: Lease) -> None:
+        def action(cache: "Cache") -> None:
+            for each in lease:
+                cache.release(each)
+
+        self._on_cache("release", action)
+
+    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
+        def action(cache: "Cache") -> None:
+            for piece in of:
+                cache.cancel(self._scoped(identity, piece), keys)
+
+        self._on_cache("forgo", action)
+
+    def submit_get(
+        self, identity: Identity, of: Slice, pool: "PagePool", pages: Pages, timeout: float
+    ) -> "Ticket | None":
+        return self._on_cache(
+            "get",
+            lambda cache: cache.submit_get(
+                self._scoped(identity, of),
+                pages.keys,
+                pool.pages(pages.blocks),
+                parent=pages.parent,
+                timeout=timeout,
+            ),
+        )
+
+    def submit_put(
+        self,
+        identity: Identity,
+        of: Slice,
+        pool: "PagePool",
+        pages: Pages,
+        retain_until: float | None,
+    ) -> "Ticket | None":
+        whole = len(pages.before) == pages.first
+        keys = [*pages.before, *pages.keys] if whole else pages.keys
+        return self._on_cache(
+            "put",
+            lambda cache: cache.submit_put(
+                self._scoped(identity, of),
+                keys,
+                pool.pages(pages.blocks),
+                first=pages.first if whole else 0,
+                parent=None if whole else pages.parent,
+                retain_until=retain_until,
+            ),
+        )
+
+    def take_loads(self) -> list[tuple[str, int, float]]:
+        return [*(self._on_cache("take loads", lambda cache: cache.take_loads()) or ())]
+
+    def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
+        def action(cache: "Cache") -> None:
+            if report.prefill is not None:
+                cache.learn_prefill(*report.prefill)
+            for tier, moved, seconds in report.loads:
+                cache.learn_load(tier, moved, seconds)
+            for request, seconds in report.took.items():
+                found = grounds.pop(request, None)
+                if found is not None and found.estimate is not None:
+                    cache.judge(found, seconds)
+
+        self._on_cache("learn", action)
+
+    def _on_cache(self, doing: str, action: "Callable[[Cache], T]") -> T | None:
+        return self.ask(doing, lambda cache: action(cast("Cache", cache)), None)
+
+    def _open(self) -> "Store":
+        from ritornello._core import Cache
+
+        settings = self._settings
+        return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
+
+
+def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
+    """Where the local pages were before this prompt was asked for: the last of them on the remote,
+    if they were brought from there.
+    """
+    tiers: list[tuple[str, int]] = []
+    brought = min(brought, found.local)
+    left = found.local - brought
+    for tier, pages in found.spans:
+        here = min(pages, left)
+        if here:
+            tiers.append((tier, here))
+        left -= here
+    return [*tiers, ("remote", brought)] if brought else tiers

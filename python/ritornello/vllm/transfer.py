@@ -1,0 +1,108 @@
+"""A load on its way into the engine's memory: one read for every object of its pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.metadata import Load, Pages
+from ritornello.vllm.shard import Object
+from ritornello.vllm.store import QuietStore
+
+if TYPE_CHECKING:
+    from ritornello._core import Outcome, Ticket
+
+
+@dataclass(slots=True)
+class Landing:
+    """What a load came to. `bad`: (part, place in the sequence, block) of pages that are not whole;
+    `reason`: why the first of them is not.
+    """
+
+    bytes: int = 0
+    bad: dict[tuple[int, int, int], None] = field(default_factory=dict)
+    reason: str = ""
+
+    def add(self, pages: Pages, outcome: "Outcome | None") -> None:
+        filled: Sequence[bool] = [False] * len(pages.keys) if outcome is None else outcome.ok
+        if outcome is not None:
+            self.bytes += outcome.bytes
+        for place, ok in enumerate(filled):
+            if not ok:
+                self.bad[pages.part, pages.first + place, pages.blocks[place]] = None
+        if self.bad and not self.reason:
+            self.reason = (outcome.reason if outcome is not None else "") or "error"
+
+
+class Arrival:
+    """Until every read has landed the blocks belong to the kernel. `objects` is None where this
+    worker can read nothing: then nothing arrives, and that is said page by page.
+    """
+
+    def __init__(
+        self,
+        store: QuietStore,
+        identity: Identity | None,
+        objects: Sequence[Sequence[Object]] | None,
+        load: Load,
+        begun: float,
+        seconds: float,
+    ) -> None:
+        self.load = load
+        self.begun = begun
+        self._store = store
+        self._deadline = begun + seconds
+        self._given_up = False
+        self._reads: list[tuple[Pages, Ticket | None]] = []
+        self._landing = Landing()
+        for pages in load.pages:
+            if objects is None or identity is None:
+                self._landing.add(pages, None)
+                continue
+            for held in objects[pages.part]:
+                ticket = store.submit_get(identity, held.of, held.pool, pages, seconds)
+                self._reads.append((pages, ticket))
+
+    def landed(self, now: float) -> Landing | None:
+        """What came, once nothing is being read any more; never waits. After the deadline what is
+        still under way is given up.
+        """
+        while self._reads:
+            pages, ticket = self._reads[-1]
+            if ticket is not None and not self._store.landed(ticket):
+                if now >= self._deadline and not self._given_up:
+                    self._given_up = True
+                    for _, late in self._reads:
+                        if late is not None:
+                            self._store.abandon(late)
+                return None
+            self._add(pages, ticket, 0.0)
+        return self._landing
+
+    def wait(self) -> Landing:
+        """Waits until the deadline, gives up the rest, and waits for the kernel to let go of it."""
+        while self._reads:
+            pages, ticket = self._reads[-1]
+            self._add(pages, ticket, max(self._deadline - monotonic(), 0.0))
+        return self._landing
+
+    def give_up(self) -> None:
+        """Waits only for the kernel to let go."""
+        while self._reads:
+            ticket = self._reads[-1][1]
+            if ticket is not None:
+                self._store.cancel(ticket)
+            self._reads.pop()
+
+    def _add(self, pages: Pages, ticket: "Ticket | None", timeout: float) -> None:
+        """Of the last read. It counts as under way until its memory is free again, also where a
+        signal ends the wait.
+        """
+        outcome = None
+        if ticket is not None:
+            outcome = self._store.finish(ticket, timeout)
+            if outcome is None:
+                outcome = self._store.cancel(ticket)
+        self._reads.pop()
+        self._landing.add(pages, outcome)

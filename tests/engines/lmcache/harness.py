@@ -1,0 +1,155 @@
+"""LMCache's own pieces, as small as tests need them: adapters by its factory, objects in one arena
+as its L1 makes them, and its storage manager.
+"""
+
+import argparse
+import json
+import select
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.internal_api import L1MemoryDesc
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+from lmcache.v1.platform import consume_fd
+
+ROOT = Path(__file__).resolve().parents[3]
+MIB = 1 << 20
+CAPACITY = "1GiB"
+SECONDS = 60.0
+CLASSES = {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}
+
+
+@dataclass(frozen=True)
+class Door:
+    """One of the two ways in."""
+
+    kind: str
+    path: Path
+
+    def spec(self, **further: Any) -> dict[str, Any]:
+        """What `--l2-adapter` takes; `further` stands beside it, `params` in the parameters."""
+        params = {"path": str(self.path), "capacity": CAPACITY, **further.pop("params", {})}
+        return {
+            "type": self.kind,
+            "module_path": "ritornello.lmcache",
+            "class_name": CLASSES[self.kind],
+            "adapter_params": params,
+            **further,
+        }
+
+    def json(self, **further: Any) -> str:
+        return json.dumps(self.spec(**further))
+
+    def open(self, memory: "Memory | None" = None, **further: Any) -> Any:
+        """By LMCache's factory."""
+        desc = None if memory is None else memory.desc
+        return create_l2_adapter(config_of(self.spec(**further)).adapters[0], l1_memory_desc=desc)
+
+
+def config_of(spec: dict[str, Any]) -> Any:
+    return parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[json.dumps(spec)]))
+
+
+@dataclass
+class Memory:
+    """An arena as L1 has one, and objects in it."""
+
+    size: int
+    taken: int = 0
+    tensor: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        backing = torch.zeros(self.size + 4095, dtype=torch.uint8)
+        start = -backing.data_ptr() % 4096
+        self.tensor = backing[start : start + self.size]
+
+    @property
+    def desc(self) -> L1MemoryDesc:
+        return L1MemoryDesc(ptr=self.tensor.data_ptr(), size=self.size, align_bytes=4096)
+
+    def objects(
+        self, count: int, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16
+    ) -> list[TensorMemoryObj]:
+        made = []
+        for _ in range(count):
+            nbytes = torch.Size(shape).numel() * dtype.itemsize
+            raw = self.tensor[self.taken : self.taken + nbytes]
+            assert raw.numel() == nbytes, "the arena is full"
+            meta = MemoryObjMetadata(
+                shape=torch.Size(shape),
+                dtype=dtype,
+                address=self.taken,
+                phy_size=nbytes,
+                fmt=MemoryFormat.KV_2LTD,
+                ref_count=1,
+            )
+            self.taken += -(-nbytes // 4096) * 4096
+            made.append(TensorMemoryObj(raw_data=raw, metadata=meta, parent_allocator=None))
+        return made
+
+
+def keys_of(count: int, *, start: int = 0, **fields: Any) -> list[ObjectKey]:
+    names: dict[str, Any] = {"model_name": "org/model-7b", "kv_rank": 0x01000100, **fields}
+    return [
+        ObjectKey(chunk_hash=number.to_bytes(32), **names) for number in range(start, start + count)
+    ]
+
+
+def fill(objects: Sequence[TensorMemoryObj], keys: Sequence[ObjectKey]) -> None:
+    """The only right bytes for each key."""
+    for obj, key in zip(objects, keys, strict=True):
+        seed = torch.Generator().manual_seed(hash_of(key))
+        obj.raw_data.copy_(torch.randint(0, 256, obj.raw_data.shape, generator=seed))
+
+
+def is_right(obj: TensorMemoryObj, key: ObjectKey) -> bool:
+    seed = torch.Generator().manual_seed(hash_of(key))
+    expected = torch.randint(0, 256, obj.raw_data.shape, generator=seed).to(torch.uint8)
+    return torch.equal(obj.raw_data, expected)
+
+
+def hash_of(key: ObjectKey) -> int:
+    import zlib
+
+    return zlib.crc32(repr(key).encode())
+
+
+def wait(fd: int, take: Any) -> Any:
+    """As LMCache's controllers wait: for the eventfd, then for what it means."""
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        result = take()
+        if result is not None:
+            return result
+        if select.select([fd], [], [], SECONDS)[0]:
+            consume_fd(fd)
+    raise AssertionError("nothing came")
+
+
+def store(adapter: Any, keys: list[ObjectKey], objects: list[TensorMemoryObj]) -> Any:
+    """LMCache's result of a store."""
+    number = adapter.submit_store_task(keys, objects)
+    fd = adapter.get_store_event_fd()
+    return wait(fd, lambda: adapter.pop_completed_store_tasks().get(number))
+
+
+def look(
+    adapter: Any, keys: list[ObjectKey], hint: dict[int, MemoryLayoutDesc] | None = None
+) -> Any:
+    number = adapter.submit_lookup_and_lock_task(keys, hint or {})
+    fd = adapter.get_lookup_and_lock_event_fd()
+    found = wait(fd, lambda: adapter.query_lookup_and_lock_result(number))
+    return [found.test(at) for at in range(len(keys))]
+
+
+def load(adapter: Any, keys: list[ObjectKey], objects: list[TensorMemoryObj]) -> list[bool]:
+    number = adapter.submit_load_task(keys, objects)
+    loaded = wait(adapter.get_load_event_fd(), lambda: adapter.query_load_result(number))
+    return [loaded.test(at) for at in range(len(keys))]

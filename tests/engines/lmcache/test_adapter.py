@@ -1,0 +1,233 @@
+"""The adapter in this process, made by LMCache's factory and waited for as its controllers wait."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from harness import MIB, Door, Memory, fill, is_right, keys_of, load, look, store
+from lmcache.v1.distributed.api import MemoryLayoutDesc
+from lmcache.v1.distributed.config import EvictionConfig
+from lmcache.v1.distributed.internal_api import L2AdapterListener
+from lmcache.v1.distributed.storage_controllers.eviction_controller import (
+    L2AdapterEvictionState,
+    L2EvictionController,
+)
+
+import ritornello as rt
+
+SHAPE = (2, 4, 64, 64)
+OBJECT = 2 * 4 * 64 * 64 * 2
+
+
+class Listener(L2AdapterListener):
+    """What LMCache's eviction hears."""
+
+    def __init__(self) -> None:
+        self.stored: dict[Any, int] = {}
+        self.accessed: list[Any] = []
+        self.deleted: list[Any] = []
+
+    def on_l2_keys_stored(self, keys: list[Any], sizes: list[int]) -> None:
+        self.stored |= dict(zip(keys, sizes, strict=True))
+
+    def on_l2_keys_accessed(self, keys: list[Any]) -> None:
+        self.accessed += keys
+
+    def on_l2_keys_deleted(self, keys: list[Any]) -> None:
+        self.deleted += keys
+
+
+def put(adapter: Any, memory: Memory, keys: list[Any], **form: Any) -> Any:
+    objects = memory.objects(len(keys), form.pop("shape", SHAPE), **form)
+    fill(objects, keys)
+    return store(adapter, keys, objects)
+
+
+def test_what_is_stored_is_loaded(door: Door, memory: Memory) -> None:
+    adapter, keys = door.open(memory), keys_of(12)
+    fds = {
+        adapter.get_store_event_fd(),
+        adapter.get_lookup_and_lock_event_fd(),
+        adapter.get_load_event_fd(),
+    }
+    assert len(fds) == 3
+    result = put(adapter, memory, keys)
+    assert result.is_successful() and result.bytes_transferred() == 12 * OBJECT
+    asked = keys_of(14)
+    assert look(adapter, asked) == [True] * 12 + [False] * 2
+    out = memory.objects(14, SHAPE)
+    assert load(adapter, asked, out) == [True] * 12 + [False] * 2
+    assert all(is_right(obj, key) for obj, key in zip(out[:12], keys, strict=True))
+    adapter.submit_unlock(keys)
+    adapter.close()
+
+
+def test_ranks_groups_and_salts_are_apart(door: Door, memory: Memory) -> None:
+    adapter = door.open(memory)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"kv_rank": 0x02010201},
+        {"object_group_id": 1},
+        {"cache_salt": "tenant"},
+        {"model_name": "another"},
+    ]
+    mixed = [key for kind in kinds[:-1] for key in keys_of(2, **kind)]
+    assert put(adapter, memory, mixed).is_successful()
+    out = memory.objects(len(mixed), SHAPE)
+    assert all(load(adapter, mixed, out))
+    assert all(is_right(obj, key) for obj, key in zip(out, mixed, strict=True))
+    assert look(adapter, keys_of(2, **kinds[-1])) == [False] * 2
+    adapter.close()
+
+
+def test_another_size_is_a_miss(door: Door, memory: Memory) -> None:
+    adapter, keys = door.open(memory), keys_of(2)
+    put(adapter, memory, keys)
+    out = memory.objects(2, (2, 4, 32, 64))
+    assert load(adapter, keys, out) == [False] * 2
+    assert not any(obj.raw_data.any() for obj in out)
+    adapter.close()
+
+
+def test_another_dtype_or_shape_is_a_miss(plugin: Door, memory: Memory) -> None:
+    adapter, keys = plugin.open(memory), keys_of(2)
+    put(adapter, memory, keys)
+    assert load(adapter, keys, memory.objects(2, SHAPE, torch.float16)) == [False] * 2
+    assert load(adapter, keys, memory.objects(2, (4, 2, 64, 64))) == [False] * 2
+    wanted = {0: MemoryLayoutDesc([torch.Size(SHAPE)], [torch.float16])}
+    assert look(adapter, keys, wanted) == [False] * 2, "what could not be loaded is not found"
+    wanted = {0: MemoryLayoutDesc([torch.Size(SHAPE)], [torch.bfloat16])}
+    assert look(adapter, keys, wanted) == [True] * 2
+    put(adapter, memory, keys, dtype=torch.float16)
+    assert load(adapter, keys, memory.objects(2, SHAPE, torch.float16)) == [True] * 2
+    adapter.close()
+
+
+def test_usage_and_keys_survive_a_restart(plugin: Door, memory: Memory) -> None:
+    adapter = plugin.open(memory)
+    keys = keys_of(5) + keys_of(3, cache_salt="tenant") + keys_of(2, model_name="another")
+    put(adapter, memory, keys)
+    for again in (False, True):
+        if again:
+            adapter.close()
+            adapter = plugin.open(memory)
+        usage = adapter.get_usage()
+        assert usage.total_bytes_used == 10 * OBJECT
+        assert dict(usage.bytes_by_cache_salt) == {"": 7 * OBJECT, "tenant": 3 * OBJECT}
+        assert 0 < usage.usage_fraction < 1
+        listed, cursor = [], None
+        while True:
+            page = adapter.list_l2_keys(None, 4, cursor)
+            assert len(page.entries) <= 4
+            listed += [(entry.key.to_object_key(), entry.size_bytes) for entry in page.entries]
+            cursor = page.next_page_token
+            if cursor is None:
+                break
+        assert sorted(listed, key=repr) == sorted(((key, OBJECT) for key in keys), key=repr)
+        only = adapter.list_l2_keys("another", 100)
+        assert [entry.key.to_object_key() for entry in only.entries] == keys[-2:]
+    with pytest.raises(ValueError):
+        adapter.list_l2_keys(None, 0)
+    with pytest.raises(ValueError):
+        adapter.list_l2_keys(None, 5, "nonsense")
+    adapter.close()
+
+
+def test_listeners_hear_of_old_and_new(plugin: Door, memory: Memory) -> None:
+    adapter, old, new = plugin.open(memory), keys_of(3), keys_of(2, start=50)
+    put(adapter, memory, old)
+    adapter.close()
+    adapter, listener = plugin.open(memory), Listener()
+    adapter.register_listener(listener)
+    until = time.monotonic() + 60
+    while len(listener.stored) < 3 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert listener.stored == dict.fromkeys(old, OBJECT)
+    put(adapter, memory, new)
+    load(adapter, old, memory.objects(3, SHAPE))
+    assert listener.accessed == old
+    adapter.delete([*old[:1], *keys_of(1, start=99)])
+    assert listener.deleted == [*old[:1], *keys_of(1, start=99)], "what is gone is forgotten"
+    adapter.close()
+    assert listener.stored == dict.fromkeys([*old, *new], OBJECT)
+
+
+def test_lmcache_evicts_what_an_earlier_server_stored(plugin: Door, memory: Memory) -> None:
+    adapter, keys = plugin.open(memory), keys_of(8)
+    put(adapter, memory, keys)
+    adapter.close()
+    adapter = plugin.open(memory)
+    assert adapter.supports_global_eviction
+    config = EvictionConfig("LRU", trigger_watermark=0.0001, eviction_ratio=0.5)
+    state = L2AdapterEvictionState(0, adapter, config)
+    controller = L2EvictionController([state])
+    until = time.monotonic() + 60
+    while adapter.get_usage().total_bytes_used == 8 * OBJECT and time.monotonic() < until:
+        controller._check_and_evict(state)
+        time.sleep(0.1)
+    left = look(adapter, keys)
+    assert 0 < sum(left) < 8
+    assert adapter.get_usage().total_bytes_used == sum(left) * OBJECT
+    adapter.close()
+
+
+def test_delete(door: Door, memory: Memory) -> None:
+    adapter, keys = door.open(memory), keys_of(6)
+    put(adapter, memory, keys)
+    adapter.delete(keys[1:3])
+    assert look(adapter, keys) == [True, False, False, True, True, True]
+    assert adapter.get_usage().total_bytes_used == 4 * OBJECT
+    adapter.close()
+
+
+def test_locked_objects_are_not_evicted(plugin: Door) -> None:
+    memory = Memory(128 * MIB)
+    # Small enough to be filled several times over.
+    with rt.Store.open(plugin.path, "64MiB", segment_bytes=8 << 20):
+        pass
+    adapter = plugin.open(memory, params={"capacity": "64MiB"})
+    keys = keys_of(4)
+    put(adapter, memory, keys)
+    assert look(adapter, keys) == [True] * 4
+    buffer, big = memory.objects(2, (1, 1, 1024, 1024)), 2 * MIB
+    for start in range(100, 200, 2):
+        store(adapter, keys_of(2, start=start), buffer)
+    assert adapter.report_status()["locked_objects"] == 4
+    out = memory.objects(4, SHAPE)
+    assert load(adapter, keys, out) == [True] * 4
+    assert all(is_right(obj, key) for obj, key in zip(out, keys, strict=True))
+    adapter.submit_unlock(keys)
+    assert adapter.report_status()["locked_objects"] == 0
+    assert 10 * big < adapter.get_usage().total_bytes_used < 64 * MIB
+    adapter.close()
+
+
+def test_what_cannot_be_opened_serves_nothing(plugin: Door, memory: Memory) -> None:
+    plugin.path.write_text("a file, not a directory")
+    adapter, keys = plugin.open(memory), keys_of(2)
+    assert not put(adapter, memory, keys).is_successful()
+    assert look(adapter, keys) == [False] * 2
+    assert load(adapter, keys, memory.objects(2, SHAPE)) == [False] * 2
+    adapter.submit_unlock(keys)
+    adapter.delete(keys)
+    status = adapter.report_status()
+    assert not status["is_healthy"] and "open" in status["problem"]
+    assert adapter.list_l2_keys().entries == ()
+    assert adapter.get_usage().total_bytes_used == 0
+    adapter.close()
+    adapter.close()
+
+
+def test_objects_outside_the_arena_are_served(plugin: Door, memory: Memory) -> None:
+    adapter, keys, elsewhere = plugin.open(memory), keys_of(2), Memory(MIB)
+    assert put(adapter, elsewhere, keys).is_successful()
+    out = elsewhere.objects(2, SHAPE)
+    assert load(adapter, keys, out) == [True] * 2
+    assert all(is_right(obj, key) for obj, key in zip(out, keys, strict=True))
+    adapter.close()
+
+
+def test_wrong_settings_are_refused_when_it_is_made(door: Door) -> None:
+    with pytest.raises(ValueError, match="unknown key 'size'"):
+        door.open(params={"size": 1})

@@ -1,0 +1,26 @@
+"""`lmcache bench l2`, with verification on, through both doors."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Door
+
+PROGRAM = Path(sys.executable).parent / "lmcache"
+
+
+@pytest.mark.parametrize("kib", [256, 100])
+def test_lmcache_bench_l2(door: Door, kib: int) -> None:
+    command = [
+        *(str(PROGRAM), "bench", "l2", "--l2-adapter", door.json()),
+        *("--num-keys", "8", "--in-flight", "2", "--rounds", "3", "--data-size-kb", str(kib)),
+        *("--lookup-max-hit-rate", "0.5", "--no-skip-verify"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All 16 keys data verified OK" in done.stdout
+    said = [
+        line.split(":")[1].strip() for line in done.stdout.splitlines() if "Total success" in line
+    ]
+    assert said == ["48", "24", "48"], done.stdout

@@ -1,0 +1,63 @@
+"""The interface of the LMCache that is installed is the one the adapter was written for."""
+
+import inspect
+
+import lmcache
+import pytest
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
+
+from ritornello.lmcache import NativeClient, RitornelloL2Adapter
+from ritornello.lmcache.interface import TESTED, require_known, unknown
+from ritornello.lmcache.naming import Family, Name, page_key, parse_name
+
+
+def test_it_is_the_one_we_know() -> None:
+    assert lmcache.__version__ == TESTED
+    assert unknown(L2AdapterInterface, ObjectKey) == ""
+
+
+def test_overrides_take_what_lmcache_passes() -> None:
+    ours = {name for name in vars(RitornelloL2Adapter) if hasattr(L2AdapterInterface, name)}
+    checked = 0
+    for name in ours:
+        theirs = getattr(L2AdapterInterface, name)
+        if name.startswith("_") or not inspect.isfunction(theirs):
+            continue
+        passed = inspect.signature(theirs).parameters
+        assert list(inspect.signature(getattr(RitornelloL2Adapter, name)).parameters) == list(
+            passed
+        ), name
+        checked += 1
+    assert checked >= 15
+    assert not inspect.isabstract(RitornelloL2Adapter)
+
+
+def test_the_client_has_what_the_bridge_calls() -> None:
+    for name in ("event_fd", "drain_completions", "close"):
+        assert list(inspect.signature(getattr(NativeClient, name)).parameters) == ["self"]
+    for name in ("get", "set"):
+        method = getattr(NativeClient, f"submit_batch_{name}")
+        assert len(inspect.signature(method).parameters) == 3
+    for name in ("exists", "delete"):
+        method = getattr(NativeClient, f"submit_batch_{name}")
+        assert len(inspect.signature(method).parameters) == 2
+
+
+def test_names_are_read_as_the_bridge_writes_them() -> None:
+    for salt in ("", "tenant"):
+        key = ObjectKey(b"\x00\xff" * 16, "org/model-7b", 0x02010201, 17, salt)
+        family = Family("org/model-7b", 17, salt)
+        name = Name(family, page_key(key.kv_rank, key.chunk_hash))
+        assert parse_name(_object_key_to_string(key)) == name
+
+
+def test_another_interface_is_refused_in_one_line() -> None:
+    class Another(L2AdapterInterface):
+        def submit_store_task(self, keys: object, objects: object, priority: int) -> int:
+            return 0
+
+    Another.__abstractmethods__ = L2AdapterInterface.__abstractmethods__
+    with pytest.raises(ImportError, match=r"LMCache 0\.6\.0 is another one \(submit_store_task"):
+        require_known(Another, ObjectKey, "0.6.0")

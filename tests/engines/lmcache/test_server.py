@@ -1,0 +1,22 @@
+"""A real `lmcache server`, asked by `lmcache bench server`: killed, and started again."""
+
+import signal
+import time
+from pathlib import Path
+
+from harness import Door
+
+from demo.lmcache import LMCacheServer, adapter_of, broken_claims
+
+
+def test_a_server_that_is_killed_finds_everything_again(door: Door, tmp_path: Path) -> None:
+    adapter = adapter_of(door.path, door.kind)
+    with LMCacheServer(adapter, tmp_path / "cold.log") as server:
+        cold = server.ask(2)
+        # Longer than the store takes to make durable what it has shown.
+        time.sleep(5)
+        server.stop(signal.SIGKILL)
+    with LMCacheServer(adapter, tmp_path / "warm.log") as server:
+        warm = server.ask(2)
+    assert broken_claims(cold, warm) == []
+    assert all(asked.chunks == 4 for asked in cold.values())

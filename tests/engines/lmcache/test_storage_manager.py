@@ -1,0 +1,39 @@
+"""LMCache's storage manager in two processes: what one stored, the next has, after any end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Door
+
+DRIVER = Path(__file__).with_name("driver.py")
+OBJECT = 2 * 4 * 256 * 64 * 2
+
+
+def driver(door: Door, *arguments: str, **further: Any) -> dict[str, Any]:
+    command = [sys.executable, DRIVER, door.json(**further), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines and done.returncode in (0, -9), done.stdout + done.stderr
+    said: dict[str, Any] = json.loads(lines[-1])
+    return said
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_hit_after_a_restart(door: Door, end: str) -> None:
+    put = driver(door, "put", "12", *(["kill"] if end == "kill" else []))
+    assert put == {"written": 12, "used": 12 * OBJECT}
+    got = driver(door, "get", "16")
+    assert (got["hits"], got["wrong"]) == (12, 0)
+
+
+def test_a_serde_between(plugin: Door) -> None:
+    serde = {"type": "fp8"}
+    assert driver(plugin, "put", "4", serde=serde)["written"] == 4
+    got = driver(plugin, "get", "4", serde=serde)
+    assert got["hits"] == 4
+    plain = driver(plugin, "get", "4")
+    assert plain["hits"] == 0, "what a serde made is nothing to one who wants none"

@@ -1,0 +1,80 @@
+"""SGLang's classes in this process, its servers in others; a tiny model; a store per session."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="2", SGLANG_USE_CPU_ENGINE="1")
+
+ROOT = Path(__file__).resolve().parents[3]
+# The helpers beside this file, and the demonstration's server.
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
+
+from hosts import config  # noqa: E402
+
+from ritornello.sglang import RitornelloStorage, storage  # noqa: E402
+from ritornello.sglang.identity import Engine  # noqa: E402
+
+Attach = Callable[..., RitornelloStorage]
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    folder = ROOT / "build/models/tiny"
+    maker = ROOT / "engines/vllm/make_model.py"
+    subprocess.run([sys.executable, maker, "tiny", folder], check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ritornello") / "store"
+
+
+@pytest.fixture
+def attach(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Attach]:
+    """Attaches a host pool to the session's store, as SGLang does it. Engines are those of one
+    model with 2 K/V heads and known weights; every test has a model of its own.
+    """
+    caplog.set_level(logging.INFO)
+    name = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]
+
+    def engine_of(said: Any) -> Engine:
+        return Engine(
+            version="0.5.23",
+            model=name,
+            weights=b"weights",
+            kv_heads=2,
+            tp=(said.tp_rank, said.tp_size),
+            pp=(said.pp_rank, said.pp_size),
+            cp=(said.attn_cp_rank, said.attn_cp_size),
+            replicated=said.is_mla_model,
+        )
+
+    monkeypatch.setattr(storage, "engine_of", engine_of)
+    attached: list[RitornelloStorage] = []
+
+    def attach(
+        host: Any, *sides: tuple[str, Any], v1: bool = True, path: str = "", **said: Any
+    ) -> Any:
+        where = path or str(store_path)
+        extra = {"path": where, "capacity": "640MiB", "interface_v1": int(v1)}
+        made = RitornelloStorage(config(extra, **said), {})
+        attached.append(made)
+        made.register_mem_pool_host(host)
+        for side, pool in (("kv", host), *sides):
+            made.register_mem_host_pool_v2(pool, side)
+        made.on_host_pools_registered()
+        return made
+
+    yield attach
+    for made in attached:
+        made.close()

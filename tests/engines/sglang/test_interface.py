@@ -1,0 +1,76 @@
+"""The storage interface of the installed SGLang, and what its factory makes of ours."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+from hosts import config
+from sglang.srt.mem_cache import hicache_storage
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+from ritornello.sglang import RitornelloStorage, storage
+from ritornello.sglang.interface import METHODS
+
+DYNAMIC = {
+    "backend_name": "ritornello",
+    "module_path": "ritornello.sglang",
+    "class_name": "RitornelloStorage",
+}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_sglang_calls_is_ours_and_takes_the_same(name: str) -> None:
+    ours = getattr(RitornelloStorage, name)
+    assert ours is not getattr(HiCacheStorage, name)
+    assert tuple(inspect.signature(ours).parameters) == ("self", *METHODS[name])
+
+
+def test_nothing_else_can_be_called() -> None:
+    """A method of the base class that is not known here would be called on us unprepared."""
+    public = {name for name in vars(HiCacheStorage) if not name.startswith("_")}
+    assert public - set(METHODS) == {"on_host_pools_registered"}
+
+
+def test_sglang_s_factory_makes_one(tmp_path: Path) -> None:
+    extra = {**DYNAMIC, "path": str(tmp_path / "store"), "capacity": "640MiB"}
+    made = StorageBackendFactory.create_backend("dynamic", config(extra), None)
+    assert isinstance(made, RitornelloStorage)
+    # No engine runs here: no page may be found by another process.
+    assert made._engine.epoch
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "others", "advice"),
+    [
+        ({}, {}, 'needs "path", the directory of the store'),
+        ({"path": "/kv", "capcity": "1GiB"}, {}, "unknown key 'capcity'"),
+        (
+            {"path": "/kv"},
+            {"dcp_size": 2, "tp_size": 2, "is_mla_model": True, "logical_page_size": 64},
+            "does not serve decode context parallel size 2",
+        ),
+    ],
+)
+def test_a_set_up_that_is_not_served_is_one_line(
+    extra: dict[str, str], others: dict[str, int], advice: str
+) -> None:
+    with pytest.raises(ValueError, match=advice) as raised:
+        StorageBackendFactory.create_backend(
+            "dynamic", config({**DYNAMIC, **extra}, **others), None
+        )
+    assert "\n" not in str(raised.value)
+
+
+def test_another_interface_is_one_line_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batch_get_v1(self: object, keys: object, pages: object) -> None: ...
+
+    with monkeypatch.context() as other:
+        other.setattr(hicache_storage.HiCacheStorage, "batch_get_v1", batch_get_v1)
+        with pytest.raises(ImportError, match="batch_get_v1 takes keys, pages") as raised:
+            importlib.reload(storage)
+    assert "written for SGLang 0.5.23" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    importlib.reload(storage)

@@ -1,0 +1,382 @@
+"""SGLang's real host pools, bit for bit, through its controller's own functions."""
+
+import hashlib
+import logging
+from typing import Any
+
+import pytest
+import torch
+from conftest import Attach
+from hosts import PAGE, buffers, controller, fill, mamba, mha, mla, operation, page_bytes, slots
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+
+MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
+MLA = ("layer_first", "page_first", "page_first_direct")
+# Out of order, and then elsewhere.
+FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
+
+
+def hashes(name: str, pages: int = len(FROM)) -> list[str]:
+    """Page hashes as SGLang makes them: a chain of sha256 in hex."""
+    found, last = [], name.encode()
+    for _ in range(pages):
+        last = hashlib.sha256(last).digest()
+        found.append(last.hex())
+    return found
+
+
+def contents(host: Any, pages: list[int]) -> list[bytes]:
+    return [page_bytes(host, page) for page in pages]
+
+
+@pytest.mark.parametrize("make", [*((mha, name) for name in MHA), *((mla, name) for name in MLA)])
+@pytest.mark.parametrize("v1", [True, False], ids=["zero_copy", "generic"])
+def test_pages_come_back(attach: Attach, make: Any, v1: bool) -> None:
+    kind, layout = make
+    host = kind(layout)
+    fill(host, 1)
+    storage = attach(host, v1=v1, is_mla_model=kind is mla)
+    control = controller(host, storage)
+    put = control._page_set_zero_copy if v1 else control._generic_page_set
+    get = control._page_get_zero_copy if v1 else control._generic_page_get
+    keys, expected = hashes("come back"), contents(host, FROM)
+    assert storage.batch_exists(keys) == 0
+    assert put(keys, slots(host, FROM), HiCacheStorageExtraInfo())
+    assert storage.batch_exists([*keys, *hashes("other")]) == len(keys)
+    fill(host, 2)
+    kept = [page for page in range(host.page_num) if page not in TO]
+    before = contents(host, kept)
+    assert get(operation(), keys, slots(host, TO)) == len(keys)
+    assert contents(host, TO) == expected
+    assert contents(host, kept) == before
+
+
+@pytest.mark.parametrize("layout", MHA[1:])
+def test_what_one_interface_stored_the_other_reads(attach: Attach, layout: str) -> None:
+    host = mha(layout)
+    fill(host, 1)
+    keys, expected = hashes("both"), contents(host, FROM)
+    storage = attach(host)
+    assert controller(host, storage)._page_set_zero_copy(keys, slots(host, FROM))
+    storage.close()
+    storage = attach(host, v1=False)
+    fill(host, 2)
+    control = controller(host, storage)
+    assert control._generic_page_get(operation(), keys, slots(host, TO)) == len(keys)
+    assert contents(host, TO) == expected
+
+
+def test_layers_first_has_two_orders_and_neither_reads_the_other(attach: Attach) -> None:
+    host = mha("layer_first")
+    keys = hashes("orders")
+    assert controller(host, attach(host))._page_set_zero_copy(keys, slots(host, FROM))
+    assert attach(host, v1=False).batch_exists(keys) == 0
+
+
+def test_a_second_backend_reads_what_the_first_stored(attach: Attach) -> None:
+    host, other = mha("page_first"), mha("page_first", pages=40)
+    fill(host, 3)
+    keys = hashes("restart")
+    first = attach(host)
+    assert all(first.batch_set_v1(keys, slots(host, FROM)))
+    first.close()
+    assert first.batch_exists(keys) == 0
+    assert first.batch_set_v1(keys, slots(host, FROM)) == [False] * len(keys)
+    assert all(attach(other).batch_get_v1(keys, slots(other, [30, 31, 32, 33, 34])))
+    assert contents(other, [30, 31, 32, 33, 34]) == contents(host, FROM)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"layout": "page_first"},
+        {"page": 2 * PAGE},
+        {"heads": 1},
+        {"head_dim": 32},
+        {"layers": (4, 8)},
+        {"layers": (0, 3)},
+        {"dtype": torch.float16},
+    ],
+)
+def test_another_shape_misses(attach: Attach, other: dict[str, Any]) -> None:
+    host, different = mha("page_first_direct"), mha(**{"layout": "page_first_direct", **other})
+    keys = hashes("shape")
+    assert all(attach(host).batch_set_v1(keys, slots(host, FROM)))
+    storage = attach(different)
+    before = contents(different, TO)
+    assert storage.batch_exists(keys) == 0
+    assert storage.batch_get_v1(keys, slots(different, TO)) == [False] * len(keys)
+    assert contents(different, TO) == before
+
+
+def test_other_heads_of_a_degree_miss_and_the_same_ones_hit(attach: Attach) -> None:
+    whole, half = mha("page_first", heads=2), mha("page_first", heads=1)
+    keys = hashes("degree")
+    fill(half, 4)
+    first = attach(half, tp_size=2, tp_rank=0)
+    assert all(first.batch_set_v1(keys, slots(half, FROM)))
+    assert attach(whole).batch_exists(keys) == 0
+    assert attach(half, tp_size=2, tp_rank=1).batch_exists(keys) == 0
+    # Four ranks of a model with two heads hold each of them twice.
+    assert attach(half, tp_size=4, tp_rank=1).batch_exists(keys) == len(keys)
+    assert attach(half, tp_size=4, tp_rank=2).batch_exists(keys) == 0
+
+
+def test_heads_that_are_split_for_more_ranks_are_read_by_those(attach: Attach) -> None:
+    whole, half = mha("page_head", heads=2), mha("page_head", heads=1)
+    fill(whole, 5)
+    keys = hashes("split")
+    one = attach(whole, tp_lcm_size=2, should_split_heads=True)
+    assert all(one.batch_set_v1(keys, slots(whole, FROM)))
+    assert one.batch_exists(keys) == len(keys)
+    expected = contents(whole, FROM)
+    fill(whole, 6)
+    assert all(one.batch_get_v1(keys, slots(whole, TO)))
+    assert contents(whole, TO) == expected
+    for rank in range(2):
+        two = attach(half, tp_size=2, tp_rank=rank, tp_lcm_size=2)
+        assert all(two.batch_get_v1(keys, slots(half, TO)))
+        theirs, ours = half.kv_buffer[:, TO, 0], whole.kv_buffer[:, TO, rank]
+        assert torch.equal(theirs.view(torch.int16), ours.view(torch.int16))
+
+
+def test_a_page_of_which_a_range_of_heads_is_missing_is_not_there(attach: Attach) -> None:
+    whole, half = mha("page_head", heads=2), mha("page_head", heads=1)
+    keys = hashes("half there")
+    two = attach(half, tp_size=2, tp_rank=1, tp_lcm_size=2)
+    assert all(two.batch_set_v1(keys, slots(half, FROM)))
+    one = attach(whole, tp_lcm_size=2, should_split_heads=True)
+    assert one.batch_exists(keys) == 0
+    assert one.batch_get_v1(keys, slots(whole, TO)) == [False] * len(keys)
+
+
+def test_mla_is_written_by_one_rank_and_read_by_all(attach: Attach) -> None:
+    host = mla("page_first")
+    fill(host, 7)
+    keys, expected = hashes("mla"), contents(host, FROM)
+    writer = attach(host, is_mla_model=True, tp_size=2, tp_rank=0)
+    other = attach(host, is_mla_model=True, tp_size=2, tp_rank=1)
+    assert all(other.batch_set_v1(keys, slots(host, TO)))
+    assert writer.batch_exists(keys) == 0, "the other rank does not write"
+    assert all(writer.batch_set_v1(keys, slots(host, FROM)))
+    assert other.batch_exists(keys) == len(keys)
+    assert all(other.batch_get_v1(keys, slots(host, TO)))
+    assert contents(host, TO) == expected
+    one = attach(host, is_mla_model=True)
+    assert one.batch_exists(keys) == len(keys)
+
+
+def test_a_page_of_another_size_is_refused(attach: Attach) -> None:
+    host, smaller = mha("page_first"), mha("page_first", layers=(0, 3))
+    storage = attach(host, v1=False)
+    key = hashes("size")[0]
+    assert not storage.set(key, smaller.get_data_page(0).contiguous())
+    assert storage.set(key, host.get_data_page(0))
+    target = smaller.get_dummy_flat_data_page().fill_(1)
+    assert storage.get(key, target) is None
+    assert bool((target == 1).all())
+    page = storage.get(key)
+    assert page is not None and torch.equal(page, host.get_data_page(0).flatten())
+    assert storage.exists(key) and storage.get(hashes("absent")[0]) is None
+
+
+def test_slots_that_are_not_whole_pages_are_refused(attach: Attach) -> None:
+    host = mha("page_first")
+    storage = attach(host)
+    keys = hashes("slots")
+    good = slots(host, FROM)
+    for bad in (good[:-1], good[:-PAGE], good + 1):
+        assert storage.batch_set_v1(keys, bad) == [False] * len(keys)
+        assert storage.batch_get_v1(keys, bad) == [False] * len(keys)
+    assert storage.counts()["refused_pages:indices"] == 6 * len(keys)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["prefix_keys", "no_prefix_keys"])
+def test_a_sequence_stored_in_pieces_is_found_whole(attach: Attach, known: bool) -> None:
+    host = mha("page_first", pages=12)
+    storage = attach(host)
+    keys = hashes("pieces", 12)
+    for at in range(0, 12, 4):
+        before = HiCacheStorageExtraInfo(prefix_keys=keys[:at] if known else None)
+        pages = slots(host, list(range(at, at + 4)))
+        assert all(storage.batch_set_v1(keys[at : at + 4], pages, before))
+    assert storage.batch_exists(keys) == 12
+    assert storage.batch_exists(keys[6:]) == 6, "SGLang asks from where its memory ends"
+
+
+def test_clear_forgets_this_model_only(attach: Attach) -> None:
+    host, other = mha("page_first"), mha("page_head")
+    first, second = attach(host), attach(other)
+    keys = hashes("clear")
+    assert all(first.batch_set_v1(keys, slots(host, FROM)))
+    assert all(second.batch_set_v1(keys, slots(other, FROM)))
+    first.clear()
+    assert first.batch_exists(keys) == 0
+    assert second.batch_exists(keys) == len(keys)
+    assert all(first.batch_set_v1(keys, slots(host, FROM)))
+    assert first.batch_exists(keys) == len(keys)
+
+
+# Version 2: side pools.
+
+
+def states(name: Any, pages: list[str], host: Any, at: list[int]) -> PoolTransfer:
+    return PoolTransfer(
+        name=name,
+        keys=pages,
+        host_indices=slots(host, at),
+        hit_policy=PoolHitPolicy.TRAILING_PAGES,
+    )
+
+
+def test_states_at_some_boundaries_make_a_set_of_lengths(attach: Attach) -> None:
+    host, state = mha("page_first"), mamba()
+    fill(host, 8)
+    fill(state, 9)
+    storage = attach(host, ("mamba", state))
+    keys = hashes("states", 8)
+    expected = contents(state, [4, 7])
+    assert all(storage.batch_set_v1(keys, slots(host, list(range(8)))))
+    stored = storage.batch_set_v2([states(PoolName.MAMBA, [keys[2], keys[5]], state, [4, 7])])
+    assert stored == {PoolName.MAMBA: [True, True]}
+    asked = [PoolTransfer(name=PoolName.MAMBA, keys=["?"], hit_policy=PoolHitPolicy.TRAILING_PAGES)]
+    found = storage.batch_exists_v2(keys, asked)
+    assert found.kv_hit_pages == 6
+    assert found.restorable_prefix_pages == [3, 6]
+    assert found.extra_pool_hit_pages == {PoolName.KV: 8, PoolName.MAMBA: 6}
+    fill(state, 10)
+    got = storage.batch_get_v2([states(PoolName.MAMBA, [keys[2], keys[5]], state, [1, 2])])
+    assert got == {PoolName.MAMBA: [True, True]}
+    assert contents(state, [1, 2]) == expected
+
+
+def test_a_window_must_be_whole_at_its_end(attach: Attach) -> None:
+    host, window = mha("page_first"), mha("page_first", layers=(0, 2))
+    storage = attach(host, ("swa", window))
+    keys = hashes("window", 8)
+    assert all(storage.batch_set_v1(keys, slots(host, list(range(8)))))
+    there = [1, 2, 3, 6]
+    storage.batch_set_v2([states(PoolName.SWA, [keys[i] for i in there], window, there)])
+    asked = PoolTransfer(
+        name=PoolName.SWA, keys=["?", "?"], hit_policy=PoolHitPolicy.TRAILING_PAGES
+    )
+    found = storage.batch_exists_v2(keys, [asked])
+    assert found.restorable_prefix_pages == [3, 4]
+    assert found.kv_hit_pages == 4
+
+
+def test_a_pool_that_must_have_all_pages_bounds_the_hit(attach: Attach) -> None:
+    host, indexer = mla("page_first"), mla("page_first", layers=1)
+    storage = attach(host, ("indexer", indexer), is_mla_model=True)
+    keys = hashes("indexer", 6)
+    pages = slots(host, list(range(6)))
+    assert all(storage.batch_set_v1(keys, pages))
+    transfer = PoolTransfer(name=PoolName.INDEXER, keys=keys[:4], host_indices=pages[: 4 * PAGE])
+    assert storage.batch_set_v2([transfer]) == {PoolName.INDEXER: [True] * 4}
+    found = storage.batch_exists_v2(keys, [PoolTransfer(name=PoolName.INDEXER)])
+    assert found.kv_hit_pages == 4
+    assert found.restorable_prefix_pages == [1, 2, 3, 4]
+
+
+def test_groups_of_blocks_never_bound_and_unknown_pools_give_nothing(attach: Attach) -> None:
+    host = mha("page_first")
+    storage = attach(host)
+    keys = hashes("groups")
+    assert all(storage.batch_set_v1(keys, slots(host, FROM)))
+    groups = PoolTransfer(name=PoolName.DEEPSEEK_V4_C4, hit_policy=PoolHitPolicy.BLOCK_GROUPS)
+    assert storage.batch_exists_v2(keys, [groups]).kv_hit_pages == len(keys)
+    never = PoolTransfer(name=PoolName.DRAFT, keys=keys, host_indices=slots(host, FROM))
+    assert storage.batch_exists_v2(keys, [never]).kv_hit_pages == 0
+    assert storage.batch_set_v2([never]) == {PoolName.DRAFT: [False] * len(keys)}
+    assert storage.batch_get_v2([never]) == {PoolName.DRAFT: [False] * len(keys)}
+
+
+# Trouble.
+
+
+def test_errors_stay_here_and_are_said_once(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = mha("page_first")
+    storage = attach(host)
+    keys = hashes("errors")
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(storage._pools["kv"], "_ids", broken)
+    monkeypatch.setattr(storage._pools["kv"], "leading", broken)
+    for _ in range(3):
+        assert storage.batch_set_v1(keys, slots(host, FROM)) == [False] * len(keys)
+        assert storage.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)
+        assert storage.batch_exists(keys) == 0
+        assert storage.batch_exists_v2(keys).kv_hit_pages == 0
+    assert storage.counts()["errors"] == 12
+    said = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len([r for r in said if "a bug of ours" in r.getMessage()]) == 3
+
+
+def test_a_pool_that_cannot_be_served_has_nothing(
+    attach: Attach, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = mha("page_first")
+    storage = attach(host, ("draft", object()))
+    keys = hashes("odd pool")
+    assert all(storage.batch_set_v1(keys, slots(host, FROM)))
+    assert storage.batch_exists(keys) == len(keys)
+    draft = PoolTransfer(name=PoolName.DRAFT)
+    assert storage.batch_exists_v2(keys, [draft]).kv_hit_pages == 0
+    assert len([r for r in caplog.records if "pool draft failed" in r.getMessage()]) == 1
+
+
+def test_a_store_that_cannot_be_opened_only_misses(attach: Attach, store_path: Any) -> None:
+    store_path.parent.joinpath("file").write_text("not a directory")
+    host = mha("page_first")
+    storage = attach(host, path=str(store_path.parent / "file"))
+    assert storage.batch_set_v1(hashes("x"), slots(host, FROM)) == [False] * len(FROM)
+    assert storage.batch_exists(hashes("x")) == 0
+    assert storage.counts() == {"errors": 1}
+
+
+def test_stats_are_sglang_s(attach: Attach) -> None:
+    host = mha("page_first")
+    storage = attach(host)
+    keys = hashes("stats")
+    storage.batch_set_v1(keys, slots(host, FROM))
+    storage.batch_get_v1(keys, slots(host, TO))
+    stats = storage.get_stats()
+    assert stats is not None
+    assert (stats.prefetch_pgs, stats.backup_pgs) == ([5], [5])
+    assert len(stats.prefetch_bandwidth) == len(stats.backup_bandwidth) == 1
+    assert storage.get_stats().prefetch_pgs == []
+    assert attach(host, enable_storage_metrics=False).get_stats() is None
+
+
+def test_new_weights_have_nothing_stored(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ritornello.sglang import storage as door
+
+    host = mha("page_first")
+    storage = attach(host)
+    keys = hashes("weights")
+    assert all(storage.batch_set_v1(keys, slots(host, FROM)))
+    monkeypatch.setattr(door, "_weights_sign", lambda: ("model", "step 2"))
+    assert storage.batch_exists(keys) == 0
+    assert all(storage.batch_set_v1(keys, slots(host, FROM)))
+    assert storage.batch_exists(keys) == len(keys)
+
+
+def test_memory_is_not_touched_behind_a_close(attach: Attach) -> None:
+    host = mha("page_first")
+    storage = attach(host)
+    keys = hashes("close")
+    assert all(storage.batch_set_v1(keys, slots(host, FROM)))
+    storage.close()
+    storage.close()
+    before = [buffer.clone() for buffer in buffers(host)]
+    assert storage.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)
+    assert all(torch.equal(a, b) for a, b in zip(before, buffers(host), strict=True))

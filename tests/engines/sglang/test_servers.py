@@ -1,0 +1,195 @@
+"""Real SGLang servers, one after the other, on one store: identical tokens, whatever happens."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.sglang_server import PAGE, SGLangServer, Told, storage
+from ritornello import Store
+
+pytestmark = pytest.mark.long
+
+LENGTH, ANSWER = 300, 24
+# SGLang never takes the page of a prompt's last token from a cache.
+CLAIMED = (LENGTH - 1) // PAGE * PAGE
+STORED_SECONDS = 60.0
+HOLDER = """
+import sys
+from ritornello import Store
+with Store.open(sys.argv[1]) as store:
+    print(store.role, flush=True)
+    sys.stdin.read()
+"""
+
+Start = Callable[..., SGLangServer]
+
+
+def prompt(seed: int, length: int = LENGTH) -> list[int]:
+    """Token ids that no other seed's prompt begins with."""
+    return [3 + (seed * 31 + place * (7 + seed)) % 290 for place in range(length)]
+
+
+PROMPTS = [prompt(1), prompt(2), prompt(3)]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a server answered when it computed everything, and when its own memory had the same
+    pages that the storage will have: another split of a prompt may round otherwise.
+    """
+
+    computed: list[Told]
+    local: list[Told]
+
+    def right(self, place: int, told: Told) -> bool:
+        if told.tokens["computed"] == LENGTH - CLAIMED:
+            return told.answer.tokens == self.local[place].answer.tokens
+        return told.answer.tokens in {
+            self.computed[place].answer.tokens,
+            self.local[place].answer.tokens,
+        }
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="module")
+def start(where: Path, model: Path) -> Start:
+    def start(name: str, environment: dict[str, str] | None = None, **settings: Any) -> Any:
+        return SGLangServer(
+            name=name,
+            program=Path(sys.executable),
+            model=model,
+            log=where / f"{name}.log",
+            max_tokens=1024,
+            connector=storage(str(where / "store"), "640MiB", **settings),
+            extra_environment=environment or {},
+        )
+
+    return start
+
+
+def ask(server: SGLangServer, place: int) -> Told:
+    return server.generate(PROMPTS[place], ANSWER)
+
+
+def wait_until_stored(path: Path, pages: int) -> None:
+    """SGLang stores behind its answers, when its scheduler finds time."""
+    deadline = time.monotonic() + STORED_SECONDS
+    with Store.open(path) as store:
+        while (found := store.stats()["pages"]) < pages:
+            assert time.monotonic() < deadline, f"{found} pages of {pages} are stored"
+            time.sleep(0.2)
+
+
+def raised(log: str) -> list[str]:
+    """Frames of ours in SGLang's tracebacks."""
+    return [line for line in log.splitlines() if "File " in line and "/ritornello/" in line]
+
+
+@contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that owns the store and does nothing else."""
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "owner"
+        yield process
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def reference(start: Start, where: Path) -> Reference:
+    """The first server: it computes, stores, and loses its storage for a while."""
+    with start("cold") as server:
+        computed = [ask(server, place) for place in range(3)]
+        assert [told.tokens["computed"] for told in computed] == [LENGTH] * 3
+        local = [ask(server, place) for place in range(3)]
+        assert [told.tokens["storage"] for told in local] == [0] * 3
+        assert [told.tokens["computed"] for told in local] == [LENGTH - CLAIMED] * 3
+        found = Reference(computed, local)
+        wait_until_stored(where / "store", 3 * (LENGTH + ANSWER - 1) // PAGE)
+
+        server.admin("DELETE", "/hicache/storage-backend")
+        server.forget()
+        detached = ask(server, 0)
+        assert detached.tokens["storage"] == 0 and found.right(0, detached)
+        extra = json.dumps(server.connector)
+        attach = {
+            "hicache_storage_backend": "dynamic",
+            "hicache_storage_backend_extra_config_json": extra,
+            "hicache_storage_prefetch_policy": "wait_complete",
+        }
+        server.admin("PUT", "/hicache/storage-backend", attach)
+        server.forget()
+        attached = ask(server, 0)
+        assert attached.tokens["storage"] == CLAIMED and found.right(0, attached)
+    log = (where / "cold.log").read_text()
+    assert log.count("ritornello: detached") >= 1
+    assert raised(log) == []
+    return found
+
+
+def test_a_new_server_answers_from_the_store_of_the_one_before(
+    reference: Reference, start: Start, where: Path
+) -> None:
+    with holder(where / "store") as owner, start("warm") as server:
+        for place in (0, 1):
+            told = ask(server, place)
+            assert told.tokens["storage"] == CLAIMED
+            assert told.tokens["computed"] == LENGTH - CLAIMED
+            assert reference.right(place, told)
+        # The owner dies while the server asks it; the server takes over.
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(ask, server, 2)
+            owner.kill()
+            assert reference.right(2, asked.result())
+        for place in range(3):
+            server.forget()
+            told = ask(server, place)
+            assert told.tokens["storage"] == CLAIMED
+            assert reference.right(place, told)
+        # Weights that were changed while serving: nothing stored belongs to them.
+        folder = shutil.copytree(server.model, where / "other model")
+        server.admin("POST", "/update_weights_from_disk", {"model_path": str(folder)})
+        server.forget()
+        told = ask(server, 0)
+        assert told.tokens["storage"] == 0
+        assert reference.right(0, told)
+    log = (where / "warm.log").read_text()
+    assert log.count("the weights changed") == 1
+    assert raised(log) == []
+
+
+def test_answers_are_right_while_sglang_injects_faults(
+    reference: Reference, start: Start, where: Path
+) -> None:
+    faults = {
+        "SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.3",
+        "SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": "0.1",
+    }
+    came = []
+    with start("faults", faults) as server:
+        for _ in range(6):
+            for place in range(3):
+                told = ask(server, place)
+                assert reference.right(place, told)
+                came.append(told.tokens["storage"])
+            server.forget()
+    assert CLAIMED in came and 0 in came, "some loads fail and some do not"
+    log = (where / "faults.log").read_text()
+    assert "injector enabled" in log
+    assert raised(log) == []

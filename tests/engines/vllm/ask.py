@@ -1,0 +1,84 @@
+"""One vLLM that answers a few prompts and ends: `ask.py QUESTION_JSON`, see `Question`.
+
+Prints a line of JSON. By prompt: the tokens of the `first` answer, of one from the store alone
+(`stored`) and, where pages are to fail, of one whose load brought `broken` pages; how many tokens
+of the prompt came from the store each time (`first_hits`, ...). And `counts` of the connector.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+LENGTH = 300
+
+
+@dataclass
+class Question:
+    """`options` are vLLM's. `bad`: pages of every load that are to fail, in one process; scheduler
+    and workers are processes of their own otherwise.
+    """
+
+    model: str
+    store: str
+    seeds: list[int]
+    options: dict[str, Any] = field(default_factory=dict)
+    bad: list[int] = field(default_factory=list)
+
+
+def make_room_between_stages(worker: Any) -> None:
+    """Buffers that vLLM 0.32 makes in a warm-up which it leaves out on CPUs without compilation."""
+    runner = worker.model_runner
+    if runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
+
+
+def answer(engine: Any, seed: int, bad: list[int]) -> dict[str, Any]:
+    import pytest
+    from harness import prompt
+    from probes import fail_loads
+
+    said: dict[str, Any] = {}
+    for name in ("first", "stored", "broken") if bad else ("first", "stored"):
+        before = engine.external_tokens()
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "broken":
+                fail_loads(patch, bad)
+            output = engine.ask(prompt(seed, LENGTH))[0]
+        said[name] = list(output.outputs[0].token_ids)
+        said[f"{name}_hits"] = engine.external_tokens() - before
+        engine.forget()
+    return said
+
+
+def main(asked: Question) -> None:
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        VLLM_ALLOW_INSECURE_SERIALIZATION="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.bad else "1",
+        VLLM_NO_USAGE_STATS="1",
+    )
+    from harness import Engine
+
+    engine = Engine(Path(asked.model), Path(asked.store), **asked.options)
+    engine.llm.collective_rpc(make_room_between_stages)
+    answers = [answer(engine, seed, asked.bad) for seed in asked.seeds]
+    counts = {
+        name: engine.count(f"vllm:ritornello_{name}")
+        for name in ("errors", "failed_pages", "loaded_pages", "saved_pages", "saved_bytes")
+    }
+    for source in ("host", "disk", "external_unspecified"):
+        counts[source] = engine.tokens_from(source)
+    print("ANSWERS", json.dumps({"answers": answers, "counts": counts}), flush=True)
+    engine.llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main(Question(**json.loads(sys.argv[1])))

@@ -1,0 +1,57 @@
+"""Real engines of several worker processes: what one of them stored, another one finds.
+
+Each runs as a program of its own (`ask.py`), because vLLM cannot change its number of workers. In
+float32, so that answers do not depend on the order in which workers add up.
+"""
+
+from typing import Any
+
+import pytest
+from ask import LENGTH
+from conftest import Ask
+
+BLOCK = 64
+CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
+FLOAT = {"dtype": "float32", "block_size": BLOCK}
+# One head of one layer: keys and values of a block, float32, head dimension 64.
+HEAD_BYTES = 2 * BLOCK * 64 * 4
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+
+
+def hits(found: dict[str, Any]) -> list[float]:
+    return [answer["first_hits"] for answer in found["answers"]]
+
+
+def test_pages_of_two_workers_are_found_by_two_by_one_and_by_four(ask: Ask) -> None:
+    cold = ask([1, 2], **FLOAT, tensor_parallel_size=2)
+    assert hits(cold) == [0, 0]
+    assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
+    expected = [answer["stored"] for answer in cold["answers"]]
+    assert [answer["first"] for answer in cold["answers"]] == expected
+    for ranks in (2, 1, 4):
+        warm = ask([1, 2], **FLOAT, tensor_parallel_size=ranks)
+        assert hits(warm) == [CLAIMED] * 2, f"{ranks} workers"
+        assert [answer["first"] for answer in warm["answers"]] == expected, f"{ranks} workers"
+        assert warm["counts"]["failed_pages"] == 0
+    # Four workers hold each head twice, and it is stored once.
+    four = ask([3], **FLOAT, tensor_parallel_size=4)
+    layers, heads = 4, 2
+    filled = (LENGTH + 24 - 1) // BLOCK
+    assert four["counts"]["saved_bytes"] == filled * layers * heads * HEAD_BYTES
+
+
+def test_pages_of_two_stages_are_found_by_two_stages_only(ask: Ask) -> None:
+    cold = ask([1], **FLOAT, pipeline_parallel_size=2)
+    assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED]
+    warm = ask([1, 2], **FLOAT, pipeline_parallel_size=2)
+    assert hits(warm) == [CLAIMED, 0]
+    assert warm["answers"][0]["first"] == cold["answers"][0]["stored"]
+    assert hits(ask([1], **FLOAT)) == [0]
+
+
+def test_heads_that_are_too_small_to_part_are_said_once(ask: Ask) -> None:
+    small = ask([1], tensor_parallel_size=2)
+    assert small["log"].count("not found at another tensor parallel size than 2") == 1
+    assert [answer["stored_hits"] for answer in small["answers"]] == [(LENGTH - 1) // 32 * 32]
+    assert hits(ask([1])) == [0]

@@ -1,0 +1,44 @@
+"""Models that keep other KV than that of full attention: windows beside it, latent vectors."""
+
+import pytest
+from ask import LENGTH
+from conftest import Ask
+from harness import BLOCK
+
+CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+
+
+@pytest.mark.parametrize("bad", [[0], [2]])
+def test_windows_are_restored_with_the_rest(ask: Ask, bad: list[int]) -> None:
+    cold = ask([1, 2], "windows", num_gpu_blocks_override=200)
+    assert [answer["first_hits"] for answer in cold["answers"]] == [0, 0]
+    assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
+    warm = ask([1, 2, 3], "windows", bad=bad, num_gpu_blocks_override=200)
+    assert [answer["first_hits"] for answer in warm["answers"]] == [CLAIMED] * 2 + [0]
+    assert warm["counts"]["failed_pages"] > 0
+    for before, after in zip(cold["answers"], warm["answers"], strict=False):
+        assert after["first"] == after["stored"] == before["stored"]
+    for after in warm["answers"]:
+        # vLLM cannot be told which blocks of several groups failed: all is computed.
+        assert after["broken"] == after["stored"]
+
+
+def test_two_workers_restore_windows(ask: Ask) -> None:
+    options = {"tensor_parallel_size": 2, "block_size": 64, "num_gpu_blocks_override": 200}
+    cold = ask([1], "windows", **options)
+    warm = ask([1], "windows", **options)
+    assert warm["answers"][0]["first_hits"] == (LENGTH - 1) // 64 * 64
+    assert warm["answers"][0]["first"] == cold["answers"][0]["stored"]
+
+
+def test_latent_attention_that_cannot_go_on_after_a_prefix_is_left_alone(ask: Ask) -> None:
+    found = ask([1], "latent", num_gpu_blocks_override=200)
+    # Without AMX vLLM's kernels for it read no prefix, and prefix caching is off.
+    if "prefix caching to be disabled" in found["log"]:
+        assert found["log"].count("prefix caching is off: latent attention") == 1
+        assert found["answers"][0]["stored_hits"] == 0
+    else:
+        assert found["answers"][0]["stored_hits"] == CLAIMED
+    assert found["answers"][0]["first"] == found["answers"][0]["stored"]

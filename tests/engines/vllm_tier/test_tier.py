@@ -1,0 +1,220 @@
+"""Under vLLM's real tiering manager: answers, bytes, and what happens when loads fail, requests
+are aborted, the cache is reset, or the store is gone.
+"""
+
+from typing import Any
+
+import pytest
+from conftest import FIRST, SECOND
+from harness import BLOCK, prompt
+from tier_harness import TierEngine
+from tier_probes import Digests, fail_loads
+
+from ritornello.vllm.tier.store import TierStore
+from ritornello.vllm.tier.tier import Tier
+
+
+def cached(asked: list[int]) -> int:
+    """Tokens of full chunks, without the chunk of the last token."""
+    return (len(asked) - 1) // BLOCK * BLOCK
+
+
+def ask(engine: TierEngine, asked: list[int]) -> dict[str, Any]:
+    (output,) = engine.ask(asked)
+    return {"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens}
+
+
+def assert_quiet(engine: TierEngine) -> None:
+    """Nothing runs, nothing is held, and nothing known but the request whose end vLLM will tell
+    with its next step.
+    """
+    for _ in range(2):
+        engine.ask([1, 2, 3], answer=2)
+        engine.tier._jobs.wait(60)
+    tier = engine.tier
+    leases = tier._store._store.stats()["leases"]
+    assert (len(tier._jobs), tier._fresh, leases) == (0, set(), 0)
+    assert len(tier._asked) <= 1
+
+
+def test_a_client_of_another_process_finds_what_it_stored(told: dict[str, Any]) -> None:
+    assert [answer["cached"] for answer in told["cold"]] == [0, 0]
+    assert [answer["cached"] for answer in told["client"]] == [cached(FIRST), cached(SECOND)]
+    assert [a["tokens"] for a in told["client"]] == [a["tokens"] for a in told["cold"]]
+    counts = told["client_counts"]
+    assert counts["tiering_chunk_hits"] == len(FIRST) // BLOCK + len(SECOND) // BLOCK
+    assert "tiering_promotion_job_failures" not in counts
+    assert "ritornello_errors" not in counts
+
+
+def test_the_death_of_the_store_s_owner_costs_no_answer(told: dict[str, Any]) -> None:
+    first, fresh = told["killed"]
+    assert first["tokens"] == told["cold"][0]["tokens"]
+    assert first["cached"] == cached(FIRST)
+    assert fresh["cached"] == 0
+
+
+def test_what_another_process_stored_is_found(engine: TierEngine, told: dict[str, Any]) -> None:
+    before = engine.offloaded()
+    assert ask(engine, FIRST) == {"tokens": told["cold"][0]["tokens"], "cached": cached(FIRST)}
+    assert ask(engine, SECOND) == {"tokens": told["cold"][1]["tokens"], "cached": cached(SECOND)}
+    after = engine.offloaded()
+    assert after["disk"] - before["disk"] == cached(FIRST) + cached(SECOND)
+    # What was put in the last moment of the other process, after its store had lost its owner.
+    assert ask(engine, prompt(3, 400))["cached"] == cached(prompt(3, 400))
+
+
+def test_one_question_a_request(engine: TierEngine) -> None:
+    before = engine.offloaded()
+    ask(engine, SECOND)
+    after = engine.offloaded()
+    # One for the prompt, and one for the short prompt that brings the counts, if it has a chunk.
+    assert after["ritornello_questions"] - before["ritornello_questions"] == 1
+    assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
+
+
+def test_the_bytes_of_a_chunk_come_back(
+    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = Digests(engine, monkeypatch)
+    asked = prompt(4, 450)
+    expected = ask(engine, asked)
+    engine.forget_all()
+    digests.loaded.clear()
+    assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
+    assert len(digests.loaded) == len(asked) // BLOCK
+    assert digests.all_came_back()
+
+
+def test_a_longer_prompt_loads_what_there_is(engine: TierEngine) -> None:
+    longer = [*FIRST, *prompt(5, 150)]
+    expected = ask(engine, longer)
+    assert expected["cached"] == len(FIRST) // BLOCK * BLOCK
+    engine.forget_all()
+    assert ask(engine, longer) == {"tokens": expected["tokens"], "cached": cached(longer)}
+
+
+@pytest.mark.parametrize(("places", "kept"), [([4, 6], 4), ([0], 0), (None, 0)])
+def test_chunks_that_fail_are_computed_and_the_answer_is_the_same(
+    engine: TierEngine,
+    told: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    places: list[int] | None,
+    kept: int,
+) -> None:
+    with monkeypatch.context() as broken:
+        fail_loads(engine, broken, places)
+        answer = ask(engine, FIRST)
+    assert answer == {"tokens": told["cold"][0]["tokens"], "cached": kept * BLOCK}
+    # What the host tier and vLLM's own cache now hold of it is right.
+    assert ask(engine, FIRST)["tokens"] == told["cold"][0]["tokens"]
+    engine.forget()
+    assert ask(engine, FIRST)["tokens"] == told["cold"][0]["tokens"]
+    assert_quiet(engine)
+
+
+def test_requests_that_share_a_failed_load_answer_the_same(
+    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stem = prompt(6, 256)
+    both = [[*stem, *prompt(7, 40)], [*stem, *prompt(8, 40)]]
+    expected = engine.tokens(*both)
+    engine.forget_all()
+    with monkeypatch.context() as broken:
+        fail_loads(engine, broken, [1])
+        assert engine.tokens(*both) == expected
+    engine.forget_all()
+    assert engine.tokens(*both) == expected
+    assert_quiet(engine)
+
+
+def test_aborted_requests_leave_nothing_behind(engine: TierEngine) -> None:
+    from vllm import SamplingParams
+
+    llm = engine.llm.llm_engine
+    sampling = SamplingParams(max_tokens=8, temperature=0)
+    # After no step, in the middle of the load, and when it is over; one more that is not.
+    for steps in (0, 1, 2, 6):
+        llm.add_request(f"gone-{steps}", {"prompt_token_ids": SECOND}, sampling)
+        for _ in range(steps):
+            llm.step()
+        llm.abort_request([f"gone-{steps}"])
+        engine.forget_all()
+    assert ask(engine, SECOND)["cached"] == cached(SECOND)
+    assert_quiet(engine)
+
+
+def test_a_request_may_decline(engine: TierEngine) -> None:
+    (output,) = engine.ask(FIRST, params={"ritornello.no_load": True})
+    assert output.num_cached_tokens == 0
+    asked = prompt(9, 300)
+    engine.ask(asked, params={"ritornello.no_store": True})
+    engine.forget_all()
+    assert ask(engine, asked)["cached"] == 0
+
+
+def test_after_a_reset_of_the_cache_nothing_is_found(engine: TierEngine) -> None:
+    asked = prompt(10, 300)
+    ask(engine, asked)
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    expected = ask(engine, asked)
+    assert expected["cached"] == 0
+    engine.forget_all()
+    assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
+
+
+@pytest.mark.long
+def test_more_than_the_store_holds(engine: TierEngine) -> None:
+    store = engine.tier._store._store
+    store.resize("24MiB")
+    for seed in range(100, 160):
+        engine.ask(prompt(seed, 500), answer=1)
+        engine.tier._jobs.wait(60)
+    assert store.stats()["counters"]["pages_evicted"] > 0
+    asked = prompt(160, 500)
+    expected = ask(engine, asked)
+    engine.forget_all()
+    assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
+    assert_quiet(engine)
+
+
+def test_a_store_that_refuses_everything_costs_hits_only(
+    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompt(11, 300)
+    with monkeypatch.context() as broken:
+        broken.setattr(TierStore, "submit_put", lambda *a: None)
+        broken.setattr(TierStore, "match", lambda *a: None)
+        expected = ask(engine, asked)
+        engine.forget_all()
+        assert ask(engine, asked)["tokens"] == expected["tokens"]
+    assert_quiet(engine)
+
+
+@pytest.mark.long
+def test_a_tier_that_raises_costs_hits_only(
+    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_call(*_: Any) -> Any:
+        raise RuntimeError("made by the test")
+
+    asked = prompt(12, 300)
+    expected = ask(engine, asked)
+    engine.forget_all()
+    for name in ("look", "load", "save", "step_over", "forget", "begin"):
+        with monkeypatch.context() as broken:
+            broken.setattr(Tier, name, broken_call)
+            assert ask(engine, asked)["tokens"] == expected["tokens"], name
+        engine.forget_all()
+    assert engine.offloaded()["ritornello_errors"] > 0
+
+
+def test_a_store_that_is_closed_behind_the_tier_s_back(engine: TierEngine) -> None:
+    """The last test: the engine goes on without a store."""
+    expected = ask(engine, FIRST)
+    assert engine.tier._store._store is not None
+    engine.tier._store._store.close()
+    engine.forget_all()
+    assert ask(engine, FIRST)["tokens"] == expected["tokens"]
+    assert ask(engine, prompt(13, 300))["cached"] == 0
+    assert engine.tier._store.broken

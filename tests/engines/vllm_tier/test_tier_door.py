@@ -1,0 +1,196 @@
+"""The tier behind vLLM's interface, called as the tiering manager calls it: results, events,
+counts, and what happens when it cannot serve or fails inside.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm.v1.kv_offload.base import LookupResult, Medium
+from vllm.v1.kv_offload.tiering.base import TransferJob
+
+from benches.vllm_tier import FullAttentionSpec, Host, Request, engine_of, sequence, spec_of
+from ritornello.vllm import RitornelloTier
+from ritornello.vllm.tier.counts import PREFIX
+from ritornello.vllm.tier.tier import Tier
+
+ROWS, ROW = 32, 8192
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host("shm", ROWS, ROW)
+
+
+def made(path: Path, host: Host, **settings: Any) -> RitornelloTier:
+    """A tier of an engine whose configuration is on the stack: here."""
+    extra: dict[str, Any] = {}
+    vllm_config = engine_of(extra)
+    kv_cache_config = SimpleNamespace(
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec())]
+    )
+    spec = spec_of(extra)
+    spec.kv_events_config.enable_kv_cache_events = True
+    settings = {"path": str(path / "store"), "capacity": "1GiB"} | settings
+    tier = RitornelloTier(spec, host.view, "RitornelloTier", **settings)
+    assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
+    assert kv_cache_config.kv_cache_groups
+    return tier
+
+
+@pytest.fixture
+def tier(tmp_path: Path, host: Host) -> Iterator[RitornelloTier]:
+    opened = made(tmp_path, host, enable_kv_events=True, locality="LOCAL")
+    yield opened
+    opened.shutdown()
+
+
+def job(number: int, keys: list[bytes], request: Request, first: int, *, load: bool) -> Any:
+    rows = np.arange(first, first + len(keys), dtype=np.int32)
+    return TransferJob(number, keys, rows, load, request)
+
+
+def ended(tier: RitornelloTier) -> Any:
+    if tier._tier is not None:
+        assert tier._tier._jobs.wait(60)
+    (result,) = tier.get_finished_jobs()
+    return result
+
+
+def test_a_job_s_result_and_its_event(tier: RitornelloTier, host: Host) -> None:
+    request, keys = sequence("a", 8)
+    tier.on_new_request(request)
+    tier.submit_store(job(1, keys, request, 0, load=False))
+    stored = ended(tier)
+    assert (stored.job_id, stored.success, stored.successful_keys) == (1, True, None)
+    assert stored.transfer_bytes >= 8 * ROW
+    assert stored.transfer_time > 0
+    (event,) = tier.take_events()
+    assert (event.keys, event.medium, event.removed) == (keys, Medium.STORAGE, False)
+    assert (event.locality.value, event.ownership) == ("LOCAL", "RitornelloTier")
+    assert list(tier.take_events()) == []
+    assert {tier.lookup(key, request) for key in keys} == {LookupResult.HIT}
+    tier.submit_load(job(2, keys, request, 16, load=True))
+    tier.on_schedule_end(None)
+    loaded = ended(tier)
+    assert (loaded.success, loaded.successful_keys) == (True, None)
+    assert (host.rows[16:24] == host.rows[:8]).all()
+    assert list(tier.take_events()) == []
+
+
+def test_a_partial_load_names_what_came(tier: RitornelloTier) -> None:
+    request, keys = sequence("b", 8)
+    tier.submit_store(job(1, keys, request, 0, load=False))
+    assert ended(tier).success
+    assert tier._tier is not None
+    _, scope = tier._tier._scopes[0]
+    tier._tier._store._store.delete(scope, keys[5:])  # type: ignore[union-attr]
+    tier.submit_load(job(2, keys, request, 16, load=True))
+    loaded = ended(tier)
+    assert (loaded.success, loaded.successful_keys) == (False, keys[:5])
+    *_, event = tier.take_events()
+    assert (event.keys, event.removed) == (keys[5:], True)
+    tier.on_new_request(request)
+    tier._tier._know(request).failed.update(keys[5:])
+    assert tier.lookup(keys[5], request) is LookupResult.MISS
+
+
+def test_what_the_store_does_not_want_is_no_failure(tmp_path: Path, host: Host) -> None:
+    """Or vLLM's back-pressure would hold chunks back from a tier that only chooses."""
+    tier = made(tmp_path, host, write_budget=0)
+    request, keys = sequence("c", 4)
+    tier.submit_store(job(1, keys, request, 0, load=False))
+    result = ended(tier)
+    assert (result.success, result.transfer_bytes) == (True, 0)
+    stats = tier.get_stats()
+    assert stats is not None
+    assert stats.reduce()[f"{PREFIX}skipped_chunks:('write_budget',)"] == 4
+    assert tier.get_stats() is None
+    tier.shutdown()
+
+
+def test_counts_are_declared(tier: RitornelloTier) -> None:
+    declared = RitornelloTier.build_metric_definitions({})
+    assert {name.removeprefix(PREFIX) for name in declared} > {"questions", "failed_chunks"}
+    request, keys = sequence("d", 2)
+    tier.lookup(keys[0], request)
+    stats = tier.get_stats()
+    assert stats is not None
+    assert set(stats.data["data"]) <= set(declared)
+
+
+def test_facts_have_the_declared_names(tier: RitornelloTier) -> None:
+    config = {"type": "RitornelloTier", "module_path": "ritornello.vllm", "path": "/x"}
+    assert tuple(tier.config_info()) == RitornelloTier.config_info_keys(config)
+
+
+def test_an_engine_nobody_knows_is_not_served(
+    tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "vllm.ritornello"):
+        tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "ritornello: vLLM's configuration could not be found, so that nobody knows whose bytes "
+        "these are; neither hits nor stores"
+    ]
+    request, keys = sequence("e", 2)
+    tier.on_new_request(request)
+    assert tier.lookup(keys[0], request) is LookupResult.MISS
+    tier.submit_store(job(1, keys, request, 0, load=False))
+    assert ended(tier).success
+    tier.submit_load(job(2, keys, request, 0, load=True))
+    assert not ended(tier).success
+    tier.touch(keys, request)
+    tier.on_schedule_end(None)
+    tier.drain_jobs()
+    tier.on_request_finished(request)
+    tier.shutdown()
+    assert not (tmp_path / "store").exists()
+
+
+def test_another_engine_s_configuration_is_not_believed(tmp_path: Path, host: Host) -> None:
+    """Equal settings are not enough: they must be those the summary was made from."""
+    vllm_config, kv_cache_config = engine_of({}), SimpleNamespace()
+    tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
+    assert tier._tier is None, (vllm_config, kv_cache_config)
+
+
+def test_whatever_fails_inside_stays_inside(
+    tier: RitornelloTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("made by the test")
+
+    names = ("begin", "look", "load", "save", "landed", "step_over", "forget", "touch", "reset")
+    for name in names:
+        monkeypatch.setattr(Tier, name, broken)
+    request, keys = sequence("f", 2)
+    with caplog.at_level(logging.ERROR, "vllm.ritornello"):
+        for _ in range(2):
+            tier.on_new_request(request)
+            assert tier.lookup(keys[0], request) is LookupResult.MISS
+            tier.submit_store(job(1, keys, request, 0, load=False))
+            tier.submit_load(job(2, keys, request, 0, load=True))
+            assert [(r.job_id, r.success) for r in tier.get_finished_jobs()] == [
+                (1, False),
+                (2, False),
+            ]
+            tier.on_schedule_end(None)
+            tier.touch(keys, request)
+            tier.drain_jobs()
+            tier.on_request_finished(request)
+    assert len(caplog.records) == len(names), "each is said once"
+    assert tier._unlucky == set()
+    stats = tier.get_stats()
+    assert stats is not None
+    assert sum(stats.reduce().values()) == 2 * len(names)
+    monkeypatch.undo()
+
+
+def test_settings_are_checked_when_the_tier_is_made(tmp_path: Path, host: Host) -> None:
+    with pytest.raises(ValueError, match="unknown key 'n_read_threads'"):
+        made(tmp_path, host, n_read_threads=16)

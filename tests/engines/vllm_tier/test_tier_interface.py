@@ -1,0 +1,210 @@
+"""The interface of secondary tiers of every supported vLLM, read in its sources and not imported.
+
+What the tier overrides must exist there with parameters it can take, and what it uses of vLLM's
+objects must still have its name.
+"""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+from harness import ROOT
+
+from ritornello.vllm import RitornelloTier
+from ritornello.vllm.tier.door import LaterLookups
+from ritornello.vllm.tier.interface import ABSTRACT, HOOKS, JOB, PARAMETERS, RESULT
+
+NEXT = "0.33.0"
+OFFLOAD = "vllm/v1/kv_offload"
+CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/offloading"
+BASE = f"{OFFLOAD}/tiering/base.py"
+
+
+def installed() -> Path:
+    import vllm
+
+    return Path(vllm.__file__).parent.parent
+
+
+def downloaded() -> Path:
+    folder = ROOT / f"build/env/vllm-{NEXT}-sources"
+    if not folder.is_dir():
+        pytest.skip(f"engines/vllm/sources.sh {NEXT} has not been run")
+    return folder
+
+
+@pytest.fixture(params=["installed", "next"])
+def sources(request: pytest.FixtureRequest) -> Path:
+    return installed() if request.param == "installed" else downloaded()
+
+
+def class_of(sources: Path, file: str, name: str) -> ast.ClassDef:
+    tree = ast.parse((sources / file).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise AssertionError(f"{file} has no class {name}")
+
+
+def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+
+
+def fields(node: ast.ClassDef) -> tuple[str, ...]:
+    """Of a dataclass, in order; private ones that its constructor does not take left out."""
+    return tuple(
+        item.target.id
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    )
+
+
+def parameters(method: ast.FunctionDef) -> list[str]:
+    return [argument.arg for argument in method.args.args]
+
+
+def is_abstract(method: ast.FunctionDef) -> bool:
+    return any(getattr(mark, "id", "") == "abstractmethod" for mark in method.decorator_list)
+
+
+def test_the_class_of_tiers_is_the_one_we_know(sources: Path) -> None:
+    base = methods(class_of(sources, BASE, "SecondaryTierManager"))
+    assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
+    assert not HOOKS - set(base)
+    assert tuple(parameters(base["__init__"])) == PARAMETERS
+    assert fields(class_of(sources, BASE, "TransferJob")) == JOB
+    assert fields(class_of(sources, BASE, "JobResult")) == RESULT
+
+
+def test_overrides_take_what_vllm_passes(sources: Path) -> None:
+    base = methods(class_of(sources, BASE, "SecondaryTierManager"))
+    ours = {name for name in vars(RitornelloTier) if name in base and name != "__init__"}
+    assert len(ours) > 12
+    for name in ours:
+        taken = list(inspect.signature(getattr(RitornelloTier, name)).parameters)
+        passed = parameters(base[name])[1:]
+        assert [name for name in taken if name not in ("self", "cls")] == passed, name
+
+
+def test_tiers_of_the_next_vllm_say_what_they_are() -> None:
+    base = methods(class_of(downloaded(), BASE, "SecondaryTierManager"))
+    assert parameters(base["config_info_keys"]) == ["cls", "tier_config"]
+    assert parameters(base["config_info"]) == ["self"]
+    tier = {"type": "RitornelloTier", "module_path": "ritornello.vllm", "path": "/x"}
+    keys = RitornelloTier.config_info_keys(tier | {"backpressure": {}})
+    assert "ritornello_path" in keys
+    assert "tier" not in keys
+
+
+def test_lookups_are_batched_as_we_know(sources: Path) -> None:
+    base = methods(class_of(sources, f"{OFFLOAD}/tiering/async_lookup.py", "AsyncLookupManager"))
+    assert parameters(base["__init__"]) == ["self", "tier_type"]
+    assert {name for name, method in base.items() if is_abstract(method)} == {"batch_lookup"}
+    taken = list(inspect.signature(LaterLookups.batch_lookup).parameters)
+    assert taken == parameters(base["batch_lookup"])
+    assert not {"lookup", "flush", "cleanup", "shutdown"} - set(base)
+
+
+def test_the_engine_s_configuration_is_on_the_stack(sources: Path) -> None:
+    """Of the call that makes the tier, with the very settings that the summary refers to."""
+    scheduler = class_of(sources, f"{CONNECTOR}/scheduler.py", "OffloadingConnectorScheduler")
+    init = methods(scheduler)["__init__"]
+    assert parameters(init) == ["self", "spec", "vllm_config", "kv_cache_config"]
+    assert "spec.get_manager()" in ast.unparse(init)
+    config = (sources / f"{CONNECTOR}/config.py").read_text()
+    assert "extra_config = kv_transfer_config.kv_connector_extra_config" in config
+    assert "extra_config=extra_config" in config
+    assert "self.extra_config = config.extra_config" in (sources / f"{OFFLOAD}/base.py").read_text()
+
+
+def test_only_a_reset_of_the_cache_drains(sources: Path) -> None:
+    """Which is why `drain_jobs` starts a new epoch."""
+    manager = class_of(sources, f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager")
+    drains = [name for name, m in methods(manager).items() if ".drain_jobs()" in ast.unparse(m)]
+    assert drains == ["reset_cache"]
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "used"),
+    [
+        (
+            "config.py",
+            "OffloadingConfig",
+            {
+                "groups",
+                "extra_config",
+                "model",
+                "cache",
+                "parallel",
+                "replicated_layout",
+                "canonical_layout",
+                "kv_cache_layout",
+            },
+        ),
+        ("config.py", "OffloadingGroupConfig", {"tokens_per_block", "layer_names", "group_id"}),
+        ("config.py", "OffloadingCacheConfig", {"tokens_per_hash", "blocks_per_chunk"}),
+        (
+            "config.py",
+            "OffloadingParallelConfig",
+            {"tp_size", "pp_size", "pcp_size", "dcp_size", "is_parallelism_agnostic"},
+        ),
+        ("base.py", "ReqContext", {"req_id", "kv_transfer_params", "_offload_key_positions"}),
+        ("base.py", "OffloadingEvent", {"keys", "medium", "removed", "locality", "ownership"}),
+        ("base.py", "OffloadingMetricMetadata", {"documentation", "labelnames"}),
+    ],
+)
+def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used: set[str]) -> None:
+    assert not used - set(fields(class_of(sources, f"{OFFLOAD}/{file}", name)))
+
+
+@pytest.mark.parametrize(
+    ("file", "texts"),
+    [
+        (f"{OFFLOAD}/base.py", ["group_idx.to_bytes(4, ", "def get_offload_key_position("]),
+        (f"{OFFLOAD}/base.py", ["class OffloadingCounterMetadata(OffloadingMetricMetadata):"]),
+        (f"{CONNECTOR}/canonical_mapping.py", ["def canonical_format_id("]),
+        (f"{CONNECTOR}/metrics.py", ["def increase_counter(\n        self,\n        counter_name"]),
+        ("vllm/v1/attention/backends/cpu_attn.py", ["def _get_attn_isa(\n    dtype"]),
+        (f"{OFFLOAD}/cpu/shared_offload_region.py", ["BLOCK_SIZE_ALIGNMENT: int = mmap.PAGESIZE"]),
+    ],
+)
+def test_names_are_still_spelled_so(sources: Path, file: str, texts: list[str]) -> None:
+    code = (sources / file).read_text()
+    assert [text for text in texts if text not in code] == []
+
+
+def test_a_row_of_the_host_tier_depends_on_the_parallel_size(tmp_path: Path) -> None:
+    """The same two layers of two heads, written by one rank and by two as vLLM lays them out: so
+    rows that are not canonical are never shared, whatever `is_parallelism_agnostic` says.
+    """
+    import torch
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+
+    page = 4096
+    layers = [torch.full((2, page), 10 * n, dtype=torch.int8) for n in (1, 2)]
+    for n, layer in enumerate(layers):
+        layer[1] = 10 * (n + 1) + 1
+    rows = []
+    for ranks in (1, 2):
+        region: bytes = b""
+        made = []
+        for rank in range(ranks):
+            part = SharedOffloadRegion(
+                engine_id=f"ritornello-test-{tmp_path.parent.name}-{tmp_path.name}-{ranks}",
+                num_chunks=1,
+                rank=rank,
+                kv_bytes_per_chunk=4 * page,
+                cpu_page_size=4 * page // ranks,
+            )
+            made.append(part)
+            heads = slice(2 * rank // ranks, 2 * (rank + 1) // ranks)
+            for layer in layers:
+                mine = layer[heads].reshape(1, -1)
+                part.create_next_worker_view(mine.shape[1])[:] = mine
+        region = bytes(made[0].mmap_obj)  # type: ignore[arg-type]
+        rows.append(region)
+        for part in made:
+            part.cleanup()
+    assert sorted(rows[0]) == sorted(rows[1])
+    assert rows[0] != rows[1]

@@ -1,0 +1,141 @@
+"""vLLM with its own offloading and our tier behind it, as the tests ask it. Run as a program it is
+one such engine in a process of its own, which does what it is told line by line.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import BLOCK, BLOCKS, Engine, prompt
+
+# Of vLLM's host tier: the chunks of the longest prompt of the tests, so that the one before it is
+# only in the store.
+HOST_CHUNKS = 16
+PREFIX = "vllm:kv_offload_"
+REPLY = "reply: "
+# The seed of a prompt that no test asks.
+FILLER = 251
+
+
+class TierEngine(Engine):
+    """`tiers`: vLLM's list of secondary tiers. `host_chunks`: room in its host tier."""
+
+    def __init__(
+        self,
+        model: Path,
+        tiers: list[dict[str, Any]],
+        *,
+        host_chunks: int = HOST_CHUNKS,
+        blocks_per_chunk: int = 1,
+        **options: Any,
+    ) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(
+            str(model),
+            enforce_eager=True,
+            block_size=BLOCK,
+            max_model_len=1024,
+            num_gpu_blocks_override=BLOCKS,
+            disable_log_stats=False,
+            kv_transfer_config={
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "spec_name": "CpuTieringSpec",
+                    "spec_module_path": "tier_spec",
+                    "cpu_bytes_to_use": host_chunks * blocks_per_chunk * block_bytes(model),
+                    "blocks_per_chunk": blocks_per_chunk,
+                    "secondary_tiers": tiers,
+                },
+            },
+            **options,
+        )
+
+    @property
+    def manager(self) -> Any:
+        """The tiering manager, which is vLLM's own."""
+        core = self.llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+        return core.scheduler.connector.connector_scheduler.manager
+
+    @property
+    def tier(self) -> Any:
+        """Ours, behind the door."""
+        (door,) = self.manager.secondary_tiers
+        return door._tier
+
+    def forget_all(self) -> None:
+        """Empties vLLM's prefix cache, and its host tier by a prompt that fills it; the store
+        keeps everything. While its chunks are being stored they are pinned and nothing could be
+        loaded. vLLM hands them over in the next step, and notices in a later one that they are
+        stored: a short prompt brings either.
+        """
+        self.forget()
+        self.ask(prompt(FILLER, HOST_CHUNKS * BLOCK), answer=1)
+        self.ask([1, 2, 3], answer=2)
+        if self.tier is not None:
+            self.tier._jobs.wait(60)
+        self.ask([1, 2, 3], answer=2)
+        self.forget()
+
+    def offloaded(self) -> dict[str, float]:
+        """What vLLM counts of offloading, and the tier with it. Counts travel with engine steps; a
+        short answer brings the last ones.
+        """
+        self.ask([1, 2, 3], answer=4)
+        found: dict[str, float] = {"disk": self.external_tokens()}
+        for metric in self.llm.get_metrics():
+            if metric.name.startswith(PREFIX) and hasattr(metric, "value"):
+                name = metric.name.removeprefix(PREFIX)
+                found[name] = found.get(name, 0) + metric.value
+        return found
+
+    def stop(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def block_bytes(model: Path) -> int:
+    """Of one block, all layers: the tests' model is a Llama in bfloat16."""
+    config = json.loads((model / "config.json").read_text())
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(BLOCK * 2 * 2 * heads * width * config["num_hidden_layers"])
+
+
+def ritornello_tier(path: Path, **settings: Any) -> dict[str, Any]:
+    tier = {"type": "RitornelloTier", "module_path": "ritornello.vllm", "path": str(path)}
+    return tier | settings
+
+
+def obey(engine: TierEngine, order: dict[str, Any]) -> Any:
+    match order["do"]:
+        case "ask":
+            (output,) = engine.ask(order["prompt"])
+            return {
+                "tokens": list(output.outputs[0].token_ids),
+                "cached": output.num_cached_tokens,
+            }
+        case "forget":
+            engine.forget_all()
+        case "counts":
+            return engine.offloaded()
+        case "flush":
+            engine.tier._store._store.flush()
+        case "stop":
+            engine.stop()
+    return None
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    engine = TierEngine(Path(asked["model"]), asked["tiers"])
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(REPLY + json.dumps(obey(engine, order)), flush=True)
+        if order["do"] == "stop":
+            break
+
+
+if __name__ == "__main__":
+    main()
