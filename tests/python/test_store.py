@@ -3,12 +3,13 @@
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import blank, keys_of, open_small, pages_of
 
 import ritornello as rt
-from ritornello.errors import ClosedError
+from ritornello.errors import ClosedError, InvalidError
 
 PAGE = 5000
 CHAIN = rt.Scope.opaque("chain", PAGE, chained=True)
@@ -82,6 +83,22 @@ def test_a_match_holds_a_lease(store: rt.Store) -> None:
     nothing = store.match(LOOSE, KEYS)
     assert (nothing.pages, nothing.lease) == (0, 0)
     nothing.release()
+
+
+def test_a_match_of_several_scopes_is_what_all_have(store: rt.Store) -> None:
+    other = rt.Scope.opaque("other", CHAIN.page_bytes, chained=True)
+    put(store, CHAIN, KEYS)
+    assert store.match((CHAIN, other), KEYS).lease == 0
+    put(store, other, KEYS[:4])
+    with store.match([CHAIN, other], KEYS) as match:
+        assert match.pages == 4
+        assert store.stats()["leases"] == 1
+    assert store.stats()["leases"] == 0
+    assert store.match([], KEYS).pages == 0
+    wrong: Any
+    for wrong in (None, "scope", [CHAIN, None], 7):
+        with pytest.raises(InvalidError, match="a Scope, or a sequence of them"):
+            store.match(wrong, KEYS)
 
 
 def test_figures(store: rt.Store) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import select
 import threading
 import time
@@ -189,3 +190,26 @@ def test_many_threads_at_once(store: rt.Store) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_many_tickets_share_one_eventfd(store: rt.Store) -> None:
+    done = rt.Completions()
+    tags = [object() for _ in range(6)]
+    for number, tag in enumerate(tags):
+        keys = keys_of(f"shared {number}", 2)
+        done.add(store.submit_put(SCOPE, keys, pages_of(keys, PAGE)), tag)
+    came: list[object] = []
+    until = time.monotonic() + 60
+    while len(came) < 6 and time.monotonic() < until:
+        assert select.select([done], [], [], 60)[0]
+        os.eventfd_read(done.fileno())
+        for tag, outcome in done.drain():
+            assert outcome.ok == [True, True]
+            came.append(tag)
+    assert sorted(map(id, came)) == sorted(map(id, tags)), "each once"
+    assert len(done) == 0
+    assert not select.select([done], [], [], 0)[0]
+    late = store.submit_get(SCOPE, KEYS, blank(8, PAGE))
+    assert finished(late).reason == "absent"
+    done.add(late, "late")
+    assert [(tag, outcome.pages) for tag, outcome in done.drain()] == [("late", 0)]

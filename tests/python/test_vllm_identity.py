@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from ritornello.vllm.identity import identity_of, model_name, normalised
-from ritornello.vllm.support import refusal, require_one_shard
-from ritornello.vllm.weights import fingerprint
+from ritornello.model import model_name, normalised
+from ritornello.vllm.handshake import GroupMemory, Place, ShardFacts, shapes
+from ritornello.vllm.identity import Identity, identity_of
+from ritornello.vllm.parts import ALL, Slice, slices, trailing
+from ritornello.vllm.support import (
+    must_load_apart,
+    refusal,
+    remarks,
+    require_no_context_parallel,
+)
+from ritornello.weights import fingerprint
 
 
 def safetensors(path: Path, tensors: dict[str, bytes]) -> Path:
@@ -32,6 +40,14 @@ class FullAttentionSpec(SimpleNamespace):
 
 
 class SlidingWindowSpec(FullAttentionSpec):
+    pass
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    pass
+
+
+class MambaSpec(FullAttentionSpec):
     pass
 
 
@@ -63,10 +79,12 @@ def engine(model: Path, **changes: Any) -> Any:
             "dtype": "torch.bfloat16",
             "quantization": None,
             "max_model_len": 8192,
+            "get_total_num_kv_heads": lambda: 2,
             "hf_config": SimpleNamespace(to_dict=lambda: hf),
         },
         "cache_config": {
             "cache_dtype": "auto",
+            "enable_prefix_caching": True,
             "block_size": 64,
             "prefix_caching_hash_algo": "sha256",
         },
@@ -75,6 +93,7 @@ def engine(model: Path, **changes: Any) -> Any:
             "tensor_parallel_size": 1,
             "pipeline_parallel_size": 1,
             "decode_context_parallel_size": 1,
+            "world_size": 1,
         },
         "device_config": {"device_type": "cpu"},
     }
@@ -136,12 +155,52 @@ def test_files_that_cannot_be_read_have_no_fingerprint(tmp_path: Path, content: 
     assert fingerprint(tmp_path / "missing") is None
 
 
+def told(
+    ranks: int = 1, stages: int = 1, heads: int = 2, *, head_major: bool = True, groups: int = 1
+) -> dict[Place, ShardFacts]:
+    """What the workers of a model with two layers a stage say of their memory."""
+    return {
+        (stage, rank): ShardFacts(
+            tuple(
+                GroupMemory(
+                    (f"l.{2 * stage}", f"l.{2 * stage + 1}"), heads * 32768, heads, head_major
+                )
+                for _ in range(groups)
+            )
+        )
+        for stage in range(stages)
+        for rank in range(ranks)
+    }
+
+
+def identify(
+    model: Path,
+    *specs: Any,
+    facts: dict[Place, ShardFacts] | None = None,
+    layout: str = "vllm-0.32.0/cpu/amx",
+    **change: Any,
+) -> Identity:
+    config, caches = engine(model, **change), groups(*(specs or (attention(),)))
+    parallel = config.parallel_config
+    ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    count = len(caches.kv_cache_groups)
+    found = shapes(facts or told(ranks, stages, groups=count), stages, ranks, count)
+    return identity_of(config, caches, found, lambda spec: layout)
+
+
+def scope_ids(identity: Identity) -> set[bytes]:
+    return {identity.scope(of).id for of in slices(identity.parts)}
+
+
 def test_the_same_engine_has_the_same_identity(model: Path) -> None:
-    one = identity_of(engine(model), groups(attention()), "amx", "0.32.0")
-    assert one == identity_of(engine(model), groups(attention()), "amx", "0.32.0")
+    one = identify(model)
+    assert one == identify(model)
     assert one.epoch == b""
-    assert one.page_bytes == 2 * 32768
-    assert one.layout == "vllm-0.32.0/cpu/amx/64/bfloat16"
+    (part,) = one.parts
+    assert part.layout == "vllm-0.32.0/cpu/amx/heads"
+    assert part.units == ((0, 1), (1, 2))
+    assert part.object_bytes(0, 0) == 2 * 32768
+    assert one.scope(Slice(0, 0, 1)).describe()["kv_heads"] == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -155,27 +214,118 @@ def test_the_same_engine_has_the_same_identity(model: Path) -> None:
     ],
 )
 def test_what_changes_bytes_changes_the_identity(model: Path, change: dict[str, Any]) -> None:
-    one = identity_of(engine(model), groups(attention()), "amx", "0.32.0")
-    assert one != identity_of(engine(model, **change), groups(attention()), "amx", "0.32.0")
+    assert scope_ids(identify(model)).isdisjoint(scope_ids(identify(model, **change)))
 
 
 def test_isa_version_and_spec_are_part_of_it(model: Path) -> None:
-    one = identity_of(engine(model), groups(attention()), "amx", "0.32.0")
-    assert one != identity_of(engine(model), groups(attention()), "vec", "0.32.0")
-    assert one != identity_of(engine(model), groups(attention()), "amx", "0.33.0")
-    assert one != identity_of(engine(model), groups(attention(head_size=128)), "amx", "0.32.0")
+    one = scope_ids(identify(model))
+    assert one.isdisjoint(scope_ids(identify(model, layout="vllm-0.32.0/cpu/vec")))
+    assert one.isdisjoint(scope_ids(identify(model, attention(head_size=128))))
 
 
 def test_weights_that_are_no_files_get_a_random_epoch(model: Path) -> None:
-    dummy = engine(model, load_config__load_format="dummy")
-    one = identity_of(dummy, groups(attention()), "amx", "0.32.0")
-    two = identity_of(dummy, groups(attention()), "amx", "0.32.0")
+    one, two = (identify(model, load_config__load_format="dummy") for _ in range(2))
     assert len(one.epoch) == 16
     assert one.epoch != two.epoch
+    assert "weights were not loaded from files" in remarks(one)[0]
+
+
+def split(model: Path, ranks: int, *, head_major: bool = True, **spec: Any) -> Identity:
+    heads = spec.setdefault("num_kv_heads", 1)
+    return identify(
+        model,
+        attention(**spec),
+        facts=told(ranks, heads=heads, head_major=head_major),
+        parallel_config__tensor_parallel_size=ranks,
+    )
+
+
+def test_another_number_of_workers_finds_the_same_objects(model: Path) -> None:
+    one = identify(model)
+    for ranks in (2, 4):
+        assert scope_ids(split(model, ranks)) == scope_ids(one)
+        assert remarks(split(model, ranks)) == []
+
+
+def test_heads_that_cannot_be_told_apart_are_not_found_by_others(model: Path) -> None:
+    whole = identify(model, facts=told(head_major=False))
+    halves = split(model, 2, head_major=False)
+    assert whole.parts[0].units == ((0, 2),)
+    assert scope_ids(whole).isdisjoint(scope_ids(halves))
+    assert "not found at another tensor parallel size than 2" in remarks(halves)[0]
+
+
+def test_stages_are_named_by_their_layers(model: Path) -> None:
+    one = identify(model, facts=told(stages=2), parallel_config__pipeline_parallel_size=2)
+    assert one.parts[0].stages == (("l.0", "l.1"), ("l.2", "l.3"))
+    assert one.scope(Slice(0, 1, 0)).describe()["layers"] == (2, 4)
+    assert len(scope_ids(one)) == 4
+
+
+def test_latent_attention_is_one_object_whatever_the_workers(model: Path) -> None:
+    spec = attention(MLAAttentionSpec, num_kv_heads=1, max_tp_shards=1)
+    ids = [
+        scope_ids(
+            identify(
+                model,
+                spec,
+                facts=told(ranks, heads=1),
+                parallel_config__tensor_parallel_size=ranks,
+            )
+        )
+        for ranks in (1, 2, 8)
+    ]
+    assert ids[0] == ids[1] == ids[2]
+    assert len(ids[0]) == 1
+
+
+def test_a_window_is_a_part_of_its_own(model: Path) -> None:
+    window = attention(SlidingWindowSpec, sliding_window=128, extra_retained_tokens=1)
+    one = identify(model, attention(), window)
+    assert [part.rule for part in one.parts] == [ALL, trailing(129)]
+    described = one.scope(Slice(1, 0, 0)).describe()
+    assert (described["part"], described["chained"]) == (1, False)
+
+
+def test_heads_whose_split_is_unclear_are_not_guessed(model: Path) -> None:
+    assert split(model, 2, num_kv_heads=4).parts[0].kv_heads == 8
+    with pytest.raises(ValueError, match="cannot be told"):
+        split(model, 3)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({}, "2 of 2 workers did not say"),
+        ({(0, 0): ShardFacts(refusal="its KV cache is in cuda memory")}, "cuda memory"),
+        ({(0, 0): told()[0, 0], (0, 1): ShardFacts()}, r"\(0, 1\) has 0 KV cache groups"),
+        ({(0, 0): told()[0, 0]}, "1 of 2 workers did not say"),
+        (
+            {
+                (0, 0): told()[0, 0],
+                (0, 1): ShardFacts((GroupMemory(("l.9", "l.1"), 65536, 2, True),)),
+            },
+            "different layers",
+        ),
+        (
+            {
+                (0, 0): told()[0, 0],
+                (0, 1): ShardFacts((GroupMemory(("l.0", "l.1"), 32768, 2, True),)),
+            },
+            "differ in size",
+        ),
+    ],
+)
+def test_workers_that_do_not_agree(facts: dict[Place, ShardFacts], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        shapes(facts, 1, 2, 1)
 
 
 def test_a_plain_engine_is_served(model: Path) -> None:
     assert refusal(engine(model), groups(attention())) == ""
+    without = engine(model, cache_config__enable_prefix_caching=False)
+    assert refusal(without, groups(attention())) == ""
+    assert refusal(engine(model), groups(attention(MLAAttentionSpec))) == ""
 
 
 @pytest.mark.parametrize(
@@ -184,12 +334,16 @@ def test_a_plain_engine_is_served(model: Path) -> None:
         ({"device_config__device_type": "cuda"}, [attention()], "cuda memory"),
         ({"cache_config__calculate_kv_scales": True}, [attention()], "run time"),
         ({"cache_config__prefix_caching_hash_algo": "xxhash"}, [attention()], "random seed"),
-        ({"cache_config__block_size": 128}, [attention()], "cover 64 tokens, blocks 128"),
-        ({"max_concurrent_batches": 2}, [attention()], "no-async-scheduling"),
+        ({}, [attention(block_size=96)], "cover 64 tokens, blocks 96"),
         ({"speculative_config": SimpleNamespace(method="eagle")}, [attention()], "eagle"),
-        ({}, [attention(), attention()], "2 KV cache groups"),
-        ({}, [attention(SlidingWindowSpec)], "not SlidingWindowSpec"),
-        ({}, [attention(sliding_window=512)], "window"),
+        ({}, [attention(), attention(MambaSpec)], "MambaSpec is not served"),
+        ({}, [attention(tokens_per_state=4)], "several tokens in one state"),
+        (
+            {"cache_config__enable_prefix_caching": False},
+            [attention(MLAAttentionSpec)],
+            "prefix caching is off",
+        ),
+        ({}, [], "keeps no KV"),
     ],
 )
 def test_engines_that_are_not_served(
@@ -203,8 +357,23 @@ def test_engines_that_are_not_served(
     assert why in refusal(engine(model, **change), groups(*specs))
 
 
-@pytest.mark.parametrize("kind", ["tensor", "pipeline", "decode_context"])
-def test_parallel_shards_are_refused_at_start_up(model: Path, kind: str) -> None:
-    require_one_shard(engine(model))
-    with pytest.raises(ValueError, match="parallel size 2 yet"):
-        require_one_shard(engine(model, **{f"parallel_config__{kind}_parallel_size": 2}))
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_context_parallelism_is_refused_at_start_up(model: Path, kind: str) -> None:
+    require_no_context_parallel(engine(model))
+    with pytest.raises(ValueError, match="context parallel size 2"):
+        require_no_context_parallel(
+            engine(model, **{f"parallel_config__{kind}_context_parallel_size": 2})
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({"parallel_config__world_size": 2}, 1),
+        ({"max_concurrent_batches": 2}, 1),
+        ({}, 2),
+    ],
+)
+def test_when_no_step_may_wait_for_a_load(model: Path, change: dict[str, Any], count: int) -> None:
+    assert not must_load_apart(engine(model), groups(attention()))
+    assert must_load_apart(engine(model, **change), groups(*[attention()] * count))

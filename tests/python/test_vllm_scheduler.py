@@ -1,60 +1,39 @@
 """The scheduler's side with a store of sets: claims, leases, saves, resets."""
 
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from vllm_shapes import TOKENS, Shelf, identity, part
 
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.scheduler import SchedulerSide
+from ritornello.vllm.parts import Slice, trailing
+from ritornello.vllm.scheduler import APART_BYTES, SchedulerSide
 from ritornello.vllm.store import QuietStore
-
-TOKENS = 64
-IDENTITY = Identity("m", "bfloat16", TOKENS, 2, 2, 64, 4096, "layout", b"w", "none", "sha256", ())
-
-
-@dataclass
-class Shelf:
-    """Stands for the store: keys by epoch, leases that are out."""
-
-    keys: set[tuple[bytes, bytes]] = field(default_factory=set)
-    leases: set[int] = field(default_factory=set)
-    asked: int = 0
-
-    def match(self, identity: Identity, keys: tuple[bytes, ...], ttl: float) -> Any:
-        self.asked += 1
-        pages = 0
-        while pages < len(keys) and (identity.epoch, keys[pages]) in self.keys:
-            pages += 1
-        self.leases.add(self.asked)
-        return SimpleNamespace(pages=pages, lease=self.asked)
-
-    def release(self, lease: int) -> None:
-        self.leases.remove(lease)
-
-    def close(self) -> None:
-        assert not self.leases
-
-    def keep(self, request: Any, pages: int, epoch: bytes = b"") -> None:
-        self.keys |= {(epoch, key) for key in request.block_hashes[:pages]}
 
 
 class Blocks:
-    """Stands for vLLM's cache manager: request "r" has blocks 100, 101, ..."""
+    """Stands for vLLM's cache manager: request "r" has blocks 100, 101, ..., and of a second group
+    200, 201, ..., where block 0 stands for those that a window has left behind.
+    """
 
     def __init__(self) -> None:
         self.evicted: set[int] = set()
         self.free = 49
-        self.block_pool: Any = SimpleNamespace(num_gpu_blocks=50, get_num_free_blocks=self._free)
+        self.behind = 0
+        self.block_pool: Any = SimpleNamespace(
+            num_gpu_blocks=50,
+            get_num_free_blocks=self._free,
+            null_block=SimpleNamespace(block_id=0),
+        )
 
     def _free(self) -> int:
         return self.free
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        return (list(range(100, 140)),)
+        return (list(range(100, 140)), [0] * self.behind + list(range(200 + self.behind, 240)))
 
     def evict_blocks(self, blocks: set[int]) -> None:
         self.evicted |= blocks
@@ -82,17 +61,29 @@ def blocks() -> Blocks:
     return Blocks()
 
 
-@pytest.fixture
-def side(shelf: Shelf, blocks: Blocks) -> SchedulerSide:
-    made = SchedulerSide(cast(QuietStore, shelf), IDENTITY, read_only=False, meter=Meter())
+def keep(shelf: Shelf, asked: Any, pages: int, epoch: bytes = b"") -> None:
+    shelf.keep(asked.block_hashes[:pages], epoch=epoch)
+
+
+def side_of(shelf: Shelf, blocks: Blocks, model: Identity, **options: Any) -> SchedulerSide:
+    made = SchedulerSide(cast(QuietStore, shelf), model, Meter(), **options)
     made.bind(blocks)
     return made
 
 
+@pytest.fixture
+def side(shelf: Shelf, blocks: Blocks) -> SchedulerSide:
+    return side_of(shelf, blocks, identity())
+
+
+BLOCKS = (list(range(100, 140)), list(range(200, 240)))
+
+
 def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = None) -> Any:
     """One step that admits the request and computes it to its end, or `computed` tokens."""
-    external = side.matched_tokens(asked, local)
-    side.admitted(asked, range(100, 140), external)
+    external, _ = side.matched_tokens(asked, local)
+    assert external is not None
+    side.admitted(asked, BLOCKS, external)
     asked.num_computed_tokens = local + external
     scheduled = (asked.num_tokens if computed is None else computed) - asked.num_computed_tokens
     metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: scheduled}))
@@ -109,8 +100,8 @@ def step(side: SchedulerSide, asked: Any, tokens: int) -> Any:
 def test_the_last_token_is_never_claimed(side: SchedulerSide, shelf: Shelf) -> None:
     for tokens, claimed in ((4 * TOKENS, 3), (4 * TOKENS + 1, 4), (TOKENS, 0), (1, 0)):
         asked = request(tokens, name=f"n{tokens}")
-        shelf.keep(asked, 4)
-        assert side.matched_tokens(asked, 0) == claimed * TOKENS
+        keep(shelf, asked, 4)
+        assert side.matched_tokens(asked, 0)[0] == claimed * TOKENS
         side.finished(asked.request_id)
     assert not shelf.leases
 
@@ -119,8 +110,8 @@ def test_a_cold_prompt_is_saved_once(side: SchedulerSide, shelf: Shelf) -> None:
     asked = request(200)
     metadata = run(side, asked)
     (save,) = metadata.saves
-    assert (save.first, save.blocks, save.parent) == (0, (100, 101, 102), None)
-    assert save.keys == tuple(asked.block_hashes)
+    assert (save.pages.first, save.pages.blocks, save.pages.parent) == (0, (100, 101, 102), None)
+    assert save.pages.keys == tuple(asked.block_hashes)
     assert metadata.loads == []
     assert step(side, asked, 1) is IDLE
     assert not shelf.leases
@@ -128,34 +119,38 @@ def test_a_cold_prompt_is_saved_once(side: SchedulerSide, shelf: Shelf) -> None:
 
 def test_a_warm_prompt_is_loaded_under_a_lease(side: SchedulerSide, shelf: Shelf) -> None:
     asked = request(300)
-    shelf.keep(asked, 3)
+    keep(shelf, asked, 3)
     metadata = run(side, asked, local=TOKENS)
     (load,) = metadata.loads
-    assert (load.first, load.blocks) == (1, (101, 102))
-    assert load.keys == tuple(asked.block_hashes[1:3])
-    assert shelf.leases == {load.lease}
+    assert not load.apart
+    (pages,) = load.pages
+    assert (pages.first, pages.blocks) == (1, (101, 102))
+    assert pages.keys == tuple(asked.block_hashes[1:3])
+    assert shelf.leases == {1}
     (save,) = metadata.saves
-    assert (save.first, save.parent) == (3, asked.block_hashes[2])
+    assert (save.pages.first, save.pages.parent) == (3, asked.block_hashes[2])
+    side.reported(None, set(), set())
+    assert not shelf.leases
 
 
 def test_what_the_store_lacks_of_the_engine_s_prefix_is_saved(
     side: SchedulerSide, shelf: Shelf
 ) -> None:
     asked = request(300)
-    shelf.keep(asked, 1)
+    keep(shelf, asked, 1)
     metadata = run(side, asked, local=3 * TOKENS)
     assert metadata.loads == []
-    assert metadata.saves[0].first == 1
+    assert metadata.saves[0].pages.first == 1
     assert not shelf.leases
 
 
 def test_pages_that_fill_while_decoding(side: SchedulerSide) -> None:
     asked = request(127)
-    assert len(run(side, asked).saves[0].keys) == 1
+    assert len(run(side, asked).saves[0].pages.keys) == 1
     asked.block_hashes.append(b"second page" * 3)
     asked.num_tokens = 128
     (save,) = step(side, asked, 1).saves
-    assert (save.first, save.parent) == (1, asked.block_hashes[0])
+    assert (save.pages.first, save.pages.parent) == (1, asked.block_hashes[0])
 
 
 def test_a_page_whose_tokens_are_not_known_yet_waits(side: SchedulerSide) -> None:
@@ -166,8 +161,8 @@ def test_a_page_whose_tokens_are_not_known_yet_waits(side: SchedulerSide) -> Non
 
 def test_a_waiting_request_asks_the_store_once(side: SchedulerSide, shelf: Shelf) -> None:
     asked = request(300)
-    shelf.keep(asked, 2)
-    assert [side.matched_tokens(asked, 0) for _ in range(5)] == [2 * TOKENS] * 5
+    keep(shelf, asked, 2)
+    assert [side.matched_tokens(asked, 0) for _ in range(5)] == [(2 * TOKENS, False)] * 5
     assert shelf.asked == 1
     side.finished("r")
     assert not shelf.leases
@@ -177,7 +172,7 @@ def test_an_old_lease_is_renewed(
     side: SchedulerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(300)
-    shelf.keep(asked, 2)
+    keep(shelf, asked, 2)
     side.matched_tokens(asked, 0)
     monkeypatch.setattr("ritornello.vllm.scheduler.monotonic", lambda: 1e12)
     side.matched_tokens(asked, 0)
@@ -189,13 +184,13 @@ def test_wishes(side: SchedulerSide, shelf: Shelf) -> None:
     silent = request(300, kv_transfer_params={"ritornello.no_store": True})
     assert run(side, silent) is IDLE
     proud = request(300, name="p", kv_transfer_params={"ritornello.no_load": True})
-    shelf.keep(proud, 2)
+    keep(shelf, proud, 2)
     metadata = run(side, proud)
     assert metadata.loads == []
-    assert metadata.saves[0].first == 2
+    assert metadata.saves[0].pages.first == 2
     logprobs = request(300, name="l", skip_reading_prefix_cache=True)
-    shelf.keep(logprobs, 2)
-    assert side.matched_tokens(logprobs, 0) == 0
+    keep(shelf, logprobs, 2)
+    assert side.matched_tokens(logprobs, 0) == (0, False)
 
 
 def test_a_retained_request_says_until_when(
@@ -211,58 +206,57 @@ def test_retaining_what_is_stored_already_puts_its_last_page_again(
     side: SchedulerSide, shelf: Shelf
 ) -> None:
     asked = request(4 * TOKENS + 1, kv_transfer_params={"ritornello.retain": 60})
-    shelf.keep(asked, 4)
+    keep(shelf, asked, 4)
     (save,) = run(side, asked).saves
-    assert (save.first, save.keys) == (3, tuple(asked.block_hashes[3:4]))
-    assert save.parent == asked.block_hashes[2]
+    assert (save.pages.first, save.pages.keys) == (3, tuple(asked.block_hashes[3:4]))
+    assert save.pages.parent == asked.block_hashes[2]
 
 
 def test_read_only_saves_nothing(shelf: Shelf, blocks: Blocks) -> None:
-    side = SchedulerSide(cast(QuietStore, shelf), IDENTITY, read_only=True, meter=Meter())
-    side.bind(blocks)
+    side = side_of(shelf, blocks, identity(), read_only=True)
     assert run(side, request(300)) is IDLE
 
 
 def test_a_preempted_request_starts_over(side: SchedulerSide, shelf: Shelf) -> None:
     asked = request(300)
     run(side, asked)
-    shelf.keep(asked, 2)
+    keep(shelf, asked, 2)
     asked.num_computed_tokens = 0
     metadata = run(side, asked)
-    assert metadata.loads[0].keys == tuple(asked.block_hashes[:2])
-    assert metadata.saves[0].first == 2
+    assert metadata.loads[0].pages[0].keys == tuple(asked.block_hashes[:2])
+    assert metadata.saves[0].pages.first == 2
 
 
 def test_unsaved_pages_are_offered_again(side: SchedulerSide) -> None:
     asked = request(300)
     run(side, asked)
-    side.reported(WorkerReport(unsaved=[("r", 1), ("gone", 0)]), set())
-    assert step(side, asked, 1).saves[0].first == 1
+    side.reported(WorkerReport(unsaved=[("r", 0, 1), ("gone", 0, 0)]), set(), set())
+    assert step(side, asked, 1).saves[0].pages.first == 1
 
 
 def test_blocks_that_failed_leave_the_engine_s_cache(side: SchedulerSide, blocks: Blocks) -> None:
     run(side, request(300))
-    side.reported(None, {103})
+    side.reported(None, {103}, set())
     assert blocks.evicted == set(range(103, 140))
 
 
 def test_a_reset_changes_the_epoch(side: SchedulerSide, shelf: Shelf) -> None:
     asked = request(300)
-    shelf.keep(asked, 3)
-    assert side.matched_tokens(asked, 0)
+    keep(shelf, asked, 3)
+    assert side.matched_tokens(asked, 0)[0]
     assert side.reset()
     assert not shelf.leases
-    assert side.matched_tokens(asked, 0) == 0
+    assert side.matched_tokens(asked, 0)[0] == 0
     metadata = run(side, asked)
     assert len(metadata.identity.epoch) == 16
-    assert metadata.identity.model == IDENTITY.model
+    assert metadata.identity.model == identity().model
 
 
 def test_a_reset_while_blocks_are_in_use_stops_everything(
     side: SchedulerSide, shelf: Shelf, blocks: Blocks
 ) -> None:
     asked = request(300)
-    shelf.keep(asked, 3)
+    keep(shelf, asked, 3)
     blocks.free = 40
     assert not side.reset()
     assert run(side, asked) is IDLE
@@ -272,27 +266,293 @@ def test_a_reset_while_blocks_are_in_use_stops_everything(
 
 
 def test_a_worker_that_cannot_serve_ends_it(side: SchedulerSide, shelf: Shelf) -> None:
-    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set())
+    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
     asked = request(300)
-    shelf.keep(asked, 3)
+    keep(shelf, asked, 3)
     assert run(side, asked) is IDLE
 
 
 def test_a_clean_reset_does_not_undo_a_worker_s_refusal(
     side: SchedulerSide, shelf: Shelf, blocks: Blocks
 ) -> None:
-    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set())
+    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
     asked = request(300)
     for free in (49, 40, 49):
         blocks.free = free
         assert side.reset() == (free == 49)
-        shelf.keep(asked, 3, side._identity.epoch)
+        keep(shelf, asked, 3, side._identity.epoch)
         assert run(side, asked) is IDLE
     assert shelf.asked == 0
 
 
 def test_closing_returns_every_lease(side: SchedulerSide, shelf: Shelf) -> None:
     asked = request(300)
-    shelf.keep(asked, 3)
+    keep(shelf, asked, 3)
     side.matched_tokens(asked, 0)
     side.close()
+
+
+def test_identity_is_told_with_the_first_work_and_after_a_change(side: SchedulerSide) -> None:
+    assert run(side, request(300)).identity is not None
+    assert run(side, request(300, name="q")).identity is None
+    assert side.reset()
+    assert len(run(side, request(300, name="s")).identity.epoch) == 16
+
+
+def test_a_large_load_goes_on_apart(shelf: Shelf, blocks: Blocks) -> None:
+    large = part(head_bytes=APART_BYTES // 8)
+    side = side_of(shelf, blocks, identity(large))
+    small, asked = request(200, name="small"), request(300)
+    keep(shelf, small, 2)
+    keep(shelf, asked, 3)
+    assert side.matched_tokens(small, 0) == (2 * TOKENS, False)
+    assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
+
+
+@pytest.fixture
+def apart(shelf: Shelf, blocks: Blocks) -> SchedulerSide:
+    return side_of(shelf, blocks, identity(), apart=True)
+
+
+def begin_apart(side: SchedulerSide, asked: Any) -> Any:
+    """One step that begins a load apart and computes nothing."""
+    external, is_apart = side.matched_tokens(asked, 0)
+    assert external is not None
+    assert is_apart
+    side.admitted(asked, BLOCKS, external)
+    asked.num_computed_tokens = external
+    return side.plan(SimpleNamespace(num_scheduled_tokens={}))
+
+
+def test_a_load_apart_keeps_its_leases_until_all_have_landed(
+    apart: SchedulerSide, shelf: Shelf
+) -> None:
+    asked = request(300)
+    keep(shelf, asked, 3)
+    metadata = begin_apart(apart, asked)
+    assert metadata.loads[0].apart
+    assert metadata.saves == []
+    apart.reported(None, set(), set())
+    assert len(shelf.leases) == 1
+    apart.reported(None, set(), {"r"})
+    assert not shelf.leases
+    # It is told again when it begins to be computed: what was loaded is not saved.
+    apart.admitted(asked, BLOCKS, 0)
+    (save,) = step(apart, asked, 300 - 3 * TOKENS).saves
+    assert save.pages.first == 3
+
+
+def test_an_abort_while_loading_leaves_the_leases_to_the_load(
+    apart: SchedulerSide, shelf: Shelf
+) -> None:
+    asked = request(300)
+    keep(shelf, asked, 3)
+    begin_apart(apart, asked)
+    apart.finished("r")
+    assert len(shelf.leases) == 1
+    apart.reported(None, set(), {"r"})
+    assert not shelf.leases
+
+
+def test_a_request_whose_load_failed_computes_the_rest(apart: SchedulerSide, shelf: Shelf) -> None:
+    asked = request(300)
+    keep(shelf, asked, 3)
+    begin_apart(apart, asked)
+    report = WorkerReport(unsaved=[("r", 0, 1)], failed={"r"})
+    apart.reported(report, {101}, {"r"})
+    # vLLM keeps what came before the block that failed.
+    asked.num_computed_tokens = TOKENS
+    apart.admitted(asked, BLOCKS, 0)
+    (save,) = step(apart, asked, 300 - TOKENS).saves
+    assert save.pages.first == 1
+    # Where nothing came it asks again, and is given nothing.
+    asked.num_computed_tokens = 0
+    assert apart.matched_tokens(asked, 0) == (0, False)
+
+
+def test_all_objects_of_a_page_make_a_hit(shelf: Shelf, blocks: Blocks) -> None:
+    split = part(units=((0, 1), (1, 2)), stages=(("l.0",), ("l.1",)))
+    side = side_of(shelf, blocks, identity(split, ranks=2), apart=True)
+    asked = request(300)
+    for stage in (0, 1):
+        for unit in (0, 1):
+            shelf.keep(asked.block_hashes[: 4 - stage - unit], Slice(0, stage, unit))
+    metadata = begin_apart(side, asked)
+    assert asked.num_computed_tokens == 2 * TOKENS
+    assert len(metadata.loads[0].pages) == 1
+    assert (shelf.asked, len(shelf.leases)) == (1, 1)
+    side.reported(None, set(), {"r"})
+    assert not shelf.leases
+
+
+WINDOWED = (part(), part(trailing(2 * TOKENS), stages=(("l.2",),)))
+
+
+def test_a_window_is_loaded_where_it_is_needed(shelf: Shelf, blocks: Blocks) -> None:
+    side = side_of(shelf, blocks, identity(*WINDOWED), apart=True)
+    asked = request(6 * TOKENS)
+    shelf.keep(asked.block_hashes[:5], Slice(0, 0, 0))
+    # The third page of the window is gone: five pages cannot be resumed, nor four.
+    shelf.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], Slice(1, 0, 0))
+    metadata = begin_apart(side, asked)
+    assert asked.num_computed_tokens == 3 * TOKENS
+    whole, window = metadata.loads[0].pages
+    assert (whole.part, whole.blocks) == (0, (100, 101, 102))
+    assert (window.part, window.first, window.blocks) == (1, 1, (201, 202))
+    assert len(shelf.leases) == 2
+    # What the store lacks of the window is saved, though full attention has those pages.
+    side.reported(None, set(), {"r"})
+    side.admitted(asked, BLOCKS, 0)
+    saves = step(side, asked, 3 * TOKENS).saves
+    assert [(save.pages.part, save.pages.first) for save in saves] == [(0, 5), (1, 3)]
+    assert [save.pages.parent is None for save in saves] == [False, True]
+
+
+def test_blocks_a_window_has_left_behind_are_not_saved(shelf: Shelf, blocks: Blocks) -> None:
+    side = side_of(shelf, blocks, identity(*WINDOWED), apart=True)
+    asked = request(5 * TOKENS)
+    blocks.behind = 3
+    saves = run(side, asked).saves
+    assert [(save.pages.part, save.pages.first) for save in saves] == [(0, 0), (1, 3)]
+    blocks.behind = 5
+    assert len(run(side, request(5 * TOKENS, name="q")).saves) == 1
+
+
+def test_pages_are_named_by_their_last_hash(shelf: Shelf, blocks: Blocks) -> None:
+    model = identity(part(tokens=2 * TOKENS), hash_tokens=TOKENS)
+    side = side_of(shelf, blocks, model)
+    asked = request(5 * TOKENS)
+    shelf.keep([asked.block_hashes[1]])
+    metadata = run(side, asked)
+    assert metadata.loads[0].pages[0].keys == (asked.block_hashes[1],)
+    (save,) = metadata.saves
+    assert save.pages.keys == (asked.block_hashes[3],)
+    assert save.pages.parent == asked.block_hashes[1]
+
+
+def test_a_request_is_looked_at_when_it_fills_a_page(
+    side: SchedulerSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(TOKENS + 1)
+    run(side, asked)
+    looked = 0
+    save_filled = side._save_filled
+
+    def watched(*given: Any) -> None:
+        nonlocal looked
+        looked += 1
+        save_filled(*given)
+
+    monkeypatch.setattr(side, "_save_filled", watched)
+    saved = []
+    for tokens in range(TOKENS + 1, 3 * TOKENS + 1):
+        asked.num_tokens = tokens
+        asked.block_hashes = request(tokens).block_hashes
+        saved += [(save.pages.first, tokens) for save in step(side, asked, 1).saves]
+    assert saved == [(1, 2 * TOKENS), (2, 3 * TOKENS)]
+    assert looked < 5
+
+
+def test_a_store_that_fails_is_no_hit(side: SchedulerSide, shelf: Shelf) -> None:
+    shelf.broken = True
+    assert side.matched_tokens(request(300), 0) == (0, False)
+    assert not shelf.leases
+
+
+def test_a_request_unlike_any_other_is_no_hit(side: SchedulerSide, shelf: Shelf) -> None:
+    asked = request(300, num_tokens="many")
+    assert side.matched_tokens(asked, 0) == (0, False)
+    assert len(shelf.failed) == 1 and not shelf.leases
+    side.finished("r")
+    assert side.matched_tokens(request(300), 0) == (0, False)
+    assert len(shelf.failed) == 1
+
+
+def test_a_request_whose_pages_are_on_their_way_asks_again(
+    side: SchedulerSide, shelf: Shelf
+) -> None:
+    asked = request(300)
+    keep(shelf, asked, 3)
+    shelf.pending = True
+    assert side.matched_tokens(asked, 0) == (None, False)
+    assert side.matched_tokens(asked, 0) == (None, False)
+    shelf.pending = False
+    assert side.matched_tokens(asked, TOKENS)[0] == 2 * TOKENS
+    assert [prompt.computed for prompt in shelf.prompts] == [0, 0, TOKENS]
+    side.finished("r")
+    assert not shelf.forgone
+
+
+def test_pages_on_their_way_are_forgone_with_their_request(
+    side: SchedulerSide, shelf: Shelf
+) -> None:
+    asked = request(300)
+    shelf.pending = True
+    side.matched_tokens(asked, 0)
+    side.finished("r")
+    assert shelf.forgone == [tuple(asked.block_hashes)]
+
+
+def test_nobody_waits_for_ever(
+    side: SchedulerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(300)
+    shelf.pending = True
+    assert side.matched_tokens(asked, 0) == (None, False)
+    monkeypatch.setattr("ritornello.vllm.scheduler.WAIT_SECONDS", 0.0)
+    assert side.matched_tokens(asked, 0) == (0, False)
+
+
+def test_what_is_not_worth_loading_is_computed_and_not_saved_again(
+    side: SchedulerSide, shelf: Shelf
+) -> None:
+    asked = request(300)
+    keep(shelf, asked, 3)
+    shelf.worth = 1
+    metadata = run(side, asked)
+    assert [pages.keys for load in metadata.loads for pages in load.pages] == [
+        (asked.block_hashes[0],)
+    ]
+    (save,) = metadata.saves
+    assert save.pages.first == 3
+
+
+def test_claimed_tokens_are_told_apart_by_tier(side: SchedulerSide, shelf: Shelf) -> None:
+    asked = request(300)
+    keep(shelf, asked, 4)
+    shelf.tiers = [("host", 2), ("disk", 1), ("remote", 1)]
+    run(side, asked, local=TOKENS)
+    expected = {"host": TOKENS, "disk": TOKENS, "remote": TOKENS}
+    assert side.sources(asked, 3 * TOKENS) == expected
+    assert side.sources(asked, 7) == {}
+
+
+def test_a_load_that_outlasts_computing_goes_apart(side: SchedulerSide, shelf: Shelf) -> None:
+    asked = request(300)
+    keep(shelf, asked, 3)
+    shelf.grounds = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
+    assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
+    side.finished("r")
+    shelf.grounds = SimpleNamespace(estimate=(0.1, 0.2, 0.9))
+    assert side.matched_tokens(asked, 0) == (3 * TOKENS, False)
+
+
+def test_a_store_that_learns_hears_how_long_things_take(side: SchedulerSide, shelf: Shelf) -> None:
+    asked = request(300)
+    keep(shelf, asked, 3)
+    shelf.learns, shelf.grounds = True, SimpleNamespace(estimate=None)
+    metadata = run(side, asked)
+    assert metadata.prefill == (3 * TOKENS, 300 - 3 * TOKENS)
+    report = WorkerReport(prefill=(192, 108, 0.5), took={"r": 0.25})
+    side.reported(report, set(), set())
+    assert shelf.learnt == [(report, {"r": shelf.grounds})]
+    assert step(side, asked, 1).prefill is None
+
+
+def test_a_remote_is_told_all_keys_of_a_prompt(shelf: Shelf, blocks: Blocks) -> None:
+    side = side_of(shelf, blocks, identity(), far=True)
+    asked = request(300)
+    keep(shelf, asked, 3)
+    metadata = run(side, asked, local=TOKENS)
+    assert metadata.loads[0].pages[0].before == tuple(asked.block_hashes[:1])
+    assert metadata.saves[0].pages.before == tuple(asked.block_hashes[:3])

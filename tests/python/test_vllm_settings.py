@@ -8,12 +8,12 @@ from ritornello.vllm.settings import EVERYTHING, YEAR, Settings, Wishes
 
 
 def test_only_a_path_is_needed() -> None:
-    assert Settings.parse({"path": "/kv"}) == Settings("/kv", None, False)
+    assert Settings.parse({"path": "/kv"}) == Settings("/kv", read_only=False)
 
 
 def test_everything_can_be_said() -> None:
     extra = {"path": "/kv", "capacity": "2GiB", "read_only": True}
-    assert Settings.parse(extra) == Settings("/kv", "2GiB", True)
+    assert Settings.parse(extra) == Settings("/kv", "2GiB", read_only=True)
 
 
 def test_what_the_store_checks_is_handed_on() -> None:
@@ -23,19 +23,35 @@ def test_what_the_store_checks_is_handed_on() -> None:
     assert Settings.parse({"path": "/kv"}).options() == {}
 
 
+def test_tiers_take_the_place_of_a_path() -> None:
+    tiers = ["host 8GiB", "disk /kv 200GiB", "s3://bucket/prefix"]
+    settings = Settings.parse({"tiers": tiers, "prefetch": "best_effort", "gate": "always"})
+    assert settings == Settings("", tiers=tuple(tiers), prefetch="best_effort", gate="always")
+    assert settings.far
+    assert not Settings.parse({"tiers": tiers[:2]}).far
+    assert not Settings.parse({"path": "/kv"}).far
+
+
 @pytest.mark.parametrize(
     ("extra", "advice"),
     [
         ({}, 'needs "path"'),
         ({"path": ""}, 'needs "path"'),
         ({"path": "/kv", "size": 1}, "unknown key 'size'; ritornello knows path, capacity"),
-        ({"path": "/kv", "capacity": 1.5}, '"capacity" is a size like "200GiB"'),
-        ({"path": "/kv", "capacity": True}, '"capacity" is a size like "200GiB"'),
+        ({"path": "/kv", "capacity": 1.5}, '"capacity" is text like "200GiB"'),
+        ({"path": "/kv", "capacity": True}, '"capacity" is text like "200GiB"'),
         ({"path": "/kv", "read_only": "no"}, '"read_only" is true or false'),
         ({"path": "/kv", "codec": 4}, '"codec" is a word'),
+        ({"path": "/kv", "gate": "auto"}, '"gate" goes with "tiers"'),
+        ({"tiers": ["host 1GiB"], "path": "/kv"}, '"path" does not go with "tiers"'),
+        ({"tiers": "host 1GiB"}, '"tiers" is a list like'),
+        ({"tiers": []}, '"tiers" is a list like'),
+        ({"tiers": [" "]}, '"tiers" is a list like'),
+        ({"tiers": ["host 1GiB"], "gate": "maybe"}, "one of auto, always, never"),
+        ({"tiers": ["host 1GiB"], "prefetch": 3}, '"prefetch" is "best_effort"'),
         (
             {"path": "/kv", "write_budget": 1.5},
-            '"write_budget" is a size and a span like "2TB/day"',
+            '"write_budget" is text like "200GiB"',
         ),
     ],
 )

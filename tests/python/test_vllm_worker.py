@@ -5,15 +5,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from vllm_shapes import FIRST, Tensor, identity, part
 
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.metadata import Load, Save, StepMetadata
+from ritornello.vllm.metadata import Load, Pages, Save, StepMetadata
 from ritornello.vllm.meter import Meter
+from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
+from ritornello.vllm.shard import Object
 from ritornello.vllm.store import QuietStore
 from ritornello.vllm.worker import WorkerSide
 
-IDENTITY = Identity("m", "bfloat16", 64, 2, 2, 64, 4096, "layout", b"w", "none", "sha256", ())
 KEYS = (b"k0" * 8, b"k1" * 8, b"k2" * 8)
 
 
@@ -27,22 +29,33 @@ class Shelf:
     """Stands for the store: `outcomes` in the order in which tickets are asked for."""
 
     outcomes: list[Any] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
     cancelled: int = 0
     puts: list[Any] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
+    learns: bool = False
 
     def open(self) -> bool:
         return True
 
-    def submit_get(self, identity: Identity, keys: Any, out: Any, timeout: float) -> Any:
+    def submit_get(
+        self, identity: Identity, of: Slice, pool: Any, pages: Pages, timeout: float
+    ) -> Any:
         return self._ticket()
 
     def submit_put(
-        self, identity: Identity, keys: Any, pages: Any, parent: Any, retain_until: Any
+        self, identity: Identity, of: Slice, pool: Any, pages: Pages, until: float | None
     ) -> Any:
-        self.puts.append((keys, pages, parent))
+        self.puts.append((of, pages.keys, pages.blocks, pages.parent))
         return self._ticket()
+
+    def take_loads(self) -> list[tuple[str, int, float]]:
+        return [("disk", 4096, 0.5)]
+
+    def landed(self, ticket: Any) -> bool:
+        return ticket.outcome != "late" or self.cancelled > 0
+
+    def abandon(self, ticket: Any) -> None:
+        self.cancelled += 1
 
     def finish(self, ticket: Any, timeout: float | None) -> Any:
         if ticket.outcome == "interrupted":
@@ -55,16 +68,12 @@ class Shelf:
         self.events.append("cancel")
         return outcome(True, False, False, reason="deadline")
 
-    def release(self, lease: int) -> None:
-        self.released.append(lease)
-        self.events.append("release")
-
     def close(self) -> None:
         self.events.append("close")
 
     def _ticket(self) -> Any:
         found = self.outcomes.pop(0)
-        return found and SimpleNamespace(outcome=found, done=lambda: True)
+        return found and SimpleNamespace(outcome=found)
 
 
 @pytest.fixture
@@ -77,17 +86,33 @@ def meter() -> Meter:
     return Meter()
 
 
-@pytest.fixture
-def side(shelf: Shelf, meter: Meter) -> WorkerSide:
-    made = WorkerSide(cast(QuietStore, shelf), blocks=8, meter=meter)
-    made._pool = cast(Any, SimpleNamespace(page_bytes=4096, pages=list))
+def ready(store: Any, meter: Meter, *objects: Object, groups: int = 1) -> WorkerSide:
+    """A worker that knows what it holds of a page, in any memory."""
+    made = WorkerSide(store, 8, [([], 2)] * groups, meter)
+    made._identity = identity()
+    held = list(objects) or [held_object(FIRST)]
+    made._objects = [[one for one in held if one.of.part == part] for part in range(groups)]
     return made
 
 
-def loading(*names: str) -> StepMetadata:
-    loads = [Load(name, 4, KEYS, (10, 11, 12), lease) for lease, name in enumerate(names)]
-    saves = [Save(name, 7, KEYS[:1], (13,), KEYS[2]) for name in names]
-    return StepMetadata(IDENTITY, loads, saves)
+def held_object(of: Slice, *, writes: bool = True) -> Object:
+    pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
+    return Object(of, pool, writes)
+
+
+@pytest.fixture
+def side(shelf: Shelf, meter: Meter) -> WorkerSide:
+    return ready(shelf, meter)
+
+
+def loading(*names: str, apart: bool = False) -> StepMetadata:
+    loads = [Load(name, [Pages(0, 4, KEYS, (10, 11, 12))], apart) for name in names]
+    saves = [Save(name, Pages(0, 7, KEYS[:1], (13,), KEYS[2:])) for name in names]
+    return StepMetadata(None, loads, saves)
+
+
+def saving(name: str, *keys: bytes) -> StepMetadata:
+    return StepMetadata(None, (), [Save(name, Pages(0, 0, keys, tuple(range(1, len(keys) + 1))))])
 
 
 def test_a_good_load_reports_nothing(side: WorkerSide, shelf: Shelf, meter: Meter) -> None:
@@ -96,8 +121,7 @@ def test_a_good_load_reports_nothing(side: WorkerSide, shelf: Shelf, meter: Mete
     side.save(loading("a"))
     assert side.take_failed_blocks() == set()
     assert side.take_report() is None
-    assert shelf.released == [0]
-    assert shelf.puts == [(KEYS[:1], [13], KEYS[2])]
+    assert shelf.puts == [(FIRST, KEYS[:1], (13,), KEYS[2])]
     counts = meter.take()
     assert counts is not None
     assert counts["loaded_pages"] == 3
@@ -120,7 +144,7 @@ def test_nothing_is_saved_in_a_step_with_a_failed_load(
     assert shelf.puts == []
     report = side.take_report()
     assert report is not None
-    assert report.unsaved == [("b", 4), ("a", 7), ("b", 7)]
+    assert report.unsaved == [("b", 0, 4), ("a", 0, 7), ("b", 0, 7)]
     counts = meter.take()
     assert counts is not None
     assert counts["skipped_pages:spoilt"] == 2
@@ -128,7 +152,7 @@ def test_nothing_is_saved_in_a_step_with_a_failed_load(
     # The next step is a new one.
     shelf.outcomes = [outcome(True)]
     side.load(StepMetadata())
-    side.save(StepMetadata(IDENTITY, (), metadata.saves[:1]))
+    side.save(StepMetadata(None, (), metadata.saves[:1]))
     assert len(shelf.puts) == 1
 
 
@@ -137,15 +161,6 @@ def test_a_late_load_is_cancelled_and_waited_for(side: WorkerSide, shelf: Shelf)
     side.load(loading("a"))
     assert shelf.cancelled == 1
     assert side.take_failed_blocks() == {11, 12}
-    assert shelf.released == [0]
-
-
-def test_leases_end_when_all_loads_have_landed(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = [outcome(True, True, True), "late"]
-    side.load(loading("a", "b"))
-    assert shelf.events == ["finish", "finish", "cancel", "release", "release"]
-    side.close()
-    assert shelf.cancelled == 1
 
 
 def test_closing_lands_the_loads_that_a_signal_left(side: WorkerSide, shelf: Shelf) -> None:
@@ -189,8 +204,8 @@ def fail(*_: object, **__: object) -> Any:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> QuietStore:
     core = SimpleNamespace(release=fail, close=fail)
-    monkeypatch.setattr("ritornello.vllm.store.open_store", lambda _: core)
-    return QuietStore(Settings("/kv", None, False), meter)
+    monkeypatch.setattr("ritornello.handle.open_store", lambda *_: core)
+    return QuietStore(Settings("/kv", read_only=False), meter)
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -215,8 +230,7 @@ def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
 ) -> None:
     tickets = [Slow(), Slow()]
     waiting = iter(tickets)
-    side = WorkerSide(quiet, blocks=8, meter=meter)
-    side._pool = cast(Any, SimpleNamespace(page_bytes=4096, pages=list))
+    side = ready(quiet, meter)
     assert quiet.open()
     cast(Any, quiet._store).submit_get = lambda *_, **__: next(waiting, None) or fail()
     side.load(loading("a", "b", "c"))
@@ -244,31 +258,179 @@ def test_a_store_that_takes_no_loads_fails_them_all(side: WorkerSide, shelf: She
 
 
 def test_full_staging_is_asked_again_and_no_space_is_not(side: WorkerSide, shelf: Shelf) -> None:
-    saves = [Save(name, 0, KEYS, (1, 2, 3), None) for name in ("a", "b")]
+    saves = [*saving("a", *KEYS).saves, *saving("b", *KEYS).saves]
     shelf.outcomes = [
         outcome(True, False, False, reason="staging_full"),
         outcome(False, False, False, reason="no_space"),
     ]
-    side.save(StepMetadata(IDENTITY, (), saves))
+    side.save(StepMetadata(None, (), saves))
     side.save(StepMetadata())
     report = side.take_report()
     assert report is not None
-    assert report.unsaved == [("a", 1)]
+    assert report.unsaved == [("a", 0, 1)]
 
 
-def test_memory_that_is_not_what_the_model_says_is_refused(side: WorkerSide) -> None:
-    side._pool = cast(Any, SimpleNamespace(page_bytes=1, pages=list))
-    side.load(loading("a"))
+def test_a_save_is_as_long_as_the_shortest_of_its_objects(shelf: Shelf, meter: Meter) -> None:
+    side = ready(shelf, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
+    shelf.outcomes = [
+        outcome(True, True, True),
+        outcome(True, False, False, reason="staging_full"),
+    ]
+    side.save(saving("a", *KEYS))
+    side.save(StepMetadata())
+    report = side.take_report()
+    assert report is not None
+    assert report.unsaved == [("a", 0, 1)]
+    counts = meter.take()
+    assert counts is not None
+    assert counts["saved_pages"] == 1
+    assert counts["skipped_pages:staging_full"] == 2
+
+
+def test_heads_that_several_hold_are_stored_by_one(shelf: Shelf, meter: Meter) -> None:
+    mine, theirs = Slice(0, 0, 0), Slice(0, 0, 1)
+    side = ready(shelf, meter, held_object(mine), held_object(theirs, writes=False))
+    shelf.outcomes = [outcome(True)]
+    side.save(saving("a", KEYS[0]))
+    assert [put[0] for put in shelf.puts] == [mine]
+
+
+def test_memory_that_is_not_what_the_model_says_is_refused(
+    shelf: Shelf, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy
+
+    from ritornello.vllm.handshake import GroupMemory
+
+    side = WorkerSide(cast(QuietStore, shelf), 8, [(["l.0", "l.1"], 2)], meter)
+    memory = numpy.zeros((2, 8, 2, 64, 8), numpy.uint8)
+    side.register({f"l.{i}": Tensor(memory[i]) for i in range(2)})
+    assert side.facts().groups == (GroupMemory(("l.0", "l.1"), 1024, 2, True),)
+    side.load(StepMetadata(identity(part(head_bytes=100)), loading("a").loads))
     assert side.take_failed_blocks() == {10, 11, 12}
     report = side.take_report()
     assert report is not None
-    assert "1 bytes in memory, 4096 by the model" in report.refusal
+    assert "2048 bytes in memory, 400 by the model" in report.refusal
+    side.load(StepMetadata(identity(part(head_bytes=512))))
+    assert side.take_report() is None
+
+
+def test_a_worker_that_can_hold_nothing_says_so_at_once(shelf: Shelf, meter: Meter) -> None:
+    side = WorkerSide(cast(QuietStore, shelf), 8, [(["l.0"], 2)], meter)
+    side.register({})
+    assert "no KV cache was registered" in side.facts().refusal
 
 
 def test_closing_waits_for_saves(side: WorkerSide, shelf: Shelf, meter: Meter) -> None:
     shelf.outcomes = [outcome(True)]
-    side.save(StepMetadata(IDENTITY, (), [Save("a", 0, KEYS[:1], (1,), None)]))
+    side.save(saving("a", KEYS[0]))
     side.close()
     counts = meter.take()
     assert counts is not None
     assert counts["saved_pages"] == 1
+
+
+def test_a_load_apart_is_over_when_all_its_reads_have_landed(shelf: Shelf, meter: Meter) -> None:
+    side = ready(shelf, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
+    slow: Any = outcome(True, True, True)
+    shelf.outcomes = ["late", slow]
+    side.load(loading("a", apart=True))
+    assert side.landed() == (set(), set())
+    assert side.landed() == (set(), set())
+    # The kernel lets go of it.
+    shelf.cancelled = 1
+    over, failed = side.landed()
+    assert (over, failed) == ({"a"}, {"a"})
+    assert side.landed() == (set(), set())
+
+
+def test_a_good_load_apart_does_not_hold_the_step_up(side: WorkerSide, shelf: Shelf) -> None:
+    shelf.outcomes = [outcome(True, True, True), outcome(True)]
+    metadata = loading("a", apart=True)
+    side.load(metadata)
+    side.save(metadata)
+    assert len(shelf.puts) == 1
+    assert side.landed() == ({"a"}, set())
+    assert side.take_failed_blocks() == set()
+
+
+def test_a_load_apart_that_fails_names_its_blocks_and_spoils_no_save(
+    side: WorkerSide, shelf: Shelf
+) -> None:
+    shelf.outcomes = [outcome(True, False, True, reason="checksum"), outcome(True)]
+    metadata = loading("a", apart=True)
+    side.load(metadata)
+    side.save(metadata)
+    assert len(shelf.puts) == 1
+    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_failed_blocks() == {11}
+    report = side.take_report()
+    assert report is not None
+    assert report.unsaved == [("a", 0, 5)]
+    assert report.failed == {"a"}
+
+
+def test_blocks_of_several_groups_are_not_named(shelf: Shelf, meter: Meter) -> None:
+    side = ready(shelf, meter, held_object(Slice(0, 0, 0)), held_object(Slice(1, 0, 0)), groups=2)
+    shelf.outcomes = [outcome(True, True, True), outcome(False, reason="io")]
+    pages = [Pages(0, 0, KEYS, (1, 2, 3)), Pages(1, 2, KEYS[2:], (4,))]
+    side.load(StepMetadata(None, [Load("a", pages, apart=True)]))
+    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_failed_blocks() == set()
+
+
+def test_a_load_apart_that_is_late_is_given_up_once(
+    side: WorkerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.outcomes = ["late"]
+    side.load(loading("a", apart=True))
+    monkeypatch.setattr("ritornello.vllm.worker.monotonic", lambda: 1e12)
+    assert side.landed() == (set(), set())
+    assert shelf.cancelled == 1
+    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_failed_blocks() == {11, 12}
+    assert shelf.cancelled == 2
+    assert shelf.events == ["finish", "cancel"]
+
+
+def test_a_worker_without_memory_reports_loads_apart_as_failed(shelf: Shelf, meter: Meter) -> None:
+    side = WorkerSide(cast(QuietStore, shelf), 8, [([], 2)], meter)
+    side.load(loading("a", apart=True))
+    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_failed_blocks() == {10, 11, 12}
+
+
+def test_closing_waits_for_reads_apart(side: WorkerSide, shelf: Shelf) -> None:
+    shelf.outcomes = ["late"]
+    side.load(loading("a", apart=True))
+    side.close()
+    assert shelf.events == ["cancel", "close"]
+
+
+def test_blocks_that_do_not_exist_are_a_miss(quiet: QuietStore, meter: Meter) -> None:
+    pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
+    side = ready(quiet, meter, Object(FIRST, pool, True))
+    side.load(loading("a"))
+    side.save(saving("a", KEYS[0]))
+    assert side.take_failed_blocks() == {10, 11, 12}
+
+
+def test_a_step_that_computes_says_how_long_that_took(side: WorkerSide, shelf: Shelf) -> None:
+    side.begin()
+    side.save(StepMetadata(prefill=(64, 128)))
+    report = side.take_report()
+    assert report is not None
+    assert report.prefill is not None
+    assert report.prefill[:2] == (64, 128)
+    assert report.prefill[2] >= 0
+    assert side.take_report() is None
+
+
+def test_a_store_that_learns_is_told_what_was_read(side: WorkerSide, shelf: Shelf) -> None:
+    shelf.learns = True
+    shelf.outcomes = [outcome(True, True, True), outcome(True)]
+    side.load(loading("a"))
+    report = side.take_report()
+    assert report is not None
+    assert report.loads == [("disk", 4096, 0.5)]
+    assert list(report.took) == ["a"]

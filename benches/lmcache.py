@@ -1,0 +1,237 @@
+"""Ritornello against LMCache's own file adapter past the page cache (`fs_native`, O_DIRECT).
+
+    build/env/lmcache/bin/python benches/lmcache.py [--json FILE] [--dir DIR] [--rounds N] [...]
+
+Through the functions of `lmcache bench l2`: same keys, same memory, same disk, rounds of the
+systems in turn, each turn in another order. Every byte that is loaded is compared. A row: `system`,
+`object_bytes`, `op`, `mb_s` (10^6 bytes a second in the median round; null for a lookup), `p50_us`
+(the median round). `disk` is the limit in the same rounds: as many bytes in operations of 1 MiB
+from four threads, written over themselves and read, in LMCache's memory (`disk, in place`) and in
+huge pages (`disk, huge pages`).
+"""
+
+# ruff: noqa: E402
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+# Found beside itself, this file would be the package of its name.
+BESIDE = sys.path.pop(0)
+os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
+os.environ.setdefault("LMCACHE_DISABLE_BANNER", "1")
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
+
+import torch
+from lmcache.cli.commands.bench.l2_adapter_bench.data import (
+    create_l1_memory_desc,
+    make_aligned_tensor,
+    make_memory_objects,
+    make_object_keys,
+)
+from lmcache.cli.commands.bench.l2_adapter_bench.runner import (
+    bench_load,
+    bench_lookup,
+    bench_store,
+)
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+
+KIB, MIB = 1 << 10, 1 << 20
+ALIGN = 4096
+# Bytes an object, and objects a task: 16 MiB, and 128 MiB, as a long prompt makes them.
+SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
+# Lookups in a row, as LMCache's bench asks.
+LOOKUPS = 10
+CAPACITY = "4GiB"
+OPERATIONS = ("put", "lookup", "load")
+DISK_THREADS = 4
+
+
+@dataclass
+class System:
+    """One adapter, and the seconds of its rounds by operation."""
+
+    name: str
+    adapter: Any
+    seconds: dict[str, list[float]] = field(
+        default_factory=lambda: {operation: [] for operation in OPERATIONS}
+    )
+
+
+class Disk:
+    """One file, moved to and from memory without anything else."""
+
+    def __init__(self, path: Path, nbytes: int, memory: dict[str, memoryview]) -> None:
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        os.posix_fallocate(self.file, 0, nbytes)
+        self.nbytes = nbytes
+        self.systems = [(System(name, None), part) for name, part in memory.items()]
+        self.pool = ThreadPoolExecutor(DISK_THREADS)
+
+    def round(self) -> None:
+        for system, memory in self.systems:
+            for operation, move in (("put", os.pwritev), ("load", os.preadv)):
+                begun = perf_counter()
+                lanes = partial(self._lane, move, memory)
+                list(self.pool.map(lanes, range(DISK_THREADS)))
+                system.seconds[operation].append(perf_counter() - begun)
+
+    def _lane(
+        self, move: Callable[[int, list[memoryview], int], int], memory: memoryview, lane: int
+    ) -> None:
+        for at in range(lane * MIB, self.nbytes, DISK_THREADS * MIB):
+            part = memory[at : at + MIB]
+            if move(self.file, [part], at) != len(part):
+                raise SystemExit("disk: an operation was cut short")
+
+    def close(self) -> None:
+        self.pool.shutdown()
+        os.close(self.file)
+
+
+def huge(nbytes: int) -> memoryview:
+    memory = mmap.mmap(-1, nbytes + 2 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % (2 * MIB)
+    view = memoryview(memory)[start : start + nbytes]
+    view[:] = os.urandom(MIB) * (nbytes // MIB)
+    return view
+
+
+def adapter_of(spec: dict[str, Any], desc: Any) -> Any:
+    arguments = argparse.Namespace(l2_adapter=[json.dumps(spec)])
+    config = parse_args_to_l2_adapters_config(arguments)
+    return create_l2_adapter(config.adapters[0], l1_memory_desc=desc)
+
+
+def specs(folder: Path) -> dict[str, dict[str, Any]]:
+    def params(name: str) -> dict[str, Any]:
+        return {"path": str(folder / name), "capacity": CAPACITY}
+
+    files = {"type": "fs_native", "base_path": str(folder / "files"), "use_odirect": True}
+    module = {"module_path": "ritornello.lmcache"}
+    return {
+        "fs_native": files,
+        "ritornello": {
+            "type": "plugin",
+            "class_name": "RitornelloL2Adapter",
+            "adapter_params": params("plugin"),
+            **module,
+        },
+        "ritornello (native_plugin)": {
+            "type": "native_plugin",
+            "class_name": "NativeClient",
+            "adapter_params": params("native"),
+            **module,
+        },
+    }
+
+
+def round_of(system: System, number: int, nbytes: int, count: int, buffer: torch.Tensor) -> None:
+    """Puts, looks up and loads objects that are new to the system."""
+    keys = make_object_keys(count, key_offset=number * count)
+    source = make_memory_objects(buffer, count, nbytes, 0, fill_offset=number)
+    target = make_memory_objects(buffer, count, nbytes, count * nbytes, fill_offset=number + 1)
+
+    def silent(text: str) -> None:
+        pass
+
+    adapter = system.adapter
+    moved = (1, count, nbytes, 1, lambda _: [keys])
+    put = bench_store(adapter, *moved, lambda _: [source], silent)
+    lookup = bench_lookup(adapter, 1, count, LOOKUPS, lambda _: [keys], silent)
+    load = bench_load(adapter, *moved, lambda _: [target], silent)
+    for operation, result in zip(OPERATIONS, (put, lookup, load), strict=True):
+        if result.total_success != result.total_keys:
+            raise SystemExit(f"{system.name}: {operation}: {result.success_counts} of {count}")
+        system.seconds[operation] += result.round_durations
+    for _ in range(LOOKUPS):
+        adapter.submit_unlock(keys)
+    for number_of, (stored, loaded) in enumerate(zip(source, target, strict=True)):
+        if not torch.equal(stored.raw_data, loaded.raw_data):
+            raise SystemExit(f"{system.name}: object {number_of} came back as another one")
+
+
+def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str, Any]]:
+    buffer = make_aligned_tensor(2 * count * nbytes, ALIGN)
+    buffer.zero_()
+    desc = create_l1_memory_desc(buffer, align_bytes=ALIGN)
+    systems = [System(name, adapter_of(spec, desc)) for name, spec in specs(folder).items()]
+    moved = count * nbytes
+    memory = {
+        "disk, in place": memoryview(buffer.numpy())[:moved],
+        "disk, huge pages": huge(moved),
+    }
+    disk = Disk(folder / "disk", moved, memory)
+    try:
+        for number in range(rounds + 1):
+            turn = number % len(systems)
+            for system in systems[turn:] + systems[:turn]:
+                round_of(system, number, nbytes, count, buffer)
+            disk.round()
+    finally:
+        disk.close()
+        for system in systems:
+            system.adapter.close()
+    rows = []
+    for system in systems + [system for system, _ in disk.systems]:
+        for operation in OPERATIONS:
+            if not system.seconds[operation]:
+                continue
+            # The first round made files and scopes.
+            warm_up = LOOKUPS if operation == "lookup" else 1
+            median = statistics.median(system.seconds[operation][warm_up:])
+            rate = None if operation == "lookup" else round(count * nbytes / median / 1e6, 1)
+            rows.append(
+                {
+                    "system": system.name,
+                    "object_bytes": nbytes,
+                    "op": operation,
+                    "mb_s": rate,
+                    "p50_us": round(median * 1e6, 1),
+                }
+            )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--dir", default="build", help="a directory on the disk to measure")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each system")
+    parser.add_argument("--object-kib", type=int, help="objects of this size only: 256 or 8192")
+    given = parser.parse_args()
+    rows = []
+    Path(given.dir).mkdir(parents=True, exist_ok=True)
+    for nbytes, count in SHAPES:
+        if given.object_kib not in (None, nbytes // KIB):
+            continue
+        folder = Path(tempfile.mkdtemp(prefix="bench-lmcache-", dir=given.dir))
+        try:
+            rows += measure(folder, nbytes, count, given.rounds)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    if given.json:
+        given.json.write_text(json.dumps(rows) + "\n")
+    sys.path.append(BESIDE)
+    from engines import table
+
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

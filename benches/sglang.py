@@ -1,0 +1,318 @@
+"""Ritornello and SGLang's own file backend behind SGLang's own controller functions:
+
+    build/env/sglang/bin/python benches/sglang.py [--json FILE] [--dir DIR] [--total 1GiB]
+
+Pages of a real host pool, 128 a call, as SGLang writes and reads them. The file backend is given
+copies of pages (`_generic_page_set/get`), Ritornello their memory (`_page_set/get_zero_copy`).
+Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gb` (seconds of processor
+time for a GB: 1000 over it is the MB/s that one idle core allows). Operations:
+
+put           until the calls return: the file backend's bytes are in the page cache then,
+              Ritornello's are on the disk
+put_synced    the same, and then what makes them durable: `fsync` of every file, `flush`
+get_cold      the file backend's files are dropped from the page cache before; Ritornello has
+              nothing there
+exists        `batch_exists` of the keys of 128 pages, all there
+
+`disk` is the limit: direct writes and reads of 4 MiB from four threads, in the same run. All take
+turns, round by round; a row is the median of its rounds.
+"""
+
+import argparse
+import json
+import logging
+import mmap
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
+ROOT = Path(__file__).resolve().parents[1]
+# In place of this folder, whose `sglang` is this file.
+sys.path[0] = str(ROOT / "tests/engines/sglang")
+
+import torch  # noqa: E402
+from hosts import config, controller, fill, mha, operation, slots  # noqa: E402
+from sglang.srt.mem_cache.hicache_storage import HiCacheFile  # noqa: E402
+
+from ritornello.sglang import RitornelloStorage, storage  # noqa: E402
+from ritornello.sglang.identity import Engine  # noqa: E402
+
+BATCH = 128
+MIB = 1 << 20
+BLOCK = 4 * MIB
+THREADS = 4
+EXISTS = 200
+# Shapes of hosts.mha: Qwen2.5-0.5B with pages of 16 tokens, Llama-3-8B with pages of 64.
+SHAPES: dict[str, dict[str, Any]] = {
+    "192 KiB": {"page": 16, "layers": (0, 24), "heads": 2, "head_dim": 64},
+    "8 MiB": {"page": 64, "layers": (0, 32), "heads": 8, "head_dim": 128},
+}
+Row = dict[str, Any]
+
+
+class System:
+    """A backend behind SGLang's controller, and how its bytes are brought to rest."""
+
+    name: str
+
+    def __init__(self, host: Any, backend: Any) -> None:
+        self.host, self.backend = host, backend
+        backend.register_mem_pool_host(host)
+        self.control = controller(host, backend)
+
+    def sync(self) -> None: ...
+    def drop_cache(self) -> None: ...
+    def clear(self) -> None:
+        self.backend.clear()
+
+
+class Files(System):
+    name = "hicache_file"
+
+    def __init__(self, host: Any, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(host, HiCacheFile(config({}), str(folder)))
+        self.put = self.control._generic_page_set
+        self.get = self.control._generic_page_get
+
+    def sync(self) -> None:
+        for path in self.folder.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def drop_cache(self) -> None:
+        for path in self.folder.iterdir():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class Ritornello(System):
+    name = "ritornello"
+
+    def __init__(self, host: Any, folder: Path, capacity: int) -> None:
+        extra = {"path": str(folder), "capacity": capacity, "interface_v1": 1}
+        super().__init__(host, RitornelloStorage(config(extra), {}))
+        self.put = self.control._page_set_zero_copy
+        self.get = self.control._page_get_zero_copy
+
+    def sync(self) -> None:
+        store = self.backend._store._store
+        assert store is not None
+        store.flush()
+
+
+def hashes(name: str, pages: int) -> list[str]:
+    found, last = [], name.encode()
+    for _ in range(pages):
+        last = sha256(last).digest()
+        found.append(last.hex())
+    return found
+
+
+def batches(keys: list[str]) -> Iterator[list[str]]:
+    for at in range(0, len(keys), BATCH):
+        yield keys[at : at + BATCH]
+
+
+@dataclass
+class Calls:
+    """Seconds of each call, and of processor time for all."""
+
+    seconds: list[float]
+    cpu: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds)
+
+
+def timed(calls: Iterator[Callable[[], Any]]) -> Calls:
+    """Every call must answer that all went well."""
+    seconds, cpu = [], process_time()
+    for call in calls:
+        begun = perf_counter()
+        done = call()
+        seconds.append(perf_counter() - begun)
+        assert done, "a call did not do all of its work"
+    return Calls(seconds, process_time() - cpu)
+
+
+def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row]:
+    host, keys = system.host, hashes(name, pages)
+    at = slots(host, list(range(BATCH)))
+    nothing = slots(host, list(range(BATCH, 2 * BATCH)))
+    put = timed(lambda b=batch: system.put(b, at) for batch in batches(keys))
+    begun, cpu = perf_counter(), process_time()
+    system.sync()
+    synced = put.total + perf_counter() - begun
+    synced_cpu = put.cpu + process_time() - cpu
+    system.drop_cache()
+    get = timed(
+        lambda b=batch: system.get(operation(), b, nothing) == len(b) for batch in batches(keys)
+    )
+    half = host.page_num // 2
+    same = torch.equal(
+        host.kv_buffer[:, :half].view(torch.int16), host.kv_buffer[:, half:].view(torch.int16)
+    )
+    assert same, f"{system.name} returned other bytes"
+    asked = keys[:BATCH]
+    exists = timed(lambda: system.backend.batch_exists(asked) == len(asked) for _ in range(EXISTS))
+    host.kv_buffer[:, half:] = 0
+    system.clear()
+    size = pages * page_bytes
+
+    def row(op: str, calls: Calls, moves: bool = True) -> Row:
+        return {
+            "system": system.name,
+            "object_bytes": page_bytes,
+            "op": op,
+            "mb_s": size / 1e6 / calls.total if moves else None,
+            "p50_us": median(calls.seconds) * 1e6,
+            "cpu_s_gb": calls.cpu / size * 1e9 if moves else None,
+        }
+
+    return [
+        row("put", put),
+        row("put_synced", Calls([synced], synced_cpu)),
+        row("get_cold", get),
+        row("exists", exists, moves=False),
+    ]
+
+
+def disk(folder: Path, total: int) -> list[Row]:
+    """Direct writes to preallocated space and reads of it, four threads."""
+    path = folder / "disk"
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+    try:
+        os.posix_fallocate(file, 0, total)
+        memory = [mmap.mmap(-1, BLOCK) for _ in range(THREADS)]
+        for block in memory:
+            block.write(os.urandom(BLOCK))
+
+        def run(move: Callable[[int, list[Any], int], int]) -> tuple[float, list[float]]:
+            def lane(which: int) -> list[float]:
+                found = []
+                for offset in range(which * BLOCK, total, THREADS * BLOCK):
+                    begun = perf_counter()
+                    assert move(file, [memory[which]], offset) == BLOCK
+                    found.append(perf_counter() - begun)
+                return found
+
+            begun = perf_counter()
+            with ThreadPoolExecutor(THREADS) as pool:
+                calls = [call for lane in pool.map(lane, range(THREADS)) for call in lane]
+            return perf_counter() - begun, calls
+
+        rows = []
+        run(os.pwritev)  # The file system writes preallocated space twice.
+        for op, move in (("put", os.pwritev), ("get_cold", os.preadv)):
+            seconds, calls = run(move)
+            rate = total / 1e6 / seconds
+            rows.append(
+                {
+                    "system": "disk",
+                    "object_bytes": BLOCK,
+                    "op": op,
+                    "mb_s": rate,
+                    "p50_us": median(calls) * 1e6,
+                    "cpu_s_gb": None,
+                }
+            )
+        return rows
+    finally:
+        os.close(file)
+        path.unlink()
+
+
+def medians(rounds: list[list[Row]]) -> list[Row]:
+    found = []
+    for rows in zip(*rounds, strict=True):
+        made = dict(rows[0])
+        for name in ("mb_s", "p50_us", "cpu_s_gb"):
+            if made[name] is not None:
+                made[name] = round(median(row[name] for row in rows), 3)
+        found.append(made)
+    return found
+
+
+def measure(folder: Path, total: int, rounds: int) -> list[Row]:
+    found = medians([disk(folder, total) for _ in range(rounds)])
+    for name, shape in SHAPES.items():
+        host = mha("page_first_direct", pages=2 * BATCH, **shape)
+        fill(host, 1)
+        page_bytes = host.size_per_token * host.page_size
+        pages = max(total // page_bytes // BATCH, 1) * BATCH
+        files = Files(host, folder / f"files {name}")
+        ours = Ritornello(host, folder / f"store {name}", 2 * pages * page_bytes + (1 << 30))
+        taken: dict[str, list[list[Row]]] = {files.name: [], ours.name: []}
+        for number in range(rounds):
+            for system in (files, ours):
+                host.kv_buffer[:, host.page_num // 2 :] = 0
+                taken[system.name].append(round_of(system, f"{name} {number}", pages, page_bytes))
+        ours.backend.close()
+        for rows in taken.values():
+            found += medians(rows)
+    return found
+
+
+def show(rows: list[Row]) -> None:
+    print(
+        f"{'system':14}{'object':>10}{'op':>12}{'MB/s':>10}{'p50 us':>12}"
+        f"{'ratio':>8}{'cpu s/GB':>10}"
+    )
+    other = {(row["object_bytes"], row["op"]): row for row in rows if row["system"] == Files.name}
+    for row in rows:
+        rate = f"{row['mb_s']:.0f}" if row["mb_s"] is not None else ""
+        ratio = ""
+        if row["system"] == Ritornello.name:
+            file = other[(row["object_bytes"], row["op"])]
+            ratio = f"{file['p50_us'] / row['p50_us']:.1f}"
+            if row["mb_s"] is not None:
+                ratio = f"{row['mb_s'] / file['mb_s']:.1f}"
+        size = f"{row['object_bytes'] // 1024} KiB"
+        cpu = f"{row['cpu_s_gb']:.2f}" if row["cpu_s_gb"] is not None else ""
+        print(
+            f"{row['system']:14}{size:>10}{row['op']:>12}{rate:>10}{row['p50_us']:>12.0f}{ratio:>8}"
+            f"{cpu:>10}"
+        )
+
+
+def bytes_of(text: str) -> int:
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    return int(text[:-3]) * units[text[-3:]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="on the disk to measure")
+    parser.add_argument("--total", type=bytes_of, default=1 << 30, help="bytes a round: 1GiB")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    # No engine runs here that could say what it is.
+    storage.engine_of = lambda said: Engine(  # type: ignore[assignment]
+        "bench", "bench", b"bench", 0, (0, 1), (0, 1), (0, 1), False
+    )
+    folder = Path(tempfile.mkdtemp(prefix="bench-sglang-", dir=options.dir))
+    try:
+        rows = measure(folder, options.total, options.rounds)
+    finally:
+        shutil.rmtree(folder)
+    show(rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`make bench-shared`: two real engines, and the tiers they share."""

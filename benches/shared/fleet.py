@@ -1,0 +1,252 @@
+"""Two `vllm serve` processes with the same set-up: started, warmed, measured, compared, stopped."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benches.shared.setups import Scale
+from demo.server import Server as Process
+from ritornello.bench.client import Server
+from ritornello.bench.confidence import mean
+from ritornello.bench.driver import Driver, Record, Workload
+from ritornello.bench.engines import Watch
+from ritornello.bench.long_context import LongContext
+from ritornello.bench.metrics import Metrics
+from ritornello.bench.multi_round_qa import MultiRoundQA
+from ritornello.bench.prompts import Source
+
+ENGINES = 2
+ANSWER_SECONDS = 300.0
+CONNECTOR = {
+    "kv_connector": "RitornelloConnector",
+    "kv_connector_module_path": "ritornello.vllm",
+    "kv_role": "kv_both",
+}
+EXTRA = "kv_connector_extra_config"
+# Prompts that are asked twice to compare their answers, and how long what the first engine
+# computed may take to reach the tiers.
+CHECKS = 3
+STORED_SECONDS = 4.0
+# An answer, and the tokens of its prompt that came from a cache: the same split of the same prompt
+# must give the same answer.
+Answers = dict[tuple[int, int], tuple[int, ...]]
+
+
+@dataclass
+class Engine(Process):
+    """One of two engines that share a machine's cores, with little KV memory of its own."""
+
+    scale: Scale = field(kw_only=True)
+    threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def _command(self) -> list[str]:
+        blocks = self.scale.device // self.scale.block
+        more = ["--num-gpu-blocks-override", str(blocks), "--enable-prompt-tokens-details"]
+        return [*super()._command(), *more]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **super()._environment(),
+            "OMP_NUM_THREADS": str(self.threads),
+            **self.environment,
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A workload's requests, and what the engines' counters grew by."""
+
+    records: Sequence[Record]
+    metrics: Metrics | None
+
+
+@dataclass
+class Fleet:
+    """Use as a context manager: no process is left, however it is left."""
+
+    engines: Sequence[Engine]
+    scale: Scale
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        scale: Scale,
+        extras: Sequence[dict[str, Any] | None],
+        *,
+        program: Path,
+        folder: Path,
+        cores: int,
+        environment: Mapping[str, str],
+    ) -> "Fleet":
+        """`extras` are the configurations of our connector, one an engine; None is an engine
+        without one.
+        """
+        name = "".join(c if c.isalnum() else "-" for c in title)
+        engines = [
+            Engine(
+                name=f"{title}, engine {number}",
+                program=program,
+                model=folder / "model",
+                log=folder / f"{name}-{number}.log",
+                max_tokens=-(-(scale.longest + 1) // scale.block) * scale.block,
+                connector=None if extra is None else {**CONNECTOR, EXTRA: extra},
+                scale=scale,
+                threads=max(cores // ENGINES, 1),
+                environment=environment,
+            )
+            for number, extra in enumerate(extras)
+        ]
+        return cls(engines, scale)
+
+    def __enter__(self) -> Self:
+        try:
+            with ThreadPoolExecutor(ENGINES) as pool:
+                list(pool.map(Engine.__enter__, self.engines))
+            self._warm_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        with ThreadPoolExecutor(ENGINES) as pool:
+            list(pool.map(Engine.stop, self.engines))
+
+    def _warm_up(self) -> None:
+        """The first requests of a process pay for what is built lazily."""
+        source = Source(0)
+        for number, engine in enumerate(self.engines):
+            prompt = [int(t) for t in source.piece(f"warm-up {number}", 4 * self.scale.block)]
+            engine.ask(prompt, 4, remember=False)
+
+    def measure(self, workload: Workload) -> Measured:
+        """Runs a workload against both engines in turn."""
+
+        async def run() -> Measured:
+            servers = [Server(f"http://127.0.0.1:{engine.port}") for engine in self.engines]
+            watch = await Watch.begin(servers)
+            records = await Driver(servers, "demo", ANSWER_SECONDS).run(workload)
+            told = await watch.end(sum(record.prompt_tokens for record in records))
+            return Measured(records, told)
+
+        return asyncio.run(run())
+
+    def speed(self) -> "Speed":
+        """Both engines compute prompts that nobody has sent, one at a time each."""
+        scale = self.scale
+        documents = LongContext(
+            source=Source(2),
+            num_documents=2 * ENGINES,
+            document_length=max(scale.histories),
+            output_len=scale.answer,
+            repeat_count=0,
+            repeat_mode="tile",
+            max_inflight_requests=ENGINES,
+        )
+        answered = [r for r in self.measure(documents).records if not r.error]
+        gaps = [gap for record in answered for gap in record.gaps_s]
+        return Speed(mean([r.prompt_tokens / r.ttft_s for r in answered]), mean(gaps))
+
+    def multi_round_qa(self, history: int, qps: float) -> Measured:
+        """Users of this history length, whom no other length shares."""
+        scale = self.scale
+        return self.measure(
+            MultiRoundQA(
+                source=Source(history),
+                num_users=scale.users,
+                num_rounds=scale.rounds,
+                qps=qps,
+                shared_system_prompt=scale.system,
+                user_history_prompt=history,
+                answer_len=scale.answer,
+                question_len=scale.question,
+            )
+        )
+
+    def answers(self, alone: bool) -> Answers:
+        """Greedy answers without company: prompts that nobody has sent, asked of the first engine;
+        then again of the second, or, where there are no tiers (`alone`), of the first, whose own
+        cache has them.
+        """
+        first = self._greedy(0)
+        if not alone:
+            time.sleep(STORED_SECONDS)
+        return first | self._greedy(0 if alone else 1)
+
+    def _greedy(self, engine: int) -> Answers:
+        told: Answers = {}
+        for number in range(CHECKS):
+            record = self._ask(number, engine)
+            answer = tuple(token for token in record.answer if isinstance(token, int))
+            told[number, record.cached_tokens or 0] = answer
+        return told
+
+    def _ask(self, number: int, engine: int) -> Record:
+        document = LongContext(
+            source=Source(1000 + number),
+            num_documents=1,
+            document_length=8 * self.scale.block,
+            output_len=self.scale.answer,
+            repeat_count=0,
+            repeat_mode="tile",
+            max_inflight_requests=1,
+        )
+
+        async def run() -> Record:
+            server = Server(f"http://127.0.0.1:{self.engines[engine].port}")
+            (record,) = await Driver([server], "demo", ANSWER_SECONDS).run(document)
+            return record
+
+        return asyncio.run(run())
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one engine while the other is as busy: tokens it prefills a second, seconds between the
+    tokens of an answer.
+    """
+
+    prefill_tokens_s: float
+    gap_s: float
+
+    def qps(self, scale: Scale, history: int) -> float:
+        """Questions a second that keep the engines alone busy for `scale.load` of the time."""
+        said = scale.rounds / 2 * (scale.question + scale.answer)
+        prompt = scale.system + history + said
+        return scale.load * ENGINES / (prompt / self.prefill_tokens_s + scale.answer * self.gap_s)
+
+
+def same_so_far(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
+    """Share of answers equal to those of the reference run, among prompts that were equal: a
+    session's prompts are as long as its answers are. Other company in a batch may round otherwise.
+    """
+    told = {(r.session, r.round): r.answer for r in reference if not r.error}
+    equal, compared = 0, 0
+    by_session: dict[int, list[Record]] = {}
+    for record in mine:
+        by_session.setdefault(record.session, []).append(record)
+    for session in by_session.values():
+        for record in sorted(session, key=lambda r: r.round):
+            theirs = told.get((record.session, record.round))
+            if record.error or theirs is None:
+                break
+            compared += 1
+            if record.answer != theirs:
+                break
+            equal += 1
+    return equal / compared if compared else None

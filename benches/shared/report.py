@@ -1,0 +1,296 @@
+"""What the set-ups came to: rows, ratios with their intervals, facts that must hold, the table."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benches.shared.fleet import Answers, Measured, Speed, same_so_far
+from benches.shared.setups import (
+    ALONE,
+    EXPECTED,
+    HOST,
+    LOWER,
+    Scale,
+    Setup,
+    others_of,
+)
+from ritornello.bench.confidence import Groups, Interval, mean, quantile, ratio, regret
+from ritornello.bench.driver import Record
+from ritornello.bench.show import percent, seconds
+from ritornello.bench.summary import sessions, total, ttfts
+
+# What is aimed at: TTFT over that of the host tier alone at twice break-even and more, over the
+# engine alone at half of it, and the gate's regret.
+ENOUGH_X, CUT, LITTLE_X, WORSE, REGRET = 2.0, 0.6, 0.5, 1.05, 0.10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One set-up at one length of history. TTFT is that of questions with a history (round 2 and
+    later) but for `ttft_first_mean_s`. Intervals are at 95 %, over users. `hit_rate`: prompt tokens
+    from any cache over all prompt tokens, those of first questions included.
+    """
+
+    setup: str
+    history_tokens: int
+    tier_rate_x: float | None
+    gate: str
+    requests: int
+    failed: int
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    ttft_first_mean_s: float
+    gap_mean_s: float
+    prompt_tokens_s: float
+    answer_tokens_s: float
+    hit_rate: float | None
+    hit_rate_by_tier: dict[str, float]
+    over_alone: Interval | None
+    over_host: Interval | None
+    gate_regret: Interval | None
+    answers_as_alone: float | None
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """All that was measured of one set-up, by length of history; its answers, one at a time."""
+
+    setup: Setup
+    measured: dict[int, Measured] = field(default_factory=dict)
+    answers: Answers = field(default_factory=dict)
+    took_s: float = 0.0
+
+
+@dataclass
+class Report:
+    """Everything, while it is being measured; what was left out has a reason."""
+
+    scale: Scale
+    speed: Speed | None = None
+    bytes_per_token: int = 0
+    qps: dict[int, float] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def break_even(self) -> float:
+        """Bytes a second at which one engine loads as fast as it computes."""
+        return self.speed.prefill_tokens_s * self.bytes_per_token if self.speed else 0.0
+
+    def reference(self, name: str) -> Run | None:
+        return next((run for run in self.runs if run.setup.name == name), None)
+
+    def rows(self) -> list[Row]:
+        return [
+            self._row(run, history, measured)
+            for run in self.runs
+            for history, measured in run.measured.items()
+            if _returning(measured.records)
+        ]
+
+    def _row(self, run: Run, history: int, measured: Measured) -> Row:
+        back, first = _returning(measured.records), _first(measured.records)
+        times = [record.ttft_s for record in back]
+        gaps = [gap for record in back for gap in record.gaps_s] or [0.0]
+        whole = total(measured.records, measured.metrics)
+        tokens = measured.metrics.prompt_tokens() if measured.metrics else 0
+        by_tier = {tier: hit / tokens for tier, hit in (whole.hit_tokens or {}).items() if tokens}
+        alone = self._records(self.reference(ALONE), history)
+        return Row(
+            setup=run.setup.name,
+            history_tokens=round(mean([record.history_tokens for record in back])),
+            tier_rate_x=run.setup.rate_x,
+            gate=run.setup.gate,
+            requests=whole.requests,
+            failed=whole.failed,
+            ttft_mean_s=mean(times),
+            ttft_p50_s=quantile(times, 0.5),
+            ttft_p90_s=quantile(times, 0.9),
+            ttft_p99_s=quantile(times, 0.99),
+            ttft_first_mean_s=mean([record.ttft_s for record in first]),
+            gap_mean_s=mean(gaps),
+            prompt_tokens_s=whole.prompt_tokens_s,
+            answer_tokens_s=whole.answer_tokens_s,
+            hit_rate=whole.hit_rate,
+            hit_rate_by_tier=by_tier,
+            over_alone=self._over(back, self.reference(ALONE), history, run),
+            over_host=self._over(back, self.reference(HOST), history, run),
+            gate_regret=self._regret(run, back, history),
+            answers_as_alone=same_so_far(measured.records, alone) if alone else None,
+            counters=whole.counters or {},
+        )
+
+    @staticmethod
+    def _records(run: Run | None, history: int) -> Sequence[Record]:
+        return run.measured[history].records if run and history in run.measured else ()
+
+    def _over(
+        self, back: Sequence[Record], other: Run | None, history: int, run: Run
+    ) -> Interval | None:
+        """TTFT over that of another set-up, users paired."""
+        theirs = _returning(self._records(other, history))
+        if not theirs or other is run:
+            return None
+        mine, ours = paired(back, theirs)
+        return ratio(mine, ours)
+
+    def _regret(self, run: Run, back: Sequence[Record], history: int) -> Interval | None:
+        if run.setup.gate != "auto" or run.setup.rate_x is None:
+            return None
+        names = others_of(run.setup, (other.setup for other in self.runs))
+        others = [
+            _returning(self._records(other, history))
+            for name in names
+            for other in self.runs
+            if other.setup == name
+        ]
+        if not others or not all(others):
+            return None
+        chosen, *rest = paired(back, *others)
+        return regret(chosen, rest)
+
+    def check(self) -> None:
+        """Facts that hold at any speed; `broken` has those that do not."""
+        alone = self.reference(ALONE)
+        for run in self.runs:
+            title = run.setup.title
+            failed = [
+                record.error
+                for measured in run.measured.values()
+                for record in measured.records
+                if record.error
+            ]
+            if failed:
+                self.broken.append(f"{title}: {len(failed)} requests failed: {failed[0]}")
+            if alone and run is not alone:
+                self.broken += differing(title, run, alone.answers)
+            self.broken += [f"{title}: {told}" for told in _without_hits(run)]
+
+    def compared(self) -> dict[str, list[int]]:
+        """By set-up: how many tokens were cached of prompts whose answers were compared with those
+        of the engine alone.
+        """
+        alone = self.reference(ALONE)
+        return {
+            run.setup.title: sorted(cached for _, cached in run.answers.keys() & alone.answers)
+            for run in self.runs
+            if alone and run is not alone
+        }
+
+    def aims(self) -> list[str]:
+        """What is aimed at, row by row, and what it came to."""
+        told = []
+        for row in self.rows():
+            if row.setup not in LOWER or row.gate != "auto" or row.tier_rate_x is None:
+                continue
+            at = f"{row.setup} at {row.tier_rate_x:g}x, {row.history_tokens:,} tokens"
+            if row.tier_rate_x >= ENOUGH_X and row.over_host:
+                told.append(_aim(f"{at}: TTFT over host only", row.over_host, CUT))
+            if row.tier_rate_x == LITTLE_X and row.over_alone:
+                told.append(_aim(f"{at}: TTFT over the engine alone", row.over_alone, WORSE))
+            if row.gate_regret:
+                told.append(_aim(f"{at}: gate regret", row.gate_regret, REGRET))
+        return told
+
+    def write(self, path: Path, **more: Any) -> None:
+        scale = self.scale
+        kib = self.bytes_per_token / 1024
+        working = {h: scale.working_set(h) * self.bytes_per_token for h in scale.histories}
+        told = {
+            "scale": asdict(scale),
+            "bytes_per_token": self.bytes_per_token,
+            "working_set_bytes": working,
+            "device_bytes": round(scale.device * kib * 1024),
+            "host_bytes": scale.host_mib << 20,
+            "prefill_tokens_s": self.speed.prefill_tokens_s if self.speed else None,
+            "break_even_bytes_s": self.break_even,
+            "qps": self.qps,
+            **more,
+            "rows": [asdict(row) for row in self.rows()],
+            "answers_compared": self.compared(),
+            "aims": self.aims(),
+            "left_out": [{"setup": title, "reason": why} for title, why in self.left_out],
+            "broken": self.broken,
+        }
+        path.write_text(json.dumps(told, indent=2) + "\n")
+
+
+def differing(title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, ...]]) -> list[str]:
+    """Answers that are not those of the engine alone, to the same prompt, as much of it cached."""
+    both = run.answers.keys() & alone.keys()
+    told = [
+        f"{title}: the answer to prompt {number}, {cached} tokens of it cached, is another than "
+        "that of the engine alone"
+        for number, cached in sorted(both)
+        if run.answers[number, cached] != alone[number, cached]
+    ]
+    if run.setup.gate != "never" and not any(cached for _, cached in both):
+        seen = sorted(cached for _, cached in run.answers)
+        if run.setup.gate == "always" or run.setup.rate_x is None:
+            told.append(f"{title}: no answer to compare: cached were {seen} tokens of each prompt")
+    return told
+
+
+def paired(*runs: Sequence[Record]) -> list[Groups]:
+    """TTFT by session, of the sessions that have answers in all runs."""
+    of = [{session[0].session: session for session in sessions(run)} for run in runs]
+    both = sorted(set.intersection(*(set(one) for one in of)))
+    return [ttfts([record for name in both for record in one[name]]) for one in of]
+
+
+def _returning(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if not record.error and record.history_tokens]
+
+
+def _first(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if not record.error and not record.history_tokens]
+
+
+def _without_hits(run: Run) -> list[str]:
+    """The tier that a set-up is there for, where it gave nothing though loading was free to it."""
+    tier = EXPECTED.get(run.setup.name)
+    free = run.setup.gate == "always" or run.setup.rate_x is None
+    if tier is None or not free or run.setup.gate == "never":
+        return []
+    found = [m.metrics.hit_tokens() for m in run.measured.values() if m.metrics]
+    if any(hits.get(tier) for hits in found):
+        return []
+    return [f"no hit came from the tier {tier}: {found}"]
+
+
+def _aim(what: str, found: Interval, most: float) -> str:
+    reached = "reached" if found.value <= most else "not reached"
+    return f"{what} {found}, at most {most:g}: {reached}"
+
+
+def table(rows: Sequence[Row]) -> Table:
+    made = Table(title="Multi-round QA on two engines: questions with a history")
+    for name in ("set-up", "history\ntokens", "rate", "gate", "TTFT\nmean", "p50", "p90", "p99"):
+        made.add_column(name, justify="left" if name == "set-up" else "right", no_wrap=True)
+    for name in ("first\nTTFT", "over\nalone", "over\nhost", "regret", "prompt\ntokens/s", "hits"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("by tier")
+    for r in rows:
+        made.add_row(
+            r.setup,
+            f"{r.history_tokens:,}",
+            f"{r.tier_rate_x:g}x" if r.tier_rate_x else "",
+            r.gate,
+            *(seconds(v) for v in (r.ttft_mean_s, r.ttft_p50_s, r.ttft_p90_s, r.ttft_p99_s)),
+            seconds(r.ttft_first_mean_s),
+            f"{r.over_alone.value:.2f}" if r.over_alone else "",
+            f"{r.over_host.value:.2f}" if r.over_host else "",
+            f"{r.gate_regret.value:+.0%}" if r.gate_regret else "",
+            f"{r.prompt_tokens_s:,.0f}",
+            percent(r.hit_rate),
+            ", ".join(f"{tier} {share:.0%}" for tier, share in r.hit_rate_by_tier.items()),
+        )
+    return made

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""What the vLLM connector costs the scheduler's thread; its hooks are called as vLLM calls them.
+
+    python benches/vllm_scheduler.py [--json] [--tokens 16384] [--block 64] [--dir FOLDER]
+
+`request`: all hooks of one request (match, admission, its first step, its end), with the whole
+prompt in the store (hit) or nothing of it (miss). `step`: planning one step of 100 running
+requests, each with one more token; every request fills a page once in `--block` steps. Models have
+as many objects a page as named: KV heads apart, pipeline stages, groups with a window. The store is
+a real one, owned by this process.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from ritornello._core import Store
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.meter import Meter
+from ritornello.vllm.parts import ALL, Part, slices, trailing
+from ritornello.vllm.scheduler import SchedulerSide
+from ritornello.vllm.settings import Settings
+from ritornello.vllm.store import QuietStore
+
+RUNNING = 100
+HEAD_BYTES = 32
+WINDOW = 1024
+
+
+def model(block: int, *, units: int = 1, stages: int = 1, windows: int = 0) -> Identity:
+    """Pages of a few bytes: what is measured does not depend on their size."""
+    names = tuple((f"l.{stage}",) for stage in range(stages))
+    heads = tuple((unit, unit + 1) for unit in range(units))
+    rules = [ALL] + [trailing(WINDOW)] * windows
+    parts = tuple(
+        Part(rule, block, units, 16, HEAD_BYTES, "bfloat16", "bench", "", heads, True, names)
+        for rule in rules
+    )
+    return Identity("bench", b"w", "none", "sha256", block, block, (), parts)
+
+
+MODELS: dict[str, dict[str, int]] = {
+    "one object": {},
+    "8 head groups": {"units": 8},
+    "8 head groups, 2 stages": {"units": 8, "stages": 2},
+    "full attention and 5 windows": {"windows": 5},
+}
+
+
+class Engine:
+    """As much of vLLM's scheduler as its connector sees."""
+
+    def __init__(self, identity: Identity, folder: str, tokens: int) -> None:
+        meter = Meter()
+        self.identity = identity
+        self.tokens = tokens
+        self.block = identity.alignment
+        self.folder = folder
+        self.store = QuietStore(Settings(folder, "1GiB"), meter)
+        self.store.open()
+        self.side = SchedulerSide(self.store, identity, meter, apart=True)
+        blocks = tuple(list(range(1, tokens // self.block + 64)) for _ in identity.parts)
+        self.blocks = blocks
+        pool = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
+        self.side.bind(
+            SimpleNamespace(block_pool=pool, get_block_ids=lambda request: blocks)  # type: ignore[arg-type]
+        )
+
+    def request(self, name: str, hashes: list[bytes]) -> Any:
+        return SimpleNamespace(
+            request_id=name,
+            block_hashes=hashes,
+            num_tokens=self.tokens + 1,
+            num_computed_tokens=0,
+            skip_reading_prefix_cache=False,
+            kv_transfer_params=None,
+        )
+
+    def keep(self, hashes: Sequence[bytes]) -> None:
+        """Puts every object of these pages."""
+        with Store.open(self.folder) as store:
+            for of in slices(self.identity.parts):
+                scope = self.identity.scope(of)
+                store.put_batch(scope, list(hashes), [bytes(scope.page_bytes)] * len(hashes))
+
+    def whole_request(self, name: str, hashes: list[bytes]) -> int:
+        side, asked = self.side, self.request(name, hashes)
+        tokens, apart = side.matched_tokens(asked, 0)
+        side.admitted(asked, self.blocks, tokens)
+        asked.num_computed_tokens = tokens
+        if apart:
+            side.plan(SimpleNamespace(num_scheduled_tokens={}))
+            side.reported(None, set(), {name})
+            side.admitted(asked, self.blocks, 0)
+        scheduled = asked.num_tokens - asked.num_computed_tokens
+        side.plan(SimpleNamespace(num_scheduled_tokens={name: scheduled}))
+        side.finished(name)
+        return tokens
+
+    def steps(self, hashes: list[bytes]) -> Iterator[Callable[[], None]]:
+        """Steps of requests that were admitted at different places in a page."""
+        running = []
+        for place in range(RUNNING):
+            asked = self.request(f"r{place}", list(hashes))
+            asked.num_tokens += place % self.block
+            self.side.matched_tokens(asked, 0)
+            self.side.admitted(asked, self.blocks, 0)
+            scheduled = {asked.request_id: asked.num_tokens}
+            self.side.plan(SimpleNamespace(num_scheduled_tokens=scheduled))
+            asked.num_computed_tokens = asked.num_tokens
+            running.append(asked)
+        step = SimpleNamespace(num_scheduled_tokens={asked.request_id: 1 for asked in running})
+        while True:
+            for asked in running:
+                asked.num_tokens += 1
+                if asked.num_tokens % self.block == 0:
+                    asked.block_hashes.append(os.urandom(32))
+            yield lambda: self.side.plan(step) and None
+            for asked in running:
+                asked.num_computed_tokens += 1
+
+
+def microseconds(action: Callable[[], object]) -> float:
+    begun = time.perf_counter_ns()
+    action()
+    return (time.perf_counter_ns() - begun) / 1e3
+
+
+def row(name: str, what: str, times: list[float]) -> dict[str, Any]:
+    ordered = sorted(times)
+    return {
+        "model": name,
+        "what": what,
+        "p50_us": round(statistics.median(ordered), 1),
+        "p99_us": round(ordered[len(ordered) * 99 // 100], 1),
+    }
+
+
+def measure(name: str, identity: Identity, folder: str, tokens: int) -> list[dict[str, Any]]:
+    engine = Engine(identity, folder, tokens)
+    pages = tokens // engine.block
+    known = [os.urandom(32) for _ in range(pages)]
+    engine.keep(known)
+    for turn in range(100):  # caches and the interpreter's specialised instructions come to life
+        assert engine.whole_request(f"warm{turn}", known) == tokens
+    hits = [
+        microseconds(lambda turn=turn: engine.whole_request(f"h{turn}", known))
+        for turn in range(1000)
+    ]
+    strange = [os.urandom(32) for _ in range(pages)]
+    misses = [
+        microseconds(lambda turn=turn: engine.whole_request(f"m{turn}", strange))
+        for turn in range(1000)
+    ]
+    steps = engine.steps(strange)
+    planned = [microseconds(next(steps)) for _ in range(20 * engine.block)][engine.block :]
+    engine.side.close()
+    return [
+        row(name, f"request, {tokens} tokens, hit", hits),
+        row(name, f"request, {tokens} tokens, miss", misses),
+        {
+            **row(name, f"step, {RUNNING} requests", planned),
+            "mean_us": round(statistics.mean(planned), 1),
+        },
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--block", type=int, default=64)
+    parser.add_argument("--dir", default=None)
+    given = parser.parse_args()
+    rows = []
+    for name, shape in MODELS.items():
+        with tempfile.TemporaryDirectory(dir=given.dir) as folder:
+            rows += measure(name, model(given.block, **shape), f"{folder}/store", given.tokens)
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    for found in rows:
+        mean = f"  mean {found['mean_us']:6.1f}" if "mean_us" in found else ""
+        print(
+            f"{found['model']:30} {found['what']:28} p50 {found['p50_us']:7.1f} µs"
+            f"  p99 {found['p99_us']:7.1f}{mean}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

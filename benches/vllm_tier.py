@@ -1,0 +1,417 @@
+"""vLLM's secondary tiers side by side: ours and vLLM's own `fs`, through the same interface.
+
+    build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json]
+
+Chunks go from a host tier in shared memory, made as vLLM makes it, to the tier's storage and back;
+what comes back is compared with what went. Systems take turns within a round, and a figure is the
+median of the rounds. `lookup` is the time on the scheduler's thread a key, for requests of 256 keys
+that are all there; `wall_us` is how long a request waits for all its answers, engine steps that
+take no time included. `submit_us` is what one job costs the scheduler's thread, in CPU time: by the
+clock it is more where threads that move bytes take the cores.
+
+`--memory` says what the host tier lies in: `shm` (vLLM's own: a file in /dev/shm, in pages of
+4 KiB; our tier may choose to move them through the store's staging memory), `in_place` (as `shm`,
+but never through staging), `collapsed` (the same, made huge afterwards through an aligned mapping),
+`huge` (anonymous memory in huge pages: what a host tier could be).
+"""
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+MIB = 1 << 20
+HUGE = 2 * MIB
+MADV_COLLAPSE = 25
+CHUNK_TOKENS = 256
+# Chunks a request stores or loads at once, and keys it looks up.
+JOB_CHUNKS = 16
+LOOKUP_KEYS = 256
+LAYERS = ("model.layers.0", "model.layers.1")
+
+
+@dataclass
+class Request:
+    """As much of vLLM's `ReqContext` as a tier looks at."""
+
+    req_id: str
+    kv_transfer_params: dict[str, Any] | None = None
+    _offload_key_positions: dict[bytes, int] = field(default_factory=dict)
+
+    def get_offload_key_position(self, key: bytes) -> int | None:
+        return self._offload_key_positions.get(key)
+
+
+def sequence(name: str, keys: int) -> tuple[Request, list[bytes]]:
+    seed = np.random.default_rng(abs(hash(name)) % (1 << 32))
+    made = [seed.bytes(32) + b"\0\0\0\0" for _ in range(keys)]
+    ends = {key: (place + 1) * CHUNK_TOKENS for place, key in enumerate(made)}
+    return Request(f"{name}-{uuid.uuid4().hex}", None, ends), made
+
+
+class Host:
+    """The host tier: `rows` rows of `row_bytes`, in memory of one kind."""
+
+    def __init__(self, kind: str, rows: int, row_bytes: int) -> None:
+        size = rows * row_bytes
+        self.kind = kind
+        if kind == "huge":
+            self._map = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            start = -address(self._map) % HUGE
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            path = f"/dev/shm/ritornello_bench_{os.getpid()}"
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            Path(path).unlink()
+            start = 0
+            os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED)
+        flat = np.frombuffer(self._map, np.int8, size, start)
+        self.rows = flat.reshape(rows, row_bytes)
+        self.rows[:] = np.random.default_rng(1).integers(-128, 127, row_bytes, np.int8)
+        self.rows[:, :8] = np.arange(rows, dtype=np.int64)[:, None].view(np.int8)
+        if kind == "collapsed":
+            collapse(fd, size)
+        if kind == "huge" and (found := huge_bytes(self._map)) < size - 2 * HUGE:
+            print(f"huge: only {found / MIB:.0f} of {size / MIB:.0f} MiB", file=sys.stderr)
+
+    @property
+    def view(self) -> memoryview:
+        return self.rows.data
+
+
+def address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def huge_bytes(memory: mmap.mmap) -> int:
+    """Bytes of an anonymous mapping that are in huge pages."""
+    start, found, inside = address(memory), 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            low, high = (int(end, 16) for end in first.split("-"))
+            inside = low <= start < high
+        elif inside and first == "AnonHugePages:":
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def collapse(fd: int, size: int) -> None:
+    """The file's pages become huge where a mapping of it begins at a multiple of 2 MiB: the
+    kernel collapses through a mapping, and the one vLLM gets need not be aligned.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    reserved = libc.mmap(None, size + HUGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    aligned = reserved + -reserved % HUGE
+    fixed = mmap.MAP_SHARED | 0x10
+    libc.mmap(aligned, size, mmap.PROT_READ | mmap.PROT_WRITE, fixed, fd, 0)
+    begun = time.perf_counter()
+    if libc.madvise(aligned, size - size % HUGE, MADV_COLLAPSE):
+        raise OSError(ctypes.get_errno(), "MADV_COLLAPSE: " + os.strerror(ctypes.get_errno()))
+    seconds = time.perf_counter() - begun
+    print(f"collapsed {size / MIB:.0f} MiB in {seconds:.2f} s", file=sys.stderr)
+    libc.munmap(reserved, size + HUGE)
+
+
+def spec_of(settings: dict[str, Any]) -> Any:
+    """As much of vLLM's `OffloadingSpec` as tiers look at."""
+    group = SimpleNamespace(group_id=0, tokens_per_block=CHUNK_TOKENS, layer_names=LAYERS)
+    config = SimpleNamespace(
+        groups=(group,),
+        cache=SimpleNamespace(tokens_per_hash=CHUNK_TOKENS, blocks_per_chunk=1),
+        model=SimpleNamespace(name="bench", dtype="bfloat16"),
+        parallel=SimpleNamespace(
+            rank=0, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, is_parallelism_agnostic=False
+        ),
+        replicated_layout=False,
+        canonical_layout=False,
+        kv_cache_layout="LBHNC",
+    )
+    events = SimpleNamespace(enable_kv_cache_events=False)
+    return SimpleNamespace(
+        config=config, extra_config=settings, kv_events_config=events, blocks_per_chunk=1
+    )
+
+
+def engine_of(settings: dict[str, Any]) -> Any:
+    """As much of vLLM's configuration as our tier looks at."""
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings),
+        model_config=SimpleNamespace(
+            model="bench",
+            hf_config=SimpleNamespace(to_dict=lambda: {"model_type": "bench"}),
+            dtype="torch.bfloat16",
+            quantization=None,
+            get_total_num_kv_heads=lambda: 8,
+            get_head_size=lambda: 128,
+        ),
+        cache_config=SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256"),
+        load_config=SimpleNamespace(load_format="dummy"),
+        attention_config=SimpleNamespace(backend=None),
+        device_config=SimpleNamespace(device_type="bench"),
+        speculative_config=None,
+    )
+
+
+class FullAttentionSpec:
+    """Known by its name, as vLLM's is."""
+
+
+def ours(folder: Path, host: Host) -> Any:
+    """`RitornelloTier`, which finds the engine's configuration on the stack: here."""
+    from ritornello.vllm import RitornelloTier
+
+    settings: dict[str, Any] = {}
+    vllm_config = engine_of(settings)
+    caches = SimpleNamespace(kv_cache_spec=FullAttentionSpec())
+    kv_cache_config = SimpleNamespace(kv_cache_groups=[caches])
+    tier = RitornelloTier(
+        spec_of(settings),
+        host.view,
+        "RitornelloTier",
+        path=str(folder / "ritornello"),
+        capacity="2GiB",
+    )
+    assert tier._tier is not None, (vllm_config, kv_cache_config)
+    assert tier._tier._rows is not None
+    if host.kind == "shm":
+        print(f"staged: {tier._tier._rows.staged}", file=sys.stderr)
+    else:
+        tier._tier._rows.staged = False
+    return tier
+
+
+def fs(folder: Path, host: Host) -> Any:
+    from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
+
+    return FileSystemTierManager(spec_of({}), host.view, "fs", root_dir=str(folder / "fs"))
+
+
+OWNER = """
+import sys
+import ritornello as rt
+store = rt.Store.open(sys.argv[1])
+print(store.role, flush=True)
+sys.stdin.read()
+"""
+
+
+class Bench:
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def transfer(self, tier: Any, keys: Sequence[bytes], *, load: bool) -> dict[str, float]:
+        """All keys, in jobs of a request each, as many at once as there are."""
+        from vllm.v1.kv_offload.tiering.base import TransferJob
+
+        begun, busy = time.perf_counter(), cpu()
+        submitted: list[float] = []
+        for first in range(0, len(keys), JOB_CHUNKS):
+            part = list(keys[first : first + JOB_CHUNKS])
+            ends = {key: (place + 1) * CHUNK_TOKENS for place, key in enumerate(part)}
+            request = Request(f"job-{uuid.uuid4().hex}", None, ends)
+            rows = np.arange(first, first + len(part), dtype=np.int32)
+            job = TransferJob(first, part, rows, load, request)
+            at = time.thread_time()
+            (tier.submit_load if load else tier.submit_store)(job)
+            submitted.append(time.thread_time() - at)
+        jobs = -(-len(keys) // JOB_CHUNKS)
+        failed, left = 0, jobs
+        while left:
+            for result in tier.get_finished_jobs():
+                left -= 1
+                failed += not result.success
+            time.sleep(0.0005)
+        seconds = time.perf_counter() - begun
+        assert not failed, f"{failed} jobs failed"
+        moved = len(keys) * self.host.rows.shape[1]
+        return {
+            "mb_s": moved / seconds / 1e6,
+            "cpu_ms_per_gib": (cpu() - busy) * 1e3 / (moved / (1 << 30)),
+            "submit_us": statistics.median(submitted) * 1e6,
+        }
+
+    def lookup(self, tier: Any, keys: list[bytes]) -> dict[str, float]:
+        """One request of all the keys: steps until none is answered "ask again"."""
+        from vllm.v1.kv_offload.base import LookupResult
+
+        ends = {key: (place + 1) * CHUNK_TOKENS for place, key in enumerate(keys)}
+        request = Request(f"look-{uuid.uuid4().hex}", None, ends)
+        tier.on_new_request(request)
+        begun = time.perf_counter()
+        spent, steps = 0.0, 0
+        while True:
+            at = time.perf_counter()
+            answers = {tier.lookup(key, request) for key in keys}
+            tier.on_schedule_end(None)
+            spent += time.perf_counter() - at
+            steps += 1
+            if LookupResult.RETRY not in answers:
+                break
+            time.sleep(0)
+        wall = time.perf_counter() - begun
+        assert answers == {LookupResult.HIT}, answers
+        tier.on_request_finished(request)
+        # A step that asks again costs the scheduler too; how many there are depends on its steps,
+        # so that one asking and one answered step are charged.
+        charged = spent if steps == 1 else spent / steps * 2
+        return {"us_per_key": charged / len(keys) * 1e6, "wall_us": wall * 1e6}
+
+
+def cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(
+    folder: Path, makers: dict[str, Callable[[Path, Host], Any]], hosts: list[Host], rounds: int
+) -> list[dict[str, Any]]:
+    """Rows of figures, one a system, kind of memory and operation."""
+    figures: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    tiers = [
+        (name, host, make(folder / host.kind, host))
+        for host in hosts
+        for name, make in makers.items()
+    ]
+    for turn in range(rounds):
+        for name, host, tier in tiers:
+            bench, rows = Bench(host), host.rows
+            _, keys = sequence(f"round {turn}", len(rows))
+            expected = rows.copy()
+
+            def note(op: str, found: dict[str, float], at: tuple[str, str]) -> None:
+                figures.setdefault((*at, op), []).append(found)
+
+            at = (name, host.kind)
+            note("store", bench.transfer(tier, keys, load=False), at)
+            rows[:] = 0
+            note("load", bench.transfer(tier, keys, load=True), at)
+            assert (rows == expected).all(), f"{name} brought other bytes"
+            for _ in range(20):
+                note("lookup", bench.lookup(tier, keys[:LOOKUP_KEYS]), at)
+    for _, _, tier in tiers:
+        tier.shutdown()
+    for left in folder.iterdir():
+        shutil.rmtree(left)
+    return [
+        {
+            "system": name,
+            "memory": kind,
+            "chunk_bytes": hosts[0].rows.shape[1],
+            "op": op,
+            **{what: median([one[what] for one in found]) for what in found[0]},
+        }
+        for (name, kind, op), found in figures.items()
+    ]
+
+
+def median(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 2)
+
+
+def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, Any]]:
+    """Lookups of a store that another process owns, and of keys whose place is not known."""
+    bench = Bench(host)
+    count = min(LOOKUP_KEYS, len(host.rows))
+    _, keys = sequence("elsewhere", count)
+    rows: list[dict[str, Any]] = []
+
+    def row(name: str, tier: Any, look: Callable[[Any, list[bytes]], dict[str, float]]) -> None:
+        found = [look(tier, keys) for _ in range(20 * rounds)]
+        told = {what: median([one[what] for one in found]) for what in found[0]}
+        shape = {"memory": host.kind, "chunk_bytes": host.rows.shape[1], "op": "lookup"}
+        rows.append({"system": name, **shape, **told})
+
+    def one_by_one(tier: Any, keys: list[bytes]) -> dict[str, float]:
+        request = Request(f"single-{uuid.uuid4().hex}")
+        tier.on_new_request(request)
+        begun = time.perf_counter()
+        for key in keys:
+            tier.lookup(key, request)
+        tier.on_schedule_end(None)
+        spent = time.perf_counter() - begun
+        tier.on_request_finished(request)
+        return {"us_per_key": spent / len(keys) * 1e6, "wall_us": spent * 1e6}
+
+    tier = ours(folder, host)
+    bench.transfer(tier, keys, load=False)
+    row("ritornello, key by key", tier, one_by_one)
+    path = tier._settings.store.path
+    namespace = tier._tier._namespace
+    tier.shutdown()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "owner\n"
+        tier = ours(folder, host)
+        # Made-up weights have a random epoch: the keys were stored under the one before.
+        tier._tier._renew(namespace)
+        row("ritornello, as client", tier, bench.lookup)
+        tier.shutdown()
+    finally:
+        owner.kill()
+        owner.wait()
+    return rows
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dir", type=Path, default=Path("build/bench"), help="on the disk to test")
+    parser.add_argument("--total", type=int, default=512, help="MiB of chunks in the host tier")
+    parser.add_argument("--chunks", default="262144,2097152,8388608", help="sizes in bytes")
+    parser.add_argument(
+        "--memory", default="shm", help="shm, in_place, collapsed, huge; several by commas"
+    )
+    parser.add_argument("--systems", default="ritornello,fs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments()
+    known: dict[str, Callable[[Path, Host], Any]] = {"ritornello": ours, "fs": fs}
+    makers = {name: known[name] for name in asked.systems.split(",")}
+    folder = asked.dir / f"vllm-tier-{os.getpid()}"
+    folder.mkdir(parents=True)
+    rows: list[dict[str, Any]] = []
+    try:
+        for size in map(int, asked.chunks.split(",")):
+            count = asked.total * MIB // size
+            hosts = [Host(kind, count, size) for kind in asked.memory.split(",")]
+            rows += measure(folder, makers, hosts, asked.rounds)
+            if "ritornello" in makers and count >= LOOKUP_KEYS:
+                rows += lookups_elsewhere(folder, hosts[0], asked.rounds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for row in rows:
+        print(json.dumps(row) if asked.json else "  ".join(f"{k}={v}" for k, v in row.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Backends that are Python classes: the one of the documentation, and such as do it wrong."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# A class that keeps values in its process, and does what a subclass makes worse.
+MEMORY = '''
+import threading, time
+import ritornello as rt
+
+class Memory:
+    values: dict[str, bytes] = {}
+    def get(self, name, start, stop):
+        value = self.values.get(name)
+        return None if value is None else value[start:stop]
+    def exists(self, name):
+        return name in self.values
+    def set(self, name, value):
+        self.values[name] = value
+
+class Views(Memory):
+    """Other buffers than bytes, and everything that is optional."""
+    def get(self, name, start, stop):
+        value = super().get(name, start, stop)
+        return None if value is None else memoryview(bytearray(value))
+    def delete(self, name):
+        self.values.pop(name, None)
+    def list(self, prefix):
+        found = [name for name in list(self.values) if name.startswith(prefix)]
+        return [(name, len(self.values[name]), time.time()) for name in found]
+
+class Raises(Memory):
+    def get(self, name, start, stop):
+        raise OSError("the wire is cut")
+
+class Fatal(Memory):
+    def exists(self, name):
+        raise rt.errors.FatalError("no such tenant")
+
+class Short(Memory):
+    def get(self, name, start, stop):
+        value = super().get(name, start, stop)
+        return value and value[: len(value) // 2]
+
+class Long(Memory):
+    def get(self, name, start, stop):
+        return super().get(name, 0, None)
+
+class WrongType(Memory):
+    def get(self, name, start, stop):
+        return 5
+
+class NoBool(Memory):
+    def exists(self, name):
+        return "perhaps"
+
+class Hangs(Memory):
+    def get(self, name, start, stop):
+        threading.Event().wait()
+
+class TwoMethods:
+    def get(self, name, start, stop): ...
+    def exists(self, name): ...
+
+class Arguments(Memory):
+    def __init__(self, *, host: str):
+        assert host == "a b"
+'''
+
+
+def ritornello(*words: str, path: Path) -> subprocess.CompletedProcess[str]:
+    python_path = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-m", "ritornello", *words],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "PYTHONPATH": python_path},
+    )
+
+
+def doctor(address: str, path: Path, *more: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, answer and what was told besides."""
+    done = ritornello("doctor", "--json", "--backend", address, *more, path=path)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    tmp_path.joinpath("mine.py").write_text(MEMORY)
+    return tmp_path
+
+
+def test_the_example_of_the_documentation_is_a_backend(tmp_path: Path) -> None:
+    text = ROOT.joinpath("docs/backends.md").read_text()
+    example = re.search(r"```python\n# my_backend.py\n(.*?)```", text, re.DOTALL)
+    assert example
+    tmp_path.joinpath("my_backend.py").write_text(example[1])
+    code, answer, err = doctor(f"my_backend:Table?path={tmp_path}/kv.db", tmp_path)
+    assert (code, answer["healthy"]) == (0, True), (answer, err)
+    assert "cannot list" in answer["advice"][0]
+
+
+@pytest.mark.parametrize("name", ["Views", "Arguments"])
+def test_classes_may_return_other_buffers_and_take_arguments(classes: Path, name: str) -> None:
+    code, answer, err = doctor(f"mine:{name}" + "?host=a%20b" * (name == "Arguments"), classes)
+    assert code == 0, (answer, err)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Raises", "the wire is cut"),
+        ("Fatal", "no such tenant"),
+        ("Short", ""),
+        ("Long", "more than value[start:stop]"),
+        ("WrongType", "bytes-like"),
+        ("NoBool", "bool"),
+    ],
+)
+def test_what_a_class_does_wrong_is_found_and_told(classes: Path, name: str, told: str) -> None:
+    code, answer, err = doctor(f"mine:{name}", classes)
+    wrong = [check["wrong"] for check in answer["checks"] if check["wrong"]]
+    assert (code, answer["healthy"]) == (1, False), err
+    assert any(told in line for line in wrong), wrong
+    assert not any("panicked" in line for line in [err, *wrong]), err
+
+
+def test_a_class_that_hangs_is_left_alone(classes: Path) -> None:
+    code, answer, _ = doctor("mine:Hangs", classes, "--patience", "2")
+    assert code == 1
+    assert "no answer within 2 s" in answer["checks"][0]["wrong"]
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("mine:TwoMethods", "no method set"),
+        ("mine:Nobody", "Nobody"),
+        ("mine:Arguments?port=1", "port"),
+        ("nowhere_at_all:Class", "nowhere_at_all"),
+        ("ftp://host/x", "s3://BUCKET/PREFIX"),
+    ],
+)
+def test_what_cannot_be_opened_says_why(classes: Path, address: str, told: str) -> None:
+    done = ritornello("doctor", "--backend", address, path=classes)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr

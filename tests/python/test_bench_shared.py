@@ -1,0 +1,361 @@
+"""The shared benchmark without engines: its set-ups, what it makes of requests, what it refuses."""
+
+import io
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from benches.shared.__main__ import Bench
+from benches.shared.chart import draw
+from benches.shared.fleet import Fleet, Measured, Speed, same_so_far
+from benches.shared.report import Report, Run, table
+from benches.shared.s3 import S3Server
+from benches.shared.setups import (
+    ALONE,
+    FULL,
+    HOST,
+    HOST_DISK,
+    HOST_S3,
+    RATES,
+    SHORT,
+    STORE,
+    Place,
+    Setup,
+    bytes_per_token,
+    extra_config,
+    full_plan,
+    others_of,
+    refusals,
+    short_plan,
+)
+from demo.server import DemoError
+from ritornello.bench.driver import Record
+from ritornello.bench.metrics import CACHED_BY_SOURCE, PROMPT_TOKENS, Metrics
+
+LIMITED = Setup(HOST_DISK, ("{host}", "disk {folder}/disk {capacity}"), 2.0)
+HISTORY = max(FULL.histories)
+
+
+def place(tmp_path: Path) -> Place:
+    return Place(
+        tmp_path, Path("/memory"), "s3://bench/x?endpoint=http://127.0.0.1:1", 24, 10 * 1024.0
+    )
+
+
+def measured(ttft_s: float, failed: int = 0, **hits: int) -> Measured:
+    """Three users with a first question of one second and two further of `ttft_s`."""
+    records = [
+        Record(
+            session=user,
+            round=number,
+            server=0,
+            history_tokens=500 * number,
+            sent_s=float(number),
+            prompt_tokens=1000,
+            answer_tokens=4,
+            ttft_s=ttft_s if number else 1.0,
+            gaps_s=(0.1,),
+            total_s=1.0,
+            answer=(user, number),
+            error="gone" if number == 2 and user < failed else None,
+        )
+        for user in range(3)
+        for number in range(3)
+    ]
+    samples: dict[Any, float] = {(PROMPT_TOKENS, ()): 9000.0}
+    for tier, tokens in hits.items():
+        samples[CACHED_BY_SOURCE, (("source", tier),)] = float(tokens)
+    return Measured(records, Metrics(samples))
+
+
+def report(*runs: tuple[Setup, Measured]) -> Report:
+    made = Report(FULL, Speed(2000.0, 0.01), bytes_per_token=6144)
+    answers = {(0, 0): (1, 2), (0, 512): (3, 4)}
+    made.runs = [Run(setup, {HISTORY: found}, dict(answers)) for setup, found in runs]
+    return made
+
+
+# ---- set-ups
+
+
+def test_all_set_ups_are_planned_once_and_the_most_telling_first() -> None:
+    plan = full_plan()
+    assert len(set(plan)) == len(plan) == 21
+    assert [setup.name for setup in plan[:3]] == [ALONE, HOST, STORE]
+    for name in (HOST_DISK, HOST_S3):
+        for gate in ("auto", "always"):
+            of = [s.rate_x for s in plan if (s.name, s.gate) == (name, gate)]
+            assert sorted(r for r in of if r) == [0.5, 1.0, 2.0, 10.0]
+    gates = [setup.gate for setup in plan]
+    assert gates.index("never") > max(i for i, gate in enumerate(gates) if gate == "auto")
+    assert {setup.name for setup in short_plan()} == {ALONE, STORE, HOST_DISK, HOST_S3}
+
+
+def test_a_gate_is_compared_with_both_that_have_no_choice() -> None:
+    plan = full_plan()
+    for setup in plan:
+        if setup.gate != "auto" or setup.rate_x is None:
+            continue
+        always, never = others_of(setup, plan)
+        assert (always.name, always.gate, always.rate_x) == (setup.name, "always", setup.rate_x)
+        assert (never.name, never.gate, never.rate_x) == (setup.name, "never", None)
+        assert setup.histories(FULL) == FULL.histories
+        assert always.histories(FULL) == never.histories(FULL) == (max(FULL.histories),)
+    assert others_of(LIMITED, [s for s in plan if s.gate != "never"]) == []
+
+
+def test_a_set_up_is_what_the_connector_reads(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    assert extra_config(Setup(ALONE), where) is None
+    assert extra_config(Setup(STORE), where) == {
+        "path": str(tmp_path / "store"),
+        "capacity": "2GiB",
+    }
+    assert extra_config(LIMITED, where) == {
+        "tiers": ["host 24MiB /memory/host-0", f"disk {tmp_path}/disk 2GiB rate=20KiB"],
+        "gate": "auto",
+    }
+    second = extra_config(LIMITED, where, 1)
+    assert second is not None
+    assert second["tiers"][0] == "host 24MiB /memory/host-1"
+    remote = next(s for s in full_plan() if s.name == HOST_S3 and s.gate == "never")
+    assert extra_config(remote, where) == {
+        "tiers": ["host 24MiB /memory/host-0", where.s3],
+        "gate": "never",
+    }
+
+
+def test_the_connector_is_asked_what_it_knows(tmp_path: Path) -> None:
+    store = extra_config(Setup(STORE), place(tmp_path))
+    assert store is not None
+    known, unknown = refusals([store, {**store, "no_such_key": 1}], Path(sys.executable))
+    assert known is None
+    assert unknown is not None
+    assert "no_such_key" in unknown
+
+
+def test_an_environment_without_the_connector_is_an_error(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'No module named ritornello' >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(OSError, match="No module named ritornello"):
+        refusals([{}], python)
+
+
+@pytest.mark.parametrize("scale", [FULL, SHORT])
+def test_the_working_set_is_larger_than_what_holds_it(scale: Any) -> None:
+    sizes = {"demo": 12, "tiny": 4}
+    token = 2 * 2 * sizes[scale.model] * 2 * 64
+    host = (scale.host_mib << 20) // token
+    assert scale.working_set(min(scale.histories)) > scale.device + (host if scale is FULL else 0)
+    assert scale.longest < scale.device
+
+
+def test_bytes_of_a_token_are_those_of_all_layers(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"num_hidden_layers": 12, "num_key_value_heads": 2, "head_dim": 64}')
+    assert bytes_per_token(config) == 6144
+
+
+def test_the_rate_of_questions_keeps_the_engines_busy_as_far_as_wanted() -> None:
+    speed = Speed(prefill_tokens_s=2000.0, gap_s=0.01)
+    busy = speed.qps(FULL, 2816) * (
+        (FULL.system + 2816 + FULL.rounds / 2 * (FULL.question + FULL.answer)) / 2000
+        + FULL.answer * 0.01
+    )
+    assert busy / 2 == pytest.approx(FULL.load)
+
+
+def test_engines_are_given_the_connector_and_little_memory(tmp_path: Path) -> None:
+    def command(extra: dict[str, Any] | None) -> list[str]:
+        fleet = Fleet.of(
+            "host + disk",
+            FULL,
+            [extra, extra],
+            program=tmp_path / "vllm",
+            folder=tmp_path,
+            cores=2,
+            environment={"AWS_REGION": "x"},
+        )
+        assert len({engine.port for engine in fleet.engines}) == len(fleet.engines) == 2
+        assert fleet.engines[0]._environment()["OMP_NUM_THREADS"] == "1"
+        assert fleet.engines[0]._environment()["AWS_REGION"] == "x"
+        return fleet.engines[1]._command()
+
+    with_tiers = command({"tiers": ["host 1MiB"]})
+    told = json.loads(with_tiers[with_tiers.index("--kv-transfer-config") + 1])
+    assert told["kv_connector_extra_config"] == {"tiers": ["host 1MiB"]}
+    assert with_tiers[with_tiers.index("--num-gpu-blocks-override") + 1] == "96"
+    assert "--kv-transfer-config" not in command(None)
+
+
+# ---- what is made of requests
+
+
+def test_rows_compare_the_same_users_with_and_without_tiers(tmp_path: Path) -> None:
+    always, never = others_of(LIMITED, full_plan())
+    made = report(
+        (Setup(ALONE), measured(4.0)),
+        (Setup(HOST, ("{host}",)), measured(3.0, device=300)),
+        (LIMITED, measured(1.0, host=900, disk=1800)),
+        (always, measured(0.8, disk=1800)),
+        (never, measured(4.0)),
+    )
+    alone, host, limited, *_ = made.rows()
+    assert alone.over_alone is None
+    assert alone.over_host is not None
+    assert alone.over_host.value == pytest.approx(4 / 3)
+    assert host.hit_rate_by_tier == {"device": pytest.approx(1 / 30)}
+    assert (limited.ttft_mean_s, limited.ttft_first_mean_s) == (1.0, 1.0)
+    assert limited.history_tokens == 750
+    assert limited.over_alone is not None
+    assert limited.over_alone.value == pytest.approx(0.25)
+    assert limited.over_host is not None
+    assert limited.over_host.value == pytest.approx(1 / 3)
+    assert limited.gate_regret is not None
+    assert limited.gate_regret.value == pytest.approx(0.25)
+    assert limited.hit_rate == pytest.approx(0.3)
+    assert limited.hit_rate_by_tier == {"host": pytest.approx(0.1), "disk": pytest.approx(0.2)}
+    assert limited.answers_as_alone == 1.0
+    aims = made.aims()
+    assert len(aims) == 2
+    assert aims[0].endswith("at most 0.6: reached")
+    assert aims[1].endswith("at most 0.1: not reached")
+    made.check()
+    assert made.broken == []
+    made.write(tmp_path / "report.json", versions="x")
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["break_even_bytes_s"] == 2000 * 6144
+    assert told["answers_compared"][LIMITED.title] == [0, 512]
+    assert set(told["rows"][2]) >= {
+        *("setup", "history_tokens", "tier_rate_x", "ttft_mean_s", "ttft_p99_s"),
+        *("prompt_tokens_s", "hit_rate", "hit_rate_by_tier", "gate_regret"),
+    }
+    assert table(made.rows()).row_count == 5
+
+
+def test_charts_are_drawn_for_every_history(tmp_path: Path) -> None:
+    lines = [(Setup(HOST_DISK, LIMITED.tiers, rate), measured(2.0 / rate)) for rate in RATES]
+    made = report((Setup(ALONE), measured(4.0)), *lines)
+    (target,) = draw(made.rows(), tmp_path)
+    assert "<svg" in target.read_text()
+
+
+def test_without_comparisons_nothing_is_claimed() -> None:
+    (row,) = report((LIMITED, measured(1.0, disk=5))).rows()
+    assert row.over_alone is None
+    assert row.over_host is None
+    assert row.gate_regret is None
+    assert row.answers_as_alone is None
+
+
+def test_failed_requests_are_counted_and_leave_pairs_out() -> None:
+    made = report((Setup(ALONE), measured(4.0)), (Setup(STORE), measured(1.0, failed=2, disk=9)))
+    _, store = made.rows()
+    assert (store.requests, store.failed) == (9, 2)
+    made.check()
+    assert made.broken == [f"{STORE}: 2 requests failed: gone"]
+
+
+def test_a_tier_without_hits_does_not_hold() -> None:
+    always = Setup(HOST_DISK, LIMITED.tiers, 0.5, "always")
+    made = report(
+        (Setup(ALONE), measured(4.0)),
+        (Setup(STORE), measured(1.0, device=9)),
+        (always, measured(1.0, host=9)),
+        # The gate may well load nothing from a slow tier.
+        (LIMITED, measured(1.0)),
+    )
+    made.check()
+    assert len(made.broken) == 2
+    assert made.broken[0].startswith(f"{STORE}: no hit came from the tier disk")
+    assert made.broken[1].startswith("host + disk at 0.5x, always load: no hit came")
+
+
+def test_other_answers_than_alone_do_not_hold() -> None:
+    made = report((Setup(ALONE), measured(4.0)), (Setup(STORE), measured(1.0, disk=9)))
+    made.runs[1].answers = {(0, 0): (1, 2), (0, 512): (3, 5)}
+    made.check()
+    (told,) = made.broken
+    assert told.startswith(f"{STORE}: the answer to prompt 0, 512 tokens of it cached, is another")
+    made.broken.clear()
+    made.runs[1].answers = {(0, 0): (1, 2), (0, 448): (3, 4)}
+    made.check()
+    (told,) = made.broken
+    assert "no answer to compare" in told
+
+
+def test_answers_are_compared_as_long_as_prompts_are_equal() -> None:
+    def said(*answers: Sequence[int]) -> list[Record]:
+        return [Record(0, n, 0, 0, 0.0, answer=tuple(a)) for n, a in enumerate(answers)]
+
+    reference = said([1], [2], [3])
+    assert same_so_far(said([1], [2], [3]), reference) == 1.0
+    assert same_so_far(said([1], [9], [3]), reference) == 0.5
+    assert same_so_far(said([9], [2], [3]), reference) == 0.0
+    assert same_so_far([], reference) is None
+
+
+# ---- what goes wrong
+
+
+def bench(tmp_path: Path, deadline: float) -> Bench:
+    progress = Progress(console=Console(file=io.StringIO()))
+    return Bench(FULL, tmp_path, None, deadline, Report(FULL), progress)
+
+
+def test_set_ups_that_do_not_fit_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = bench(tmp_path, time.monotonic() + 100)
+    remote = next(setup for setup in full_plan() if setup.name == HOST_S3)
+
+    def slow(_: Bench, setup: Setup) -> Run:
+        running.longest_s = 1000.0
+        return Run(setup)
+
+    monkeypatch.setattr(Bench, "_measured", slow)
+    running.run([remote, Setup(ALONE), Setup(STORE)])
+    assert [run.setup.name for run in running.report.runs] == [ALONE]
+    (no_server, no_time) = running.report.left_out
+    assert no_server == ("host + s3 at 2x", "no S3 server: make s3")
+    assert no_time[0] == STORE
+    assert "a set-up takes 1000 s" in no_time[1]
+
+
+def test_a_set_up_that_does_not_start_is_told_and_the_next_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Bench, setup: Setup) -> Run:
+        if setup.name == STORE:
+            raise DemoError("not up")
+        return Run(setup)
+
+    monkeypatch.setattr(Bench, "_measured", broken)
+    running = bench(tmp_path, time.monotonic() + 100)
+    running.run([Setup(ALONE), Setup(STORE), LIMITED])
+    assert [run.setup.name for run in running.report.runs] == [ALONE, HOST_DISK]
+    assert running.report.broken == [f"{STORE}: not up"]
+
+
+def test_an_s3_server_that_is_not_there_or_ends_at_once_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "versitygw"
+    with (
+        pytest.raises(DemoError, match="make s3"),
+        S3Server(program, tmp_path / "objects", tmp_path / "log"),
+    ):
+        pass
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with (
+        pytest.raises(DemoError, match="did not start"),
+        S3Server(program, tmp_path / "objects", tmp_path / "log"),
+    ):
+        pass

@@ -1,0 +1,166 @@
+"""A cache over tiers: what one put, every other finds, wherever it lies by then."""
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import blank, keys_of, pages_of
+
+import ritornello as rt
+
+PAGE = 20_000
+WAIT = 60.0
+
+
+@pytest.fixture
+def scope() -> rt.Scope:
+    return rt.Scope.opaque("tiers", PAGE, chained=True)
+
+
+def open_cache(place: Path, *below: str, prefetch: str = "wait_complete") -> rt.Cache:
+    return rt.Cache.open([f"host 64MiB {place}/host", *below], prefetch=prefetch)
+
+
+def put(cache: rt.Cache, scope: rt.Scope, keys: Sequence[bytes], first: int = 0) -> int:
+    ticket = cache.submit_put(scope, keys, pages_of(keys[first:], PAGE), first=first)
+    outcome = ticket.wait(WAIT)
+    assert outcome is not None
+    return outcome.pages
+
+
+def find(cache: rt.Cache, scope: rt.Scope, keys: Sequence[bytes]) -> rt.Found:
+    until = time.monotonic() + WAIT
+    while (found := cache.find(scope, keys)).state != "ready":
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    return found
+
+
+def load(cache: rt.Cache, scope: rt.Scope, keys: Sequence[bytes]) -> int:
+    out = blank(len(keys), PAGE)
+    outcome = cache.submit_get(scope, keys, out).wait(WAIT)
+    assert outcome is not None
+    right = pages_of(keys, PAGE)
+    for page, ok in enumerate(outcome.ok):
+        assert not ok or np.array_equal(out[page], right[page])
+    return outcome.pages
+
+
+def test_what_is_put_is_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> None:
+    keys = keys_of("a", 10)
+    with open_cache(tmp_path, f"disk {tmp_path}/disk 64MiB") as cache:
+        assert put(cache, scope, keys[:6]) == 6
+        assert put(cache, scope, keys, first=6) == 4
+        found = find(cache, scope, [*keys, *keys_of("b", 2)])
+        assert (found.spans, found.local, found.load) == ([("host", 10)], 10, 10)
+        assert len(found.leases) == 1
+        cache.release(found.leases[0])
+        assert cache.exists(scope, keys[8:]) == [True, True]
+        assert load(cache, scope, keys) == 10
+        cache.flush()
+        disk = cache.stats()["tiers"][1]
+        assert (disk["tier"], disk["written_pages"], disk["dropped_pages"]) == ("disk", 10, 0)
+    assert cache.closed
+    with pytest.raises(rt.errors.ClosedError):
+        cache.find(scope, keys)
+
+
+def test_another_machine_finds_it_through_the_remote(tmp_path: Path, scope: rt.Scope) -> None:
+    far = tmp_path / "far"
+    far.mkdir()
+    keys = keys_of("a", 50)
+    with open_cache(tmp_path / "one", f"file://{far}") as cache:
+        assert put(cache, scope, keys) == 50
+        cache.flush()
+    with open_cache(tmp_path / "two", f"file://{far}") as cache:
+        assert cache.find(scope, keys).state == "asking"
+        found = find(cache, scope, keys)
+        assert (found.spans, found.brought) == ([("host", 50)], 50)
+        assert load(cache, scope, keys) == 50
+        assert cache.stats()["prefetch"]["pages"] == 50
+
+
+def test_the_gate_hears_of_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None:
+    keys = keys_of("a", 20)
+    with open_cache(tmp_path) as cache:
+        put(cache, scope, keys)
+        assert cache.find(scope, keys, page_tokens=16, tokens=400).estimate is None
+        for _ in range(40):
+            cache.learn_prefill(0, 320, 1e-4)
+            cache.learn_load("host", 20 * PAGE, 10.0)
+        found = cache.find(scope, keys, page_tokens=16, tokens=400)
+        assert (found.local, found.load, found.leases) == (20, 0, [])
+        for _ in range(40):
+            cache.learn_prefill(0, 320, 1e3)
+        found = cache.find(scope, keys, page_tokens=16, computed=32, tokens=400)
+        assert found.load == 20
+        assert found.estimate is not None
+        cache.judge(found, 0.5)
+        gate = cache.stats()["gate"]
+        assert (gate["none"], gate["all"], gate["judged"]) == (1, 1, 1)
+        load(cache, scope, keys)
+        ((tier, moved, seconds),) = cache.take_loads()
+        assert (tier, moved) == ("host", 20 * PAGE)
+        assert seconds > 0
+        assert cache.take_loads() == []
+
+
+def test_a_wrong_list_is_said_with_a_right_one(tmp_path: Path) -> None:
+    for tiers in (
+        [],
+        ["disk /nowhere/a", "host 1GiB"],
+        ["host 1GiB", "host 1GiB"],
+        ["s3://bucket/prefix"],
+        ["tape"],
+        [f"host 64MiB {tmp_path}/host", "s4://bucket"],
+    ):
+        with pytest.raises(rt.errors.InvalidError, match=r"host 8GiB|file:///DIR"):
+            rt.Cache.open(tiers)
+    with pytest.raises(rt.errors.InvalidError, match="wait_complete"):
+        rt.Cache.open(["host 64MiB"], prefetch="sometimes")
+
+
+def _other(place: Path, scope: rt.Scope, keys: list[bytes], put_first: bool) -> None:
+    with open_cache(place, f"disk {place}/disk 64MiB") as cache:
+        if put_first:
+            assert put(cache, scope, keys) == len(keys)
+        else:
+            assert load(cache, scope, keys) == len(keys)
+
+
+def test_processes_share_both_tiers(tmp_path: Path, scope: rt.Scope) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = keys_of("ours", 8), keys_of("theirs", 8)
+    with open_cache(tmp_path, f"disk {tmp_path}/disk 64MiB") as cache:
+        put(cache, scope, ours)
+        for keys, put_first in ((theirs, True), (ours, False)):
+            other = spawn.Process(target=_other, args=(tmp_path, scope, keys, put_first))
+            other.start()
+            other.join(WAIT)
+            assert other.exitcode == 0
+        assert find(cache, scope, theirs).local == 8
+        assert load(cache, scope, theirs) == 8
+
+
+def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path, scope: rt.Scope) -> None:
+    keys = keys_of("a", 4)
+    with open_cache(tmp_path) as cache:
+        put(cache, scope, keys)
+        answers = multiprocessing.get_context("fork").SimpleQueue()
+
+        def child() -> None:
+            try:
+                cache.find(scope, keys)
+                answers.put("found")
+            except rt.errors.ClosedError as error:
+                answers.put(str(error))
+
+        other = multiprocessing.get_context("fork").Process(target=child)
+        other.start()
+        other.join(WAIT)
+        assert other.exitcode == 0
+        assert "fork" in answers.get()
+        assert load(cache, scope, keys) == 4

@@ -1,0 +1,294 @@
+"""LMCache's native client on a real store, spoken to as LMCache's bridge does."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import Bytes, blank, open_small, page_of
+
+import ritornello as rt
+from ritornello.lmcache import NativeClient
+from ritornello.lmcache.client import Completion
+from ritornello.lmcache.settings import Settings
+from ritornello.lmcache.store import QuietStore
+
+KIB = 1 << 10
+
+
+def texts(count: int, *, start: int = 0, model: str = "m", salt: str = "") -> list[str]:
+    tail = f"@{salt}" if salt else ""
+    return [
+        f"{model}@{number:08x}@0@{number.to_bytes(16).hex()}{tail}"
+        for number in range(start, start + count)
+    ]
+
+
+def bytes_of(keys: list[str], nbytes: int) -> list[Bytes]:
+    return [page_of(key.encode(), nbytes) for key in keys]
+
+
+def views(pages: Any) -> list[memoryview]:
+    return [memoryview(page) for page in pages]
+
+
+def completed(client: NativeClient, number: int) -> Completion:
+    """As LMCache waits: for the eventfd, then for what it means."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        readable, _, _ = select.select([client.event_fd()], [], [], 60)
+        assert readable
+        for completion in client.drain_completions():
+            assert completion[0] == number
+            return completion
+    raise AssertionError("nothing was completed")
+
+
+def put(client: NativeClient, keys: list[str], nbytes: int) -> Completion:
+    pages = bytes_of(keys, nbytes)
+    return completed(client, client.submit_batch_set(keys, views(pages)))
+
+
+def get(client: NativeClient, keys: list[str], nbytes: int) -> tuple[list[bool], Bytes]:
+    out = blank(len(keys), nbytes)
+    done = completed(client, client.submit_batch_get(keys, views(out)))
+    assert done[1] and done[3] is not None
+    return done[3], out
+
+
+def there(client: NativeClient, keys: list[str]) -> list[bool]:
+    done = completed(client, client.submit_batch_exists(keys))
+    assert done[1] and done[3] is not None
+    return done[3]
+
+
+@pytest.fixture(autouse=True)
+def small(where: Path) -> None:
+    """The store is made before: LMCache's settings know no small segments."""
+    open_small(where).close()
+
+
+@pytest.fixture
+def client(where: Path) -> Iterator[NativeClient]:
+    opened = NativeClient(path=str(where))
+    yield opened
+    opened.close()
+
+
+def test_what_is_put_is_had(client: NativeClient) -> None:
+    keys = texts(20)
+    assert put(client, keys, 64 * KIB)[1:] == (True, "", None)
+    ok, out = get(client, keys, 64 * KIB)
+    assert ok == [True] * 20
+    assert (out == np.stack(bytes_of(keys, 64 * KIB))).all()
+
+
+def test_each_key_has_its_own_answer(client: NativeClient) -> None:
+    keys = texts(9)
+    put(client, keys[1::3] + keys[2::3], 64 * KIB)
+    expected = [False, True, True] * 3
+    assert there(client, keys) == expected
+    ok, out = get(client, keys, 64 * KIB)
+    assert ok == expected, "what is behind a missing key is there all the same"
+    for key, page, is_there in zip(keys, out, ok, strict=True):
+        assert (page == (page_of(key.encode(), 64 * KIB) if is_there else 0xA5)).all()
+
+
+def test_another_size_is_a_miss(client: NativeClient) -> None:
+    keys = texts(3)
+    put(client, keys, 64 * KIB)
+    assert there(client, keys) == [True] * 3
+    for nbytes in (32 * KIB, 128 * KIB, 64 * KIB - 1):
+        ok, out = get(client, keys, nbytes)
+        assert ok == [False] * 3
+        assert (out == 0xA5).all()
+
+
+def test_sizes_models_and_salts_in_one_batch(client: NativeClient) -> None:
+    keys = texts(2) + texts(2, model="other") + texts(2, salt="tenant")
+    sizes = [4 * KIB, 12_345] * 3
+    pages = [page_of(key.encode(), size) for key, size in zip(keys, sizes, strict=True)]
+    assert completed(client, client.submit_batch_set(keys, views(pages)))[1]
+    out = [np.zeros(size, np.uint8) for size in sizes]
+    done = completed(client, client.submit_batch_get(keys, views(out)))
+    assert done[3] == [True] * 6
+    for page, got in zip(pages, out, strict=True):
+        assert (page == got).all()
+    assert there(client, texts(2, salt="stranger")) == [False] * 2
+    assert there(client, [*texts(1), "no key at all"]) == [True, False]
+
+
+def test_a_put_that_is_not_whole_is_none(client: NativeClient) -> None:
+    page = np.zeros(4 * KIB, np.uint8)
+    number = client.submit_batch_set([*texts(1), "nonsense"], views([page, page.copy()]))
+    _, ok, why, _ = completed(client, number)
+    assert not ok and why
+    assert there(client, texts(1)) == [True]
+
+
+def test_what_no_page_can_hold_is_not_stored(client: NativeClient) -> None:
+    huge = np.zeros((64 << 20) + 1, np.uint8)
+    number = client.submit_batch_set(texts(2), views([np.zeros(4 * KIB, np.uint8), huge]))
+    assert not completed(client, number)[1]
+    done = completed(client, client.submit_batch_get(texts(2), views([bytearray(4 * KIB), huge])))
+    assert done[3] == [True, False]
+
+
+def test_delete(client: NativeClient) -> None:
+    keys = texts(6)
+    put(client, keys[:3], 8 * KIB)
+    put(client, keys[3:], 16 * KIB)
+    asked = [keys[1], keys[4], *texts(1, start=50)]
+    done = completed(client, client.submit_batch_delete(asked))
+    assert done[1:] == (True, "", [True, True, False])
+    assert there(client, keys) == [True, False, True, True, False, True]
+
+
+def test_a_restart_loses_nothing(where: Path) -> None:
+    keys = texts(4) + texts(4, salt="tenant")
+    first = NativeClient(path=str(where))
+    put(first, keys, 64 * KIB)
+    first.close()
+    second = NativeClient(path=str(where))
+    assert there(second, keys) == [True] * 8, "it knows the sizes without having been told"
+    ok, out = get(second, keys, 64 * KIB)
+    assert ok == [True] * 8
+    assert (out == np.stack(bytes_of(keys, 64 * KIB))).all()
+    second.close()
+
+
+def test_namespaces_do_not_meet(where: Path) -> None:
+    with_one = NativeClient(path=str(where), namespace="one")
+    put(with_one, texts(2), 8 * KIB)
+    with_one.close()
+    with_other = NativeClient(path=str(where), namespace="other")
+    assert there(with_other, texts(2)) == [False] * 2
+    with_other.close()
+
+
+def test_a_full_store_keeps_what_came_last(client: NativeClient) -> None:
+    keys = texts(80)
+    for start in range(0, 80, 4):
+        assert put(client, keys[start : start + 4], 2 << 20)[1]
+    found = there(client, keys)
+    assert found[-4:] == [True] * 4
+    assert not all(found)
+    for ok, key in zip(found, keys, strict=True):
+        if ok:
+            had, out = get(client, [key], 2 << 20)
+            assert had == [True]
+            assert (out[0] == page_of(key.encode(), 2 << 20)).all()
+
+
+def test_what_cannot_be_opened_serves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    client = NativeClient(path=str(tmp_path / "file"))
+    keys, page = texts(1), np.zeros(4 * KIB, np.uint8)
+    assert there(client, keys) == [False]
+    assert not completed(client, client.submit_batch_set(keys, views([page])))[1]
+    assert completed(client, client.submit_batch_get(keys, views([page])))[3] == [False]
+    assert completed(client, client.submit_batch_delete(keys))[3] == [False]
+    client.close()
+    client.close()
+
+
+OWNER = """
+import sys
+from ritornello.lmcache import NativeClient
+client = NativeClient(path=sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def owner_of(where: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, where],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    return process
+
+
+def test_an_owner_that_is_killed_is_missed_by_nobody(where: Path) -> None:
+    with owner_of(where) as owner:
+        client = NativeClient(path=str(where))
+        keys = texts(8)
+        assert put(client, keys, 64 * KIB)[1]
+        numbers = [
+            client.submit_batch_set(batch, views(bytes_of(batch, 64 * KIB)))
+            for batch in (texts(8, start=100 * n) for n in range(1, 5))
+        ]
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(60)
+        done: dict[int, Completion] = {}
+        until = time.monotonic() + 60
+        while len(done) < len(numbers) and time.monotonic() < until:
+            select.select([client.event_fd()], [], [], 1)
+            done |= {completion[0]: completion for completion in client.drain_completions()}
+        assert sorted(done) == numbers
+        assert put(client, texts(8, start=900), 64 * KIB)[1], "it owns the store now"
+        for batch in (keys, *(texts(8, start=100 * n) for n in (1, 2, 3, 4, 9))):
+            ok, out = get(client, batch, 64 * KIB)
+            for key, page, is_there in zip(batch, out, ok, strict=True):
+                assert not is_there or (page == page_of(key.encode(), 64 * KIB)).all()
+        assert all(there(client, texts(8, start=900)))
+        client.close()
+
+
+def test_a_stopped_owner_holds_nobody_up(where: Path) -> None:
+    with owner_of(where) as owner:
+        client = NativeClient(path=str(where))
+        put(client, texts(2), 8 * KIB)
+        owner.send_signal(signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            numbers = [client.submit_batch_exists(texts(2)) for _ in range(20)]
+            assert time.monotonic() - begun < 5, "submitting waits for nobody"
+        finally:
+            owner.send_signal(signal.SIGCONT)
+        done: list[Completion] = []
+        until = time.monotonic() + 60
+        while len(done) < len(numbers) and time.monotonic() < until:
+            select.select([client.event_fd()], [], [], 1)
+            done += client.drain_completions()
+        assert [completion[0] for completion in done] == numbers
+        assert owner.stdin is not None
+        owner.stdin.close()
+        owner.wait(60)
+        client.close()
+
+
+def test_forms_that_another_process_stores_are_seen(where: Path) -> None:
+    with owner_of(where) as owner:
+        one, two = (NativeClient(path=str(where)) for _ in range(2))
+        keys = texts(2)
+        assert there(two, keys) == [False] * 2
+        put(one, keys, 24 * KIB)
+        until = time.monotonic() + 60
+        while not all(there(two, keys)) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert all(there(two, keys))
+        one.close()
+        two.close()
+        os.kill(owner.pid, signal.SIGTERM)
+
+
+def test_failures_are_said_once(where: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = QuietStore(Settings(str(where)))
+    bad = rt.Scope.opaque("bad", 4096)
+    for _ in range(3):
+        assert store.submit_get(bad, [b"short"], [bytearray(4096)], staged=False) is None
+    assert store.counts["errors"] == 3
+    assert len(caplog.records) == 1
+    store.close()

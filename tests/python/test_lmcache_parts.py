@@ -1,0 +1,348 @@
+"""LMCache's adapter, part by part: names, forms, locks, lists of keys, settings, the interface."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import pytest
+
+import ritornello as rt
+from ritornello.lmcache.asker import Asker
+from ritornello.lmcache.forms import SECONDS, Forms
+from ritornello.lmcache.interface import require_known, unknown
+from ritornello.lmcache.listing import list_objects
+from ritornello.lmcache.locks import Locks
+from ritornello.lmcache.naming import (
+    Family,
+    Form,
+    Name,
+    grouped,
+    page_key,
+    parse_name,
+    parse_scope,
+    scope_of,
+    split_key,
+)
+from ritornello.lmcache.settings import Settings
+from ritornello.lmcache.shelf import fits
+
+FAMILY = Family("org/model-7b", 2, "tenant")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def name_of(number: int, family: Family = FAMILY) -> Name:
+    return Name(family, page_key(0x01000100, number.to_bytes(32)))
+
+
+# Names.
+
+
+def test_a_key_holds_rank_and_hash() -> None:
+    for rank, digest in ((0, b"\x01"), (0xFFFF_FFFF, bytes(range(32))), (7, b"x" * 56)):
+        key = page_key(rank, digest)
+        assert 8 <= len(key) <= 64
+        assert split_key(key) == (rank, digest)
+
+
+@pytest.mark.parametrize(("rank", "digest"), [(1 << 64, b"x"), (0, b""), (0, b"x" * 57)])
+def test_what_no_key_can_hold_is_refused(rank: int, digest: bytes) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        page_key(rank, digest)
+
+
+def test_a_name_is_read_as_the_bridge_writes_it() -> None:
+    plain = parse_name("org/model-7b@01000100@2@00ff")
+    assert plain == Name(Family("org/model-7b", 2, ""), page_key(0x01000100, b"\x00\xff"))
+    salted = parse_name("org/model-7b@01000100@2@00ff@tenant")
+    assert salted == Name(FAMILY, plain.key)
+
+
+@pytest.mark.parametrize("text", ["", "a@b", "m@0@0@zz", "m@0@0@00@s@t", "m@0@0@"])
+def test_what_is_no_name_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_name(text)
+
+
+def test_a_scope_says_family_form_and_namespace() -> None:
+    form = Form(4096, "bfloat16[2,16,64]@KV_2LTD")
+    scope = scope_of(FAMILY, form, "v2")
+    assert scope.page_bytes == 4096
+    assert not scope.chained
+    assert parse_scope(scope.describe(), "v2") == (FAMILY, form)
+    assert parse_scope(scope.describe(), "") is None
+    assert parse_scope(rt.Scope.opaque("other", 4096).describe(), "") is None
+
+
+def test_a_scope_has_the_dtype_that_all_of_its_objects_have() -> None:
+    layouts = {
+        "bfloat16[2,8]@KV_2LTD": "bfloat16",
+        "float16[8]+float16[2]@KV_2LTD": "float16",
+        "float16[8]+float32[2]@KV_2LTD": "",
+        "": "",
+    }
+    for layout, dtype in layouts.items():
+        assert scope_of(FAMILY, Form(4096, layout), "").describe()["dtype"] == dtype
+
+
+def test_everything_that_differs_makes_another_scope() -> None:
+    form = Form(4096, "bfloat16[2048]")
+    scopes = {
+        scope_of(family, other, namespace).id
+        for family in (FAMILY, FAMILY._replace(model="m"), FAMILY._replace(group=3))
+        for other in (form, form._replace(nbytes=8192), form._replace(layout="float16[2048]"))
+        for namespace in ("", "v2")
+    } | {scope_of(FAMILY._replace(salt=""), form, "").id}
+    assert len(scopes) == 19
+
+
+class Key(NamedTuple):
+    """An object key, as LMCache has it."""
+
+    chunk_hash: bytes
+    model_name: str = "m"
+    kv_rank: int = 0
+    object_group_id: int = 0
+    cache_salt: str = ""
+
+
+@pytest.mark.parametrize("ranks", [[7, 7, 7], [7, 8, 9], [7, 1 << 70, 9]])
+@pytest.mark.parametrize("salts", [["", "", ""], ["a", "b", "a"]])
+@pytest.mark.parametrize("bad", [b"ok", b"", b"x" * 57])
+def test_groups_are_what_names_say(ranks: list[int], salts: list[str], bad: bytes) -> None:
+    hashes = [b"one", bad, b"three"]
+    keys = [
+        Key(digest, kv_rank=rank, cache_salt=salt)
+        for digest, rank, salt in zip(hashes, ranks, salts, strict=True)
+    ]
+    expected = {}
+    for at, key in enumerate(keys):
+        try:
+            made = page_key(key.kv_rank, key.chunk_hash)
+        except ValueError:
+            continue
+        expected[at] = (Family("m", 0, key.cache_salt), made)
+    found = {
+        at: (group.family, key)
+        for group in grouped(keys)
+        for at, key in zip(group.places, group.keys, strict=True)
+    }
+    assert found == expected
+
+
+def test_no_keys_are_no_groups() -> None:
+    assert grouped([]) == []
+
+
+# Forms.
+
+
+def test_forms_are_asked_for_now_and_then() -> None:
+    clock, asked = Clock(), []
+    stored = [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+
+    def ask() -> list[tuple[rt.Scope, int, int]]:
+        asked.append(clock.now)
+        return stored
+
+    forms = Forms(ask, "", clock)
+    assert not forms.of(FAMILY)
+    assert forms.refresh()
+    assert list(forms.of(FAMILY)) == [Form(4096)]
+    stored.append((scope_of(FAMILY, Form(8192), ""), 1, 0))
+    assert not forms.refresh(), "it is not time"
+    clock.now += SECONDS + 0.1
+    assert forms.refresh()
+    assert list(forms.of(FAMILY)) == [Form(8192), Form(4096)], "the latest first"
+    clock.now += SECONDS + 0.1
+    assert not forms.refresh(), "nothing new"
+    assert len(asked) == 3
+
+
+def test_only_what_is_stored_is_known() -> None:
+    forms = Forms(list, "")
+    forms.scope(FAMILY, Form(4096), is_stored=False)
+    assert not forms.of(FAMILY)
+    forms.scope(FAMILY, Form(4096), is_stored=True)
+    assert list(forms.of(FAMILY)) == [Form(4096)]
+
+
+def test_serialized_bytes_fit_any_layout() -> None:
+    assert fits("bfloat16[2,8]@KV_2LTD", "bfloat16[2,8]")
+    assert not fits("float16[2,8]@KV_2LTD", "bfloat16[2,8]")
+    assert fits("uint8[99]@BINARY", "bfloat16[2,8]")
+    assert not fits("uint8[9,11]@KV_2LTD", "bfloat16[2,8]")
+    assert not fits("uint8[99]+uint8[99]@KV_2LTD", "bfloat16[2,8]")
+
+
+# Locks.
+
+ONE, TWO, THREE = (name_of(number).key for number in range(3))
+
+
+def test_a_lease_ends_with_its_last_lock() -> None:
+    locks = Locks(60.0, Clock())
+    locks.lock(FAMILY, [ONE, TWO], 11)
+    locks.lock(FAMILY, [TWO, THREE], 12)
+    assert len(locks) == 4
+    assert locks.unlock(FAMILY, [ONE]) == []
+    assert locks.unlock(FAMILY, [TWO]) == [11], "the older lease first"
+    assert locks.unlock(FAMILY, [THREE, TWO]) == [12]
+    assert locks.unlock(FAMILY, [ONE, TWO, THREE]) == []
+    assert len(locks) == 0
+
+
+def test_one_call_takes_back_one_lock_of_each_key() -> None:
+    locks = Locks(60.0, Clock())
+    locks.lock(FAMILY, [ONE, TWO], 11)
+    locks.lock(FAMILY, [ONE, TWO], 12)
+    assert locks.unlock(FAMILY, [ONE, TWO]) == [11]
+    assert locks.unlock(FAMILY, [ONE, TWO]) == [12]
+
+
+def test_families_do_not_share_locks() -> None:
+    locks = Locks(60.0, Clock())
+    other = FAMILY._replace(salt="other")
+    locks.lock(FAMILY, [ONE], 11)
+    locks.lock(other, [ONE], 12)
+    assert locks.unlock(other, [ONE]) == [12]
+    assert locks.unlock(FAMILY, [ONE]) == [11]
+
+
+def test_locks_that_nobody_takes_back_run_out() -> None:
+    clock = Clock()
+    locks = Locks(60.0, clock)
+    for lease in range(10):
+        locks.lock(FAMILY, [ONE, TWO], lease)
+    assert len(locks) == 20
+    clock.now += 61
+    locks.lock(FAMILY, [THREE], 77)
+    assert len(locks) == 1
+    assert locks.unlock(FAMILY, [ONE, THREE]) == [77]
+
+
+# Questions.
+
+
+def test_an_owner_asks_on_the_spot_and_for_ever() -> None:
+    owner = [True]
+    asker = Asker(lambda: owner[0])
+    heard: list[bool] = []
+    asker.ask(heard.append)
+    owner[0] = False
+    asker.ask(heard.append)
+    assert heard == [False, False]
+    asker.close()
+
+
+def test_a_client_asks_in_order_and_gives_up_what_waits_when_it_closes() -> None:
+    from threading import Event
+
+    heard: list[tuple[int, bool]] = []
+    begun, go = Event(), Event()
+    asker = Asker(lambda: False)
+
+    def slow(is_late: bool) -> None:
+        begun.set()
+        assert go.wait(60)
+        heard.append((0, is_late))
+
+    asker.ask(slow)
+    asker.ask(lambda is_late: heard.append((1, is_late)))
+    assert begun.wait(60)
+    asker._closed = True  # what `close` sets before it waits
+    go.set()
+    asker.close()
+    assert heard == [(0, False), (1, True)]
+    asker.ask(lambda is_late: heard.append((2, is_late)))
+    assert heard[-1] == (2, True)
+
+
+# Lists.
+
+
+class Runs(NamedTuple):
+    """Keys of a scope, as the store lists them: whole runs."""
+
+    runs: list[list[bytes]]
+
+    def keys(self, scope: rt.Scope, after: int, limit: int) -> tuple[list[bytes], int]:
+        keys: list[bytes] = []
+        for generation, run in enumerate(self.runs, 1):
+            if generation > after:
+                keys += run
+                if len(keys) >= limit:
+                    return keys, 0 if generation == len(self.runs) else generation
+        return keys, 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 7, 100])
+def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
+    keys = [name_of(number).key for number in range(20)]
+    runs = Runs([keys[:1], keys[1:8], keys[8:9], keys[9:20]])
+    held = [(FAMILY, scope_of(FAMILY, Form(nbytes), "")) for nbytes in (4096, 8192)]
+    seen, cursor = [], None
+    while True:
+        listed, cursor = list_objects(held, runs.keys, limit, cursor)
+        assert len(listed) <= limit
+        seen += [(one.key, one.nbytes) for one in listed]
+        if cursor is None:
+            break
+        assert listed
+    assert seen == [(key, nbytes) for nbytes in (4096, 8192) for key in keys]
+
+
+def test_a_cursor_is_one_of_ours() -> None:
+    none = Runs([])
+    for bad in ("x", "1:2", "zz:1:2", "00:-1:0", "00:1:y"):
+        with pytest.raises(ValueError):
+            list_objects([], none.keys, 5, bad)
+    with pytest.raises(ValueError, match="at least one"):
+        list_objects([], none.keys, 0, None)
+    assert list_objects([], none.keys, 5, "00:1:2") == ([], None), "its scope is gone"
+
+
+# Settings.
+
+
+def test_settings_are_read() -> None:
+    settings = Settings.parse({"path": "/kv", "capacity": "1GiB", "codec": "zstd"})
+    assert (settings.path, settings.capacity, settings.namespace) == ("/kv", "1GiB", "")
+    assert settings.options() == {"codec": "zstd"}
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({}, 'needs "path"'),
+        ({"path": 3}, 'needs "path"'),
+        ({"path": "/kv", "size": 1}, "unknown key 'size'"),
+        ({"path": "/kv", "capacity": True}, '"capacity"'),
+        ({"path": "/kv", "write_budget": []}, '"write_budget"'),
+        ({"path": "/kv", "eviction": 1}, '"eviction"'),
+        ({"path": "/kv", "namespace": 1}, '"namespace"'),
+    ],
+)
+def test_wrong_settings_say_what_to_write(params: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as refused:
+        Settings.parse(params)
+    assert "\n" not in str(refused.value)
+
+
+# The interface.
+
+
+def test_another_interface_is_one_clear_line() -> None:
+    class Stranger(ABC):
+        @abstractmethod
+        def close(self) -> None: ...
+
+    assert "abstract methods differ" in unknown(Stranger, Family)
+    with pytest.raises(ImportError, match=r"LMCache 0\.9\.9 is another one") as refused:
+        require_known(Stranger, Family, "0.9.9")
+    assert "\n" not in str(refused.value)

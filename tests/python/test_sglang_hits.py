@@ -1,0 +1,57 @@
+"""Which prefix lengths can be restored from several pools."""
+
+import itertools
+
+import pytest
+
+from ritornello.sglang.hits import ALL, GROUPS, TRAILING, Presence, verdict
+
+
+def side(policy: str, present: str, window: int = 1, pool: str = "side") -> Presence:
+    return Presence(pool, policy, window, [page == "1" for page in present])
+
+
+def test_without_side_pools_every_length_can_be_had() -> None:
+    found = verdict("kv", 3, [])
+    assert (found.pages, found.restorable, found.pools) == (3, [1, 2, 3], {"kv": 3})
+    assert verdict("kv", 0, []).pools == {}
+
+
+@pytest.mark.parametrize(
+    ("policy", "present", "window", "restorable"),
+    [
+        (ALL, "11011", 1, [1, 2]),
+        (ALL, "01111", 1, []),
+        (TRAILING, "00101", 1, [3, 5]),
+        (TRAILING, "01101", 2, [3]),
+        (TRAILING, "11101", 2, [1, 2, 3]),
+        (TRAILING, "11111", 0, [1, 2, 3, 4, 5]),
+        (GROUPS, "00000", 1, [1, 2, 3, 4, 5]),
+        ("a policy of tomorrow", "11111", 1, []),
+    ],
+)
+def test_policies(policy: str, present: str, window: int, restorable: list[int]) -> None:
+    found = verdict("kv", 5, [side(policy, present, window)])
+    assert found.restorable == restorable
+    assert found.pages == max(restorable, default=0)
+
+
+def test_all_pools_must_agree_and_each_has_its_own_verdict() -> None:
+    sides = [side(TRAILING, "0110", pool="mamba"), side(ALL, "1101", pool="indexer")]
+    found = verdict("kv", 4, sides)
+    assert found.restorable == [2]
+    assert found.pools == {"kv": 4, "mamba": 3, "indexer": 2}
+
+
+def test_groups_of_blocks_are_given_no_verdict() -> None:
+    assert verdict("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
+
+
+def test_a_trailing_window_is_what_its_definition_says() -> None:
+    for bits in itertools.product("01", repeat=6):
+        for window in range(1, 7):
+            present = "".join(bits)
+            expected = [
+                pages for pages in range(1, 7) if "0" not in present[max(0, pages - window) : pages]
+            ]
+            assert verdict("kv", 6, [side(TRAILING, present, window)]).restorable == expected

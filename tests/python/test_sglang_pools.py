@@ -1,0 +1,175 @@
+"""Host pools that are arrays: where their pages lie, and what happens to odd ones."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ritornello.sglang.identity import Engine
+from ritornello.sglang.meter import KEPT, Meter
+from ritornello.sglang.pages import PagesError, page_ids, spans
+from ritornello.sglang.pools import Pool
+from ritornello.sglang.settings import Settings
+from ritornello.sglang.store import QuietStore
+
+ENGINE = Engine("0.5.23", "m", b"w", 2, (0, 1), (0, 1), (0, 1), False)
+TOKENS, PAGES, PIECE = 4, 8, 4096
+
+
+class Array(np.ndarray[Any, Any]):
+    """As much of a tensor as is looked at."""
+
+    device = "cpu"
+
+    def contiguous(self) -> "Array":
+        return np.ascontiguousarray(self).view(Array)
+
+    def is_contiguous(self) -> bool:
+        return bool(self.flags.c_contiguous)
+
+
+class Host:
+    """`pieces` of memory a page, all of them in `memory`, shape (pieces, pages, PIECE)."""
+
+    layout, dtype, page_size, page_num = "odd", "torch.uint8", TOKENS, PAGES
+    layer_num, start_layer, end_layer = 2, 0, 2
+
+    def __init__(self, pieces: int = 3, named: bool = True) -> None:
+        generator = np.random.default_rng(pieces)
+        memory = generator.integers(0, 256, (pieces, PAGES, PIECE), np.uint8)
+        self.memory, self.named = memory, named
+
+    def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
+        if not self.named:
+            raise ValueError("Unsupported layout: odd")
+        pages = [int(slot) // TOKENS for slot in indices[::TOKENS]]
+        found = [piece[page].ctypes.data for page in pages for piece in self.memory]
+        return found, [PIECE] * len(found)
+
+    def get_dummy_flat_data_page(self) -> Array:
+        return np.zeros(self.memory.shape[0] * PIECE, np.uint8).view(Array)
+
+    def get_data_page(self, slot: int, flat: bool = True) -> Array:
+        return self.memory[:, slot // TOKENS].flatten().view(Array)
+
+    def set_from_flat_data_page(self, slot: int, page: Array) -> None:
+        self.memory[:, slot // TOKENS] = page.reshape(-1, PIECE)
+
+
+def slots(*pages: int) -> Any:
+    return np.concatenate([np.arange(page * TOKENS, (page + 1) * TOKENS) for page in pages])
+
+
+def keys(pages: int) -> list[bytes]:
+    return [hashlib.sha256(bytes([page])).digest() for page in range(pages)]
+
+
+@pytest.fixture
+def meter() -> Meter:
+    return Meter()
+
+
+@pytest.fixture
+def quiet(tmp_path: Path, meter: Meter) -> Any:
+    store = QuietStore(Settings(str(tmp_path / "store"), "640MiB"), meter)
+    assert store.open()
+    yield store
+    store.close()
+
+
+def pool_of(host: Host, quiet: QuietStore, meter: Meter) -> Pool:
+    made = Pool("kv", host, np.arange, quiet, meter, in_place=True, split=1)
+    made.describe(ENGINE)
+    return made
+
+
+def test_pieces_are_seen_as_spans() -> None:
+    host = Host()
+    found = spans(lambda page: host.get_page_buffer_meta(slots(page)), PAGES)
+    assert [span.base for span in found] == [piece.ctypes.data for piece in host.memory]
+    assert {(span.block_bytes, span.stride) for span in found} == {(PIECE, PIECE)}
+
+
+@pytest.mark.parametrize(
+    ("pages", "pieces", "problem"),
+    [
+        (0, {}, "no pages"),
+        (3, {0: ([], []), 1: ([], []), 2: ([], [])}, "names no memory"),
+        (3, {0: ([8], [4]), 1: ([12], [8]), 2: ([16], [4])}, "not all of one size"),
+        (3, {0: ([8], [4]), 1: ([12], [4]), 2: ([20], [4])}, "not evenly spaced"),
+        (2, {0: ([8], [4]), 1: ([10], [4])}, "not evenly spaced"),
+        (2, {0: ([8], [4]), 1: ([4], [4])}, "not evenly spaced"),
+    ],
+)
+def test_memory_that_is_not_even_is_refused(pages: int, pieces: Any, problem: str) -> None:
+    with pytest.raises(PagesError, match=problem):
+        spans(lambda page: pieces[page], pages)
+
+
+def test_slots_are_whole_pages_or_nothing() -> None:
+    assert page_ids(slots(3, 0), 2, TOKENS) == [3, 0]
+    assert page_ids(slots(3, 0), 3, TOKENS) is None
+    assert page_ids(slots(3, 0) + 1, 2, TOKENS) is None
+    assert page_ids(None, 2, TOKENS) is None
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["in place", "copied"])
+def test_pages_come_back_either_way(quiet: QuietStore, meter: Meter, named: bool) -> None:
+    host = Host(named=named)
+    pool = pool_of(host, quiet, meter)
+    assert pool.in_place is named
+    expected = host.memory[:, [5, 2, 7]].copy()
+    assert pool.put(keys(3), slots(5, 2, 7), None) == 3
+    assert pool.leading(keys(5)) == 3
+    assert pool.present(keys(5)) == [True] * 3 + [False] * 2
+    host.memory[:] = 0
+    assert pool.get(keys(5), slots(0, 1, 3, 4, 6)) == 3
+    assert np.array_equal(host.memory[:, [0, 1, 3]], expected)
+    assert meter.counts()["missed_pages:absent"] == 2
+
+
+def test_a_pool_that_moves_its_pages_is_copied(quiet: QuietStore, meter: Meter) -> None:
+    host = Host()
+    vars(host)["shared_allocation_domain"] = object()
+    assert not pool_of(host, quiet, meter).in_place
+
+
+def test_copies_of_pages_in_another_order_are_refused(quiet: QuietStore, meter: Meter) -> None:
+    host = Host()
+    pool = pool_of(host, quiet, meter)
+    assert pool.put_flat(keys(1), [host.get_data_page(0)], None) == 0
+    assert meter.counts() == {"refused_pages:order": 1}
+
+
+def test_the_first_page_of_another_size_ends_a_batch(quiet: QuietStore, meter: Meter) -> None:
+    host = Host(named=False)
+    pool = pool_of(host, quiet, meter)
+    pages = [host.get_data_page(0), host.get_data_page(4)[1:], host.get_data_page(8)]
+    assert pool.put_flat(keys(3), pages, None) == 1
+    assert pool.leading(keys(3)) == 1
+    assert meter.counts()["refused_pages:size"] == 2
+
+
+def test_a_store_that_is_gone_is_asked_no_more(quiet: QuietStore, meter: Meter) -> None:
+    pool = pool_of(Host(), quiet, meter)
+    quiet.close()
+    assert pool.put(keys(1), slots(0), None) == 0
+    assert pool.get(keys(1), slots(0)) == 0
+    assert (pool.leading(keys(1)), pool.present(keys(1))) == (0, [False])
+    assert meter.counts() == {}
+    assert not quiet.open()
+
+
+def test_rates_are_taken_once_and_bounded() -> None:
+    meter = Meter()
+    for _ in range(KEPT + 5):
+        meter.prefetched(2, 500, 0.001)
+    meter.backed_up(0, 500, 1.0)
+    rates = meter.take_rates()
+    assert rates.prefetch_pages == [2] * KEPT
+    assert rates.prefetch_bandwidth[0] == pytest.approx(0.001)
+    assert rates.backup_pages == []
+    assert meter.take_rates().prefetch_pages == []
+    assert meter.counts()["loaded_pages"] == 2 * (KEPT + 5)

@@ -1,0 +1,91 @@
+"""What a user may write into SGLang's extra configuration, and which SGLang is known."""
+
+from dataclasses import make_dataclass
+from typing import Any
+
+import pytest
+
+from ritornello.sglang import interface
+from ritornello.sglang.interface import require_known, unknown
+from ritornello.sglang.settings import ENGINE, Settings
+
+
+def test_only_a_path_is_needed_and_sglang_s_own_keys_pass() -> None:
+    extra = {"path": "/kv", **dict.fromkeys(ENGINE, "x")}
+    assert Settings.parse(extra) == Settings("/kv")
+    assert Settings.parse(extra).options() == {}
+
+
+def test_what_the_store_checks_is_handed_on() -> None:
+    said = {"codec": "split", "eviction": "lru", "admission": "auto", "write_budget": "2TB/day"}
+    settings = Settings.parse({"path": "/kv", "capacity": 1 << 30, **said})
+    assert settings.capacity == 1 << 30
+    assert settings.options() == said
+
+
+@pytest.mark.parametrize(
+    ("extra", "advice"),
+    [
+        (None, 'needs "path"'),
+        ({"path": ""}, 'needs "path"'),
+        ({"path": "/kv", "size": 1}, "unknown key 'size'; ritornello knows path, capacity"),
+        ({"path": "/kv", "capacity": 1.5}, '"capacity" is text like "200GiB"'),
+        ({"path": "/kv", "capacity": True}, '"capacity" is text like "200GiB"'),
+        ({"path": "/kv", "write_budget": [1]}, '"write_budget" is text like'),
+        ({"path": "/kv", "codec": 4}, '"codec" is a word'),
+    ],
+)
+def test_mistakes_are_named(extra: dict[str, Any] | None, advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        Settings.parse(extra)
+
+
+def base(**others: Any) -> Any:
+    """A storage base class that is as it should be, but for `others`."""
+    members: dict[str, Any] = {}
+    for name, parameters in interface.METHODS.items():
+        taken = ", ".join(("self", *(f"{parameter}=None" for parameter in parameters)))
+        members[name] = eval(f"lambda {taken}: None")
+    members |= {"__abstractmethods__": interface.ABSTRACT, **others}
+    return type("Base", (), members)
+
+
+def fields(name: str, known: frozenset[str], **others: Any) -> Any:
+    return make_dataclass(name, sorted(known), namespace=others)
+
+
+CONFIG = fields("Config", interface.CONFIG, is_storage_writer=True)
+TRANSFER = fields("Transfer", interface.TRANSFER)
+RESULT = fields("Result", interface.RESULT)
+
+
+def test_the_known_interface_is_known() -> None:
+    assert unknown(base(), CONFIG, TRANSFER, RESULT) == ""
+
+
+@pytest.mark.parametrize(
+    ("classes", "problem"),
+    [
+        (
+            (base(__abstractmethods__={"get"}), CONFIG, TRANSFER, RESULT),
+            "abstract methods differ: batch_get, batch_set, exists, set",
+        ),
+        (
+            (base(batch_get_v1=lambda self, keys, slots: []), CONFIG, TRANSFER, RESULT),
+            "batch_get_v1 takes keys, slots",
+        ),
+        ((base(get_stats=None), CONFIG, TRANSFER, RESULT), "get_stats is missing"),
+        (
+            (base(), fields("Config", interface.CONFIG - {"tp_rank"}), TRANSFER, RESULT),
+            "Config has no tp_rank",
+        ),
+        ((base(), fields("Config", interface.CONFIG), TRANSFER, RESULT), "no is_storage_writer"),
+        ((base(), CONFIG, fields("Transfer", frozenset()), RESULT), "Transfer has no hit_policy"),
+    ],
+)
+def test_another_interface_is_one_line_at_load(classes: Any, problem: str) -> None:
+    storage, config, transfer, result = classes
+    with pytest.raises(ImportError, match=problem) as raised:
+        require_known(storage, config, transfer, result, "9.9")
+    assert "SGLang 9.9" in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,125 @@
+"""Which pages a prefix needs, which heads make an object, who holds it and who writes it."""
+
+import pytest
+from vllm_shapes import TOKENS, part
+
+from ritornello.vllm.parts import (
+    ALL,
+    MOST_UNITS,
+    OBJECT_BYTES,
+    Rule,
+    Slice,
+    heads_of,
+    held_units,
+    longest,
+    slices,
+    trailing,
+    units_of,
+    writes,
+)
+
+STATE = Rule(1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "needed"),
+    [
+        (ALL, range(5)),
+        (STATE, range(4, 5)),
+        # The next token sees itself and none, one, a page, and a page and one token before it.
+        (trailing(1), range(5, 5)),
+        (trailing(2), range(4, 5)),
+        (trailing(TOKENS + 1), range(4, 5)),
+        (trailing(TOKENS + 2), range(3, 5)),
+        (trailing(100 * TOKENS), range(5)),
+    ],
+)
+def test_pages_needed_to_go_on(rule: Rule, needed: range) -> None:
+    assert list(rule.needed(5, TOKENS)) == list(needed)
+
+
+def present(pages: str) -> list[bool]:
+    return [page == "x" for page in pages]
+
+
+@pytest.mark.parametrize(
+    ("window", "state", "tokens"),
+    [
+        ("xxxxx", "xxxxx", 5),
+        # A state is there at some boundaries only.
+        ("xxxxx", "..x..", 3),
+        # Two pages of the window: at 2, and at 5.
+        ("xx.xx", "xxxxx", 5),
+        ("xx.x.", "xxxxx", 2),
+        ("xx.xx", "xxx..", 2),
+        # Any one page starts the sequence.
+        ("x.x.x", "xxxxx", 1),
+        (".x.x.", "xxxxx", 0),
+    ],
+)
+def test_lengths_that_can_be_resumed_are_a_set(window: str, state: str, tokens: int) -> None:
+    parts = (part(), part(trailing(2 * TOKENS)), part(STATE))
+    there = {Slice(1, 0, 0): present(window), Slice(2, 0, 0): present(state)}
+    assert longest(parts, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
+
+
+def test_a_length_is_a_whole_page_of_every_part() -> None:
+    parts = (part(), part(trailing(2 * TOKENS), tokens=2 * TOKENS))
+    there = {Slice(1, 0, 0): present("xx")}
+    assert longest(parts, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kv_heads", "heads"),
+    [
+        (1, 8, [(0, 8)]),
+        (4, 8, [(0, 2), (2, 4), (4, 6), (6, 8)]),
+        (4, 2, [(0, 1), (0, 1), (1, 2), (1, 2)]),
+        (2, 1, [(0, 1), (0, 1)]),
+    ],
+)
+def test_heads_of_a_worker(ranks: int, kv_heads: int, heads: list[tuple[int, int]]) -> None:
+    assert [heads_of(rank, ranks, kv_heads) for rank in range(ranks)] == heads
+
+
+def test_units_depend_on_the_model_alone() -> None:
+    for kv_heads in (1, 2, 3, 8, 32):
+        made = {units_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True) for ranks in (1, 2, 4)}
+        if kv_heads != 3:
+            assert len(made) == 1
+        units, shared = units_of(kv_heads, 1, OBJECT_BYTES, sliceable=True)
+        assert shared
+        assert len(units) == min(kv_heads, MOST_UNITS)
+        assert [head for first, end in units for head in range(first, end)] == list(range(kv_heads))
+
+
+def test_small_heads_are_stored_together() -> None:
+    assert units_of(8, 1, OBJECT_BYTES // 2, sliceable=True)[0] == ((0, 2), (2, 4), (4, 6), (6, 8))
+    assert units_of(8, 1, OBJECT_BYTES // 1000, sliceable=True)[0] == ((0, 8),)
+
+
+def test_a_worker_with_less_than_a_unit_stores_what_it_has() -> None:
+    units, shared = units_of(32, 16, OBJECT_BYTES, sliceable=True)
+    assert (len(units), shared) == (16, False)
+    assert units_of(8, 2, OBJECT_BYTES, sliceable=False) == (((0, 4), (4, 8)), False)
+
+
+@pytest.mark.parametrize(("kv_heads", "ranks"), [(8, 1), (8, 4), (2, 2), (2, 8), (1, 4), (32, 16)])
+def test_every_unit_has_holders_and_one_writer(kv_heads: int, ranks: int) -> None:
+    units, _ = units_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True)
+    held = part(units=units, kv_heads=kv_heads)
+    for unit in range(len(units)):
+        holders = [rank for rank in range(ranks) if unit in held_units(held, rank, ranks)]
+        assert len(holders) == max(ranks // kv_heads, 1)
+        assert [rank for rank in range(ranks) if writes(held, unit, rank, ranks)] == holders[:1]
+
+
+def test_parts_that_need_all_pages_come_first() -> None:
+    window = part(trailing(64), stages=(("l.0",), ("l.3",)))
+    whole = part(units=((0, 1), (1, 2)), stages=((), ("l.4",)))
+    assert slices((window, whole)) == [
+        Slice(1, 1, 0),
+        Slice(1, 1, 1),
+        Slice(0, 0, 0),
+        Slice(0, 1, 0),
+    ]

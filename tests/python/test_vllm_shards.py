@@ -1,0 +1,260 @@
+"""Scheduler's and workers' sides over a real store, with arrays for the engine's memory: what some
+number of workers stored, another number finds, byte for byte.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+from vllm_shapes import TOKENS, Tensor
+
+from ritornello import Store
+from ritornello.vllm.handshake import ShardFacts, shapes
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.meter import Meter
+from ritornello.vllm.parts import ALL, Part, Rule, Slice, heads_of, trailing, units_of
+from ritornello.vllm.scheduler import SchedulerSide
+from ritornello.vllm.settings import Settings
+from ritornello.vllm.store import QuietStore
+from ritornello.vllm.worker import WorkerSide
+
+BLOCKS = 16
+HEADS = 4
+# Bytes of one head of one layer in a block: large enough that every head is an object.
+HEAD_BYTES = 16 << 10
+LAYERS = 4
+PAGES = 5
+
+
+class Cluster:
+    """One engine: `ranks` workers in each of `stages`. Group `g` has layers `g.0` to `g.3`."""
+
+    def __init__(
+        self,
+        path: Path,
+        ranks: int,
+        stages: int = 1,
+        rules: tuple[Rule, ...] = (ALL,),
+        *,
+        mixed: bool = False,
+    ) -> None:
+        self.ranks, self.stages = ranks, stages
+        self.memory: dict[tuple[int, int], dict[str, Any]] = {}
+        self.workers: dict[tuple[int, int], WorkerSide] = {}
+        share = max(HEADS // ranks, 1)
+        for stage in range(stages):
+            names = [
+                [f"{g}.{n}" for n in range(LAYERS) if n * stages // LAYERS == stage]
+                for g in range(len(rules))
+            ]
+            for rank in range(ranks):
+                shape = (BLOCKS, HEAD_BYTES, share) if mixed else (BLOCKS, share, HEAD_BYTES)
+                held = {name: numpy.zeros(shape, numpy.uint8) for part in names for name in part}
+                worker = WorkerSide(
+                    self._store(path),
+                    BLOCKS,
+                    [(part, share) for part in names],
+                    Meter(),
+                    (stage, rank),
+                )
+                worker.register({name: Tensor(array) for name, array in held.items()})
+                self.memory[stage, rank], self.workers[stage, rank] = held, worker
+        facts: dict[tuple[int, int], ShardFacts] = {p: w.facts() for p, w in self.workers.items()}
+        found = shapes(facts, stages, ranks, len(rules))
+        parts = []
+        for rule, group in zip(rules, found, strict=True):
+            units, shared = units_of(
+                HEADS, ranks, LAYERS * group.head_bytes, sliceable=group.head_major
+            )
+            order = "heads" if group.head_major else "mixed"
+            parts.append(
+                Part(
+                    rule,
+                    TOKENS,
+                    HEADS,
+                    64,
+                    group.head_bytes,
+                    "uint8",
+                    f"test/{order}",
+                    "",
+                    units,
+                    shared,
+                    group.stages,
+                )
+            )
+        self.identity = Identity(
+            "m", b"w", "none", "sha256", TOKENS, TOKENS, (), tuple(parts), ranks
+        )
+        self.side = SchedulerSide(self._store(path), self.identity, Meter(), apart=True)
+        self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(rules)))
+        pool: Any = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
+        self.side.bind(
+            SimpleNamespace(
+                block_pool=pool,
+                get_block_ids=lambda request: self.blocks,
+                evict_blocks=lambda blocks: None,
+            )
+        )
+
+    @staticmethod
+    def _store(path: Path) -> QuietStore:
+        store = QuietStore(Settings(str(path), "1GiB"), Meter())
+        assert store.open()
+        return store
+
+    def fill(self, seed: int) -> None:
+        """Computes: each head of each layer and block has bytes of its own, whoever holds it."""
+        for (_, rank), held in self.memory.items():
+            for name, array in held.items():
+                array[:] = expected(array.shape, name, rank, self.ranks, seed)
+
+    def step(self, request: Any, scheduled: int) -> set[int]:
+        """One step of all workers, and as many empty ones as its loads take; what vLLM then tells
+        the scheduler's side. The blocks that could not be filled.
+        """
+        tokens = {request.request_id: scheduled} if scheduled else {}
+        metadata = self.side.plan(SimpleNamespace(num_scheduled_tokens=tokens))
+        waiting = set(self.workers if metadata.loads else ())
+        for worker in self.workers.values():
+            worker.load(metadata)
+            worker.save(metadata)
+        deadline = time.monotonic() + 30
+        while waiting and time.monotonic() < deadline:
+            waiting -= {place for place in waiting if self.workers[place].landed()[0]}
+            time.sleep(0.001)
+        assert not waiting
+        bad: set[int] = set()
+        for worker in self.workers.values():
+            bad |= worker.take_failed_blocks()
+            self.side.reported(worker.take_report(), set(), set())
+        self.side.reported(None, bad, {load.request for load in metadata.loads})
+        return bad
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        self.side.close()
+
+
+def expected(shape: Any, name: str, rank: int, ranks: int, seed: int) -> Any:
+    group, layer = (int(part) for part in name.split("."))
+    first, end = heads_of(rank, ranks, HEADS)
+    whole = numpy.random.default_rng([seed, group, layer]).integers(
+        0, 256, (BLOCKS, HEADS, HEAD_BYTES), numpy.uint8
+    )
+    mine = whole[:, first:end]
+    return mine if mine.shape == shape else mine.transpose(0, 2, 1)
+
+
+def request(name: str = "r") -> Any:
+    return SimpleNamespace(
+        request_id=name,
+        block_hashes=[f"page {place:02}".encode() * 4 for place in range(PAGES)],
+        num_tokens=PAGES * TOKENS + 1,
+        num_computed_tokens=0,
+        skip_reading_prefix_cache=False,
+        kv_transfer_params=None,
+    )
+
+
+def write(cluster: Cluster) -> None:
+    asked = request()
+    cluster.fill(1)
+    assert cluster.side.matched_tokens(asked, 0) == (0, False)
+    cluster.side.admitted(asked, cluster.blocks, 0)
+    cluster.step(asked, asked.num_tokens)
+    cluster.side.finished("r")
+    cluster.close()
+
+
+def read(cluster: Cluster) -> int:
+    """Tokens that were found, each of whose bytes is the one that was written."""
+    asked = request()
+    tokens, apart = cluster.side.matched_tokens(asked, 0)
+    assert tokens is not None
+    cluster.side.admitted(asked, cluster.blocks, tokens)
+    if tokens:
+        assert apart
+        assert cluster.step(asked, 0) == set()
+    for number, part in enumerate(cluster.identity.parts):
+        filled = [cluster.blocks[number][page] for page in part.needed(tokens)]
+        for (_, rank), held in cluster.memory.items():
+            for name, array in held.items():
+                if name.startswith(f"{number}."):
+                    right = expected(array.shape, name, rank, cluster.ranks, 1)
+                    assert (array[filled] == right[filled]).all(), (name, rank)
+    cluster.side.finished("r")
+    cluster.close()
+    return tokens
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Path]:
+    # Held open, so that workers that come and go find an owner.
+    keeper = Cluster._store(tmp_path / "store")
+    yield tmp_path / "store"
+    keeper.close()
+
+
+@pytest.mark.parametrize("writers", [1, 2, 8])
+def test_another_number_of_workers_finds_every_byte(store: Path, writers: int) -> None:
+    write(Cluster(store, writers))
+    for readers in (1, 2, 4, 8):
+        assert read(Cluster(store, readers)) == PAGES * TOKENS
+
+
+def test_stages_find_what_stages_stored(store: Path) -> None:
+    write(Cluster(store, 2, stages=2))
+    assert read(Cluster(store, 4, stages=2)) == PAGES * TOKENS
+    assert read(Cluster(store, 1)) == 0
+
+
+def test_mixed_heads_are_found_by_as_many_workers_only(store: Path) -> None:
+    write(Cluster(store, 2, mixed=True))
+    assert read(Cluster(store, 2, mixed=True)) == PAGES * TOKENS
+    for readers in (1, 4):
+        assert read(Cluster(store, readers, mixed=True)) == 0
+    assert read(Cluster(store, 2)) == 0
+
+
+def test_windows_come_back_with_the_rest(store: Path) -> None:
+    rules = (ALL, trailing(TOKENS + 2))
+    write(Cluster(store, 2, rules=rules))
+    assert read(Cluster(store, 1, rules=rules)) == PAGES * TOKENS
+
+
+def test_one_object_that_is_missing_makes_the_hit_shorter(store: Path) -> None:
+    write(Cluster(store, 2))
+    cluster = Cluster(store, 1)
+    forget(store, cluster, HEADS - 1, 2)
+    assert read(cluster) == 2 * TOKENS
+
+
+def test_what_one_worker_could_not_load_all_compute_and_save_again(store: Path) -> None:
+    write(Cluster(store, 2))
+    cluster = Cluster(store, 2)
+    asked = request()
+    tokens, _ = cluster.side.matched_tokens(asked, 0)
+    assert tokens == PAGES * TOKENS
+    cluster.side.admitted(asked, cluster.blocks, tokens)
+    forget(store, cluster, HEADS - 1, 3)
+    assert cluster.step(asked, 0) == set(cluster.blocks[0][3:PAGES])
+    # vLLM goes on from the pages that came; nothing is asked of the store again.
+    asked.num_computed_tokens = 3 * TOKENS
+    cluster.side.admitted(asked, cluster.blocks, 0)
+    cluster.fill(1)
+    cluster.step(asked, asked.num_tokens - 3 * TOKENS)
+    cluster.side.finished("r")
+    cluster.close()
+    assert read(Cluster(store, 1)) == PAGES * TOKENS
+
+
+def forget(store: Path, cluster: Cluster, unit: int, pages: int) -> None:
+    """Takes one object of all pages but the first few out of the store."""
+    with Store.open(store) as opened:
+        scope = cluster.identity.scope(Slice(0, 0, unit))
+        assert opened.delete(scope, request().block_hashes[pages:]) > 0

@@ -1,0 +1,418 @@
+"""vLLM's secondary tier without vLLM: what is promised, what is moved, and what happens when the
+store fails, is full, belongs to somebody else, or is gone.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import SMALL, open_small
+from tier_support import ROW, TOKENS, Request, Rig, namespace, offload_keys
+
+from ritornello.vllm.tier.sequence import Group, Order, spans
+from ritornello.vllm.tier.settings import TierSettings
+from ritornello.vllm.tier.tier import Answer
+
+KEYS = offload_keys("a", 12)
+
+
+@pytest.fixture
+def rig(where: Path) -> Iterator[Rig]:
+    made = Rig(where)
+    yield made
+    made.tier.close()
+
+
+def test_chunks_come_back_in_another_process_s_tier(where: Path) -> None:
+    first = Rig(where)
+    stored = first.save(first.begin("r", KEYS), KEYS)
+    assert stored.ok == [True] * 12
+    first.tier.close()
+    second = Rig(where)
+    request = second.begin("r", KEYS)
+    assert second.hits(request, KEYS) == 12
+    loaded = second.load(request, KEYS)
+    assert (loaded.ok, loaded.reasons) == ([True] * 12, {})
+    assert all(second.right(KEYS))
+    second.tier.close()
+
+
+def test_rows_are_moved_without_a_copy(rig: Rig) -> None:
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS)
+    rig.load(request, KEYS)
+    assert rig.store._store is not None
+    assert rig.store._store.stats()["transfer"]["staging_bytes"] == 0
+
+
+def test_one_question_answers_for_all_keys_that_follow(rig: Rig) -> None:
+    rig.save(rig.begin("r", KEYS), KEYS[:9])
+    rig.counts.take()
+    assert rig.hits(rig.begin("s", KEYS), KEYS) == 9
+    assert rig.counts.take()["questions", ""] == 1
+
+
+def test_keys_whose_place_is_not_known_are_asked_for_one_by_one(rig: Rig) -> None:
+    rig.save(rig.begin("r", KEYS), KEYS)
+    stranger = rig.begin("s")
+    assert rig.hits(stranger, KEYS) == 12
+    assert rig.load(stranger, KEYS).ok == [True] * 12
+    assert all(rig.right(KEYS))
+
+
+def test_a_promise_is_leased_until_the_load_is_over(rig: Rig) -> None:
+    rig.save(rig.begin("r", KEYS), KEYS)
+    request = rig.begin("s", KEYS)
+    rig.hits(request, KEYS)
+    assert rig.leases() == 1
+    rig.start_load(request, KEYS)
+    rig.tier.step_over()
+    rig.tier.forget(request)
+    assert rig.tier._jobs.wait(60)
+    assert rig.leases() == 1
+    rig.tier.landed()
+    assert rig.leases() == 0
+
+
+def test_what_is_leased_and_deleted_is_still_delivered(rig: Rig) -> None:
+    rig.save(rig.begin("r", KEYS), KEYS)
+    request = rig.begin("s", KEYS)
+    assert rig.hits(request, KEYS) == 12
+    assert rig.store._store is not None
+    (_, scope) = rig.tier._scopes[0]
+    other = offload_keys("b", 12)
+    rig.save(rig.begin("t", other), other)
+    assert rig.store._store.stats()["leases"] == 1
+    assert rig.load(request, KEYS).ok == [True] * 12
+    assert rig.store._store.delete(scope, KEYS) == 12
+    assert rig.hits(rig.begin("u", KEYS), KEYS) == 0
+
+
+def test_a_promise_that_is_not_taken_up_is_let_go_at_the_end_of_the_step(rig: Rig) -> None:
+    rig.save(rig.begin("r", KEYS), KEYS)
+    request = rig.begin("s", KEYS)
+    rig.hits(request, KEYS)
+    rig.tier.step_over()
+    assert rig.leases() == 0
+    rig.hits(request, KEYS)
+    rig.tier.forget(request)
+    assert rig.leases() == 0
+
+
+def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: Rig) -> None:
+    rig.save(rig.begin("r", KEYS), KEYS)
+    request = rig.begin("s", KEYS)
+    assert rig.hits(request, KEYS) == 12
+    rig.tier.step_over()
+    assert rig.store._store is not None
+    rig.store._store.delete(rig.tier._scopes[0][1], KEYS[8:])
+    loaded = rig.load(request, KEYS)
+    assert loaded.ok == [True] * 8 + [False] * 4
+    assert loaded.reasons == {"absent": 4}
+    assert rig.right(KEYS) == loaded.ok
+    assert rig.counts.take()["failed_chunks", "absent"] == 4
+    rig.save(request, KEYS)
+    assert rig.hits(request, KEYS) == 8
+    assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
+
+
+def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
+    rig = Rig(where)
+    rig.save(rig.begin("r", KEYS), KEYS)
+    assert rig.store._store is not None
+    rig.store._store.flush()
+    rig.tier.close()
+    (segment,) = [path for path in where.rglob("*") if path.stat().st_size >= 1 << 20]
+    wrong = rig.host[3].tobytes()
+    content = segment.read_bytes()
+    at = content.index(wrong)
+    with segment.open("r+b") as file:
+        file.seek(at + 100)
+        file.write(b"\0" * 64)
+    rig = Rig(where)
+    request = rig.begin("s", KEYS)
+    assert rig.hits(request, KEYS) == 12
+    loaded = rig.load(request, KEYS)
+    assert loaded.ok[:4] == [True, True, True, False]
+    assert loaded.reasons.keys() == {"checksum"}
+    assert rig.right(KEYS)[:3] == [True] * 3
+    rig.tier.close()
+
+
+def test_a_longer_sequence_hangs_behind_what_is_stored(rig: Rig) -> None:
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS[:5])
+    rig.save(request, KEYS[5:])
+    assert rig.store._store is not None
+    # Chained: the rest goes with the fifth page.
+    rig.store._store.delete(rig.tier._scopes[0][1], KEYS[4:5])
+    assert rig.hits(rig.begin("s", KEYS), KEYS) == 4
+    assert rig.store._store.exists(rig.tier._scopes[0][1], KEYS).count(True) == 4
+
+
+def test_chunks_with_a_gap_between_them_are_pieces_of_their_own(rig: Rig) -> None:
+    request = rig.begin("r", KEYS)
+    some = [*KEYS[:3], *KEYS[6:9]]
+    assert rig.save(request, some).ok == [True] * 6
+    assert rig.hits(request, KEYS) == 3
+    assert rig.load(request, some).ok == [True] * 6
+    assert all(rig.right(some))
+
+
+def test_groups_are_scopes_of_their_own(rig: Rig) -> None:
+    window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
+    request = rig.begin("r", KEYS, window)
+    both = [*KEYS[:2], *window[8:10]]
+    assert rig.save(request, both).ok == [True] * 4
+    assert [rig.tier.look(key, request) for key in window] == [
+        Answer.HIT if place in (8, 9) else Answer.MISS for place in range(12)
+    ]
+    assert rig.load(request, both).ok == [True] * 4
+    assert all(rig.right(both))
+    stranger = [key[:-4] + (7).to_bytes(4, "big") for key in KEYS[:1]]
+    assert rig.save(request, stranger).reasons == {"group": 1}
+    assert rig.tier.look(stranger[0], request) is Answer.MISS
+
+
+def test_a_request_may_decline(rig: Rig) -> None:
+    silent = rig.begin("r", KEYS, **{"ritornello.no_store": True})
+    assert rig.save(silent, KEYS).reasons == {"no_store": 12}
+    assert rig.hits(silent, KEYS) == 0
+    rig.save(rig.begin("s", KEYS), KEYS)
+    assert rig.hits(rig.begin("t", KEYS, **{"ritornello.no_load": True}), KEYS) == 0
+    kept = rig.begin("u", KEYS, **{"ritornello.retain": 3600})
+    rig.save(kept, KEYS)
+    assert rig.store._store is not None
+    assert rig.store._store.stats()["retained_bytes"] > 0
+
+
+def test_a_reader_stores_nothing(where: Path) -> None:
+    rig = Rig(where, read_only=True)
+    assert rig.save(rig.begin("r", KEYS), KEYS).reasons == {"read_only": 12}
+    assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
+    rig.tier.close()
+
+
+def test_other_weights_are_another_namespace(where: Path) -> None:
+    rig = Rig(where)
+    rig.save(rig.begin("r", KEYS), KEYS)
+    rig.tier.close()
+    for changed in ({"weights": b"v"}, {"extra": (("ranks", "tp 2"),)}, {"epoch": b"e" * 16}):
+        rig = Rig(where, namespace(**changed))
+        assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
+        rig.tier.close()
+
+
+def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: Rig) -> None:
+    running = rig.begin("r", KEYS)
+    rig.save(running, KEYS)
+    rig.tier.reset()
+    fresh = rig.begin("s", KEYS)
+    assert rig.hits(fresh, KEYS) == 0
+    # What the running request computed may be of other weights, and others may share its blocks.
+    assert rig.save(running, KEYS).reasons == {"before_reset": 12}
+    assert rig.save(fresh, KEYS).reasons == {"before_reset": 12}
+    rig.tier.forget(running)
+    assert rig.save(fresh, KEYS).ok == [True] * 12
+    assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
+
+
+def test_jobs_of_a_request_that_is_over_land(rig: Rig) -> None:
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS)
+    rig.hits(request, KEYS)
+    rig.start_load(request, KEYS)
+    rig.tier.forget(request)
+    rig.tier.step_over()
+    assert rig.ended().ok == [True] * 12
+    assert (len(rig.tier._jobs), rig.tier._asked, rig.leases()) == (0, {}, 0)
+
+
+def test_what_finds_no_room_is_a_failure_and_no_error(where: Path) -> None:
+    open_small(where).close()
+    rig = Rig(where, capacity=None)
+    request = rig.begin("r")
+    stuck = []
+    assert rig.store._store is not None
+    scope = rig.tier._scopes[0][1]
+    for number in range(300):
+        keys = offload_keys(f"s{number}", 32)
+        stored = rig.save(rig.begin(f"s{number}", keys), keys, 0)
+        if not all(stored.ok):
+            break
+        # Everything that is stored stays leased.
+        stuck.append(rig.store._store.match(scope, keys))
+    assert stored.reasons.keys() <= {"no_space", "deadline"}
+    assert stuck[0].pages == 32
+    for match in stuck:
+        match.release()
+    assert rig.save(request, KEYS).ok == [True] * 12
+    rig.tier.close()
+
+
+def test_a_store_that_cannot_be_opened_costs_hits_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    rig = Rig(tmp_path / "file" / "store")
+    request = rig.begin("r", KEYS)
+    assert rig.save(request, KEYS).reasons == {"error": 12}
+    assert rig.hits(request, KEYS) == 0
+    assert rig.load(request, KEYS).ok == [False] * 12
+    assert rig.counts.take()["errors", "open"] == 1
+    rig.tier.close()
+
+
+def test_a_store_that_was_closed_costs_hits_only(rig: Rig) -> None:
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS)
+    assert rig.store._store is not None
+    rig.store._store.close()
+    assert rig.hits(request, KEYS) == 0
+    assert not any(rig.load(request, KEYS).ok)
+    assert rig.store.broken
+
+
+OWNER = """
+import sys
+import ritornello as rt
+with rt.Store.open(sys.argv[1], **eval(sys.argv[2])) as store:
+    print(store.role, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def owner(where: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that owns the store, so that this one is a client."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(where), repr(SMALL)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "owner\n"
+    yield process
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def client(where: Path) -> Rig:
+    rig = Rig(where, capacity=None)
+    assert not rig.store.answers_at_once()
+    return rig
+
+
+def test_a_client_asks_on_a_thread_that_may_wait(where: Path, owner: subprocess.Popen[str]) -> None:
+    rig = client(where)
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS[:9])
+    assert {rig.tier.look(key, request) for key in KEYS} == {Answer.LATER}
+    found = rig.tier.look_later(KEYS, request)
+    assert found == [True] * 9 + [False] * 3
+    assert [rig.tier.confirm(key, request, ok) for key, ok in zip(KEYS, found, strict=True)] == [
+        Answer.HIT if ok else Answer.MISS for ok in found
+    ]
+    assert rig.load(request, KEYS[:9]).ok == [True] * 9
+    assert all(rig.right(KEYS[:9]))
+    rig.tier.close()
+
+
+def test_an_owner_that_is_stopped_does_not_stop_the_scheduler(
+    where: Path, owner: subprocess.Popen[str]
+) -> None:
+    rig = client(where)
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS)
+    assert all(rig.tier.look_later(KEYS, request))
+    owner.send_signal(signal.SIGSTOP)
+    try:
+        # None of this has an answer; that it returns is the test.
+        asked = time.monotonic()
+        assert rig.tier.look(KEYS[0], request) is Answer.LATER
+        rig.tier.confirm(KEYS[0], request, found=True)
+        rig.tier.touch(KEYS)
+        rig.start_load(request, KEYS)
+        rig.tier.step_over()
+        rig.tier.forget(request)
+        assert rig.tier.landed() == []
+        waited = time.monotonic() - asked
+    finally:
+        owner.send_signal(signal.SIGCONT)
+    done = rig.ended()
+    assert rig.right(KEYS) == done.ok
+    # Far below any deadline of a question to another process.
+    assert waited < 5
+    rig.tier.close()
+
+
+def test_an_owner_that_is_killed_costs_a_delay(where: Path, owner: subprocess.Popen[str]) -> None:
+    rig = client(where)
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS)
+    assert rig.store._store is not None
+    rig.store._store.flush()
+    owner.kill()
+    owner.wait(60)
+    later = rig.begin("s", KEYS)
+    assert rig.tier.look_later(KEYS, later) == [True] * 12
+    rig.tier.step_over()
+    assert rig.store.answers_at_once()
+    assert rig.hits(later, KEYS) == 12
+    assert rig.load(later, KEYS).ok == [True] * 12
+    assert all(rig.right(KEYS))
+    rig.tier.close()
+
+
+def test_the_host_tier_can_be_unmapped_when_the_tier_is_closed(where: Path) -> None:
+    rig = Rig(where)
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS)
+    rig.load(request, KEYS)
+    rig.tier.close()
+    del rig.host
+    rig.memory.close()
+
+
+def test_which_keys_follow_upon_each_other() -> None:
+    group = Group(0, TOKENS, chained=True)
+    request = Request("r").over(KEYS[:4])
+    order = Order(group)
+    assert order.onwards(request, KEYS[1]) == KEYS[1:4]
+    assert order.before(request, KEYS[1]) == KEYS[0]
+    assert order.before(request, KEYS[0]) is None
+    assert order.onwards(request, KEYS[5]) == [KEYS[5]]
+    request.over(KEYS[:6])
+    assert order.onwards(request, KEYS[3]) == KEYS[3:6]
+    # A key that ends inside a chunk is nobody's follower.
+    request._offload_key_positions[KEYS[7]] = 6 * TOKENS + 8
+    assert order.onwards(request, KEYS[7]) == [KEYS[7]]
+    some = [KEYS[0], KEYS[1], KEYS[4], KEYS[9], KEYS[5]]
+    assert list(spans(request, group, some)) == [
+        slice(0, 2),
+        slice(2, 3),
+        slice(3, 4),
+        slice(4, 5),
+    ]
+    assert list(spans(request, Group(0, TOKENS, chained=False), some)) == [slice(0, 5)]
+    assert list(spans(request, group, [])) == []
+
+
+def test_settings_say_what_to_write_instead() -> None:
+    with pytest.raises(ValueError, match="locality"):
+        TierSettings.parse({"path": "/x", "locality": "near"})
+    with pytest.raises(ValueError, match="enable_kv_events"):
+        TierSettings.parse({"path": "/x", "enable_kv_events": "yes"})
+    with pytest.raises(ValueError, match="unknown key 'pth'"):
+        TierSettings.parse({"pth": "/x"})
+    parsed = TierSettings.parse({"path": "/x", "locality": "LOCAL", "codec": "split"})
+    assert (parsed.store.codec, parsed.locality) == ("split", "LOCAL")
+
+
+def test_rows_are_as_large_as_pages() -> None:
+    assert ROW % 4096 == 0
+    assert os.sysconf("SC_PAGE_SIZE") <= ROW

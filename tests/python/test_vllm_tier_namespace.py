@@ -1,0 +1,244 @@
+"""What tells two engines' chunks apart, which engines are refused, and which vLLM is."""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_vllm_identity import attention, engine, groups, model
+
+from ritornello.vllm.tier import interface
+from ritornello.vllm.tier.namespace import (
+    ROW_BYTES_MAX,
+    Machine,
+    Namespace,
+    described,
+    namespace_of,
+    needs_all_before,
+    refusal,
+)
+
+__all__ = ["model"]
+
+ROW = 65536
+
+
+@dataclass(frozen=True)
+class FullAttentionSpec:
+    """Stands for vLLM's."""
+
+    num_kv_heads: int = 2
+    block_size: int = 64
+    dtype: str = "torch.bfloat16"
+    sliding_window: int | None = None
+
+
+MACHINE = Machine("0.32.0", "cuda 9.0 None")
+
+
+def offloading(count: int = 1, **changes: Any) -> Any:
+    """A vLLM `OffloadingConfig` of so many groups, as far as it is looked at."""
+    parallel = {"tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
+    parallel |= {name: changes.pop(name) for name in list(changes) if name in parallel}
+    portable = changes.pop("is_parallelism_agnostic", False)
+    group = [
+        SimpleNamespace(group_id=n, tokens_per_block=64, layer_names=("l.0", "l.1"))
+        for n in range(count)
+    ]
+    fields: dict[str, Any] = {
+        "groups": tuple(group),
+        "cache": SimpleNamespace(
+            blocks_per_chunk=changes.pop("blocks_per_chunk", 1),
+            tokens_per_hash=changes.pop("tokens_per_hash", 64),
+        ),
+        "model": SimpleNamespace(dtype="bfloat16"),
+        "parallel": SimpleNamespace(**parallel, is_parallelism_agnostic=portable),
+        "replicated_layout": False,
+        "canonical_layout": False,
+        "kv_cache_layout": "LBHNC",
+    }
+    return SimpleNamespace(**(fields | changes))
+
+
+def vllm(folder: Path, **changes: Any) -> Any:
+    made = engine(folder, **changes)
+    made.model_config.get_total_num_kv_heads = lambda: 2
+    made.model_config.get_head_size = lambda: 64
+    return made
+
+
+def of(folder: Path, **changes: Any) -> Namespace:
+    """The namespace of an engine; `changes` of vLLM's configuration are "section__field"."""
+    config = {name: changes.pop(name) for name in list(changes) if "__" in name}
+    machine, row = changes.pop("machine", MACHINE), changes.pop("row", ROW)
+    specs = changes.pop("specs", [FullAttentionSpec()])
+    return namespace_of(
+        vllm(folder, **config),
+        groups(*specs),
+        offloading(len(specs), **changes),
+        row,
+        machine,
+    )
+
+
+def test_the_same_engine_has_the_same_scope(model: Path) -> None:
+    one, two = of(model), of(model)
+    assert one == two
+    assert one.scope(one.groups[0]).id == two.scope(two.groups[0]).id
+    assert one.epoch == b""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tp_size": 2},
+        {"pp_size": 2},
+        {"pcp_size": 2},
+        {"dcp_size": 2},
+        {"blocks_per_chunk": 4},
+        {"tokens_per_hash": 32},
+        {"kv_cache_layout": "BLHNC"},
+        {"replicated_layout": True},
+        {"row": 2 * ROW},
+        {"machine": Machine("0.33.0", "cuda 9.0 None")},
+        {"machine": Machine("0.32.0", "cuda 8.0 None")},
+        {"machine": Machine("0.32.0", "cuda 9.0 None", "canonical v1")},
+        {"specs": [FullAttentionSpec(dtype="torch.float8_e4m3fn")]},
+        {"specs": [FullAttentionSpec(), FullAttentionSpec()]},
+        {"cache_config__cache_dtype": "fp8"},
+        {"cache_config__prefix_caching_hash_algo": "sha256_cbor"},
+        {"model_config__quantization": "awq"},
+        {"model_config__hf_config": SimpleNamespace(to_dict=lambda: {"model_type": "other"})},
+    ],
+)
+def test_whatever_decides_about_bytes_is_in_the_scope(model: Path, change: dict[str, Any]) -> None:
+    one, other = of(model), of(model, **change)
+    assert one.scope(one.groups[0]).id != other.scope(other.groups[0]).id
+
+
+def test_other_weights_are_other_scopes(model: Path) -> None:
+    before = of(model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4000] + b"\3" * 4000)
+    after = of(model)
+    assert before.scope(before.groups[0]).id != after.scope(after.groups[0]).id
+
+
+def test_weights_that_are_no_files_are_never_found_again(model: Path) -> None:
+    one, two = (of(model, load_config__load_format="dummy") for _ in range(2))
+    assert one.epoch != two.epoch
+    assert one.renewed().epoch != one.epoch
+
+
+def test_parallel_sizes_share_only_rows_that_are_free_of_ranks(model: Path) -> None:
+    """Vouched for by vLLM: one copy for all ranks, or canonical and portable."""
+
+    def at(ranks: int, **layout: bool) -> Namespace:
+        specs = [FullAttentionSpec(num_kv_heads=2 // ranks)]
+        return of(model, **{"tp_size": ranks, "specs": specs} | layout)
+
+    assert at(1, canonical_layout=True, is_parallelism_agnostic=True) == at(
+        2, canonical_layout=True, is_parallelism_agnostic=True
+    )
+    assert at(1, is_parallelism_agnostic=True) != at(2, is_parallelism_agnostic=True)
+    assert at(1, canonical_layout=True) != at(2, canonical_layout=True)
+    assert at(1, replicated_layout=True) == at(2, replicated_layout=True)
+
+
+def test_a_cache_is_described_by_all_its_fields() -> None:
+    spec = FullAttentionSpec(2)
+    told = "(num_kv_heads=2, block_size=64, dtype=torch.bfloat16, sliding_window=None)"
+    assert described(spec, rank_free=False) == f"FullAttentionSpec{told}"
+    assert "num_kv_heads" not in described(spec, rank_free=True)
+
+
+def test_only_unbounded_attention_chains() -> None:
+    assert needs_all_before(FullAttentionSpec())
+    assert not needs_all_before(FullAttentionSpec(sliding_window=128))
+    assert not needs_all_before(attention(attention_chunk_size=128))
+    assert not needs_all_before(SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cache_config__calculate_kv_scales": True}, "run time"),
+        ({"cache_config__cache_dtype": "fp8_per_token_head"}, "run time"),
+        ({"cache_config__prefix_caching_hash_algo": "xxhash"}, "PYTHONHASHSEED"),
+        ({"speculative_config": SimpleNamespace(method="eagle3")}, "eagle3"),
+    ],
+)
+def test_what_cannot_be_told_apart_is_refused(
+    model: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert refusal(vllm(model), offloading(), ROW) == ""
+    assert said in refusal(vllm(model, **changes), offloading(), ROW)
+
+
+def test_chunks_of_any_size_or_nobody_s_are_refused(model: Path) -> None:
+    assert "could not be found" in refusal(None, offloading(), ROW)
+    assert "blocks_per_chunk" in refusal(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
+    assert refusal(vllm(model), offloading(), ROW_BYTES_MAX) == ""
+    assert "no KV cache group" in refusal(vllm(model), offloading(0), ROW)
+    drafts = SimpleNamespace(method="ngram")
+    assert refusal(vllm(model, speculative_config=drafts), offloading(), ROW) == ""
+
+
+def base(**changes: Any) -> Any:
+    """A class of tiers, as far as it is looked at."""
+
+    def made(
+        self: Any,
+        offloading_spec: Any,
+        primary_kv_view: Any,
+        tier_type: Any,
+        backpressure_detector: Any = None,
+    ) -> None: ...
+
+    fields: dict[str, Any] = dict.fromkeys(interface.HOOKS)
+    fields |= {"__abstractmethods__": interface.ABSTRACT, "__init__": made} | changes
+    return SimpleNamespace(**{name: value for name, value in fields.items() if value != "gone"})
+
+
+@dataclass
+class Job:
+    job_id: int
+    keys: Any
+    chunk_ids: Any
+    is_promotion: bool
+    req_context: Any
+    submit_time: float
+
+
+@dataclass
+class Result:
+    job_id: int
+    success: bool
+    successful_keys: Any
+    transfer_time: Any
+    transfer_bytes: Any
+
+
+class Answers(Enum):
+    HIT = 1
+    MISS = 2
+    RETRY = 3
+    HIT_PENDING = 4
+
+
+def test_another_interface_is_refused_in_one_line() -> None:
+    assert interface.unknown(base(), Job, Result, Answers) == ""
+    interface.require_known(base(), Job, Result, Answers, "0.33.0")
+    abstract = base(__abstractmethods__=interface.ABSTRACT | {"submit_delete"})
+    assert "take_events" in interface.unknown(base(take_events="gone"), Job, Result, Answers)
+    assert "submit_delete" in interface.unknown(abstract, Job, Result, Answers)
+    other = base(__init__=lambda self, config: None)
+    assert "takes config" in interface.unknown(other, Job, Result, Answers)
+    assert "Result has" in interface.unknown(base(), Result, Result, Answers)
+    assert "RETRY" in interface.unknown(base(), Job, Result, Enum("Few", "HIT MISS"))
+    with pytest.raises(ImportError, match=r"0\.34\.0 is another one") as raised:
+        interface.require_known(abstract, Job, Result, Answers, "0.34.0")
+    assert "\n" not in str(raised.value)

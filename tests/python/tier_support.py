@@ -1,0 +1,144 @@
+"""A tier without vLLM: a host tier in plain memory, and what vLLM says to a tier."""
+
+import hashlib
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support import Bytes, pages_of
+
+from ritornello.vllm.tier.counts import Counts
+from ritornello.vllm.tier.jobs import Done
+from ritornello.vllm.tier.memory import HostRows
+from ritornello.vllm.tier.namespace import Namespace
+from ritornello.vllm.tier.sequence import Group
+from ritornello.vllm.tier.settings import TierSettings
+from ritornello.vllm.tier.store import TierStore
+from ritornello.vllm.tier.tier import Answer, Tier
+
+ROW = 8192
+TOKENS = 32
+ROWS = 64
+FULL = Group(0, TOKENS, chained=True)
+WINDOW = Group(1, TOKENS, chained=False)
+
+
+def namespace(**changes: Any) -> Namespace:
+    fields: dict[str, Any] = {
+        "model": "test",
+        "dtype": "bfloat16",
+        "weights": b"w",
+        "kv_scale": "none",
+        "hash_algorithm": "sha256",
+        "layers": 2,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "row_bytes": ROW,
+        "groups": (FULL, WINDOW),
+        "extra": (("ranks", "tp 1"),),
+    }
+    return Namespace(**(fields | changes))
+
+
+def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
+    """Keys of the sequence `name` as vLLM makes them: a hash, and the number of the group."""
+    keys, last = [], name.encode()
+    for _ in range(chunks):
+        last = hashlib.sha256(last).digest()
+        keys.append(last + group.to_bytes(4, "big"))
+    return keys
+
+
+@dataclass
+class Request:
+    """Stands for a vLLM `ReqContext`."""
+
+    req_id: str
+    kv_transfer_params: dict[str, Any] | None = None
+    _offload_key_positions: dict[bytes, int] = field(default_factory=dict)
+
+    def get_offload_key_position(self, key: bytes) -> int | None:
+        return self._offload_key_positions.get(key)
+
+    def over(self, *sequences: Sequence[bytes]) -> "Request":
+        """The same, of these keys, each sequence from the first token on."""
+        for keys in sequences:
+            for place, key in enumerate(keys):
+                self._offload_key_positions[key] = (place + 1) * TOKENS
+        return self
+
+
+@dataclass
+class Transfer:
+    """Stands for a vLLM `TransferJob`."""
+
+    job_id: int
+    keys: Sequence[bytes]
+    chunk_ids: Any
+    req_context: Request
+
+
+class Rig:
+    """A tier over `ROWS` rows, in shared memory as vLLM's are."""
+
+    def __init__(self, path: Path, spaces: Namespace | None = None, **settings: Any) -> None:
+        self.memory = mmap.mmap(-1, ROWS * ROW)
+        self.host: Bytes = np.frombuffer(self.memory, np.uint8).reshape(ROWS, ROW)
+        self.host[:] = 0xA5
+        parsed = TierSettings.parse({"path": str(path), "capacity": "1GiB"} | settings)
+        self.counts = Counts()
+        self.store = TierStore(parsed.store, self.counts)
+        rows = HostRows(self.host.data, ROW, str(path))
+        self.tier = Tier(self.store, spaces or namespace(), rows, parsed, self.counts)
+        self._job = 0
+
+    def begin(self, name: str, *sequences: Sequence[bytes], **params: Any) -> Request:
+        request = Request(name, params or None).over(*sequences)
+        self.tier.begin(request)
+        return request
+
+    def save(self, request: Request, keys: Sequence[bytes], first: int = 0) -> Done:
+        """Puts the right bytes of `keys` into rows from `first` on, and stores them."""
+        rows = range(first, first + len(keys))
+        self.host[rows] = pages_of(keys, ROW)
+        self.tier.save(self._transfer(request, keys, rows))
+        return self.ended()
+
+    def hits(self, request: Request, keys: Sequence[bytes]) -> int:
+        """Leading keys that are promised: vLLM asks until the first miss."""
+        for place, key in enumerate(keys):
+            if self.tier.look(key, request) is not Answer.HIT:
+                return place
+        return len(keys)
+
+    def start_load(self, request: Request, keys: Sequence[bytes], first: int = 32) -> None:
+        rows = range(first, first + len(keys))
+        self.host[rows] = 0xA5
+        self.tier.load(self._transfer(request, keys, rows))
+
+    def load(self, request: Request, keys: Sequence[bytes], first: int = 32) -> Done:
+        self.start_load(request, keys, first)
+        self.tier.step_over()
+        return self.ended()
+
+    def right(self, keys: Sequence[bytes], first: int = 32) -> list[bool]:
+        """Whether the rows from `first` on hold the bytes of `keys`."""
+        expected = pages_of(keys, ROW)
+        return [bool((self.host[first + i] == expected[i]).all()) for i in range(len(keys))]
+
+    def ended(self) -> Done:
+        """The one job that runs, when it has ended."""
+        assert self.tier._jobs.wait(60)
+        (done,) = self.tier.landed()
+        return done
+
+    def leases(self) -> int:
+        assert self.store._store is not None
+        return int(self.store._store.stats()["leases"])
+
+    def _transfer(self, request: Request, keys: Sequence[bytes], rows: range) -> Transfer:
+        self._job += 1
+        return Transfer(self._job, keys, np.array(rows, np.int32), request)

@@ -1,0 +1,120 @@
+"""Models in a few lines for the tests of the vLLM connector: parts, identities, shelves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.matching import Hit, Prompt
+from ritornello.vllm.metadata import WorkerReport
+from ritornello.vllm.parts import ALL, Heads, Part, Rule, Slice
+
+TOKENS = 64
+FIRST = Slice(0, 0, 0)
+
+
+def part(
+    rule: Rule = ALL,
+    units: tuple[Heads, ...] = ((0, 2),),
+    stages: tuple[tuple[str, ...], ...] = (("l.0", "l.1"),),
+    tokens: int = TOKENS,
+    kv_heads: int = 2,
+    head_bytes: int = 1024,
+) -> Part:
+    return Part(
+        rule,
+        tokens,
+        kv_heads,
+        64,
+        head_bytes,
+        "bfloat16",
+        "layout",
+        "spec",
+        units,
+        True,
+        stages,
+    )
+
+
+def identity(*parts: Part, ranks: int = 1, hash_tokens: int = TOKENS) -> Identity:
+    made = parts or (part(),)
+    alignment = max(one.page_tokens for one in made)
+    return Identity("m", b"w", "none", "sha256", hash_tokens, alignment, (), made, ranks)
+
+
+@dataclass
+class Shelf:
+    """Stands for the store: pages by epoch and object, leases that are out."""
+
+    pages: set[tuple[bytes, Slice, bytes]] = field(default_factory=set)
+    leases: set[int] = field(default_factory=set)
+    asked: int = 0
+    broken: bool = False
+    failed: list[str] = field(default_factory=list)
+    # Of a cache over tiers: more is on its way, and so many pages are worth loading.
+    pending: bool = False
+    worth: int = 1 << 20
+    tiers: Sequence[tuple[str, int]] = ()
+    grounds: Any = None
+    learns: bool = False
+    prompts: list[Prompt] = field(default_factory=list)
+    forgone: list[tuple[bytes, ...]] = field(default_factory=list)
+    learnt: list[tuple[WorkerReport, dict[str, Any]]] = field(default_factory=list)
+
+    def match(
+        self,
+        identity: Identity,
+        of: Sequence[Slice],
+        keys: Sequence[bytes],
+        ttl: float,
+        prompt: Prompt,
+    ) -> Hit | None:
+        if self.broken:
+            return None
+        self.asked += 1
+        self.prompts.append(prompt)
+        if self.pending:
+            return Hit(0, 0, pending=True)
+        here = min([*self.exists(identity, piece, keys), False].index(False) for piece in of)
+        self.leases.add(self.asked)
+        worth = min(here, self.worth)
+        return Hit(worth, here, self.asked, tiers=self.tiers, grounds=self.grounds)
+
+    def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool]:
+        return [(identity.epoch, of, key) in self.pages for key in keys]
+
+    def release(self, lease: int) -> None:
+        self.leases.remove(lease)
+
+    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
+        self.forgone.append((*keys,))
+
+    def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
+        self.learnt.append((report, dict(grounds)))
+
+    def fail(self, doing: str, error: BaseException) -> None:
+        self.failed.append(f"{doing}: {error}")
+
+    def close(self) -> None:
+        assert not self.leases
+
+    def keep(self, keys: Sequence[bytes], of: Slice = FIRST, epoch: bytes = b"") -> None:
+        self.pages |= {(epoch, of, key) for key in keys}
+
+
+class Tensor:
+    """An array as torch would show it."""
+
+    def __init__(self, array: Any) -> None:
+        self.shape: Sequence[int] = array.shape
+        self.device: Any = "cpu"
+        self._array = array
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(self._array.strides)
+
+    def element_size(self) -> int:
+        return int(self._array.itemsize)
+
+    def data_ptr(self) -> int:
+        return int(self._array.ctypes.data)
