@@ -87,7 +87,7 @@ def run(progress: Progress, folder: Path, per_length: int) -> tuple[list[Sample]
     }
 
     def server(name: str, title: str, saving: bool) -> Server:
-        progress.console.print(f"[bold]{title}[/bold]  [dim]log: {folder.name}/{name}.log[/dim]")
+        progress.console.print(f"[bold]{title}[/bold]  [dim]log: {folder}/{name}.log[/dim]")
         return Server(
             name=name,
             program=ROOT / "build/env/vllm/bin/vllm",

@@ -1,7 +1,7 @@
 """Documents that nobody has seen before, the same ones every time."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LENGTHS = (2048, 4096, 8192)
@@ -43,11 +43,13 @@ def text(seed: int, characters: int) -> str:
     return " ".join(written)
 
 
-def prompts(tokenize: Callable[[str], list[int]], per_length: int) -> list[Prompt]:
-    """`per_length` documents of every length, shortest first."""
+def prompts(
+    tokenize: Callable[[str], list[int]], per_length: int, lengths: Sequence[int] = LENGTHS
+) -> list[Prompt]:
+    """`per_length` documents of every length, in this order."""
     question = tokenize(QUESTION)
     made: list[Prompt] = []
-    for length in LENGTHS:
+    for length in lengths:
         for _ in range(per_length):
             document = len(made) + 1
             room = length - len(question)

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 STOP_SECONDS = 60.0
 DRAIN_SECONDS = 20
 ANSWER_SECONDS = 120.0
@@ -71,24 +71,8 @@ class Server:
     port: int = field(default_factory=lambda: free_port())
     process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> "Server":
-        command = [str(self.program), "serve", str(self.model), "--served-model-name", "demo"]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16"]
-        command += ["--enforce-eager", "--block-size", "64", "--disable-uvicorn-access-log"]
-        command += ["--max-model-len", str(self.max_tokens), "--max-num-batched-tokens", "2048"]
-        # Without it vLLM kills its processes at once, before anything can be finished.
-        command += ["--shutdown-timeout", str(DRAIN_SECONDS)]
-        if self.connector is not None:
-            command += ["--kv-transfer-config", json.dumps(self.connector)]
-        environment = {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": THREADS,
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_LOG_STATS_INTERVAL": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+    def __enter__(self) -> Self:
+        command, environment = self._command(), {**os.environ, **self._environment()}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -189,6 +173,27 @@ class Server:
                 raise DemoError(f"{self.name}: /metrics does not account for the last answer")
             time.sleep(0.05)
 
+    def _command(self) -> list[str]:
+        command = [str(self.program), "serve", str(self.model), "--served-model-name", "demo"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16"]
+        command += ["--enforce-eager", "--block-size", "64", "--disable-uvicorn-access-log"]
+        command += ["--max-model-len", str(self.max_tokens), "--max-num-batched-tokens", "2048"]
+        # Without it vLLM kills its processes at once, before anything can be finished.
+        command += ["--shutdown-timeout", str(DRAIN_SECONDS)]
+        if self.connector is not None:
+            command += ["--kv-transfer-config", json.dumps(self.connector)]
+        return command
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": THREADS,
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_LOG_STATS_INTERVAL": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+
     def _post(self, path: str, body: Mapping[str, Any]) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
         try:
@@ -206,7 +211,7 @@ class Server:
         while time.monotonic() < deadline:
             assert self.process is not None
             if self.process.poll() is not None:
-                raise DemoError(f"{self.name}: vllm ended while starting; see {self.log}")
+                raise DemoError(f"{self.name}: the engine ended while starting; see {self.log}")
             try:
                 connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
                 connection.request("GET", "/health")

@@ -1,0 +1,205 @@
+"""Runs the demonstration for LMCache: one store, two LMCache servers, one after the other.
+
+1. a server with Ritornello on an empty store: nothing is found, everything is stored;
+2. a *new* server on the same store, its memory empty: the same requests are hits, and every chunk
+   has the checksum that it had.
+
+The requests are those of `lmcache bench server`, which plays the engine without a GPU. Exit code 0
+where every claim held, 1 where one did not, 2 where LMCache did not run.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from demo.server import DemoError, free_port
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "build/env/lmcache/bin/lmcache"
+START_SECONDS = 240.0
+STOP_SECONDS = 60.0
+ASK_SECONDS = 240.0
+CAPACITY = "1GiB"
+# A small model: four layers, two heads of 64, and a cache of 2048 tokens.
+SHAPE = "(2,128,16,2,64):float16:4"
+BLOCKS = "128"
+TOKENS = "1024"
+QUIET = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
+LOOKUP = re.compile(r"\[seq (\d+)/cold\] LOOKUP: (\d+)/(\d+) chunks hit \(([\d.]+) ms\)")
+CHECKSUM = re.compile(r"\[seq (\d+)/(?:cold|warm)\] CHECKSUM: (\w+)")
+
+
+@dataclass
+class Asked:
+    """What came of a request: chunks found by its first lookup, chunks in all, and the checksums
+    of what the engine has in its memory then.
+    """
+
+    hits: int
+    chunks: int
+    lookup_ms: float
+    checksums: set[str] = field(default_factory=set)
+
+
+class LMCacheServer:
+    """An `lmcache server`: started on free ports, waited for, and always stopped."""
+
+    def __init__(self, adapter: dict[str, Any], log: Path) -> None:
+        self.port, self.http = free_port(), free_port()
+        self._log_path = log
+        self._log: IO[str] = log.open("w")
+        command = [
+            *(str(PROGRAM), "server", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--http-port", str(self.http), "--l1-size-gb", "1", "--eviction-policy", "LRU"),
+            *("--supported-transfer-mode", "engine_driven", "--l2-adapter", json.dumps(adapter)),
+        ]
+        self.process = subprocess.Popen(
+            command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **QUIET},
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> "LMCacheServer":
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                break
+            try:
+                with urllib.request.urlopen(self._url("/healthcheck"), timeout=5) as answer:
+                    if answer.status == 200:
+                        return self
+            except OSError:
+                time.sleep(1)
+        self.stop(signal.SIGKILL)
+        raise DemoError(f"lmcache server did not start; see {self._log_path}")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop(signal.SIGTERM)
+
+    def stop(self, sign: signal.Signals) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, sign)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(STOP_SECONDS)
+        self._log.close()
+
+    def ask(self, requests: int) -> dict[int, Asked]:
+        """Sends requests 0 to `requests`, each looked up, stored, and had again."""
+        command = [
+            *(str(PROGRAM), "bench", "server", "--mode", "cpu"),
+            *("--rpc-url", f"tcp://127.0.0.1:{self.port}", "--url", self._url("")),
+            *("--num-tokens", TOKENS, "--kvcache-shape-spec", SHAPE, "--num-blocks", BLOCKS),
+            *("--start", "0", "--end", str(requests), "--interval", "0"),
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=ASK_SECONDS,
+            env={**os.environ, **QUIET},
+            check=False,
+        )
+        with self._log_path.with_suffix(".requests.log").open("w") as log:
+            log.write(done.stdout + done.stderr)
+        asked = {
+            int(number): Asked(int(hits), int(chunks), float(ms))
+            for number, hits, chunks, ms in LOOKUP.findall(done.stdout)
+        }
+        for number, checksum in CHECKSUM.findall(done.stdout):
+            asked[int(number)].checksums.add(checksum)
+        if done.returncode or len(asked) != requests:
+            raise DemoError(f"lmcache bench server failed; see {log.name}")
+        return asked
+
+    def _url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.http}{path}"
+
+
+def adapter_of(path: Path, kind: str = "plugin") -> dict[str, Any]:
+    return {
+        "type": kind,
+        "module_path": "ritornello.lmcache",
+        "class_name": {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}[kind],
+        "adapter_params": {"path": str(path), "capacity": CAPACITY},
+    }
+
+
+def broken_claims(cold: dict[int, Asked], warm: dict[int, Asked]) -> list[str]:
+    """What the demonstration says and did not show."""
+    broken = []
+    for number, first in cold.items():
+        again = warm[number]
+        if first.hits:
+            broken.append(f"request {number}: the store was not empty")
+        if again.hits != again.chunks:
+            broken.append(
+                f"request {number}: {again.hits} of {again.chunks} chunks after a restart"
+            )
+        if len(first.checksums | again.checksums) != 1:
+            broken.append(f"request {number}: the bytes are not those that were stored")
+    return broken
+
+
+def main() -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.lmcache", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--requests", type=int, default=4, help="how many (default: 4)")
+    options = parser.parse_args()
+    console = Console()
+    folder = ROOT / "build/demo-lmcache"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    rounds: list[dict[int, Asked]] = []
+    titles = ("1. an LMCache server, empty store", "2. a new LMCache server, same store")
+    try:
+        for name, title in zip(("cold", "warm"), titles, strict=True):
+            console.print(f"[bold]{title}[/bold]  [dim]log: {folder}/{name}.log[/dim]")
+            with LMCacheServer(adapter_of(folder / "store"), folder / f"{name}.log") as server:
+                rounds.append(server.ask(options.requests))
+    except DemoError as error:
+        console.print(f"[bold red]The demonstration did not run:[/bold red] {error}")
+        return 2
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 2
+    cold, warm = rounds
+    table = Table("request", "chunks", "found, empty store", "found after the restart", "bytes")
+    for number, first in cold.items():
+        again = warm[number]
+        same = "the same" if len(first.checksums | again.checksums) == 1 else "others"
+        table.add_row(str(number), str(first.chunks), str(first.hits), str(again.hits), same)
+    console.print(table)
+    broken = broken_claims(cold, warm)
+    for claim in broken:
+        console.print(f"[bold red]not shown:[/bold red] {claim}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""An SGLang server process on CPUs, with Ritornello behind its hierarchical cache."""
+
+import http.client
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from demo.server import ANSWER_SECONDS, JSON, SETTLE_SECONDS, THREADS, Answer, DemoError, Server
+
+PAGE = 32
+ADMIN = "demo"
+# Where SGLang says that the cached tokens of a prompt came from.
+SOURCES = ("device", "host", "storage")
+
+
+def storage(path: str, capacity: str, **settings: Any) -> dict[str, Any]:
+    """SGLang's extra configuration for Ritornello."""
+    return {
+        "backend_name": "ritornello",
+        "module_path": "ritornello.sglang",
+        "class_name": "RitornelloStorage",
+        "interface_v1": 1,
+        # By default SGLang looks for 256 tokens and more.
+        "prefetch_threshold": PAGE,
+        "path": path,
+        "capacity": capacity,
+        **settings,
+    }
+
+
+@dataclass(frozen=True)
+class Told:
+    """An answer, and the prompt's tokens by where their KV came from."""
+
+    answer: Answer
+    tokens: Mapping[str, int]
+
+
+@dataclass
+class SGLangServer(Server):
+    """`connector` is the extra configuration of the storage; None is without storage."""
+
+    layout: str = "page_first_direct"
+    extra_environment: Mapping[str, str] = field(default_factory=dict)
+
+    def generate(self, prompt: list[int], answer_tokens: int) -> Told:
+        """A greedy answer, streamed."""
+        sampling = {"temperature": 0, "max_new_tokens": answer_tokens, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
+        began, first = time.perf_counter(), 0.0
+        last: dict[str, Any] = {}
+        try:
+            connection.request("POST", "/generate", json.dumps(body), JSON)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise DemoError(f"{self.name}: {response.status} {response.read()[:300]!r}")
+            for line in response:
+                if line.startswith(b"data: {"):
+                    first = first or time.perf_counter() - began
+                    last = json.loads(line[6:])
+        except OSError as error:
+            raise DemoError(f"{self.name}: no answer ({error}); see {self.log}") from error
+        finally:
+            connection.close()
+        tokens = last.get("output_ids", [])
+        if len(tokens) != answer_tokens:
+            raise DemoError(f"{self.name}: {len(tokens)} tokens instead of {answer_tokens}")
+        meta = last["meta_info"]
+        details = meta.get("cached_tokens_details") or {}
+        came = {source: int(details.get(source) or 0) for source in SOURCES}
+        came["computed"] = len(prompt) - int(meta["cached_tokens"])
+        return Told(Answer(first, tuple(tokens)), came)
+
+    def forget(self) -> None:
+        """Empties SGLang's caches in memory; the storage keeps everything."""
+        self.admin("POST", "/flush_cache")
+
+    def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> None:
+        """What SGLang does only while its scheduler is idle; it may still be storing."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (reply := self._administer(method, path, body))[0] != 200:
+            if time.monotonic() > deadline:
+                raise DemoError(f"{self.name}: {path}: {reply[0]} {reply[1][:300]!r}")
+            time.sleep(0.2)
+
+    def _administer(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
+        headers = {**JSON, "Authorization": f"Bearer {ADMIN}"}
+        try:
+            connection.request(method, path, json.dumps(body) if body else None, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def _command(self) -> list[str]:
+        options = {
+            "model-path": self.model,
+            "served-model-name": "demo",
+            "host": "127.0.0.1",
+            "port": self.port,
+            "admin-api-key": ADMIN,
+            "device": "cpu",
+            "dtype": "bfloat16",
+            "attention-backend": "torch_native",
+            "sampling-backend": "pytorch",
+            "grammar-backend": "none",
+            "mem-fraction-static": 0.1,
+            "max-total-tokens": 2 * self.max_tokens,
+            "context-length": self.max_tokens,
+            "page-size": PAGE,
+            "hicache-ratio": 2.0,
+            "hicache-io-backend": "direct",
+            "hicache-mem-layout": self.layout,
+            "hicache-write-policy": "write_through",
+            "hicache-storage-prefetch-policy": "wait_complete",
+        }
+        if self.connector is not None:
+            options["hicache-storage-backend"] = "dynamic"
+            options["hicache-storage-backend-extra-config"] = json.dumps(self.connector)
+        command = [str(self.program), "-m", "sglang.launch_server"]
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        flags = ("disable-overlap-schedule", "enable-hierarchical-cache", "enable-cache-report")
+        return [*command, *(f"--{name}" for name in (*flags, "skip-server-warmup"))]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": THREADS,
+            "SGLANG_USE_CPU_ENGINE": "1",
+            **self.extra_environment,
+        }
