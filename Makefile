@@ -2,6 +2,7 @@
 #
 # .venv               Python 3.11 or later with the package, NumPy and the tools
 # build/env/ENGINE    a serving engine's environment
+# build/s3            S3 servers for tests
 # build/rocksdb       RocksDB, and how to find it, for what is built with the feature `lsm`
 # build/stamps        when what was last done
 # target              Rust
@@ -17,6 +18,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := build/stamps
 VLLM := build/env/vllm
+LMCACHE := build/env/lmcache
+SGLANG := build/env/sglang
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml)
@@ -37,16 +40,17 @@ WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
 SUITES := test-python test-rust test-lsm test-loom test-vllm
-LONG_SUITES := test-rust-long test-python-long test-vllm-long test-fuzz
+LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm test test-all $(SUITES) $(LONG_SUITES) lint format demo bench clean
+.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 test test-all $(SUITES) $(LONG_SUITES) lint \
+	format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 # ---- set-up
 
@@ -107,6 +111,22 @@ $(STAMPS)/vllm: $(STAMPS)/wheel $(wildcard engines/vllm/*)
 	engines/vllm/build.sh --wheel $(WHEEL)
 	@touch $@
 
+lmcache: $(STAMPS)/lmcache ## a real LMCache for CPUs with the package, in build/env/lmcache
+$(STAMPS)/lmcache: $(STAMPS)/wheel $(wildcard engines/lmcache/*) engines/vllm/make_cuda_stubs.py
+	engines/lmcache/build.sh --wheel $(WHEEL)
+	@touch $@
+
+sglang: $(STAMPS)/sglang ## a real SGLang for CPUs with the package, in build/env/sglang
+$(STAMPS)/sglang: $(STAMPS)/wheel $(shell find engines/sglang -type f) engines/vllm/make_cuda_stubs.py
+	engines/sglang/build.sh --wheel $(WHEEL)
+	@touch $@
+
+s3: $(STAMPS)/s3 ## S3 servers to test against, VersityGW and MinIO, in build/s3; takes go
+$(STAMPS)/s3: engines/s3/build.sh
+	@mkdir -p $(STAMPS)
+	engines/s3/build.sh
+	@touch $@
+
 # ---- checks
 
 test: $(SUITES) ## all tests but the long ones
@@ -120,9 +140,9 @@ test-rust-long:
 	$(CARGO) test --workspace --locked --quiet -- --ignored
 
 # The index `lsm` itself; then the store's own tests, those with several processes, and the command,
-# whose soak kills the store's owner, with that as the index. Not those that have no index, or a disk
-# that is simulated, past which RocksDB writes.
-LSM_TESTS := $(filter-out bench codec contest faults fixtures loom_% simulate usage,$(sort $(basename $(notdir \
+# whose soak kills the store's owner, with that as the index. Not those that have no index, a disk
+# that is simulated, past which RocksDB writes, or a store too small and full for its files.
+LSM_TESTS := $(filter-out bench codec contest faults fixtures full loom_% mapped remote simulate usage,$(sort $(basename $(notdir \
 	$(wildcard crates/store/tests/*.rs crates/node/tests/*.rs crates/cli/tests/*.rs)))))
 test-lsm: $(LSM)/env
 	. $(LSM)/env && $(CARGO) test --locked --quiet --target-dir $(LSM_TARGET) -p ritornello-index \
@@ -131,15 +151,22 @@ test-lsm: $(LSM)/env
 		-p ritornello-store -p ritornello-node -p ritornello-cli --features ritornello-cli/lsm \
 		$(addprefix --test ,$(LSM_TESTS))
 
-# Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings.
+# Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings. What speaks HTTP
+# has none, and is not made for that flag.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --workspace --exclude ritornello-python --locked --quiet \
+	RUSTFLAGS="--cfg loom" $(CARGO) test --workspace --exclude ritornello-python \
+		--exclude ritornello-cli --exclude ritornello-remote --locked --quiet \
 		--release --target-dir target/loom --test 'loom_*'
 
 # Every parser with broken input, so many seconds each.
 FUZZ_SECONDS ?= 5
 test-fuzz:
 	$(CARGO) run --locked --quiet -p ritornello-fuzz -- $(FUZZ_SECONDS)
+
+# The remote tier over real servers, and over a proxy that breaks them.
+test-remote: $(STAMPS)/s3
+	AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials $(CARGO) test --locked --quiet \
+		--workspace --features ritornello-remote/servers --test servers -- --test-threads 1
 
 # A warning is an error; a test that finds nothing to do (exit code 5) is not.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120
@@ -152,14 +179,29 @@ test-python-long: $(STAMPS)/build
 test-vllm: $(STAMPS)/vllm
 	engines/vllm/sources.sh 0.33.0
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m "not long"
+	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m "not long"
 	$(VLLM)/bin/python -m pytest tests/python/test_tensors.py -q
 
 test-vllm-long: $(STAMPS)/vllm
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m long || [ $$? -eq 5 ]
+	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m long || [ $$? -eq 5 ]
+
+# The shared benchmark's short form: hits by tier and equal answers, no times.
+test-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3
+	$(BIN)/python -m benches.shared --short
+
+test-lmcache: $(STAMPS)/lmcache
+	$(LMCACHE)/bin/python -m pytest tests/engines/lmcache -q
+
+test-sglang: $(STAMPS)/sglang
+	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m "not long"
+
+test-sglang-long: $(STAMPS)/sglang
+	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m long || [ $$? -eq 5 ]
 
 lint: $(STAMPS)/venv $(LSM)/env ## formatting, clippy, ruff and mypy; warnings are errors
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked --quiet -- --deny warnings
+	$(CARGO) clippy --workspace --all-targets --features ritornello-remote/servers --locked --quiet -- --deny warnings
 	if grep --quiet ROCKSDB_LIB_DIR $(LSM)/env; then . $(LSM)/env && $(CARGO) clippy --workspace --all-targets \
 		--features ritornello-python/lsm --locked --quiet --target-dir $(LSM_TARGET) \
 		-- --deny warnings; \
@@ -178,9 +220,18 @@ format: $(STAMPS)/venv ## what `lint` can repair by itself
 demo: $(STAMPS)/build $(STAMPS)/vllm ## a real vLLM answers long prompts cold, warm, and without us
 	$(BIN)/python -m demo
 
+demo-lmcache: $(STAMPS)/build $(STAMPS)/lmcache ## a real LMCache server is restarted, and what it had stored is a hit
+	$(BIN)/python -m demo.lmcache
+
+demo-sglang: $(STAMPS)/build $(STAMPS)/sglang ## two real SGLangs, one after the other: the second finds what the first stored
+	$(BIN)/python -m demo.sglang
+
 bench: $(STAMPS)/build ## this disk's limits, and how close the store comes
 	$(BIN)/ritornello bench store --shape llama3-8b --page-tokens 64 --total 2GiB --dir $(DIR)
 	$(BIN)/ritornello bench store --shape qwen2.5-0.5b --page-tokens 16 --total 2GiB --dir $(DIR)
+
+bench-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3 ## two real vLLMs that share tiers, under multi-round QA: 30 minutes
+	$(BIN)/python -m benches.shared
 
 clean: ## removes everything that was built, engines included
 	rm -rf $(VENV) build target .mypy_cache .pytest_cache .ruff_cache
