@@ -32,8 +32,8 @@ ROCKSDB_ARTIFACT := org.rocksdb:rocksdbjni:11.8.1
 ROCKSDB_SHA256 := 265c656af5c6502cb8d71db1a74858509f706cc47f1a5b6f603c736d11ce677d
 # What the crate's build reads C headers with; it brings none of the compiler's own.
 LIBCLANG := libclang==18.1.1
-# Target folders of their own: what is compiled depends on where RocksDB is.
-LSM_TARGET := target/$(notdir $(LSM))
+# One set of features for every check, so that nothing is compiled twice; the wheel is made without them.
+FEATURES := --features ritornello-python/lsm
 
 # One, whatever its version; the shell finds it.
 WHEEL := build/wheels/ritornello-*.whl
@@ -92,14 +92,14 @@ wheel-lsm: $(STAMPS)/wheel-lsm ## the package with the index `lsm` in it, in bui
 $(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -rf build/wheels-lsm
 	. $(LSM)/env && PATH=$(CURDIR)/$(BIN):$$PATH maturin build --release --quiet --features lsm --auditwheel repair \
-		--target-dir $(LSM_TARGET) --out build/wheels-lsm --interpreter $(BIN)/python
+		--out build/wheels-lsm --interpreter $(BIN)/python
 	@touch $@
 
 # It finds the library where it was linked.
 binary-lsm: $(LSM)/env ## `ritornello` with all indexes, for `ritornello bench index`
-	. $(LSM)/env && $(CARGO) rustc --release --locked --quiet --target-dir $(LSM_TARGET) \
+	. $(LSM)/env && $(CARGO) rustc --release --locked --quiet \
 		-p ritornello-cli --bin ritornello --features lsm,art -- -C link-arg=-Wl,-rpath,$(CURDIR)/$(LSM)
-	@echo $(LSM_TARGET)/release/ritornello
+	@echo target/release/ritornello
 
 build: $(STAMPS)/build ## the package, installed in .venv
 $(STAMPS)/build: $(STAMPS)/wheel
@@ -133,22 +133,19 @@ test: $(SUITES) ## all tests but the long ones
 
 test-all: $(call shard,$(SUITES) $(LONG_SUITES)) ## all tests; SHARD=2/3 runs the second third
 
-test-rust:
-	$(CARGO) test --workspace --locked --quiet --no-fail-fast
+test-rust: $(LSM)/env
+	. $(LSM)/env && $(CARGO) test --workspace $(FEATURES) --locked --quiet --no-fail-fast
 
-test-rust-long:
-	$(CARGO) test --workspace --locked --quiet -- --ignored
+test-rust-long: $(LSM)/env
+	. $(LSM)/env && $(CARGO) test --workspace $(FEATURES) --locked --quiet --no-fail-fast -- --ignored
 
-# The index `lsm` itself; then the store's own tests, those with several processes, and the command,
-# whose soak kills the store's owner, with that as the index. Not those that have no index, a disk
-# that is simulated, past which RocksDB writes, or a store too small and full for its files.
+# With `lsm` as the index: the store's own tests, those with several processes, and the command, whose
+# soak kills the store's owner. Not those that have no index, a disk that is simulated, past which
+# RocksDB writes, or a store too small and full for its files.
 LSM_TESTS := $(filter-out bench codec contest faults fixtures full loom_% mapped remote simulate usage,$(sort $(basename $(notdir \
 	$(wildcard crates/store/tests/*.rs crates/node/tests/*.rs crates/cli/tests/*.rs)))))
 test-lsm: $(LSM)/env
-	. $(LSM)/env && $(CARGO) test --locked --quiet --target-dir $(LSM_TARGET) -p ritornello-index \
-		--features lsm --lib --test lsm --test conformance --test differential --test residency
-	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO) test --locked --quiet --no-fail-fast --target-dir $(LSM_TARGET) \
-		-p ritornello-store -p ritornello-node -p ritornello-cli --features ritornello-cli/lsm \
+	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO) test --workspace $(FEATURES) --locked --quiet --no-fail-fast \
 		$(addprefix --test ,$(LSM_TESTS))
 
 # Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings. What speaks HTTP
@@ -164,9 +161,9 @@ test-fuzz:
 	$(CARGO) run --locked --quiet -p ritornello-fuzz -- $(FUZZ_SECONDS)
 
 # The remote tier over real servers, and over a proxy that breaks them.
-test-remote: $(STAMPS)/s3
-	AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials $(CARGO) test --locked --quiet \
-		--workspace --features ritornello-remote/servers --test servers -- --test-threads 1
+test-remote: $(STAMPS)/s3 $(LSM)/env
+	. $(LSM)/env && AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials $(CARGO) test --workspace \
+		$(FEATURES),ritornello-remote/servers --locked --quiet --test servers -- --test-threads 1
 
 # A warning is an error; a test that finds nothing to do (exit code 5) is not.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120
@@ -201,11 +198,8 @@ test-sglang-long: $(STAMPS)/sglang
 
 lint: $(STAMPS)/venv $(LSM)/env ## formatting, clippy, ruff and mypy; warnings are errors
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --features ritornello-remote/servers --locked --quiet -- --deny warnings
-	if grep --quiet ROCKSDB_LIB_DIR $(LSM)/env; then . $(LSM)/env && $(CARGO) clippy --workspace --all-targets \
-		--features ritornello-python/lsm --locked --quiet --target-dir $(LSM_TARGET) \
-		-- --deny warnings; \
-		else echo "RocksDB is not there, built: the feature lsm is not looked at"; fi
+	. $(LSM)/env && $(CARGO) clippy --workspace --all-targets $(FEATURES),ritornello-remote/servers --locked --quiet \
+		-- --deny warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
