@@ -157,8 +157,9 @@ test-loom:
 
 # Every parser with broken input, so many seconds each.
 FUZZ_SECONDS ?= 5
-test-fuzz:
-	$(CARGO) run --locked --quiet -p ritornello-fuzz -- $(FUZZ_SECONDS)
+test-fuzz: $(LSM)/env
+	. $(LSM)/env && $(CARGO) build --workspace --bins $(FEATURES) --locked --quiet \
+		&& target/debug/ritornello-fuzz $(FUZZ_SECONDS)
 
 # The remote tier over real servers, and over a proxy that breaks them.
 test-remote: $(STAMPS)/s3 $(LSM)/env
