@@ -21,6 +21,8 @@ VLLM := build/env/vllm
 LMCACHE := build/env/lmcache
 SGLANG := build/env/sglang
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Engines import thousands of modules in each of their processes: these are compiled once.
+export PYTHONDONTWRITEBYTECODE :=
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml)
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
