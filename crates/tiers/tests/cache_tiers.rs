@@ -37,7 +37,7 @@ fn what_only_the_disk_has_is_read_from_there_and_is_in_memory_afterwards() {
         let below = open(&[&disk(&dir, 128)]);
         assert_eq!(put(&below, &prompt, 0), 20);
     }
-    let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
+    let cache = open(&[&host(&dir, 64), &format!("{} write=none", disk(&dir, 128))]);
     // The first pages are in memory, too, and so is another end of the prompt.
     assert_eq!(put(&cache, &prompt[..5], 0), 5);
     let longer = [&prompt[..], &keys(2, 0, 24)[20..]].concat();

@@ -6,6 +6,7 @@ use super::policy::WritePolicy;
 use super::prefetch::{FRESH, Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
+use super::writer::After;
 use crate::gate::{Decision, Question, Stretch};
 use ritornello_format::residency::Tier;
 use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
@@ -341,7 +342,7 @@ impl Shared {
         for link in &self.links {
             if let WritePolicy::Selective(times) = link.policy {
                 let often = self.table.often(&pages.hashes, times);
-                self.write_down(link, pages, 0..often.min(at), None);
+                self.write_down(link, pages, 0..often.min(at), After::default());
             }
         }
         self.tidy();

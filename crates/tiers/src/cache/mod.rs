@@ -15,6 +15,7 @@ mod back;
 mod cache;
 mod figures;
 mod find;
+mod left;
 mod policy;
 mod prefetch;
 mod prompt;

@@ -9,6 +9,7 @@ use super::find::Wish;
 use super::policy::WritePolicy;
 use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
+use super::writer::After;
 use crate::Phase;
 use crate::gate::Stretch;
 use crate::remote::RemoteTier;
@@ -325,7 +326,7 @@ impl Shared {
         for link in self.links.iter().filter(|link| link.to != Tier::Remote) {
             if link.policy == WritePolicy::Through {
                 self.table.forget(link.to, &pages.hashes, range.start..stored);
-                self.write_down(link, pages, range.start..stored, None);
+                self.write_down(link, pages, range.start..stored, After::default());
             }
         }
         stored
