@@ -9,7 +9,7 @@ use super::shared::{Far, Shared};
 use super::shelf::{self, Shelf};
 use super::spec::{Place, TierSpec, host_dir};
 use super::writer::After;
-use crate::remote::RemoteTier;
+use crate::remote::{RemoteTier, Unopened};
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, Result, Scope};
 use ritornello_store::{Terms, Ticket};
@@ -52,10 +52,11 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the tiers of a list. `far` opens a remote by its address.
+    /// Opens the tiers of a list. `far` opens a remote by its address; where it fails, the cache does
+    /// without that remote, whose calls all fail.
     ///
     /// # Errors
-    /// Those of a store that cannot be opened, and of `far`; `Invalid` for a list that is none.
+    /// Those of a store that cannot be opened; `Invalid` for a list that is none, and of `far`.
     pub fn open(
         list: &[TierSpec],
         settings: &Settings,
@@ -65,7 +66,13 @@ impl Cache {
         for (at, spec) in list.iter().enumerate() {
             let (dir, capacity) = match &spec.place {
                 Place::Remote(address) => {
-                    let tier = far(address)?;
+                    // One that cannot be had now costs hits, as one does that fails later.
+                    let tier = match far(address) {
+                        Err(error) if error.kind() != ErrorKind::Invalid => {
+                            RemoteTier::new(Arc::new(Unopened::new(address, &error)))
+                        }
+                        tier => tier?,
+                    };
                     remote = Some(Far { tier, write: spec.write, rate: Rate::new(spec.rate) });
                     continue;
                 }
@@ -201,7 +208,8 @@ impl Cache {
     pub fn flush(&self) -> Result<()> {
         self.check()?;
         let until = Instant::now() + FLUSH;
-        for link in &self.shared.links {
+        let top = self.shared.top().tier;
+        for link in self.shared.links.iter().filter(|link| link.to != top) {
             if link.policy == WritePolicy::Back {
                 while self.shared.write_back(link, false) && link.drain(until) {}
             }

@@ -93,8 +93,8 @@ struct Held {
 }
 
 impl Cache {
-    /// Looks for a prompt, from its first page on; what is to be loaded is kept for `ttl`. It never
-    /// waits for a remote: where that is to be asked, or pages come from there, it says that the
+    /// Looks for a prompt, from its first page on; what is to be loaded is kept for `ttl`, and rises from
+    /// the disk to host memory in the background. It never waits for a remote: where that is to be asked, or pages come from there, it says that the
     /// caller is to ask again, as the prefetch policy has it.
     ///
     /// # Errors
@@ -146,11 +146,13 @@ impl Cache {
         self.check()?;
         check_keys(keys)?;
         let Some(last) = keys.last() else { return Ok(false) };
-        let stopped = self.shared.prefetches.cancel(PageHash::of(&scope.id(), last));
+        let name = PageHash::of(&scope.id(), last);
+        let rose = self.shared.stop_raising(name);
+        let stopped = self.shared.prefetches.cancel(name);
         if stopped == Some(Stopped::Waiting) {
             self.shared.counts.prefetch.cancelled.add(1);
         }
-        Ok(stopped.is_some())
+        Ok(rose || stopped.is_some())
     }
 }
 
@@ -205,6 +207,8 @@ impl Shared {
             Some(Stage::Fetching { came, .. }) => found.brought = came.min(local),
             _ => {}
         }
+        let skipped = wish.computed.checked_div(wish.page_tokens).unwrap_or(0) as usize;
+        self.raise(pages, &spans, skipped..found.load);
         self.let_go(&mut leases, found.load);
         found.leases = leases.into_iter().map(|(_, lease)| lease).collect();
         self.account(pages, &spans);

@@ -21,6 +21,7 @@ mod prefetch;
 mod prompt;
 mod rate;
 mod read;
+mod rise;
 mod shared;
 mod shelf;
 mod slack;

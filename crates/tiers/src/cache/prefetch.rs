@@ -260,7 +260,9 @@ impl Shared {
         let (pages, top) = (&job.pages, self.top());
         let group = RemoteTier::object_pages(pages.page_bytes);
         self.table.forget(top.tier, &pages.hashes, range.start..pages.len());
-        let mut at = range.start;
+        // What has come since the prompt was looked for, with another that begins like it.
+        let keys = pages.refs(range.clone());
+        let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
             let end = range.end.min((at / group + OBJECTS) * group);
             let claimed = self.table.claim(top.tier, Phase::Loading, &pages.hashes, at..end);

@@ -1,4 +1,4 @@
-//! Writing down: pages of the tiers above go to a slower one in the background.
+//! Writing down: pages of the tiers above go to a slower one in the background; and, likewise, up.
 //!
 //! A job holds keys, no bytes: they are read from the tier above when it is their turn, and that is
 //! after all loads. What waits is bounded by the bytes that it will take to write; what finds no room
@@ -9,6 +9,7 @@ use super::policy::WritePolicy;
 use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
 use crate::{Phase, remote::RemoteTier};
+use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use ritornello_store::{Terms, Ticket};
 use ritornello_volume::Parked;
@@ -48,6 +49,10 @@ struct Queue {
     jobs: VecDeque<Job>,
     bytes: u64,
     busy: bool,
+    /// The prompt whose pages are on their way, unless nobody wants them any more.
+    running: Option<PageHash>,
+    /// When a job came to less than it was to, if the last one did.
+    refused: Option<Instant>,
     threads: usize,
     closing: bool,
 }
@@ -92,6 +97,29 @@ impl Link {
 
     pub(super) fn is_running(&self) -> bool {
         self.queue.lock().threads > 0
+    }
+
+    /// Leaves out what waits of the prompt that ends with this page, and ends what is under way of it.
+    /// Returns what did not begin, and whether there was anything.
+    pub(super) fn cancel(&self, name: PageHash) -> (Vec<(Pages, Range<usize>)>, bool) {
+        let mut queue = self.queue.lock();
+        let mine = |job: &Job| job.pages.name() == Some(name);
+        let (gone, left): (Vec<Job>, _) = queue.jobs.drain(..).partition(mine);
+        queue.jobs = left.into();
+        queue.bytes -= gone.iter().map(|job| job.pages.bytes(job.range.len())).sum::<u64>();
+        let stopped = queue.running.take_if(|running| *running == name).is_some();
+        let any = stopped || !gone.is_empty();
+        (gone.into_iter().map(|job| (job.pages, job.range)).collect(), any)
+    }
+
+    /// Whether the prompt that ends with this page is being written, and nobody has cancelled that.
+    fn is_wanted(&self, name: Option<PageHash>) -> bool {
+        self.queue.lock().running == name
+    }
+
+    /// Since when the tier has not taken what it was to, if that is so.
+    pub(super) fn refused(&self) -> Option<Instant> {
+        self.queue.lock().refused
     }
 
     /// Waits until nothing waits and nothing is being written. Returns whether that came to be.
@@ -218,17 +246,21 @@ impl Shared {
                 }
             };
             queue.busy = true;
+            queue.running = job.pages.name();
             drop(queue);
             let bytes = job.pages.bytes(job.range.len());
-            self.write_job(link, &job);
+            let whole = self.write_job(link, &job);
             let mut queue = link.queue.lock();
+            queue.refused = (!whole).then(Instant::now);
             queue.bytes -= bytes;
             queue.busy = false;
+            queue.running = None;
             link.queue.wake_all();
         }
     }
 
-    fn write_job(self: &Arc<Self>, link: &Link, job: &Job) {
+    /// Returns whether all of it is there now.
+    fn write_job(self: &Arc<Self>, link: &Link, job: &Job) -> bool {
         let until = Instant::now() + PUT;
         for ticket in job.after.iter().filter_map(|after| after.put.as_ref()) {
             let _ = ticket.wait(Some(until.saturating_duration_since(Instant::now())));
@@ -241,11 +273,14 @@ impl Shared {
         };
         self.table.settle(link.to, &pages.hashes, range.start..range.start + there, &[]);
         self.table.abandon(link.to, &pages.hashes, range.start + there..range.end);
-        self.arrived(link.to, pages, range.start..range.start + there);
+        if link.to != self.top().tier {
+            self.arrived(link.to, pages, range.start..range.start + there);
+        }
         if job.leave {
             self.leave(link.to, pages, range.start..range.start + there);
         }
         self.tidy();
+        there == range.len()
     }
 
     /// Copies pages to `buffer`, from the tiers above or from what had no room on the first. Returns how
@@ -286,7 +321,14 @@ impl Shared {
         let at_once = (COPY / pages.page_bytes).max(1) as usize;
         let mut buffer = Vec::new();
         let mut at = range.start;
+        let rises = to == self.top().tier;
         while at < range.end && !self.is_closing() {
+            if rises {
+                self.slack.wait(SLACK);
+                if !self.link(to).is_some_and(|link| link.is_wanted(pages.name())) {
+                    break;
+                }
+            }
             let end = range.end.min(at + at_once);
             let keys = pages.refs(at..end);
             // What is there need not be read.
@@ -326,8 +368,12 @@ impl Shared {
                     0
                 }
             };
-            counts.written.add(written as u64);
-            counts.written_bytes.add(pages.bytes(written));
+            if rises {
+                counts.promoted.add(written as u64);
+            } else {
+                counts.written.add(written as u64);
+                counts.written_bytes.add(pages.bytes(written));
+            }
             at += written;
             if written < came {
                 counts.dropped.add((range.end - at) as u64);

@@ -151,8 +151,11 @@ mod tests {
 
     /// Hashes that crowd together, at the end of the array too.
     fn head(number: u64) -> PageHash {
-        let low =
-            if number % 3 == 0 { u64::MAX - number % 7 } else { number.wrapping_mul(0x9e37_79b9) };
+        let low = if number.is_multiple_of(3) {
+            u64::MAX - number % 7
+        } else {
+            number.wrapping_mul(0x9e37_79b9)
+        };
         PageHash(((u128::from(number) << 64) | u128::from(low)).to_le_bytes())
     }
 
