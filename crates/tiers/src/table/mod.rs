@@ -6,7 +6,9 @@
 //! last page alone, unless that differs.
 //!
 //! **Locks.** One read-write lock. A walk holds it for reading; nobody holds it for writing for
-//! longer than [`STRETCH`] pages take. What a walk leaves behind (age, hits) is atomic.
+//! longer than [`STRETCH`] pages take, behind a walk to them from the first page of their prompt. What
+//! grows with the table does so in steps: nodes are in blocks (`arena`), heads move a few at a time
+//! (`heads`). What a walk leaves behind (age, hits) is atomic.
 
 mod arena;
 mod heads;
