@@ -123,3 +123,19 @@ fn an_interrupted_run_leaves_nothing() {
     assert!(!status.success());
     assert_eq!(entries(), 0, "something was left");
 }
+
+#[test]
+fn walks_of_the_page_table_stand_beside_reads_of_memory() {
+    let words = ["bench", "table", "--nodes", "2048", "--pages-per-node", "32,1", "--json"];
+    let answer = ritornello(&words);
+    assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
+    let json: Value = serde_json::from_str(&answer.out).unwrap();
+    for (row, (pages, visited)) in [(32.0, 8.0), (1.0, 256.0)].into_iter().enumerate() {
+        let of = |name: &str| number(&json, &format!("/rows/{row}/{name}"));
+        assert_eq!((of("nodes"), of("pages_per_node")), (2048.0, pages));
+        assert_eq!(of("nodes_per_walk"), visited);
+        for name in ["walk_p50_us", "walk_p99_us", "reads_p50_us", "cold_reads_p50_us"] {
+            assert!(of(name) > 0.0, "{name}: {json:#}");
+        }
+    }
+}

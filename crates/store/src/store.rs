@@ -11,7 +11,7 @@ use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlo
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
-use ritornello_volume::staging::Staging;
+use ritornello_volume::staging::{StagedPages, Staging};
 use ritornello_volume::transfer::Control;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -260,10 +260,27 @@ impl Store {
     pub fn submit_put_copy(
         self: &Arc<Self>,
         scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        source: &dyn PageSource,
+        terms: Terms,
+        control: Control,
+    ) -> Result<Ticket> {
+        self.submit_put_copy_or(scope, keys, source, terms, control, |_, _| {})
+    }
+
+    /// Likewise; what was copied and could not be stored is handed to `left`, from the first such page
+    /// on, with the number of that page, before the ticket is done.
+    ///
+    /// # Errors
+    /// Like `submit_put`.
+    pub fn submit_put_copy_or(
+        self: &Arc<Self>,
+        scope: Arc<Scope>,
         mut keys: Vec<Box<[u8]>>,
         source: &dyn PageSource,
         terms: Terms,
         control: Control,
+        left: impl FnOnce(usize, StagedPages) + Send + 'static,
     ) -> Result<Ticket> {
         let asked = keys.len();
         {
@@ -277,7 +294,7 @@ impl Store {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             self.probe(&scope, &keys)?
         };
-        let staged = self.staging.copy_leading(source, first..asked);
+        let mut staged = self.staging.copy_leading(source, first..asked);
         let taken = staged.len();
         self.moved.staging_refusals.add((asked - first - taken) as u64);
         let parent = first.checked_sub(1).map(|before| keys[before].clone()).or(terms.parent);
@@ -293,7 +310,14 @@ impl Store {
             return Ok(ticket);
         }
         self.submit(Lane::Put, keys, taken, control, move |store, keys, control| {
-            let mut outcome = store.put_batch(&scope, keys, &staged, &terms, control)?;
+            let outcome = store.put_batch(&scope, keys, &staged, &terms, control);
+            let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
+            let stored = outcome.as_ref().map_or(0, stored);
+            if stored < taken {
+                staged.give_back_before(stored);
+                left(first + stored, staged);
+            }
+            let mut outcome = outcome?;
             if outcome.reason.is_empty() && first + taken < asked {
                 outcome.reason = "staging_full";
             }

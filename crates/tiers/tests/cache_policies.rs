@@ -102,6 +102,59 @@ fn a_flush_writes_back_everything() {
 }
 
 #[test]
+fn pages_that_another_process_put_more_behind_are_written_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let list = [&host(&dir, 64)[..], &format!("{} write=write_back", disk(&dir, 64))];
+    let prompt = keys(1, 0, 20);
+    let (ours, theirs) = (open(&list), open(&list[..1]));
+    put(&ours, &prompt[..10], 0);
+    put(&theirs, &prompt, 10);
+    assert_eq!(find(&ours, &prompt).local, 20);
+    ours.flush().unwrap();
+    assert_eq!((written(&ours), tier(&ours, "disk").lost_pages), (10, 0));
+    assert_eq!(spans(&find(&open(&[&disk(&dir, 64)]), &prompt)), [(Tier::Disk, 10)]);
+}
+
+#[test]
+fn what_the_first_tier_has_no_room_for_goes_to_the_next() {
+    for policy in ["write_through", "write_back"] {
+        let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // 200 pages with padding are 4.7 MiB, and leases keep the first of them where they are.
+        let prompt = keys(1, 0, 200);
+        let disk = format!("{} write={policy}", disk(&dir, 64));
+        let cache = open(&[&host(&dir, 4), &disk, &remote(far.path())]);
+        let taken = put(&cache, &prompt[..120], 0);
+        let found = find(&cache, &prompt[..taken]);
+        let more = put(&cache, &prompt, 120);
+        assert!(more < 80, "the first tier has room for all");
+        cache.flush().unwrap();
+        cache.flush().unwrap();
+        release(&cache, &found);
+        assert_eq!(find(&cache, &prompt).local, 200, "{policy}: {:#?}", cache.stats().unwrap());
+        assert!(reads(&cache, &prompt, 0));
+        cache.close().unwrap();
+        let below = open(&[&self::disk(&dir, 64)]);
+        assert_eq!(find(&below, &prompt).local, 200, "{policy}");
+        assert!(reads(&below, &prompt, 0));
+    }
+}
+
+#[test]
+fn a_remote_gets_what_the_first_tier_has_no_room_for() {
+    let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let prompt = keys(1, 0, 200);
+    let cache = open(&[&host(&dir, 4), &remote(far.path())]);
+    assert!(put(&cache, &prompt, 0) < 200);
+    cache.flush().unwrap();
+    let there = tier(&cache, "remote");
+    assert_eq!((there.written_pages, there.lost_pages, there.dropped_pages), (200, 0, 0));
+    let other = tempfile::tempdir().unwrap();
+    let cache = open(&[&host(&other, 64), &remote(far.path())]);
+    assert_eq!(find(&cache, &prompt).local, 200);
+    assert!(reads(&cache, &prompt, 0));
+}
+
+#[test]
 fn a_prompt_that_grows_page_by_page_is_written_in_few_pieces() {
     let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let cache = open(&[&host(&dir, 64), &remote(far.path())]);

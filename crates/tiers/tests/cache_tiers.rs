@@ -37,7 +37,7 @@ fn what_only_the_disk_has_is_read_from_there_and_is_in_memory_afterwards() {
         let below = open(&[&disk(&dir, 128)]);
         assert_eq!(put(&below, &prompt, 0), 20);
     }
-    let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
+    let cache = open(&[&host(&dir, 64), &format!("{} write=none", disk(&dir, 128))]);
     // The first pages are in memory, too, and so is another end of the prompt.
     assert_eq!(put(&cache, &prompt[..5], 0), 5);
     let longer = [&prompt[..], &keys(2, 0, 24)[20..]].concat();
@@ -46,13 +46,51 @@ fn what_only_the_disk_has_is_read_from_there_and_is_in_memory_afterwards() {
     assert_eq!(spans(&found), [(Tier::Host, 5), (Tier::Disk, 15), (Tier::Host, 4)]);
     release(&cache, &found);
     assert!(reads(&cache, &longer, 0));
-    let host = tier(&cache, "host");
-    assert_eq!((host.promoted_pages, host.loaded_pages), (15, 9));
-    assert_eq!(tier(&cache, "disk").loaded_pages, 15);
+    // Some may have risen before they were read.
+    let (host, disk) = (tier(&cache, "host"), tier(&cache, "disk"));
+    assert!(host.promoted_pages >= 15 && host.loaded_pages >= 9, "{host:?}");
+    assert_eq!(host.loaded_pages + disk.loaded_pages, 24);
     let until = Instant::now() + Duration::from_secs(60);
     while spans(&find(&cache, &longer)) != [(Tier::Host, 24)] {
         assert!(Instant::now() < until, "not promoted");
     }
+}
+
+#[test]
+fn what_is_found_on_the_disk_rises_before_it_is_loaded() {
+    for policy in ["best_effort", "wait_complete"] {
+        let dir = tempfile::tempdir().unwrap();
+        let prompt = keys(1, 0, 500);
+        put(&open(&[&disk(&dir, 128)]), &prompt, 0);
+        let policy = PrefetchPolicy::parse(policy).unwrap();
+        let cache = open_with(&[&host(&dir, 64), &disk(&dir, 128)], policy);
+        let found = ask(&cache, &prompt);
+        assert_eq!((found.readiness, found.load), (Readiness::Ready, 500), "nobody waits");
+        until("it rises", || tier(&cache, "host").promoted_pages == 500);
+        release(&cache, &found);
+        until("it is found there", || spans(&ask(&cache, &prompt)) == [(Tier::Host, 500)]);
+        assert!(reads(&cache, &prompt, 0));
+        assert_eq!(
+            (tier(&cache, "host").loaded_pages, tier(&cache, "disk").loaded_pages),
+            (500, 0)
+        );
+        let host = tier(&cache, "host");
+        assert_eq!((host.dropped_pages, host.written_pages, host.promoted_pages), (0, 0, 500));
+    }
+}
+
+#[test]
+fn what_rises_stops_when_nobody_wants_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = keys(1, 0, 500);
+    put(&open(&[&disk(&dir, 128)]), &prompt, 0);
+    // Slow enough to be stopped in the middle: 500 pages are five seconds.
+    let cache = open(&[&host(&dir, 64), &format!("{} rate=2MB", disk(&dir, 128))]);
+    ask(&cache, &prompt);
+    assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
+    until("it has stopped", || tier(&cache, "host").queued_bytes == 0);
+    assert!(tier(&cache, "host").promoted_pages < 500);
+    assert!(!cache.cancel(&scope(), &refs(&prompt)).unwrap());
 }
 
 #[test]

@@ -238,6 +238,19 @@ pub struct StagedPages {
     pages: Vec<(Piece, usize)>,
 }
 
+impl StagedPages {
+    /// The bytes of a page.
+    #[must_use]
+    pub fn bytes(&self, page: usize) -> Option<&[u8]> {
+        self.pages.get(page).map(|(piece, bytes)| &piece.bytes()[..*bytes])
+    }
+
+    /// Gives back all pages before `first`: what was page `first` is the first one then.
+    pub fn give_back_before(&mut self, first: usize) {
+        self.pages.drain(..first.min(self.pages.len()));
+    }
+}
+
 // SAFETY: the pieces are this value's alone, live as long as it, and are zero behind a page's end.
 unsafe impl PageSource for StagedPages {
     fn len(&self) -> usize {

@@ -27,8 +27,10 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Writes, reads, probes and restarts, against the raw limits of the same disk
     Store(StoreArgs),
-    /// A store in memory against memcpy, and the walk of the page table
+    /// A store in memory against memcpy
     Host(HostArgs),
+    /// Walks of the page table against reads of memory
+    Table(TableArgs),
     /// Size and speed of the codecs, and what the lossy ones do to attention
     Codec(CodecArgs),
     /// Backends of the index, measured alike
@@ -138,10 +140,6 @@ page by page, from private memory in huge pages to where the gets went, with as 
 has. Memcpy goes first and last in turns; ratios are taken round by round; what is printed is the
 median. A call is 64 pages. Every byte got is compared with what was put, outside the time.
 
-Walks are over prompts of 256 pages in a page table of --nodes nodes; warm, four of them in turns;
-cold, another one each time. A node is a stretch of pages in one state: 32 pages, or, as the worst
-there is, one page.
-
 Examples:
   ritornello bench host
   ritornello bench host --page-bytes 192KiB --total 1GiB --json | jq '.get.ratio'")]
@@ -158,10 +156,34 @@ pub struct HostArgs {
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
+}
+
+/// Of `bench table`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Walks are over prompts of 256 pages in a page table of --nodes nodes: warm, four of
+them in turns; cold, another one each time. A node is a stretch of pages in one state; as the worst
+there is, one page. Beside each, what memory allows: as many reads as a walk visits nodes, where
+each brings the address of the next, of as many lines again and again, and of all.
+
+Examples:
+  ritornello bench table
+  ritornello bench table --nodes 100000 --json | jq '.rows[] | {pages_per_node, walk_p50_us}'")]
+pub struct TableArgs {
     /// Nodes of the page table
     #[arg(long, default_value_t = 1_000_000,
-          value_parser = clap::value_parser!(u64).range(256..=4_000_000))]
+          value_parser = clap::value_parser!(u64).range(1024..=4_000_000))]
     pub nodes: u64,
+    /// Pages a node, powers of two
+    #[arg(long, value_delimiter = ',', default_value = "32,16,8,4,2,1", value_parser = node_pages)]
+    pub pages_per_node: Vec<u64>,
+}
+
+fn node_pages(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(pages @ 1..=256_u64) if pages.is_power_of_two() => Ok(pages),
+        _ => Err("a power of two up to 256".to_owned()),
+    }
 }
 
 /// Of `bench index`.

@@ -18,6 +18,7 @@ mod report;
 mod shape;
 mod show;
 mod steady;
+mod table;
 
 use crate::args::{BenchArgs, BenchCommand, Part, StoreArgs};
 use crate::exit::{Failure, Status};
@@ -44,6 +45,7 @@ pub fn run(context: &Context, args: &BenchArgs) -> Result<Status, Failure> {
         BenchCommand::Adaptive(args) => adaptive::run(context, args),
         BenchCommand::Clients(args) => clients::run(context, args),
         BenchCommand::Host(args) => host::run(context, args),
+        BenchCommand::Table(args) => table::run(context, args),
         BenchCommand::Codec(args) => codec::run(context, args),
         BenchCommand::Remote(args) => remote::run(context, args),
     }

@@ -9,7 +9,7 @@ use super::WritePolicy;
 use super::prompt::Pages;
 use super::shared::Shared;
 use super::shelf::Shelf;
-use super::writer::Link;
+use super::writer::{After, Link};
 use parking_lot::Mutex;
 use ritornello_format::residency::Tier;
 use ritornello_format::{PageHash, Scope};
@@ -69,36 +69,59 @@ impl Back {
         self.0.lock().dirty_bytes
     }
 
-    /// The prompt that ends with the page `last`, and which of its last `count` pages are dirty, from
-    /// the first of them on. They are taken to be clean from now on.
-    fn take(&self, last: PageHash, count: usize) -> Option<(Pages, Range<usize>)> {
+    /// Some dirty pages, whichever.
+    fn some(&self, most: usize) -> Vec<PageHash> {
+        let lines = self.0.lock();
+        let dirty = lines.pages.iter().filter(|(_, line)| line.dirty);
+        dirty.map(|(page, _)| *page).take(most).collect()
+    }
+
+    /// The prompt that ends with the last of these pages that is known here, and which of them (with
+    /// `whole`, of all its pages) are dirty, from the first on. They are taken to be clean from now on.
+    fn take(&self, victim: &[PageHash], whole: bool) -> Option<(Pages, Range<usize>)> {
         let mut lines = self.0.lock();
-        let (mut keys, mut next, mut parent) = (Vec::new(), Some(last), None);
-        let mut first_dirty = None;
-        while let Some(hash) = next {
-            let line = lines.pages.get_mut(&hash)?;
-            if std::mem::take(&mut line.dirty) {
-                if keys.len() < count {
-                    first_dirty = Some(keys.len());
-                    lines.dirty_bytes -= line.page_bytes;
-                } else {
-                    line.dirty = true;
-                }
-            }
-            let line = lines.pages.get(&hash)?;
+        // Behind pages of this process may be those of another.
+        let count = victim.iter().rposition(|page| lines.pages.contains_key(page))? + 1;
+        let (mut prompt, mut keys, mut parent) = (Vec::new(), Vec::new(), None);
+        let mut next = Some(victim[count - 1]);
+        // All of it before any mark is touched: what cannot be put together stays dirty.
+        while let Some(page) = next {
+            let line = lines.pages.get(&page)?;
+            prompt.push(page);
             keys.push(line.key.clone());
             (next, parent) = (line.before, line.parent.clone());
         }
-        let scope = Arc::clone(&lines.pages.get(&last)?.scope);
-        // Dirty pages are the only reason to know any.
-        if lines.dirty_bytes == 0 {
-            lines.pages.clear();
-        }
-        drop(lines);
-        let end = keys.len();
-        let from = end - 1 - first_dirty?;
+        prompt.reverse();
         keys.reverse();
-        Some((Pages::new(scope, keys, parent).ok()?, from..end))
+        let is_dirty = |page: &PageHash| lines.pages.get(page).is_some_and(|line| line.dirty);
+        let end = prompt.len();
+        let from = if whole { 0 } else { end.saturating_sub(count) };
+        let range = from + prompt[from..].iter().position(is_dirty)?..end;
+        let scope = Arc::clone(&lines.pages.get(&prompt[end - 1])?.scope);
+        let pages = Pages::new(scope, keys, parent).ok()?;
+        for page in &prompt[range.clone()] {
+            lines.clean(page);
+        }
+        Some((pages, range))
+    }
+
+    /// Gives up a page.
+    fn forget(&self, page: PageHash) {
+        self.0.lock().clean(&page);
+    }
+}
+
+impl Lines {
+    fn clean(&mut self, page: &PageHash) {
+        if let Some(line) = self.pages.get_mut(page)
+            && std::mem::take(&mut line.dirty)
+        {
+            self.dirty_bytes -= line.page_bytes;
+        }
+        // Dirty pages are the only reason to know any.
+        if self.dirty_bytes == 0 {
+            self.pages.clear();
+        }
     }
 }
 
@@ -146,12 +169,58 @@ impl Shared {
         let Some(above) = self.above(link.to) else { return false };
         let victims = self.table.evict(above.tier, BATCH);
         for victim in &victims {
-            let Some(last) = victim.pages.last() else { continue };
-            if let Some((pages, range)) = link.back.take(*last, victim.pages.len()) {
-                self.table.forget(link.to, &pages.hashes, range.clone());
-                self.take_down(link, &pages, range, None, leave);
+            if let Some((pages, range)) = link.back.take(&victim.pages, false) {
+                self.take_back(link, &pages, range, leave);
             }
         }
-        !victims.is_empty() && link.back.dirty_bytes() > 0
+        // Those that the table has forgotten, so that nothing names them.
+        let forgotten = if victims.is_empty() { link.back.some(BATCH) } else { Vec::new() };
+        for page in forgotten {
+            match link.back.take(&[page], true) {
+                Some((pages, range)) => self.take_back(link, &pages, range, leave),
+                None => link.back.forget(page),
+            }
+        }
+        link.back.dirty_bytes() > 0
+    }
+
+    fn take_back(self: &Arc<Self>, link: &Link, pages: &Pages, range: Range<usize>, leave: bool) {
+        self.table.forget(link.to, &pages.hashes, range.clone());
+        self.take_down(link, pages, range, After::default(), leave);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(pages: u8) -> Pages {
+        let scope = Arc::new(Scope::opaque("back", 10, true));
+        Pages::new(scope, (0..pages).map(|at| vec![at; 16].into()).collect(), None).unwrap()
+    }
+
+    #[test]
+    fn pages_of_others_behind_ours_cost_no_mark() {
+        let (back, all) = (Back::default(), prompt(9));
+        let ours = Pages::new(Arc::clone(&all.scope), all.keys[..5].to_vec(), None).unwrap();
+        back.add(&ours, 1..5);
+        assert!(back.take(&all.hashes[5..], false).is_none());
+        assert_eq!(back.dirty_bytes(), 40);
+        let (pages, range) = back.take(&all.hashes[3..], false).unwrap();
+        assert_eq!((pages.len(), range), (5, 3..5));
+        assert_eq!(back.dirty_bytes(), 20);
+        let (pages, range) = back.take(&back.some(1), true).unwrap();
+        assert_eq!((range.start, range.end), (1, pages.len()));
+    }
+
+    #[test]
+    fn a_prompt_that_cannot_be_put_together_keeps_its_marks() {
+        let (back, all) = (Back::default(), prompt(6));
+        back.add(&all, 0..6);
+        back.0.lock().pages.remove(&all.hashes[2]);
+        assert!(back.take(&all.hashes[..], false).is_none());
+        assert_eq!(back.dirty_bytes(), 60);
+        back.forget(all.hashes[5]);
+        assert_eq!(back.dirty_bytes(), 50);
     }
 }

@@ -1,13 +1,15 @@
 //! The cache: tiers of one list, opened together.
 
 use super::figures::{CacheStats, snapshot};
+use super::left::Left;
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prompt::Pages;
 use super::rate::Rate;
 use super::shared::{Far, Shared};
 use super::shelf::{self, Shelf};
 use super::spec::{Place, TierSpec, host_dir};
-use crate::remote::RemoteTier;
+use super::writer::After;
+use crate::remote::{RemoteTier, Unopened};
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, Result, Scope};
 use ritornello_store::{Terms, Ticket};
@@ -50,10 +52,11 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the tiers of a list. `far` opens a remote by its address.
+    /// Opens the tiers of a list. `far` opens a remote by its address; where it fails, the cache does
+    /// without that remote, whose calls all fail.
     ///
     /// # Errors
-    /// Those of a store that cannot be opened, and of `far`; `Invalid` for a list that is none.
+    /// Those of a store that cannot be opened; `Invalid` for a list that is none, and of `far`.
     pub fn open(
         list: &[TierSpec],
         settings: &Settings,
@@ -63,7 +66,13 @@ impl Cache {
         for (at, spec) in list.iter().enumerate() {
             let (dir, capacity) = match &spec.place {
                 Place::Remote(address) => {
-                    let tier = far(address)?;
+                    // One that cannot be had now costs hits, as one does that fails later.
+                    let tier = match far(address) {
+                        Err(error) if error.kind() != ErrorKind::Invalid => {
+                            RemoteTier::new(Arc::new(Unopened::new(address, &error)))
+                        }
+                        tier => tier?,
+                    };
                     remote = Some(Far { tier, write: spec.write, rate: Rate::new(spec.rate) });
                     continue;
                 }
@@ -113,7 +122,8 @@ impl Cache {
     /// finds no room for that is left out. `keys` are those of the prompt from its first page on. Who
     /// does not know them names the page before as `parent`, and then no remote hears of the pages.
     /// The first tier is written to at once, and the ticket says what came of it; those below as
-    /// their policies have it, in the background.
+    /// their policies have it, in the background. What has no room on the first tier goes to them from
+    /// staging.
     ///
     /// # Errors
     /// Like [`submit_get`](Self::submit_get).
@@ -137,14 +147,20 @@ impl Cache {
         let range = first..pages.len();
         let terms = Terms { parent: pages.before(first).map(Into::into), ..terms };
         let asked = pages.keys[range.clone()].to_vec();
-        let ticket = top.store().submit_put_copy(scope, asked, source, terms, control)?;
+        let left = Arc::<Left>::default();
+        let keep = {
+            let (shared, pages, left) = (Arc::clone(shared), pages.clone(), Arc::clone(&left));
+            move |at, staged| shared.keep_left(&left, &pages, first + at, staged)
+        };
+        let ticket = top.store().submit_put_copy_or(scope, asked, source, terms, control, keep)?;
         top.rate.charge(pages.bytes(range.len()));
         shared.arrived(top.tier, &pages, range.clone());
         for link in &shared.links {
             let chained = pages.scope.chained || link.to != Tier::Remote;
             if link.policy == WritePolicy::Through && chained {
                 shared.table.forget(link.to, &pages.hashes, range.clone());
-                shared.write_down(link, &pages, range.clone(), Some(&ticket));
+                let after = After { put: Some(ticket.clone()), left: Some(Arc::clone(&left)) };
+                shared.write_down(link, &pages, range.clone(), after);
             }
         }
         Ok(ticket)
@@ -192,7 +208,8 @@ impl Cache {
     pub fn flush(&self) -> Result<()> {
         self.check()?;
         let until = Instant::now() + FLUSH;
-        for link in &self.shared.links {
+        let top = self.shared.top().tier;
+        for link in self.shared.links.iter().filter(|link| link.to != top) {
             if link.policy == WritePolicy::Back {
                 while self.shared.write_back(link, false) && link.drain(until) {}
             }

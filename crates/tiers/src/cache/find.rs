@@ -6,6 +6,7 @@ use super::policy::WritePolicy;
 use super::prefetch::{FRESH, Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
+use super::writer::After;
 use crate::gate::{Decision, Question, Stretch};
 use ritornello_format::residency::Tier;
 use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
@@ -92,8 +93,8 @@ struct Held {
 }
 
 impl Cache {
-    /// Looks for a prompt, from its first page on; what is to be loaded is kept for `ttl`. It never
-    /// waits for a remote: where that is to be asked, or pages come from there, it says that the
+    /// Looks for a prompt, from its first page on; what is to be loaded is kept for `ttl`, and rises from
+    /// the disk to host memory in the background. It never waits for a remote: where that is to be asked, or pages come from there, it says that the
     /// caller is to ask again, as the prefetch policy has it.
     ///
     /// # Errors
@@ -145,11 +146,13 @@ impl Cache {
         self.check()?;
         check_keys(keys)?;
         let Some(last) = keys.last() else { return Ok(false) };
-        let stopped = self.shared.prefetches.cancel(PageHash::of(&scope.id(), last));
+        let name = PageHash::of(&scope.id(), last);
+        let rose = self.shared.stop_raising(name);
+        let stopped = self.shared.prefetches.cancel(name);
         if stopped == Some(Stopped::Waiting) {
             self.shared.counts.prefetch.cancelled.add(1);
         }
-        Ok(stopped.is_some())
+        Ok(rose || stopped.is_some())
     }
 }
 
@@ -204,6 +207,8 @@ impl Shared {
             Some(Stage::Fetching { came, .. }) => found.brought = came.min(local),
             _ => {}
         }
+        let skipped = wish.computed.checked_div(wish.page_tokens).unwrap_or(0) as usize;
+        self.raise(pages, &spans, skipped..found.load);
         self.let_go(&mut leases, found.load);
         found.leases = leases.into_iter().map(|(_, lease)| lease).collect();
         self.account(pages, &spans);
@@ -341,7 +346,7 @@ impl Shared {
         for link in &self.links {
             if let WritePolicy::Selective(times) = link.policy {
                 let often = self.table.often(&pages.hashes, times);
-                self.write_down(link, pages, 0..often.min(at), None);
+                self.write_down(link, pages, 0..often.min(at), After::default());
             }
         }
         self.tidy();

@@ -9,6 +9,7 @@ use super::find::Wish;
 use super::policy::WritePolicy;
 use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
+use super::writer::After;
 use crate::Phase;
 use crate::gate::Stretch;
 use crate::remote::RemoteTier;
@@ -259,7 +260,9 @@ impl Shared {
         let (pages, top) = (&job.pages, self.top());
         let group = RemoteTier::object_pages(pages.page_bytes);
         self.table.forget(top.tier, &pages.hashes, range.start..pages.len());
-        let mut at = range.start;
+        // What has come since the prompt was looked for, with another that begins like it.
+        let keys = pages.refs(range.clone());
+        let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
             let end = range.end.min((at / group + OBJECTS) * group);
             let claimed = self.table.claim(top.tier, Phase::Loading, &pages.hashes, at..end);
@@ -325,7 +328,7 @@ impl Shared {
         for link in self.links.iter().filter(|link| link.to != Tier::Remote) {
             if link.policy == WritePolicy::Through {
                 self.table.forget(link.to, &pages.hashes, range.start..stored);
-                self.write_down(link, pages, range.start..stored, None);
+                self.write_down(link, pages, range.start..stored, After::default());
             }
         }
         stored

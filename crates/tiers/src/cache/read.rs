@@ -91,11 +91,11 @@ impl Shared {
         }
     }
 
-    /// Copies pages to `buffer`, one after another, from tiers above `below`; nobody waits for it.
-    /// Returns how many of the first of them came.
+    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or where that is the
+    /// first one, from those below; nobody waits for it. Returns how many of the first of them came.
     pub(super) fn copy(
         &self,
-        below: Tier,
+        to: Tier,
         pages: &Pages,
         range: Range<usize>,
         buffer: &mut [u8],
@@ -104,9 +104,11 @@ impl Shared {
         let page_bytes = pages.page_bytes as usize;
         let keys = pages.refs(range.clone());
         let mut came = 0;
+        let is_source =
+            |shelf: &&Shelf| shelf.tier != to && (shelf.tier < to || to == self.top().tier);
         for _ in 0..TURNS {
             let before = came;
-            for shelf in self.shelves.iter().filter(|shelf| shelf.tier < below) {
+            for shelf in self.shelves.iter().filter(is_source) {
                 let rest = &mut buffer[came * page_bytes..range.len() * page_bytes];
                 let mut slices: Vec<&mut [u8]> = rest.chunks_exact_mut(page_bytes).collect();
                 let target = BorrowedPagesMut::new(&mut slices);

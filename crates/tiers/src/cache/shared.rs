@@ -34,7 +34,7 @@ pub(super) struct Shared {
     /// Host and disk, as far as there are: one at least.
     pub(super) shelves: Vec<Shelf>,
     pub(super) remote: Option<Far>,
-    /// How each tier but the first is written to.
+    /// How each tier but the first is written to; and last, how host memory is from the disk.
     pub(super) links: Vec<Link>,
     pub(super) prefetches: Prefetches,
     pub(super) policy: PrefetchPolicy,
@@ -57,9 +57,13 @@ impl Shared {
     ) -> Self {
         let below = shelves.iter().skip(1).map(|shelf| (shelf.tier, shelf.write));
         let far = remote.iter().map(|far| (Tier::Remote, far.write));
-        let links = below.chain(far).map(|(tier, write)| Link::new(tier, write, write_queue));
+        let rise = shelves.first().filter(|_| shelves.len() > 1);
+        let rise = rise.map(|top| (top.tier, WritePolicy::None));
+        let links = below.chain(far).chain(rise);
+        let links = links.map(|(tier, write)| Link::new(tier, write, write_queue));
+        let links = links.collect();
         Self {
-            links: links.collect(),
+            links,
             shelves,
             remote,
             prefetches: Prefetches::default(),

@@ -1,13 +1,15 @@
-//! Writing down: pages of the tiers above go to a slower one in the background.
+//! Writing down: pages of the tiers above go to a slower one in the background; and, likewise, up.
 //!
 //! A job holds keys, no bytes: they are read from the tier above when it is their turn, and that is
 //! after all loads. What waits is bounded by the bytes that it will take to write; what finds no room
 //! is dropped and counted, so that nobody who puts ever waits for a slow tier.
 
+use super::left::Left;
 use super::policy::WritePolicy;
 use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
 use crate::{Phase, remote::RemoteTier};
+use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use ritornello_store::{Terms, Ticket};
 use ritornello_volume::Parked;
@@ -47,6 +49,10 @@ struct Queue {
     jobs: VecDeque<Job>,
     bytes: u64,
     busy: bool,
+    /// The prompt whose pages are on their way, unless nobody wants them any more.
+    running: Option<PageHash>,
+    /// When a job came to less than it was to, if the last one did.
+    refused: Option<Instant>,
     threads: usize,
     closing: bool,
 }
@@ -55,10 +61,17 @@ struct Queue {
 struct Job {
     pages: Pages,
     range: Range<usize>,
-    /// Puts that bring the pages to the tier above.
-    after: Vec<Ticket>,
+    /// Puts that bring the pages to the tiers above.
+    after: Vec<After>,
     /// Whether the tier above is to let them go then.
     leave: bool,
+}
+
+/// What brings pages to the first tier, and where those of them are that have no room there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct After {
+    pub(super) put: Option<Ticket>,
+    pub(super) left: Option<Arc<Left>>,
 }
 
 impl Link {
@@ -86,6 +99,29 @@ impl Link {
         self.queue.lock().threads > 0
     }
 
+    /// Leaves out what waits of the prompt that ends with this page, and ends what is under way of it.
+    /// Returns what did not begin, and whether there was anything.
+    pub(super) fn cancel(&self, name: PageHash) -> (Vec<(Pages, Range<usize>)>, bool) {
+        let mut queue = self.queue.lock();
+        let mine = |job: &Job| job.pages.name() == Some(name);
+        let (gone, left): (Vec<Job>, _) = queue.jobs.drain(..).partition(mine);
+        queue.jobs = left.into();
+        queue.bytes -= gone.iter().map(|job| job.pages.bytes(job.range.len())).sum::<u64>();
+        let stopped = queue.running.take_if(|running| *running == name).is_some();
+        let any = stopped || !gone.is_empty();
+        (gone.into_iter().map(|job| (job.pages, job.range)).collect(), any)
+    }
+
+    /// Whether the prompt that ends with this page is being written, and nobody has cancelled that.
+    fn is_wanted(&self, name: Option<PageHash>) -> bool {
+        self.queue.lock().running == name
+    }
+
+    /// Since when the tier has not taken what it was to, if that is so.
+    pub(super) fn refused(&self) -> Option<Instant> {
+        self.queue.lock().refused
+    }
+
     /// Waits until nothing waits and nothing is being written. Returns whether that came to be.
     pub(super) fn drain(&self, until: Instant) -> bool {
         let mut queue = self.queue.lock();
@@ -108,7 +144,7 @@ impl Shared {
         link: &Link,
         pages: &Pages,
         range: Range<usize>,
-        after: Option<&Ticket>,
+        after: After,
     ) {
         self.take_down(link, pages, range, after, false);
     }
@@ -119,11 +155,11 @@ impl Shared {
         link: &Link,
         pages: &Pages,
         range: Range<usize>,
-        after: Option<&Ticket>,
+        after: After,
         leave: bool,
     ) {
         for range in self.table.claim(link.to, Phase::Storing, &pages.hashes, range) {
-            let taken = range.start + self.enqueue(link, pages, &range, after, leave);
+            let taken = range.start + self.enqueue(link, pages, &range, after.clone(), leave);
             self.counts_of(link.to).dropped.add((range.end - taken) as u64);
             self.table.abandon(link.to, &pages.hashes, taken..range.end);
         }
@@ -135,7 +171,7 @@ impl Shared {
         link: &Link,
         pages: &Pages,
         range: &Range<usize>,
-        after: Option<&Ticket>,
+        after: After,
         leave: bool,
     ) -> usize {
         let mut queue = link.queue.lock();
@@ -151,7 +187,7 @@ impl Shared {
         let job = Job {
             pages: pages.clone(),
             range: range.start..range.start + count,
-            after: after.cloned().into_iter().collect(),
+            after: vec![after],
             leave,
         };
         match queue.jobs.back_mut().filter(|last| job.follows(last)) {
@@ -210,44 +246,89 @@ impl Shared {
                 }
             };
             queue.busy = true;
+            queue.running = job.pages.name();
             drop(queue);
             let bytes = job.pages.bytes(job.range.len());
-            self.write_job(link, &job);
+            let whole = self.write_job(link, &job);
             let mut queue = link.queue.lock();
+            queue.refused = (!whole).then(Instant::now);
             queue.bytes -= bytes;
             queue.busy = false;
+            queue.running = None;
             link.queue.wake_all();
         }
     }
 
-    fn write_job(self: &Arc<Self>, link: &Link, job: &Job) {
+    /// Returns whether all of it is there now.
+    fn write_job(self: &Arc<Self>, link: &Link, job: &Job) -> bool {
         let until = Instant::now() + PUT;
-        for ticket in &job.after {
+        for ticket in job.after.iter().filter_map(|after| after.put.as_ref()) {
             let _ = ticket.wait(Some(until.saturating_duration_since(Instant::now())));
         }
         self.slack.wait(SLACK);
         let (pages, range) = (&job.pages, job.range.clone());
         let there = match (link.to, &self.remote) {
-            (Tier::Remote, Some(far)) => self.write_far(far, pages, range.clone()),
-            _ => self.write_shelf(link.to, pages, range.clone()),
+            (Tier::Remote, Some(far)) => self.write_far(far, job),
+            _ => self.write_shelf(link.to, job),
         };
         self.table.settle(link.to, &pages.hashes, range.start..range.start + there, &[]);
         self.table.abandon(link.to, &pages.hashes, range.start + there..range.end);
-        self.arrived(link.to, pages, range.start..range.start + there);
+        if link.to != self.top().tier {
+            self.arrived(link.to, pages, range.start..range.start + there);
+        }
         if job.leave {
             self.leave(link.to, pages, range.start..range.start + there);
         }
         self.tidy();
+        there == range.len()
+    }
+
+    /// Copies pages to `buffer`, from the tiers above or from what had no room on the first. Returns how
+    /// many of the first of them came.
+    fn gather(
+        &self,
+        below: Tier,
+        job: &Job,
+        range: Range<usize>,
+        buffer: &mut [u8],
+        control: &Control,
+    ) -> usize {
+        let (pages, size) = (&job.pages, job.pages.page_bytes as usize);
+        let left = |page| job.after.iter().find_map(|after| after.left.as_ref()?.page(page));
+        let mut at = range.start;
+        while at < range.end {
+            let before = at;
+            let rest = &mut buffer[(at - range.start) * size..];
+            at += self.copy(below, pages, at..range.end, rest, control);
+            while at < range.end
+                && let Some(page) = left(at).filter(|page| page.len() == size)
+            {
+                buffer[(at - range.start) * size..][..size].copy_from_slice(page);
+                at += 1;
+            }
+            if at == before {
+                break;
+            }
+        }
+        at - range.start
     }
 
     /// Returns how many of the first pages are there now.
-    fn write_shelf(&self, to: Tier, pages: &Pages, range: Range<usize>) -> usize {
+    fn write_shelf(&self, to: Tier, job: &Job) -> usize {
+        let (pages, range) = (&job.pages, job.range.clone());
         let Some(shelf) = self.shelf(to) else { return 0 };
         let counts = self.counts_of(to);
         let at_once = (COPY / pages.page_bytes).max(1) as usize;
         let mut buffer = Vec::new();
         let mut at = range.start;
+        let rises = to == self.top().tier;
         while at < range.end && !self.is_closing() {
+            if rises {
+                self.slack.wait(SLACK);
+                if !self.link(to).is_some_and(|link| link.is_wanted(pages.name())) {
+                    break;
+                }
+            }
             let end = range.end.min(at + at_once);
             let keys = pages.refs(at..end);
             // What is there need not be read.
@@ -260,7 +341,7 @@ impl Shared {
             let control = by(WRITE);
             let bytes = pages.bytes(end - at);
             buffer.resize(bytes as usize, 0);
-            let came = self.copy(to, pages, at..end, &mut buffer, &control);
+            let came = self.gather(to, job, at..end, &mut buffer, &control);
             if came < end - at {
                 counts.lost.add((range.end - at - came) as u64);
             }
@@ -287,8 +368,12 @@ impl Shared {
                     0
                 }
             };
-            counts.written.add(written as u64);
-            counts.written_bytes.add(pages.bytes(written));
+            if rises {
+                counts.promoted.add(written as u64);
+            } else {
+                counts.written.add(written as u64);
+                counts.written_bytes.add(pages.bytes(written));
+            }
             at += written;
             if written < came {
                 counts.dropped.add((range.end - at) as u64);
@@ -302,7 +387,8 @@ impl Shared {
 
     /// Likewise. Objects hold groups of pages, counted from the start of the prompt: what is missing
     /// before the range is written as well.
-    fn write_far(&self, far: &Far, pages: &Pages, range: Range<usize>) -> usize {
+    fn write_far(&self, far: &Far, job: &Job) -> usize {
+        let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.counts_of(Tier::Remote);
         if pages.parent.is_some() {
             // Where in its prompt a page is decides in which object it lies.
@@ -323,7 +409,7 @@ impl Shared {
         while at < range.end && !self.is_closing() {
             let end = range.end.min(at + OBJECTS * group);
             buffer.resize(pages.bytes(end - at) as usize, 0);
-            let came = self.copy(Tier::Remote, pages, at..end, &mut buffer, &by(WRITE));
+            let came = self.gather(Tier::Remote, job, at..end, &mut buffer, &by(WRITE));
             let lost = (end - at - came) as u64;
             if !far.rate.wait(pages.bytes(came), &by(WRITE)) {
                 counts.dropped.add(came as u64);

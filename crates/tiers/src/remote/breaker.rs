@@ -24,26 +24,30 @@ pub(super) struct Breaker {
     failures: u32,
     /// Since when it is open, and for how long.
     open: Option<(Instant, Duration)>,
-    /// One call is on its way to find out.
-    trying: bool,
+    /// Since when one call is on its way to find out.
+    trying: Option<Instant>,
 }
 
 impl Breaker {
-    /// Whether a call may be made. Whoever may says what came of it.
+    /// Whether a call may be made. Whoever may says what came of it; who was to find out and does not say
+    /// so (nobody waited for the answer) is not waited for longer than anybody is.
     pub(super) fn admits(&mut self, now: Instant) -> bool {
         match self.open {
             None => true,
-            Some((since, wait)) if !self.trying && now >= since + wait => {
-                self.trying = true;
-                true
+            Some((since, wait)) => {
+                let silent = self.trying.is_none_or(|begun| now >= begun + LONGEST);
+                let may = silent && now >= since + wait;
+                if may {
+                    self.trying = Some(now);
+                }
+                may
             }
-            Some(_) => false,
         }
     }
 
     /// Whether it just opened, or just closed.
     pub(super) fn hear(&mut self, verdict: Verdict, now: Instant) -> Option<bool> {
-        self.trying = false;
+        self.trying = None;
         if verdict == Verdict::Answered {
             self.failures = 0;
             return self.open.take().map(|_| false);
@@ -86,6 +90,16 @@ mod tests {
         assert!(breaker.admits(later + 2 * FIRST));
         assert_eq!(breaker.hear(Verdict::Answered, later), Some(false));
         assert!(breaker.admits(later) && breaker.admits(later));
+    }
+
+    #[test]
+    fn a_trial_that_nobody_hears_of_does_not_close_the_remote_for_good() {
+        let (mut breaker, start) = (Breaker::default(), Instant::now());
+        breaker.hear(Verdict::Refused, start);
+        let later = start + LONGEST;
+        assert!(breaker.admits(later));
+        assert!(!breaker.admits(later + LONGEST / 2));
+        assert!(breaker.admits(later + LONGEST));
     }
 
     #[test]

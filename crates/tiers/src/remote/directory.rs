@@ -3,7 +3,7 @@
 //! A value is written beside its name and renamed to it, which such file systems do whole.
 
 use super::backend::{Backend, Listed};
-use ritornello_format::{Error, Result};
+use ritornello_format::{Error, ErrorKind as Kind, Result};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -24,17 +24,31 @@ pub struct DirectoryBackend {
 }
 
 impl DirectoryBackend {
-    /// Objects in `root`, a directory that is there. `writer` tells this process apart from all
-    /// others that write there: host name and process id, say.
-    ///
-    /// # Errors
-    /// `Invalid` if `root` is no directory.
-    pub fn new(root: &Path, writer: &str) -> Result<Self> {
-        if !root.is_dir() {
-            return Err(Error::invalid("the remote's directory is not there: mount or make it")
-                .with("dir", root.display()));
+    /// Objects in `root`, a directory that is there or will be: until then every call fails. `writer`
+    /// tells this process apart from all others that write there: host name and process id, say.
+    #[must_use]
+    pub fn new(root: &Path, writer: &str) -> Self {
+        Self { root: root.to_owned(), writer: writer.to_owned(), next: AtomicU64::new(0) }
+    }
+
+    /// What is not in the directory is absent only while that is there: a file system that is not
+    /// mounted is not empty.
+    fn answer<T>(&self, result: io::Result<Option<T>>) -> Result<Option<T>> {
+        match result {
+            Ok(Some(value)) => Ok(Some(value)),
+            other => self.check().and(other.map_err(failed)),
         }
-        Ok(Self { root: root.to_owned(), writer: writer.to_owned(), next: AtomicU64::new(0) })
+    }
+
+    fn check(&self) -> Result<()> {
+        match fs::metadata(&self.root) {
+            Ok(metadata) if metadata.is_dir() => Ok(()),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(error)),
+            _ => {
+                let why = "the remote's directory is not there: mount or make it";
+                Err(Error::new(Kind::Fatal, why).with("dir", self.root.display()))
+            }
+        }
     }
 
     fn write(&self, name: &str, value: &[u8]) -> io::Result<()> {
@@ -91,24 +105,28 @@ fn read(mut file: File, range: Option<Range<u64>>) -> io::Result<Vec<u8>> {
 
 impl Backend for DirectoryBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
-        let file = found(File::open(self.root.join(name))).map_err(failed)?;
+        let file = self.answer(found(File::open(self.root.join(name))))?;
         file.map(|file| read(file, range)).transpose().map_err(failed)
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        let metadata = found(fs::metadata(self.root.join(name))).map_err(failed)?;
+        let metadata = self.answer(found(fs::metadata(self.root.join(name))))?;
         Ok(metadata.is_some_and(|metadata| metadata.is_file()))
     }
 
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        // Its directories are made where they lack, but not that of the remote: it would be under a
+        // file system that is mounted later.
+        self.check()?;
         self.write(name, value).map_err(failed)
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        found(fs::remove_file(self.root.join(name))).map(drop).map_err(failed)
+        self.answer(found(fs::remove_file(self.root.join(name)))).map(drop)
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
+        self.check()?;
         let mut left = vec![self.root.clone()];
         while let Some(dir) = left.pop() {
             for entry in fs::read_dir(&dir).map_err(failed)? {

@@ -9,6 +9,7 @@ use super::breaker::{Breaker, Verdict};
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
@@ -207,7 +208,8 @@ impl Shared {
                     queue.idle -= 1;
                 }
             };
-            job(&self);
+            // A backend that panics costs its call: whoever asked sees that no answer comes.
+            let _ = catch_unwind(AssertUnwindSafe(|| job(&self)));
         }
     }
 
@@ -268,6 +270,29 @@ impl Shared {
             ),
             Some(false) => tracing::info!(backend = ?self.backend, "the remote answers again"),
             None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic, reason = "a backend of a user's may")]
+    use super::super::MemoryBackend;
+    use super::*;
+
+    #[test]
+    fn a_backend_that_panics_costs_calls_and_no_threads() {
+        let guard = Guard::new(Arc::new(MemoryBackend::default()));
+        let until = Instant::now() + Duration::from_secs(60);
+        let asked: Vec<_> =
+            (0..THREADS).map(|_| guard.ask(until, |_| -> Result<()> { panic!("a bug") })).collect();
+        for asked in asked {
+            assert!(asked.and_then(Asked::wait).is_err());
+        }
+        // It is left alone for a second or two, and answers then.
+        while guard.get(until, |remote| remote.exists("a")).is_err() {
+            assert!(Instant::now() < until, "nobody is left to ask");
+            thread::sleep(PAUSE);
         }
     }
 }

@@ -20,6 +20,7 @@ mod memory;
 mod object;
 mod spans;
 mod tier;
+mod unopened;
 
 pub use backend::{Backend, Listed};
 pub use census::{Census, Object};
@@ -32,3 +33,4 @@ pub use fsck::{RemoteCheck, fsck};
 pub use guard::RemoteCalls;
 pub use memory::MemoryBackend;
 pub use tier::{Prompt, RemoteOptions, RemoteStats, RemoteTier};
+pub use unopened::Unopened;

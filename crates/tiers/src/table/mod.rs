@@ -6,8 +6,12 @@
 //! last page alone, unless that differs.
 //!
 //! **Locks.** One read-write lock. A walk holds it for reading; nobody holds it for writing for
-//! longer than [`STRETCH`] pages take. What a walk leaves behind (age, hits) is atomic.
+//! longer than [`STRETCH`] pages take, behind a walk to them from the first page of their prompt. What
+//! grows with the table does so in steps: nodes are in blocks (`arena`), heads move a few at a time
+//! (`heads`). What a walk leaves behind (age, hits) is atomic.
 
+mod arena;
+mod heads;
 mod node;
 mod order;
 mod tree;
@@ -22,6 +26,9 @@ use tree::{Eviction, Tree};
 
 /// Most pages of a node, and most that one hold of the lock for writing concerns.
 const STRETCH: usize = 512;
+
+/// Stretches that a walk has room for from the start.
+const SPANS: usize = 64;
 
 /// A stretch of a prompt in the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +92,7 @@ impl PageTable {
 
     /// Where the leading pages are, as far as any tier has them or is about to; they count as used.
     pub fn walk(&self, pages: &impl PageHashes) -> Vec<Span> {
-        let mut spans = Vec::new();
+        let mut spans = Vec::with_capacity(SPANS);
         self.tree.read().walk(pages, |span| spans.push(span));
         spans
     }

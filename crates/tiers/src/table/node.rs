@@ -26,14 +26,20 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Id(pub(super) u32);
 
-#[derive(Debug, Default)]
+/// What a walk reads comes first, and is one line of memory.
+#[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Node {
+    /// The first of `pages`; [`PageHash::NONE`] where there are none.
+    pub(super) head: PageHash,
     pub(super) pages: Vec<PageHash>,
+    pub(super) age: AtomicU64,
+    pub(super) hits: AtomicU32,
+    pub(super) phases: [Phase; TIERS],
     pub(super) parent: Option<Id>,
     /// Nodes that follow, and all their names in one, by exclusive or: of one it is its name.
     pub(super) children: u32,
     pub(super) names: u32,
-    pub(super) phases: [Phase; TIERS],
     pub(super) locks: [u32; TIERS],
     /// Children that are on a tier or on their way there.
     pub(super) behind: [u32; TIERS],
@@ -41,11 +47,34 @@ pub(super) struct Node {
     pub(super) slots: Vec<u32>,
     /// What it is listed under in a tier's order, see [`super::order`].
     pub(super) listed: [Option<u64>; TIERS],
-    pub(super) age: AtomicU64,
-    pub(super) hits: AtomicU32,
+}
+
+const _: () = assert!(std::mem::offset_of!(Node, parent) < 64);
+
+impl Default for Node {
+    fn default() -> Self {
+        Self::new(Vec::new(), None)
+    }
 }
 
 impl Node {
+    pub(super) fn new(pages: Vec<PageHash>, parent: Option<Id>) -> Self {
+        Self {
+            head: pages.first().copied().unwrap_or(PageHash::NONE),
+            pages,
+            parent,
+            age: AtomicU64::default(),
+            hits: AtomicU32::default(),
+            phases: Default::default(),
+            children: 0,
+            names: 0,
+            locks: Default::default(),
+            behind: Default::default(),
+            slots: Vec::new(),
+            listed: Default::default(),
+        }
+    }
+
     pub(super) fn span(&self, at: usize, pages: usize) -> Span {
         Span { at, pages, phases: self.phases }
     }
@@ -94,26 +123,24 @@ impl Node {
     pub(super) fn front(&mut self, at: usize) -> Self {
         let rest = self.pages.split_off(at);
         let slots = if self.slots.is_empty() { Vec::new() } else { self.slots.split_off(at) };
+        self.head = rest[0];
         Self {
-            pages: std::mem::replace(&mut self.pages, rest),
             slots: std::mem::replace(&mut self.slots, slots),
-            parent: self.parent,
             phases: self.phases,
             locks: self.locks,
             age: AtomicU64::new(self.age.load(Relaxed)),
             hits: AtomicU32::new(self.hits.load(Relaxed)),
-            ..Self::default()
+            ..Self::new(std::mem::replace(&mut self.pages, rest), self.parent)
         }
     }
 
-    /// Becomes one with the node before it. Returns what was its first page.
-    pub(super) fn take_in(&mut self, mut front: Self) -> PageHash {
-        let head = self.pages[0];
+    /// Becomes one with the node before it.
+    pub(super) fn take_in(&mut self, mut front: Self) {
         front.pages.append(&mut self.pages);
         front.slots.append(&mut self.slots);
-        (self.pages, self.slots, self.parent) = (front.pages, front.slots, front.parent);
+        (self.head, self.pages, self.slots) = (front.head, front.pages, front.slots);
+        self.parent = front.parent;
         self.age.fetch_max(front.age.into_inner(), Relaxed);
         self.hits.fetch_max(front.hits.into_inner(), Relaxed);
-        head
     }
 }

@@ -1,33 +1,17 @@
 //! The tree: finding, splitting and merging stretches, and keeping what nodes say of each other.
 
+use super::arena::Arena;
+use super::heads::Heads;
 use super::node::{Id, Node, Phase, TIERS};
 use super::order::Order;
 use super::{STRETCH, Span, TableStats, Victim};
 use ritornello_format::residency::Tier;
 use ritornello_format::{PageHash, PageHashes};
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Entries of an order that one hold of the lock puts where they belong.
 const STEPS: usize = 64;
-
-/// Page hashes are random already.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Given(u64);
-
-impl Hasher for Given {
-    fn write(&mut self, bytes: &[u8]) {
-        if let Some(first) = bytes.first_chunk() {
-            self.0 = u64::from_le_bytes(*first);
-        }
-    }
-    fn write_usize(&mut self, _: usize) {}
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
 
 /// What came of one hold of the lock that was to evict.
 #[derive(Debug)]
@@ -40,10 +24,8 @@ pub(super) enum Eviction {
 
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    nodes: Vec<Node>,
-    free: Vec<Id>,
-    /// Every node by its first page.
-    heads: HashMap<PageHash, Id, BuildHasherDefault<Given>>,
+    nodes: Arena,
+    heads: Heads,
     orders: [Order; TIERS],
     clock: AtomicU64,
     pages: u64,
@@ -55,14 +37,20 @@ impl Tree {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let (mut at, all) = (0, pages.len());
         let mut open: Option<Span> = None;
+        // Most nodes are as long as the one before. Where a branch says so, the processor looks for the
+        // next one while this one is still on its way from memory; where a sum does, it waits.
+        let mut usual = 1;
         while at < all {
-            let Some(id) = self.heads.get(&pages.at(at)) else { break };
-            let node = self.node(*id);
+            let Some(id) = self.beginning(pages.at(at)) else { break };
+            let node = self.node(id);
             if !node.is_anywhere() {
                 break;
             }
             node.used(now);
-            let came = node.matches(|page| pages.at(at + page), all - at);
+            let same = |most| node.matches(|page| pages.at(at + page), most);
+            let as_usual = node.pages.len() == usual && usual <= all - at && same(usual) == usual;
+            let came = if as_usual { usual } else { same(all - at) };
+            usual = came;
             match &mut open {
                 Some(span) if span.phases == node.phases => span.pages += came,
                 _ => {
@@ -82,8 +70,8 @@ impl Tree {
     pub(super) fn often(&self, pages: &impl PageHashes, times: u32) -> usize {
         let mut at = 0;
         while at < pages.len() {
-            let Some(id) = self.heads.get(&pages.at(at)) else { break };
-            let node = self.node(*id);
+            let Some(id) = self.beginning(pages.at(at)) else { break };
+            let node = self.node(id);
             if node.hits.load(Relaxed) < times {
                 break;
             }
@@ -131,7 +119,7 @@ impl Tree {
         let mut unused = slots.map(<[u32]>::to_vec).unwrap_or_default();
         let mut taken = 0;
         self.over(pages, range, |tree, id, at| {
-            let node = &mut tree.nodes[id.0 as usize];
+            let node = tree.nodes.at_mut(id);
             if !matches!(node.phases[tier as usize], Phase::Loading | Phase::Storing) {
                 return true;
             }
@@ -155,7 +143,7 @@ impl Tree {
     ) -> usize {
         let (start, mut end) = (range.start, range.start);
         self.over(pages, range, |tree, id, at| {
-            let node = &mut tree.nodes[id.0 as usize];
+            let node = tree.nodes.at_mut(id);
             if at != end || node.phases[tier as usize] != Phase::Present {
                 return false;
             }
@@ -172,7 +160,7 @@ impl Tree {
 
     pub(super) fn unlock(&mut self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
         self.over(pages, range, |tree, id, _| {
-            let locks = &mut tree.nodes[id.0 as usize].locks[tier as usize];
+            let locks = &mut tree.nodes.at_mut(id).locks[tier as usize];
             *locks = locks.saturating_sub(1);
             tree.relist(id, tier as usize);
             true
@@ -187,7 +175,7 @@ impl Tree {
         slots: &mut Vec<u32>,
     ) {
         self.over(pages, range, |tree, id, _| {
-            let node = &mut tree.nodes[id.0 as usize];
+            let node = tree.nodes.at_mut(id);
             if node.phases[tier as usize] == Phase::Present && node.locks[tier as usize] == 0 {
                 if tier == Tier::Host {
                     slots.append(&mut node.slots);
@@ -213,7 +201,7 @@ impl Tree {
             if kept > 0 {
                 self.split(id, kept);
             }
-            let node = &mut self.nodes[id.0 as usize];
+            let node = self.nodes.at_mut(id);
             let slots =
                 if tier == Tier::Host { std::mem::take(&mut node.slots) } else { Vec::new() };
             let hits = node.hits.load(Relaxed);
@@ -235,14 +223,19 @@ impl Tree {
     }
 
     fn node(&self, id: Id) -> &Node {
-        &self.nodes[id.0 as usize]
+        self.nodes.at(id)
+    }
+
+    /// The node that begins with this page.
+    fn beginning(&self, head: PageHash) -> Option<Id> {
+        self.heads.get(head, |id| self.node(id).head == head)
     }
 
     /// Sees to it that all of `pages` have nodes.
     fn know(&mut self, pages: &[PageHash]) {
         let (mut at, mut last) = (0, None);
         while at < pages.len() {
-            let Some(&id) = self.heads.get(&pages[at]) else { break };
+            let Some(id) = self.beginning(pages[at]) else { break };
             let came = self.node(id).matches(|page| pages[at + page], pages.len() - at);
             at += came;
             last = Some(id);
@@ -254,25 +247,16 @@ impl Tree {
             }
         }
         for piece in pages[at..].chunks(STRETCH) {
-            let id = self.add(Node { pages: piece.to_vec(), parent: last, ..Node::default() });
-            self.heads.insert(piece[0], id);
+            let id = self.nodes.add(Node::new(piece.to_vec(), last));
+            self.heads.add(piece[0], id);
             self.pages += piece.len() as u64;
             if let Some(parent) = last {
-                let parent = &mut self.nodes[parent.0 as usize];
+                let parent = self.nodes.at_mut(parent);
                 parent.children += 1;
                 parent.names ^= id.0;
             }
             last = Some(id);
         }
-    }
-
-    fn add(&mut self, node: Node) -> Id {
-        if let Some(id) = self.free.pop() {
-            self.nodes[id.0 as usize] = node;
-            return id;
-        }
-        self.nodes.push(node);
-        Id(self.nodes.len() as u32 - 1)
     }
 
     /// Visits the nodes of `pages[range]`, split so that they are of nothing else, until `visit` has
@@ -285,7 +269,7 @@ impl Tree {
     ) {
         let (mut at, mut visited) = (0, Vec::new());
         while at < range.end {
-            let Some(&id) = self.heads.get(&pages[at]) else { break };
+            let Some(id) = self.beginning(pages[at]) else { break };
             let came = self.node(id).matches(|page| pages[at + page], range.end - at);
             let whole = came == self.node(id).pages.len();
             if at + came > range.start {
@@ -312,19 +296,20 @@ impl Tree {
     /// Cuts a node in two. It keeps its name and what comes from page `at` on; what came before is
     /// a new node, whose name is returned.
     fn split(&mut self, id: Id, at: usize) -> Id {
-        let node = &mut self.nodes[id.0 as usize];
+        let node = self.nodes.at_mut(id);
         let mut front = node.front(at);
         front.children = 1;
         front.names = id.0;
         front.behind = node.phases.map(|phase| u32::from(phase != Phase::Absent));
-        let (head, rest, parent) = (front.pages[0], node.pages[0], front.parent);
-        let front = self.add(front);
-        self.nodes[id.0 as usize].parent = Some(front);
+        let (head, rest, parent) = (front.head, node.head, front.parent);
+        let front = self.nodes.add(front);
+        self.nodes.at_mut(id).parent = Some(front);
         if let Some(parent) = parent {
-            self.nodes[parent.0 as usize].names ^= id.0 ^ front.0;
+            self.nodes.at_mut(parent).names ^= id.0 ^ front.0;
         }
-        self.heads.insert(head, front);
-        self.heads.insert(rest, id);
+        self.heads.remove(head, id);
+        self.heads.add(head, front);
+        self.heads.add(rest, id);
         for tier in 0..TIERS {
             self.relist(front, tier);
         }
@@ -358,12 +343,11 @@ impl Tree {
     }
 
     fn remove(&mut self, id: Id) {
-        let node = std::mem::take(&mut self.nodes[id.0 as usize]);
-        self.heads.remove(&node.pages[0]);
+        let node = self.nodes.take(id);
+        self.heads.remove(node.head, id);
         self.pages -= node.pages.len() as u64;
-        self.free.push(id);
         if let Some(parent) = node.parent {
-            let parent = &mut self.nodes[parent.0 as usize];
+            let parent = self.nodes.at_mut(parent);
             parent.children -= 1;
             parent.names ^= id.0;
         }
@@ -381,15 +365,15 @@ impl Tree {
         for tier in 0..TIERS {
             self.strike(before, tier);
         }
-        let front = std::mem::take(&mut self.nodes[before.0 as usize]);
-        self.free.push(before);
-        self.heads.insert(front.pages[0], id);
+        let front = self.nodes.take(before);
+        self.heads.remove(self.node(id).head, id);
+        self.heads.remove(front.head, before);
+        self.heads.add(front.head, id);
         if let Some(parent) = front.parent {
-            self.nodes[parent.0 as usize].names ^= before.0 ^ id.0;
+            self.nodes.at_mut(parent).names ^= before.0 ^ id.0;
         }
-        let node = &mut self.nodes[id.0 as usize];
-        let head = node.take_in(front);
-        self.heads.remove(&head);
+        let node = self.nodes.at_mut(id);
+        node.take_in(front);
         for tier in 0..TIERS {
             self.relist(id, tier);
         }
@@ -398,7 +382,7 @@ impl Tree {
     /// Puts a node into another phase on a tier, with all that follows from it.
     fn turn(&mut self, id: Id, tier: Tier, to: Phase) {
         let kind = tier as usize;
-        let node = &mut self.nodes[id.0 as usize];
+        let node = self.nodes.at_mut(id);
         let from = std::mem::replace(&mut node.phases[kind], to);
         let (parent, pages) = (node.parent, node.pages.len() as u64);
         if from == Phase::Present {
@@ -410,7 +394,7 @@ impl Tree {
         self.relist(id, kind);
         let (was, is) = (from != Phase::Absent, to != Phase::Absent);
         if let Some(parent) = parent.filter(|_| was != is) {
-            let behind = &mut self.nodes[parent.0 as usize].behind[kind];
+            let behind = &mut self.nodes.at_mut(parent).behind[kind];
             *behind = if is { *behind + 1 } else { *behind - 1 };
             self.relist(parent, kind);
         }
@@ -419,7 +403,7 @@ impl Tree {
     /// Has a node listed in a tier's order if it is an end there, under its present age.
     fn relist(&mut self, id: Id, tier: usize) {
         self.strike(id, tier);
-        let node = &mut self.nodes[id.0 as usize];
+        let node = self.nodes.at_mut(id);
         if node.is_end(tier) {
             let age = node.age.load(Relaxed);
             node.listed[tier] = Some(age);
@@ -428,7 +412,7 @@ impl Tree {
     }
 
     fn strike(&mut self, id: Id, tier: usize) {
-        if let Some(age) = self.nodes[id.0 as usize].listed[tier].take() {
+        if let Some(age) = self.nodes.at_mut(id).listed[tier].take() {
             self.orders[tier].strike(age, id);
         }
     }
@@ -436,11 +420,12 @@ impl Tree {
     /// Checks what nodes say of each other, and panics where it does not agree. For tests.
     #[cfg(debug_assertions)]
     pub(super) fn check(&self) {
-        let mut children: HashMap<Id, Vec<Id>> = HashMap::new();
+        let mut children = std::collections::HashMap::<Id, Vec<Id>>::new();
         let (mut pages, mut present, mut listed) = (0, [0; TIERS], [0; TIERS]);
-        for (head, &id) in &self.heads {
+        for id in self.heads.iter() {
             let node = self.node(id);
-            assert_eq!(node.pages.first(), Some(head));
+            assert_eq!(node.pages.first(), Some(&node.head));
+            assert_eq!(self.beginning(node.head), Some(id));
             assert!(node.pages.len() <= STRETCH, "{}", node.pages.len());
             assert!(!node.is_idle(), "{node:?}");
             let on_host = node.phases[Tier::Host as usize] == Phase::Present;
@@ -457,7 +442,7 @@ impl Tree {
                 children.entry(parent).or_default().push(id);
             }
         }
-        for &id in self.heads.values() {
+        for id in self.heads.iter() {
             let node = self.node(id);
             let mine = children.remove(&id).unwrap_or_default();
             assert_eq!(node.children as usize, mine.len());
@@ -470,6 +455,6 @@ impl Tree {
         assert!(children.is_empty(), "somebody's parent is not there");
         assert_eq!((self.pages, self.present), (pages, present));
         assert_eq!(self.orders.each_ref().map(Order::len), listed);
-        assert_eq!(self.nodes.len(), self.heads.len() + self.free.len());
+        assert_eq!(self.nodes.places().0, self.heads.len());
     }
 }

@@ -61,7 +61,7 @@ pub fn remote(dir: &Path) -> String {
 /// The remotes that tests name.
 pub fn far(address: &str) -> Result<RemoteTier> {
     Ok(RemoteTier::new(match address.strip_prefix("file://") {
-        Some(dir) => Arc::new(DirectoryBackend::new(Path::new(dir), "test")?),
+        Some(dir) => Arc::new(DirectoryBackend::new(Path::new(dir), "test")),
         None => Arc::new(MemoryBackend::default()),
     }))
 }

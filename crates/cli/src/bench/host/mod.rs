@@ -1,12 +1,6 @@
-//! `ritornello bench host`: a store in memory against memcpy, and the walk of the page table.
-//!
-//! | module | noun |
-//! |---|---|
-//! | `report` | the figures |
-//! | `walk` | prompts in a page table, and how long it takes to find one |
+//! `ritornello bench host`: a store in memory against memcpy. Its figures are `report`.
 
 mod report;
-mod walk;
 
 use super::data::capacity;
 use super::mover::Mover;
@@ -56,7 +50,7 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
             "--dir with a directory on tmpfs, as /dev/shm is",
         ));
     }
-    let steps = progress::steps(u64::from(args.runs) + 1);
+    let steps = progress::steps(u64::from(args.runs));
     let mut mover = Mover::new(&shape)?;
     let from = mover.another()?;
     let (mut rounds, mut machine) = (Vec::new(), Machine::default());
@@ -90,9 +84,6 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
         rounds.push(Round { fresh, put, first, get, copy });
         steps.inc(1);
     }
-    drop((mover, from));
-    steps.set_message("walking the page table");
-    let walks = walk::measure(args.nodes)?;
     steps.finish_and_clear();
     let row = |of: &dyn Fn(&Round) -> Rate| {
         let ratios: Vec<f64> =
@@ -118,7 +109,6 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
         get_first: row(&|round| round.first),
         put: row(&|round| round.put),
         put_fresh: row(&|round| round.fresh),
-        walks,
     };
     if context.json {
         json(&report);

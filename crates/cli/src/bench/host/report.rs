@@ -1,7 +1,7 @@
 //! The figures, and how people see them.
 
 use super::super::report::quantile;
-use crate::print::{bytes, count, table};
+use crate::print::{bytes, table};
 use serde::Serialize;
 
 /// All of them.
@@ -27,8 +27,6 @@ pub struct Report {
     pub put: Row,
     /// Put and flush into memory that the kernel has to clear first.
     pub put_fresh: Row,
-    /// Walks of the page table.
-    pub walks: Vec<Walk>,
 }
 
 /// Where, and how bytes moved.
@@ -53,22 +51,6 @@ pub struct Row {
     pub ratios: Vec<f64>,
 }
 
-/// Walks over 256 pages that are all there.
-#[derive(Serialize)]
-pub struct Walk {
-    /// Nodes of the table.
-    pub nodes: u64,
-    /// Pages of the table.
-    pub pages: u64,
-    /// Pages of a node, and so nodes of a walk.
-    pub node_pages: usize,
-    /// The same few prompts again and again.
-    pub warm_p50_us: f64,
-    pub warm_p99_us: f64,
-    /// Each time another one.
-    pub cold_p50_us: f64,
-}
-
 impl Report {
     /// As tables.
     #[must_use]
@@ -91,21 +73,9 @@ impl Report {
                 format!("{low:.2} to {high:.2}"),
             ]);
         }
-        let mut walks =
-            table(&["walk of 256 pages, us", "nodes", "pages a node", "warm", "p99", "cold"]);
-        for walk in &self.walks {
-            walks.add_row([
-                String::new(),
-                count(walk.nodes),
-                walk.node_pages.to_string(),
-                format!("{:.2}", walk.warm_p50_us),
-                format!("{:.2}", walk.warm_p99_us),
-                format!("{:.2}", walk.cold_p50_us),
-            ]);
-        }
         let machine = &self.machine;
         let mut text = format!(
-            "{rates}\n{walks}\n{}: {}, {} a page, {} a time, {} thread(s) a call",
+            "{rates}\n{}: {}, {} a page, {} a time, {} thread(s) a call",
             machine.dir,
             machine.io,
             bytes(self.page_bytes),

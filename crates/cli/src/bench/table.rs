@@ -1,0 +1,205 @@
+//! `ritornello bench table`: walks of the page table, against reads of memory that depend on each other.
+
+use super::report::quantile;
+use crate::args::TableArgs;
+use crate::exit::{Failure, Status};
+use crate::print::{count, json, say, table};
+use crate::{Context, progress};
+use ritornello_format::PageHash;
+use ritornello_index::synthetic::mix;
+use ritornello_tiers::{PageTable, Phase, Tier};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Pages of a prompt.
+const PAGES: usize = 256;
+/// Walks of each kind.
+const WALKS: usize = 20_000;
+/// Prompts that warm walks go round.
+const WARM: usize = 4;
+/// Bytes of a line of memory, and what a node takes of them at least, its pages left out.
+const LINE: usize = 64;
+const NODE: usize = 4 * LINE;
+
+#[derive(Serialize)]
+struct Report {
+    prompt_pages: usize,
+    rows: Vec<Row>,
+}
+
+/// Walks over prompts that are all there.
+#[derive(Serialize)]
+struct Row {
+    nodes: u64,
+    pages: u64,
+    /// Of a node: consecutive nodes differ in their tier.
+    pages_per_node: usize,
+    /// What a walk visits.
+    nodes_per_walk: usize,
+    /// The same few prompts again and again.
+    walk_p50_us: f64,
+    walk_p99_us: f64,
+    /// As many reads, each of whose addresses the one before brought, of as many lines again and again.
+    reads_p50_us: f64,
+    /// Each time another prompt.
+    cold_p50_us: f64,
+    /// As many reads in memory as large as the nodes.
+    cold_reads_p50_us: f64,
+    /// The most processor time that one change took while the table grew: who walks may wait so long.
+    change_max_us: f64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// If a walk does not find what is there.
+pub fn run(context: &Context, args: &TableArgs) -> Result<Status, Failure> {
+    let steps = progress::steps(args.pages_per_node.len() as u64);
+    let mut rows = Vec::new();
+    for pages in &args.pages_per_node {
+        steps.set_message(format!("nodes of {pages} pages"));
+        rows.push(measure(args.nodes as usize, *pages as usize)?);
+        steps.inc(1);
+    }
+    steps.finish_and_clear();
+    let report = Report { prompt_pages: PAGES, rows };
+    if context.json {
+        json(&report);
+    } else {
+        say(&show(&report));
+    }
+    Ok(Status::Fine)
+}
+
+fn show(report: &Report) -> String {
+    let mut shown = table(&["nodes", "pages a node", "warm, us", "p99", "reads", "cold", "reads"]);
+    for row in &report.rows {
+        let us = |us: f64| format!("{us:.2}");
+        shown.add_row([
+            count(row.nodes),
+            row.pages_per_node.to_string(),
+            us(row.walk_p50_us),
+            us(row.walk_p99_us),
+            us(row.reads_p50_us),
+            us(row.cold_p50_us),
+            us(row.cold_reads_p50_us),
+        ]);
+    }
+    format!("{shown}\nwalks of {} pages; reads are as many as nodes of a walk", report.prompt_pages)
+}
+
+fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
+    let table = PageTable::new();
+    let prompts = (nodes * pages_per_node / PAGES).max(WARM);
+    let mut change_max_us = 0.0_f64;
+    for number in 0..prompts {
+        let pages = prompt(number);
+        for (at, from) in (0..PAGES).step_by(pages_per_node).enumerate() {
+            // Neighbours differ, so they stay apart.
+            let tier = if at % 2 == 0 { Tier::Host } else { Tier::Disk };
+            let started = busy();
+            for claimed in table.claim(tier, Phase::Storing, &pages, from..from + pages_per_node) {
+                table.settle(tier, &pages, claimed, &[]);
+            }
+            change_max_us = change_max_us.max((busy() - started).as_secs_f64() * 1e6);
+        }
+    }
+    let stats = table.stats();
+    let warm: Vec<Vec<PageHash>> =
+        (0..WARM).map(|number| prompt(number * 7919 % prompts)).collect();
+    let walks = times(|at| walk(&table, &warm[at % WARM]))?;
+    // A large odd step goes everywhere before it comes back.
+    let cold = |at: usize| prompt(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) % prompts);
+    let cold = times(|at| walk(&table, &cold(at)))?;
+    drop(table);
+    let nodes_per_walk = PAGES / pages_per_node;
+    let lines = stats.nodes as usize * NODE / LINE;
+    let reads = |lines, of| -> Result<f64, Failure> {
+        let mut chase = Chase::new(lines, of);
+        Ok(quantile(&times(|_| Ok(chase.read(nodes_per_walk)))?, 0.5))
+    };
+    Ok(Row {
+        nodes: stats.nodes,
+        pages: stats.pages,
+        pages_per_node,
+        nodes_per_walk,
+        walk_p50_us: quantile(&walks, 0.5),
+        walk_p99_us: quantile(&walks, 0.99),
+        reads_p50_us: reads(WARM * nodes_per_walk, lines)?,
+        cold_p50_us: quantile(&cold, 0.5),
+        cold_reads_p50_us: reads(lines, lines)?,
+        change_max_us,
+    })
+}
+
+/// Processor time of this thread: what else runs here is not the table's fault.
+fn busy() -> Duration {
+    let spent = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(spent.tv_sec.unsigned_abs(), spent.tv_nsec as u32)
+}
+
+/// The hashes of prompt `number`, which shares nothing with others.
+fn prompt(number: usize) -> Vec<PageHash> {
+    let page = |at: usize| {
+        let mixed = ((number * PAGES + at) as u128 + 1)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        PageHash((mixed ^ (mixed >> 64)).to_le_bytes())
+    };
+    (0..PAGES).map(page).collect()
+}
+
+/// Of each kind; the first ones warm up.
+fn times(mut one: impl FnMut(usize) -> Result<f64, Failure>) -> Result<Vec<f64>, Failure> {
+    let times: Vec<f64> = (0..WALKS + WALKS / 10).map(&mut one).collect::<Result<_, _>>()?;
+    Ok(times[WALKS / 10..].to_vec())
+}
+
+/// Microseconds of one walk, which must find everything.
+fn walk(table: &PageTable, pages: &[PageHash]) -> Result<f64, Failure> {
+    let started = Instant::now();
+    let spans = black_box(table.walk(black_box(&pages)));
+    let took = micros(started);
+    let found: usize = spans.iter().map(|span| span.pages).sum();
+    if found == PAGES {
+        return Ok(took);
+    }
+    Err(Failure::failed(format!("a walk found {found} of {PAGES} pages"), "report this"))
+}
+
+fn micros(started: Instant) -> f64 {
+    started.elapsed().as_secs_f64() * 1e6
+}
+
+/// Lines of memory of which each names the next, in no order that a processor foresees.
+struct Chase {
+    next: Vec<[u64; LINE / 8]>,
+    at: usize,
+}
+
+impl Chase {
+    /// One cycle through `some` lines of `all`.
+    fn new(some: usize, all: usize) -> Self {
+        let apart = all / some;
+        let mut order: Vec<usize> = (0..some).map(|line| line * apart).collect();
+        for at in (1..some).rev() {
+            order.swap(at, (mix(at as u64) % (at as u64 + 1)) as usize);
+        }
+        let mut next = vec![[0; LINE / 8]; all];
+        for (at, line) in order.iter().enumerate() {
+            next[*line][0] = order[(at + 1) % some] as u64;
+        }
+        Self { next, at: order[0] }
+    }
+
+    /// Microseconds of so many reads.
+    fn read(&mut self, count: usize) -> f64 {
+        let started = Instant::now();
+        for _ in 0..count {
+            self.at = self.next[self.at][0] as usize;
+        }
+        self.at = black_box(self.at);
+        micros(started)
+    }
+}

@@ -1,0 +1,51 @@
+//! Bringing pages from the disk to host memory ahead of their load.
+//!
+//! A prompt that is found is wanted. What of it lies on the disk rises while its request waits for its
+//! turn, as a job of the way to the first tier, bounded as all of them are. Nobody waits for it: the
+//! pages can be loaded from where they are, and loads that begin go first.
+
+use super::prompt::Pages;
+use super::shared::Shared;
+use super::writer::After;
+use crate::gate::Stretch;
+use ritornello_format::PageHash;
+use ritornello_format::residency::Tier;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A first tier that did not take what it was to is left alone for so long.
+const REST: Duration = Duration::from_secs(5);
+
+impl Shared {
+    /// Begins with the pages of `wanted` that were found on the disk.
+    pub(super) fn raise(self: &Arc<Self>, pages: &Pages, found: &[Stretch], wanted: Range<usize>) {
+        let top = self.top().tier;
+        let Some(link) = self.link(top).filter(|_| pages.scope.chained) else { return };
+        let mut end = 0;
+        for stretch in found {
+            let start = end.max(wanted.start);
+            end += stretch.pages;
+            let range = start..end.min(wanted.end);
+            if stretch.tier != Tier::Disk || range.is_empty() {
+                continue;
+            }
+            if link.refused().is_some_and(|since| since.elapsed() < REST) {
+                return;
+            }
+            // Where they were found says that they are not on the first tier, whatever is known.
+            self.table.forget(top, &pages.hashes, range.clone());
+            self.write_down(link, pages, range, After::default());
+        }
+    }
+
+    /// Stops that of a prompt. Returns whether there was anything to stop.
+    pub(super) fn stop_raising(&self, name: PageHash) -> bool {
+        let Some(link) = self.link(self.top().tier) else { return false };
+        let (gone, any) = link.cancel(name);
+        for (pages, range) in gone {
+            self.table.abandon(link.to, &pages.hashes, range);
+        }
+        any
+    }
+}

@@ -1,0 +1,54 @@
+//! Where nodes are: in blocks that stay where they are, so that one more node never moves the others.
+
+use super::node::{Id, Node};
+
+/// Nodes of a block.
+const BLOCK: usize = 1 << 13;
+
+#[derive(Debug, Default)]
+pub(super) struct Arena {
+    blocks: Vec<Vec<Node>>,
+    /// The first of the places that are free, each of which names the next as what is before it.
+    free: Option<Id>,
+}
+
+impl Arena {
+    #[inline]
+    pub(super) fn at(&self, id: Id) -> &Node {
+        &self.blocks[id.0 as usize / BLOCK][id.0 as usize % BLOCK]
+    }
+
+    pub(super) fn at_mut(&mut self, id: Id) -> &mut Node {
+        &mut self.blocks[id.0 as usize / BLOCK][id.0 as usize % BLOCK]
+    }
+
+    pub(super) fn add(&mut self, node: Node) -> Id {
+        if let Some(id) = self.free {
+            let place = self.at_mut(id);
+            let next = place.parent;
+            *place = node;
+            self.free = next;
+            return id;
+        }
+        if self.blocks.last().is_none_or(|last| last.len() == BLOCK) {
+            self.blocks.push(Vec::with_capacity(BLOCK));
+        }
+        let before = (self.blocks.len() - 1) * BLOCK;
+        let last = &mut self.blocks[before / BLOCK];
+        last.push(node);
+        Id((before + last.len() - 1) as u32)
+    }
+
+    /// Takes a node out; its place is free.
+    pub(super) fn take(&mut self, id: Id) -> Node {
+        let next = self.free.replace(id);
+        std::mem::replace(self.at_mut(id), Node { parent: next, ..Node::default() })
+    }
+
+    /// Places that nodes have, and free ones.
+    #[cfg(debug_assertions)]
+    pub(super) fn places(&self) -> (usize, usize) {
+        let free = std::iter::successors(self.free, |id| self.at(*id).parent).count();
+        (self.blocks.iter().map(Vec::len).sum::<usize>() - free, free)
+    }
+}

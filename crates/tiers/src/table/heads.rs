@@ -1,0 +1,202 @@
+//! Every node by the hash of its first page.
+//!
+//! Open addressing over words of eight bytes: a look-up reads one line of memory here and one of the
+//! node. It grows by a second array, to which entries move a few at a time, so that nobody who adds one
+//! moves all.
+
+use super::node::Id;
+use ritornello_format::PageHash;
+
+/// Slots at first.
+const FIRST: usize = 64;
+/// Slots of the old array that each change empties: enough that it is empty before the new one is full.
+const MOVES: usize = 8;
+/// Nothing is there, and nothing ever was, or there was something.
+const EMPTY: u64 = 0;
+const GONE: u64 = u32::MAX as u64;
+
+#[derive(Debug, Default)]
+pub(super) struct Heads {
+    now: Slots,
+    /// What `now` takes the place of, and before which slot that is empty.
+    old: Slots,
+    moved: usize,
+    len: usize,
+}
+
+/// Half of a hash and the name of a node above zero in each, from where the hash says on; a power of two.
+#[derive(Debug, Default)]
+struct Slots(Box<[u64]>);
+
+fn word(head: PageHash, id: Id) -> u64 {
+    head.low() << 32 | (u64::from(id.0) + 1)
+}
+
+fn id_of(word: u64) -> Option<Id> {
+    (word != EMPTY && word != GONE).then(|| Id((word as u32).wrapping_sub(1)))
+}
+
+impl Slots {
+    fn place(&self, half: u64) -> usize {
+        half as usize & self.0.len().wrapping_sub(1)
+    }
+
+    /// The slot of the node that has this head.
+    #[inline]
+    fn find(&self, head: PageHash, has: impl Fn(Id) -> bool) -> Option<usize> {
+        let half = head.low() & u64::from(u32::MAX);
+        let mut at = self.place(half);
+        loop {
+            let word = *self.0.get(at)?;
+            if word == EMPTY {
+                return None;
+            }
+            if word >> 32 == half && id_of(word).is_some_and(&has) {
+                return Some(at);
+            }
+            at = self.place(at as u64 + 1);
+        }
+    }
+
+    fn add(&mut self, word: u64) {
+        let mut at = self.place(word >> 32);
+        while id_of(self.0[at]).is_some() {
+            at = self.place(at as u64 + 1);
+        }
+        self.0[at] = word;
+    }
+
+    /// Empties a slot, and moves up those behind it that would not be found any more.
+    fn close(&mut self, mut gap: usize) {
+        let mut at = gap;
+        loop {
+            at = self.place(at as u64 + 1);
+            let word = self.0[at];
+            if word == EMPTY {
+                break;
+            }
+            let far = |from: usize| self.place(at.wrapping_sub(from) as u64);
+            if far(self.place(word >> 32)) >= far(gap) {
+                self.0[gap] = word;
+                gap = at;
+            }
+        }
+        self.0[gap] = EMPTY;
+    }
+}
+
+impl Heads {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The node that begins with `head`; `has` says whether one does.
+    #[inline]
+    pub(super) fn get(&self, head: PageHash, has: impl Fn(Id) -> bool) -> Option<Id> {
+        let found = self.now.find(head, &has).map(|at| self.now.0[at]);
+        found.or_else(|| self.old.find(head, &has).map(|at| self.old.0[at])).and_then(id_of)
+    }
+
+    /// Adds a node that is not there.
+    pub(super) fn add(&mut self, head: PageHash, id: Id) {
+        if 2 * (self.len + 1) > self.now.0.len() {
+            // The old one was emptied long ago: MOVES see to that.
+            let size = (2 * self.now.0.len()).max(FIRST);
+            self.old = std::mem::replace(&mut self.now, Slots(vec![EMPTY; size].into()));
+            self.moved = 0;
+        }
+        self.now.add(word(head, id));
+        self.len += 1;
+        self.go_on();
+    }
+
+    /// Removes the node that `head` leads to.
+    pub(super) fn remove(&mut self, head: PageHash, id: Id) {
+        let mine = |other: Id| other == id;
+        if let Some(at) = self.now.find(head, mine) {
+            self.now.close(at);
+        } else if let Some(at) = self.old.find(head, mine) {
+            self.old.0[at] = GONE;
+        } else {
+            return;
+        }
+        self.len -= 1;
+    }
+
+    fn go_on(&mut self) {
+        let end = (self.moved + MOVES).min(self.old.0.len());
+        for at in self.moved..end {
+            let word = self.old.0[at];
+            if id_of(word).is_some() {
+                self.now.add(word);
+                self.old.0[at] = GONE;
+            }
+        }
+        self.moved = end;
+        if end == self.old.0.len() && end > 0 {
+            (self.old, self.moved) = (Slots::default(), 0);
+        }
+    }
+
+    #[cfg(debug_assertions)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = Id> + '_ {
+        self.now.0.iter().chain(&self.old.0).filter_map(|word| id_of(*word))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// Hashes that crowd together, at the end of the array too.
+    fn head(number: u64) -> PageHash {
+        let low = if number.is_multiple_of(3) {
+            u64::MAX - number % 7
+        } else {
+            number.wrapping_mul(0x9e37_79b9)
+        };
+        PageHash(((u128::from(number) << 64) | u128::from(low)).to_le_bytes())
+    }
+
+    #[test]
+    fn it_finds_what_a_map_finds_while_it_grows_and_shrinks() {
+        let (mut heads, mut map) = (Heads::default(), HashMap::new());
+        let mut random = 1_u64;
+        for step in 0..60_000_u64 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let number = (random >> 33) % 6000;
+            // More is added than removed, and then the other way round.
+            let adds = (random >> 20) % 4 < if step < 40_000 { 3 } else { 1 };
+            let id = Id(number as u32);
+            if adds && map.insert(number, id).is_none() {
+                heads.add(head(number), id);
+            } else if !adds && map.remove(&number).is_some() {
+                heads.remove(head(number), id);
+            }
+            let asked = (random >> 45) % 6000;
+            assert_eq!(
+                heads.get(head(asked), |id| u64::from(id.0) == asked),
+                map.get(&asked).copied()
+            );
+            assert_eq!(heads.len(), map.len());
+        }
+        for number in 0..6000 {
+            assert_eq!(
+                heads.get(head(number), |id| u64::from(id.0) == number),
+                map.get(&number).copied()
+            );
+        }
+    }
+
+    #[test]
+    fn no_change_moves_more_than_a_few_entries() {
+        let mut heads = Heads::default();
+        for number in 0..100_000_u64 {
+            let before = heads.moved;
+            heads.add(head(3 * number + 1), Id(number as u32));
+            assert!(heads.moved <= before + MOVES || heads.old.0.is_empty());
+            assert!(heads.old.0.len() <= 4 * heads.len(), "the old array outlives its entries");
+        }
+    }
+}
