@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk.
-const WORKERS: usize = 4;
+/// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk; but a page
+/// may lie in so many objects, and a layer waits for its part of all of them.
+const WORKERS: usize = 8;
 /// Puts may hold all workers but this many: reads come first.
-const WORKERS_FOR_GETS: usize = 1;
+const WORKERS_FOR_GETS: usize = 5;
 /// Tickets waiting at most.
 const QUEUE_MAX: usize = 4096;
 
