@@ -542,10 +542,10 @@ pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
         return Ok(());
     };
-    if sections.page_bytes() == page {
+    if sections.page_bytes() == page && sections.here() == 0 {
         return Ok(());
     }
-    Err(Error::invalid("the last section ends where a page does")
+    Err(Error::invalid("sections are for one get, and the last of them ends where a page does")
         .with("page_bytes", page)
         .with("sections_end", sections.page_bytes()))
 }

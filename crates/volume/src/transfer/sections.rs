@@ -17,7 +17,7 @@ use ritornello_format::{Error, PAGE_BYTES_MAX, Result};
 use std::time::{Duration, Instant};
 
 /// The sections of a page that are wanted one after the other, the same of all pages of a read, and
-/// how many of them have come.
+/// how many of them have come. They are for one target: a read goes on behind those that have come.
 #[derive(Debug)]
 pub struct Sections {
     ends: Box<[u64]>,

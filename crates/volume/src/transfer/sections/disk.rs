@@ -50,6 +50,8 @@ unsafe fn op(
 struct Headers<'a> {
     segments: &'a Segments,
     found: Vec<Result<(Shape, Block), MissReason>>,
+    /// Why a header did not come. Its block stays: other operations may still be writing to it.
+    failed: Vec<Option<MissReason>>,
     chunks: VecDeque<(usize, Chunk)>,
     flight: Flight<(usize, Chunk)>,
 }
@@ -78,9 +80,11 @@ impl<'a> Headers<'a> {
             });
         }
         let flight = Flight::new(segments.in_flight_bytes());
-        let mut work = Self { segments, found, chunks: queue, flight };
+        let failed = vec![None; reads.len()];
+        let mut work = Self { segments, found, failed, chunks: queue, flight };
         segments.engine().run(&mut work);
-        work.found
+        let come = |(found, failed): (Result<_, _>, Option<_>)| failed.map_or(found, Err);
+        work.found.into_iter().zip(work.failed).map(come).collect()
     }
 }
 
@@ -105,7 +109,7 @@ impl Work for Headers<'_> {
     fn done(&mut self, tag: u64, result: io::Result<()>) {
         let Some((number, chunk)) = self.flight.land(tag) else { return };
         if let Err(error) = result {
-            self.found[number] = Err(io_failure(&error, &chunk));
+            self.failed[number] = Some(io_failure(&error, &chunk));
         }
     }
 
