@@ -14,6 +14,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 
+/// Of the bytes that a call may keep in flight, those that a call in sections does: what is wanted first
+/// is not to share the disk with what is wanted last.
+const SHARE: usize = 8;
+
 /// See [`Segments::read_runs`].
 pub(in crate::transfer) fn read(
     segments: &Segments,
@@ -161,7 +165,7 @@ impl<'a> Bodies<'a> {
             next: 0,
             landings: Vec::new(),
             chunks: VecDeque::new(),
-            flight: Flight::new(segments.in_flight_bytes()),
+            flight: Flight::new(segments.in_flight_bytes() / SHARE),
             landed: VecDeque::new(),
             landed_bytes: 0,
             stopped: None,
