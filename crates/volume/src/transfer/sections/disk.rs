@@ -146,7 +146,7 @@ struct Bodies<'a> {
     /// Of the landing that was begun last.
     chunks: VecDeque<Chunk>,
     flight: Flight<(usize, Chunk)>,
-    /// Landings that have landed, and the bytes they hold.
+    /// Landings that have landed and are not verified, and the bytes of these.
     landed: VecDeque<usize>,
     landed_bytes: u64,
     stopped: Option<MissReason>,
@@ -290,9 +290,9 @@ impl<'a> Bodies<'a> {
         landing.result.is_err() || landing.next == stretch.slices.end
     }
 
-    fn held(&self, at: usize) -> u64 {
-        let landing = self.landings[at].as_ref();
-        landing.and_then(|landing| landing.piece.as_ref()).map_or(0, |p| p.bytes().len() as u64)
+    fn bytes_of(&self, at: usize) -> u64 {
+        let stored = |landing: &Landing| &self.plan.stretches[landing.stretch].stored;
+        self.landings[at].as_ref().map(stored).map_or(0, |stored| stored.end - stored.start)
     }
 }
 
@@ -302,7 +302,9 @@ impl Work for Bodies<'_> {
             if self.stopped.is_none() {
                 self.stopped = self.plan.control.stop();
             }
-            let is_behind = self.landed_bytes >= self.segments.in_flight_bytes() as u64;
+            // What has landed is of no use to anybody before it is verified.
+            let most = self.segments.in_flight_bytes() / SHARE / 4;
+            let is_behind = self.landed_bytes >= most as u64;
             if is_behind || !self.flight.has_room() {
                 return None;
             }
@@ -333,7 +335,7 @@ impl Work for Bodies<'_> {
         if landing.result.is_err() {
             self.end(at);
         } else {
-            self.landed_bytes += self.held(at);
+            self.landed_bytes += self.bytes_of(at);
             self.landed.push_back(at);
         }
     }
@@ -342,7 +344,7 @@ impl Work for Bodies<'_> {
         let Some(&at) = self.landed.front() else { return false };
         if self.check(at) {
             self.landed.pop_front();
-            self.landed_bytes -= self.held(at);
+            self.landed_bytes -= self.bytes_of(at);
             self.end(at);
         }
         true
