@@ -155,6 +155,11 @@ class Ticket:
     def cancel(self) -> None: ...
     def wait(self, timeout: float | None = None) -> Outcome | None:
         """The outcome, or None if it is not there within `timeout` seconds."""
+    def wait_section(self, number: int, timeout: float | None = None) -> bool:
+        """Whether, within `timeout` seconds, sections up to `number` of all pages came, verified,
+        or the ticket is done, which then says what came. What has come may be read; it stays the
+        ticket's until that is done. A ticket without sections is waited for.
+        """
 
 @final
 class Completions:
@@ -264,10 +269,13 @@ class Store:
         out: Iterable[Page] | PoolPages,
         *,
         staged: bool = False,
+        sections: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Ticket:
         """`staged=True`: the bytes come through staging, as soon as there is room, because the
-        disk reaches its huge pages faster than small ones: see `ritornello.memory`.
+        disk reaches its huge pages faster than small ones: see `ritornello.memory`. `sections`:
+        where sections of a page end, in bytes, the last at its end; they come one after the
+        other, each of all pages, and `Ticket.wait_section` waits for one.
         """
     def touch(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
@@ -383,9 +391,12 @@ class Cache:
         out: Iterable[Page] | PoolPages,
         *,
         parent: bytes | None = None,
+        sections: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """Reads each page from the fastest tier of this machine that has it."""
+        """Reads each page from the fastest tier of this machine that has it. `sections`: as for
+        `Store.submit_get`.
+        """
     def submit_put(
         self,
         scope: Scope,

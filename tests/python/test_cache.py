@@ -68,6 +68,33 @@ def test_what_is_put_is_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> Non
         cache.find(scope, keys)
 
 
+def test_sections_of_a_prompt_on_two_tiers_come_whole(tmp_path: Path) -> None:
+    page = 384 << 10
+    scope = rt.Scope.opaque("sections", page, chained=True)
+    keys, ends = keys_of("a", 8), (page // 3, page // 2, page)
+    right = pages_of(keys, page)
+    disk = f"disk {tmp_path}/disk 64MiB"
+    with rt.Cache.open([disk]) as cache:
+        stored = cache.submit_put(scope, keys, right).wait(WAIT)
+        assert stored is not None
+        assert stored.pages == 8
+    with open_cache(tmp_path, disk) as cache:
+        assert cache.submit_put(scope, keys[:3], right[:3]).wait(WAIT) is not None
+        for _ in range(2):
+            out = blank(8, page)
+            ticket = cache.submit_get(scope, keys, out, sections=ends)
+            for number, end in enumerate(ends):
+                assert ticket.wait_section(number, WAIT)
+                assert np.array_equal(out[:, :end], right[:, :end])
+            outcome = ticket.wait(WAIT)
+            assert outcome is not None
+            assert outcome.pages == 8
+        host, below = cache.stats()["tiers"]
+        assert min(host["promoted_pages"], below["loaded_pages"]) >= 5
+        with pytest.raises(rt.errors.InvalidError):
+            cache.submit_get(scope, keys, blank(8, page), sections=(page // 2,))
+
+
 def test_another_machine_finds_it_through_the_remote(tmp_path: Path, scope: rt.Scope) -> None:
     far = tmp_path / "far"
     far.mkdir()

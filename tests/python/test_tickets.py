@@ -50,6 +50,33 @@ def test_what_is_missing_is_named(store: rt.Store) -> None:
     assert outcome.ok == [True, True, True, False, False]
 
 
+LONG = 512 << 10
+SECTIONS = (LONG // 4, LONG // 2, LONG)
+
+
+def test_sections_come_one_after_the_other(store: rt.Store) -> None:
+    scope = rt.Scope.opaque("sections", LONG)
+    right = pages_of(KEYS, LONG)
+    assert store.put_batch(scope, KEYS, right) == 8
+    out = blank(8, LONG)
+    ticket = store.submit_get(scope, KEYS, out, sections=SECTIONS)
+    for number, end in enumerate(SECTIONS):
+        assert ticket.wait_section(number, 60)
+        assert (out[:, :end] == right[:, :end]).all()
+    assert finished(ticket).ok == [True] * 8
+
+
+def test_sections_of_pages_that_are_missing_end_with_the_ticket(store: rt.Store) -> None:
+    scope = rt.Scope.opaque("sections", LONG)
+    ticket = store.submit_get(scope, KEYS, blank(8, LONG), sections=SECTIONS)
+    assert ticket.wait_section(0)
+    assert ticket.done()
+    assert finished(ticket).reason == "absent"
+    for wrong in ((), (5, 5), (LONG // 2,)):
+        with pytest.raises(rt.errors.InvalidError):
+            store.submit_get(scope, KEYS, blank(8, LONG), sections=wrong)
+
+
 def test_a_ticket_is_something_to_select_on(store: rt.Store) -> None:
     ticket = store.submit_put(SCOPE, KEYS, pages_of(KEYS, PAGE))
     readable, _, _ = select.select([ticket], [], [], 60)

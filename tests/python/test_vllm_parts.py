@@ -123,3 +123,22 @@ def test_parts_that_need_all_pages_come_first() -> None:
         Slice(0, 0, 0),
         Slice(0, 1, 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "head_bytes", "groups"),
+    [
+        (2, 1024, (2,)),
+        (4, 32 << 10, (2, 4)),
+        # The last group takes what is left.
+        (5, 32 << 10, (2, 5)),
+        (7, 32 << 10, (2, 4, 7)),
+        (3, 64 << 10, (1, 2, 3)),
+        (1, 1 << 20, (1,)),
+    ],
+)
+def test_layers_are_grouped_by_what_is_worth_a_read(
+    layers: int, head_bytes: int, groups: tuple[int, ...]
+) -> None:
+    stages = (tuple(f"l.{n}" for n in range(layers)),)
+    assert part(head_bytes=head_bytes, stages=stages).layer_groups(0) == groups

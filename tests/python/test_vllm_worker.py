@@ -1,6 +1,8 @@
 """The worker's side and its store, with tickets that do as they are told."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,14 +35,26 @@ class Shelf:
     puts: list[Any] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     learns: bool = False
+    sections: list[Sequence[int]] = field(default_factory=list)
 
     def open(self) -> bool:
         return True
 
     def submit_get(
-        self, identity: Identity, of: Slice, pool: Any, pages: Pages, timeout: float
+        self,
+        identity: Identity,
+        of: Slice,
+        pool: Any,
+        pages: Pages,
+        timeout: float,
+        sections: Sequence[int] = (),
     ) -> Any:
+        self.sections.append(sections)
         return self._ticket()
+
+    def wait_section(self, ticket: Any, number: int, timeout: float) -> bool:
+        self.events.append(f"group {number}")
+        return bool(ticket.outcome != "late")
 
     def submit_put(
         self, identity: Identity, of: Slice, pool: Any, pages: Pages, until: float | None
@@ -434,3 +448,148 @@ def test_a_store_that_learns_is_told_what_was_read(side: WorkerSide, shelf: Shel
     assert report is not None
     assert report.loads == [("disk", 4096, 0.5)]
     assert list(report.took) == ["a"]
+
+
+LAYERS = {"l.0": 0, "l.1": 0, "l.2": 1, "l.3": 2}
+
+
+@pytest.fixture
+def layered(shelf: Shelf, meter: Meter) -> WorkerSide:
+    """A worker whose pages have three groups of layers, all of which the engine announces."""
+    pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
+    side = ready(shelf, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
+    side._group_of, side._unseen = LAYERS, {*LAYERS}
+    run(side, *LAYERS)
+    return side
+
+
+def run(side: WorkerSide, *layers: str) -> None:
+    for name in layers:
+        side.await_layer(name)
+
+
+def test_each_layer_waits_for_its_group_and_the_step_for_the_rest(
+    layered: WorkerSide, shelf: Shelf, meter: Meter
+) -> None:
+    shelf.outcomes = [outcome(True, True, True), outcome(True, True, True), outcome(True)]
+    layered.load(StepMetadata(None, loading("a", "b").loads))
+    assert shelf.sections == [(2048, 3072, 4096)] * 2
+    assert shelf.events == []
+    run(layered, "l.0", "l.1")
+    assert shelf.events == ["group 0"] * 2
+    run(layered, "l.2", "l.3")
+    assert shelf.events[2:] == ["group 1"] * 2 + ["group 2"] * 2
+    layered.save(loading("a"))
+    assert shelf.events[6:] == ["finish"] * 2
+    assert len(shelf.puts) == 1
+    assert layered.take_failed_blocks() == set()
+    counts = meter.take()
+    assert counts is not None
+    assert (counts["layer_loads"], counts["loaded_pages"]) == (2, 6)
+    assert 0 < counts["layer_wait_seconds"] <= counts["load_seconds"]
+    # Nothing is waited for in a step without loads.
+    run(layered, *LAYERS)
+    assert len(shelf.events) == 8
+
+
+def test_a_layer_of_unknown_name_waits_for_everything(layered: WorkerSide, shelf: Shelf) -> None:
+    shelf.outcomes = [outcome(True, True, True)]
+    layered.load(StepMetadata(None, loading("a").loads))
+    run(layered, "another", *LAYERS)
+    assert shelf.events == [f"group {len(LAYERS)}"]
+
+
+def test_a_page_of_which_a_late_group_fails_is_reported_once_and_nothing_is_saved(
+    layered: WorkerSide, shelf: Shelf, meter: Meter
+) -> None:
+    shelf.outcomes = [outcome(True, False, True, reason="checksum")]
+    layered.load(loading("a"))
+    run(layered, *LAYERS)
+    assert layered.take_failed_blocks() == set()
+    layered.save(loading("a"))
+    assert shelf.puts == []
+    assert layered.take_failed_blocks() == {11}
+    report = layered.take_report()
+    assert report is not None
+    assert (report.failed, report.unsaved) == ({"a"}, [("a", 0, 5), ("a", 0, 7)])
+    counts = meter.take()
+    assert counts is not None
+    assert counts["missed_pages:checksum"] == 1
+    layered.load(StepMetadata())
+    layered.save(StepMetadata())
+    assert layered.take_failed_blocks() == set()
+
+
+def test_what_came_after_its_layer_ran_did_not_come(layered: WorkerSide, shelf: Shelf) -> None:
+    shelf.outcomes = ["late"]
+    layered.load(StepMetadata(None, loading("a").loads))
+    run(layered, "l.0")
+    cast(Any, layered._waited[0]._reads[0][1]).outcome = outcome(True, True, True)
+    run(layered, "l.2", "l.3")
+    layered.save(StepMetadata())
+    assert layered.take_failed_blocks() == {10, 11, 12}
+
+
+def test_a_layer_that_runs_unannounced_is_awaited_and_ends_loads_by_layer(
+    layered: WorkerSide, shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.outcomes = [outcome(True, True, True)] * 2
+    layered.load(StepMetadata(None, loading("a").loads))
+    run(layered, "l.0", "l.1", "l.3")
+    layered.save(loading("a"))
+    assert shelf.events[-1] == "finish"
+    assert layered.take_failed_blocks() == {10, 11, 12}
+    assert shelf.puts == []
+    assert "l.2 ran unannounced" in caplog.text
+    layered.load(StepMetadata(None, loading("b").loads))
+    assert shelf.sections[-1] == ()
+    assert shelf.events[-1] == "finish"
+    assert layered.take_failed_blocks() == set()
+
+
+def test_loads_are_whole_until_all_layers_were_announced(shelf: Shelf, meter: Meter) -> None:
+    pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
+    side = ready(shelf, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
+    side._group_of, side._unseen = LAYERS, {*LAYERS}
+    for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
+        shelf.outcomes = [outcome(True, True, True)]
+        side.load(StepMetadata(None, loading("a").loads))
+        assert (shelf.sections[-1], shelf.events[-1]) == ((), "finish")
+        run(side, *announced)
+        side.save(StepMetadata())
+    shelf.outcomes = [outcome(True, True, True)]
+    side.load(StepMetadata(None, loading("a").loads))
+    assert shelf.sections[-1] == (2048, 3072, 4096)
+
+
+def test_a_step_that_did_not_end_is_accounted_for_in_the_next(
+    layered: WorkerSide, shelf: Shelf
+) -> None:
+    shelf.outcomes = [outcome(True, False, True, reason="io")]
+    layered.load(StepMetadata(None, loading("a").loads))
+    layered.load(StepMetadata())
+    assert layered.take_failed_blocks() == {10, 11, 12}
+
+
+def test_loads_apart_come_whole(layered: WorkerSide, shelf: Shelf, meter: Meter) -> None:
+    shelf.outcomes = [outcome(True, True, True)]
+    layered.load(StepMetadata(None, loading("a", apart=True).loads))
+    run(layered, *LAYERS)
+    assert (shelf.sections, shelf.events) == ([()], [])
+    assert layered.landed() == ({"a"}, set())
+    counts = meter.take()
+    assert counts is not None
+    assert counts["apart_loads"] == 1
+
+
+def test_a_load_by_layer_costs_what_the_step_waited(layered: WorkerSide, shelf: Shelf) -> None:
+    shelf.learns = True
+    shelf.outcomes = [outcome(True, True, True)]
+    layered.begin()
+    layered.load(StepMetadata(None, loading("a").loads))
+    run(layered, *LAYERS)
+    begun = layered._waited[0].begun
+    layered.save(StepMetadata())
+    report = layered.take_report()
+    assert report is not None
+    assert 0 < report.took["a"] <= monotonic() - begun

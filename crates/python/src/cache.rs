@@ -7,7 +7,7 @@ use crate::log;
 use crate::outcome::Ticket;
 use crate::scope::Scope;
 use crate::store::{bytes_of, stats_of, terms};
-use crate::time::{control, duration};
+use crate::time::{self, control, duration};
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,6 +17,7 @@ use ritornello_store::LeaseNumber;
 use ritornello_tiers::cache::{
     self, PrefetchPolicy, Settings, TierLease, TierSpec, Wish, tier_word,
 };
+use ritornello_volume::transfer::Control;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -118,7 +119,9 @@ impl Cache {
     }
 
     /// Starts to read pages. `out` belongs to the cache until the ticket is done.
-    #[pyo3(signature = (scope, keys, out, *, parent=None, timeout=None))]
+    #[pyo3(signature = (scope, keys, out, *, parent=None, sections=None, timeout=None))]
+    // Python callers name them.
+    #[allow(clippy::too_many_arguments)]
     fn submit_get(
         &self,
         py: Python<'_>,
@@ -126,9 +129,11 @@ impl Cache {
         keys: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         parent: Option<&[u8]>,
+        sections: Option<Vec<u64>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let (cache, control) = (self.cache(py)?, control(py, timeout)?);
+        let control = Control { sections: time::sections(py, sections)?, ..control };
         let keys = Keys::of(keys)?.boxed();
         let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
         let (scope, target) = (Arc::clone(&scope.inner), batch.to_target());

@@ -10,6 +10,9 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long a signal may wait for a section.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
 /// What a ticket came to. `pages`: leading pages stored (put) or filled and verified (get).
 /// `bytes`: payload moved. `seconds`: from submission to the end. `reason`: "" when all pages
 /// came, else why the first one did not. `ok[i]`: page `i`.
@@ -124,6 +127,25 @@ impl Ticket {
                 Err(error) => return Err(std::io::Error::from(error).into()),
                 Ok(_) => {}
             }
+        }
+    }
+
+    /// Whether sections up to `number` of all pages have come, or the ticket is done, within `timeout`
+    /// seconds.
+    #[pyo3(signature = (number, timeout=None))]
+    fn wait_section(&self, py: Python<'_>, number: usize, timeout: Option<f64>) -> PyResult<bool> {
+        check_process(py, self.process)?;
+        let deadline = deadline(py, timeout)?;
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let now = left.map_or(SIGNAL_CHECK, |left| left.min(SIGNAL_CHECK));
+            if py.detach(|| self.ticket.wait_section(number, Some(now))) {
+                return Ok(true);
+            }
+            if left == Some(now) {
+                return Ok(false);
+            }
+            py.check_signals()?;
         }
     }
 

@@ -7,7 +7,7 @@ use crate::keys::Keys;
 use crate::log;
 use crate::outcome::Ticket;
 use crate::scope::Scope;
-use crate::time::{control, duration, seconds_since_1970};
+use crate::time::{self, control, duration, seconds_since_1970};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::{Error, ErrorKind, ScopeSettings, parse_bytes};
@@ -247,7 +247,10 @@ impl Store {
 
     /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the
     /// bytes come through staging, whose huge pages some disks reach faster than small ones.
-    #[pyo3(signature = (scope, keys, out, *, staged=false, timeout=None))]
+    /// `sections` of the pages come one after the other: `Ticket.wait_section`.
+    #[pyo3(signature = (scope, keys, out, *, staged=false, sections=None, timeout=None))]
+    // Python callers name them.
+    #[allow(clippy::too_many_arguments)]
     fn submit_get(
         &self,
         py: Python<'_>,
@@ -255,10 +258,12 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         staged: bool,
+        sections: Option<Vec<u64>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
-        let control = Control { through_staging: staged, ..control };
+        let sections = time::sections(py, sections)?;
+        let control = Control { through_staging: staged, sections, ..control };
         let keys = Keys::of(keys)?.boxed();
         let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
         let (store, scope, target) = (node.store(), Arc::clone(&scope.inner), batch.to_target());

@@ -1,8 +1,9 @@
 //! Seconds, as Python gives them.
 
-use crate::error::invalid;
+use crate::error::{OrRaise, invalid};
 use pyo3::prelude::*;
-use ritornello_volume::transfer::Control;
+use ritornello_volume::transfer::{Control, Sections};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A span of `seconds`; `what` names the argument. Too long to count is as long as can be counted.
@@ -37,4 +38,9 @@ pub(crate) fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<
 /// Stops after `timeout`.
 pub(crate) fn control(py: Python<'_>, timeout: Option<f64>) -> PyResult<Control> {
     Ok(Control { deadline: deadline(py, timeout)?, ..Control::default() })
+}
+
+/// The sections of pages that are to come one after the other.
+pub(crate) fn sections(py: Python<'_>, ends: Option<Vec<u64>>) -> PyResult<Option<Arc<Sections>>> {
+    Ok(ends.map(Sections::new).transpose().or_raise(py)?.map(Arc::new))
 }

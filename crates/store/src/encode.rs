@@ -1,7 +1,7 @@
 //! How the pages of a scope are encoded: which parts of a page are slices, and what they hold.
 
 use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode, knows};
-use ritornello_format::{Error, Result, Scope};
+use ritornello_format::{Error, Result, Scope, UNIT};
 use ritornello_volume::transfer::{MissReason, Pack, Unpack};
 
 /// A slice is at least this long, unless its page is not: shorter ones compress no worse, but each
@@ -20,6 +20,14 @@ struct Pairs {
     count: u32,
     tokens: u32,
     channels: u32,
+}
+
+/// Slices of a page that is stored as it comes: at least as long as others, in whole units if that can
+/// be, so that they are read to where they are to be.
+pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
+    let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, u64::from(u16::MAX));
+    let whole = (most.div_ceil(2)..=most).rev().find(|n| page_bytes.is_multiple_of(n * UNIT));
+    u16::try_from(whole.unwrap_or(most)).unwrap_or(1)
 }
 
 impl Encoder {
@@ -158,6 +166,15 @@ mod tests {
         assert_eq!(slices(&scope("page_first", 2, 1, None)), 1);
         assert_eq!(slices(&scope("engine's own", 1, 1, Some(8 << 20))), 64);
         assert_eq!(slices(&scope("engine's own", 1, 1, Some(1_000_002))), 1);
+    }
+
+    #[test]
+    fn pages_that_are_stored_as_they_come_are_cut_in_whole_units_where_they_can_be() {
+        let kib = |n: u64| raw_slices(n << 10);
+        assert_eq!([4, 128, 255, 256, 2048].map(kib), [1, 1, 1, 2, 16]);
+        assert_eq!(kib(61 * 72), 18, "of 61 units each");
+        assert_eq!(raw_slices(300_001), 2);
+        assert_eq!(raw_slices(ritornello_format::PAGE_BYTES_MAX), 512);
     }
 
     #[test]

@@ -33,7 +33,12 @@ impl Store {
                 encoded: Encoded::Unpack(&Decoder),
             })
             .collect();
-        let fates = self.segments.read_runs(&reads, control);
+        let covered: u64 = located.runs.iter().map(|run| u64::from(run.pages)).sum();
+        // A section has come when all pages have it; some of them will not.
+        let all = covered == keys.len() as u64;
+        let whole = (!all && control.sections.is_some())
+            .then(|| Control { sections: None, ..control.clone() });
+        let fates = self.segments.read_runs(&reads, whole.as_ref().unwrap_or(control));
         // What cannot be delivered runs out by itself.
         let _ = self.catalog.release(located.lease);
         let (mut ok, mut reason) = (vec![false; keys.len()], "");
@@ -53,12 +58,11 @@ impl Store {
             reason = "absent";
         }
         let bytes = verified * scope.page_bytes;
-        let located: u64 = located.runs.iter().map(|run| u64::from(run.pages)).sum();
         self.moved.gets.add(1);
         self.moved.get_bytes.add(bytes);
         self.moved.get_micros.add(started.elapsed().as_micros() as u64);
         self.moved.pages_read.add(verified);
-        self.moved.pages_missed.add(located - verified);
+        self.moved.pages_missed.add(covered - verified);
         Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
     }
 

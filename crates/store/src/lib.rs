@@ -59,5 +59,5 @@ pub use stats::{
     AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,
     LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth,
 };
-pub use store::{Store, Terms};
+pub use store::{Store, Terms, check_sections};
 pub use ticket::{Bell, Ticket};

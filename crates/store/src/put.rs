@@ -1,7 +1,7 @@
 //! Putting: reserve, write, commit; part by part if the pages are encoded.
 
 use crate::catalog::{Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
-use crate::encode::Encoder;
+use crate::encode::{Encoder, raw_slices};
 use crate::outcome::Outcome;
 use crate::parts::{Part, Parts};
 use crate::store::{PATIENCE, Store, Terms};
@@ -134,7 +134,7 @@ impl Put<'_> {
             .map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
         let wanted = Wanted {
             page_units: part.map_or_else(Vec::new, Part::units),
-            slices_per_page: part.map_or(1, Part::slices_per_page),
+            slices_per_page: slices_per_page(self.scope, part),
             retain_until: self.terms.retain_until,
             patience,
             flushed_later: self.in_parts,
@@ -225,6 +225,10 @@ impl Drop for Unsettled<'_> {
     }
 }
 
+fn slices_per_page(scope: ScopeRef, part: Option<&Part<'_>>) -> u16 {
+    part.map_or_else(|| raw_slices(scope.page_bytes), Part::slices_per_page)
+}
+
 fn header(
     reserved: &Reserved,
     run: &ReservedRun,
@@ -248,7 +252,7 @@ fn header(
         extents: run.place.extents.clone(),
         extents_total: run.place.extents.len() as u32,
         keys: keys[pages.clone()].iter().map(|key| key.to_vec()).collect(),
-        slices_per_page: part.map_or(1, Part::slices_per_page),
+        slices_per_page: slices_per_page(scope, part),
         slices: part.map_or_else(Vec::new, |part| part.slices(pages)),
     }
 }

@@ -302,7 +302,7 @@ impl Store {
         keys.truncate(first + taken);
         let keys = keys.split_off(first);
         if taken == 0 {
-            let ticket = Ticket::new()?;
+            let ticket = Ticket::new(None)?;
             let mut outcome = Outcome::none(asked, if first < asked { "staging_full" } else { "" });
             outcome.pages = first;
             outcome.ok[..first].fill(true);
@@ -348,10 +348,11 @@ impl Store {
         })
     }
 
-    /// Starts a get. `target` belongs to the store until the ticket is done.
+    /// Starts a get. `target` belongs to the store until the ticket is done. Where `control` names
+    /// sections of the pages, each is told as soon as all pages have it ([`Ticket::wait_section`]).
     ///
     /// # Errors
-    /// Like `submit_put`.
+    /// Like `submit_put`; `Invalid` if the sections are not those of a page of this scope.
     pub fn submit_get(
         self: &Arc<Self>,
         scope: Arc<Scope>,
@@ -359,6 +360,7 @@ impl Store {
         target: Arc<dyn PageTarget>,
         control: Control,
     ) -> Result<Ticket> {
+        check_sections(&scope, &control)?;
         let pages = target.len();
         self.submit(Lane::Get, keys, pages, control, move |store, keys, control| {
             store.get_batch(&scope, keys, target.as_ref(), control)
@@ -377,7 +379,7 @@ impl Store {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             self.check_batch(&keys, pages)?;
         }
-        let ticket = Ticket::new()?;
+        let ticket = Ticket::new(control.sections.clone())?;
         let (store, handle) = (Arc::clone(self), ticket.clone());
         let control = Control { cancelled: Some(ticket.cancelled()), ..control };
         let job = move |closing: Closing| {
@@ -554,6 +556,22 @@ impl Store {
         each.map(|(found, scope)| found.map_or_else(|| self.resolve(scope, false), |r| Ok(Some(r))))
             .collect()
     }
+}
+
+/// Refuses sections that do not make a page of `scope`.
+///
+/// # Errors
+/// `Invalid`.
+pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
+    let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
+        return Ok(());
+    };
+    if sections.page_bytes() == page && sections.here() == 0 {
+        return Ok(());
+    }
+    Err(Error::invalid("sections are for one get, and the last of them ends where a page does")
+        .with("page_bytes", page)
+        .with("sections_end", sections.page_bytes()))
 }
 
 /// Runs a ticket's work. Whatever becomes of it, the ticket is done: somebody waits for it.

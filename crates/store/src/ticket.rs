@@ -3,7 +3,7 @@
 use crate::outcome::Outcome;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
-use ritornello_volume::Parked;
+use ritornello_volume::{Parked, Sections};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk.
-const WORKERS: usize = 4;
+/// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk; but a page
+/// may lie in so many objects, and a layer waits for its part of all of them.
+const WORKERS: usize = 8;
 /// Puts may hold all workers but this many: reads come first.
-const WORKERS_FOR_GETS: usize = 1;
+const WORKERS_FOR_GETS: usize = 5;
 /// Tickets waiting at most.
 const QUEUE_MAX: usize = 4096;
 
@@ -30,6 +31,7 @@ struct Shared {
     event: OwnedFd,
     cancelled: Arc<AtomicBool>,
     listener: Mutex<Option<(Arc<Bell>, u64)>>,
+    sections: Option<Arc<Sections>>,
 }
 
 /// Where many tickets say that they are done: one eventfd, and which they were.
@@ -80,13 +82,14 @@ fn announce(event: &OwnedFd) {
 }
 
 impl Ticket {
-    pub(crate) fn new() -> Result<Self> {
+    pub(crate) fn new(sections: Option<Arc<Sections>>) -> Result<Self> {
         Ok(Self {
             shared: Arc::new(Shared {
                 outcome: Parked::new(None),
                 event: event()?,
                 cancelled: Arc::default(),
                 listener: Mutex::default(),
+                sections,
             }),
         })
     }
@@ -136,6 +139,15 @@ impl Ticket {
         outcome.clone()
     }
 
+    /// Waits, at most `timeout`, until section `number` of all pages and those before it have come, or
+    /// the ticket is done. Returns whether that came to pass. What has come may be read from then on;
+    /// it stays the ticket's until that is done.
+    #[must_use]
+    pub fn wait_section(&self, number: usize, timeout: Option<Duration>) -> bool {
+        let Some(sections) = &self.shared.sections else { return self.wait(timeout).is_some() };
+        sections.wait(number, timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
+    }
+
     pub(crate) fn cancelled(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.shared.cancelled)
     }
@@ -143,6 +155,9 @@ impl Ticket {
     pub(crate) fn finish(&self, outcome: Outcome) {
         *self.shared.outcome.lock() = Some(Arc::new(outcome));
         self.shared.outcome.wake_all();
+        if let Some(sections) = &self.shared.sections {
+            sections.end();
+        }
         announce(&self.shared.event);
         // After the outcome is there, so that whoever comes to listen meanwhile sees it.
         if let Some((bell, name)) = self.shared.listener.lock().take() {

@@ -34,5 +34,5 @@ pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};
 pub use transfer::{
     Control, Encoded, FoundRun, MissReason, Pack, PackedPages, Packing, PageFate, RunRead,
-    RunWrite, Unpack, VerifiedRun,
+    RunWrite, Sections, Unpack, VerifiedRun,
 };

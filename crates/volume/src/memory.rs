@@ -118,7 +118,7 @@ pub unsafe trait PageSource: Send + Sync {
 /// The fragments of a page are valid for reads and writes from any thread for as long as the value
 /// lives, and from the moment they are handed out nobody else reads or writes them until the call
 /// they were handed to returns; together they are as long as the page. Fragments of different pages
-/// do not overlap.
+/// do not overlap. Of sections that a call is asked for and that have come, others may read.
 pub unsafe trait PageTarget: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;

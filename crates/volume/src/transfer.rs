@@ -12,6 +12,7 @@ mod page;
 mod read;
 mod refusal;
 mod salvage;
+mod sections;
 mod slices;
 mod verify;
 mod write;
@@ -19,6 +20,7 @@ mod write;
 pub(crate) use mapped::copying_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::FoundRun;
+pub use sections::Sections;
 pub use verify::VerifiedRun;
 
 use crate::memory::{PageSource, PageTarget};
@@ -39,6 +41,8 @@ pub struct Control {
     /// Whether all bytes go through staging, also those that could move in place: where memory is
     /// in small pages, and the disk takes few pieces an operation, the copy is the faster way.
     pub through_staging: bool,
+    /// What of the pages of a get is wanted first, and who waits for it; nothing to puts.
+    pub sections: Option<Arc<Sections>>,
 }
 
 impl Control {
@@ -213,7 +217,15 @@ impl Segments {
 
     /// Reads pages, and returns for each read the fate of each of its pages. Headers are read with
     /// the pages, not before them.
+    ///
+    /// Where `control` names sections of the pages, they come in that order, of all pages of all
+    /// reads, and those that came before ([`Sections::here`]) are left as they are. The caller sees
+    /// to it that whoever waits for them wants no other pages.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageFate>> {
+        if let Some(sections) = control.sections.as_deref().filter(|all| all.suit(reads)) {
+            let read = if self.is_mapped() { sections::read_mapped } else { sections::read };
+            return read(self, reads, sections, control);
+        }
         if self.is_mapped() {
             return mapped::read(self, reads, control);
         }

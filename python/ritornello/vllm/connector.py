@@ -254,7 +254,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._meter.hook(begun)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """What a layer needs is there before the first one runs."""
+        if self._worker is not None:
+            self._worker.await_layer(layer_name)
 
     def save_kv_layer(
         self,

@@ -25,9 +25,9 @@ class Pages(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Fill the blocks of a request, before this step's first layer runs or, `apart`, while other
-    requests go on. The scheduler's side holds leases on the pages until it hears that the load is
-    over.
+    """Fill the blocks of a request, each layer's before this step runs that layer or, `apart`,
+    while other requests go on. The scheduler's side holds leases on the pages until it hears that
+    the load is over.
     """
 
     request: str

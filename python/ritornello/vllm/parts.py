@@ -19,6 +19,8 @@ from typing import NamedTuple
 # stage: below, the bookkeeping a page costs shows beside the time to read it.
 OBJECT_BYTES = 64 << 10
 MOST_UNITS = 8
+# A step waits for so many bytes of every object at a time: less is read no faster.
+GROUP_BYTES = 128 << 10
 
 Heads = tuple[int, int]
 
@@ -72,6 +74,15 @@ class Part:
     def object_bytes(self, stage: int, unit: int) -> int:
         first, end = self.units[unit]
         return len(self.stages[stage]) * (end - first) * self.head_bytes
+
+    def layer_groups(self, stage: int) -> tuple[int, ...]:
+        """Where groups of layers end among those of a stage: the fewest that make `GROUP_BYTES` of
+        the smallest object.
+        """
+        layers = len(self.stages[stage])
+        least = self.head_bytes * min(end - first for first, end in self.units)
+        size = -(-GROUP_BYTES // least)
+        return (*(size * n for n in range(1, layers // size)), layers)
 
 
 class Slice(NamedTuple):

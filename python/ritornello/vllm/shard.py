@@ -1,5 +1,6 @@
 """What one worker holds of the pages: its memory, and which objects of a page lie in it."""
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Object:
     """One object of every page: its blocks in this worker's memory, and whether this worker is the
-    one of those that hold it which stores it.
+    one of those that hold it which stores it. `sections`: where its groups of layers end, in bytes.
     """
 
     of: Slice
     pool: "PagePool"
     writes: bool
+    sections: tuple[int, ...] = ()
 
 
 class Shard:
@@ -55,6 +57,11 @@ class Shard:
             )
         return [self._part(identity, number) for number in range(len(self.memory))]
 
+    def groups(self, identity: Identity, number: int) -> dict[str, int]:
+        """Of the layers of a part here, to which group each belongs."""
+        ends = identity.parts[number].layer_groups(self.place[0])
+        return {name: bisect_right(ends, at) for at, name in enumerate(self.memory[number].layers)}
+
     def _part(self, identity: Identity, number: int) -> list[Object]:
         part, memory, (stage, rank) = identity.parts[number], self.memory[number], self.place
         if part.stages[stage] != memory.layers:
@@ -63,6 +70,7 @@ class Shard:
             return []
         first, _ = heads_of(rank, identity.ranks, part.kv_heads)
         found = []
+        groups = part.layer_groups(stage)
         for unit in held_units(part, rank, identity.ranks):
             a, b = part.units[unit]
             pool = self._pool(memory, a - first, b - first)
@@ -71,8 +79,14 @@ class Shard:
                 raise LayoutError(
                     f"a page has {pool.page_bytes} bytes in memory, {bytes_by_model} by the model"
                 )
+            layer_bytes = bytes_by_model // len(memory.layers)
             found.append(
-                Object(Slice(number, stage, unit), pool, writes(part, unit, rank, identity.ranks))
+                Object(
+                    Slice(number, stage, unit),
+                    pool,
+                    writes(part, unit, rank, identity.ranks),
+                    tuple(end * layer_bytes for end in groups),
+                )
             )
         if not found:
             raise LayoutError(f"no objects of part {number} lie on worker {self.place}")

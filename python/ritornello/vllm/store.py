@@ -71,11 +71,17 @@ class QuietStore(Handle):
         pool: "PagePool",
         pages: Pages,
         timeout: float,
+        sections: Sequence[int] = (),
     ) -> "Ticket | None":
+        """`sections` of the pages, by where they end, come one after the other: `wait_section`."""
         return self.ask(
             "get",
             lambda store: store.submit_get(
-                self._scoped(identity, of), pages.keys, pool.pages(pages.blocks), timeout=timeout
+                self._scoped(identity, of),
+                pages.keys,
+                pool.pages(pages.blocks),
+                sections=sections or None,
+                timeout=timeout,
             ),
             None,
         )
@@ -107,6 +113,10 @@ class QuietStore(Handle):
         itself: what is in flight has to land also when the store is broken.
         """
         return self.quietly("wait", lambda: ticket.wait(timeout), None)
+
+    def wait_section(self, ticket: "Ticket", number: int, timeout: float) -> bool:
+        """Whether sections up to this one have come, or the ticket is done."""
+        return self.quietly("wait", lambda: ticket.wait_section(number, timeout), False)
 
     def cancel(self, ticket: "Ticket") -> "Outcome | None":
         """Gives a get up. Its memory is the kernel's until the ticket is done, and a late read

@@ -80,7 +80,13 @@ class QuietCache(QuietStore):
         self._on_cache("forgo", action)
 
     def submit_get(
-        self, identity: Identity, of: Slice, pool: "PagePool", pages: Pages, timeout: float
+        self,
+        identity: Identity,
+        of: Slice,
+        pool: "PagePool",
+        pages: Pages,
+        timeout: float,
+        sections: Sequence[int] = (),
     ) -> "Ticket | None":
         return self._on_cache(
             "get",
@@ -89,6 +95,7 @@ class QuietCache(QuietStore):
                 pages.keys,
                 pool.pages(pages.blocks),
                 parent=pages.parent,
+                sections=sections or None,
                 timeout=timeout,
             ),
         )

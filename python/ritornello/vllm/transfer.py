@@ -37,7 +37,8 @@ class Landing:
 
 class Arrival:
     """Until every read has landed the blocks belong to the kernel. `objects` is None where this
-    worker can read nothing: then nothing arrives, and that is said page by page.
+    worker can read nothing: then nothing arrives, and that is said page by page. `by_layer`: groups
+    of layers arrive one after the other.
     """
 
     def __init__(
@@ -48,12 +49,16 @@ class Arrival:
         load: Load,
         begun: float,
         seconds: float,
+        *,
+        by_layer: bool = False,
     ) -> None:
         self.load = load
         self.begun = begun
+        self.by_layer = by_layer
         self._store = store
         self._deadline = begun + seconds
         self._given_up = False
+        self._missed = ""
         self._reads: list[tuple[Pages, Ticket | None]] = []
         self._landing = Landing()
         for pages in load.pages:
@@ -61,7 +66,8 @@ class Arrival:
                 self._landing.add(pages, None)
                 continue
             for held in objects[pages.part]:
-                ticket = store.submit_get(identity, held.of, held.pool, pages, seconds)
+                sections = held.sections if by_layer else ()
+                ticket = store.submit_get(identity, held.of, held.pool, pages, seconds, sections)
                 self._reads.append((pages, ticket))
 
     def landed(self, now: float) -> Landing | None:
@@ -80,11 +86,28 @@ class Arrival:
             self._add(pages, ticket, 0.0)
         return self._landing
 
+    def wait_group(self, number: int) -> None:
+        """Waits until a group of layers has arrived or will not, at most until the deadline: what
+        is computed after that is worthless.
+        """
+        for _, ticket in self._reads:
+            left = max(self._deadline - monotonic(), 0.0)
+            if ticket is not None and not self._store.wait_section(ticket, number, left):
+                self.miss("deadline")
+
+    def miss(self, reason: str) -> None:
+        """Something was computed before its pages were there: whatever comes, nothing came."""
+        self._missed = self._missed or reason
+
     def wait(self) -> Landing:
         """Waits until the deadline, gives up the rest, and waits for the kernel to let go of it."""
         while self._reads:
             pages, ticket = self._reads[-1]
             self._add(pages, ticket, max(self._deadline - monotonic(), 0.0))
+        if self._missed:
+            self._landing = Landing(reason=self._missed)
+            for pages in self.load.pages:
+                self._landing.add(pages, None)
         return self._landing
 
     def give_up(self) -> None:

@@ -1,9 +1,10 @@
 """The worker's side: moves pages between the store and the engine's KV memory.
 
 Invariants:
-* Loads that a step waits for are over when `load` returns: every block is filled and verified, or
-  reported as failed. Loads `apart` are reported once, when nothing of them is being read any more:
-  until then vLLM gives their blocks to nobody else.
+* Of loads that a step waits for, every block of a layer is filled and verified when `await_layer`
+  returns, or reported as failed when the step is over. Where the engine was not yet seen to
+  announce all its layers, they are over when `load` returns. Loads `apart` are reported once, when
+  nothing of them is being read any more: until then vLLM gives their blocks to nobody else.
 * Saves are copied when `save` returns: the engine may overwrite the blocks at once.
 * Nothing is saved in a step in which a load that it waited for failed: what was computed on top of
   a block that was not filled is worthless, and requests share blocks.
@@ -69,8 +70,14 @@ class WorkerSide:
         self._shard: Shard | None = None
         self._identity: Identity | None = None
         self._objects: list[list[Object]] | None = None
-        # What the step waits for outlives `load` only where a signal ends that.
+        # What this step waits for, and how many groups of layers of it have come.
         self._waited: list[Arrival] = []
+        self._groups_here = 0
+        # To which group a layer belongs, where there are several; the layers that were never yet
+        # announced, and those of this step that still are to be.
+        self._group_of: dict[str, int] = {}
+        self._unseen: set[str] = set()
+        self._awaited: set[str] = set()
         self._apart: list[Arrival] = []
         self._flights: deque[Flight] = deque()
         self._failed: set[int] = set()
@@ -97,9 +104,10 @@ class WorkerSide:
         self._begun, self._read = perf_counter(), 0.0
 
     def load(self, metadata: StepMetadata) -> None:
-        """Fills the blocks that this step needs; they are read side by side. Begins to fill those
-        of loads `apart`.
+        """Begins to fill the blocks that this step needs, side by side, and those of loads `apart`;
+        waits for the former where no layer will.
         """
+        self._land()
         self._spoilt = False
         # In the first step, whatever it does: by then the scheduler's side owns the store, and the
         # first load need not wait for the store to open.
@@ -108,19 +116,39 @@ class WorkerSide:
         if not metadata.loads:
             return
         begun = perf_counter()
+        self._groups_here = 0
+        self._awaited = set(self._group_of)
         for load in metadata.loads:
             arrival = self._begin(load)
             (self._apart if load.apart else self._waited).append(arrival)
-        while self._waited:
-            arrival = self._waited[0]
-            landing = arrival.wait()
-            load = self._waited.pop(0).load
-            self._note_time(arrival)
-            if self._account(load, landing):
-                self._spoilt = True
-                self._failed.update(block for _, _, block in landing.bad)
-        self._read = perf_counter() - begun
-        self._meter.add("load_seconds", self._read)
+            mode = "apart" if load.apart else "layer" if arrival.by_layer else "step"
+            self._meter.add(f"{mode}_loads", 1 if self._counts else 0)
+        self._note_wait(begun)
+        if not self._by_layer:
+            self._land()
+
+    def await_layer(self, name: str) -> None:
+        """A layer is about to run: waits for what it needs. Told of every layer in every step."""
+        if not self._waited:
+            self._unseen.discard(name)
+            return
+        self._awaited.discard(name)
+        group = self._group_of.get(name, len(self._group_of))
+        if group < self._groups_here:
+            return
+        begun = perf_counter()
+        for arrival in self._waited:
+            arrival.wait_group(group)
+        self._groups_here = group + 1
+        self._meter.add("layer_wait_seconds", self._note_wait(begun))
+        self._meter.hook(begun)
+
+    @property
+    def _by_layer(self) -> bool:
+        """Whether loads come layer by layer: there are several groups, and all layers are known to
+        be announced before they run. What runs unannounced would read blocks that are not filled.
+        """
+        return bool(self._group_of) and not self._unseen
 
     def landed(self) -> tuple[set[str], set[str]]:
         """Requests whose load apart is over, and those of them to which not everything came. Where
@@ -144,7 +172,8 @@ class WorkerSide:
         return over, failed
 
     def save(self, metadata: StepMetadata) -> None:
-        """Takes copies of the blocks this step has filled."""
+        """Takes copies of the blocks this step has filled, when its loads are over."""
+        self._land()
         if metadata.prefill is not None:
             seconds = perf_counter() - self._begun - self._read
             self._report.prefill = (*metadata.prefill, seconds)
@@ -209,20 +238,67 @@ class WorkerSide:
         """
         if metadata.identity is None:
             return
-        self._identity, self._objects = metadata.identity, None
+        self._identity, self._objects, self._group_of = metadata.identity, None, {}
         if self._shard is None:
             return
         try:
             self._objects = self._shard.objects(metadata.identity)
+            # With several KV cache groups no step waits for a load.
+            if len(self._objects) == 1:
+                groups = self._shard.groups(metadata.identity, 0)
+                self._group_of = groups if len({*groups.values()}) > 1 else {}
+            self._unseen = set(self._group_of)
         except Exception as error:  # of the core too: memory that it refuses
             self._refuse(str(error))
 
     def _begin(self, load: Load) -> Arrival:
-        return Arrival(self._store, self._identity, self._objects, load, monotonic(), LOAD_SECONDS)
+        return Arrival(
+            self._store,
+            self._identity,
+            self._objects,
+            load,
+            monotonic(),
+            LOAD_SECONDS,
+            by_layer=self._by_layer and not load.apart,
+        )
+
+    def _land(self) -> None:
+        """Waits for what this step needed, and accounts for it."""
+        begun = perf_counter()
+        while self._waited:
+            arrival = self._waited[0]
+            if arrival.by_layer and self._awaited:
+                self._run_ahead(arrival)
+            landing = arrival.wait()
+            load = self._waited.pop(0).load
+            self._note_wait(begun)
+            begun = perf_counter()
+            self._note_time(arrival)
+            if self._account(load, landing):
+                self._spoilt = True
+                self._failed.update(block for _, _, block in landing.bad)
+
+    def _run_ahead(self, arrival: Arrival) -> None:
+        """Layers ran unannounced in this step, perhaps on blocks that were not filled."""
+        arrival.miss("unannounced")
+        if self._group_of:
+            logger.warning(
+                "ritornello: %s ran unannounced; loads come before the first layer from now on",
+                min(self._awaited),
+            )
+        self._group_of = {}
+
+    def _note_wait(self, begun: float) -> float:
+        waited = perf_counter() - begun
+        self._read += waited
+        self._meter.add("load_seconds", waited)
+        return waited
 
     def _note_time(self, arrival: Arrival) -> None:
+        """What a load cost: the time it took, or, layer by layer, what the step waited."""
         if self._store.learns:
-            self._report.took[arrival.load.request] = monotonic() - arrival.begun
+            took = self._read if arrival.by_layer else monotonic() - arrival.begun
+            self._report.took[arrival.load.request] = took
             self._report.loads += self._store.take_loads()
 
     def _account(self, load: Load, landing: Landing) -> bool:

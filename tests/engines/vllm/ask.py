@@ -13,6 +13,16 @@ from pathlib import Path
 from typing import Any
 
 LENGTH = 300
+COUNTED = (
+    "errors",
+    "failed_pages",
+    "loaded_pages",
+    "saved_pages",
+    "saved_bytes",
+    "layer_loads",
+    "step_loads",
+    "apart_loads",
+)
 
 
 @dataclass
@@ -70,10 +80,7 @@ def main(asked: Question) -> None:
     engine = Engine(Path(asked.model), Path(asked.store), **asked.options)
     engine.llm.collective_rpc(make_room_between_stages)
     answers = [answer(engine, seed, asked.bad) for seed in asked.seeds]
-    counts = {
-        name: engine.count(f"vllm:ritornello_{name}")
-        for name in ("errors", "failed_pages", "loaded_pages", "saved_pages", "saved_bytes")
-    }
+    counts = {name: engine.count(f"vllm:ritornello_{name}") for name in COUNTED}
     for source in ("host", "disk", "external_unspecified"):
         counts[source] = engine.tokens_from(source)
     print("ANSWERS", json.dumps({"answers": answers, "counts": counts}), flush=True)

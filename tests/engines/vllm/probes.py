@@ -83,6 +83,9 @@ class BadTicket:
     def cancel(self) -> None:
         self._ticket.cancel()
 
+    def wait_section(self, number: int, timeout: float | None = None) -> bool:
+        return bool(self._ticket.wait_section(number, timeout))
+
     def wait(self, timeout: float | None = None) -> BadOutcome:
         return BadOutcome(self._ticket.wait(60), self._bad)
 

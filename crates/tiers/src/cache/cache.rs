@@ -12,7 +12,7 @@ use super::writer::After;
 use crate::remote::{RemoteTier, Unopened};
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, Result, Scope};
-use ritornello_store::{Terms, Ticket};
+use ritornello_store::{Terms, Ticket, check_sections};
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::transfer::Control;
@@ -95,10 +95,11 @@ impl Cache {
 
     /// Starts to read pages, from the fastest tier of this machine that has them. `target` belongs to
     /// the cache until the ticket is done. What was read from below the first tier is put there.
-    /// `parent`: the page before the first, where there is one.
+    /// `parent`: the page before the first, where there is one. Where `control` names sections of the
+    /// pages, each is told as soon as all pages have it.
     ///
     /// # Errors
-    /// `Invalid` for bad keys or sizes; `Retry` if too many tickets wait; `Closed`.
+    /// `Invalid` for bad keys, sizes or sections; `Retry` if too many tickets wait; `Closed`.
     pub fn submit_get(
         &self,
         scope: Arc<Scope>,
@@ -108,6 +109,7 @@ impl Cache {
         control: Control,
     ) -> Result<Ticket> {
         self.check()?;
+        check_sections(&scope, &control)?;
         let (shared, top) = (Arc::clone(&self.shared), self.shared.top());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
         let loading = shared.slack.load(shared.slowest_of(&scope, &keys), bytes);

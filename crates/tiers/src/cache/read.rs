@@ -176,6 +176,10 @@ impl Read {
         }
         let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
         let picked = Picked::new(target, &asked);
+        // A section has come when all that is missing has it, not when some pages have.
+        let rest = asked.len() < self.missing.len() && control.sections.is_some();
+        let whole = rest.then(|| Control { sections: None, ..control.clone() });
+        let control = whole.as_ref().unwrap_or(control);
         let outcome = match store.get_batch(scope, &wanted, &picked, control) {
             Ok(outcome) => outcome,
             Err(error) => {

@@ -49,17 +49,9 @@ impl<'a> Check<'a> {
         staged: Option<(Arc<Piece>, usize)>,
         copy: impl FnOnce(usize) -> Block,
     ) -> Result<Self, MissReason> {
-        let in_run = read.first as usize + page;
         let key = read.keys[page];
-        if header.keys.get(in_run).is_none_or(|named| named != key) {
-            return Err(MissReason::Key);
-        }
-        let slices = header.slices_of(in_run);
+        let slices = slices_of(read, header, page)?;
         let bytes = total(slices);
-        let fits = bytes <= read.page_bytes && bytes <= place_bytes(read);
-        if slices.is_empty() || !fits || !(0..).zip(slices).all(|(at, s)| is_sound(header, at, s)) {
-            return Err(MissReason::Header);
-        }
         let is_raw = slices.iter().all(|slice| slice.codec == Slice::RAW);
         let generation = read.place.generation;
         let work = match (read.encoded, staged) {
@@ -68,10 +60,6 @@ impl<'a> Check<'a> {
             }
             (_, None) if is_raw => Work::InPlace(Box::new(SliceSums::new(key, generation, slices))),
             (Encoded::Unpack(by), staged) => {
-                let known = |slice: &Slice| slice.codec == Slice::RAW || by.knows(slice.codec);
-                if !slices.iter().all(known) {
-                    return Err(MissReason::Codec);
-                }
                 let from = staged.map_or_else(
                     || Copy::Block(copy(bytes as usize)),
                     |(piece, at)| Copy::Staged(piece, at),
@@ -167,6 +155,33 @@ impl Copy {
             Self::Block(block) => &block.bytes()[at..at + length],
         }
     }
+}
+
+/// The slices of page `page` of the read.
+///
+/// # Errors
+/// Why the page cannot be right whatever its bytes, or cannot be decoded here.
+pub(super) fn slices_of<'h>(
+    read: &RunRead<'_>,
+    header: &'h RunHeader,
+    page: usize,
+) -> Result<&'h [Slice], MissReason> {
+    let in_run = read.first as usize + page;
+    if header.keys.get(in_run).is_none_or(|named| named != read.keys[page]) {
+        return Err(MissReason::Key);
+    }
+    let slices = header.slices_of(in_run);
+    let bytes = total(slices);
+    let fits = bytes <= read.page_bytes && bytes <= place_bytes(read);
+    if slices.is_empty() || !fits || !(0..).zip(slices).all(|(at, s)| is_sound(header, at, s)) {
+        return Err(MissReason::Header);
+    }
+    let known = |slice: &Slice| match read.encoded {
+        Encoded::Unpack(by) => slice.codec == Slice::RAW || by.knows(slice.codec),
+        Encoded::Refuse => slice.codec == Slice::RAW,
+        Encoded::AsStored => true,
+    };
+    if slices.iter().all(known) { Ok(slices) } else { Err(MissReason::Codec) }
 }
 
 fn place_bytes(read: &RunRead<'_>) -> u64 {

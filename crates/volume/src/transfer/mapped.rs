@@ -10,9 +10,10 @@ mod hands;
 mod lay;
 mod put;
 
-pub(super) use get::read;
+pub(super) use get::{copy_out, failed, read};
 pub(crate) use hands::copying_threads;
+pub(super) use lay::Lay;
 pub(super) use put::write;
 
 /// Bytes that are copied and checksummed in turns: they fit the first-level cache.
-const PIECE: usize = 16 << 10;
+pub(super) const PIECE: usize = 16 << 10;

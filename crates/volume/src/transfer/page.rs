@@ -230,9 +230,11 @@ impl PageMemory {
         (skip + range.len() <= span.len()).then(|| span.ptr().wrapping_add(skip))
     }
 
+    /// Visits bytes `range` of the page, in order.
+    ///
     /// # Safety
     /// As for [`PageMemory::gather`].
-    unsafe fn each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
+    pub(super) unsafe fn each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
         let mut left = range.end.min(self.bytes).saturating_sub(range.start);
         for (span, skip) in self.from(range.start) {
             if left == 0 {

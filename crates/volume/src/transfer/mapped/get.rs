@@ -175,7 +175,12 @@ impl<'r, 'a> Ready<'r, 'a> {
 }
 
 /// Copies `length` bytes of the run, from byte `start` on, to the beginning of `block`.
-fn copy_out(lay: &Lay, start: u64, length: usize, block: &mut Block) -> Result<(), MissReason> {
+pub(in crate::transfer) fn copy_out(
+    lay: &Lay,
+    start: u64,
+    length: usize,
+    block: &mut Block,
+) -> Result<(), MissReason> {
     debug_assert!(length <= block.len());
     let mut to = block.as_ptr();
     let copied = lay.each(start..start + length as u64, |bytes, length| {
@@ -186,7 +191,7 @@ fn copy_out(lay: &Lay, start: u64, length: usize, block: &mut Block) -> Result<(
     copied.map_err(|failure| failed(&failure))
 }
 
-fn failed((segment, error): &(SegmentId, io::Error)) -> MissReason {
+pub(in crate::transfer) fn failed((segment, error): &(SegmentId, io::Error)) -> MissReason {
     tracing::debug!(%error, segment = segment.0, "a mapped segment cannot be read");
     MissReason::Io
 }

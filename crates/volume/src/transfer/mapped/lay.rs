@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The extents of a run that a transfer touches, mapped.
-pub(super) struct Lay {
+pub(in crate::transfer) struct Lay {
     parts: Vec<Part>,
 }
 
@@ -29,7 +29,7 @@ impl Lay {
     ///
     /// # Errors
     /// If a segment cannot be opened.
-    pub(super) fn of(
+    pub(in crate::transfer) fn of(
         segments: &Segments,
         place: &Place,
         range: Range<u64>,
@@ -56,7 +56,7 @@ impl Lay {
     ///
     /// # Errors
     /// If the segment is shorter than that by now, or gone, or has no memory for it.
-    pub(super) fn each(
+    pub(in crate::transfer) fn each(
         &self,
         range: Range<u64>,
         mut visit: impl FnMut(*mut u8, usize),

@@ -1,0 +1,180 @@
+//! Pages in sections: what is wanted first comes first, and what is told is there, verified.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::UNIT;
+use ritornello_volume::*;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+const PAGE: usize = 96 * UNIT as usize;
+const PAGES: usize = 5;
+
+fn run_of(rig: &Rig, page_bytes: usize, slices: u16, extents: &[u32]) -> Run {
+    let mut run = Run::new(9, PAGES, page_bytes, extents);
+    run.header.slices_per_page = slices;
+    run.write(&rig.segments);
+    run
+}
+
+/// Reads pages `first..` into memory at some alignment, in fragments of some length.
+fn read(
+    rig: &Rig,
+    run: &Run,
+    first: usize,
+    memory: &mut [Memory],
+    fragment: usize,
+    sections: &Arc<Sections>,
+) -> Vec<PageFate> {
+    let mut pages: Vec<Vec<&mut [u8]>> =
+        memory.iter_mut().map(|page| page.slice_mut().chunks_mut(fragment).collect()).collect();
+    let target = BorrowedPagesMut::fragmented(&mut pages);
+    let control = Control { sections: Some(Arc::clone(sections)), ..Control::default() };
+    run.read_controlled(&rig.segments, first, &target, &control)
+}
+
+fn memory(pages: usize, bytes: usize, skew: usize) -> Vec<Memory> {
+    (0..pages).map(|_| Memory::new(bytes, skew)).collect()
+}
+
+fn sections(ends: &[usize]) -> Arc<Sections> {
+    Arc::new(Sections::new(ends.iter().map(|end| *end as u64).collect()).unwrap())
+}
+
+/// Flips a bit of byte `at` of page `page`, which lies in one extent.
+fn damage(rig: &Rig, run: &Run, page: usize, at: usize) {
+    let place = &run.place;
+    let unit = place.header_units as usize + page * place.page_units as usize;
+    let logical = unit as u64 * UNIT + at as u64;
+    let (mut base, mut found) = (0, None);
+    for extent in &place.extents {
+        if (base..base + extent.bytes()).contains(&logical) {
+            found = Some((extent.segment.0, extent.offset() + logical - base));
+        }
+        base += extent.bytes();
+    }
+    let (segment, offset) = found.unwrap();
+    let file = fs::File::options().read(true).write(true).open(segment_path(rig, segment)).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn however_pages_are_cut_and_wanted_all_of_them_comes() {
+    for rig in rigs() {
+        for (page, slices) in [(PAGE, 1), (PAGE, 6), (PAGE, 7), (PAGE + 77, 6), (5000, 3)] {
+            for extents in [&[][..], &[40, 7, 100]] {
+                let run = run_of(&rig, page, slices, extents);
+                for ends in [vec![page / 3, page], vec![1, page / 2, page - 1, page]] {
+                    for (skew, fragment) in [(0, page), (0, UNIT as usize), (1, 777)] {
+                        let (first, ends) = (usize::from(skew > 0), sections(&ends));
+                        let mut to = memory(PAGES - first, page, skew);
+                        let fates = read(&rig, &run, first, &mut to, fragment, &ends);
+                        assert!(fates.iter().all(|fate| fate.is_verified()), "{fates:?}");
+                        for (memory, page) in to.iter().zip(&run.pages[first..]) {
+                            assert!(memory.slice() == page, "wrong bytes");
+                        }
+                        assert!(ends.wait(ends.here() - 1, None));
+                        assert_eq!(ends.page_bytes(), page as u64);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_in_a_late_slice_leaves_the_sections_before_it_and_the_other_pages() {
+    for rig in rigs() {
+        for skew in [0, 1] {
+            let run = run_of(&rig, PAGE, 6, &[]);
+            damage(&rig, &run, 2, PAGE * 4 / 6 + 5);
+            let ends = sections(&[PAGE / 6, PAGE / 3, PAGE * 2 / 3, PAGE * 5 / 6, PAGE]);
+            let mut to = memory(PAGES, PAGE, skew);
+            let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
+            let missed = PageFate::Missed(MissReason::Checksum);
+            for (page, fate) in fates.iter().enumerate() {
+                let whole = page != 2;
+                assert_eq!(*fate, if whole { PageFate::Verified } else { missed });
+                let right = if whole { PAGE } else { PAGE * 2 / 3 };
+                assert!(to[page].slice()[..right] == run.pages[page][..right]);
+            }
+            assert_eq!(ends.here(), 3);
+        }
+    }
+}
+
+#[test]
+fn damage_in_the_first_slice_tells_nothing() {
+    for rig in rigs() {
+        let run = run_of(&rig, PAGE, 6, &[]);
+        damage(&rig, &run, 4, 5);
+        let ends = sections(&[PAGE / 6, PAGE]);
+        let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
+        assert_eq!(fates[4], PageFate::Missed(MissReason::Checksum));
+        assert!(fates[..4].iter().all(|fate| fate.is_verified()));
+        assert_eq!(ends.here(), 0);
+    }
+}
+
+#[test]
+fn what_came_before_is_left_as_it_is() {
+    for rig in rigs() {
+        for slices in [6, 1, 4] {
+            let run = run_of(&rig, PAGE, 6, &[]);
+            damage(&rig, &run, 1, PAGE / 2 + 9);
+            let ends = sections(&[PAGE / 3, PAGE / 2, PAGE]);
+            let mut to = memory(PAGES, PAGE, 0);
+            let _ = read(&rig, &run, 0, &mut to, PAGE, &ends);
+            assert_eq!(ends.here(), 2);
+            to.iter_mut().for_each(|page| page.slice_mut().fill(0x77));
+            // Somebody else has the pages, cut in another way.
+            let run = run_of(&rig, PAGE, slices, &[]);
+            let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
+            assert!(fates.iter().all(|fate| fate.is_verified()));
+            for (memory, page) in to.iter().zip(&run.pages) {
+                assert!(memory.slice()[..PAGE / 2].iter().all(|byte| *byte == 0x77));
+                assert!(memory.slice()[PAGE / 2..] == page[PAGE / 2..]);
+            }
+            assert_eq!(ends.here(), 3);
+        }
+    }
+}
+
+#[test]
+fn a_header_that_is_not_right_and_a_call_that_is_stopped_are_misses() {
+    for rig in rigs() {
+        let mut run = run_of(&rig, PAGE, 6, &[]);
+        let ends = sections(&[PAGE / 2, PAGE]);
+        let mut to = memory(PAGES, PAGE, 0);
+        let mut pages: Vec<&mut [u8]> = to.iter_mut().map(Memory::slice_mut).collect();
+        let target = BorrowedPagesMut::new(&mut pages);
+        let now = Control {
+            deadline: Some(std::time::Instant::now()),
+            sections: Some(Arc::clone(&ends)),
+            ..Control::default()
+        };
+        let fates = run.read_controlled(&rig.segments, 0, &target, &now);
+        assert_eq!(fates, [PageFate::Missed(MissReason::Deadline); PAGES]);
+        drop(target);
+        run.place.header_checksum ^= 1;
+        let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
+        assert_eq!(fates, [PageFate::Missed(MissReason::Header); PAGES]);
+        assert_eq!(ends.here(), 0);
+    }
+}
+
+#[test]
+fn sections_of_other_pages_are_not_looked_at() {
+    let rig = rig(IoChoice::Buffered);
+    let run = run_of(&rig, PAGE, 6, &[]);
+    let ends = sections(&[PAGE / 2, PAGE * 2]);
+    let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
+    assert!(fates.iter().all(|fate| fate.is_verified()));
+    assert_eq!(ends.here(), 0);
+}

@@ -1,0 +1,114 @@
+"""A worker over a real store, with arrays for the engine's memory: each layer has its pages when it
+is announced.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+from vllm_shapes import Tensor, identity, part
+
+from ritornello.vllm.metadata import Load, Pages, Save, StepMetadata
+from ritornello.vllm.meter import Meter
+from ritornello.vllm.settings import Settings
+from ritornello.vllm.store import QuietStore
+from ritornello.vllm.tiers import QuietCache
+from ritornello.vllm.worker import WorkerSide
+
+BLOCKS = 12
+LAYERS = [f"l.{number}" for number in range(6)]
+# Two layers make a group.
+BYTES = 64 << 10
+KEYS = tuple(f"page {place:02}".encode() * 4 for place in range(5))
+SAVED, LOADED = (1, 2, 3, 4, 5), (11, 9, 8, 7, 6)
+IDENTITY = identity(part(units=((0, 1),), stages=(tuple(LAYERS),), kv_heads=1, head_bytes=BYTES))
+
+
+class Machine:
+    def __init__(self, store: QuietStore, meter: Meter) -> None:
+        self.meter = meter
+        self.memory = {
+            name: numpy.random.default_rng(seed).integers(0, 256, (BLOCKS, BYTES), numpy.uint8)
+            for seed, name in enumerate(LAYERS)
+        }
+        self.right = {name: array[list(SAVED)].copy() for name, array in self.memory.items()}
+        self.worker = WorkerSide(store, BLOCKS, [(LAYERS, 1)], meter)
+        self.worker.register({name: Tensor(array) for name, array in self.memory.items()})
+        # A step that saves, and one that finds out that it is done.
+        self.step(StepMetadata(IDENTITY, (), [Save("a", Pages(0, 0, KEYS, SAVED))]))
+        while self.worker._flights:
+            self.step(StepMetadata())
+
+    def step(self, metadata: StepMetadata, *, check: bool = False) -> set[int]:
+        """One step; with `check`, what a layer reads is there when it runs."""
+        self.worker.begin()
+        self.worker.load(metadata)
+        for name in LAYERS:
+            self.worker.await_layer(name)
+            if check:
+                assert (self.memory[name][list(LOADED)] == self.right[name]).all(), name
+        self.worker.save(metadata)
+        return self.worker.take_failed_blocks()
+
+    def counts(self) -> dict[str, float]:
+        return self.meter.take() or {}
+
+
+@pytest.fixture(params=["path", "tiers"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
+    meter, place = Meter(), str(tmp_path / "disk")
+    store: QuietStore
+    if request.param == "path":
+        store = QuietStore(Settings(place, "1GiB"), meter)
+    else:
+        tiers = [f"host 64MiB {tmp_path}/host", f"disk {place} 1GiB"]
+        store = QuietCache(Settings.parse({"tiers": tiers}), meter)
+    made = Machine(store, meter)
+    yield made
+    made.worker.close()
+
+
+LOAD = StepMetadata(None, [Load("b", [Pages(0, 0, KEYS, LOADED)])])
+
+
+def test_each_layer_has_its_pages_when_it_is_announced(machine: Machine) -> None:
+    machine.counts()
+    for _ in range(10):
+        for array in machine.memory.values():
+            array[list(LOADED)] = 0
+        assert machine.step(LOAD, check=True) == set()
+    counts = machine.counts()
+    assert (counts["layer_loads"], counts["loaded_pages"]) == (10, 50)
+    assert counts["loaded_bytes"] == 50 * len(LAYERS) * BYTES
+
+
+def test_what_is_missing_is_reported_when_the_step_is_over(machine: Machine) -> None:
+    keys = (*KEYS[:4], b"never stored" * 2)
+    assert machine.step(StepMetadata(None, [Load("b", [Pages(0, 0, keys, LOADED)])])) == {6}
+    report = machine.worker.take_report()
+    assert report is not None
+    assert report.unsaved == [("b", 0, 4)]
+
+
+def test_damage_in_the_last_layers_is_one_page_that_did_not_come(
+    machine: Machine, tmp_path: Path
+) -> None:
+    store = machine.worker._store._store
+    assert store is not None
+    store.flush()
+    last = machine.right[LAYERS[-1]][2].tobytes()[-4096:]
+    found = 0
+    for path in tmp_path.rglob("seg-*"):
+        at = path.read_bytes().find(last)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([last[0] ^ 1]))
+            found += 1
+    assert found
+    machine.counts()
+    assert machine.step(LOAD) == {8}
+    for name in LAYERS[:4]:
+        assert (machine.memory[name][list(LOADED)] == machine.right[name]).all()
+    assert machine.counts()["failed_pages"] == 1
