@@ -22,10 +22,14 @@ struct Pairs {
     channels: u32,
 }
 
+/// Slices that a page stored as it comes has at most: with more, the header of a run has no room for 64
+/// pages, and long puts become several runs.
+const RAW_SLICES_MAX: u64 = 16;
+
 /// Slices of a page that is stored as it comes: at least as long as others, in whole units if that can
 /// be, so that they are read to where they are to be.
 pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
-    let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, u64::from(u16::MAX));
+    let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, RAW_SLICES_MAX);
     let whole = (most.div_ceil(2)..=most).rev().find(|n| page_bytes.is_multiple_of(n * UNIT));
     u16::try_from(whole.unwrap_or(most)).unwrap_or(1)
 }
@@ -172,9 +176,11 @@ mod tests {
     fn pages_that_are_stored_as_they_come_are_cut_in_whole_units_where_they_can_be() {
         let kib = |n: u64| raw_slices(n << 10);
         assert_eq!([4, 128, 255, 256, 2048].map(kib), [1, 1, 1, 2, 16]);
-        assert_eq!(kib(61 * 72), 18, "of 61 units each");
+        assert_eq!(kib(61 * 72), 9, "of 122 units each");
         assert_eq!(raw_slices(300_001), 2);
-        assert_eq!(raw_slices(ritornello_format::PAGE_BYTES_MAX), 512);
+        assert_eq!(raw_slices(ritornello_format::PAGE_BYTES_MAX), 16);
+        let of_32_bytes = std::iter::repeat_n(32, 100);
+        assert!(ritornello_format::RunHeader::pages_that_fit(of_32_bytes, 16) >= 64);
     }
 
     #[test]
