@@ -80,9 +80,11 @@ impl Sections {
     /// `leading` sections are here.
     fn arrive(&self, leading: usize) {
         let mut state = self.state.lock();
-        state.here = state.here.max(leading);
-        drop(state);
-        self.state.wake_all();
+        if leading > state.here {
+            state.here = leading;
+            drop(state);
+            self.state.wake_all();
+        }
     }
 
     /// Whether these reads can be made in sections.
