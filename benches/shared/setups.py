@@ -62,10 +62,11 @@ class Setup:
     gate: str = "auto"
 
     def histories(self, scale: Scale) -> tuple[int, ...]:
-        """What it is measured at. Those without a choice are there for the gate's regret, which is
-        asked where loading is worth most.
+        """What it is measured at: the longest, where loading is worth most, and the others where
+        set-ups are compared with each other.
         """
-        return scale.histories if self.gate == "auto" else (max(scale.histories),)
+        compared = self.gate == "auto" and self.rate_x in (None, RATES[0]) and self.name != STORE
+        return scale.histories if compared else (max(scale.histories),)
 
     @property
     def title(self) -> str:
@@ -108,9 +109,12 @@ def full_plan() -> list[Setup]:
     """All set-ups, those first that say most: where time runs out the rest is left out."""
     lower = [(name, ("{host}", LOWER[name])) for name in (HOST_DISK, HOST_S3)]
     auto = [Setup(name, tiers, rate) for rate in RATES for name, tiers in lower]
-    never = [Setup(name, tiers, None, "never") for name, tiers in lower]
-    always = [Setup(name, tiers, rate, "always") for rate in RATES for name, tiers in lower]
-    return [Setup(ALONE), Setup(HOST, ("{host}",)), Setup(STORE), *auto, *never, *always]
+    told = [
+        Setup(name, tiers, rate, gate)
+        for name, tiers in lower
+        for rate, gate in [(None, "never"), *((rate, "always") for rate in RATES)]
+    ]
+    return [Setup(ALONE), Setup(HOST, ("{host}",)), *auto, *told, Setup(STORE)]
 
 
 def short_plan() -> list[Setup]:
