@@ -13,6 +13,8 @@ use std::time::Duration;
 const WEIGHT: f64 = 0.2;
 /// Of a tier that was never used: about an NVMe drive.
 const BYTES_A_SECOND: f64 = 2e9;
+/// What that counts for, in long loads: the first one tells more.
+const GUESS: f64 = 0.1;
 /// How fast doubt about a slow tier fades: by this much it is taken to be faster a second.
 const RECOVERY: f64 = 1.02;
 /// Loading must promise to be this much faster, of the time to compute: the estimates cannot tell
@@ -119,6 +121,10 @@ struct Speed {
     /// Bytes a second, and seconds before the first.
     rate: f64,
     latency: f64,
+    /// Bytes a second that it is not let exceed.
+    cap: f64,
+    /// What is known of the rate counts for, in long loads: at first little.
+    known: f64,
     /// When it was seen, in seconds of the caller's clock.
     seen: f64,
 }
@@ -126,7 +132,8 @@ struct Speed {
 impl Speed {
     fn seconds(&self, bytes: f64, queued: f64, now: f64) -> f64 {
         let faster = RECOVERY.powf((now - self.seen).clamp(0.0, 600.0));
-        (self.latency + (bytes + queued) / self.rate) / faster
+        let all = bytes + queued;
+        ((self.latency + all / self.rate) / faster).max(all / self.cap)
     }
 }
 
@@ -139,12 +146,18 @@ pub struct Gate {
 
 impl Default for Gate {
     fn default() -> Self {
-        let speed = Speed { rate: BYTES_A_SECOND, latency: 0.0, seen: 0.0 };
+        let (rate, cap, known) = (BYTES_A_SECOND, f64::INFINITY, GUESS);
+        let speed = Speed { rate, latency: 0.0, cap, known, seen: 0.0 };
         Self { prefill: Prefill::default(), tiers: [speed; 4] }
     }
 }
 
 impl Gate {
+    /// A tier is not let move more than so many bytes a second.
+    pub fn capped(&mut self, tier: Tier, bytes_a_second: u64) {
+        self.tiers[tier as usize].cap = bytes_a_second.max(1) as f64;
+    }
+
     /// So many bytes came from a tier, which took so long from when they were asked for.
     pub fn loaded(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
         let speed = &mut self.tiers[tier as usize];
@@ -152,8 +165,12 @@ impl Gate {
         // What exceeds the time that the known rate takes is split between rate and latency by how
         // much there was to load: little tells of latency, much of the rate.
         let share = bytes / (bytes + speed.rate * 0.01);
-        let rate = bytes / (took - speed.latency).max(took / 2.0);
-        speed.rate += WEIGHT * share * (rate - speed.rate);
+        // Of seconds a byte: what is asked for is the time that a load will take.
+        let each = (took - speed.latency).max(took / 2.0) / bytes.max(1.0);
+        let gain = (share / (speed.known + share)).max(WEIGHT * share);
+        speed.known += share;
+        let known = 1.0 / speed.rate;
+        speed.rate = 1.0 / (known + gain * (each - known));
         let latency = (took - bytes / speed.rate).max(0.0);
         speed.latency += WEIGHT * (1.0 - share) * (latency - speed.latency);
         speed.seen = now;
@@ -249,6 +266,26 @@ mod tests {
             let total = decided.load + decided.compute;
             assert!(total <= decided.recompute);
         }
+    }
+
+    #[test]
+    fn the_first_long_load_tells_that_a_tier_is_slow_and_a_short_one_does_not() {
+        let mut gate = Gate::default();
+        gate.computed(0, 2_000, Duration::from_millis(200));
+        gate.loaded(Tier::Disk, 4 << 10, Duration::from_millis(1), 0.0);
+        assert_eq!(gate.decide(&question(&disk(30), 2_000), 0.0).pages, 30);
+        gate.loaded(Tier::Disk, 16 * MIB, Duration::from_secs(1), 0.0);
+        assert_eq!(gate.decide(&question(&disk(30), 2_000), 0.0).pages, 0);
+    }
+
+    #[test]
+    fn a_cap_is_known_from_the_beginning_and_does_not_fade() {
+        let mut gate = Gate::default();
+        gate.computed(0, 2_000, Duration::from_millis(200));
+        gate.capped(Tier::Disk, 100_000_000);
+        assert_eq!(gate.decide(&question(&disk(30), 2_000), 600.0).pages, 0);
+        gate.capped(Tier::Disk, 1_000_000_000);
+        assert_eq!(gate.decide(&question(&disk(30), 2_000), 600.0).pages, 30);
     }
 
     #[test]

@@ -90,6 +90,9 @@ impl Cache {
             return TierSpec::list::<&str>(&[]).and(Err(Error::invalid("a cache has tiers")));
         }
         let shared = Shared::new(shelves, remote, settings.prefetch, settings.write_queue);
+        for (spec, cap) in list.iter().filter_map(|spec| Some((spec, spec.rate?))) {
+            shared.gate(|gate| gate.capped(spec.tier(), cap));
+        }
         Ok(Self { shared: Arc::new(shared), process: process_id() })
     }
 
