@@ -28,6 +28,7 @@ from benches.shared.s3 import KINDS, S3Server
 from benches.shared.setups import (
     ALONE,
     FULL,
+    HOST,
     HOST_S3,
     SHORT,
     Place,
@@ -114,7 +115,7 @@ class Bench:
                     report.qps[history] = report.speed.qps(self.scale, history)
             for history in setup.histories(self.scale):
                 run.measured[history] = fleet.multi_round_qa(history, report.qps[history])
-            run.answers = fleet.answers(alone=setup.name == ALONE)
+            run.answers = fleet.answers(alone=setup.name in (ALONE, HOST))
         return run
 
     def _place(self, setup: Setup) -> Place:

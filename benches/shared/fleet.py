@@ -180,7 +180,7 @@ class Fleet:
 
     def answers(self, alone: bool) -> Answers:
         """Greedy answers without company: prompts that nobody has sent, asked of the first engine;
-        then again of the second, or, where there are no tiers (`alone`), of the first, whose own
+        then again of the second, or, where they share no tier (`alone`), of the first, whose own
         cache has them.
         """
         first = self._greedy(0)
@@ -228,7 +228,9 @@ class Speed:
         """Questions a second that keep the engines alone busy for `scale.load` of the time."""
         said = scale.rounds / 2 * (scale.question + scale.answer)
         prompt = scale.system + history + said
-        return scale.load * ENGINES / (prompt / self.prefill_tokens_s + scale.answer * self.gap_s)
+        seconds = prompt / self.prefill_tokens_s + scale.answer * self.gap_s
+        qps = scale.load * ENGINES / seconds
+        return qps if scale.most_qps is None else min(qps, scale.most_qps)
 
 
 def same_so_far(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
