@@ -109,13 +109,13 @@ class Bench:
                     environment=S3Server.environment(),
                 )
             )
-            if report.speed is None:
-                report.speed = fleet.speed()
-                for history in self.scale.histories:
-                    report.qps[history] = report.speed.qps(self.scale, history)
             for history in setup.histories(self.scale):
-                run.measured[history] = fleet.multi_round_qa(history, report.qps[history])
-            run.answers = fleet.answers(alone=setup.name in (ALONE, HOST))
+                if history not in report.speeds:
+                    report.speeds[history] = fleet.speed(history)
+                qps = report.speeds[history].qps(self.scale, history)
+                run.measured[history] = fleet.multi_round_qa(history, qps)
+            if setup.has_answers:
+                run.answers = fleet.answers(alone=setup.name in (ALONE, HOST))
         return run
 
     def _place(self, setup: Setup) -> Place:
@@ -123,7 +123,9 @@ class Bench:
         prefix = "".join(c if c.isalnum() else "-" for c in setup.title)
         s3 = self.s3.address(prefix) if self.s3 else ""
         memory = MEMORY / f"ritornello-bench-{os.getpid()}"
-        return Place(self.folder / "tiers", memory, s3, self.scale.host_mib, self.report.break_even)
+        history = setup.histories(self.scale)[-1]
+        break_even = self.report.break_even(history)
+        return Place(self.folder / "tiers", memory, s3, self.scale.host_mib, break_even)
 
 
 def understood(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:

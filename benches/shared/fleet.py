@@ -146,13 +146,15 @@ class Fleet:
 
         return asyncio.run(run())
 
-    def speed(self) -> "Speed":
-        """Both engines compute prompts that nobody has sent, one at a time each."""
+    def speed(self, history: int) -> "Speed":
+        """Both engines compute prompts as long as this history that nobody has sent, one at a time
+        each.
+        """
         scale = self.scale
         documents = LongContext(
-            source=Source(2),
+            source=Source(history + 1),
             num_documents=2 * ENGINES,
-            document_length=max(scale.histories),
+            document_length=history,
             output_len=scale.answer,
             repeat_count=0,
             repeat_mode="tile",

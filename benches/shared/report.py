@@ -73,17 +73,18 @@ class Report:
     """Everything, while it is being measured; what was left out has a reason."""
 
     scale: Scale
-    speed: Speed | None = None
     bytes_per_token: int = 0
-    qps: dict[int, float] = field(default_factory=dict)
+    speeds: dict[int, Speed] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
-    @property
-    def break_even(self) -> float:
-        """Bytes a second at which one engine loads as fast as it computes."""
-        return self.speed.prefill_tokens_s * self.bytes_per_token if self.speed else 0.0
+    def break_even(self, history: int) -> float:
+        """Bytes a second at which one engine loads a history of this length as fast as it computes
+        it; 0 before the engine alone was measured.
+        """
+        speed = self.speeds.get(history)
+        return speed.prefill_tokens_s * self.bytes_per_token if speed else 0.0
 
     def reference(self, name: str) -> Run | None:
         return next((run for run in self.runs if run.setup.name == name), None)
@@ -210,9 +211,9 @@ class Report:
             "working_set_bytes": working,
             "device_bytes": round(scale.device * kib * 1024),
             "host_bytes": scale.host_mib << 20,
-            "prefill_tokens_s": self.speed.prefill_tokens_s if self.speed else None,
-            "break_even_bytes_s": self.break_even,
-            "qps": self.qps,
+            "prefill_tokens_s": {at: speed.prefill_tokens_s for at, speed in self.speeds.items()},
+            "break_even_bytes_s": {at: self.break_even(at) for at in self.speeds},
+            "qps": {at: speed.qps(scale, at) for at, speed in self.speeds.items()},
             **more,
             "rows": [asdict(row) for row in self.rows()],
             "answers_compared": self.compared(),
@@ -232,7 +233,7 @@ def differing(title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, .
         for number, cached in sorted(both)
         if run.answers[number, cached] != alone[number, cached]
     ]
-    if run.setup.gate != "never" and not any(cached for _, cached in both):
+    if run.setup.has_answers and not any(cached for _, cached in both):
         seen = sorted(cached for _, cached in run.answers)
         if run.setup.gate == "always" or run.setup.rate_x is None:
             told.append(f"{title}: no answer to compare: cached were {seen} tokens of each prompt")

@@ -44,7 +44,7 @@ class Scale:
         return self.system + self.users * (history + self.rounds * (self.question + self.answer))
 
 
-FULL = Scale(model="demo", histories=(1536, 2816), users=8, rounds=3)
+FULL = Scale(model="demo", histories=(1280, 2304), users=6, rounds=3, device=4096)
 # Facts only: hits by tier, equal answers. A second round goes to the other engine, whose host tier
 # does not have it however large it is; it comes so late that a busy machine has stored the first.
 SHORT = Scale(
@@ -56,32 +56,42 @@ SHORT = Scale(
 class Setup:
     """`tiers` as the connector reads them, with places to fill in. `rate_x`: the bandwidth of the
     lowest tier in multiples of break-even, None where it is not limited. `gate`: how the connector
-    decides between loading and computing.
+    decides between loading and computing. `history`: the length it is measured at, if not the
+    longest; break-even is that of the length.
     """
 
     name: str
     tiers: tuple[str, ...] = ()
     rate_x: float | None = None
     gate: str = "auto"
+    history: int | None = None
 
     def histories(self, scale: Scale) -> tuple[int, ...]:
-        """What it is measured at: the longest, where loading is worth most, and the others where
-        set-ups are compared with each other.
+        """What it is measured at: all lengths where others are compared with it."""
+        if self.name in (ALONE, HOST):
+            return scale.histories
+        return (self.history or max(scale.histories),)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether its answers are compared with those of the engine alone: once under the same
+        tiers and gate is enough, and where all that is there comes.
         """
-        compared = self.gate == "auto" and self.rate_x in (None, RATES[0]) and self.name != STORE
-        return scale.histories if compared else (max(scale.histories),)
+        return self.gate == "auto" or (self.gate == "always" and self.rate_x in (None, max(RATES)))
 
     @property
     def title(self) -> str:
         rate = f" at {self.rate_x:g}x" if self.rate_x else ""
         gate = f", {self.gate} load" if self.gate != "auto" else ""
-        return self.name + rate + gate
+        history = f", {self.history:,} tokens" if self.history else ""
+        return self.name + rate + gate + history
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a set-up finds its tiers. `memory` is a folder in memory, for host tiers; `s3` the
-    address of an empty prefix; `break_even` is in bytes a second of one engine.
+    address of an empty prefix; `break_even` is in bytes a second of one engine, at the length of
+    history that is measured.
     """
 
     folder: Path
@@ -117,7 +127,12 @@ def full_plan() -> list[Setup]:
         for name, tiers in lower
         for rate, gate in [(None, "never"), *((rate, "always") for rate in RATES)]
     ]
-    return [Setup(ALONE), Setup(HOST, ("{host}",)), *auto, *told, Setup(STORE)]
+    shorter = [
+        Setup(name, tiers, RATES[0], history=history)
+        for history in FULL.histories[:-1]
+        for name, tiers in lower
+    ]
+    return [Setup(ALONE), Setup(HOST, ("{host}",)), *auto, *shorter, *told]
 
 
 def short_plan() -> list[Setup]:
@@ -133,7 +148,7 @@ def others_of(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
     found = {
         other.gate: other
         for other in among
-        if other.name == setup.name
+        if (other.name, other.history) == (setup.name, setup.history)
         and (other.gate, other.rate_x) in (("always", setup.rate_x), ("never", None))
     }
     return [found["always"], found["never"]] if len(found) == 2 else []

@@ -76,7 +76,7 @@ def measured(ttft_s: float, failed: int = 0, **hits: int) -> Measured:
 
 
 def report(*runs: tuple[Setup, Measured]) -> Report:
-    made = Report(FULL, Speed(2000.0, 0.01), bytes_per_token=6144)
+    made = Report(FULL, bytes_per_token=6144, speeds={HISTORY: Speed(2000.0, 0.01)})
     answers = {(0, 0): (1, 2), (0, 512): (3, 4)}
     made.runs = [Run(setup, {HISTORY: found}, dict(answers)) for setup, found in runs]
     return made
@@ -87,11 +87,11 @@ def report(*runs: tuple[Setup, Measured]) -> Report:
 
 def test_all_set_ups_are_planned_once_and_the_most_telling_first() -> None:
     plan = full_plan()
-    assert len(set(plan)) == len(plan) == 21
+    assert len(set(plan)) == len(plan) == 22
     assert [setup.name for setup in plan[:2]] == [ALONE, HOST]
     for name in (HOST_DISK, HOST_S3):
         for gate in ("auto", "always"):
-            of = [s.rate_x for s in plan if (s.name, s.gate) == (name, gate)]
+            of = [s.rate_x for s in plan if (s.name, s.gate, s.history) == (name, gate, None)]
             assert sorted(r for r in of if r) == [0.5, 1.0, 2.0, 10.0]
     gates = [setup.gate for setup in plan]
     limited = [i for i, setup in enumerate(plan) if setup.gate == "auto" and setup.rate_x]
@@ -104,15 +104,26 @@ def test_all_set_ups_are_planned_once_and_the_most_telling_first() -> None:
 def test_a_gate_is_compared_with_both_that_have_no_choice() -> None:
     plan = full_plan()
     for setup in plan:
-        if setup.gate != "auto" or setup.rate_x is None:
+        if setup.gate != "auto" or setup.rate_x is None or setup.history is not None:
             continue
         always, never = others_of(setup, plan)
         assert (always.name, always.gate, always.rate_x) == (setup.name, "always", setup.rate_x)
         assert (never.name, never.gate, never.rate_x) == (setup.name, "never", None)
         longest = (max(FULL.histories),)
-        assert setup.histories(FULL) == (FULL.histories if setup.rate_x == 2.0 else longest)
-        assert always.histories(FULL) == never.histories(FULL) == longest
+        assert setup.histories(FULL) == always.histories(FULL) == never.histories(FULL) == longest
     assert others_of(LIMITED, [s for s in plan if s.gate != "never"]) == []
+    assert plan[0].histories(FULL) == plan[1].histories(FULL) == FULL.histories
+    shorter = [setup for setup in plan if setup.history is not None]
+    assert [setup.histories(FULL) for setup in shorter] == [FULL.histories[:1]] * 2
+    assert not any(others_of(setup, plan) for setup in shorter)
+
+
+def test_answers_are_compared_behind_every_tier_where_all_that_is_there_comes() -> None:
+    for plan in (full_plan(), short_plan()):
+        for name in (HOST_DISK, HOST_S3):
+            told = [s for s in plan if s.name == name and s.gate == "always" and s.has_answers]
+            assert len(told) == 1
+        assert not any(setup.has_answers for setup in plan if setup.gate == "never")
 
 
 def test_a_set_up_is_what_the_connector_reads(tmp_path: Path) -> None:
@@ -170,8 +181,8 @@ def test_bytes_of_a_token_are_those_of_all_layers(tmp_path: Path) -> None:
 
 def test_the_rate_of_questions_keeps_the_engines_busy_as_far_as_wanted() -> None:
     speed = Speed(prefill_tokens_s=2000.0, gap_s=0.01)
-    busy = speed.qps(FULL, 2816) * (
-        (FULL.system + 2816 + FULL.rounds / 2 * (FULL.question + FULL.answer)) / 2000
+    busy = speed.qps(FULL, HISTORY) * (
+        (FULL.system + HISTORY + FULL.rounds / 2 * (FULL.question + FULL.answer)) / 2000
         + FULL.answer * 0.01
     )
     assert busy / 2 == pytest.approx(FULL.load)
@@ -196,7 +207,9 @@ def test_engines_are_given_the_connector_and_little_memory(tmp_path: Path) -> No
     with_tiers = command({"tiers": ["host 1MiB"]})
     told = json.loads(with_tiers[with_tiers.index("--kv-transfer-config") + 1])
     assert told["kv_connector_extra_config"] == {"tiers": ["host 1MiB"]}
-    assert with_tiers[with_tiers.index("--num-gpu-blocks-override") + 1] == "96"
+    assert with_tiers[with_tiers.index("--num-gpu-blocks-override") + 1] == str(
+        FULL.device // FULL.block
+    )
     assert "--kv-transfer-config" not in command(None)
 
 
@@ -236,7 +249,7 @@ def test_rows_compare_the_same_users_with_and_without_tiers(tmp_path: Path) -> N
     assert made.broken == []
     made.write(tmp_path / "report.json", versions="x")
     told = json.loads((tmp_path / "report.json").read_text())
-    assert told["break_even_bytes_s"] == 2000 * 6144
+    assert told["break_even_bytes_s"] == {str(HISTORY): 2000 * 6144}
     assert told["answers_compared"][LIMITED.title] == [0, 512]
     assert set(told["rows"][2]) >= {
         *("setup", "history_tokens", "tier_rate_x", "ttft_mean_s", "ttft_p99_s"),
