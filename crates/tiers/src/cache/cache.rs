@@ -11,7 +11,7 @@ use super::spec::{Place, TierSpec, host_dir};
 use super::writer::After;
 use crate::remote::{RemoteTier, Unopened};
 use ritornello_format::residency::Tier;
-use ritornello_format::{Error, ErrorKind, Result, Scope};
+use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
 use ritornello_store::{Terms, Ticket, check_sections};
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
@@ -84,7 +84,8 @@ impl Cache {
             let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::Back);
             let node = shelf::open(spec.tier(), dir, capacity, below)?;
             let rate = Rate::new(spec.rate);
-            shelves.push(Shelf { tier: spec.tier(), node, write: spec.write, rate });
+            let capacity = capacity.unwrap_or(u64::MAX);
+            shelves.push(Shelf { tier: spec.tier(), node, capacity, write: spec.write, rate });
         }
         if shelves.is_empty() {
             return TierSpec::list::<&str>(&[]).and(Err(Error::invalid("a cache has tiers")));
@@ -116,6 +117,10 @@ impl Cache {
         let (shared, top) = (Arc::clone(&self.shared), self.shared.top());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
         let loading = shared.slack.load(shared.slowest_of(&scope, &keys), bytes);
+        if let Some(first) = keys.first() {
+            let first = PageHash::of(&scope.id(), first);
+            shared.stop_raising(|pages| pages.hashes.contains(&first));
+        }
         top.store().submit_read(keys, target.len(), control, move |keys, control| {
             let outcome = shared.read(&scope, parent.as_deref(), keys, target.as_ref(), control);
             drop(loading);

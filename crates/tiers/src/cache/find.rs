@@ -147,7 +147,7 @@ impl Cache {
         check_keys(keys)?;
         let Some(last) = keys.last() else { return Ok(false) };
         let name = PageHash::of(&scope.id(), last);
-        let rose = self.shared.stop_raising(name);
+        let rose = self.shared.stop_raising(|pages| pages.name() == Some(name));
         let stopped = self.shared.prefetches.cancel(name);
         if stopped == Some(Stopped::Waiting) {
             self.shared.counts.prefetch.cancelled.add(1);
@@ -196,7 +196,7 @@ impl Shared {
             self.counts.gate.decided(local.saturating_sub(skipped), &decision);
             found.decision = Some(decision);
         }
-        let brought = known.as_ref().map_or(0, |job| job.take_brought());
+        let brought = known.as_ref().map_or(0, |job| self.take_brought(job));
         match known.map(|job| job.stage()) {
             Some(Stage::Over { known, .. }) => {
                 found.brought = brought.min(local);
@@ -220,7 +220,7 @@ impl Shared {
     fn unfinished(&self, pages: &Pages, wish: &Wish, job: &Prefetch) -> Option<Found> {
         let local: usize = job.local.iter().map(|stretch| stretch.pages).sum();
         let missing = (pages.len() - local.min(pages.len())) as u64;
-        if job.since.elapsed() >= self.policy.patience(missing * wish.page_tokens) {
+        if job.since.elapsed() >= self.policy.patience(missing * wish.page_tokens, job.expected()) {
             return None;
         }
         let (readiness, progress) = match job.stage() {
@@ -316,12 +316,21 @@ impl Shared {
             page_tokens: wish.page_tokens,
             before: wish.computed,
             tokens: wish.tokens.max(wish.computed),
-            queued: self.slack.queued(),
+            queued: self.queued(),
         };
         let decision = self.gate(|gate| gate.decide(&question, self.clock()));
         let load = if decision.pages == 0 { 0 } else { skipped + decision.pages };
         let knows = !decision.recompute.is_zero() && !lacking.is_empty();
         knows.then_some((load, decision))
+    }
+
+    /// Bytes that wait to be loaded from each tier, or, where a cap is, to be moved either way.
+    fn queued(&self) -> [u64; 4] {
+        let mut queued = self.slack.queued();
+        for (tier, rate) in self.rates() {
+            queued[tier as usize] = queued[tier as usize].max(rate.backlog());
+        }
+        queued
     }
 
     /// Counts what was found, and has what was found often enough written down.

@@ -93,16 +93,19 @@ impl PrefetchPolicy {
             })
     }
 
-    /// How long a request may be asked to ask again that `tokens` tokens are to come for.
+    /// How long a request may be asked to ask again that `tokens` tokens are to come for, where the
+    /// gate expects that to take so long, or knows nothing (zero).
     #[must_use]
-    pub fn patience(&self, tokens: u64) -> Duration {
+    pub fn patience(&self, tokens: u64, expected: Duration) -> Duration {
         match *self {
             Self::BestEffort => Duration::ZERO,
             Self::WaitComplete => LONGEST,
             Self::Timeout { base, per_ki_token } => {
                 let more = per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
                 let more = Duration::try_from_secs_f64(more).unwrap_or(LONGEST);
-                base.saturating_add(more).min(LONGEST)
+                // What was thought worth waiting for is not given up just before it comes.
+                let expected = expected.saturating_mul(3) / 2;
+                base.saturating_add(more).max(expected).min(LONGEST)
             }
         }
     }
@@ -134,9 +137,12 @@ mod tests {
     #[test]
     fn patience_follows_the_tokens_and_has_an_end() {
         let policy = PrefetchPolicy::parse("timeout(0.5, 0.25)").unwrap();
-        assert_eq!(policy.patience(0), Duration::from_millis(500));
-        assert_eq!(policy.patience(4096), Duration::from_millis(1500));
-        assert_eq!(policy.patience(u64::MAX), LONGEST);
-        assert_eq!(PrefetchPolicy::BestEffort.patience(9_999), Duration::ZERO);
+        let unknown = Duration::ZERO;
+        assert_eq!(policy.patience(0, unknown), Duration::from_millis(500));
+        assert_eq!(policy.patience(4096, Duration::from_secs(1)), Duration::from_millis(1500));
+        assert_eq!(policy.patience(u64::MAX, unknown), LONGEST);
+        assert_eq!(policy.patience(4096, Duration::from_secs(4)), Duration::from_secs(6));
+        assert_eq!(policy.patience(0, LONGEST), LONGEST);
+        assert_eq!(PrefetchPolicy::BestEffort.patience(9_999, LONGEST), Duration::ZERO);
     }
 }

@@ -16,7 +16,7 @@ use crate::remote::RemoteTier;
 use parking_lot::Mutex;
 use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
-use ritornello_store::Terms;
+use ritornello_store::{LeaseNumber, Terms};
 use ritornello_volume::Parked;
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -36,6 +36,10 @@ pub(super) const FRESH: Duration = Duration::from_secs(5);
 /// One question to the remote, one read from it, and one write of what came.
 const ASK: Duration = Duration::from_secs(5);
 const READ: Duration = Duration::from_secs(10);
+/// What came finds room on the first tier in this time, or nowhere.
+const LAND: Duration = Duration::from_secs(1);
+/// Pages that came are kept for so long for the request that wants them.
+const KEEP: Duration = Duration::from_secs(10);
 /// Objects that are read at once.
 const OBJECTS: usize = 4;
 /// How often one that waits for pages which another prefetch brings looks for them.
@@ -64,6 +68,10 @@ pub(super) struct Prefetch {
     pub(super) local: Vec<Stretch>,
     pub(super) since: Instant,
     stage: Mutex<Stage>,
+    /// How long the gate expects it to take.
+    expected: Mutex<Duration>,
+    /// What keeps on the first tier what came.
+    kept: Mutex<Vec<LeaseNumber>>,
     cancelled: AtomicBool,
 }
 
@@ -90,11 +98,17 @@ impl Prefetch {
         *self.stage.lock()
     }
 
-    /// How many pages were brought, for whoever asks first when it is over.
-    pub(super) fn take_brought(&self) -> usize {
-        match &mut *self.stage.lock() {
-            Stage::Over { brought, .. } => std::mem::take(brought),
-            _ => 0,
+    pub(super) fn expected(&self) -> Duration {
+        *self.expected.lock()
+    }
+
+    /// Bytes on the first tier that nobody else can have: on their way, or waiting to be asked for.
+    fn landing(&self) -> u64 {
+        match self.stage() {
+            Stage::Asking => 0,
+            Stage::Fetching { of, .. } => self.pages.bytes(of),
+            Stage::Over { at, .. } if at.elapsed() >= KEEP => 0,
+            Stage::Over { brought, .. } => self.pages.bytes(brought),
         }
     }
 
@@ -106,6 +120,11 @@ impl Prefetch {
 impl Prefetches {
     pub(super) fn get(&self, name: PageHash) -> Option<Arc<Prefetch>> {
         self.0.lock().known.get(&name).cloned()
+    }
+
+    /// Bytes that are brought and not taken.
+    fn landing(&self) -> u64 {
+        self.0.lock().known.values().map(|job| job.landing()).sum()
     }
 
     pub(super) fn running(&self) -> u64 {
@@ -182,6 +201,8 @@ impl Shared {
             local,
             since: Instant::now(),
             stage: Mutex::new(Stage::Asking),
+            expected: Mutex::default(),
+            kept: Mutex::default(),
             cancelled: AtomicBool::new(false),
         });
         state.known.insert(name, Arc::clone(&started));
@@ -189,6 +210,19 @@ impl Shared {
         counts.started.add(1);
         self.prefetches.0.wake_one();
         Some(started)
+    }
+
+    /// How many pages were brought, for whoever asks first when it is over, and holds what is there.
+    pub(super) fn take_brought(&self, job: &Prefetch) -> usize {
+        let brought = match &mut *job.stage.lock() {
+            Stage::Over { brought, .. } => std::mem::take(brought),
+            _ => 0,
+        };
+        for lease in std::mem::take(&mut *job.kept.lock()) {
+            // It runs out by itself.
+            let _ = self.top().store().release(lease);
+        }
+        brought
     }
 
     fn prefetch_jobs(self: Arc<Self>) {
@@ -241,7 +275,7 @@ impl Shared {
         self.tidy();
     }
 
-    /// Up to which page it is worth to bring what the remote has.
+    /// Up to which page it is worth to bring what the remote has, and there is room for.
     fn worth(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
@@ -249,10 +283,17 @@ impl Shared {
         }
         let mut found = job.local.clone();
         found.push(Stretch { tier: Tier::Remote, pages: known - local });
-        match self.decide(&job.pages, &found, &job.wish) {
-            Some((pages, _)) => pages,
+        let wanted = match self.decide(&job.pages, &found, &job.wish) {
+            Some((pages, decision)) => {
+                *job.expected.lock() = decision.load;
+                pages
+            }
             None => known,
-        }
+        };
+        // Prompts that push each other out are brought in vain, all of them.
+        let room = (self.top().capacity / 4 * 3).saturating_sub(self.prefetches.landing());
+        let most = usize::try_from(room / job.pages.page_bytes).unwrap_or(usize::MAX);
+        if wanted.saturating_sub(local) > most { local } else { wanted }
     }
 
     /// Returns how many of the first pages of `range` are on this machine then.
@@ -298,16 +339,16 @@ impl Shared {
         let begun = Instant::now();
         let control = Control { deadline: Some(begun + READ), ..Control::default() };
         let mut buffer = vec![0; bytes as usize];
-        let came = if far.rate.wait(bytes, &control) {
+        let others = far.rate.wait(bytes, &control);
+        let came = others.map_or(0, |_| {
             with_prompt(pages, pages.len(), |prompt| {
                 far.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ)
             })
             .unwrap_or(0)
-        } else {
-            0
-        };
+        });
         drop(loading);
-        self.measured(Tier::Remote, came as u64, pages.bytes(came), begun.elapsed());
+        let took = begun.elapsed().saturating_sub(others.unwrap_or_default());
+        self.measured(Tier::Remote, came as u64, pages.bytes(came), took);
         let slices: Vec<&[u8]> =
             buffer.chunks_exact(pages.page_bytes as usize).take(came).collect();
         let keys = pages.refs(range.start..range.start + came);
@@ -316,9 +357,15 @@ impl Shared {
             &keys,
             &BorrowedPages::new(&slices),
             &Terms::behind(pages.before(range.start)),
-            &Control { deadline: Some(Instant::now() + READ), ..Control::default() },
+            &Control { deadline: Some(Instant::now() + LAND), ..Control::default() },
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
+        let keys = pages.refs(range.start..stored);
+        if let Ok(leased) = top.store().lease(&pages.scope, &keys, KEEP)
+            && leased.lease != LeaseNumber::default()
+        {
+            job.kept.lock().push(leased.lease);
+        }
         top.rate.charge(pages.bytes(stored - range.start));
         self.counts.prefetch.pages.add((stored - range.start) as u64);
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));

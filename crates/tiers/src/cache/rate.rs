@@ -1,13 +1,18 @@
 //! A cap on the bytes a second that go to and from a tier: whoever moves bytes takes the next stretch
-//! of time for them, and waits until it is over.
+//! of time for them, and waits until it is over. Who writes takes little at a time, and none while
+//! somebody loads.
 
+use super::slack::{SLACK, Slack};
 use parking_lot::Mutex;
 use ritornello_volume::transfer::Control;
+use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// A waiter looks so often whether it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
+/// What a writer takes at a time, in seconds: a load that comes waits no longer for it.
+const SIP: f64 = 0.02;
 
 /// See the module. Without a cap nobody waits.
 #[derive(Debug, Default)]
@@ -26,31 +31,57 @@ impl Rate {
         self.bytes_a_second.is_some()
     }
 
-    /// Takes the time of `bytes`; returns when it ends.
-    pub(super) fn charge(&self, bytes: u64) -> Option<Instant> {
+    /// Takes the time of `bytes`; returns when it begins and ends.
+    pub(super) fn charge(&self, bytes: u64) -> Option<Range<Instant>> {
         let long = Duration::try_from_secs_f64(bytes as f64 / self.bytes_a_second? as f64);
         let mut taken = self.taken.lock();
         let now = Instant::now();
-        let end = taken.map_or(now, |taken| taken.max(now)).checked_add(long.ok()?)?;
+        let begin = taken.map_or(now, |taken| taken.max(now));
+        let end = begin.checked_add(long.ok()?)?;
         *taken = Some(end);
-        Some(end)
+        Some(begin..end)
     }
 
     /// Waits for the time of `bytes`, unless `control` says stop before that: then none is taken.
-    /// Returns whether it came.
-    pub(super) fn wait(&self, bytes: u64, control: &Control) -> bool {
-        let Some(end) = self.charge(bytes) else { return true };
+    /// Returns how long others had to be waited for, `None` if the time did not come.
+    pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
+        let asked = Instant::now();
+        let Some(taken) = self.charge(bytes) else { return Some(Duration::ZERO) };
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = taken.end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return true;
+                return Some(taken.start.saturating_duration_since(asked));
             }
-            if control.stop().is_some() || control.deadline.is_some_and(|until| until < end) {
+            if control.stop().is_some() || control.deadline.is_some_and(|until| until < taken.end) {
                 self.give_back(bytes);
-                return false;
+                return None;
             }
             thread::sleep(left.min(CANCEL_CHECK));
         }
+    }
+
+    /// Likewise for who writes: a little at a time, and after the loads that came meanwhile, which
+    /// are waited for [`SLACK`] each time. Returns whether the time came.
+    pub(super) fn wait_to_write(&self, bytes: u64, control: &Control, slack: &Slack) -> bool {
+        let Some(rate) = self.bytes_a_second else { return true };
+        let sip = ((rate as f64 * SIP) as u64).max(1);
+        let mut left = bytes;
+        while left > 0 {
+            slack.wait(SLACK);
+            let now = left.min(sip);
+            if self.wait(now, control).is_none() {
+                return false;
+            }
+            left -= now;
+        }
+        true
+    }
+
+    /// Bytes whose time is taken and not over.
+    pub(super) fn backlog(&self) -> u64 {
+        let (Some(rate), Some(taken)) = (self.bytes_a_second, *self.taken.lock()) else { return 0 };
+        let left = taken.saturating_duration_since(Instant::now());
+        (left.as_secs_f64() * rate as f64) as u64
     }
 
     fn give_back(&self, bytes: u64) {
@@ -64,20 +95,43 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ritornello_format::residency::Tier;
+    use std::sync::Arc;
 
     #[test]
     fn bytes_wait_for_those_before_them_and_not_past_a_deadline() {
         let rate = Rate::new(Some(1_000_000));
         let start = Instant::now();
-        assert!(rate.charge(30_000).unwrap() >= start + Duration::from_millis(30));
-        assert!(rate.wait(30_000, &Control::default()));
+        assert_eq!(rate.backlog(), 0);
+        assert!(rate.charge(30_000).unwrap().end >= start + Duration::from_millis(30));
+        assert!((1..=30_000).contains(&rate.backlog()));
+        let others = rate.wait(30_000, &Control::default()).unwrap();
+        assert!(others <= Duration::from_millis(30), "its own time is not that of others");
         assert!(start.elapsed() >= Duration::from_millis(60));
         let soon = Control {
             deadline: Some(Instant::now() + Duration::from_millis(5)),
             ..Control::default()
         };
-        assert!(!rate.wait(3_600_000_000, &soon));
-        assert!(rate.wait(1, &Control::default()), "what was not moved took no time");
-        assert!(Rate::default().wait(u64::MAX, &soon));
+        assert_eq!(rate.wait(3_600_000_000, &soon), None);
+        assert!(rate.wait(1, &Control::default()).is_some(), "what was not moved took no time");
+        assert_eq!(Rate::default().wait(u64::MAX, &soon), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn who_loads_waits_for_little_of_what_is_being_written() {
+        let (rate, slack) = (Rate::new(Some(1_000_000)), Arc::new(Slack::default()));
+        thread::scope(|threads| {
+            let writer = threads.spawn(|| rate.wait_to_write(500_000, &Control::default(), &slack));
+            while rate.backlog() == 0 && !writer.is_finished() {
+                thread::yield_now();
+            }
+            let loading = slack.load(Tier::Disk, 100_000);
+            let others = rate.wait(100_000, &Control::default()).unwrap();
+            drop(loading);
+            // All that is to be written takes half a second.
+            assert!(others <= Duration::from_millis(50), "{others:?}");
+            assert!(writer.join().unwrap());
+        });
+        assert!(Rate::default().wait_to_write(u64::MAX, &Control::default(), &slack));
     }
 }

@@ -160,6 +160,8 @@ impl Read {
             error.kind().word()
         };
         let mut asked: Vec<usize> = self.missing.clone();
+        // How fast a tier is does not depend on who else waits for it.
+        let mut others = Duration::ZERO;
         if shelf.rate.is_capped() {
             let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
             let there = store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
@@ -170,9 +172,10 @@ impl Read {
                 open
             });
             let bytes = asked.len() as u64 * scope.resolved_page_bytes().ok()?;
-            if asked.is_empty() || !shelf.rate.wait(bytes, control) {
+            if asked.is_empty() {
                 return None;
             }
+            others = shelf.rate.wait(bytes, control)?;
         }
         let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
         let picked = Picked::new(target, &asked);
@@ -197,7 +200,7 @@ impl Read {
             return None;
         }
         self.missing.retain(|page| filled.binary_search(page).is_err());
-        Some((filled, begun.elapsed()))
+        Some((filled, begun.elapsed().saturating_sub(others)))
     }
 
     fn outcome(self, pages: usize, page_bytes: u64) -> Outcome {

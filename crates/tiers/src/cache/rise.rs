@@ -2,13 +2,13 @@
 //!
 //! A prompt that is found is wanted. What of it lies on the disk rises while its request waits for its
 //! turn, as a job of the way to the first tier, bounded as all of them are. Nobody waits for it: the
-//! pages can be loaded from where they are, and loads that begin go first.
+//! pages can be loaded from where they are. When that begins what is left of their rise ends, or they
+//! would be read twice: what was loaded is put into the first tier from where it was loaded to.
 
 use super::prompt::Pages;
 use super::shared::Shared;
 use super::writer::After;
 use crate::gate::Stretch;
-use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,10 +39,10 @@ impl Shared {
         }
     }
 
-    /// Stops that of a prompt. Returns whether there was anything to stop.
-    pub(super) fn stop_raising(&self, name: PageHash) -> bool {
+    /// Stops that of prompts that `mine` knows. Returns whether there was anything to stop.
+    pub(super) fn stop_raising(&self, mine: impl Fn(&Pages) -> bool) -> bool {
         let Some(link) = self.link(self.top().tier) else { return false };
-        let (gone, any) = link.cancel(name);
+        let (gone, any) = link.cancel(mine);
         for (pages, range) in gone {
             self.table.abandon(link.to, &pages.hashes, range);
         }

@@ -83,6 +83,11 @@ impl Shared {
         self.shelves.iter().map(|shelf| shelf.tier).chain(far)
     }
 
+    pub(super) fn rates(&self) -> impl Iterator<Item = (Tier, &Rate)> {
+        let far = self.remote.iter().map(|far| (Tier::Remote, &far.rate));
+        self.shelves.iter().map(|shelf| (shelf.tier, &shelf.rate)).chain(far)
+    }
+
     pub(super) fn top(&self) -> &Shelf {
         &self.shelves[0]
     }

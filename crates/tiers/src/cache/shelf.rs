@@ -19,6 +19,8 @@ const SEGMENTS: u64 = 16;
 pub(super) struct Shelf {
     pub(super) tier: Tier,
     pub(super) node: Arc<Node>,
+    /// Bytes, as the list says; all there are where it says nothing.
+    pub(super) capacity: u64,
     pub(super) write: WritePolicy,
     pub(super) rate: Rate,
 }

@@ -8,8 +8,8 @@ use super::left::Left;
 use super::policy::WritePolicy;
 use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
+use super::slack::SLACK;
 use crate::{Phase, remote::RemoteTier};
-use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use ritornello_store::{Terms, Ticket};
 use ritornello_volume::Parked;
@@ -21,8 +21,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Loads go first for so long; then a job goes beside them, or a busy cache would never write.
-const SLACK: Duration = Duration::from_secs(1);
 /// A put that a job waits for is given up then.
 const PUT: Duration = Duration::from_secs(30);
 /// One question to a remote, and one write to either kind of tier.
@@ -49,8 +47,8 @@ struct Queue {
     jobs: VecDeque<Job>,
     bytes: u64,
     busy: bool,
-    /// The prompt whose pages are on their way, unless nobody wants them any more.
-    running: Option<PageHash>,
+    /// The pages that are on their way, unless nobody wants them any more.
+    running: Option<Pages>,
     /// When a job came to less than it was to, if the last one did.
     refused: Option<Instant>,
     threads: usize,
@@ -99,22 +97,24 @@ impl Link {
         self.queue.lock().threads > 0
     }
 
-    /// Leaves out what waits of the prompt that ends with this page, and ends what is under way of it.
+    /// Leaves out what waits of the prompts that `mine` knows, and ends what is under way of them.
     /// Returns what did not begin, and whether there was anything.
-    pub(super) fn cancel(&self, name: PageHash) -> (Vec<(Pages, Range<usize>)>, bool) {
+    pub(super) fn cancel(
+        &self,
+        mine: impl Fn(&Pages) -> bool,
+    ) -> (Vec<(Pages, Range<usize>)>, bool) {
         let mut queue = self.queue.lock();
-        let mine = |job: &Job| job.pages.name() == Some(name);
-        let (gone, left): (Vec<Job>, _) = queue.jobs.drain(..).partition(mine);
+        let (gone, left): (Vec<Job>, _) = queue.jobs.drain(..).partition(|job| mine(&job.pages));
         queue.jobs = left.into();
         queue.bytes -= gone.iter().map(|job| job.pages.bytes(job.range.len())).sum::<u64>();
-        let stopped = queue.running.take_if(|running| *running == name).is_some();
+        let stopped = queue.running.take_if(|running| mine(running)).is_some();
         let any = stopped || !gone.is_empty();
         (gone.into_iter().map(|job| (job.pages, job.range)).collect(), any)
     }
 
-    /// Whether the prompt that ends with this page is being written, and nobody has cancelled that.
-    fn is_wanted(&self, name: Option<PageHash>) -> bool {
-        self.queue.lock().running == name
+    /// Whether nobody has cancelled what is being written.
+    fn is_wanted(&self) -> bool {
+        self.queue.lock().running.is_some()
     }
 
     /// Since when the tier has not taken what it was to, if that is so.
@@ -246,7 +246,7 @@ impl Shared {
                 }
             };
             queue.busy = true;
-            queue.running = job.pages.name();
+            queue.running = Some(job.pages.clone());
             drop(queue);
             let bytes = job.pages.bytes(job.range.len());
             let whole = self.write_job(link, &job);
@@ -325,7 +325,7 @@ impl Shared {
         while at < range.end && !self.is_closing() {
             if rises {
                 self.slack.wait(SLACK);
-                if !self.link(to).is_some_and(|link| link.is_wanted(pages.name())) {
+                if !self.link(to).is_some_and(Link::is_wanted) {
                     break;
                 }
             }
@@ -348,7 +348,7 @@ impl Shared {
             if came == 0 {
                 break;
             }
-            if !shelf.rate.wait(pages.bytes(came), &control) {
+            if !shelf.rate.wait_to_write(pages.bytes(came), &control, &self.slack) {
                 counts.dropped.add(came as u64);
                 break;
             }
@@ -411,7 +411,7 @@ impl Shared {
             buffer.resize(pages.bytes(end - at) as usize, 0);
             let came = self.gather(Tier::Remote, job, at..end, &mut buffer, &by(WRITE));
             let lost = (end - at - came) as u64;
-            if !far.rate.wait(pages.bytes(came), &by(WRITE)) {
+            if !far.rate.wait_to_write(pages.bytes(came), &by(WRITE), &self.slack) {
                 counts.dropped.add(came as u64);
                 break;
             }
