@@ -5,9 +5,11 @@
 Through the functions of `lmcache bench l2`: same keys, same memory, same disk, rounds of the
 systems in turn, each turn in another order. Every byte that is loaded is compared. A row: `system`,
 `object_bytes`, `op`, `mb_s` (10^6 bytes a second in the median round; null for a lookup), `p50_us`
-(the median round). `disk` is the limit in the same rounds: as many bytes in operations of 1 MiB
-from four threads, written over themselves and read, in LMCache's memory (`disk, in place`) and in
-huge pages (`disk, huge pages`).
+(the median round). `ritornello, full` is a store that has written its whole capacity before, as
+stores have that are in use: its puts go where others lay. `disk` is the limit in the same rounds:
+as many bytes in operations of 1 MiB from four threads, written over themselves and read, in
+LMCache's memory (`disk, in place`) and in huge pages (`disk, huge pages`), and written to space
+that the file system has just given out (`disk, new space`), as a new store and new files are.
 """
 
 # ruff: noqa: E402
@@ -46,6 +48,7 @@ from lmcache.cli.commands.bench.l2_adapter_bench.runner import (
     bench_lookup,
     bench_store,
 )
+from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
 
@@ -53,11 +56,16 @@ KIB, MIB = 1 << 10, 1 << 20
 ALIGN = 4096
 # Bytes an object, and objects a task: 16 MiB, and 128 MiB, as a long prompt makes them.
 SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
+FULL = "ritornello, full"
 # Lookups in a row, as LMCache's bench asks.
 LOOKUPS = 10
 CAPACITY = "4GiB"
+# Of the store that is full before it is measured, and what is written to fill it.
+FULL_CAPACITY, FILLING = "1GiB", 5 << 28
 OPERATIONS = ("put", "lookup", "load")
 DISK_THREADS = 4
+# A position in a file, and memory that goes there or comes from there.
+Move = Callable[[int, list[memoryview], int], int]
 
 
 @dataclass
@@ -75,23 +83,37 @@ class Disk:
     """One file, moved to and from memory without anything else."""
 
     def __init__(self, path: Path, nbytes: int, memory: dict[str, memoryview]) -> None:
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
-        os.posix_fallocate(self.file, 0, nbytes)
+        self.path = path
         self.nbytes = nbytes
-        self.systems = [(System(name, None), part) for name, part in memory.items()]
+        self.file = self._file()
+        self.again = [(System(name, None), part) for name, part in memory.items()]
+        self.new = System("disk, new space", None)
         self.pool = ThreadPoolExecutor(DISK_THREADS)
 
     def round(self) -> None:
-        for system, memory in self.systems:
-            for operation, move in (("put", os.pwritev), ("load", os.preadv)):
-                begun = perf_counter()
-                lanes = partial(self._lane, move, memory)
-                list(self.pool.map(lanes, range(DISK_THREADS)))
-                system.seconds[operation].append(perf_counter() - begun)
+        for system, memory in self.again:
+            self._timed(system, "put", os.pwritev, memory)
+            self._timed(system, "load", os.preadv, memory)
+        os.close(self.file)
+        self.path.unlink()
+        self.file = self._file()
+        self._timed(self.new, "put", os.pwritev, self.again[0][1])
 
-    def _lane(
-        self, move: Callable[[int, list[memoryview], int], int], memory: memoryview, lane: int
-    ) -> None:
+    @property
+    def systems(self) -> list[System]:
+        return [system for system, _ in self.again] + [self.new]
+
+    def _file(self) -> int:
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        os.posix_fallocate(file, 0, self.nbytes)
+        return file
+
+    def _timed(self, system: System, operation: str, move: Move, memory: memoryview) -> None:
+        begun = perf_counter()
+        list(self.pool.map(partial(self._lane, move, memory), range(DISK_THREADS)))
+        system.seconds[operation].append(perf_counter() - begun)
+
+    def _lane(self, move: Move, memory: memoryview, lane: int) -> None:
         for at in range(lane * MIB, self.nbytes, DISK_THREADS * MIB):
             part = memory[at : at + MIB]
             if move(self.file, [part], at) != len(part):
@@ -118,26 +140,42 @@ def adapter_of(spec: dict[str, Any], desc: Any) -> Any:
 
 
 def specs(folder: Path) -> dict[str, dict[str, Any]]:
-    def params(name: str) -> dict[str, Any]:
-        return {"path": str(folder / name), "capacity": CAPACITY}
+    def ours(kind: str, name: str, folder_name: str, capacity: str = CAPACITY) -> dict[str, Any]:
+        return {
+            "type": kind,
+            "module_path": "ritornello.lmcache",
+            "class_name": name,
+            "adapter_params": {"path": str(folder / folder_name), "capacity": capacity},
+        }
 
-    files = {"type": "fs_native", "base_path": str(folder / "files"), "use_odirect": True}
-    module = {"module_path": "ritornello.lmcache"}
     return {
-        "fs_native": files,
-        "ritornello": {
-            "type": "plugin",
-            "class_name": "RitornelloL2Adapter",
-            "adapter_params": params("plugin"),
-            **module,
+        "fs_native": {
+            "type": "fs_native",
+            "base_path": str(folder / "files"),
+            "use_odirect": True,
         },
-        "ritornello (native_plugin)": {
-            "type": "native_plugin",
-            "class_name": "NativeClient",
-            "adapter_params": params("native"),
-            **module,
-        },
+        "ritornello": ours("plugin", "RitornelloL2Adapter", "plugin"),
+        FULL: ours("plugin", "RitornelloL2Adapter", "full", FULL_CAPACITY),
+        "ritornello (native_plugin)": ours("native_plugin", "NativeClient", "native"),
     }
+
+
+def fill(system: System, nbytes: int, count: int, buffer: torch.Tensor) -> None:
+    """Puts objects that nobody asks for, until all space was written once."""
+    objects = make_memory_objects(buffer, count, nbytes, 0, fill_offset=0)
+    rounds = FILLING // (count * nbytes)
+
+    def keys(number: int) -> list[list[ObjectKey]]:
+        return [make_object_keys(count, key_offset=FILLING + number * count)]
+
+    moved = (1, count, nbytes, rounds, keys)
+    stored = bench_store(system.adapter, *moved, lambda _: [objects], silent)
+    if stored.total_success != stored.total_keys:
+        raise SystemExit(f"{system.name}: could not be filled")
+
+
+def silent(text: str) -> None:
+    pass
 
 
 def round_of(system: System, number: int, nbytes: int, count: int, buffer: torch.Tensor) -> None:
@@ -145,9 +183,6 @@ def round_of(system: System, number: int, nbytes: int, count: int, buffer: torch
     keys = make_object_keys(count, key_offset=number * count)
     source = make_memory_objects(buffer, count, nbytes, 0, fill_offset=number)
     target = make_memory_objects(buffer, count, nbytes, count * nbytes, fill_offset=number + 1)
-
-    def silent(text: str) -> None:
-        pass
 
     adapter = system.adapter
     moved = (1, count, nbytes, 1, lambda _: [keys])
@@ -177,6 +212,7 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
     }
     disk = Disk(folder / "disk", moved, memory)
     try:
+        fill(next(system for system in systems if system.name == FULL), nbytes, count, buffer)
         for number in range(rounds + 1):
             turn = number % len(systems)
             for system in systems[turn:] + systems[:turn]:
@@ -187,7 +223,7 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
         for system in systems:
             system.adapter.close()
     rows = []
-    for system in systems + [system for system, _ in disk.systems]:
+    for system in systems + disk.systems:
         for operation in OPERATIONS:
             if not system.seconds[operation]:
                 continue

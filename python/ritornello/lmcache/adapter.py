@@ -9,6 +9,7 @@ eventfd for stores and one for loads, and what they came to is taken when LMCach
 
 import ctypes
 import os
+from functools import lru_cache
 from threading import Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,6 @@ class RitornelloL2Adapter(L2AdapterInterface):
         if self._arena is not None:
             nbytes = self._arena.nbytes
             self._shelf.staged = wants_staging(self._path, self._arena_start, nbytes)
-        self._layouts: dict[Any, str] = {}
         self._stores, self._loads = Completions(), Completions()
         self._lookup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._under_way: dict[int, tuple[list[ObjectKey], list[int]]] = {}
@@ -117,7 +117,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
         def look() -> list[bool]:
             expected = {
-                group: _layout(desc.shapes, desc.dtypes)
+                group: _layout(tuple(desc.shapes), tuple(desc.dtypes))
                 for group, desc in group_layout_descs.items()
             }
             found, leases = self._shelf.look(grouped(keys), count, LEASE_SECONDS, expected)
@@ -251,10 +251,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         nbytes, meta = obj.get_size(), obj.meta
         shapes = tuple(meta.shapes) if meta.shapes else (meta.shape,)
         dtypes = tuple(meta.dtypes) if meta.dtypes else (meta.dtype,)
-        known = (shapes, dtypes, meta.fmt)
-        layout = self._layouts.get(known)
-        if layout is None:
-            layout = self._layouts[known] = f"{_layout(shapes, dtypes)}@{meta.fmt.name}"
+        layout = _layout(shapes, dtypes, meta.fmt)
         if self._arena is not None:
             at = obj.data_ptr - self._arena_start
             if 0 <= at <= len(self._arena) - nbytes:
@@ -298,12 +295,16 @@ def _bitmap(bits: "Sequence[bool]") -> Any:
     return bitmap
 
 
-def _layout(shapes: "Sequence[Any]", dtypes: "Sequence[Any]") -> str:
-    """In words; "" for none."""
+@lru_cache(maxsize=256)
+def _layout(shapes: tuple[Any, ...], dtypes: tuple[Any, ...], fmt: Any = None) -> str:
+    """In words, and the format behind them; "" for nothing. An engine has few of them, and every
+    object that is moved has one.
+    """
     each = zip(shapes, dtypes, strict=True)
-    return "+".join(
+    layout = "+".join(
         f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in each
     )
+    return layout if fmt is None else f"{layout}@{fmt.name}"
 
 
 def _encoded(family: Family, key: bytes) -> EncodedObjectKey:
