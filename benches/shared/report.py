@@ -79,12 +79,17 @@ class Report:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
-    def break_even(self, history: int) -> float:
-        """Bytes a second at which one engine loads a history of this length as fast as it computes
-        it; 0 before the engine alone was measured.
+    def prefill_tokens_s(self, history: int) -> float:
+        """Of the engine alone, as those who asked it with this length of history saw it; 0 before
+        it was measured.
         """
-        speed = self.speeds.get(history)
-        return speed.prefill_tokens_s * self.bytes_per_token if speed else 0.0
+        seen = self._records(self.reference(ALONE), history)
+        computed = [(r.prompt_tokens - (r.cached_tokens or 0)) / r.ttft_s for r in _returning(seen)]
+        return quantile(computed, 0.5) if computed else 0.0
+
+    def break_even(self, history: int) -> float:
+        """Bytes a second at which an engine loads such a prompt as fast as it computes it."""
+        return self.prefill_tokens_s(history) * self.bytes_per_token
 
     def reference(self, name: str) -> Run | None:
         return next((run for run in self.runs if run.setup.name == name), None)
@@ -211,7 +216,7 @@ class Report:
             "working_set_bytes": working,
             "device_bytes": round(scale.device * kib * 1024),
             "host_bytes": scale.host_mib << 20,
-            "prefill_tokens_s": {at: speed.prefill_tokens_s for at, speed in self.speeds.items()},
+            "prefill_tokens_s": {at: self.prefill_tokens_s(at) for at in self.speeds},
             "break_even_bytes_s": {at: self.break_even(at) for at in self.speeds},
             "qps": {at: speed.qps(scale, at) for at, speed in self.speeds.items()},
             **more,

@@ -6,7 +6,7 @@ from time import perf_counter
 REPORT_SECONDS = 0.1
 
 # Counters that are told apart by a reason, as "name:reason".
-BY_REASON = ("missed_pages", "skipped_pages")
+BY_REASON = ("missed_pages", "skipped_pages", "gate_decisions", "prefetches")
 
 Counts = dict[str, float]
 

@@ -1,12 +1,15 @@
 """What the connector asks of a cache over tiers, in the words it has for a store."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Hit, Lease, Prompt
 from ritornello.vllm.metadata import Pages, WorkerReport
+from ritornello.vllm.meter import REPORT_SECONDS, Counts, Meter
 from ritornello.vllm.parts import Slice
+from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import QuietStore
 
 if TYPE_CHECKING:
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# What becomes of a prompt whose pages the remote was asked for.
+PREFETCHES = ("completed", "declined", "cancelled", "failed", "refused")
+
 
 class QuietCache(QuietStore):
     """One process's hold on the tiers. Each object of a page is looked for by itself; a prefix is
@@ -23,6 +29,12 @@ class QuietCache(QuietStore):
     """
 
     learns = True
+
+    def __init__(self, settings: Settings, meter: Meter) -> None:
+        super().__init__(settings, meter)
+        self._meter = meter
+        self._told: Counts = {}
+        self._told_at = 0.0
 
     def match(
         self,
@@ -135,8 +147,16 @@ class QuietCache(QuietStore):
                 found = grounds.pop(request, None)
                 if found is not None and found.estimate is not None:
                     cache.judge(found, seconds)
+            if perf_counter() - self._told_at >= REPORT_SECONDS:
+                self._tell(figures(cache.stats()))
 
         self._on_cache("learn", action)
+
+    def _tell(self, figures: Counts) -> None:
+        """Counts what figures grew by since the last time."""
+        for name, amount in figures.items():
+            self._meter.add(name, amount - self._told.get(name, 0.0))
+        self._told, self._told_at = figures, perf_counter()
 
     def _on_cache(self, doing: str, action: "Callable[[Cache], T]") -> T | None:
         return self.ask(doing, lambda cache: action(cast("Cache", cache)), None)
@@ -146,6 +166,17 @@ class QuietCache(QuietStore):
 
         settings = self._settings
         return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
+
+
+def figures(stats: Mapping[str, Any]) -> Counts:
+    """What a cache over tiers decided, and what came of it, in the words of `/metrics`."""
+    gate, prefetch = stats["gate"], stats["prefetch"]
+    return {
+        **{f"gate_decisions:{what}": gate[what] for what in ("all", "some", "none")},
+        **{f"prefetches:{what}": prefetch[what] for what in PREFETCHES},
+        "gate_load_seconds": gate["load_seconds"],
+        "gate_regret_seconds": gate["regret_seconds"],
+    }
 
 
 def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
