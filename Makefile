@@ -109,17 +109,17 @@ $(STAMPS)/build: $(STAMPS)/wheel
 	@touch $@
 
 vllm: $(STAMPS)/vllm ## a real vLLM for CPUs with the package, in build/env/vllm
-$(STAMPS)/vllm: $(STAMPS)/wheel $(wildcard engines/vllm/*)
+$(STAMPS)/vllm: $(STAMPS)/wheel $(wildcard engines/vllm/*) engines/environment.sh
 	engines/vllm/build.sh --wheel $(WHEEL)
 	@touch $@
 
 lmcache: $(STAMPS)/lmcache ## a real LMCache for CPUs with the package, in build/env/lmcache
-$(STAMPS)/lmcache: $(STAMPS)/wheel $(wildcard engines/lmcache/*) engines/vllm/make_cuda_stubs.py
+$(STAMPS)/lmcache: $(STAMPS)/wheel $(wildcard engines/lmcache/*) engines/environment.sh engines/vllm/make_cuda_stubs.py
 	engines/lmcache/build.sh --wheel $(WHEEL)
 	@touch $@
 
 sglang: $(STAMPS)/sglang ## a real SGLang for CPUs with the package, in build/env/sglang
-$(STAMPS)/sglang: $(STAMPS)/wheel $(shell find engines/sglang -type f) engines/vllm/make_cuda_stubs.py
+$(STAMPS)/sglang: $(STAMPS)/wheel $(shell find engines/sglang -type f) engines/environment.sh engines/vllm/make_cuda_stubs.py
 	engines/sglang/build.sh --wheel $(WHEEL)
 	@touch $@
 

@@ -20,8 +20,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from demo.chart import draw
 from demo.documents import LENGTHS, Prompt, prompts, text
+from demo.process import DemoError
 from demo.report import Sample, broken_claims, rows, table, write_report
-from demo.server import Answer, Counters, DemoError, Server
+from demo.server import Answer, Counters, Server
 
 ROOT = Path(__file__).resolve().parent.parent
 ANSWER_TOKENS = 32

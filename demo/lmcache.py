@@ -13,23 +13,16 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-from demo.server import DemoError, free_port
+from demo.process import DemoError, Process, free_port, request
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "build/env/lmcache/bin/lmcache"
-START_SECONDS = 240.0
-STOP_SECONDS = 60.0
 ASK_SECONDS = 240.0
 CAPACITY = "1GiB"
 # A small model: four layers, two heads of 64, and a cache of 2048 tokens.
@@ -53,63 +46,24 @@ class Asked:
     checksums: set[str] = field(default_factory=set)
 
 
-class LMCacheServer:
-    """An `lmcache server`: started on free ports, waited for, and always stopped."""
+@dataclass
+class LMCacheServer(Process):
+    """An `lmcache server`. `http` is where its health is asked for."""
 
-    def __init__(self, adapter: dict[str, Any], log: Path) -> None:
-        self.port, self.http = free_port(), free_port()
-        self._log_path = log
-        self._log: IO[str] = log.open("w")
-        command = [
-            *(str(PROGRAM), "server", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--http-port", str(self.http), "--l1-size-gb", "1", "--eviction-policy", "LRU"),
-            *("--supported-transfer-mode", "engine_driven", "--l2-adapter", json.dumps(adapter)),
-        ]
-        self.process = subprocess.Popen(
-            command,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **QUIET},
-            start_new_session=True,
-        )
+    adapter: dict[str, Any]
+    log: Path
+    port: int = field(default_factory=free_port)
+    http: int = field(default_factory=free_port)
 
-    def __enter__(self) -> "LMCacheServer":
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            if self.process.poll() is not None:
-                break
-            try:
-                with urllib.request.urlopen(self._url("/healthcheck"), timeout=5) as answer:
-                    if answer.status == 200:
-                        return self
-            except OSError:
-                time.sleep(1)
-        self.stop(signal.SIGKILL)
-        raise DemoError(f"lmcache server did not start; see {self._log_path}")
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop(signal.SIGTERM)
-
-    def stop(self, sign: signal.Signals) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, sign)
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait(STOP_SECONDS)
-        self._log.close()
+    name = "lmcache server"
+    start_seconds = 240.0
 
     def ask(self, requests: int) -> dict[int, Asked]:
         """Sends requests 0 to `requests`, each looked up, stored, and had again."""
         command = [
             *(str(PROGRAM), "bench", "server", "--mode", "cpu"),
-            *("--rpc-url", f"tcp://127.0.0.1:{self.port}", "--url", self._url("")),
+            *("--rpc-url", f"tcp://127.0.0.1:{self.port}"),
+            *("--url", f"http://127.0.0.1:{self.http}"),
             *("--num-tokens", TOKENS, "--kvcache-shape-spec", SHAPE, "--num-blocks", BLOCKS),
             *("--start", "0", "--end", str(requests), "--interval", "0"),
         ]
@@ -121,7 +75,7 @@ class LMCacheServer:
             env={**os.environ, **QUIET},
             check=False,
         )
-        with self._log_path.with_suffix(".requests.log").open("w") as log:
+        with self.log.with_suffix(".requests.log").open("w") as log:
             log.write(done.stdout + done.stderr)
         asked = {
             int(number): Asked(int(hits), int(chunks), float(ms))
@@ -133,8 +87,19 @@ class LMCacheServer:
             raise DemoError(f"lmcache bench server failed; see {log.name}")
         return asked
 
-    def _url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.http}{path}"
+    def _command(self) -> list[str]:
+        return [
+            *(str(PROGRAM), "server", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--http-port", str(self.http), "--l1-size-gb", "1", "--eviction-policy", "LRU"),
+            *("--supported-transfer-mode", "engine_driven"),
+            *("--l2-adapter", json.dumps(self.adapter)),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        return QUIET
+
+    def _is_up(self) -> bool:
+        return request(self.http, "/healthcheck")[0] == 200
 
 
 def adapter_of(path: Path, kind: str = "plugin") -> dict[str, Any]:

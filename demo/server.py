@@ -1,22 +1,16 @@
-"""A `vllm serve` process: started on a free port, waited for, asked, and always stopped."""
+"""A `vllm serve` process, and what it is asked."""
 
 import http.client
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-START_SECONDS = 600.0
-STOP_SECONDS = 60.0
+from demo.process import DemoError, Process, free_port, request
+
 DRAIN_SECONDS = 20
 ANSWER_SECONDS = 120.0
 SETTLE_SECONDS = 10.0
@@ -29,10 +23,6 @@ SOURCES = {
     "external_kv_transfer": "external",
 }
 SAMPLE = re.compile(r"^(?P<name>[\w:]+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
-
-
-class DemoError(Exception):
-    """Something the demonstration needs did not work; the message says what and where to look."""
 
 
 @dataclass(frozen=True)
@@ -59,51 +49,14 @@ class Counters:
 
 
 @dataclass
-class Server:
-    """Use as a context manager: the process group is gone when it is left, however it is left."""
-
+class Server(Process):
     name: str
     program: Path
     model: Path
     log: Path
     max_tokens: int
     connector: Mapping[str, Any] | None = None
-    port: int = field(default_factory=lambda: free_port())
-    process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        command, environment = self._command(), {**os.environ, **self._environment()}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-        try:
-            self._wait_until_up()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Asks the server to end, so that it finishes what it is writing; then insists."""
-        process, self.process = self.process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_SECONDS)
+    port: int = field(default_factory=free_port)
 
     def tokenize(self, text: str) -> list[int]:
         reply = self._post("/tokenize", {"model": "demo", "prompt": text})
@@ -150,12 +103,7 @@ class Server:
         return Answer(first, tuple(tokens))
 
     def counters(self) -> Counters:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
-        try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        finally:
-            connection.close()
+        text = request(self.port, "/metrics", timeout=ANSWER_SECONDS)[1].decode()
         return Counters(
             {(m["name"], m["labels"]): float(m["value"]) for m in SAMPLE.finditer(text)}
         )
@@ -195,41 +143,15 @@ class Server:
         }
 
     def _post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
-        try:
-            connection.request("POST", path, json.dumps(body), JSON)
-            response = connection.getresponse()
-            reply = response.read()
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise DemoError(f"{self.name}: {path}: {response.status} {reply[:300]!r}")
+        status, reply = request(
+            self.port, path, "POST", json.dumps(body), JSON, timeout=ANSWER_SECONDS
+        )
+        if status != 200:
+            raise DemoError(f"{self.name}: {path}: {status} {reply[:300]!r}")
         return reply
 
-    def _wait_until_up(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process is not None
-            if self.process.poll() is not None:
-                raise DemoError(f"{self.name}: the engine ended while starting; see {self.log}")
-            try:
-                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    return
-            except OSError:
-                pass
-            finally:
-                connection.close()
-            time.sleep(0.25)
-        raise DemoError(f"{self.name}: not up after {START_SECONDS:.0f} s; see {self.log}")
+    def _is_up(self) -> bool:
+        return request(self.port, "/health")[0] == 200
 
 
 JSON = {"Content-Type": "application/json"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

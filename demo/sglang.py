@@ -25,7 +25,7 @@ from rich.table import Table
 
 import ritornello
 from demo.documents import Prompt, prompts, text
-from demo.server import DemoError
+from demo.process import DemoError
 from demo.sglang_server import PAGE, SGLangServer, Told, storage
 
 ROOT = Path(__file__).resolve().parent.parent

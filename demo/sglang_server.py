@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from demo.server import ANSWER_SECONDS, JSON, SETTLE_SECONDS, THREADS, Answer, DemoError, Server
+from demo.process import DemoError, request
+from demo.server import ANSWER_SECONDS, JSON, SETTLE_SECONDS, THREADS, Answer, Server
 
 PAGE = 32
 ADMIN = "demo"
@@ -89,14 +90,9 @@ class SGLangServer(Server):
     def _administer(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
         headers = {**JSON, "Authorization": f"Bearer {ADMIN}"}
-        try:
-            connection.request(method, path, json.dumps(body) if body else None, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+        told = json.dumps(body) if body else None
+        return request(self.port, path, method, told, headers, timeout=ANSWER_SECONDS)
 
     def _command(self) -> list[str]:
         options = {

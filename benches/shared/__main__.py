@@ -40,7 +40,7 @@ from benches.shared.setups import (
     refusals,
     short_plan,
 )
-from demo.server import DemoError
+from demo.process import DemoError
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "build/env/vllm/bin"

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from benches.shared.setups import Scale
-from demo.server import Server as Process
+from demo.process import Started
+from demo.server import Server as VLLMServer
 from ritornello.bench.client import Server
 from ritornello.bench.confidence import mean
 from ritornello.bench.driver import Driver, Record, Workload
@@ -38,7 +38,7 @@ Answers = dict[tuple[int, int], tuple[int, ...]]
 
 
 @dataclass
-class Engine(Process):
+class Engine(VLLMServer):
     """One of two engines that share a machine's cores, with little KV memory of its own."""
 
     scale: Scale = field(kw_only=True)
@@ -67,9 +67,7 @@ class Measured:
 
 
 @dataclass
-class Fleet:
-    """Use as a context manager: no process is left, however it is left."""
-
+class Fleet(Started):
     engines: Sequence[Engine]
     scale: Scale
 
@@ -105,23 +103,10 @@ class Fleet:
         ]
         return cls(engines, scale)
 
-    def __enter__(self) -> Self:
-        try:
-            with ThreadPoolExecutor(ENGINES) as pool:
-                list(pool.map(Engine.__enter__, self.engines))
-            self._warm_up()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+    def start(self) -> None:
+        with ThreadPoolExecutor(ENGINES) as pool:
+            list(pool.map(Engine.__enter__, self.engines))
+        self._warm_up()
 
     def stop(self) -> None:
         with ThreadPoolExecutor(ENGINES) as pool:

@@ -1,73 +1,36 @@
 """A real S3 server on this machine, in a folder: VersityGW, or MinIO."""
 
-import http.client
-import os
-import signal
-import subprocess
-import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from demo.server import DemoError, free_port
+from demo.process import DemoError, Process, free_port, request
 
-START_SECONDS = 60.0
-STOP_SECONDS = 10.0
 BUCKET = "bench"
 ACCESS, SECRET = "ritornello", "ritornello-secret"
 KINDS = ("versitygw", "minio")
 
 
 @dataclass
-class S3Server:
-    """Use as a context manager. `program` is one of `KINDS`; `folder` keeps the objects."""
+class S3Server(Process):
+    """`program` is one of `KINDS`; `folder` keeps the objects."""
 
     program: Path
     folder: Path
     log: Path
     port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
+    start_seconds = 60.0
+    stop_seconds = 10.0
+
+    def __post_init__(self) -> None:
+        self.name = self.program.name
+
+    def start(self) -> None:
         # A bucket is a directory to both of them.
         (self.folder / BUCKET).mkdir(parents=True, exist_ok=True)
         if not self.program.exists():
             raise DemoError(f"{self.program} is not there: make s3")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                self._command(),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "MINIO_ROOT_USER": ACCESS, "MINIO_ROOT_PASSWORD": SECRET},
-                start_new_session=True,
-            )
-        try:
-            self._wait_until_up()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        process, self.process = self.process, None
-        if process is None:
-            return
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_SECONDS)
+        super().start()
 
     def address(self, prefix: str) -> str:
         """A prefix as a tier."""
@@ -90,20 +53,8 @@ class S3Server:
         keys = ["--access", ACCESS, "--secret", SECRET]
         return [str(self.program), *keys, "--port", where, "posix", str(self.folder)]
 
-    def _wait_until_up(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process is not None
-            if self.process.poll() is not None:
-                break
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-            try:
-                connection.request("GET", "/")
-                if connection.getresponse().status < 500:
-                    return
-            except OSError:
-                pass
-            finally:
-                connection.close()
-            time.sleep(0.2)
-        raise DemoError(f"{self.program.name} did not start; see {self.log}")
+    def _environment(self) -> dict[str, str]:
+        return {"MINIO_ROOT_USER": ACCESS, "MINIO_ROOT_PASSWORD": SECRET}
+
+    def _is_up(self) -> bool:
+        return request(self.port, "/")[0] < 500

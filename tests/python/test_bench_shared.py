@@ -35,7 +35,7 @@ from benches.shared.setups import (
     refusals,
     short_plan,
 )
-from demo.server import DemoError
+from demo.process import DemoError
 from ritornello.bench.driver import Record
 from ritornello.bench.metrics import CACHED_BY_SOURCE, PROMPT_TOKENS, Metrics
 

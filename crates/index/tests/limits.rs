@@ -2,34 +2,24 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
+mod chains;
+
+use chains::{SCOPE, crowd, insert};
+use ritornello_format::ErrorKind;
 use ritornello_format::journal::{JournalRecord, RunImage};
 use ritornello_format::wire::Writer;
-use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
 use ritornello_index::conformance::{contents, page, pages, place};
-use ritornello_index::{NewRun, PrefixIndex, RunId, RunIndex, RunOptions};
+use ritornello_index::{PrefixIndex, RunIndex, RunOptions};
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
-const SCOPE: ScopeSlot = ScopeSlot(1);
 const DIR: &str = "/index";
 
 fn open(medium: Arc<dyn Medium>, options: RunOptions) -> RunIndex {
     RunIndex::open(medium, Path::new(DIR), options).unwrap()
-}
-
-fn insert(
-    index: &dyn PrefixIndex,
-    generation: u64,
-    parent: Option<PageHash>,
-    pages: &[PageHash],
-) -> ritornello_format::Result<RunId> {
-    let place = place(generation, pages.len() as u32);
-    let run = NewRun { scope: SCOPE, chained: true, parent, pages, place: &place, recency: 1 };
-    index.insert(&run)
 }
 
 #[test]
@@ -292,64 +282,13 @@ fn many_threads_at_once() {
     let options = RunOptions { metadata_bytes_max: 64 << 20, ..RunOptions::default() };
     let index = open(Arc::clone(&disk) as Arc<dyn Medium>, options.clone());
     let (index, stop) = (&index, &AtomicBool::new(false));
-    let generation = &AtomicU64::new(1);
     std::thread::scope(|scope| {
-        for writer in 0..3u64 {
-            scope.spawn(move || {
-                for round in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    // A trunk of ten runs with branches, which goes away again from somewhere.
-                    let family = (writer << 20) | (round % 40);
-                    let keys = pages(family, 600);
-                    let mut at = index.longest_prefix(SCOPE, &keys);
-                    while at < 600 {
-                        let to = (at + 60).min(600);
-                        let parent = at.checked_sub(1).map(|at| keys[at]);
-                        let next = generation.fetch_add(1, Ordering::Relaxed);
-                        insert(index, next, parent, &keys[at..to]).unwrap();
-                        at = to;
-                    }
-                    let cut = (round * 97 % 600) as usize;
-                    index.remove(SCOPE, &&keys[cut..=cut]);
-                    assert_eq!(index.longest_prefix(SCOPE, &keys), cut);
-                    if round % 16 == 0 {
-                        index.sync().unwrap();
-                    }
-                }
-            });
-        }
-        for reader in 0..3u64 {
-            scope.spawn(move || {
-                let mut seed = reader;
-                while !stop.load(Ordering::Relaxed) {
-                    seed = ritornello_index::synthetic::mix(seed);
-                    let keys = pages(((seed % 3) << 20) | (seed % 40), 600);
-                    let mut at = 0;
-                    for step in index.walk(SCOPE, &keys) {
-                        assert_eq!(step.at, at);
-                        at += step.pages;
-                        if let Some(view) = index.run(step.run) {
-                            let end = (step.first + step.pages) as usize;
-                            // It may have been cut since, but what is left is what it was.
-                            let end = end.min(view.pages.len());
-                            let from = (step.first as usize).min(end);
-                            let keys = &keys[step.at as usize..][..end - from];
-                            assert_eq!(&view.pages[from..end], keys);
-                            index.touch(step.run, seed);
-                        }
-                    }
-                }
-            });
-        }
-        scope.spawn(move || {
+        scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 index.checkpoint().unwrap();
             }
         });
-        std::thread::sleep(Duration::from_secs(2));
-        stop.store(true, Ordering::Relaxed);
+        crowd(index, 3, 600, stop, &|_, keys| index.walk(SCOPE, &keys));
     });
     index.sync().unwrap();
     let before = contents(index);

@@ -2,35 +2,24 @@
 #![cfg(all(feature = "lsm", not(loom)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
-use ritornello_index::conformance::{contents, page, pages, place};
+mod chains;
+
+use chains::{SCOPE, crowd, insert};
+use ritornello_format::{ErrorKind, PageHash};
+use ritornello_index::conformance::{contents, page, pages};
 use ritornello_index::lsm::{Mode, Probe};
 use ritornello_index::tuning::Setting;
-use ritornello_index::{LsmIndex, LsmOptions, NewRun, PrefixIndex, RunId};
+use ritornello_index::{LsmIndex, LsmOptions, PrefixIndex};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
-
-const SCOPE: ScopeSlot = ScopeSlot(1);
+use std::sync::atomic::AtomicBool;
 
 /// With memtables of 256 KiB, so that there are tables on the disk.
 fn open(dir: &Path) -> LsmIndex {
     let options = LsmOptions { budget: 1 << 30, ..LsmOptions::within(4 << 20) };
     LsmIndex::open(dir, &options).unwrap()
-}
-
-fn insert(
-    index: &dyn PrefixIndex,
-    generation: u64,
-    parent: Option<PageHash>,
-    pages: &[PageHash],
-) -> ritornello_format::Result<RunId> {
-    let place = place(generation, pages.len() as u32);
-    let run = NewRun { scope: SCOPE, chained: true, parent, pages, place: &place, recency: 1 };
-    index.insert(&run)
 }
 
 /// Chains of three runs of five pages.
@@ -456,60 +445,12 @@ fn statistics_count_what_is_written() {
 fn many_threads_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &LsmOptions::within(64 << 20)).unwrap();
-    let (index, stop) = (&index, &AtomicBool::new(false));
-    let generation = &AtomicU64::new(1);
-    std::thread::scope(|scope| {
-        for writer in 0..2u64 {
-            scope.spawn(move || {
-                for round in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    let family = (writer << 20) | (round % 40);
-                    let keys = pages(family, 300);
-                    let mut at = index.longest_prefix(SCOPE, &keys);
-                    while at < 300 {
-                        let to = (at + 60).min(300);
-                        let parent = at.checked_sub(1).map(|at| keys[at]);
-                        let next = generation.fetch_add(1, Ordering::Relaxed);
-                        insert(index, next, parent, &keys[at..to]).unwrap();
-                        at = to;
-                    }
-                    let cut = (round * 97 % 300) as usize;
-                    index.remove(SCOPE, &&keys[cut..=cut]);
-                    assert_eq!(index.longest_prefix(SCOPE, &keys), cut);
-                    if round % 16 == 0 {
-                        index.sync().unwrap();
-                    }
-                }
-            });
-        }
-        for reader in 0..2u64 {
-            scope.spawn(move || {
-                let mut seed = reader;
-                while !stop.load(Ordering::Relaxed) {
-                    seed = ritornello_index::synthetic::mix(seed);
-                    let keys = pages(((seed % 2) << 20) | (seed % 40), 300);
-                    let probe = [Probe::Bisect, Probe::Scan][(seed >> 32) as usize % 2];
-                    let mut at = 0;
-                    for step in index.walk_by(probe, SCOPE, &keys) {
-                        assert_eq!(step.at, at);
-                        at += step.pages;
-                        if let Some(view) = index.run(step.run) {
-                            // It may have been cut since, but what is left is what it was.
-                            let end = ((step.first + step.pages) as usize).min(view.pages.len());
-                            let from = (step.first as usize).min(end);
-                            let keys = &keys[step.at as usize..][..end - from];
-                            assert_eq!(&view.pages[from..end], keys);
-                            index.touch(step.run, seed);
-                        }
-                    }
-                }
-            });
-        }
-        std::thread::sleep(Duration::from_secs(2));
-        stop.store(true, Ordering::Relaxed);
-    });
+    let index = &index;
+    let walk = |seed: u64, keys: &[PageHash]| {
+        let probe = [Probe::Bisect, Probe::Scan][(seed >> 32) as usize % 2];
+        index.walk_by(probe, SCOPE, &keys)
+    };
+    crowd(index, 2, 300, &AtomicBool::new(false), &walk);
     index.sync().unwrap();
     let before = contents(index);
     assert_eq!(index.stats().runs, before.len() as u64);

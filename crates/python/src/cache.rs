@@ -1,13 +1,13 @@
 //! A cache over several tiers, as Python sees it.
 
-use crate::batch::Batch;
 use crate::error::{OrRaise, invalid, raise};
-use crate::keys::Keys;
+use crate::keys;
 use crate::log;
 use crate::outcome::Ticket;
 use crate::scope::Scope;
-use crate::store::{bytes_of, stats_of, terms};
-use crate::time::{self, control, duration};
+use crate::store::{bytes_of, stats_of};
+use crate::submission::{Submission, terms};
+use crate::time::duration;
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,7 +17,6 @@ use ritornello_store::LeaseNumber;
 use ritornello_tiers::cache::{
     self, PrefetchPolicy, Settings, TierLease, TierSpec, Wish, tier_word,
 };
-use ritornello_volume::transfer::Control;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -85,9 +84,7 @@ impl Cache {
     ) -> PyResult<Found> {
         let (cache, ttl) = (self.cache(py)?, duration(py, "ttl", ttl)?);
         let wish = Wish { page_tokens, page_bytes, computed, tokens };
-        let held = Keys::of(keys)?;
-        let keys = held.slices();
-        py.detach(|| cache.find(&scope.inner, &keys, ttl, &wish)).or_raise(py).map(Found)
+        keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &wish)).map(Found)
     }
 
     /// Ends a lease, of this process or another. One that has ended is ignored.
@@ -105,17 +102,13 @@ impl Cache {
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<bool>> {
         let cache = self.cache(py)?;
-        let held = Keys::of(keys)?;
-        let keys = held.slices();
-        py.detach(|| cache.exists(&scope.inner, &keys)).or_raise(py)
+        keys::ask(keys, |keys| cache.exists(&scope.inner, keys))
     }
 
     /// Stops what is being brought for a prompt that nobody wants any more.
     fn cancel(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<bool> {
         let cache = self.cache(py)?;
-        let held = Keys::of(keys)?;
-        let keys = held.slices();
-        py.detach(|| cache.cancel(&scope.inner, &keys)).or_raise(py)
+        keys::ask(keys, |keys| cache.cancel(&scope.inner, keys))
     }
 
     /// Starts to read pages. `out` belongs to the cache until the ticket is done.
@@ -132,14 +125,11 @@ impl Cache {
         sections: Option<Vec<u64>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let (cache, control) = (self.cache(py)?, control(py, timeout)?);
-        let control = Control { sections: time::sections(py, sections)?, ..control };
-        let keys = Keys::of(keys)?.boxed();
-        let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
-        let (scope, target) = (Arc::clone(&scope.inner), batch.to_target());
-        let parent = parent.map(Into::into);
-        let ticket = py.detach(|| cache.submit_get(scope, keys, parent, target, control));
-        Ok(Ticket::new(ticket.or_raise(py)?, Some(batch)))
+        let (cache, parent) = (self.cache(py)?, parent.map(Into::into));
+        let get = Submission::get(scope, keys, out, sections, timeout)?;
+        let target = get.batch.to_target();
+        let submit = || cache.submit_get(get.scope, get.keys, parent, target, get.control);
+        Ok(Ticket::new(py.detach(submit).or_raise(py)?, Some(get.batch)))
     }
 
     /// Starts to put pages `first` and on of a prompt. Their bytes are copied before this returns.
@@ -160,13 +150,12 @@ impl Cache {
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let terms = terms(parent, retain_until.as_ref())?;
-        let (cache, control) = (self.cache(py)?, control(py, timeout)?);
-        let keys = Keys::of(keys)?.boxed();
-        let asked = keys.len().saturating_sub(first);
-        let batch = Batch::source(pages, asked, scope.page_bytes)?;
-        let (scope, source) = (Arc::clone(&scope.inner), batch.as_source());
-        let ticket = py.detach(|| cache.submit_put(scope, keys, first, source, terms, control));
-        batch.release(py);
+        let cache = self.cache(py)?;
+        let put = Submission::put(scope, keys, pages, first, timeout)?;
+        let source = put.batch.as_source();
+        let submit = || cache.submit_put(put.scope, put.keys, first, source, terms, put.control);
+        let ticket = py.detach(submit);
+        put.batch.release(py);
         Ok(Ticket::new(ticket.or_raise(py)?, None))
     }
 

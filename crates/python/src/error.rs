@@ -61,6 +61,12 @@ pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, &Error::invalid(message))
 }
 
+/// An `InvalidError`: the argument `what` is not to be `given`, and what to pass instead.
+pub(crate) fn unfit(what: &str, given: &Bound<'_, PyAny>, advice: &str) -> PyErr {
+    let shown = given.repr().map(|text| text.to_string()).unwrap_or_default();
+    invalid(given.py(), format!("{what} is {shown}: pass {advice}"))
+}
+
 /// Turns the house's results into Python's.
 pub(crate) trait OrRaise<T> {
     /// The value, or the exception of the error.

@@ -1,8 +1,9 @@
 //! Page keys: `list[bytes]`, borrowed while a call looks at them.
 
-use crate::error::invalid;
+use crate::error::{OrRaise, invalid};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use ritornello_format::Result;
 
 /// Some keys, kept alive: somebody may change the list while the interpreter is detached.
 pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
@@ -35,6 +36,16 @@ impl<'py> FromIterator<Bound<'py, PyBytes>> for Keys<'py> {
     fn from_iter<I: IntoIterator<Item = Bound<'py, PyBytes>>>(keys: I) -> Self {
         Self(keys.into_iter().collect())
     }
+}
+
+/// What `action` says of keys, with the interpreter detached.
+pub(crate) fn ask<T: Send>(
+    keys: &Bound<'_, PyAny>,
+    action: impl FnOnce(&[&[u8]]) -> Result<T> + Send,
+) -> PyResult<T> {
+    let (py, held) = (keys.py(), Keys::of(keys)?);
+    let keys = held.slices();
+    py.detach(|| action(&keys)).or_raise(py)
 }
 
 fn bytes<'py>(at: usize, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {

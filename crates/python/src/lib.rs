@@ -24,6 +24,7 @@ mod pages;
 mod pool;
 mod scope;
 mod store;
+mod submission;
 mod time;
 
 use error::OrRaise;

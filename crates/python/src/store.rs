@@ -1,20 +1,21 @@
 //! The store, as Python sees it.
 
 use crate::batch::Batch;
-use crate::error::{OrRaise, invalid};
+use crate::error::{OrRaise, invalid, unfit};
 use crate::handle::Handle;
-use crate::keys::Keys;
+use crate::keys::{self, Keys};
 use crate::log;
 use crate::outcome::Ticket;
 use crate::scope::Scope;
-use crate::time::{self, control, duration, seconds_since_1970};
+use crate::submission::{Submission, terms};
+use crate::time::{control, duration};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::{Error, ErrorKind, ScopeSettings, parse_bytes};
 use ritornello_node::{Node, Role};
 use ritornello_store::admission::{AdmissionMode, WriteBudget};
 use ritornello_store::eviction::Policy;
-use ritornello_store::{Durability, LeaseNumber, Options, Terms, parse_codec, parse_index};
+use ritornello_store::{Durability, LeaseNumber, Options, parse_codec, parse_index};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::transfer::Control;
 use std::path::PathBuf;
@@ -182,9 +183,7 @@ impl Store {
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<bool>> {
         let node = self.handle.node(py)?;
-        let held = Keys::of(keys)?;
-        let keys = held.slices();
-        py.detach(|| node.store().exists(&scope.inner, &keys)).or_raise(py)
+        keys::ask(keys, |keys| node.store().exists(&scope.inner, keys))
     }
 
     /// Fills `out` and returns how many leading pages were filled and verified. `out` may be
@@ -230,19 +229,18 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let terms = terms(parent, retain_until.as_ref())?;
-        let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
-        let keys = Keys::of(keys)?.boxed();
-        let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
-        let (store, scope) = (node.store(), Arc::clone(&scope.inner));
+        let node = self.handle.node(py)?;
+        let (put, store) = (Submission::put(scope, keys, pages, 0, timeout)?, node.store());
+        let (scope, keys, control) = (put.scope, put.keys, put.control);
         if copy {
-            let source = batch.as_source();
+            let source = put.batch.as_source();
             let ticket = py.detach(|| store.submit_put_copy(scope, keys, source, terms, control));
-            batch.release(py);
+            put.batch.release(py);
             return Ok(Ticket::new(ticket.or_raise(py)?, None));
         }
-        let source = batch.to_source();
+        let source = put.batch.to_source();
         let ticket = py.detach(|| store.submit_put(scope, keys, source, terms, control));
-        Ok(Ticket::new(ticket.or_raise(py)?, Some(batch)))
+        Ok(Ticket::new(ticket.or_raise(py)?, Some(put.batch)))
     }
 
     /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the
@@ -261,30 +259,24 @@ impl Store {
         sections: Option<Vec<u64>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
-        let sections = time::sections(py, sections)?;
-        let control = Control { through_staging: staged, sections, ..control };
-        let keys = Keys::of(keys)?.boxed();
-        let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
-        let (store, scope, target) = (node.store(), Arc::clone(&scope.inner), batch.to_target());
-        let ticket = py.detach(|| store.submit_get(scope, keys, target, control));
-        Ok(Ticket::new(ticket.or_raise(py)?, Some(batch)))
+        let node = self.handle.node(py)?;
+        let get = Submission::get(scope, keys, out, sections, timeout)?;
+        let (store, target) = (node.store(), get.batch.to_target());
+        let control = Control { through_staging: staged, ..get.control };
+        let ticket = py.detach(|| store.submit_get(get.scope, get.keys, target, control));
+        Ok(Ticket::new(ticket.or_raise(py)?, Some(get.batch)))
     }
 
     /// Counts as a use of the leading pages; returns their number.
     fn touch(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let node = self.handle.node(py)?;
-        let held = Keys::of(keys)?;
-        let keys = held.slices();
-        py.detach(|| node.store().touch(&scope.inner, &keys)).or_raise(py)
+        keys::ask(keys, |keys| node.store().touch(&scope.inner, keys))
     }
 
     /// Removes pages, in chained scopes with all behind them; returns how many of `keys` went.
     fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let node = self.handle.node(py)?;
-        let held = Keys::of(keys)?;
-        let keys = held.slices();
-        py.detach(|| node.store().delete(&scope.inner, &keys)).or_raise(py)
+        keys::ask(keys, |keys| node.store().delete(&scope.inner, keys))
     }
 
     /// Forgets a scope and its pages, durably at once. The bytes stay until overwritten.
@@ -405,10 +397,7 @@ pub(crate) fn bytes_of(what: &str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
     if let Ok(text) = given.extract::<String>() {
         return parse_bytes(&text).or_raise(py);
     }
-    given.extract().map_err(|_| {
-        let given = given.repr().map(|text| text.to_string()).unwrap_or_default();
-        invalid(py, format!("{what} is {given}: pass bytes, or text such as \"200GiB\""))
-    })
+    given.extract().map_err(|_| unfit(what, given, "bytes, or text such as \"200GiB\""))
 }
 
 /// A write budget: bytes a day, or text with a span.
@@ -417,20 +406,8 @@ fn budget_of(given: &Bound<'_, PyAny>) -> PyResult<WriteBudget> {
     if let Ok(text) = given.extract::<String>() {
         return WriteBudget::parse(&text).or_raise(py);
     }
-    given.extract().map(WriteBudget::per_day).map_err(|_| {
-        let given = given.repr().map(|text| text.to_string()).unwrap_or_default();
-        let advice = "pass bytes a day, or text such as \"2TB/day\"";
-        invalid(py, format!("write_budget is {given}: {advice}"))
-    })
-}
-
-/// What a put says of its pages.
-pub(crate) fn terms(
-    parent: Option<&[u8]>,
-    retain_until: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Terms> {
-    let retain_until = retain_until.map(seconds_since_1970).transpose()?.unwrap_or_default();
-    Ok(Terms { retain_until, ..Terms::behind(parent) })
+    let advice = "bytes a day, or text such as \"2TB/day\"";
+    given.extract().map(WriteBudget::per_day).map_err(|_| unfit("write_budget", given, advice))
 }
 
 fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {

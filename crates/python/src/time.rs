@@ -1,6 +1,6 @@
 //! Seconds, as Python gives them.
 
-use crate::error::{OrRaise, invalid};
+use crate::error::{OrRaise, invalid, unfit};
 use pyo3::prelude::*;
 use ritornello_volume::transfer::{Control, Sections};
 use std::sync::Arc;
@@ -16,16 +16,11 @@ pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Dur
 
 /// A moment: seconds since 1970, or a `datetime`. One before 1970 has passed, like any other.
 pub(crate) fn seconds_since_1970(given: &Bound<'_, PyAny>) -> PyResult<u64> {
-    let py = given.py();
     let seconds = given.extract::<f64>().or_else(|_| given.call_method0("timestamp")?.extract());
     match seconds {
         // A conversion of numbers too large or too small ends at the limits.
         Ok(seconds) if !f64::is_nan(seconds) => Ok((seconds.ceil() as u64).max(1)),
-        _ => {
-            let given = given.repr().map(|text| text.to_string()).unwrap_or_default();
-            let advice = "pass seconds since 1970 or a datetime";
-            Err(invalid(py, format!("retain_until is {given}: {advice}")))
-        }
+        _ => Err(unfit("retain_until", given, "seconds since 1970 or a datetime")),
     }
 }
 

@@ -82,6 +82,7 @@ class QuietStore(Handle):
                 pool.pages(pages.blocks),
                 sections=sections or None,
                 timeout=timeout,
+                **self._said_of_get(pages),
             ),
             None,
         )
@@ -95,15 +96,15 @@ class QuietStore(Handle):
         retain_until: float | None,
     ) -> "Ticket | None":
         """The bytes are copied before this returns: the blocks may be overwritten at once."""
+        keys, said = self._said_of_put(pages)
         return self.ask(
             "put",
             lambda store: store.submit_put(
                 self._scoped(identity, of),
-                pages.keys,
+                keys,
                 pool.pages(pages.blocks),
-                parent=pages.parent,
-                copy=True,
                 retain_until=retain_until,
+                **said,
             ),
             None,
         )
@@ -141,6 +142,14 @@ class QuietStore(Handle):
     def abandon(self, ticket: "Ticket") -> None:
         """Gives a get up without waiting; its memory is the kernel's until it has `landed`."""
         self.quietly("cancel", ticket.cancel, None)
+
+    def _said_of_get(self, pages: Pages) -> dict[str, Any]:
+        """What else this kind of store is told."""
+        return {}
+
+    def _said_of_put(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
+        """The keys, those before the pages included where they help, and what else it is told."""
+        return pages.keys, {"parent": pages.parent, "copy": True}
 
     def _scoped(self, identity: Identity, of: Slice) -> "Scope":
         if self._identity is not identity:

@@ -15,7 +15,7 @@ from ritornello.vllm.store import QuietStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ritornello._core import Cache, Found, PagePool, Store, Ticket
+    from ritornello._core import Cache, Found, Store
 
 T = TypeVar("T")
 
@@ -91,49 +91,6 @@ class QuietCache(QuietStore):
 
         self._on_cache("forgo", action)
 
-    def submit_get(
-        self,
-        identity: Identity,
-        of: Slice,
-        pool: "PagePool",
-        pages: Pages,
-        timeout: float,
-        sections: Sequence[int] = (),
-    ) -> "Ticket | None":
-        return self._on_cache(
-            "get",
-            lambda cache: cache.submit_get(
-                self._scoped(identity, of),
-                pages.keys,
-                pool.pages(pages.blocks),
-                parent=pages.parent,
-                sections=sections or None,
-                timeout=timeout,
-            ),
-        )
-
-    def submit_put(
-        self,
-        identity: Identity,
-        of: Slice,
-        pool: "PagePool",
-        pages: Pages,
-        retain_until: float | None,
-    ) -> "Ticket | None":
-        whole = len(pages.before) == pages.first
-        keys = [*pages.before, *pages.keys] if whole else pages.keys
-        return self._on_cache(
-            "put",
-            lambda cache: cache.submit_put(
-                self._scoped(identity, of),
-                keys,
-                pool.pages(pages.blocks),
-                first=pages.first if whole else 0,
-                parent=None if whole else pages.parent,
-                retain_until=retain_until,
-            ),
-        )
-
     def take_loads(self) -> list[tuple[str, int, float]]:
         return [*(self._on_cache("take loads", lambda cache: cache.take_loads()) or ())]
 
@@ -157,6 +114,14 @@ class QuietCache(QuietStore):
         for name, amount in figures.items():
             self._meter.add(name, amount - self._told.get(name, 0.0))
         self._told, self._told_at = figures, perf_counter()
+
+    def _said_of_get(self, pages: Pages) -> dict[str, Any]:
+        return {"parent": pages.parent}
+
+    def _said_of_put(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
+        if len(pages.before) != pages.first:
+            return pages.keys, {"parent": pages.parent}
+        return [*pages.before, *pages.keys], {"first": pages.first}
 
     def _on_cache(self, doing: str, action: "Callable[[Cache], T]") -> T | None:
         return self.ask(doing, lambda cache: action(cast("Cache", cache)), None)

@@ -1,0 +1,58 @@
+//! A put or a get that goes on behind a ticket, as its arguments say it.
+
+use crate::batch::Batch;
+use crate::keys::Keys;
+use crate::scope::Scope;
+use crate::time::{self, control, seconds_since_1970};
+use pyo3::prelude::*;
+use ritornello_store::Terms;
+use ritornello_volume::transfer::Control;
+use std::sync::Arc;
+
+/// What moves where, and until when.
+pub(crate) struct Submission {
+    pub(crate) scope: Arc<ritornello_format::Scope>,
+    pub(crate) keys: Vec<Box<[u8]>>,
+    pub(crate) batch: Batch,
+    pub(crate) control: Control,
+}
+
+impl Submission {
+    /// Reads to `out`, the sections that end so one after the other.
+    pub(crate) fn get(
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        sections: Option<Vec<u64>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let control = control(keys.py(), timeout)?;
+        let control = Control { sections: time::sections(keys.py(), sections)?, ..control };
+        let keys = Keys::of(keys)?.boxed();
+        let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
+        Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
+    }
+
+    /// Writes `pages`, those of all keys but the `first` ones.
+    pub(crate) fn put(
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+        first: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let control = control(keys.py(), timeout)?;
+        let keys = Keys::of(keys)?.boxed();
+        let batch = Batch::source(pages, keys.len().saturating_sub(first), scope.page_bytes)?;
+        Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
+    }
+}
+
+/// What a put says of its pages.
+pub(crate) fn terms(
+    parent: Option<&[u8]>,
+    retain_until: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Terms> {
+    let retain_until = retain_until.map(seconds_since_1970).transpose()?.unwrap_or_default();
+    Ok(Terms { retain_until, ..Terms::behind(parent) })
+}

@@ -1,0 +1,118 @@
+"""A server's process: started on free ports, waited for, and always stopped."""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class DemoError(Exception):
+    """Something the demonstration needs did not work; the message says what and where to look."""
+
+
+class Started(ABC):
+    """Use as a context manager: no process is left, however it is left."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+
+class Process(Started):
+    """One, with those that it starts itself: a process group."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    start_seconds = 600.0
+    stop_seconds = 60.0
+
+    def start(self) -> None:
+        command, environment = self._command(), {**os.environ, **self._environment()}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        deadline = time.monotonic() + self.start_seconds
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise DemoError(f"{self.name} did not start: it ended; see {self.log}")
+            with suppress(OSError):
+                if self._is_up():
+                    return
+            time.sleep(0.25)
+        seconds = f"{self.start_seconds:.0f} s"
+        raise DemoError(f"{self.name} did not start: not up after {seconds}; see {self.log}")
+
+    def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
+        """Asks the server to end, so that it finishes what it is writing; then insists."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.send_signal(sign)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(self.stop_seconds)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(self.stop_seconds)
+
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+
+    @abstractmethod
+    def _environment(self) -> dict[str, str]: ...
+
+    @abstractmethod
+    def _is_up(self) -> bool:
+        """Whether it can be used; it cannot where nobody listens (`OSError`)."""
+
+
+def request(
+    port: int,
+    path: str,
+    method: str = "GET",
+    body: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 5.0,
+) -> tuple[int, bytes]:
+    """The status and the body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
