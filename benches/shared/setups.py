@@ -44,7 +44,7 @@ class Scale:
         return self.system + self.users * (history + self.rounds * (self.question + self.answer))
 
 
-FULL = Scale(model="demo", histories=(1280, 2304), users=6, rounds=3, device=4096)
+FULL = Scale(model="demo", histories=(1600, 2304), users=6, rounds=3, load=0.65)
 # Facts only: hits by tier, equal answers. A second round goes to the other engine, whose host tier
 # does not have it however large it is; it comes so late that a busy machine has stored the first.
 SHORT = Scale(
@@ -74,10 +74,10 @@ class Setup:
 
     @property
     def has_answers(self) -> bool:
-        """Whether its answers are compared with those of the engine alone: once under the same
-        tiers and gate is enough, and where all that is there comes.
+        """Whether its answers are compared with those of the engine alone: not again under the same
+        tiers, and where all that is there comes.
         """
-        return self.gate == "auto" or (self.gate == "always" and self.rate_x in (None, max(RATES)))
+        return self.gate != "never" and self.rate_x in (None, max(RATES))
 
     @property
     def title(self) -> str:

@@ -23,6 +23,8 @@ Page: TypeAlias = Buffer | Sequence[Buffer]
 Moment: TypeAlias = float | datetime
 # How pages are encoded: as they come, without loss, or with a loss that is measured.
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
+# Whether the faster of loading and computing is chosen.
+Gate: TypeAlias = Literal["auto", "always", "never"]
 # A tier of a cache.
 TierName: TypeAlias = Literal["host", "disk", "remote"]
 
@@ -370,6 +372,7 @@ class Cache:
         keys: Sequence[bytes],
         *,
         ttl: float = 60.0,
+        gate: Gate = "auto",
         page_tokens: int = 0,
         page_bytes: int = 0,
         computed: int = 0,
@@ -377,7 +380,8 @@ class Cache:
     ) -> Found:
         """`keys` are those of a prompt from its first page on. With `page_tokens` the gate decides
         how many pages are worth loading, for an engine that has `computed` tokens of a prompt of
-        `tokens`; `page_bytes` where a page has other parts besides this scope's.
+        `tokens`, or says, for "always" and "never", what that takes; `page_bytes` where a page lies
+        in other objects besides this scope's.
         """
     def release(self, lease: tuple[str, int]) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]:

@@ -17,6 +17,7 @@ use ritornello_store::LeaseNumber;
 use ritornello_tiers::cache::{
     self, PrefetchPolicy, Settings, TierLease, TierSpec, Wish, tier_word,
 };
+use ritornello_tiers::gate::Choice;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ impl Cache {
 
     /// Looks for a prompt, from its first page on, and keeps what is to be loaded for `ttl` seconds.
     #[pyo3(signature = (
-        scope, keys, *, ttl=60.0, page_tokens=0, page_bytes=0, computed=0, tokens=0
+        scope, keys, *, ttl=60.0, gate="auto", page_tokens=0, page_bytes=0, computed=0, tokens=0
     ))]
     // Python callers name them.
     #[allow(clippy::too_many_arguments)]
@@ -77,13 +78,15 @@ impl Cache {
         scope: &Scope,
         keys: &Bound<'_, PyAny>,
         ttl: f64,
+        gate: &str,
         page_tokens: u64,
         page_bytes: u64,
         computed: u64,
         tokens: u64,
     ) -> PyResult<Found> {
         let (cache, ttl) = (self.cache(py)?, duration(py, "ttl", ttl)?);
-        let wish = Wish { page_tokens, page_bytes, computed, tokens };
+        let choice = Choice::parse(gate).or_raise(py)?;
+        let wish = Wish { choice, page_tokens, page_bytes, computed, tokens };
         keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &wish)).map(Found)
     }
 

@@ -7,6 +7,7 @@
 //! again after a while, or it could never be seen to have recovered.
 
 use crate::Tier;
+use ritornello_format::{Error, Result};
 use std::time::Duration;
 
 /// What a new observation counts for.
@@ -20,6 +21,33 @@ const RECOVERY: f64 = 1.02;
 /// Loading must promise to be this much faster, of the time to compute: the estimates cannot tell
 /// less, and what is loaded is not compared with anything.
 const GAIN: f64 = 0.05;
+
+/// Whether there is anything to decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// What is faster.
+    #[default]
+    Auto,
+    /// All that is found is loaded.
+    Always,
+    /// Nothing is.
+    Never,
+}
+
+impl Choice {
+    /// Reads `auto`, `always` and `never`.
+    ///
+    /// # Errors
+    /// `Invalid`, listing the names.
+    pub fn parse(word: &str) -> Result<Self> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "always" => Ok(Self::Always),
+            "never" => Ok(Self::Never),
+            _ => Err(Error::invalid("the gate is auto, always or never").with("given", word)),
+        }
+    }
+}
 
 /// Pages of a prompt that lie on one tier, in the order of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,6 +73,8 @@ pub struct Question<'a> {
     pub tokens: u64,
     /// Bytes that wait to be loaded from each of [`Tier::ALL`] already.
     pub queued: [u64; 4],
+    /// What may be decided.
+    pub choice: Choice,
 }
 
 /// What is decided.
@@ -183,7 +213,8 @@ impl Gate {
         }
     }
 
-    /// How many of the pages that were found to load. All of them, until something was computed.
+    /// How many of the pages that were found to load. All of them, until something was computed, if
+    /// any may be.
     #[must_use]
     pub fn decide(&self, question: &Question<'_>, now: f64) -> Decision {
         let (bytes, tokens) = (question.page_bytes as f64, question.page_tokens as f64);
@@ -192,7 +223,10 @@ impl Gate {
             let from = (before + pages as f64 * tokens).min(all);
             self.prefill.seconds(from, all - from)
         };
-        let found = question.found.iter().map(|stretch| stretch.pages).sum();
+        let found = match question.choice {
+            Choice::Never => 0,
+            _ => question.found.iter().map(|stretch| stretch.pages).sum(),
+        };
         let Some(recompute) = rest(0) else {
             let none = Duration::ZERO;
             return Decision { pages: found, load: none, compute: none, recompute: none };
@@ -212,8 +246,12 @@ impl Gate {
                 })
                 .fold(0.0, f64::max);
             let compute = rest(pages).unwrap_or(0.0);
-            let gains = load + compute < recompute * (1.0 - GAIN);
-            if gains && load + compute < best.1 + best.2 {
+            let takes = match question.choice {
+                Choice::Auto => load + compute < (recompute * (1.0 - GAIN)).min(best.1 + best.2),
+                Choice::Always => true,
+                Choice::Never => false,
+            };
+            if takes {
                 best = (pages, load, compute);
             }
         }
@@ -234,7 +272,15 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn question(found: &[Stretch], tokens: u64) -> Question<'_> {
-        Question { found, page_bytes: MIB, page_tokens: 64, before: 0, tokens, queued: [0; 4] }
+        Question {
+            found,
+            page_bytes: MIB,
+            page_tokens: 64,
+            before: 0,
+            tokens,
+            queued: [0; 4],
+            choice: Choice::Auto,
+        }
     }
 
     fn disk(pages: usize) -> [Stretch; 1] {
@@ -266,6 +312,19 @@ mod tests {
             let total = decided.load + decided.compute;
             assert!(total <= decided.recompute);
         }
+    }
+
+    #[test]
+    fn without_a_choice_it_only_says_how_long_that_takes() {
+        let (slow, found) = (gate(20e6), disk(30));
+        let told = |choice| slow.decide(&Question { choice, ..question(&found, 2_000) }, 0.0);
+        let (always, never) = (told(Choice::Always), told(Choice::Never));
+        assert_eq!((always.pages, never.pages), (30, 0));
+        assert!(always.load + always.compute > always.recompute);
+        assert_eq!((never.load, never.compute), (Duration::ZERO, never.recompute));
+        let nothing = Question { choice: Choice::Never, ..question(&found, 2_000) };
+        assert_eq!(Gate::default().decide(&nothing, 0.0).pages, 0);
+        assert!(Choice::parse("often").unwrap_err().to_string().contains("always"));
     }
 
     #[test]

@@ -35,6 +35,8 @@ class QuietCache(QuietStore):
         self._meter = meter
         self._told: Counts = {}
         self._told_at = 0.0
+        # Of prompts that are on their way the object that was not there.
+        self._awaited: dict[tuple[Slice, bytes], Slice] = {}
 
     def match(
         self,
@@ -46,7 +48,6 @@ class QuietCache(QuietStore):
     ) -> Hit | None:
         part = identity.parts[of[0].part]
         chained = part.rule.reach is None
-        gated = chained and self._settings.gate == "auto"
         moved = sum(identity.parts[p.part].object_bytes(p.stage, p.unit) for p in of)
 
         def find(cache: "Cache", piece: Slice) -> "Found":
@@ -54,26 +55,36 @@ class QuietCache(QuietStore):
                 self._scoped(identity, piece),
                 keys,
                 ttl=ttl,
-                page_tokens=part.page_tokens if gated else 0,
+                gate=self._settings.gate if chained else "always",
+                page_tokens=part.page_tokens if chained else 0,
                 page_bytes=moved,
                 computed=prompt.computed,
                 tokens=prompt.tokens,
             )
 
         def action(cache: "Cache") -> Hit:
-            found = [find(cache, piece) for piece in of]
-            pending = any(one.state != "ready" for one in found)
+            name = _name(of, keys)
+            awaited = self._awaited.pop(name, None)
+            # Who asks again asks often: as long as one object is on its way the others are not.
+            order = of if awaited is None else (awaited, *(p for p in of if p != awaited))
+            found: list[Found] = []
+            for piece in order:
+                found.append(find(cache, piece))
+                if found[-1].state != "ready":
+                    self._awaited[name] = piece
+                    if awaited is not None:
+                        break
+            pending = name in self._awaited
             hit = min(found, key=lambda one: one.load)
-            pages = 0 if chained and self._settings.gate == "never" else hit.load
             leases = [lease for one in found for lease in one.leases]
-            if pending or not pages:
+            if pending or not hit.load:
                 for lease in leases:
                     cache.release(lease)
                 leases = []
             there = min(one.local for one in found)
             # Told once: by the objects that came last, if others came before them.
             brought = max(one.brought for one in found)
-            return Hit(pages, there, leases, pending, _tiers(hit, brought), hit)
+            return Hit(hit.load, there, leases, pending, _tiers(hit, brought), hit)
 
         return self._on_cache("match", action)
 
@@ -85,6 +96,8 @@ class QuietCache(QuietStore):
         self._on_cache("release", action)
 
     def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
+        self._awaited.pop(_name(of, keys), None)
+
         def action(cache: "Cache") -> None:
             for piece in of:
                 cache.cancel(self._scoped(identity, piece), keys)
@@ -131,6 +144,11 @@ class QuietCache(QuietStore):
 
         settings = self._settings
         return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
+
+
+def _name(of: Sequence[Slice], keys: Sequence[bytes]) -> tuple[Slice, bytes]:
+    """Of pages that are looked for together."""
+    return of[0], keys[-1] if keys else b""
 
 
 def figures(stats: Mapping[str, Any]) -> Counts:

@@ -7,7 +7,7 @@ use super::prefetch::{FRESH, Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
 use super::writer::After;
-use crate::gate::{Decision, Question, Stretch};
+use crate::gate::{Choice, Decision, Question, Stretch};
 use ritornello_format::residency::Tier;
 use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
 use ritornello_store::LeaseNumber;
@@ -20,10 +20,12 @@ const TURNS: usize = 4;
 /// What an engine says of a prompt besides its keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
-    /// Tokens of a page; zero: the gate is not asked, all that is found is loaded.
+    /// Whether the gate decides.
+    pub choice: Choice,
+    /// Tokens of a page; zero: the gate is not asked, all that is found is loaded if any may be.
     pub page_tokens: u64,
-    /// Bytes that loading a page moves, where a page has more parts than this one; zero: the
-    /// scope's.
+    /// Bytes that loading a page moves, where a page lies in more objects than this one, which are
+    /// looked for by the same keys; zero: the scope's.
     pub page_bytes: u64,
     /// Tokens that the engine has already.
     pub computed: u64,
@@ -158,7 +160,8 @@ impl Cache {
 
 impl Shared {
     fn find(self: &Arc<Self>, pages: &Pages, ttl: Duration, wish: &Wish) -> Result<Found> {
-        let ahead = self.remote.is_some() && pages.scope.chained;
+        let loads = wish.choice != Choice::Never;
+        let ahead = self.remote.is_some() && pages.scope.chained && loads;
         let name = pages.name().filter(|_| ahead);
         let mut known = name.and_then(|name| self.prefetches.get(name));
         if let Some(found) = known.as_ref().and_then(|job| self.unfinished(pages, wish, job)) {
@@ -183,14 +186,14 @@ impl Shared {
         let mut found = Found {
             readiness: Readiness::Ready,
             local,
-            load: local,
+            load: if loads { local } else { 0 },
             brought: 0,
             progress: (0, 0),
             decision: None,
             leases: Vec::new(),
             spans: Vec::new(),
         };
-        if let Some((load, decision)) = self.decide(pages, &spans, wish) {
+        if let Some((load, decision)) = self.decide(pages, &spans, wish, self.queued()) {
             found.load = load;
             let skipped = (wish.computed / wish.page_tokens.max(1)) as usize;
             self.counts.gate.decided(local.saturating_sub(skipped), &decision);
@@ -297,6 +300,7 @@ impl Shared {
         pages: &Pages,
         found: &[Stretch],
         wish: &Wish,
+        queued: [u64; 4],
     ) -> Option<(usize, Decision)> {
         if wish.page_tokens == 0 || found.is_empty() {
             return None;
@@ -312,11 +316,12 @@ impl Shared {
         lacking.retain(|stretch| stretch.pages > 0);
         let question = Question {
             found: &lacking,
-            page_bytes: if wish.page_bytes > 0 { wish.page_bytes } else { pages.page_bytes },
+            page_bytes: wish.page_bytes.max(pages.page_bytes),
             page_tokens: wish.page_tokens,
             before: wish.computed,
             tokens: wish.tokens.max(wish.computed),
-            queued: self.queued(),
+            queued,
+            choice: wish.choice,
         };
         let decision = self.gate(|gate| gate.decide(&question, self.clock()));
         let load = if decision.pages == 0 { 0 } else { skipped + decision.pages };
@@ -325,7 +330,7 @@ impl Shared {
     }
 
     /// Bytes that wait to be loaded from each tier, or, where a cap is, to be moved either way.
-    fn queued(&self) -> [u64; 4] {
+    pub(super) fn queued(&self) -> [u64; 4] {
         let mut queued = self.slack.queued();
         for (tier, rate) in self.rates() {
             queued[tier as usize] = queued[tier as usize].max(rate.backlog());

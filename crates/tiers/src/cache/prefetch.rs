@@ -47,7 +47,11 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Prefetches(Parked<State>);
+pub(super) struct Prefetches {
+    state: Parked<State>,
+    /// Held while one is decided about, so that no two take the same room.
+    deciding: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -102,13 +106,27 @@ impl Prefetch {
         *self.expected.lock()
     }
 
-    /// Bytes on the first tier that nobody else can have: on their way, or waiting to be asked for.
+    /// Bytes of a page in all its objects, each of which has a prefetch of its own.
+    fn page_bytes(&self) -> u64 {
+        self.wish.page_bytes.max(self.pages.page_bytes)
+    }
+
+    /// Bytes on the first tier that no other prompt can have: on their way, or waiting to be asked
+    /// for, in all objects.
     fn landing(&self) -> u64 {
+        let pages = match self.stage() {
+            Stage::Fetching { of, .. } => of,
+            Stage::Over { at, brought, .. } if at.elapsed() < KEEP => brought,
+            _ => 0,
+        };
+        pages as u64 * self.page_bytes()
+    }
+
+    /// Bytes of this object that are still to come.
+    fn outstanding(&self) -> u64 {
         match self.stage() {
-            Stage::Asking => 0,
-            Stage::Fetching { of, .. } => self.pages.bytes(of),
-            Stage::Over { at, .. } if at.elapsed() >= KEEP => 0,
-            Stage::Over { brought, .. } => self.pages.bytes(brought),
+            Stage::Fetching { came, of } => self.pages.bytes(of - came),
+            _ => 0,
         }
     }
 
@@ -119,22 +137,34 @@ impl Prefetch {
 
 impl Prefetches {
     pub(super) fn get(&self, name: PageHash) -> Option<Arc<Prefetch>> {
-        self.0.lock().known.get(&name).cloned()
+        self.state.lock().known.get(&name).cloned()
     }
 
-    /// Bytes that are brought and not taken.
-    fn landing(&self) -> u64 {
-        self.0.lock().known.values().map(|job| job.landing()).sum()
+    /// Bytes that other prompts than this one take up, and bytes of this one that are to come.
+    fn beside(&self, prompt: &Pages) -> (u64, u64) {
+        let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
+        let state = self.state.lock();
+        for job in state.known.values() {
+            match job.pages.keys.last() {
+                key if key == prompt.keys.last() => own += job.outstanding(),
+                Some(key) => {
+                    let most = others.entry(key).or_default();
+                    *most = job.landing().max(*most);
+                }
+                None => {}
+            }
+        }
+        (others.into_values().sum(), own)
     }
 
     pub(super) fn running(&self) -> u64 {
-        let state = self.0.lock();
+        let state = self.state.lock();
         (state.queue.len() + state.threads - state.idle) as u64
     }
 
     /// Stops that of a prompt, if there is one to stop. A thread that works on it counts it.
     pub(super) fn cancel(&self, name: PageHash) -> Option<Stopped> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let found = state.known.get(&name).cloned()?;
         if matches!(found.stage(), Stage::Over { .. }) {
             return None;
@@ -148,15 +178,15 @@ impl Prefetches {
 
     /// Tells the threads to end.
     pub(super) fn close(&self) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.closing = true;
         state.known.values().for_each(|each| each.cancelled.store(true, Ordering::Release));
         state.queue.clear();
-        self.0.wake_all();
+        self.state.wake_all();
     }
 
     pub(super) fn is_running(&self) -> bool {
-        self.0.lock().threads > 0
+        self.state.lock().threads > 0
     }
 }
 
@@ -182,7 +212,7 @@ impl Shared {
     ) -> Option<Arc<Prefetch>> {
         let name = pages.name()?;
         let counts = &self.counts.prefetch;
-        let mut state = self.prefetches.0.lock();
+        let mut state = self.prefetches.state.lock();
         state.forget();
         if state.closing || state.queue.len() >= WAITING || state.known.len() >= 2 * REMEMBERED {
             counts.refused.add(1);
@@ -208,7 +238,7 @@ impl Shared {
         state.known.insert(name, Arc::clone(&started));
         state.queue.push_back(Arc::clone(&started));
         counts.started.add(1);
-        self.prefetches.0.wake_one();
+        self.prefetches.state.wake_one();
         Some(started)
     }
 
@@ -226,16 +256,16 @@ impl Shared {
     }
 
     fn prefetch_jobs(self: Arc<Self>) {
-        let mut state = self.prefetches.0.lock();
+        let mut state = self.prefetches.state.lock();
         loop {
             if state.closing {
                 state.threads -= 1;
-                self.prefetches.0.wake_all();
+                self.prefetches.state.wake_all();
                 return;
             }
             let Some(job) = state.queue.pop_front() else {
                 state.idle += 1;
-                state = self.prefetches.0.wait(state);
+                state = self.prefetches.state.wait(state);
                 state.idle -= 1;
                 continue;
             };
@@ -243,7 +273,7 @@ impl Shared {
             if let Some(far) = &self.remote {
                 self.bring(far, &job);
             }
-            state = self.prefetches.0.lock();
+            state = self.prefetches.state.lock();
         }
     }
 
@@ -254,7 +284,14 @@ impl Shared {
             with_prompt(pages, pages.len(), |prompt| far.tier.probe(prompt, Instant::now() + ASK));
         let known = *answer.as_ref().unwrap_or(&0);
         let mut came = 0;
-        let wanted = self.worth(job, known);
+        let wanted = {
+            let _alone = self.prefetches.deciding.lock();
+            let wanted = self.worth(job, known);
+            if wanted > local {
+                *job.stage.lock() = Stage::Fetching { came: 0, of: wanted - local };
+            }
+            wanted
+        };
         if answer.is_err() {
             counts.failed.add(1);
         } else if wanted <= local {
@@ -262,7 +299,6 @@ impl Shared {
         } else {
             self.note(Tier::Remote, pages, 0..known);
             let of = wanted - local;
-            *job.stage.lock() = Stage::Fetching { came: 0, of };
             came = self.fetch(far, job, local..wanted);
             let count = match came {
                 came if came == of => &counts.completed,
@@ -283,7 +319,12 @@ impl Shared {
         }
         let mut found = job.local.clone();
         found.push(Stretch { tier: Tier::Remote, pages: known - local });
-        let wanted = match self.decide(&job.pages, &found, &job.wish) {
+        let (others, own) = self.prefetches.beside(&job.pages);
+        let mut queued = self.queued();
+        // All objects of a page are in the estimate already.
+        let remote = &mut queued[Tier::Remote as usize];
+        *remote = remote.saturating_sub(own);
+        let wanted = match self.decide(&job.pages, &found, &job.wish, queued) {
             Some((pages, decision)) => {
                 *job.expected.lock() = decision.load;
                 pages
@@ -291,9 +332,9 @@ impl Shared {
             None => known,
         };
         // Prompts that push each other out are brought in vain, all of them.
-        let room = (self.top().capacity / 4 * 3).saturating_sub(self.prefetches.landing());
-        let most = usize::try_from(room / job.pages.page_bytes).unwrap_or(usize::MAX);
-        if wanted.saturating_sub(local) > most { local } else { wanted }
+        let room = (self.top().capacity / 4 * 3).saturating_sub(others);
+        let needs = wanted.saturating_sub(local) as u64 * job.page_bytes();
+        if needs > room { local } else { wanted }
     }
 
     /// Returns how many of the first pages of `range` are on this machine then.
