@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ritornello.settings import StoreSettings, check
+
+if TYPE_CHECKING:
+    from ritornello._core import Gate
 
 NO_LOAD = "ritornello.no_load"
 NO_STORE = "ritornello.no_store"
 RETAIN = "ritornello.retain"
 YEAR = 366 * 86400.0
 PLACE = "kv_connector_extra_config"
-GATES = ("auto", "always", "never")
+GATES: tuple["Gate", ...] = ("auto", "always", "never")
 # What goes with `tiers`, and what without.
 OF_TIERS = ("tiers", "prefetch", "gate")
 OWN = ("read_only", *OF_TIERS)
@@ -30,7 +33,7 @@ class Settings(StoreSettings):
     read_only: bool = False
     tiers: tuple[str, ...] = ()
     prefetch: str = "timeout"
-    gate: str = "auto"
+    gate: "Gate" = "auto"
 
     @property
     def far(self) -> bool:
@@ -74,9 +77,10 @@ class Settings(StoreSettings):
                 f'{PLACE}: "prefetch" is "best_effort", "wait_complete" or "timeout", '
                 f"not {prefetch!r}"
             )
-        gate = extra.get("gate", "auto")
-        if gate not in GATES:
-            raise ValueError(f'{PLACE}: "gate" is one of {", ".join(GATES)}, not {gate!r}')
+        told = extra.get("gate", "auto")
+        gate = next((known for known in GATES if known == told), None)
+        if gate is None:
+            raise ValueError(f'{PLACE}: "gate" is one of {", ".join(GATES)}, not {told!r}')
         return cls("", read_only=read_only, tiers=tuple(tiers), prefetch=prefetch, gate=gate)
 
 

@@ -1,8 +1,7 @@
 //! A cap on the bytes a second that go to and from a tier: whoever moves bytes takes the next stretch
-//! of time for them, and waits until it is over. Who writes takes little at a time, and none while
-//! somebody loads.
+//! of time for them, and waits until it is over. Who writes takes little at a time, so that loads get
+//! in between.
 
-use super::slack::{SLACK, Slack};
 use parking_lot::Mutex;
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
@@ -60,14 +59,12 @@ impl Rate {
         }
     }
 
-    /// Likewise for who writes: a little at a time, and after the loads that came meanwhile, which
-    /// are waited for [`SLACK`] each time. Returns whether the time came.
-    pub(super) fn wait_to_write(&self, bytes: u64, control: &Control, slack: &Slack) -> bool {
+    /// Likewise for who writes, a little at a time. Returns whether the time came.
+    pub(super) fn wait_to_write(&self, bytes: u64, control: &Control) -> bool {
         let Some(rate) = self.bytes_a_second else { return true };
         let sip = ((rate as f64 * SIP) as u64).max(1);
         let mut left = bytes;
         while left > 0 {
-            slack.wait(SLACK);
             let now = left.min(sip);
             if self.wait(now, control).is_none() {
                 return false;
@@ -95,8 +92,6 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ritornello_format::residency::Tier;
-    use std::sync::Arc;
 
     #[test]
     fn bytes_wait_for_those_before_them_and_not_past_a_deadline() {
@@ -119,19 +114,17 @@ mod tests {
 
     #[test]
     fn who_loads_waits_for_little_of_what_is_being_written() {
-        let (rate, slack) = (Rate::new(Some(1_000_000)), Arc::new(Slack::default()));
+        let rate = Rate::new(Some(1_000_000));
         thread::scope(|threads| {
-            let writer = threads.spawn(|| rate.wait_to_write(500_000, &Control::default(), &slack));
+            let writer = threads.spawn(|| rate.wait_to_write(500_000, &Control::default()));
             while rate.backlog() == 0 && !writer.is_finished() {
                 thread::yield_now();
             }
-            let loading = slack.load(Tier::Disk, 100_000);
             let others = rate.wait(100_000, &Control::default()).unwrap();
-            drop(loading);
             // All that is to be written takes half a second.
             assert!(others <= Duration::from_millis(50), "{others:?}");
             assert!(writer.join().unwrap());
         });
-        assert!(Rate::default().wait_to_write(u64::MAX, &Control::default(), &slack));
+        assert!(Rate::default().wait_to_write(u64::MAX, &Control::default()));
     }
 }

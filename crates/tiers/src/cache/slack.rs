@@ -6,10 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Loads go first for so long; then what else is to be done goes beside them, or a busy cache would
-/// never write.
-pub(super) const SLACK: Duration = Duration::from_secs(1);
-
 /// Loads that wait or are under way.
 #[derive(Debug, Default)]
 pub(super) struct Slack {

@@ -8,7 +8,6 @@ use super::left::Left;
 use super::policy::WritePolicy;
 use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
-use super::slack::SLACK;
 use crate::{Phase, remote::RemoteTier};
 use ritornello_format::residency::Tier;
 use ritornello_store::{Terms, Ticket};
@@ -21,6 +20,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Loads go first for so long; then a job goes beside them, or a busy cache would never write.
+const SLACK: Duration = Duration::from_secs(1);
 /// A put that a job waits for is given up then.
 const PUT: Duration = Duration::from_secs(30);
 /// One question to a remote, and one write to either kind of tier.
@@ -348,7 +349,7 @@ impl Shared {
             if came == 0 {
                 break;
             }
-            if !shelf.rate.wait_to_write(pages.bytes(came), &control, &self.slack) {
+            if !shelf.rate.wait_to_write(pages.bytes(came), &control) {
                 counts.dropped.add(came as u64);
                 break;
             }
@@ -411,7 +412,7 @@ impl Shared {
             buffer.resize(pages.bytes(end - at) as usize, 0);
             let came = self.gather(Tier::Remote, job, at..end, &mut buffer, &by(WRITE));
             let lost = (end - at - came) as u64;
-            if !far.rate.wait_to_write(pages.bytes(came), &by(WRITE), &self.slack) {
+            if !far.rate.wait_to_write(pages.bytes(came), &by(WRITE)) {
                 counts.dropped.add(came as u64);
                 break;
             }
