@@ -3,6 +3,7 @@
 # .venv               Python 3.11 or later with the package, NumPy and the tools
 # build/env/ENGINE    a serving engine's environment
 # build/s3            S3 servers for tests
+# build/emulators     emulators of Google Cloud Storage and Azure Blob Storage for tests
 # build/rocksdb       RocksDB, and how to find it, for what is built with the feature `lsm`
 # build/stamps        when what was last done
 # target              Rust
@@ -48,7 +49,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 test test-all $(SUITES) $(LONG_SUITES) lint \
+.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators test test-all $(SUITES) $(LONG_SUITES) lint \
 	format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## this list
@@ -129,6 +130,12 @@ $(STAMPS)/s3: engines/s3/build.sh
 	engines/s3/build.sh
 	@touch $@
 
+emulators: $(STAMPS)/emulators ## emulators of Google Cloud Storage and Azure Blob Storage, in build/emulators; takes go, npm
+$(STAMPS)/emulators: engines/emulators/build.sh
+	@mkdir -p $(STAMPS)
+	engines/emulators/build.sh
+	@touch $@
+
 # ---- checks
 
 test: $(SUITES) ## all tests but the long ones
@@ -163,9 +170,11 @@ test-fuzz: $(LSM)/env
 	. $(LSM)/env && $(CARGO) build --workspace --bins $(FEATURES) --locked --quiet \
 		&& target/debug/ritornello-fuzz $(FUZZ_SECONDS)
 
-# The remote tier over real servers, and over a proxy that breaks them.
-test-remote: $(STAMPS)/s3 $(LSM)/env
-	. $(LSM)/env && AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials $(CARGO) test --workspace \
+# The remote tier over real servers, and over a proxy that breaks them. The key is the one that Azurite comes with.
+test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
+	. $(LSM)/env && AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials \
+		AZURE_STORAGE_ACCOUNT_KEY=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw== \
+		$(CARGO) test --workspace \
 		$(FEATURES),ritornello-remote/servers --locked --quiet --test servers -- --test-threads 1
 
 # A warning is an error; a test that finds nothing to do (exit code 5) is not.
