@@ -21,6 +21,7 @@ STAMPS := build/stamps
 VLLM := build/env/vllm
 LMCACHE := build/env/lmcache
 SGLANG := build/env/sglang
+MOONCAKE := build/env/mooncake
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Engines import thousands of modules in each of their processes: these are compiled once.
 export PYTHONDONTWRITEBYTECODE :=
@@ -43,13 +44,13 @@ WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
 SUITES := test-python test-rust test-lsm test-loom test-vllm
-LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared
+LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared test-mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators test test-all $(SUITES) $(LONG_SUITES) lint \
+.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake test test-all $(SUITES) $(LONG_SUITES) lint \
 	format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## this list
@@ -136,6 +137,11 @@ $(STAMPS)/emulators: engines/emulators/build.sh
 	engines/emulators/build.sh
 	@touch $@
 
+mooncake: $(STAMPS)/mooncake ## Mooncake with the package, in build/env/mooncake
+$(STAMPS)/mooncake: $(STAMPS)/wheel engines/mooncake/build.sh
+	engines/mooncake/build.sh --wheel $(WHEEL)
+	@touch $@
+
 # ---- checks
 
 test: $(SUITES) ## all tests but the long ones
@@ -176,6 +182,10 @@ test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
 		AZURE_STORAGE_ACCOUNT_KEY=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw== \
 		$(CARGO) test --workspace \
 		$(FEATURES),ritornello-remote/servers --locked --quiet --test servers -- --test-threads 1
+
+# The remote tier over a real Mooncake.
+test-mooncake: $(STAMPS)/mooncake
+	$(MOONCAKE)/bin/python -m pytest tests/engines/mooncake -q || [ $$? -eq 5 ]
 
 # A warning is an error; a test that finds nothing to do (exit code 5) is not.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120
