@@ -44,14 +44,15 @@ WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
 SUITES := test-python test-rust test-lsm test-loom test-vllm
-LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared test-mooncake
+LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared \
+	test-mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake test test-all $(SUITES) $(LONG_SUITES) lint \
-	format demo demo-sglang demo-lmcache bench bench-shared clean
+.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake test test-all \
+	$(SUITES) $(LONG_SUITES) lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -131,13 +132,13 @@ $(STAMPS)/s3: engines/s3/build.sh
 	engines/s3/build.sh
 	@touch $@
 
-emulators: $(STAMPS)/emulators ## emulators of Google Cloud Storage and Azure Blob Storage, in build/emulators; takes go, npm
+emulators: $(STAMPS)/emulators ## emulators of Google's and Azure's storage, in build/emulators; takes go and npm
 $(STAMPS)/emulators: engines/emulators/build.sh
 	@mkdir -p $(STAMPS)
 	engines/emulators/build.sh
 	@touch $@
 
-mooncake: $(STAMPS)/mooncake ## Mooncake with the package, in build/env/mooncake
+mooncake: $(STAMPS)/mooncake ## a real Mooncake for CPUs with the package, in build/env/mooncake
 $(STAMPS)/mooncake: $(STAMPS)/wheel engines/mooncake/build.sh
 	engines/mooncake/build.sh --wheel $(WHEEL)
 	@touch $@

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The environment of Mooncake: build/env/mooncake (Python 3.11, its store and master without CUDA, 0.2 GB).
+# The environment of Mooncake: build/env/mooncake (Python 3.11, its store and master without CUDA, 0.35 GB).
 #
 #   engines/mooncake/build.sh                  build it, or do nothing if its inputs have not changed
 #   engines/mooncake/build.sh --wheel PATH     then (re)install this ritornello wheel into it

@@ -110,7 +110,7 @@ def master(start: Start, port: int, tmp_path: Path) -> Process:
 def holder(start: Start, master: Process, port: int) -> Process:
     """With the memory that the store consists of."""
     del master
-    for _ in range(20):
+    for _ in range(100):
         holder = start(sys.executable, HERE / "worker.py", "hold", f"127.0.0.1:{port}")
         if holder.answer() == "False":
             return holder

@@ -99,7 +99,8 @@ impl Head {
             lines.push(line);
         }
         let mut head = Self { lines, length: 0 };
-        head.length = head.value("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
+        head.length =
+            head.value("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
         Ok(Some(head))
     }
 
@@ -187,7 +188,8 @@ fn serve(
             _ => {}
         }
         if gcs {
-            if request.value("authorization").is_some_and(|said| said != "Bearer" && said != TOKEN) {
+            if request.value("authorization").is_some_and(|said| said != "Bearer" && said != TOKEN)
+            {
                 refuse(&mut client, &request, 401, "AuthenticationRequired")?;
                 continue;
             }
