@@ -3,6 +3,7 @@
 # .venv               Python 3.11 or later with the package, NumPy and the tools
 # build/env/ENGINE    a serving engine's environment
 # build/s3            S3 servers for tests
+# build/emulators     emulators of Google Cloud Storage and Azure Blob Storage for tests
 # build/rocksdb       RocksDB, and how to find it, for what is built with the feature `lsm`
 # build/stamps        when what was last done
 # target              Rust
@@ -20,6 +21,7 @@ STAMPS := build/stamps
 VLLM := build/env/vllm
 LMCACHE := build/env/lmcache
 SGLANG := build/env/sglang
+MOONCAKE := build/env/mooncake
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Engines import thousands of modules in each of their processes: these are compiled once.
 export PYTHONDONTWRITEBYTECODE :=
@@ -42,14 +44,15 @@ WHEEL := build/wheels/ritornello-*.whl
 
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
 SUITES := test-python test-rust test-lsm test-loom test-vllm
-LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared
+LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared \
+	test-mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 test test-all $(SUITES) $(LONG_SUITES) lint \
-	format demo demo-sglang demo-lmcache bench bench-shared clean
+.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake test test-all \
+	$(SUITES) $(LONG_SUITES) lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -129,6 +132,17 @@ $(STAMPS)/s3: engines/s3/build.sh
 	engines/s3/build.sh
 	@touch $@
 
+emulators: $(STAMPS)/emulators ## emulators of Google's and Azure's storage, in build/emulators; takes go and npm
+$(STAMPS)/emulators: engines/emulators/build.sh
+	@mkdir -p $(STAMPS)
+	engines/emulators/build.sh
+	@touch $@
+
+mooncake: $(STAMPS)/mooncake ## a real Mooncake for CPUs with the package, in build/env/mooncake
+$(STAMPS)/mooncake: $(STAMPS)/wheel engines/mooncake/build.sh
+	engines/mooncake/build.sh --wheel $(WHEEL)
+	@touch $@
+
 # ---- checks
 
 test: $(SUITES) ## all tests but the long ones
@@ -163,10 +177,16 @@ test-fuzz: $(LSM)/env
 	. $(LSM)/env && $(CARGO) build --workspace --bins $(FEATURES) --locked --quiet \
 		&& target/debug/ritornello-fuzz $(FUZZ_SECONDS)
 
-# The remote tier over real servers, and over a proxy that breaks them.
-test-remote: $(STAMPS)/s3 $(LSM)/env
-	. $(LSM)/env && AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials $(CARGO) test --workspace \
+# The remote tier over real servers, and over a proxy that breaks them. The key is the one that Azurite comes with.
+test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
+	. $(LSM)/env && AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials \
+		AZURE_STORAGE_ACCOUNT_KEY=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw== \
+		$(CARGO) test --workspace \
 		$(FEATURES),ritornello-remote/servers --locked --quiet --test servers -- --test-threads 1
+
+# The remote tier over a real Mooncake.
+test-mooncake: $(STAMPS)/mooncake
+	$(MOONCAKE)/bin/python -m pytest tests/engines/mooncake -q || [ $$? -eq 5 ]
 
 # A warning is an error; a test that finds nothing to do (exit code 5) is not.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120

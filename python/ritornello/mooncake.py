@@ -6,6 +6,7 @@ The store has no list of its names, so `ritornello remote` cannot look into it; 
 """
 
 import ctypes
+import socket
 from queue import LifoQueue
 
 from mooncake.store import MooncakeDistributedStore
@@ -15,6 +16,8 @@ from ritornello.errors import FatalError, RetryError
 # Reads at once: as many as the remote has threads. Longer ones go by parts.
 BUFFERS = 8
 BUFFER_BYTES = 9 << 20
+# Seconds to reach the master. The store's own `setup` tries for a minute and a half.
+CONNECT = 5
 # What the store answers about a name that it does not have, and about one that is being written.
 NOT_FOUND = -704
 ABSENT = (NOT_FOUND, -703)
@@ -35,12 +38,19 @@ class Mooncake:
         local_buffer: str = str(128 << 20),
     ) -> None:
         """`segment`: memory that this process adds to the store."""
+        # Where there are several of them, etcd knows which it is.
+        if "://" not in master:
+            name, _, port = master.rpartition(":")
+            try:
+                socket.create_connection((name, int(port)), CONNECT).close()
+            except (OSError, ValueError) as error:
+                raise FatalError(f"no mooncake_master at {master}: {error}") from error
         self.store = MooncakeDistributedStore()
         done = self.store.setup(
             host, metadata, int(segment), int(local_buffer), protocol, devices, master
         )
         if done != 0:
-            raise FatalError(f"no store ({done}): is mooncake_master at {master}?")
+            raise FatalError(f"no store ({done}): look at what mooncake_master says")
         self.buffers: LifoQueue[ctypes.Array[ctypes.c_char]] = LifoQueue()
         for _ in range(BUFFERS):
             buffer = ctypes.create_string_buffer(BUFFER_BYTES)

@@ -1,6 +1,8 @@
 //! From an address to the client of an object store, by scheme.
 
 use crate::address::Address;
+#[cfg(feature = "gcs")]
+use object_store::StaticCredentialProvider;
 use object_store::path::Path;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
 use ritornello_format::{Error, Result};
@@ -124,7 +126,11 @@ fn s3(
     if let Some(region) = region {
         builder = builder.with_region(region);
     }
-    let endpoint = address.take("endpoint").or_else(|| builder.get_config_value(&Key::Endpoint));
+    // What the environment names for S3 alone, the client would take before everything else.
+    let usual = [Key::S3Endpoint, Key::Endpoint];
+    let endpoint = address
+        .take("endpoint")
+        .or_else(|| usual.iter().find_map(|key| builder.get_config_value(key)));
     let style = address.take("style");
     let bucket_in_host = match style.as_deref() {
         None => endpoint.is_none(),
@@ -140,11 +146,9 @@ fn s3(
     if let Some(endpoint) = endpoint {
         let (scheme, host) = web(&endpoint)?;
         plain = scheme == "http";
-        builder = builder.with_endpoint(if bucket_in_host {
-            format!("{scheme}://{}.{host}", address.place)
-        } else {
-            endpoint
-        });
+        let endpoint =
+            if bucket_in_host { format!("{scheme}://{}.{host}", address.place) } else { endpoint };
+        builder = builder.with_config(Key::S3Endpoint, endpoint);
     }
     if flag(&mut address, "anonymous")? {
         builder = builder.with_skip_signature(true);
@@ -159,17 +163,27 @@ fn gcs(
     mut address: Address,
     options: ClientOptions,
 ) -> Result<Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>> {
-    use object_store::gcp::GoogleCloudStorageBuilder;
+    use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
     let mut builder =
         GoogleCloudStorageBuilder::from_env().with_bucket_name(&address.place).with_retry(once());
+    let named = address.take("endpoint").or_else(|| builder.get_config_value(&Key::BaseUrl));
+    let mut anonymous = flag(&mut address, "anonymous")?;
+    // Where Google's own clients are told of an emulator, which has no credentials to ask for.
+    let endpoint = named.or_else(|| {
+        let host = std::env::var("STORAGE_EMULATOR_HOST").ok().filter(|host| !host.is_empty())?;
+        anonymous = true;
+        Some(if host.contains("://") { host } else { format!("http://{host}") })
+    });
     let mut plain = false;
-    if let Some(endpoint) = address.take("endpoint") {
+    if let Some(endpoint) = endpoint {
         plain = web(&endpoint)?.0 == "http";
-        builder = builder.with_base_url(&endpoint);
+        builder = builder.with_base_url(endpoint.trim_end_matches('/'));
     }
-    if flag(&mut address, "anonymous")? {
-        builder = builder.with_skip_signature(true);
+    if anonymous {
+        // Without any the client would ask the machine's own service for some before it writes.
+        let none = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
+        builder = builder.with_skip_signature(true).with_credentials(Arc::new(none));
     }
     address.finish("endpoint, anonymous, timeout and zstd")?;
     builder = builder.with_client_options(options.with_allow_http(plain));
@@ -181,7 +195,7 @@ fn azure(
     mut address: Address,
     options: ClientOptions,
 ) -> Result<Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>> {
-    use object_store::azure::MicrosoftAzureBuilder;
+    use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
     let mut builder =
         MicrosoftAzureBuilder::from_env().with_container_name(&address.place).with_retry(once());
@@ -189,11 +203,25 @@ fn azure(
         builder = builder.with_account(account);
     }
     let mut plain = false;
-    if let Some(endpoint) = address.take("endpoint") {
+    let named = address.take("endpoint");
+    if named.is_some() {
+        // The environment may say that there is an emulator: then it is elsewhere.
+        builder = builder.with_use_emulator(false);
+    }
+    if let Some(endpoint) = named.or_else(|| builder.get_config_value(&Key::Endpoint)) {
         plain = web(&endpoint)?.0 == "http";
         builder = builder.with_endpoint(endpoint);
     }
-    address.finish("account, endpoint, timeout and zstd")?;
+    let emulator = builder.get_config_value(&Key::UseEmulator);
+    if builder.get_config_value(&Key::AccountName).is_none() && emulator.as_deref() == Some("false")
+    {
+        return Err(Error::invalid("name the storage account: add ?account=NAME to the address")
+            .with("address", &address));
+    }
+    if flag(&mut address, "anonymous")? {
+        builder = builder.with_skip_signature(true);
+    }
+    address.finish("account, endpoint, anonymous, timeout and zstd")?;
     builder = builder.with_client_options(options.with_allow_http(plain));
     Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
 }

@@ -23,6 +23,8 @@ const TOLD: [(&[&str], &str); 6] = [
             "AuthenticationFailed",
             "ExpiredToken",
             "InvalidToken",
+            "AuthenticationRequired",
+            "InvalidAuthenticationInfo",
             // VersityGW's word for a key that nobody has.
             "XAdminUserNotFound",
         ],

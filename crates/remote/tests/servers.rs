@@ -1,6 +1,8 @@
-//! The remote tier over real S3 servers, and over such as break. `make test-remote` builds and runs it.
+//! The remote tier over real servers, and over such as break. `make test-remote` builds and runs it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "servers/clouds.rs"]
+mod clouds;
 mod common;
 
 use common::proxy::{Proxy, Wrong};
@@ -30,12 +32,11 @@ fn in_a_moment(millis: u64) -> Instant {
     Instant::now() + Duration::from_millis(millis)
 }
 
-fn conforms(kind: Kind) {
-    let server = Server::start(kind);
-    for prefix in ["", "some/prefix"] {
-        let backend = open(&address(server.port, prefix)).unwrap().backend;
+fn conforms(address: impl Fn(&str) -> String) {
+    for address in [address(""), address("some/prefix")] {
+        let backend = open(&address).unwrap().backend;
         for check in examine(&backend, "try/", Duration::from_secs(300)) {
-            assert_eq!(check.wrong, None, "{kind:?}: {}", check.what);
+            assert_eq!(check.wrong, None, "{address}: {}", check.what);
         }
         let mut left = Vec::new();
         backend.list("", &mut |found| left.push(found.name)).unwrap();
@@ -45,12 +46,14 @@ fn conforms(kind: Kind) {
 
 #[test]
 fn versitygw_does_what_a_backend_must() {
-    conforms(Kind::VersityGw);
+    let server = Server::start(Kind::VersityGw);
+    conforms(|prefix| address(server.port, prefix));
 }
 
 #[test]
 fn minio_does_what_a_backend_must() {
-    conforms(Kind::MinIo);
+    let server = Server::start(Kind::MinIo);
+    conforms(|prefix| address(server.port, prefix));
 }
 
 #[test]
@@ -100,8 +103,13 @@ fn whatever_the_network_does_nothing_wrong_comes_and_nobody_waits_long() {
 #[test]
 fn a_server_that_dies_while_it_is_read_and_comes_back_costs_hits() {
     let mut server = Server::start(Kind::VersityGw);
+    let address = address(server.port, "a");
+    dies_and_comes_back(&mut server, &address);
+}
+
+fn dies_and_comes_back(server: &mut Server, address: &str) {
     let all = keys(1, PAGES);
-    let reader = tier(server.port, "a");
+    let reader = open(address).unwrap().tier();
     assert_eq!(put(&reader, &all, patient()), PAGES);
     let (stop, reads, pages) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     let wait_for = |more: usize| {
@@ -113,6 +121,7 @@ fn a_server_that_dies_while_it_is_read_and_comes_back_costs_hits() {
         }
     };
     thread::scope(|scope| {
+        let _stops = Stops(&stop);
         scope.spawn(|| {
             while !stop.load(Relaxed) {
                 pages.fetch_add(get(&reader, &all, 0..PAGES, in_a_moment(5_000)), Relaxed);
@@ -131,9 +140,17 @@ fn a_server_that_dies_while_it_is_read_and_comes_back_costs_hits() {
             assert!(Instant::now() < until, "it never came back: {:?}", reader.stats());
             thread::sleep(Duration::from_millis(100));
         }
-        stop.store(true, Relaxed);
     });
     assert!(reader.stats().pages_lost > 0);
+}
+
+/// Ends other threads with its scope, also when that panics.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Real S3 servers, each on a free port over a temporary directory.
+//! Real servers, each on a free port over a temporary directory.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,11 +11,28 @@ pub const KEY: &str = "ritornello";
 pub const SECRET: &str = "ritornello-secret";
 pub const BUCKET: &str = "bucket";
 
+/// The account that Azurite comes with, and its key, which is published.
+pub const ACCOUNT: &str = "devstoreaccount1";
+pub const ACCOUNT_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+/// An account whose key is another: the base64 of "something-else".
+pub const OTHER_ACCOUNT: &str = "other";
+const OTHER_KEY: &str = "c29tZXRoaW5nLWVsc2U=";
+/// What may be done with that account until 2100, signed with that key: enough to make the container.
+const SIGNED: &str = "sv=2019-12-12&ss=b&srt=sco&sp=rwdlac&se=2100-01-01T00%3A00%3A00Z&spr=https%2Chttp\
+                      &sig=ZzTGeLMtwFb7xV2LYRu4iwPNIt0Vgyfl2vsiEbW%2F0c4%3D";
+
 /// Which server.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     VersityGw,
     MinIo,
+    /// Of Google Cloud Storage. Its API for XML has gaps, which [`Proxy::before_gcs`] fills.
+    ///
+    /// [`Proxy::before_gcs`]: super::proxy::Proxy::before_gcs
+    FakeGcs,
+    /// Of Azure Blob Storage.
+    Azurite,
 }
 
 pub struct Server {
@@ -31,13 +48,18 @@ impl Server {
         // As long as nobody else takes it meanwhile.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut server = Self { kind, port, dir: tempfile::tempdir().unwrap(), process: None };
-        if matches!(kind, Kind::VersityGw) {
+        if matches!(kind, Kind::VersityGw | Kind::FakeGcs) {
             std::fs::create_dir(server.data().join(BUCKET)).unwrap();
         }
         server.resume();
-        if matches!(kind, Kind::MinIo) {
+        match kind {
             // What is a directory of its drive is a bucket.
-            std::fs::create_dir_all(server.data().join(BUCKET)).unwrap();
+            Kind::MinIo => std::fs::create_dir_all(server.data().join(BUCKET)).unwrap(),
+            Kind::Azurite => {
+                let container = format!("/{ACCOUNT}/{BUCKET}?restype=container&{SIGNED}");
+                assert_eq!(status("PUT", &container, port).unwrap(), 201);
+            }
+            Kind::VersityGw | Kind::FakeGcs => {}
         }
         server
     }
@@ -51,27 +73,46 @@ impl Server {
         let address = format!("127.0.0.1:{}", self.port);
         let mut command = match self.kind {
             Kind::VersityGw => {
-                let mut command = Command::new(program("versitygw"));
+                let mut command = Command::new(program("s3", "versitygw"));
                 command
                     .args(["--port", &address, "--keep-alive", "--quiet", "posix"])
                     .arg(self.data());
                 command
             }
             Kind::MinIo => {
-                let mut command = Command::new(program("minio"));
+                let mut command = Command::new(program("s3", "minio"));
                 command.args(["server", "--quiet", "--address", &address]).arg(self.data());
+                command
+            }
+            Kind::FakeGcs => {
+                let mut command = Command::new(program("emulators", "fake-gcs-server"));
+                command
+                    .args(["-scheme", "http", "-host", "127.0.0.1", "-public-host", "127.0.0.1"])
+                    .args(["-port", &self.port.to_string(), "-filesystem-root"])
+                    .arg(self.data());
+                command
+            }
+            Kind::Azurite => {
+                let mut command =
+                    Command::new(program("emulators", "node_modules/.bin/azurite-blob"));
+                command
+                    .args(["--silent", "--disableTelemetry", "--skipApiVersionCheck"])
+                    .args(["--blobPort", &self.port.to_string(), "--location"])
+                    .arg(self.data());
                 command
             }
         };
         let process = command
             .env_clear()
             .env("HOME", self.data())
+            .env("PATH", std::env::var_os("PATH").unwrap())
             .envs([("ROOT_ACCESS_KEY", KEY), ("ROOT_SECRET_KEY", SECRET)])
             .envs([
                 ("MINIO_ROOT_USER", KEY),
                 ("MINIO_ROOT_PASSWORD", SECRET),
                 ("MINIO_BROWSER", "off"),
             ])
+            .env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{ACCOUNT_KEY};{OTHER_ACCOUNT}:{OTHER_KEY}"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -79,7 +120,8 @@ impl Server {
             .unwrap();
         self.process = Some(process);
         let until = Instant::now() + Duration::from_secs(120);
-        while !answers(&address) {
+        // Whether somebody is there, and done with getting ready.
+        while status("GET", &format!("/{BUCKET}"), self.port).is_none_or(|status| status == 503) {
             assert!(Instant::now() < until, "{:?} does not start", self.kind);
             sleep(Duration::from_millis(100));
         }
@@ -100,22 +142,27 @@ impl Drop for Server {
     }
 }
 
-/// Whether somebody is there, and done with getting ready.
-fn answers(address: &str) -> bool {
-    let ask = || -> std::io::Result<bool> {
-        let mut server = TcpStream::connect(address)?;
+/// The status of what the server answers to such a request, if it answers.
+fn status(method: &str, path: &str, port: u16) -> Option<u16> {
+    let ask = || -> std::io::Result<Vec<u8>> {
+        let mut server = TcpStream::connect(("127.0.0.1", port))?;
         server.set_read_timeout(Some(Duration::from_secs(10)))?;
-        write!(server, "GET /{BUCKET} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
-        let mut status = [0; 12];
+        write!(
+            server,
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 0\r\n\
+             Connection: close\r\n\r\n"
+        )?;
+        let mut status = vec![0; 12];
         server.read_exact(&mut status)?;
-        Ok(!status.ends_with(b"503"))
+        Ok(status)
     };
-    ask().unwrap_or(false)
+    String::from_utf8(ask().ok()?).ok()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// Built by `make s3`.
-fn program(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build/s3").join(name);
-    assert!(path.is_file(), "{} is not there: make s3", path.display());
+/// Built by `make s3` and `make emulators`.
+fn program(target: &str, name: &str) -> PathBuf {
+    let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build");
+    let path = build.join(target).join(name);
+    assert!(path.is_file(), "{} is not there: make {target}", path.display());
     path
 }

@@ -1,0 +1,160 @@
+"""The remote tier over a real Mooncake, by TCP on this machine."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DEBIAN = Path(sys.prefix) / "debian"
+LIBRARIES = [*DEBIAN.glob("usr/lib/*/"), *DEBIAN.glob("lib/*/")]
+ENVIRONMENT = {
+    **os.environ,
+    "LD_LIBRARY_PATH": os.pathsep.join(map(str, LIBRARIES)),
+    "PYTHONPATH": str(HERE.parents[1] / "python"),
+    "PYTHONFAULTHANDLER": "1",
+}
+PAGES = 150
+
+_tried = subprocess.run(
+    [sys.executable, "-c", "import mooncake.store"],
+    env=ENVIRONMENT,
+    capture_output=True,
+    text=True,
+    check=False,
+)
+if _tried.returncode != 0:
+    _why = _tried.stderr.strip().rsplit("\n", 1)[-1]
+    pytest.skip(f"Mooncake cannot be loaded here: {_why}", allow_module_level=True)
+
+
+class Process:
+    """A worker, or another program, that is killed in the end."""
+
+    def __init__(self, *words: str | Path, log: Path) -> None:
+        with log.open("ab") as err:
+            self.process = subprocess.Popen(
+                words,
+                env=ENVIRONMENT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+            )
+
+    def answer(self) -> str:
+        """The next line it says."""
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def ask(self, what: str) -> tuple[int, int]:
+        """Two numbers, which see in `worker`."""
+        assert self.process.stdin
+        print(what, file=self.process.stdin, flush=True)
+        first, second = self.answer().split()
+        return int(first), int(second)
+
+    def kill(self) -> None:
+        """At once, as a machine that is gone."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def free_port() -> int:
+    """As long as nobody else takes it meanwhile."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as processes:
+
+        def start(*words: str | Path) -> Process:
+            process = Process(*words, log=tmp_path / "log")
+            processes.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def master(start: Start, port: int, tmp_path: Path) -> Process:
+    program = shutil.which("mooncake_master", path=Path(sys.prefix) / "bin")
+    assert program
+    return start(
+        *(program, "--rpc_address=127.0.0.1", f"--rpc_port={port}", "--metrics_host=127.0.0.1"),
+        *(f"--metrics_port={free_port()}", "--enable_metric_reporting=false"),
+        f"--log_dir={tmp_path}",
+    )
+
+
+@pytest.fixture
+def holder(start: Start, master: Process, port: int) -> Process:
+    """With the memory that the store consists of."""
+    del master
+    for _ in range(100):
+        holder = start(sys.executable, HERE / "worker.py", "hold", f"127.0.0.1:{port}")
+        if holder.answer() == "False":
+            return holder
+    raise AssertionError("Mooncake's master does not start")
+
+
+def doctor(port: int) -> subprocess.CompletedProcess[str]:
+    address = f"ritornello.mooncake:Mooncake?master=127.0.0.1:{port}&host=127.0.0.1"
+    words = [sys.executable, "-m", "ritornello", "doctor", "--json", "--backend", address]
+    return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+
+
+def test_it_does_what_a_backend_must(holder: Process, port: int) -> None:
+    del holder
+    done = doctor(port)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["healthy"]) == (0, True), (answer, done.stderr)
+    assert "cannot list" in answer["advice"][0]
+
+
+def test_another_process_finds_what_one_put_and_lost_memory_costs_hits(
+    start: Start, master: Process, holder: Process, port: int, tmp_path: Path
+) -> None:
+    def worker(name: str) -> Process:
+        there = f"127.0.0.1:{port}"
+        return start(sys.executable, HERE / "worker.py", "use", there, tmp_path / name)
+
+    writer, reader = worker("writer"), worker("reader")
+    assert writer.ask("put a") == (PAGES, PAGES)
+    assert writer.ask("put b") == (PAGES, 2 * PAGES)
+    assert writer.ask("put c") == (PAGES, 3 * PAGES)
+    writer.kill()
+    assert reader.ask("get a") == (PAGES, PAGES)
+    assert reader.ask("get nothing") == (0, 0)
+    holder.kill()
+    # The worker compares every page that comes.
+    found, came = reader.ask("get b")
+    assert found == came < PAGES
+    master.kill()
+    assert reader.ask("get c") == (0, 0)
+    assert reader.ask("get a") == (PAGES, PAGES), "what is on this machine stays"
+
+
+def test_without_a_master_it_says_so(port: int) -> None:
+    done = doctor(port)
+    assert done.returncode == 2
+    assert f"no mooncake_master at 127.0.0.1:{port}" in done.stderr

@@ -1,0 +1,60 @@
+"""Does as it is told: `hold MASTER`, or `use MASTER DIR` and then lines on its input.
+
+`put NAME` stores a prompt, `get NAME` finds and loads it. Each line is answered with two numbers.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from support import blank, keys_of, pages_of
+
+import ritornello as rt
+from ritornello.mooncake import Mooncake
+
+PAGE = 128 << 10
+PAGES = 150
+WAIT = 120.0
+
+
+def hold(master: str) -> None:
+    """Adds memory to the store until it is killed."""
+    held = Mooncake(master=master, host="127.0.0.1", segment=str(512 << 20))
+    print(held.exists("nothing"), flush=True)
+    sys.stdin.read()
+
+
+def use(master: str, place: Path) -> None:
+    """Answers each line with the pages that were found or stored, and those that came."""
+    remote = f"ritornello.mooncake:Mooncake?master={master}&host=127.0.0.1"
+    scope = rt.Scope.opaque("mooncake", PAGE, chained=True)
+    tiers = [f"host 256MiB {place}", remote]
+    with rt.Cache.open(tiers, prefetch="wait_complete") as cache:
+        for line in sys.stdin:
+            what, name = line.split()
+            keys = keys_of(name, PAGES)
+            if what == "put":
+                stored = cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(WAIT)
+                cache.flush()
+                below = cache.stats()["tiers"][-1]["written_pages"]
+                print(stored.pages if stored else 0, below, flush=True)
+                continue
+            until = time.monotonic() + WAIT
+            while (found := cache.find(scope, keys)).state != "ready":
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            out = blank(PAGES, PAGE)
+            loaded = cache.submit_get(scope, keys, out).wait(WAIT)
+            assert loaded is not None
+            right = pages_of(keys, PAGE)
+            for page, ok in enumerate(loaded.ok):
+                assert not ok or np.array_equal(out[page], right[page])
+            print(found.local, loaded.pages, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "hold":
+        hold(sys.argv[2])
+    else:
+        use(sys.argv[2], Path(sys.argv[3]))
