@@ -59,6 +59,7 @@ class Bench:
     deadline: float
     report: Report
     progress: Progress
+    # The longest that a set-up took at one length of history.
     longest_s: float = 0.0
 
     def run(self, plan: list[Setup]) -> None:
@@ -86,7 +87,7 @@ class Bench:
             self.report.broken.append(f"{setup.title}: {error}")
             return
         run.took_s = time.monotonic() - began
-        self.longest_s = max(self.longest_s, run.took_s)
+        self.longest_s = max(self.longest_s, run.took_s / max(len(run.measured), 1))
         self.report.runs.append(run)
         self.progress.console.print(f"[dim]{setup.title}: {run.took_s:.0f} s[/dim]")
 

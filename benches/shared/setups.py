@@ -44,7 +44,7 @@ class Scale:
         return self.system + self.users * (history + self.rounds * (self.question + self.answer))
 
 
-FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40)
+FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40, load=0.65)
 # Facts only: hits by tier, equal answers. A second round goes to the other engine, whose host tier
 # does not have it however large it is; it comes so late that a busy machine has stored the first.
 SHORT = Scale(
