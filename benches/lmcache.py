@@ -59,9 +59,8 @@ SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
 # Lookups in a row, as LMCache's bench asks.
 LOOKUPS = 10
-CAPACITY = "4GiB"
-# Of the store that is full before it is measured, and what is written to fill it.
-FULL_CAPACITY, FILLING = "1GiB", 5 << 28
+# Of a store, and what is written to fill the one that is full before it is measured.
+CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
 DISK_THREADS = 4
 # A position in a file, and memory that goes there or comes from there.
@@ -140,12 +139,12 @@ def adapter_of(spec: dict[str, Any], desc: Any) -> Any:
 
 
 def specs(folder: Path) -> dict[str, dict[str, Any]]:
-    def ours(kind: str, name: str, folder_name: str, capacity: str = CAPACITY) -> dict[str, Any]:
+    def ours(kind: str, name: str, folder_name: str, **more: str) -> dict[str, Any]:
         return {
             "type": kind,
             "module_path": "ritornello.lmcache",
             "class_name": name,
-            "adapter_params": {"path": str(folder / folder_name), "capacity": capacity},
+            "adapter_params": {"path": str(folder / folder_name), "capacity": CAPACITY, **more},
         }
 
     return {
@@ -155,7 +154,8 @@ def specs(folder: Path) -> dict[str, dict[str, Any]]:
             "use_odirect": True,
         },
         "ritornello": ours("plugin", "RitornelloL2Adapter", "plugin"),
-        FULL: ours("plugin", "RitornelloL2Adapter", "full", FULL_CAPACITY),
+        # Objects that are asked for once are let go in the order in which they came.
+        FULL: ours("plugin", "RitornelloL2Adapter", "full", eviction="lru"),
         "ritornello (native_plugin)": ours("native_plugin", "NativeClient", "native"),
     }
 
