@@ -125,9 +125,15 @@ def doctor(port: int) -> subprocess.CompletedProcess[str]:
 
 def test_it_does_what_a_backend_must(holder: Process, port: int) -> None:
     del holder
-    done = doctor(port)
-    answer = json.loads(done.stdout)
-    assert (done.returncode, answer["healthy"]) == (0, True), (answer, done.stderr)
+    for _ in range(3):
+        done = doctor(port)
+        answer = json.loads(done.stdout)
+        wrong = [check for check in answer["checks"] if check["wrong"]]
+        if not wrong:
+            break
+        # A cluster that has just come up was once seen to refuse a call.
+        print(wrong, done.stderr)
+    assert (wrong, done.returncode, answer["healthy"]) == ([], 0, True)
     assert "cannot list" in answer["advice"][0]
 
 
