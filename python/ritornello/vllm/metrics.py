@@ -25,7 +25,7 @@ COUNTERS = {
     "layer_loads": "Loads that came layer by layer while a step computed.",
     "step_loads": "Loads that a step waited for before its first layer.",
     "apart_loads": "Loads that went on beside other requests.",
-    "gate_load_seconds": "Time of loads that the gate decided for.",
+    "gate_load_seconds": "Time of loads that the gate had estimated.",
     "gate_regret_seconds": "Of that, beyond what computing would have taken by its estimate.",
     "saved_pages": "Pages stored (those already present included).",
     "saved_bytes": "Bytes written to the store.",
@@ -39,8 +39,8 @@ COUNTERS = {
 REASONS = {
     "missed_pages": "Probed or promised pages that were not loaded, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
-    "gate_decisions": "Prompts of which all, some or none that was found was loaded.",
-    "prefetches": "Prompts that a remote was asked for, by what came of it.",
+    "gate_decisions": "Answers to load all, some or none of what was found, object by object.",
+    "prefetches": "Objects of prompts that a remote was asked for, by what came of it.",
 }
 
 

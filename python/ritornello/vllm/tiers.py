@@ -15,9 +15,12 @@ from ritornello.vllm.store import QuietStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ritornello._core import Cache, Found, Store
+    from ritornello._core import Cache, Found, Store, TierName
 
 T = TypeVar("T")
+
+# Prompts that wait for objects are remembered; what is forgotten is asked for again, all of it.
+AWAITED_MAX = 1024
 
 # What becomes of a prompt whose pages the remote was asked for.
 PREFETCHES = ("completed", "declined", "cancelled", "failed", "refused")
@@ -35,8 +38,8 @@ class QuietCache(QuietStore):
         self._meter = meter
         self._told: Counts = {}
         self._told_at = 0.0
-        # Of prompts that are on their way the object that was not there.
-        self._awaited: dict[tuple[Slice, bytes], Slice] = {}
+        # Of prompts that are on their way the object that was not there, and leases on the others.
+        self._awaited: dict[tuple[Slice, bytes], tuple[Slice, list[tuple[TierName, int]]]] = {}
 
     def match(
         self,
@@ -64,27 +67,32 @@ class QuietCache(QuietStore):
 
         def action(cache: "Cache") -> Hit:
             name = _name(of, keys)
-            awaited = self._awaited.pop(name, None)
+            awaited, kept = self._awaited.pop(name, (None, []))
             # Who asks again asks often: as long as one object is on its way the others are not.
             order = of if awaited is None else (awaited, *(p for p in of if p != awaited))
             found: list[Found] = []
+            lacking = None
             for piece in order:
                 found.append(find(cache, piece))
                 if found[-1].state != "ready":
-                    self._awaited[name] = piece
+                    lacking = piece
                     if awaited is not None:
                         break
-            pending = name in self._awaited
             hit = min(found, key=lambda one: one.load)
             leases = [lease for one in found for lease in one.leases]
-            if pending or not hit.load:
-                for lease in leases:
-                    cache.release(lease)
+            if lacking is not None:
+                if len(self._awaited) >= AWAITED_MAX:
+                    self._awaited.clear()
+                self._awaited[name] = (lacking, kept + leases)
+                return Hit(0, 0, pending=True)
+            for lease in kept if hit.load else kept + leases:
+                cache.release(lease)
+            if not hit.load:
                 leases = []
             there = min(one.local for one in found)
             # Told once: by the objects that came last, if others came before them.
             brought = max(one.brought for one in found)
-            return Hit(hit.load, there, leases, pending, _tiers(hit, brought), hit)
+            return Hit(hit.load, there, leases, False, _tiers(hit, brought), hit)
 
         return self._on_cache("match", action)
 
@@ -96,9 +104,11 @@ class QuietCache(QuietStore):
         self._on_cache("release", action)
 
     def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
-        self._awaited.pop(_name(of, keys), None)
+        _, kept = self._awaited.pop(_name(of, keys), (None, []))
 
         def action(cache: "Cache") -> None:
+            for lease in kept:
+                cache.release(lease)
             for piece in of:
                 cache.cancel(self._scoped(identity, piece), keys)
 

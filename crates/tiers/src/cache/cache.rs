@@ -117,9 +117,11 @@ impl Cache {
         let (shared, top) = (Arc::clone(&self.shared), self.shared.top());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
         let loading = shared.slack.load(shared.slowest_of(&scope, &keys), bytes);
-        if let Some(first) = keys.first() {
-            let first = PageHash::of(&scope.id(), first);
-            shared.stop_raising(|pages| pages.hashes.contains(&first));
+        if let Some(last) = keys.last() {
+            let last = PageHash::of(&scope.id(), last);
+            shared.stop_raising(|pages, range| {
+                range.end.checked_sub(1).is_some_and(|end| pages.hashes[end] == last)
+            });
         }
         top.store().submit_read(keys, target.len(), control, move |keys, control| {
             let outcome = shared.read(&scope, parent.as_deref(), keys, target.as_ref(), control);

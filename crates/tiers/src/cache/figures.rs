@@ -187,7 +187,7 @@ pub struct PrefetchStats {
     pub completed: u64,
     /// Those that were given up on request.
     pub cancelled: u64,
-    /// Those that found nothing that is worth it.
+    /// Those that found nothing that is worth it, or for which the first tier has no room.
     pub declined: u64,
     /// Those that ended at a page that did not come, or without an answer.
     pub failed: u64,

@@ -3,7 +3,7 @@
 use super::Cache;
 use super::figures::tier_word;
 use super::policy::WritePolicy;
-use super::prefetch::{FRESH, Prefetch, Stage, Stopped};
+use super::prefetch::{FRESH, KEEP, Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
 use super::writer::After;
@@ -149,7 +149,7 @@ impl Cache {
         check_keys(keys)?;
         let Some(last) = keys.last() else { return Ok(false) };
         let name = PageHash::of(&scope.id(), last);
-        let rose = self.shared.stop_raising(|pages| pages.name() == Some(name));
+        let rose = self.shared.stop_raising(|pages, _| pages.name() == Some(name));
         let stopped = self.shared.prefetches.cancel(name);
         if stopped == Some(Stopped::Waiting) {
             self.shared.counts.prefetch.cancelled.add(1);
@@ -171,7 +171,7 @@ impl Shared {
         let local: usize = spans.iter().map(|stretch| stretch.pages).sum();
         if name.is_some() && local < pages.len() {
             let stale = known.as_ref().is_none_or(|job| match job.stage() {
-                Stage::Over { at, .. } => at.elapsed() >= FRESH,
+                Stage::Over { at, .. } => at.elapsed() >= if job.is_heard() { FRESH } else { KEEP },
                 _ => false,
             });
             if stale {

@@ -6,7 +6,7 @@
 //! somebody says stop. Nobody waits for them: who asks again hears how far they are.
 
 use super::find::Wish;
-use super::policy::WritePolicy;
+use super::policy::{LONGEST, WritePolicy};
 use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
 use super::writer::After;
@@ -33,13 +33,13 @@ const WAITING: usize = 256;
 /// Outcomes that are remembered, and for how long one answers for the remote.
 const REMEMBERED: usize = 1024;
 pub(super) const FRESH: Duration = Duration::from_secs(5);
-/// One question to the remote, one read from it, and one write of what came.
+/// One question to the remote, and one read from it once it is its turn.
 const ASK: Duration = Duration::from_secs(5);
 const READ: Duration = Duration::from_secs(10);
 /// What came finds room on the first tier in this time, or nowhere.
 const LAND: Duration = Duration::from_secs(1);
-/// Pages that came are kept for so long for the request that wants them.
-const KEEP: Duration = Duration::from_secs(10);
+/// What came is kept for so long for the request that wants it, when all has come.
+pub(super) const KEEP: Duration = Duration::from_secs(10);
 /// Objects that are read at once.
 const OBJECTS: usize = 4;
 /// How often one that waits for pages which another prefetch brings looks for them.
@@ -76,7 +76,9 @@ pub(super) struct Prefetch {
     expected: Mutex<Duration>,
     /// What keeps on the first tier what came.
     kept: Mutex<Vec<LeaseNumber>>,
-    cancelled: AtomicBool,
+    /// Whether somebody was told what came of it.
+    heard: AtomicBool,
+    cancelled: Arc<AtomicBool>,
 }
 
 /// How far it is.
@@ -102,6 +104,10 @@ impl Prefetch {
         *self.stage.lock()
     }
 
+    pub(super) fn is_heard(&self) -> bool {
+        self.heard.load(Ordering::Acquire)
+    }
+
     pub(super) fn expected(&self) -> Duration {
         *self.expected.lock()
     }
@@ -119,7 +125,7 @@ impl Prefetch {
             Stage::Over { at, brought, .. } if at.elapsed() < KEEP => brought,
             _ => 0,
         };
-        pages as u64 * self.page_bytes()
+        (pages as u64).saturating_mul(self.page_bytes())
     }
 
     /// Bytes of this object that are still to come.
@@ -154,7 +160,7 @@ impl Prefetches {
                 None => {}
             }
         }
-        (others.into_values().sum(), own)
+        (others.into_values().fold(0, u64::saturating_add), own)
     }
 
     pub(super) fn running(&self) -> u64 {
@@ -233,7 +239,8 @@ impl Shared {
             stage: Mutex::new(Stage::Asking),
             expected: Mutex::default(),
             kept: Mutex::default(),
-            cancelled: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
+            cancelled: Arc::default(),
         });
         state.known.insert(name, Arc::clone(&started));
         state.queue.push_back(Arc::clone(&started));
@@ -245,7 +252,10 @@ impl Shared {
     /// How many pages were brought, for whoever asks first when it is over, and holds what is there.
     pub(super) fn take_brought(&self, job: &Prefetch) -> usize {
         let brought = match &mut *job.stage.lock() {
-            Stage::Over { brought, .. } => std::mem::take(brought),
+            Stage::Over { brought, .. } => {
+                job.heard.store(true, Ordering::Release);
+                std::mem::take(brought)
+            }
             _ => 0,
         };
         for lease in std::mem::take(&mut *job.kept.lock()) {
@@ -308,6 +318,10 @@ impl Shared {
             count.add(1);
         }
         *job.stage.lock() = Stage::Over { at: Instant::now(), known, brought: came };
+        if job.cancelled.load(Ordering::Acquire) {
+            // Nobody will ask for it.
+            self.take_brought(job);
+        }
         self.tidy();
     }
 
@@ -333,7 +347,7 @@ impl Shared {
         };
         // Prompts that push each other out are brought in vain, all of them.
         let room = (self.top().capacity / 4 * 3).saturating_sub(others);
-        let needs = wanted.saturating_sub(local) as u64 * job.page_bytes();
+        let needs = (wanted.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
         if needs > room { local } else { wanted }
     }
 
@@ -378,7 +392,11 @@ impl Shared {
         let bytes = pages.bytes(range.len());
         let loading = self.slack.load(Tier::Remote, bytes);
         let begun = Instant::now();
-        let control = Control { deadline: Some(begun + READ), ..Control::default() };
+        let control = Control {
+            deadline: Some(begun + LONGEST),
+            cancelled: Some(Arc::clone(&job.cancelled)),
+            ..Control::default()
+        };
         let mut buffer = vec![0; bytes as usize];
         let others = far.rate.wait(bytes, &control);
         let came = others.map_or(0, |_| {
@@ -402,7 +420,7 @@ impl Shared {
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);
-        if let Ok(leased) = top.store().lease(&pages.scope, &keys, KEEP)
+        if let Ok(leased) = top.store().lease(&pages.scope, &keys, LONGEST)
             && leased.lease != LeaseNumber::default()
         {
             job.kept.lock().push(leased.lease);

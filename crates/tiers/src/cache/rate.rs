@@ -62,6 +62,11 @@ impl Rate {
     /// Likewise for who writes, a little at a time. Returns whether the time came.
     pub(super) fn wait_to_write(&self, bytes: u64, control: &Control) -> bool {
         let Some(rate) = self.bytes_a_second else { return true };
+        let long = (self.backlog() as f64 + bytes as f64) / rate as f64;
+        let left = control.deadline.map(|until| until.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.as_secs_f64() < long) {
+            return false;
+        }
         let sip = ((rate as f64 * SIP) as u64).max(1);
         let mut left = bytes;
         while left > 0 {
@@ -126,5 +131,9 @@ mod tests {
             assert!(writer.join().unwrap());
         });
         assert!(Rate::default().wait_to_write(u64::MAX, &Control::default()));
+        let soon = Instant::now() + Duration::from_secs(10);
+        let late = Control { deadline: Some(soon), ..Control::default() };
+        assert!(!rate.wait_to_write(100_000_000, &late));
+        assert_eq!(rate.backlog(), 0, "what cannot be in time takes none");
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! A prompt that is found is wanted. What of it lies on the disk rises while its request waits for its
 //! turn, as a job of the way to the first tier, bounded as all of them are. Nobody waits for it: the
-//! pages can be loaded from where they are. When that begins what is left of their rise ends, or they
-//! would be read twice: what was loaded is put into the first tier from where it was loaded to.
+//! pages can be loaded from where they are. When this cache begins to load all of them what is left of
+//! their rise ends, or they would be read twice: what was loaded is put into the first tier from where it
+//! was loaded to.
 
 use super::prompt::Pages;
 use super::shared::Shared;
@@ -39,8 +40,8 @@ impl Shared {
         }
     }
 
-    /// Stops that of prompts that `mine` knows. Returns whether there was anything to stop.
-    pub(super) fn stop_raising(&self, mine: impl Fn(&Pages) -> bool) -> bool {
+    /// Stops that of pages that `mine` knows. Returns whether there was anything to stop.
+    pub(super) fn stop_raising(&self, mine: impl Fn(&Pages, &Range<usize>) -> bool) -> bool {
         let Some(link) = self.link(self.top().tier) else { return false };
         let (gone, any) = link.cancel(mine);
         for (pages, range) in gone {

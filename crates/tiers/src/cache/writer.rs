@@ -49,7 +49,7 @@ struct Queue {
     bytes: u64,
     busy: bool,
     /// The pages that are on their way, unless nobody wants them any more.
-    running: Option<Pages>,
+    running: Option<(Pages, Range<usize>)>,
     /// When a job came to less than it was to, if the last one did.
     refused: Option<Instant>,
     threads: usize,
@@ -98,17 +98,18 @@ impl Link {
         self.queue.lock().threads > 0
     }
 
-    /// Leaves out what waits of the prompts that `mine` knows, and ends what is under way of them.
+    /// Leaves out what waits of the pages that `mine` knows, and ends what is under way of them.
     /// Returns what did not begin, and whether there was anything.
     pub(super) fn cancel(
         &self,
-        mine: impl Fn(&Pages) -> bool,
+        mine: impl Fn(&Pages, &Range<usize>) -> bool,
     ) -> (Vec<(Pages, Range<usize>)>, bool) {
         let mut queue = self.queue.lock();
-        let (gone, left): (Vec<Job>, _) = queue.jobs.drain(..).partition(|job| mine(&job.pages));
+        let (gone, left): (Vec<Job>, _) =
+            queue.jobs.drain(..).partition(|job| mine(&job.pages, &job.range));
         queue.jobs = left.into();
         queue.bytes -= gone.iter().map(|job| job.pages.bytes(job.range.len())).sum::<u64>();
-        let stopped = queue.running.take_if(|running| mine(running)).is_some();
+        let stopped = queue.running.take_if(|(pages, range)| mine(pages, range)).is_some();
         let any = stopped || !gone.is_empty();
         (gone.into_iter().map(|job| (job.pages, job.range)).collect(), any)
     }
@@ -247,12 +248,13 @@ impl Shared {
                 }
             };
             queue.busy = true;
-            queue.running = Some(job.pages.clone());
+            queue.running = Some((job.pages.clone(), job.range.clone()));
             drop(queue);
             let bytes = job.pages.bytes(job.range.len());
             let whole = self.write_job(link, &job);
             let mut queue = link.queue.lock();
-            queue.refused = (!whole).then(Instant::now);
+            // What somebody stopped was not refused.
+            queue.refused = (!whole && queue.running.is_some()).then(Instant::now);
             queue.bytes -= bytes;
             queue.busy = false;
             queue.running = None;
