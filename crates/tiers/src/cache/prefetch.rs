@@ -38,7 +38,7 @@ const ASK: Duration = Duration::from_secs(5);
 const READ: Duration = Duration::from_secs(10);
 /// What came finds room on the first tier in this time, or nowhere.
 const LAND: Duration = Duration::from_secs(1);
-/// What came is kept for so long for the request that wants it, when all has come.
+/// What came and nobody asked for has its room, and its answer holds, for so long.
 pub(super) const KEEP: Duration = Duration::from_secs(10);
 /// Objects that are read at once.
 const OBJECTS: usize = 4;
