@@ -19,10 +19,13 @@ Lease = Any
 
 
 class Prompt(NamedTuple):
-    """`computed`: the leading tokens that the engine has itself, of `tokens`."""
+    """`computed`: the leading tokens that the engine has itself, of `tokens`. `loads`: whether
+    anything may be loaded for it.
+    """
 
     computed: int
     tokens: int
+    loads: bool = True
 
 
 class Hit(NamedTuple):

@@ -317,7 +317,7 @@ class SchedulerSide:
         if claimable < self._tokens:
             return None
         now = monotonic()
-        prompt = Prompt(computed, tracked.request.num_tokens)
+        prompt = Prompt(computed, tracked.request.num_tokens, tracked.loads)
         found = self._matcher.find(tracked.request.block_hashes, claimable, prompt)
         since, tracked.waits = tracked.waits, None
         if found is None:

@@ -15,7 +15,7 @@ from ritornello.vllm.store import QuietStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ritornello._core import Cache, Found, Store, TierName
+    from ritornello._core import Cache, Found, Gate, Store, TierName
 
 T = TypeVar("T")
 
@@ -51,6 +51,10 @@ class QuietCache(QuietStore):
     ) -> Hit | None:
         part = identity.parts[of[0].part]
         chained = part.rule.reach is None
+        # What is not to be loaded is not brought from the remote, and no case for the gate.
+        gate: Gate = "never"
+        if prompt.loads:
+            gate = self._settings.gate if chained else "always"
         moved = sum(identity.parts[p.part].object_bytes(p.stage, p.unit) for p in of)
 
         def find(cache: "Cache", piece: Slice) -> "Found":
@@ -58,8 +62,8 @@ class QuietCache(QuietStore):
                 self._scoped(identity, piece),
                 keys,
                 ttl=ttl,
-                gate=self._settings.gate if chained else "always",
-                page_tokens=part.page_tokens if chained else 0,
+                gate=gate,
+                page_tokens=part.page_tokens if chained and prompt.loads else 0,
                 page_bytes=moved,
                 computed=prompt.computed,
                 tokens=prompt.tokens,

@@ -1,0 +1,73 @@
+"""Tiers, as the scheduler's side of the connector asks them."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import keys_of, pages_of
+from vllm_shapes import identity, part
+
+from ritornello.vllm.matching import Hit, Prompt
+from ritornello.vllm.meter import Meter
+from ritornello.vllm.parts import Slice
+from ritornello.vllm.settings import Settings
+from ritornello.vllm.tiers import QuietCache
+
+WAIT = 60.0
+PAGE = 64 << 10
+IDENTITY = identity(part(units=((0, 1),), stages=(("l.0",),), kv_heads=1, head_bytes=PAGE))
+OBJECT = Slice(0, 0, 0)
+KEYS = keys_of("prompt", 5)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[QuietCache]:
+    """A machine that has nothing, beside a remote where another one left the prompt."""
+
+    def machine(name: str) -> QuietCache:
+        tiers = [f"host 64MiB {tmp_path}/{name}", f"file://{tmp_path}/far"]
+        return QuietCache(Settings.parse({"tiers": tiers, "gate": "always"}), Meter())
+
+    (tmp_path / "far").mkdir()
+    one = machine("one")
+
+    def put(cache: Any) -> int:
+        scope = one._scoped(IDENTITY, OBJECT)
+        pages = cache.submit_put(scope, KEYS, pages_of(KEYS, PAGE)).wait(WAIT).pages
+        cache.flush()
+        return int(pages)
+
+    assert one.ask("put", put, 0) == len(KEYS)
+    one.close()
+    two = machine("two")
+    yield two
+    two.close()
+
+
+def match(cache: QuietCache, *, loads: bool) -> Hit:
+    prompt = Prompt(0, len(KEYS) * IDENTITY.parts[0].page_tokens + 1, loads)
+    hit = cache.match(IDENTITY, [OBJECT], KEYS, WAIT, prompt)
+    assert hit is not None
+    return hit
+
+
+def prefetches(cache: QuietCache) -> int:
+    return cache.ask("stats", lambda each: int(each.stats()["prefetch"]["started"]), -1)
+
+
+def test_what_is_not_to_be_loaded_is_not_brought(elsewhere: QuietCache) -> None:
+    hit = match(elsewhere, loads=False)
+    assert (hit.pages, hit.there, hit.pending) == (0, 0, False)
+    assert prefetches(elsewhere) == 0
+
+
+def test_what_is_to_be_loaded_is_brought(elsewhere: QuietCache) -> None:
+    until = time.monotonic() + WAIT
+    while (hit := match(elsewhere, loads=True)).pending:
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    assert (hit.pages, list(hit.tiers)) == (len(KEYS), [("remote", len(KEYS))])
+    assert prefetches(elsewhere) == 1
+    assert match(elsewhere, loads=False).pages == 0
