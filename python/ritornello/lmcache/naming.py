@@ -8,7 +8,6 @@ another form is never read into memory that expects this one. The key holds the 
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ RANK_BYTES = 8
 HASH_BYTES_MAX = 64 - RANK_BYTES
 # In a key of the native door, which is one string.
 SEPARATOR = "@"
-# Of an object key of LMCache.
-FIELDS = attrgetter("model_name", "object_group_id", "cache_salt", "kv_rank", "chunk_hash")
 
 
 class Family(NamedTuple):
@@ -60,6 +57,14 @@ def page_key(kv_rank: int, chunk_hash: bytes) -> bytes:
     return kv_rank.to_bytes(RANK_BYTES) + chunk_hash
 
 
+class Prefixes(dict[int, bytes]):
+    """What keys of a KV rank begin with, made once for each. OverflowError for what is no rank."""
+
+    def __missing__(self, kv_rank: int) -> bytes:
+        self[kv_rank] = prefix = kv_rank.to_bytes(RANK_BYTES)
+        return prefix
+
+
 def grouped(objects: Sequence[Any]) -> list[Group]:
     """LMCache's object keys by family. Those that no key can hold are left out.
 
@@ -68,33 +73,29 @@ def grouped(objects: Sequence[Any]) -> list[Group]:
     """
     if not objects:
         return []
-    models, numbers, salts, ranks, hashes = zip(*map(FIELDS, objects), strict=True)
-    count, rank = len(objects), ranks[0]
-    one_family = (
-        models.count(models[0]) == count
-        and numbers.count(numbers[0]) == count
-        and salts.count(salts[0]) == count
-    )
-    if one_family and 0 < len(min(hashes, key=len)) <= len(max(hashes, key=len)) <= HASH_BYTES_MAX:
-        with suppress(OverflowError):
-            if ranks.count(rank) == count:
-                prefix = rank.to_bytes(RANK_BYTES)
-                keys = [prefix + digest for digest in hashes]
-            else:
-                keys = [
-                    rank.to_bytes(RANK_BYTES) + digest
-                    for rank, digest in zip(ranks, hashes, strict=True)
-                ]
-            return [Group(Family(models[0], numbers[0], salts[0]), range(count), keys)]
-    names: list[Name | None] = []
-    for model, number, salt, rank, digest in zip(
-        models, numbers, salts, ranks, hashes, strict=True
-    ):
-        try:
-            names.append(Name(Family(model, number, salt), page_key(rank, digest)))
-        except ValueError:
-            names.append(None)
-    return by_family(names)
+    first, prefixes = objects[0], Prefixes()
+    model, number, salt = family = Family(first.model_name, first.object_group_id, first.cache_salt)
+    with suppress(OverflowError):
+        keys = [
+            prefixes[key.kv_rank] + key.chunk_hash
+            for key in objects
+            if key.model_name == model and key.object_group_id == number and key.cache_salt == salt
+        ]
+        lengths = set(map(len, keys))
+        if (
+            len(keys) == len(objects)
+            and min(lengths) > RANK_BYTES
+            and max(lengths) <= RANK_BYTES + HASH_BYTES_MAX
+        ):
+            return [Group(family, range(len(keys)), keys)]
+    return by_family(map(_name, objects))
+
+
+def _name(key: Any) -> Name | None:
+    family = Family(key.model_name, key.object_group_id, key.cache_salt)
+    with suppress(ValueError):
+        return Name(family, page_key(key.kv_rank, key.chunk_hash))
+    return None
 
 
 def by_family(names: Iterable[Name | None]) -> list[Group]:
