@@ -139,7 +139,7 @@ $(STAMPS)/emulators: engines/emulators/build.sh
 	@touch $@
 
 mooncake: $(STAMPS)/mooncake ## a real Mooncake for CPUs with the package, in build/env/mooncake
-$(STAMPS)/mooncake: $(STAMPS)/wheel engines/mooncake/build.sh
+$(STAMPS)/mooncake: $(STAMPS)/wheel $(wildcard engines/mooncake/*) engines/environment.sh
 	engines/mooncake/build.sh --wheel $(WHEEL)
 	@touch $@
 

@@ -36,22 +36,24 @@ if [[ ! -x $uv ]]; then
 fi
 flock -u 8
 
-stamp=$(cat "$here"/{build.sh,constraints.txt,overrides.txt,requirements.txt} \
-    "${BASH_SOURCE[0]}" "$stubs" | sha256sum)
+stamp=$(cat "$here"/build.sh "$here"/*.txt "${BASH_SOURCE[0]}" "$stubs" | sha256sum)
 
 # Whether it has to be built (again).
 changed() {
     [[ $(cat "$target/.stamp" 2>/dev/null) != "$stamp" ]]
 }
 
-# Begins it, with the packages that are asked for. $1: what it takes.
+# Begins it, with the packages that are asked for. $1: what it takes; the rest is for uv.
 create() {
-    echo "$engine environment: building $target ($1)"
+    local takes=$1 kind
+    shift
+    echo "$engine environment: building $target ($takes)"
     rm -rf "$target"
     "$uv" venv --quiet --python 3.11 "$target"
-    "$uv" pip install --quiet --python "$target/bin/python" \
-        --overrides "$here/overrides.txt" --constraints "$here/constraints.txt" \
-        --requirements "$here/requirements.txt"
+    for kind in overrides constraints; do
+        [[ ! -e $here/$kind.txt ]] || set -- "$@" "--$kind" "$here/$kind.txt"
+    done
+    "$uv" pip install --quiet --python "$target/bin/python" --requirements "$here/requirements.txt" "$@"
 }
 
 # Puts libraries that do nothing where packages want CUDA's.

@@ -4,34 +4,15 @@
 #   engines/mooncake/build.sh                  build it, or do nothing if its inputs have not changed
 #   engines/mooncake/build.sh --wheel PATH     then (re)install this ritornello wheel into it
 #
-# Needs python3.11 with venv. The library libibverbs.so.1, without which Mooncake does not start, comes from
+# Needs python3 with venv. The library libibverbs.so.1, without which Mooncake does not start, comes from
 # the system, or else from Debian's packages, which are unpacked into the environment.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-target=$root/build/env/mooncake
-wheel=
+# shellcheck source=engines/environment.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"
 
-while (($#)); do
-    case $1 in
-        --wheel) wheel=${2:?--wheel needs a path}; shift 2 ;;
-        *) echo "usage: $0 [--wheel PATH]" >&2; exit 2 ;;
-    esac
-done
-
-# One builder at a time.
-mkdir -p "$root/build/env"
-exec 9>"$root/build/env/.mooncake.lock"
-flock 9
-
-stamp=$(sha256sum <"${BASH_SOURCE[0]}")
-if [[ $(cat "$target/.stamp" 2>/dev/null) != "$stamp" ]]; then
-    echo "mooncake environment: building $target (under a minute)"
-    rm -rf "$target"
-    python3.11 -m venv "$target"
-    "$target/bin/python" -m pip install --quiet --no-deps \
-        mooncake-transfer-engine-non-cuda==0.3.13.post1 numpy==2.4.6 \
-        pytest==9.2.0 pytest-timeout==2.4.0 iniconfig==2.3.1 packaging==26.3 pluggy==1.7.0 Pygments==2.21.0
+if changed; then
+    create "under a minute" --no-deps
     if ! "$target/bin/python" -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; then
         mkdir "$target/debian"
         cd "$target/debian"
@@ -42,9 +23,7 @@ if [[ $(cat "$target/.stamp" 2>/dev/null) != "$stamp" ]]; then
         done
         cd "$root"
     fi
-    echo "$stamp" >"$target/.stamp"
+    finish
 fi
 
-if [[ -n $wheel ]]; then
-    "$target/bin/python" -m pip install --quiet --no-deps --force-reinstall "$wheel"
-fi
+install_wheel
