@@ -29,8 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(300);
 #[command(after_help = "\
 How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four at once, through the tier
 (packing, checksums, the question whether they are there) and through the plain client of the crate
-object_store, in turns first, and reads them back by range in the same way; what the tier gives back
-is compared, outside the time. Ratios are taken round by round; what is printed is the median.
+object_store, in turns first, and reads them back by range in the same way. The tier's probe before it
+reads, and the comparison of what came, are outside the time. Ratios are taken round by round; what is
+printed is the median.
 
 A cold probe asks how much of 256 pages is there, knowing nothing: all, some or none. Requests
 are counted one by one.
@@ -134,6 +135,10 @@ fn measure<'a>(
         steps.inc(1);
         steps.set_message("reading");
         let reader = RemoteTier::new(Arc::clone(backend));
+        match reader.probe(&prompt, patient()).map_err(failure)? {
+            found if found == refs.len() => {}
+            found => return Err(lost("found", found, refs.len())),
+        }
         // Memory that is in use already, as an engine's is.
         let mut out = vec![1; objects * object_bytes];
         let range = 0..object_bytes as u64;
