@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_tiers::Tier;
-use ritornello_tiers::cache::{Cache, PrefetchPolicy, Readiness, Settings, TierSpec};
+use ritornello_tiers::cache::{Cache, PrefetchPolicy, Readiness, Settings, TierSpec, Wish};
 use ritornello_tiers::remote::Backend;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -130,6 +130,22 @@ fn a_prefetch_stops_at_the_first_page_that_does_not_come() {
     assert_eq!(prefetch.failed + prefetch.completed, 1);
     assert_eq!(prefetch.pages as usize, found.local);
     assert!(reads(&cache, &prompt[..found.local], 0));
+}
+
+#[test]
+fn a_remote_that_says_nothing_is_not_waited_for_as_long_as_pages_that_come() {
+    let prompt = keys(1, 0, 40);
+    let remote = filled(&prompt);
+    let dir = tempfile::tempdir().unwrap();
+    let policy = PrefetchPolicy::parse("timeout(0.05, 1000)").unwrap();
+    let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
+    remote.be(Fault::Hangs);
+    let wish = Wish { page_tokens: 16, tokens: 641, ..Wish::default() };
+    let find = || cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+    assert_eq!(find().readiness, Readiness::Asking);
+    until("an answer", || find().readiness == Readiness::Ready);
+    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the remote has given up");
+    remote.be(Fault::None);
 }
 
 #[test]

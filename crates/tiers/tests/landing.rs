@@ -96,6 +96,24 @@ fn what_was_brought_stays_until_it_is_asked_for() {
 }
 
 #[test]
+fn what_was_brought_for_nobody_any_more_makes_room() {
+    let far = tempdir().unwrap();
+    let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
+    let wanted = [keys(1, 0, 400)];
+    fill(far.path(), &scopes, &wanted);
+    let cache = open(&[&host(&dir, 32), &remote(far.path())]);
+    let wish = Wish { page_bytes: 0, ..HALVES };
+    cache.find(&scopes[0], &refs(&wanted[0]), TTL, &wish).unwrap();
+    until("it is there", || cache.stats().unwrap().prefetch.completed == 1);
+    assert!(!cache.cancel(&scopes[0], &refs(&wanted[0])).unwrap(), "it is over");
+    for number in 2..18 {
+        put(&cache, &keys(number, 0, 400), 0);
+    }
+    let never = Wish { choice: Choice::Never, ..wish };
+    assert!(answer(&cache, &scopes[0], &wanted[0], &never).local < 400);
+}
+
+#[test]
 fn what_is_expected_to_take_long_is_waited_for() {
     let far = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);

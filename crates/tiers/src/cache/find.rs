@@ -110,6 +110,14 @@ impl Cache {
     ) -> Result<Found> {
         self.check()?;
         check_keys(keys)?;
+        // Who waits asks often: that costs no more than the last key.
+        let waits = keys.last().and_then(|last| {
+            let job = self.shared.prefetches.get(PageHash::of(&scope.id(), last))?;
+            self.shared.unfinished(keys.len(), wish, &job)
+        });
+        if let Some(found) = waits.filter(|_| wish.choice != Choice::Never) {
+            return Ok(found);
+        }
         let boxed = keys.iter().map(|key| (*key).into()).collect();
         let pages = Pages::new(Arc::clone(scope), boxed, None)?;
         self.shared.find(&pages, ttl, wish)
@@ -150,9 +158,15 @@ impl Cache {
         let Some(last) = keys.last() else { return Ok(false) };
         let name = PageHash::of(&scope.id(), last);
         let rose = self.shared.stop_raising(|pages, _| pages.name() == Some(name));
+        let job = self.shared.prefetches.get(name);
         let stopped = self.shared.prefetches.cancel(name);
-        if stopped == Some(Stopped::Waiting) {
-            self.shared.counts.prefetch.cancelled.add(1);
+        match (stopped, job) {
+            (Some(Stopped::Waiting), _) => self.shared.counts.prefetch.cancelled.add(1),
+            // It is over: what came need not be kept any more.
+            (None, Some(job)) => {
+                self.shared.take_brought(&job);
+            }
+            _ => {}
         }
         Ok(rose || stopped.is_some())
     }
@@ -164,9 +178,6 @@ impl Shared {
         let ahead = self.remote.is_some() && pages.scope.chained && loads;
         let name = pages.name().filter(|_| ahead);
         let mut known = name.and_then(|name| self.prefetches.get(name));
-        if let Some(found) = known.as_ref().and_then(|job| self.unfinished(pages, wish, job)) {
-            return Ok(found);
-        }
         let Held { mut spans, mut leases } = self.hold(pages, ttl)?;
         let local: usize = spans.iter().map(|stretch| stretch.pages).sum();
         if name.is_some() && local < pages.len() {
@@ -176,7 +187,8 @@ impl Shared {
             });
             if stale {
                 known = self.prefetch(pages, *wish, spans.clone());
-                let waiting = known.as_ref().and_then(|job| self.unfinished(pages, wish, job));
+                let waiting =
+                    known.as_ref().and_then(|job| self.unfinished(pages.len(), wish, job));
                 if let Some(found) = waiting {
                     self.let_go(&mut leases, 0);
                     return Ok(found);
@@ -219,14 +231,19 @@ impl Shared {
         Ok(found)
     }
 
-    /// The answer while a prefetch goes on and the request has patience.
-    fn unfinished(&self, pages: &Pages, wish: &Wish, job: &Prefetch) -> Option<Found> {
+    /// The answer while a prefetch goes on and the request for so many pages has patience.
+    fn unfinished(&self, pages: usize, wish: &Wish, job: &Prefetch) -> Option<Found> {
         let local: usize = job.local.iter().map(|stretch| stretch.pages).sum();
-        let missing = (pages.len() - local.min(pages.len())) as u64;
+        let stage = job.stage();
+        // Nothing is known to be there to wait for, until the remote has said so.
+        let missing = match stage {
+            Stage::Asking => 0,
+            _ => (pages - local.min(pages)) as u64,
+        };
         if job.since.elapsed() >= self.policy.patience(missing * wish.page_tokens, job.expected()) {
             return None;
         }
-        let (readiness, progress) = match job.stage() {
+        let (readiness, progress) = match stage {
             Stage::Over { .. } => return None,
             Stage::Asking => (Readiness::Asking, (0, 0)),
             Stage::Fetching { came, of } => (Readiness::Loading, (came, of)),

@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 /// Prompts at once, and those that wait.
 const THREADS: usize = 4;
 const WAITING: usize = 256;
-/// Outcomes that are remembered, and for how long one answers for the remote.
-const REMEMBERED: usize = 1024;
+/// Prompts that are known at once, and for how long an outcome answers for the remote.
+const KNOWN: usize = 2048;
 pub(super) const FRESH: Duration = Duration::from_secs(5);
 /// One question to the remote, and one read from it once it is its turn.
 const ASK: Duration = Duration::from_secs(5);
@@ -197,14 +197,10 @@ impl Prefetches {
 }
 
 impl State {
-    /// Forgets what says nothing any more.
-    fn forget(&mut self) {
-        if self.known.len() >= REMEMBERED {
-            self.known.retain(|_, each| match each.stage() {
-                Stage::Over { at, .. } => at.elapsed() < FRESH,
-                _ => true,
-            });
-        }
+    /// Forgets what says nothing any more, and returns it: it may still keep something.
+    fn forget(&mut self) -> Vec<Arc<Prefetch>> {
+        let is_old = |job: &Arc<Prefetch>| matches!(job.stage(), Stage::Over { at, .. } if at.elapsed() >= KEEP);
+        self.known.extract_if(|_, job| is_old(job)).map(|(_, job)| job).collect()
     }
 }
 
@@ -218,9 +214,12 @@ impl Shared {
     ) -> Option<Arc<Prefetch>> {
         let name = pages.name()?;
         let counts = &self.counts.prefetch;
+        let forgotten = self.prefetches.state.lock().forget();
+        for job in &forgotten {
+            self.take_brought(job);
+        }
         let mut state = self.prefetches.state.lock();
-        state.forget();
-        if state.closing || state.queue.len() >= WAITING || state.known.len() >= 2 * REMEMBERED {
+        if state.closing || state.queue.len() >= WAITING || state.known.len() >= KNOWN {
             counts.refused.add(1);
             return None;
         }
