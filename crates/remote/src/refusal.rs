@@ -49,6 +49,10 @@ const TOLD: [(&[&str], &str); 6] = [
 /// Whether this says that the object is not there, and nothing else is missing: a question for
 /// existence is answered without a body, everything else names what it is.
 pub(crate) fn absent(said: &Said) -> bool {
+    // What was moved to an archive cannot be read in any time that matters.
+    if tells(&said.to_string(), &["<Code>InvalidObjectState</Code>"]) {
+        return true;
+    }
     if !matches!(said, Said::NotFound { .. }) {
         return false;
     }
@@ -154,6 +158,16 @@ mod tests {
         }
         let told = error(missing("status code: 404: <Code>NoSuchBucket</Code>"), "s3://b/p");
         assert!(told.to_string().contains("make it") && told.to_string().contains("s3://b/p"));
+    }
+
+    #[test]
+    fn what_is_in_an_archive_is_not_there_and_other_refusals_are_refusals() {
+        let refused = |code: &str| Said::PermissionDenied {
+            path: "p".into(),
+            source: format!("status code: 403 Forbidden: <Error><Code>{code}</Code>").into(),
+        };
+        assert!(absent(&refused("InvalidObjectState")));
+        assert!(!absent(&refused("AccessDenied")));
     }
 
     #[test]
