@@ -46,6 +46,28 @@ def elsewhere(tmp_path: Path) -> Iterator[QuietCache]:
     two.close()
 
 
+def test_what_went_down_is_counted_once(elsewhere: QuietCache) -> None:
+    meter = Meter()
+    elsewhere._meter = meter
+    keys = keys_of("other", 3)
+
+    def put(cache: Any) -> None:
+        scope = elsewhere._scoped(IDENTITY, OBJECT)
+        cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(WAIT)
+        cache.flush()
+
+    elsewhere.ask("put", put, None)
+    told: dict[str, float] = {}
+    for _ in range(3):
+        elsewhere._told_at = 0.0
+        elsewhere.tell()
+        for name, amount in (meter.take() or {}).items():
+            told[name] = told.get(name, 0) + amount
+    assert told["tier_written_pages:remote"] == len(keys)
+    assert told["remote_calls:calls"] > 0
+    assert not {name for name in told if "dropped" in name or "lost" in name}
+
+
 def match(cache: QuietCache, *, loads: bool) -> Hit:
     prompt = Prompt(0, len(KEYS) * IDENTITY.parts[0].page_tokens + 1, loads)
     hit = cache.match(IDENTITY, [OBJECT], KEYS, WAIT, prompt)

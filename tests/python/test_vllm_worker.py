@@ -65,6 +65,9 @@ class Shelf:
     def take_loads(self) -> list[tuple[str, int, float]]:
         return [("disk", 4096, 0.5)]
 
+    def tell(self) -> None:
+        pass
+
     def landed(self, ticket: Any) -> bool:
         return ticket.outcome != "late" or self.cancelled > 0
 

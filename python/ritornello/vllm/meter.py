@@ -6,7 +6,16 @@ from time import perf_counter
 REPORT_SECONDS = 0.1
 
 # Counters that are told apart by a reason, as "name:reason".
-BY_REASON = ("missed_pages", "skipped_pages", "gate_decisions", "prefetches")
+BY_REASON = (
+    "missed_pages",
+    "skipped_pages",
+    "gate_decisions",
+    "prefetches",
+    "tier_written_pages",
+    "tier_dropped_pages",
+    "tier_lost_pages",
+    "remote_calls",
+)
 
 Counts = dict[str, float]
 

@@ -41,6 +41,10 @@ REASONS = {
     "skipped_pages": "Pages that were offered and not stored, by reason.",
     "gate_decisions": "Answers to load all, some or none of what was found, object by object.",
     "prefetches": "Objects of prompts that a remote was asked for, by what came of it.",
+    "tier_written_pages": "Objects of pages written to a tier from the one above, by tier.",
+    "tier_dropped_pages": "Objects of pages that a tier had no time or room to take, by tier.",
+    "tier_lost_pages": "Objects of pages that left the tier above unwritten, by tier.",
+    "remote_calls": "Calls of a remote: all, those that failed, those it was spared.",
 }
 
 

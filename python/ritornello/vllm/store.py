@@ -64,6 +64,9 @@ class QuietStore(Handle):
     def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
         """How long loads and steps took; `grounds` of what was decided, by request."""
 
+    def tell(self) -> None:
+        """Has what the store counts itself on the meter, now and then."""
+
     def submit_get(
         self,
         identity: Identity,

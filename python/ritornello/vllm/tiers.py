@@ -131,16 +131,19 @@ class QuietCache(QuietStore):
                 found = grounds.pop(request, None)
                 if found is not None and found.estimate is not None:
                     cache.judge(found, seconds)
-            if perf_counter() - self._told_at >= REPORT_SECONDS:
-                self._tell(figures(cache.stats()))
 
         self._on_cache("learn", action)
+        self.tell()
 
-    def _tell(self, figures: Counts) -> None:
-        """Counts what figures grew by since the last time."""
-        for name, amount in figures.items():
+    def tell(self) -> None:
+        """Counts what the cache's figures grew by since the last time."""
+        if perf_counter() - self._told_at < REPORT_SECONDS:
+            return
+        self._told_at = perf_counter()
+        now = self._on_cache("stats", lambda cache: figures(cache.stats()))
+        for name, amount in (now or {}).items():
             self._meter.add(name, amount - self._told.get(name, 0.0))
-        self._told, self._told_at = figures, perf_counter()
+        self._told = now or self._told
 
     def _said_of_get(self, pages: Pages) -> dict[str, Any]:
         return {"parent": pages.parent}
@@ -171,6 +174,17 @@ def figures(stats: Mapping[str, Any]) -> Counts:
     return {
         **{f"gate_decisions:{what}": gate[what] for what in ("all", "some", "none")},
         **{f"prefetches:{what}": prefetch[what] for what in PREFETCHES},
+        **{
+            f"tier_{what}_pages:{tier['tier']}": tier[f"{what}_pages"]
+            for tier in stats["tiers"]
+            for what in ("written", "dropped", "lost")
+        },
+        **{
+            f"remote_calls:{what}": tier["remote"][what]
+            for tier in stats["tiers"]
+            if tier["remote"]
+            for what in ("calls", "failures", "spared")
+        },
         "gate_load_seconds": gate["load_seconds"],
         "gate_regret_seconds": gate["regret_seconds"],
     }

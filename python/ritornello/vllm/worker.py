@@ -179,6 +179,7 @@ class WorkerSide:
             self._report.prefill = (*metadata.prefill, seconds)
         if self._flights:
             self._collect()
+        self._store.tell()
         if not metadata.saves:
             return
         objects, identity = self._objects, self._identity
