@@ -1,16 +1,23 @@
 """Backends that are Python classes: the one of the documentation, and such as do it wrong."""
 
+import importlib
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import keys_of, pages_of
+
+import ritornello as rt
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE, PAGES = 20_000, 8
 # A class that keeps values in its process, and does what a subclass makes worse.
 MEMORY = '''
 import threading, time
@@ -73,6 +80,16 @@ class TwoMethods:
 class Arguments(Memory):
     def __init__(self, *, host: str):
         assert host == "a b"
+
+class Down(Memory):
+    up = threading.Event()
+    def __init__(self):
+        if not self.up.is_set():
+            raise ConnectionError("nobody listens")
+
+class NeverMade(Memory):
+    def __init__(self):
+        threading.Event().wait()
 '''
 
 
@@ -146,7 +163,8 @@ def test_a_class_that_hangs_is_left_alone(classes: Path) -> None:
     [
         ("mine:TwoMethods", "no method set"),
         ("mine:Nobody", "Nobody"),
-        ("mine:Arguments?port=1", "port"),
+        ("mine:Arguments", "host"),
+        ("mine:Arguments?host=a&port=1", "port"),
         ("nowhere_at_all:Class", "nowhere_at_all"),
         ("ftp://host/x", "s3://BUCKET/PREFIX"),
     ],
@@ -154,3 +172,42 @@ def test_a_class_that_hangs_is_left_alone(classes: Path) -> None:
 def test_what_cannot_be_opened_says_why(classes: Path, address: str, told: str) -> None:
     done = ritornello("doctor", "--backend", address, path=classes)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+def test_a_class_that_is_never_made_keeps_no_tier_from_being_opened(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(classes))
+    with rt.Cache.open([f"host 64MiB {classes}/host", "mine:NeverMade"]) as cache:
+        put(cache, "a")
+
+
+def test_a_class_is_made_as_soon_as_it_can_be(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(classes))
+    with rt.Cache.open([f"host 64MiB {classes}/host", "mine:Down"]) as cache:
+        put(cache, "a")
+        cache.flush()
+        assert cache.stats()["tiers"][1]["dropped_pages"] == PAGES
+        importlib.import_module("mine").Down.up.set()
+        until = time.monotonic() + 100
+        for number in itertools.count():
+            put(cache, f"later {number}")
+            cache.flush()
+            if cache.stats()["tiers"][1]["written_pages"]:
+                return
+            assert time.monotonic() < until
+            time.sleep(0.2)
+
+
+def put(cache: rt.Cache, prompt: str) -> None:
+    """Puts a prompt, and finds it where it was put."""
+    scope, keys = rt.Scope.opaque("down", PAGE, chained=True), keys_of(prompt, PAGES)
+    stored = cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(60)
+    assert stored is not None
+    assert stored.pages == PAGES
+    found = cache.find(scope, keys)
+    assert found.local == PAGES
+    for lease in found.leases:
+        cache.release(lease)

@@ -2,11 +2,14 @@
 //!
 //! They are called on the remote's own threads, which attach to the interpreter for the call and no
 //! longer. What the class does wrong is an error of that call: the tier counts it and goes on without.
+//! That begins with its constructor, which the first call makes, and the next one again if it raised: a
+//! service that is down, or hangs, when the tiers are opened keeps nobody from opening them.
 //! From the interpreter's exit on, nothing is called any more, and calls under way get a moment to end.
 
 use parking_lot::{Condvar, Mutex};
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView};
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_remote::Address;
@@ -72,7 +75,9 @@ fn last_calls(py: Python<'_>) {
 
 /// See the module.
 struct PythonBackend {
-    object: Py<PyAny>,
+    class: Py<PyAny>,
+    arguments: Py<PyDict>,
+    object: PyOnceLock<Py<PyAny>>,
     name: String,
 }
 
@@ -86,19 +91,19 @@ impl PythonBackend {
     fn open(address: &Address) -> Result<Self> {
         let name = address.to_string();
         attached(|py| {
-            let opened = Self::make(py, address);
-            opened.map_err(|error| {
+            let (class, arguments) = Self::find(py, address).map_err(|error| {
                 Error::invalid(
                     "the backend's class cannot be made: type MODULE:CLASS?argument=value",
                 )
                 .with("backend", &name)
                 .because(error.to_string())
-            })
+            })?;
+            Ok(Self { class, arguments, object: PyOnceLock::new(), name })
         })
-        .map(|object| Self { object, name })
     }
 
-    fn make(py: Python<'_>, address: &Address) -> PyResult<Py<PyAny>> {
+    /// The class that an address names, which has what a backend needs and takes these arguments.
+    fn find(py: Python<'_>, address: &Address) -> PyResult<(Py<PyAny>, Py<PyDict>)> {
         let mut class = py.import(address.scheme.as_str())?.into_any();
         for part in address.path.split('.') {
             class = class.getattr(part)?;
@@ -107,20 +112,32 @@ impl PythonBackend {
         for (name, value) in &address.options {
             arguments.set_item(name, value)?;
         }
-        let object = class.call((), Some(&arguments))?;
+        match py.import("inspect")?.call_method1("signature", (&class,)) {
+            Ok(signature) => drop(signature.call_method("bind", (), Some(&arguments))?),
+            // It does not say.
+            Err(error) if error.is_instance_of::<PyValueError>(py) => {}
+            Err(error) => return Err(error),
+        }
         for method in ["get", "exists", "set"] {
-            if !object.hasattr(method)? {
+            if !class.hasattr(method)? {
                 return Err(PyAttributeError::new_err(format!("it has no method {method}")));
             }
         }
-        Ok(object.unbind())
+        Ok((class.unbind(), arguments.unbind()))
+    }
+
+    /// The object, made now if it was not yet. Whoever asks meanwhile waits for it, without the
+    /// interpreter.
+    fn object<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
+        let made = || self.class.call(py, (), Some(self.arguments.bind(py)));
+        self.object.get_or_try_init(py, made).map(|object| object.bind(py))
     }
 
     /// What `call` makes of the object. An exception is worth another try, unless it is one that says
     /// otherwise, or shows that the class is wrong.
     fn call<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         attached(|py| {
-            call(self.object.bind(py)).map_err(|error| {
+            self.object(py).and_then(call).map_err(|error| {
                 let wrong = error.is_instance_of::<PyTypeError>(py)
                     || error.is_instance_of::<PyAttributeError>(py)
                     || crate::error::is_fatal(py, &error);
