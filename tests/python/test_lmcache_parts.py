@@ -1,6 +1,7 @@
 """LMCache's adapter, part by part: names, forms, locks, lists of keys, settings, the interface."""
 
 from abc import ABC, abstractmethod
+from threading import Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -164,6 +165,38 @@ def test_forms_are_asked_for_now_and_then() -> None:
     assert len(asked) == 3
 
 
+def test_a_put_does_not_wait_for_an_answer_about_forms() -> None:
+    """The store's owner may be far from answering, and a put knows its form without it."""
+
+    def ask() -> list[tuple[rt.Scope, int, int]]:
+        put = Thread(target=lambda: forms.scope(FAMILY, Form(8192), is_stored=True), daemon=True)
+        put.start()
+        put.join(60)
+        assert not put.is_alive(), "it waits for this answer"
+        assert not forms.refresh(), "one asks at a time"
+        return [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+
+    forms = Forms(ask, "")
+    assert forms.refresh()
+    assert list(forms.of(FAMILY)) == [Form(4096), Form(8192)]
+
+
+def test_forms_are_asked_for_again_when_there_was_no_answer() -> None:
+    clock, failing = Clock(), [True]
+
+    def ask() -> list[tuple[rt.Scope, int, int]]:
+        if failing.pop():
+            raise OSError("no answer")
+        return [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+
+    forms = Forms(ask, "", clock)
+    with pytest.raises(OSError, match="no answer"):
+        forms.refresh()
+    clock.now += SECONDS + 0.1
+    failing.append(False)
+    assert forms.refresh()
+
+
 def test_only_what_is_stored_is_known() -> None:
     forms = Forms(list, "")
     forms.scope(FAMILY, Form(4096), is_stored=False)
@@ -226,6 +259,18 @@ def test_locks_that_nobody_takes_back_run_out() -> None:
     assert locks.unlock(FAMILY, [ONE, THREE]) == [77]
 
 
+def test_locks_of_families_that_nobody_asks_for_again_run_out_too() -> None:
+    clock = Clock()
+    locks = Locks(60.0, clock)
+    for salt in range(40):
+        locks.lock(FAMILY._replace(salt=f"tenant {salt}"), [ONE], salt)
+    clock.now += 61
+    for lease in range(40):
+        locks.lock(FAMILY, [TWO], lease)
+    assert len(locks) == 40
+    assert locks.unlock(FAMILY._replace(salt="tenant 39"), [ONE]) == []
+
+
 # Questions.
 
 
@@ -285,7 +330,7 @@ class Runs(NamedTuple):
 def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
     keys = [name_of(number).key for number in range(20)]
     runs = Runs([keys[:1], keys[1:8], keys[8:9], keys[9:20]])
-    held = [(FAMILY, scope_of(FAMILY, Form(nbytes), "")) for nbytes in (4096, 8192)]
+    held = [(FAMILY, scope_of(FAMILY, Form(nbytes), ""), 20) for nbytes in (4096, 8192)]
     seen, cursor = [], None
     while True:
         listed, cursor = list_objects(held, runs.keys, limit, cursor)
@@ -295,6 +340,17 @@ def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
             break
         assert listed
     assert seen == [(key, nbytes) for nbytes in (4096, 8192) for key in keys]
+
+
+def test_a_list_goes_on_behind_a_scope_that_became_empty() -> None:
+    keys = [name_of(number).key for number in range(3)]
+    runs = Runs([keys])
+    first, second = (scope_of(FAMILY, Form(nbytes), "") for nbytes in (4096, 8192))
+    listed, cursor = list_objects([(FAMILY, first, 3), (FAMILY, second, 3)], runs.keys, 2, None)
+    assert len(listed) == 2
+    listed, cursor = list_objects([(FAMILY, first, 0), (FAMILY, second, 3)], runs.keys, 9, cursor)
+    assert [(one.key, one.nbytes) for one in listed] == [(key, 8192) for key in keys]
+    assert cursor is None
 
 
 def test_a_cursor_is_one_of_ours() -> None:

@@ -86,6 +86,6 @@ def test_the_known_interface_is_known() -> None:
 def test_another_interface_is_one_line_at_load(classes: Any, problem: str) -> None:
     storage, config, transfer, result = classes
     with pytest.raises(ImportError, match=problem) as raised:
-        require_known(storage, config, transfer, result, "9.9")
+        require_known(unknown(storage, config, transfer, result), "9.9")
     assert "SGLang 9.9" in str(raised.value)
     assert "\n" not in str(raised.value)

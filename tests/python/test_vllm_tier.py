@@ -409,6 +409,9 @@ def test_settings_say_what_to_write_instead() -> None:
         TierSettings.parse({"path": "/x", "enable_kv_events": "yes"})
     with pytest.raises(ValueError, match="unknown key 'pth'"):
         TierSettings.parse({"pth": "/x"})
+    for name, value in (("tiers", ["host 1GiB"]), ("prefetch", "timeout"), ("gate", "auto")):
+        with pytest.raises(ValueError, match=f'"{name}" is a setting of RitornelloConnector'):
+            TierSettings.parse({"path": "/x", name: value})
     parsed = TierSettings.parse({"path": "/x", "locality": "LOCAL", "codec": "split"})
     assert (parsed.store.codec, parsed.locality) == ("split", "LOCAL")
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest message, both ways. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -26,14 +26,15 @@ const BUFFER_START: usize = 16 << 10;
 /// Length of the length.
 const PREFIX: usize = 4;
 
-/// Asked whenever nothing has moved for a slice of time; its error ends the wait. It is told
-/// whether part of a message is here already.
+/// Asked once a slice of time while a message is not whole, whether it moves or not; its error ends
+/// the wait. It is told whether part of a message is here already.
 pub(crate) type Patience<'a> = &'a mut dyn FnMut(bool) -> Result<()>;
 
 /// One end of a connection.
 #[derive(Debug)]
 pub(crate) struct Channel {
     stream: Arc<UnixStream>,
+    slice: Duration,
     input: Vec<u8>,
     /// Bytes of `input` that have come.
     filled: usize,
@@ -55,7 +56,7 @@ impl Channel {
         }
         let input = vec![0; BUFFER_START];
         let (longest, room, output) = (MESSAGE_BYTES_MAX, Taken::default(), Vec::new());
-        Ok(Self { stream, input, filled: 0, taken: 0, longest, room, output })
+        Ok(Self { stream, slice, input, filled: 0, taken: 0, longest, room, output })
     }
 
     /// For a stranger: what is longer than a hello is not received.
@@ -103,13 +104,23 @@ impl Channel {
     }
 
     fn send_all(&self, mut bytes: &[u8], patience: Patience<'_>) -> Result<()> {
+        let mut looked = Instant::now();
         while !bytes.is_empty() {
+            // In pieces: while the other side takes some of it in time, one call does not return.
+            let piece = bytes.get(..BUFFER_KEPT).unwrap_or(bytes);
             // Not by `write`: a host process may not have ignored SIGPIPE.
-            match send(&self.stream, bytes, SendFlags::NOSIGNAL) {
-                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-                Err(Errno::AGAIN) => patience(true)?,
-                Err(Errno::INTR) => {}
+            let stuck = match send(&self.stream, piece, SendFlags::NOSIGNAL) {
+                Ok(sent) => {
+                    bytes = bytes.get(sent..).unwrap_or_default();
+                    false
+                }
+                Err(Errno::AGAIN) => true,
+                Err(Errno::INTR) => false,
                 Err(error) => return Err(lost(error.into())),
+            };
+            if !bytes.is_empty() && (stuck || looked.elapsed() >= self.slice) {
+                patience(true)?;
+                looked = Instant::now();
             }
         }
         Ok(())
@@ -121,6 +132,7 @@ impl Channel {
     /// `Invalid` if it is too long; lost, or what `patience` said.
     pub(crate) fn receive(&mut self, patience: Patience<'_>) -> Result<Option<&[u8]>> {
         self.forget_taken();
+        let (mut looked, mut stuck) = (Instant::now(), false);
         loop {
             if let Some(whole) = self.whole_length()? {
                 if whole <= self.filled {
@@ -134,11 +146,16 @@ impl Channel {
                     self.input.resize(length, 0);
                 }
             }
+            if stuck || looked.elapsed() >= self.slice {
+                patience(self.filled > 0)?;
+                looked = Instant::now();
+            }
+            stuck = false;
             match recv(&self.stream, &mut self.input[self.filled..], RecvFlags::empty()) {
                 Ok((_, 0)) if self.filled == 0 => return Ok(None),
                 Ok((_, 0)) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok((_, count)) => self.filled += count,
-                Err(Errno::AGAIN) => patience(self.filled > 0)?,
+                Err(Errno::AGAIN) => stuck = true,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(lost(error.into())),
             }
@@ -207,7 +224,7 @@ mod tests {
     use super::*;
     use crate::lost::is_lost;
     use crate::room::Room;
-    use std::io::Write;
+    use std::io::{Read, Write};
 
     fn pair() -> (Channel, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
@@ -257,6 +274,37 @@ mod tests {
         far.write_all(&[9, 0, 0]).unwrap();
         drop(far);
         assert!(is_lost(&near.receive(&mut impatient).unwrap_err()));
+    }
+
+    #[test]
+    fn patience_ends_also_while_a_message_comes_or_goes_bit_by_bit() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let mut near = Channel::new(Arc::new(near), Duration::from_millis(100)).unwrap();
+        let mut reader = far.try_clone().unwrap();
+        let drip = std::thread::spawn(move || {
+            let mut far = far;
+            far.write_all(&(1u32 << 20).to_le_bytes()).unwrap();
+            for _ in 0..2000 {
+                std::thread::sleep(Duration::from_millis(1));
+                if far.write_all(b"x").is_err() {
+                    return;
+                }
+            }
+            // Enough that it would have been noticed: the rest.
+            let _ = far.write_all(&vec![0; 1 << 20]);
+        });
+        assert!(near.receive(&mut impatient).unwrap_err().to_string().contains("no patience"));
+        near.stage(&vec![0u8; 4 << 20]).unwrap();
+        let sip = std::thread::spawn(move || {
+            let mut some = vec![0; 64 << 10];
+            while reader.read(&mut some).is_ok_and(|count| count > 0) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert!(near.send(&mut impatient).unwrap_err().to_string().contains("no patience"));
+        drop(near);
+        drip.join().unwrap();
+        sip.join().unwrap();
     }
 
     #[test]

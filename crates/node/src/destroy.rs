@@ -2,6 +2,7 @@
 
 use crate::alone::alone;
 use crate::home::{CLIENTS, unusable};
+use crate::presence::is_name;
 use ritornello_format::{Error, Manifest, Result};
 use ritornello_medium::Host;
 use ritornello_store::Directory;
@@ -44,7 +45,7 @@ fn remove_all(path: &Path, manifest: &Manifest) -> Result<()> {
             remove_where(&path.join("index").join(database), is_rocksdb)?;
         }
         remove_where(&path.join("index"), is_index)?;
-        remove_where(&path.join(CLIENTS), |_| true)?;
+        remove_where(&path.join(CLIENTS), is_name)?;
         remove_files(path, |name| FILES.contains(&name) || name.starts_with("owner.sock"))?;
         remove(&path.join("MANIFEST"))?;
         remove(&path.join("LOCK"))

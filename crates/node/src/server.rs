@@ -59,6 +59,7 @@ impl Server {
         term: Term,
     ) -> Result<Self> {
         presence::sweep(home);
+        socket::sweep(home);
         let guests = Guests::new(authority);
         let listener = Arc::new(Listener::bind(home)?);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

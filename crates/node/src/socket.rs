@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// The name that clients connect to.
 pub(crate) const NAME: &str = "owner.sock";
+/// Digits behind it while nobody listens there yet.
+const SUFFIX: usize = 8;
 /// Connections that wait to be accepted at most.
 const BACKLOG: i32 = 256;
 /// What `sun_path` holds, with the zero at its end.
@@ -52,7 +54,7 @@ impl Listener {
             |error: io::Error| Error::retry("the store's socket cannot be made").because(error);
         // Bound and listening under another name first, so that a client that finds the socket
         // finds somebody behind it.
-        let temporary = format!("{NAME}.{}", &random_name()?[..8]);
+        let temporary = format!("{NAME}.{}", &random_name()?[..SUFFIX]);
         let socket = stream_socket().map_err(failed)?;
         let address = address(home, &temporary).map_err(failed)?;
         bind(&socket, &address).map_err(|error| failed(error.into()))?;
@@ -83,6 +85,22 @@ impl Listener {
     pub(crate) fn unpublish(&self, home: &Home) {
         if self.file.is_some() && present(home) == self.file {
             let _ = rustix::fs::unlinkat(home.dir(), NAME, AtFlags::empty());
+        }
+    }
+}
+
+/// Removes what owners left that died before their socket had its name. The caller holds the lock
+/// and binds none meanwhile.
+pub(crate) fn sweep(home: &Home) {
+    let Ok(entries) = std::fs::read_dir(home.path()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let suffix = name.to_str().and_then(|name| name.strip_prefix(NAME)?.strip_prefix('.'));
+        let is_drawn = |digits: &str| {
+            digits.len() == SUFFIX && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        if suffix.is_some_and(is_drawn) {
+            let _ = rustix::fs::unlinkat(home.dir(), &name, AtFlags::empty());
         }
     }
 }
@@ -139,4 +157,24 @@ fn address(home: &Home, name: &str) -> io::Result<SocketAddrUnix> {
 pub(crate) fn shut_down(stream: &UnixStream, how: rustix::net::Shutdown) {
     // It fails where the other side was faster.
     let _ = rustix::net::shutdown(stream, how);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_never_got_its_name_is_swept_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(dir.path()).unwrap();
+        let listener = Listener::bind(&home).unwrap();
+        let others = ["owner.sock.backup01", "owner.sock.0123", "owner.socks.01234567"];
+        for name in [&others[..], &["owner.sock.01234567"]].concat() {
+            std::fs::write(dir.path().join(name), b"").unwrap();
+        }
+        sweep(&home);
+        assert!(!dir.path().join("owner.sock.01234567").exists());
+        assert!(others.iter().all(|name| dir.path().join(name).exists()));
+        assert!(present(&home).is_some_and(|file| Some(file) == listener.file));
+    }
 }

@@ -54,8 +54,11 @@ fn a_store_in_use_and_what_is_no_store_are_refused() {
     refused("a process owns");
     owner.finish();
     std::fs::write(home.join("notes.txt"), "keep").unwrap();
+    std::fs::write(home.join("clients/README"), "keep").unwrap();
+    std::fs::write(home.join("clients/0123456789abcdef0123456789abcdef"), "").unwrap();
     destroy(&home).unwrap();
-    assert_eq!(std::fs::read_dir(&home).unwrap().count(), 1, "what is not the store's stays");
+    assert_eq!(std::fs::read_dir(&home).unwrap().count(), 2, "what is not the store's stays");
+    assert!(home.join("clients/README").exists());
     let error = destroy(&home).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
 }

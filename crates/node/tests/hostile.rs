@@ -72,6 +72,17 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             }
             "dripping".to_owned()
         }
+        // The same once, until the owner hangs up; it would take days to be done.
+        "drip" => {
+            let raw = Raw::new(dir);
+            let mut stream = raw.enter(dir, true).unwrap();
+            stream.write_all(&(16u32 << 20).to_le_bytes()).unwrap();
+            let hung_up_on = (0..2000).any(|_| {
+                std::thread::sleep(Duration::from_millis(100));
+                stream.write_all(b"x").is_err()
+            });
+            hung_up_on.to_string()
+        }
         // Sends a message that is as long as can be, all of it, and is no message.
         "long" => {
             let raw = Raw::new(dir);
@@ -323,6 +334,15 @@ fn who_does_not_read_or_sends_slowly_takes_neither_time_nor_memory_of_others() {
     crowd.into_iter().for_each(|rude| drop(rude.kill()));
     node.close().unwrap();
     assert!(started.elapsed() < Duration::from_secs(20), "closing waited for the rude");
+}
+
+#[test]
+fn who_never_stops_sending_slowly_is_hung_up_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let _node = open(&options(dir.path())).unwrap();
+    let mut rude = Helper::opened(dir.path());
+    assert_eq!(rude.ask("drip"), "true");
+    rude.kill();
 }
 
 #[test]

@@ -190,9 +190,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> KeyListPage:
         held = [
-            (family, scope)
+            (family, scope, objects)
             for family, _, scope, objects in self._shelf.forms.held()
-            if objects and model_name in (None, family.model)
+            if model_name in (None, family.model)
         ]
         listed, following = list_objects(held, self._shelf.store.keys, page_size, cursor)
         entries = (KeyEntry(_encoded(family, key), nbytes) for family, key, nbytes in listed)

@@ -51,17 +51,24 @@ class Forms:
         return scope
 
     def refresh(self) -> bool:
-        """Asks the store, if it is time; whether anything is known now that was not."""
+        """Asks the store, if it is time; whether anything is known now that was not. One thread
+        asks, and none waits for it: the answer may take its time.
+        """
         begun = self._clock()
         with self._lock:
             if begun < self._due:
                 return False
+            self._due = float("inf")
             before = sum(map(len, self._scopes.values()))
-            for family, form, scope, _ in self.held():
-                if form not in self._scopes.get(family, {}):
-                    self._add(family, form, scope)
+        try:
+            held = self.held()
+        finally:
             now = self._clock()
             self._due = now + max(SECONDS, TIMES * (now - begun))
+        with self._lock:
+            for family, form, scope, _ in held:
+                if form not in self._scopes.get(family, {}):
+                    self._add(family, form, scope)
             return sum(map(len, self._scopes.values())) > before
 
     def held(self) -> "list[tuple[Family, Form, Scope, int]]":

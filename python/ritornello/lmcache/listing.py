@@ -22,24 +22,28 @@ class Listed(NamedTuple):
 
 
 def list_objects(
-    held: "list[tuple[Family, Scope]]",
+    held: "list[tuple[Family, Scope, int]]",
     keys_of: "Callable[[Scope, int, int], tuple[list[bytes], int]]",
     limit: int,
     cursor: str | None,
 ) -> tuple[list[Listed], str | None]:
-    """At most `limit` objects of `held`, and the cursor of the next page, None behind the last.
-    ValueError for a cursor that is none, or less than one object.
+    """At most `limit` objects of `held` (each scope with the number of its objects), and the cursor
+    of the next page, None behind the last. ValueError for a cursor that is none, or less than one
+    object.
     """
     if limit < 1:
         raise ValueError(f"a page has at least one key, not {limit}")
     start, after, skip = _parse(cursor)
-    ids = [scope.id.hex() for _, scope in held]
+    ids = [scope.id.hex() for _, scope, _ in held]
     if start and start not in ids:
         # The scope was dropped meanwhile, and where it stood nobody knows.
         return [], None
     listed: list[Listed] = []
-    for family, scope in held[ids.index(start) if start else 0 :]:
-        going = True
+    for family, scope, objects in held[ids.index(start) if start else 0 :]:
+        # Where the list goes on it may be empty by now, and is a place all the same.
+        going = objects > 0
+        if not going:
+            after = skip = 0
         while going:
             room = limit - len(listed)
             if room == 0:

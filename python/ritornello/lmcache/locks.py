@@ -2,13 +2,17 @@
 unlocked.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 from time import monotonic
 
 from ritornello.lmcache.naming import Family
+
+# Families whose run-out locks are let go of at each new lock: more than the one it may add.
+SWEPT = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +34,8 @@ class Locks:
         self._clock = clock
         self._lock = Lock()
         # Oldest first. There are few at a time: one for each request between lookup and load.
-        self._holds: dict[Family, deque[Hold]] = {}
+        # The family that was swept last is the last.
+        self._holds: OrderedDict[Family, deque[Hold]] = OrderedDict()
 
     def __len__(self) -> int:
         """Locks held."""
@@ -41,9 +46,19 @@ class Locks:
         now = self._clock()
         with self._lock:
             holds = self._holds.setdefault(family, deque())
-            while holds and holds[0].until <= now:
-                holds.popleft()
             holds.append(Hold(lease, set(keys), now + self._seconds))
+            self._sweep(family, now)
+            for swept in list(islice(self._holds, SWEPT)):
+                self._sweep(swept, now)
+
+    def _sweep(self, family: Family, now: float) -> None:
+        holds = self._holds[family]
+        while holds and holds[0].until <= now:
+            holds.popleft()
+        if holds:
+            self._holds.move_to_end(family)
+        else:
+            del self._holds[family]
 
     def unlock(self, family: Family, keys: Iterable[bytes]) -> list[int]:
         """Takes one lock of each key back, the oldest; the leases that nothing needs any more.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ritornello.model import new_epoch, plain
+from ritornello.model import plain
 
 if TYPE_CHECKING:
     from ritornello._core import Scope
@@ -63,9 +63,9 @@ class Engine:
     extra: tuple[tuple[str, str], ...] = ()
     epoch: bytes = b""
 
-    def anew(self) -> "Engine":
-        """The same with weights that nobody has seen."""
-        return replace(self, epoch=new_epoch())
+    def at(self, epoch: bytes) -> "Engine":
+        """The same with the weights of an epoch; of none, as it is."""
+        return replace(self, epoch=epoch) if epoch else self
 
 
 @dataclass(frozen=True, slots=True)

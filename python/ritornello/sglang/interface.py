@@ -25,6 +25,23 @@ METHODS = {
     "clear": (),
     "get_stats": (),
 }
+# The methods of SGLang's `WeightUpdater`: those that change weights, and the others. One that is
+# not known here could change them unseen.
+UPDATES = (
+    "begin_weight_update",
+    "end_weight_update",
+    "load_weights_from_distributed",
+    "update_weights_from_disk",
+    "update_weights_from_ipc",
+    "update_weights_from_tensor",
+)
+HARMLESS = (
+    "destroy_weights_update_group",
+    "init_weights_update_group",
+    "receive_weights_from_distributed",
+)
+# What `SchedulerWeightUpdaterManager` calls after every update that succeeds.
+RECORDER = "record_weight_version_after_update"
 # What is read of the objects SGLang hands over.
 CONFIG = frozenset(
     {
@@ -70,9 +87,25 @@ def unknown(base: Any, config: Any, transfer: Any, result: Any) -> str:
     return ""
 
 
-def require_known(base: Any, config: Any, transfer: Any, result: Any, version: str) -> None:
-    """Raises ImportError, in one line, for an interface that was never tested."""
-    problem = unknown(base, config, transfer, result)
+def unwatchable(updater: Any, manager: Any, controller: Any) -> str:
+    """What keeps updates of weights and flushes from being seen (`WeightUpdater`,
+    `SchedulerWeightUpdaterManager`, `HiCacheController`); "" where nothing does.
+    """
+    public = {name for name in vars(updater) if not name.startswith("_")}
+    methods = {name for name in public if inspect.isfunction(vars(updater)[name])}
+    differ = sorted(methods ^ {*UPDATES, *HARMLESS})
+    if differ:
+        return f"updates of weights differ: {', '.join(differ)}"
+    for kind, name in ((manager, RECORDER), (controller, "reset")):
+        if not inspect.isfunction(getattr(kind, name, None)):
+            return f"{kind.__name__} has no {name}"
+    return ""
+
+
+def require_known(problem: str, version: str) -> None:
+    """Raises ImportError, in one line, for an interface that was never tested: one of which
+    something is not as it should be.
+    """
     if problem:
         raise ImportError(
             f"ritornello.sglang was written for SGLang {TESTED}; the storage interface of SGLang "

@@ -9,10 +9,11 @@ What cannot be served says so when the backend is attached; afterwards every cal
 
 import logging
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import Any, TypeVar
 
 import torch
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -20,6 +21,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.version import __version__
 
@@ -31,16 +33,23 @@ from ritornello.sglang.identity import (
     file_digest,
     keys_of,
 )
-from ritornello.sglang.interface import require_known
+from ritornello.sglang.interface import require_known, unknown, unwatchable
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import QuietStore
+from ritornello.sglang.updates import updates
 from ritornello.weights import fingerprint_of
 
 logger = logging.getLogger("ritornello.sglang")
 
-require_known(HiCacheStorage, HiCacheStorageConfig, PoolTransfer, PoolTransferResult, __version__)
+WATCHED = (WeightUpdater, SchedulerWeightUpdaterManager, HiCacheController)
+
+require_known(
+    unknown(HiCacheStorage, HiCacheStorageConfig, PoolTransfer, PoolTransferResult)
+    or unwatchable(*WATCHED),
+    __version__,
+)
 
 T = TypeVar("T")
 
@@ -63,12 +72,11 @@ class RitornelloStorage(HiCacheStorage):
         self._split = 1
         if storage_config.should_split_heads and storage_config.tp_lcm_size:
             self._split = storage_config.tp_lcm_size // storage_config.tp_size
-        self._follow = Lock()
         self._meter = Meter()
-        self._store = QuietStore(settings, self._meter)
+        self._epoch = updates.flushed
+        self._store = QuietStore(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
-        self._weights = _weights_sign()
-        self._engine = engine_of(storage_config)
+        self._engine = engine_of(storage_config).at(self._epoch)
         self._pools: dict[str, Pool | LogicalPool] = {}
         if self._engine.epoch:
             logger.warning(
@@ -102,6 +110,21 @@ class RitornelloStorage(HiCacheStorage):
         logger.info("ritornello: detached; %s", counts or "nothing was asked")
         self._store.close()
         self._pools = {}
+
+    def flushed(self) -> None:
+        """SGLang holds no page that it computed before now, and none of its storage threads is
+        in a call of ours.
+        """
+
+        def action() -> None:
+            engine = self._engine.at(updates.epoch)
+            for pool in self._pools.values():
+                pool.describe(engine)
+            self._engine, self._epoch = engine, updates.epoch
+            logger.warning("ritornello: the weights changed; a new epoch begins")
+
+        if self._epoch != updates.epoch:
+            self._quietly("new epoch", action, None)
 
     def clear(self) -> None:
         """Forgets what this engine's model has stored; other scopes of the store stay."""
@@ -296,25 +319,10 @@ class RitornelloStorage(HiCacheStorage):
 
     def _quietly(self, doing: str, action: Callable[[], T], otherwise: T) -> T:
         try:
-            self._follow_weights()
             return action()
         except Exception as error:
             self._store.fail(doing, error)
             return otherwise
-
-    def _follow_weights(self) -> None:
-        """Weights that were changed in place make pages that no other process knows, and none
-        stored before may be loaded.
-        """
-        with self._follow:
-            sign = _weights_sign()
-            if sign == self._weights:
-                return
-            self._engine = self._engine.anew()
-            for pool in self._pools.values():
-                pool.describe(self._engine)
-            self._weights = sign
-        logger.warning("ritornello: the weights changed; a new epoch begins with nothing stored")
 
 
 def engine_of(config: HiCacheStorageConfig) -> Engine:
@@ -383,14 +391,16 @@ def _weight_version() -> str:
     return str(get_serving().weight_version)
 
 
-def _weights_sign() -> tuple[str, ...]:
-    """Changes when SGLang says that it has other weights than before."""
-    from sglang.srt.runtime_context import get_model
+def _named_at_start() -> bool:
+    """Whether SGLang was started with a storage, and so with this module. Outside of an engine
+    there is nothing to be late for.
+    """
+    from sglang.srt.runtime_context import get_memory
 
     try:
-        return str(get_model().model_path), _weight_version()
-    except ValueError:  # nothing is published outside of an engine
-        return ()
+        return get_memory().hicache_storage_backend is not None
+    except ValueError:
+        return True
 
 
 def _parent(extra_info: HiCacheStorageExtraInfo | None) -> bytes | None:
@@ -400,3 +410,8 @@ def _parent(extra_info: HiCacheStorageExtraInfo | None) -> bytes | None:
 
 def _leading(done: int, keys: Sequence[Any]) -> list[bool]:
     return [place < done for place in range(len(keys))]
+
+
+# An engine that was started without may have had its weights updated unseen.
+if updates.watch(*WATCHED) and not _named_at_start():
+    updates.begin()

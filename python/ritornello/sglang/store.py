@@ -1,7 +1,7 @@
 """What SGLang's storage threads ask of the store. Nothing waits without a bound."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +21,33 @@ PUT_SECONDS = 30.0
 
 
 class QuietStore(Handle):
-    """One process's hold on the store."""
+    """One process's hold on the store. While `stale` says that the pages SGLang holds may be of
+    other weights than it computes with, nothing is there and nothing is stored.
+    """
 
-    def __init__(self, settings: Settings, meter: Meter) -> None:
+    def __init__(
+        self, settings: Settings, meter: Meter, stale: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__(settings, logger, lambda _: meter.add("errors", 1))
         self._meter = meter
+        self._stale = stale
 
     def probe(self, scope: "Scope", keys: Sequence[bytes]) -> int:
         """Leading pages that can be had: one question to the index."""
+        if self._stale():
+            return 0
         return self.ask("probe", lambda store: store.probe(scope, keys), 0)
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
+        if self._stale():
+            return [False] * len(keys)
         return self.ask("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
 
     def get(self, scope: "Scope", keys: Sequence[bytes], out: "Iterable[Any] | PoolPages") -> int:
         """Leading pages filled and verified. Nothing writes to `out` once this has returned."""
+        if self._stale():
+            self._meter.add("missed_pages:before_reset", len(keys))
+            return 0
 
         def action(store: "Store") -> int:
             begun = perf_counter()
@@ -58,6 +70,9 @@ class QuietStore(Handle):
         parent: bytes | None,
     ) -> int:
         """Leading pages that are stored now, those that were there before included."""
+        if self._stale():
+            self._meter.add("skipped_pages:before_reset", len(keys))
+            return 0
 
         def action(store: "Store") -> int:
             begun = perf_counter()

@@ -3,15 +3,17 @@
 import importlib
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hosts import config
+from sglang.srt import runtime_context
 from sglang.srt.mem_cache import hicache_storage
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from ritornello.sglang import RitornelloStorage, storage
-from ritornello.sglang.interface import METHODS
+from ritornello.sglang.interface import METHODS, RECORDER, UPDATES
 
 DYNAMIC = {
     "backend_name": "ritornello",
@@ -74,3 +76,18 @@ def test_another_interface_is_one_line_at_load(monkeypatch: pytest.MonkeyPatch) 
     assert "written for SGLang 0.5.23" in str(raised.value)
     assert "\n" not in str(raised.value)
     importlib.reload(storage)
+
+
+def test_a_server_that_was_started_without_a_storage_may_have_other_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    updater, manager, controller = storage.WATCHED
+    watched = [(updater, name) for name in UPDATES] + [(manager, RECORDER), (controller, "reset")]
+    for kind, name in watched:
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    for name, value in (("epoch", b""), ("flushed", b""), ("_watched", None)):
+        monkeypatch.setattr(storage.updates, name, value)
+    memory = SimpleNamespace(hicache_storage_backend=None)
+    monkeypatch.setattr(runtime_context, "get_memory", lambda: memory)
+    importlib.reload(storage)
+    assert storage.updates.epoch != storage.updates.flushed

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+from ritornello.sglang.updates import updates as known
 
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA = ("layer_first", "page_first", "page_first_direct")
@@ -357,17 +361,49 @@ def test_stats_are_sglang_s(attach: Attach) -> None:
     assert attach(host, enable_storage_metrics=False).get_stats() is None
 
 
-def test_new_weights_have_nothing_stored(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ritornello.sglang import storage as door
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is known of this process's weights, and no more so after the test."""
+    for name in ("epoch", "flushed"):
+        monkeypatch.setattr(known, name, b"")
+    return known
 
+
+def flush(held: Any, host: Any) -> None:
+    """What SGLang's controller does to its storage when its cache is flushed."""
+    made = controller(host, held)
+    made.storage_stop_event, made.enable_storage = Event(), False
+    for name in ("write_queue", "load_queue", "ack_write_queue", "ack_load_queue"):
+        setattr(made, name, [])
+    made.reset()
+
+
+def test_updated_weights_have_nothing_stored_and_get_nothing_of_before(
+    attach: Attach, updates: Any
+) -> None:
     host = mha("page_first")
-    storage = attach(host)
-    keys = hashes("weights")
-    assert all(storage.batch_set_v1(keys, slots(host, FROM)))
-    monkeypatch.setattr(door, "_weights_sign", lambda: ("model", "step 2"))
-    assert storage.batch_exists(keys) == 0
-    assert all(storage.batch_set_v1(keys, slots(host, FROM)))
-    assert storage.batch_exists(keys) == len(keys)
+    held = attach(host)
+    keys, later = hashes("weights"), hashes("later")
+    assert all(held.batch_set_v1(keys, slots(host, FROM)))
+    with pytest.raises(AttributeError):
+        # No more of an updater than the call that SGLang makes, which says that one begins.
+        WeightUpdater.update_weights_from_tensor(object(), [])
+    assert held.batch_exists(keys) == 0
+    assert held.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)
+    # A page that was computed before the flush is of nobody knows which weights.
+    assert held.batch_set_v1(later, slots(host, FROM)) == [False] * len(later)
+    assert held.counts()["skipped_pages:before_reset"] == len(later)
+    other = attach(host)
+    assert other.batch_exists(keys) == 0
+    assert not any(other.batch_set_v1(later, slots(host, FROM)))
+    flush(held, host)
+    assert held.batch_exists(keys) == held.batch_exists(later) == 0
+    assert all(held.batch_set_v1(keys, slots(host, FROM)))
+    assert held.batch_exists(keys) == len(keys)
+    # One that is attached from then on is of the same epoch, and not of the files.
+    assert attach(host).batch_exists(keys) == len(keys)
+    updates.epoch = updates.flushed = b""
+    assert all(attach(host).batch_get_v1(keys, slots(host, TO)))
 
 
 def test_memory_is_not_touched_behind_a_close(attach: Attach) -> None:

@@ -113,6 +113,23 @@ def test_what_the_store_does_not_want_is_no_failure(tmp_path: Path, host: Host) 
     tier.shutdown()
 
 
+def test_a_shutdown_that_fails_says_so_and_ends_the_lookups(
+    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a tier whose shutdown raised is kept, and that of others is not."""
+    tier = made(tmp_path, host)
+    assert tier._tier is not None
+    inner, ended_lookups = tier._tier, []
+    monkeypatch.setattr(inner._jobs, "wait", lambda seconds=None: 1 / 0)
+    tier._later = SimpleNamespace(shutdown=lambda: ended_lookups.append(True))  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        tier.shutdown()
+    assert ended_lookups
+    monkeypatch.undo()
+    inner.close()
+    tier.shutdown()
+
+
 def test_counts_are_declared(tier: RitornelloTier) -> None:
     declared = RitornelloTier.build_metric_definitions({})
     assert {name.removeprefix(PREFIX) for name in declared} > {"questions", "failed_chunks"}

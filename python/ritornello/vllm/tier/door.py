@@ -215,14 +215,17 @@ class RitornelloTier(SecondaryTierManager):
             self._failed("drain_jobs", error)
 
     def shutdown(self) -> None:
+        """Raises where it fails: vLLM then keeps the host tier's memory, which may be in use."""
         tier, self._tier = self._tier, None
         try:
             if tier is not None:
                 tier.close()
-            if self._later is not None:
-                self._later.shutdown()
         except Exception as error:
             self._failed("shutdown", error)
+            raise
+        finally:
+            if self._later is not None:
+                self._later.shutdown()
 
     # What is told.
 

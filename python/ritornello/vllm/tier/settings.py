@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ritornello.vllm.settings import Settings
+from ritornello.vllm.settings import OF_TIERS, Settings
 
 LOCALITIES = ("LOCAL", "REMOTE")
 
@@ -23,6 +23,12 @@ class TierSettings:
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "TierSettings":
         """From the tier's configuration; ValueError says what to write instead."""
+        other = next((name for name in OF_TIERS if name in config), None)
+        if other:
+            raise ValueError(
+                f'"{other}" is a setting of RitornelloConnector: the RitornelloTier in '
+                '"secondary_tiers" is one store, at its "path"'
+            )
         rest = dict(config)
         events = rest.pop("enable_kv_events", False)
         if not isinstance(events, bool):

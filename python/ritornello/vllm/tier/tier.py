@@ -1,8 +1,9 @@
 """What the tier does: answers lookups, starts jobs, says how they ended.
 
 Invariants:
-* A hit is promised only under a lease, which goes with the load or is released at the end of the
-  step, so that a promised chunk is still there when it is read.
+* A hit is found under a lease, which goes with the load or is released at the end of the step, so
+  that a promised chunk is still there when it is read. Where another process owns the store vLLM
+  keeps the answer for as long as requests ask, and gives it without a lease: the chunk may be gone.
 * A chunk that was promised and did not come is a miss for that request from then on: the request
   computes it, and does not ask for it in a circle.
 * A row of the host tier belongs to a job until the job is reported, and it is reported when the

@@ -1,0 +1,127 @@
+"""Updates of weights and flushes, seen on classes that stand for SGLang's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import blank, keys_of, pages_of
+
+import ritornello as rt
+from ritornello.sglang.interface import HARMLESS, RECORDER, UPDATES, unwatchable
+from ritornello.sglang.meter import Meter
+from ritornello.sglang.settings import Settings
+from ritornello.sglang.store import QuietStore
+from ritornello.sglang.updates import Updates
+
+
+def classes(**others: Any) -> tuple[Any, Any, Any]:
+    """As they should be, but for the updater's `others`."""
+
+    def answer(self: object, said: str = "") -> str:
+        return said
+
+    def reset(self: Any) -> None:
+        self.attempts += 1
+        if self.attempts == self.failing:
+            raise RuntimeError("a thread is still alive")
+
+    updater = type("Updater", (), dict.fromkeys((*UPDATES, *HARMLESS), answer) | others)
+    manager = type("Manager", (), {RECORDER: answer})
+    members = {"reset": reset, "attempts": 0, "failing": 0, "storage_backend": None}
+    return updater, manager, type("Controller", (), members)
+
+
+class Storage:
+    def __init__(self) -> None:
+        self.told = 0
+
+    def flushed(self) -> None:
+        self.told += 1
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_every_way_to_update_weights_is_seen_and_still_answers(name: str) -> None:
+    updates, (updater, manager, controller) = Updates(), classes()
+    assert updates.watch(updater, manager, controller)
+    assert getattr(updater(), name)("done") == "done"
+    assert updates.epoch != updates.flushed == b""
+    controller().reset()
+    assert updates.epoch == updates.flushed != b""
+
+
+def test_an_update_by_an_updater_of_another_kind_is_seen_when_it_is_recorded() -> None:
+    updates, (updater, manager, controller) = Updates(), classes()
+    updates.watch(updater, manager, controller)
+    getattr(manager(), RECORDER)()
+    assert updates.epoch != updates.flushed
+
+
+def test_what_changes_no_weights_begins_no_epoch() -> None:
+    updates, (updater, manager, controller) = Updates(), classes()
+    updates.watch(updater, manager, controller)
+    for name in HARMLESS:
+        getattr(updater(), name)()
+    controller().reset()
+    assert updates.epoch == updates.flushed == b""
+
+
+def test_only_a_reset_that_returned_is_a_flush() -> None:
+    updates, (updater, manager, controller) = Updates(), classes()
+    updates.watch(updater, manager, controller)
+    getattr(updater(), UPDATES[0])()
+    made = controller()
+    made.failing, made.storage_backend = 1, Storage()
+    with pytest.raises(RuntimeError, match="still alive"):
+        made.reset()
+    assert updates.epoch != updates.flushed
+    assert made.storage_backend.told == 0
+    made.reset()
+    assert updates.epoch == updates.flushed
+    assert made.storage_backend.told == 1
+
+
+def test_classes_are_watched_once() -> None:
+    updates, found = Updates(), classes()
+    assert updates.watch(*found)
+    assert not updates.watch(*found)
+    # They are still known for what they are.
+    assert unwatchable(*found) == ""
+
+
+def test_nothing_is_there_and_nothing_stored_between_an_update_and_the_flush(
+    tmp_path: Path,
+) -> None:
+    updates, meter = Updates(), Meter()
+    store = QuietStore(
+        Settings(str(tmp_path / "store"), "640MiB"), meter, lambda: updates.epoch != b""
+    )
+    assert store.open()
+    scope = rt.Scope(
+        model="m", dtype="bfloat16", page_tokens=16, layers=(0, 1), kv_heads=(0, 1), head_dim=64
+    )
+    keys = keys_of("weights", 3)
+    pages = pages_of(keys, scope.page_bytes)
+    assert store.put(scope, keys, pages, None) == 3
+    updates.begin()
+    assert store.probe(scope, keys) == 0
+    assert store.exists(scope, keys) == [False] * 3
+    assert store.get(scope, keys, blank(3, scope.page_bytes)) == 0
+    assert store.put(scope, keys, pages, None) == 0
+    counts = meter.counts()
+    assert counts["missed_pages:before_reset"] == counts["skipped_pages:before_reset"] == 3
+    updates.epoch = b""
+    assert store.probe(scope, keys) == 3
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (classes(update_weights_from_afar=lambda self: None), "differ: update_weights_from_afar"),
+        (classes(**{UPDATES[0]: None}), f"differ: {UPDATES[0]}"),
+        ((*classes()[:2], type("Controller", (), {})), "Controller has no reset"),
+        ((classes()[0], type("Manager", (), {}), classes()[2]), f"Manager has no {RECORDER}"),
+    ],
+)
+def test_updates_that_could_not_be_seen_are_named(found: Any, problem: str) -> None:
+    assert problem in unwatchable(*found)
