@@ -130,10 +130,8 @@ impl Shared {
     pub(super) fn arrived(self: &Arc<Self>, tier: Tier, pages: &Pages, range: Range<usize>) {
         let above = self.tiers().position(|other| other == tier);
         let below = above.and_then(|at| self.tiers().nth(at + 1)).and_then(|to| self.link(to));
-        let Some(link) = below.filter(|link| link.policy == WritePolicy::Back) else { return };
-        if range.is_empty() {
-            return;
-        }
+        let late = |link: &&Link| link.policy == WritePolicy::Back && link.takes(pages);
+        let Some(link) = below.filter(late).filter(|_| !range.is_empty()) else { return };
         link.back.add(pages, range.clone());
         self.note(tier, pages, range);
         self.watch(link);

@@ -168,8 +168,7 @@ impl Cache {
         top.rate.charge(pages.bytes(range.len()));
         shared.arrived(top.tier, &pages, range.clone());
         for link in &shared.links {
-            let chained = pages.scope.chained || link.to != Tier::Remote;
-            if link.policy == WritePolicy::Through && chained {
+            if link.policy == WritePolicy::Through {
                 shared.table.forget(link.to, &pages.hashes, range.clone());
                 let after = After { put: Some(ticket.clone()), left: Some(Arc::clone(&left)) };
                 shared.write_down(link, &pages, range.clone(), after);

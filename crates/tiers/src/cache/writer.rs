@@ -79,6 +79,11 @@ impl Link {
         Self { to, policy, back, most, queue: Parked::default() }
     }
 
+    /// Whether such pages may go there: a remote holds prompts from their first page on.
+    pub(super) fn takes(&self, pages: &Pages) -> bool {
+        pages.scope.chained || self.to != Tier::Remote
+    }
+
     pub(super) fn queued_bytes(&self) -> u64 {
         self.queue.lock().bytes
     }
@@ -160,7 +165,16 @@ impl Shared {
         after: After,
         leave: bool,
     ) {
-        for range in self.table.claim(link.to, Phase::Storing, &pages.hashes, range) {
+        if !link.takes(pages) {
+            return;
+        }
+        // The table takes pages that end alike for the same.
+        let claimed = if pages.scope.chained {
+            self.table.claim(link.to, Phase::Storing, &pages.hashes, range)
+        } else {
+            vec![range]
+        };
+        for range in claimed {
             let taken = range.start + self.enqueue(link, pages, &range, after.clone(), leave);
             self.counts_of(link.to).dropped.add((range.end - taken) as u64);
             self.table.abandon(link.to, &pages.hashes, taken..range.end);
@@ -445,10 +459,12 @@ impl Shared {
 }
 
 impl Job {
-    /// Whether it is of the pages behind those of `last`.
+    /// Whether it is of the pages behind those of `last`: its last page says so, where it commits to all
+    /// before it.
     fn follows(&self, last: &Self) -> bool {
         let end = last.range.end;
-        self.range.start == end
+        self.pages.scope.chained
+            && self.range.start == end
             && end > 0
             && self.leave == last.leave
             && last.pages.hashes.get(end - 1) == self.pages.hashes.get(end - 1)
