@@ -488,3 +488,62 @@ fn a_directory_that_is_not_mounted_is_not_empty_and_is_not_made() {
     assert_eq!(remote.get("a/b", None).unwrap(), Some(vec![1 + b'0']));
     assert!(!remote.exists("a/c").unwrap());
 }
+
+#[test]
+fn a_hole_is_not_promised_twice_and_is_found_again_when_it_is_filled() {
+    let backend = Arc::new(MemoryBackend::default());
+    let over = || RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    let all = keys(1, 0, 72);
+    put(&over(), &all, 1 << 20, 0..72);
+    let beginning = object_name(refs(&all)[7], 8);
+    let value = backend.get(&beginning, None).unwrap().unwrap();
+    backend.delete(&beginning).unwrap();
+    let reader = over();
+    assert_eq!(probe(&reader, &all, 1 << 20), 72);
+    assert_eq!(get(&reader, &all, 1 << 20, 0..72), 0);
+    assert_eq!(probe(&reader, &all, 1 << 20), 0);
+    // What was not there is asked for again after five seconds.
+    std::thread::sleep(Duration::from_millis(5_100));
+    assert_eq!(probe(&reader, &all, 1 << 20), 0, "it is asked for by itself");
+    backend.set(&beginning, &value).unwrap();
+    std::thread::sleep(Duration::from_millis(5_100));
+    assert_eq!(get(&reader, &all, 1 << 20, 0..72), 72);
+}
+
+#[test]
+fn what_is_behind_a_failed_write_does_not_count() {
+    let backend = Arc::new(FailsOnce::default());
+    let all = keys(1, 0, 72);
+    *backend.name.lock() = object_name(refs(&all)[15], 8);
+    let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(put(&tier, &all, 1 << 20, 0..72), 8);
+    let stats = tier.stats();
+    assert_eq!(stats.pages_written + stats.pages_dropped, 72, "{stats:?}");
+    assert_eq!(put(&tier, &all, 1 << 20, 0..72), 72);
+}
+
+/// A memory to which one name cannot be written at first.
+#[derive(Debug, Default)]
+struct FailsOnce {
+    inner: MemoryBackend,
+    name: parking_lot::Mutex<String>,
+}
+
+impl Backend for FailsOnce {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
+        self.inner.get(name, range)
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.inner.exists(name)
+    }
+
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        let mut fails = self.name.lock();
+        if *fails == name {
+            fails.clear();
+            return Err(ritornello_format::Error::invalid("a made-up fault: 400"));
+        }
+        self.inner.set(name, value)
+    }
+}

@@ -27,7 +27,7 @@ pub struct RemoteCheck {
 }
 
 /// Reads the objects of `census`, and removes those that are damaged if `repair`: whoever has the
-/// pages writes them again. `each` hears of every object that is done.
+/// pages writes them again when it puts their prompt. `each` hears of every object that is done.
 ///
 /// # Errors
 /// If the remote cannot be read.
