@@ -294,7 +294,7 @@ impl Shared {
             self.arrived(link.to, pages, range.start..range.start + there);
         }
         if job.leave {
-            self.leave(link.to, pages, range.start..range.start + there);
+            self.leave(link, pages, range.start..range.start + there);
         }
         self.tidy();
         there == range.len()
