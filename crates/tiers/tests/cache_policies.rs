@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use ritornello_node::Options;
 use ritornello_store::Terms;
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{Cache, PrefetchPolicy, Settings};
@@ -41,6 +42,25 @@ fn selective_writes_what_was_found_often_enough() {
     let below = open(&[&disk(&dir, 128)]);
     assert_eq!(find(&below, &often).local, 7);
     assert!(reads(&below, &often[..7], 0));
+}
+
+#[test]
+fn what_the_disk_has_lost_is_written_again() {
+    for policy in ["write_through", "selective(1)", "write_back"] {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = on_disk(&dir, policy);
+        let prompt = keys(1, 0, 10);
+        for round in 1..3 {
+            put(&cache, &prompt, 0);
+            find(&cache, &prompt);
+            cache.flush().unwrap();
+            assert_eq!(written(&cache), 10 * round, "{policy}");
+            let disk = Options::new(dir.path().join("disk"));
+            let disk = ritornello_node::open(&disk).unwrap();
+            assert_eq!(disk.store().delete(&scope(), &refs(&prompt)).unwrap(), 10);
+            disk.close().unwrap();
+        }
+    }
 }
 
 #[test]
