@@ -346,6 +346,30 @@ fn a_budget_takes_ends_first_and_never_what_is_in_grace() {
 }
 
 #[test]
+fn one_clock_that_is_wrong_makes_nothing_else_old() {
+    let (backend, [first, ..]) = aged();
+    backend.written.lock().insert(object_name(refs(&first)[7], 8), 1_000_000);
+    let options = CollectOptions { max_age: Some(Duration::from_secs(9_500)), ..KEEP };
+    let went = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    assert_eq!((went.objects, went.removed_objects), (8, 0));
+}
+
+#[test]
+fn what_is_unfinished_after_a_day_goes() {
+    let (backend, [first, ..]) = aged();
+    for (at, name) in [(10_000, "1/.new-a-1"), (99_000, "1/.new-a-2"), (10_000, "clock-1")] {
+        backend.at(at);
+        backend.set(&format!("ritornello/{name}"), b"1").unwrap();
+    }
+    backend.at(100_000);
+    let went = collect(backend.as_ref(), &KEEP, &mut |_| {}).unwrap();
+    assert_eq!((went.objects, went.removed_objects, went.failed), (8, 0, 0));
+    let left = Census::take(backend.as_ref()).unwrap().unfinished;
+    assert_eq!(left.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["ritornello/1/.new-a-2"]);
+    assert_eq!(there(&backend, &first), 32);
+}
+
+#[test]
 fn what_hangs_on_nothing_goes_first() {
     let (backend, [first, second, _]) = aged();
     let beginning = object_name(refs(&first)[7], 8);
@@ -461,6 +485,52 @@ proptest! {
             prop_assert!(probe(&reader, &longer, bytes) <= pages + 50);
         }
     }
+}
+
+#[test]
+fn what_shrinks_to_almost_nothing_is_not_damaged() {
+    let backend = Arc::new(MemoryBackend::default());
+    let zstd = RemoteOptions { zstd: Some(1) };
+    let tier = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
+    let (all, zeros) = (keys(1, 0, 1), vec![0; 8 << 20]);
+    let refs = refs(&all);
+    let prompt = Prompt { scope: &SCOPE, page_bytes: zeros.len() as u64, keys: &refs };
+    assert_eq!(tier.put(&prompt, 0..1, |_| &zeros, soon()).unwrap(), 1);
+    let census = Census::take(backend.as_ref()).unwrap();
+    let checked = fsck(backend.as_ref(), &census, true, &mut |_| {}).unwrap();
+    assert_eq!((checked.objects, checked.damaged), (1, Vec::new()));
+}
+
+#[test]
+fn a_listing_begins_where_its_prefix_does_and_passes_over_what_may_not_be_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let remote = DirectoryBackend::new(dir.path(), "test");
+    for name in ["ritornello/1/a/x", "ritornello/1/b/y", "ritornello/2/z", "lost/w"] {
+        remote.set(name, b"1").unwrap();
+    }
+    let list = |prefix: &str| {
+        let mut names = Vec::new();
+        let listed = remote.list(prefix, &mut |found| names.push(found.name));
+        names.sort();
+        listed.map(|()| names)
+    };
+    assert_eq!(list("ritornello/1/b").unwrap(), ["ritornello/1/b/y"]);
+    assert_eq!(list("rit").unwrap().len(), 3);
+    assert!(list("ritornello/3/").unwrap().is_empty());
+    let allow = |name: &str, mode: u32| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(dir.path().join(name), mode).unwrap();
+    };
+    allow("lost", 0);
+    allow("ritornello/1/b", 0);
+    // The superuser may read everything.
+    if std::fs::read_dir(dir.path().join("lost")).is_err() {
+        assert_eq!(list("ritornello/").unwrap(), ["ritornello/1/a/x", "ritornello/2/z"]);
+        assert!(list("ritornello/1/b/").is_err());
+    }
+    allow("lost", 0o700);
+    allow("ritornello/1/b", 0o700);
 }
 
 #[test]
