@@ -59,7 +59,8 @@ pub struct StatArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Reads everything. What is damaged is never delivered, whether it is repaired or not; removed, it is
-written again by whoever has the pages. Exit code 1: something was damaged.
+written again by whoever has the pages, when it puts their prompt or goes on with it. Exit code 1:
+something was damaged.
 
 Examples:
   ritornello remote fsck s3://bucket/kv

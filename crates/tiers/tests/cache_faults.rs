@@ -192,3 +192,54 @@ fn two_prompts_that_begin_alike_bring_each_page_once() {
     let pages = cache.stats().unwrap().prefetch.pages;
     assert!((340..=350).contains(&pages), "{pages}");
 }
+
+/// A remote that holds a prompt but for the object that ends with page `hole`.
+fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<Broken> {
+    let remote = filled(prompt);
+    let last = ritornello_format::PageHash::of(&scope().id(), &prompt[hole - 1]);
+    let last = last.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let object = objects(&remote).into_iter().find(|name| name.contains(&last)).unwrap();
+    remote.inner.delete(&object).unwrap();
+    remote
+}
+
+/// Names, in order.
+fn objects(remote: &Broken) -> Vec<String> {
+    let mut objects = Vec::new();
+    remote.inner.list("", &mut |found| objects.push(found.name)).unwrap();
+    objects
+}
+
+#[test]
+fn a_hole_in_a_prompt_is_filled_by_whoever_puts_more_behind_it() {
+    // Ten full objects, of which the search for its end does not ask for the first ones.
+    let prompt = keys(1, 0, 1310);
+    for hole in [128, 256, 1280, 1296] {
+        let remote = without(&prompt[..1300], hole);
+        let dir = tempfile::tempdir().unwrap();
+        put(&open(&[&host(&dir, 64)]), &prompt[..1300], 0);
+        let cache = over(&[&host(&dir, 64), "memory:"], &Settings::default(), &remote);
+        put(&cache, &prompt, 1300);
+        cache.flush().unwrap();
+        let far = tier(&cache, "remote");
+        assert_eq!((far.lost_pages, far.dropped_pages), (0, 0));
+        let wait = settings(PrefetchPolicy::WaitComplete);
+        let other = tempfile::tempdir().unwrap();
+        let cache = over(&[&host(&other, 64), "memory:"], &wait, &remote);
+        assert_eq!(find(&cache, &prompt).local, 1310, "{hole}");
+        assert!(reads(&cache, &prompt, 0));
+    }
+}
+
+#[test]
+fn nothing_is_written_behind_a_hole_that_cannot_be_filled() {
+    let prompt = keys(1, 0, 1310);
+    let remote = without(&prompt[..1300], 128);
+    let before = objects(&remote);
+    let dir = tempfile::tempdir().unwrap();
+    let cache = over(&[&host(&dir, 64), "memory:"], &Settings::default(), &remote);
+    put(&cache, &prompt, 1300);
+    cache.flush().unwrap();
+    assert_eq!(objects(&remote), before);
+    assert!(tier(&cache, "remote").lost_pages > 0);
+}

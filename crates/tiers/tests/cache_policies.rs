@@ -4,8 +4,12 @@
 mod common;
 
 use common::*;
+use ritornello_node::Options;
+use ritornello_store::Terms;
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{Cache, PrefetchPolicy, Settings};
+use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -38,6 +42,25 @@ fn selective_writes_what_was_found_often_enough() {
     let below = open(&[&disk(&dir, 128)]);
     assert_eq!(find(&below, &often).local, 7);
     assert!(reads(&below, &often[..7], 0));
+}
+
+#[test]
+fn what_the_disk_has_lost_is_written_again() {
+    for policy in ["write_through", "selective(1)", "write_back"] {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = on_disk(&dir, policy);
+        let prompt = keys(1, 0, 10);
+        for round in 1..3 {
+            put(&cache, &prompt, 0);
+            find(&cache, &prompt);
+            cache.flush().unwrap();
+            assert_eq!(written(&cache), 10 * round, "{policy}");
+            let disk = Options::new(dir.path().join("disk"));
+            let disk = ritornello_node::open(&disk).unwrap();
+            assert_eq!(disk.store().delete(&scope(), &refs(&prompt)).unwrap(), 10);
+            disk.close().unwrap();
+        }
+    }
 }
 
 #[test]
@@ -155,6 +178,34 @@ fn a_remote_gets_what_the_first_tier_has_no_room_for() {
 }
 
 #[test]
+fn pages_that_stand_alone_and_end_alike_are_not_taken_for_one_prompt() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&[&host(&dir, 4), &format!("{} rate=4MB", disk(&dir, 64))]);
+    // Memory is full and kept so, and the disk is busy with that for a second.
+    let full = keys(1, 0, 200);
+    let taken = put(&cache, &full, 0);
+    assert!(taken < 200);
+    let found = find(&cache, &full[..taken]);
+    let apart = std::sync::Arc::new(ritornello_format::Scope::opaque("apart", PAGE as u64, false));
+    let name = |name: u8| vec![name; 32];
+    let put = |keys: &[u8], first: usize| {
+        let pages: Vec<_> = keys[first..].iter().map(|key| page(&name(*key))).collect();
+        let source = BorrowedPages::new(&refs(&pages));
+        let keys = keys.iter().map(|key| name(*key).into()).collect();
+        let (scope, terms) = (std::sync::Arc::clone(&apart), Terms::default());
+        cache.submit_put(scope, keys, first, &source, terms, Control::default()).unwrap()
+    };
+    for ticket in [put(b"abc", 0), put(b"xycd", 3)] {
+        assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 0, "memory is full");
+    }
+    cache.flush().unwrap();
+    release(&cache, &found);
+    let all = b"abcdxy".map(name);
+    let there = cache.exists(&apart, &refs(&all)).unwrap();
+    assert_eq!(there, [true, true, true, true, false, false]);
+}
+
+#[test]
 fn a_prompt_that_grows_page_by_page_is_written_in_few_pieces() {
     let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let cache = open(&[&host(&dir, 64), &remote(far.path())]);
@@ -187,9 +238,9 @@ fn who_names_a_parent_is_heard_by_the_disk_and_not_by_the_remote() {
     let prompt = keys(1, 0, 10);
     put(&cache, &prompt[..5], 0);
     let pages: Vec<Vec<u8>> = prompt[5..].iter().map(|key| page(key)).collect();
-    let source = ritornello_volume::memory::BorrowedPages::new(&refs(&pages));
-    let terms = ritornello_store::Terms::behind(Some(&prompt[4]));
-    let control = ritornello_volume::transfer::Control::default();
+    let source = BorrowedPages::new(&refs(&pages));
+    let terms = Terms::behind(Some(&prompt[4]));
+    let control = Control::default();
     let rest = boxed(&prompt[5..]);
     let ticket = cache.submit_put(scope(), rest, 0, &source, terms, control).unwrap();
     assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 5);

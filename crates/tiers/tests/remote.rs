@@ -346,6 +346,30 @@ fn a_budget_takes_ends_first_and_never_what_is_in_grace() {
 }
 
 #[test]
+fn one_clock_that_is_wrong_makes_nothing_else_old() {
+    let (backend, [first, ..]) = aged();
+    backend.written.lock().insert(object_name(refs(&first)[7], 8), 1_000_000);
+    let options = CollectOptions { max_age: Some(Duration::from_secs(9_500)), ..KEEP };
+    let went = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    assert_eq!((went.objects, went.removed_objects), (8, 0));
+}
+
+#[test]
+fn what_is_unfinished_after_a_day_goes() {
+    let (backend, [first, ..]) = aged();
+    for (at, name) in [(10_000, "1/.new-a-1"), (99_000, "1/.new-a-2"), (10_000, "clock-1")] {
+        backend.at(at);
+        backend.set(&format!("ritornello/{name}"), b"1").unwrap();
+    }
+    backend.at(100_000);
+    let went = collect(backend.as_ref(), &KEEP, &mut |_| {}).unwrap();
+    assert_eq!((went.objects, went.removed_objects, went.failed), (8, 0, 0));
+    let left = Census::take(backend.as_ref()).unwrap().unfinished;
+    assert_eq!(left.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["ritornello/1/.new-a-2"]);
+    assert_eq!(there(&backend, &first), 32);
+}
+
+#[test]
 fn what_hangs_on_nothing_goes_first() {
     let (backend, [first, second, _]) = aged();
     let beginning = object_name(refs(&first)[7], 8);
@@ -464,27 +488,74 @@ proptest! {
 }
 
 #[test]
-fn a_directory_that_is_not_mounted_is_not_empty_and_is_not_made() {
-    let dir = tempfile::tempdir().unwrap();
-    let root = dir.path().join("kv");
-    let remote = DirectoryBackend::new(&root, "test");
-    let refused = |error: ritornello_format::Error| {
-        assert_eq!(error.kind(), ritornello_format::ErrorKind::Fatal);
-        assert!(error.to_string().contains("mount or make it"), "{error}");
-    };
-    for is_file in [false, true] {
-        if is_file {
-            std::fs::write(&root, b"no directory").unwrap();
-        }
-        refused(remote.get("a", None).unwrap_err());
-        refused(remote.exists("a").unwrap_err());
-        refused(remote.set("a/b", b"1").unwrap_err());
-        refused(remote.list("", &mut |_| {}).unwrap_err());
-        assert!(!root.is_dir());
+fn what_shrinks_to_almost_nothing_is_not_damaged() {
+    let backend = Arc::new(MemoryBackend::default());
+    let zstd = RemoteOptions { zstd: Some(1) };
+    let tier = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
+    let (all, zeros) = (keys(1, 0, 1), vec![0; 8 << 20]);
+    let refs = refs(&all);
+    let prompt = Prompt { scope: &SCOPE, page_bytes: zeros.len() as u64, keys: &refs };
+    assert_eq!(tier.put(&prompt, 0..1, |_| &zeros, soon()).unwrap(), 1);
+    let census = Census::take(backend.as_ref()).unwrap();
+    let checked = fsck(backend.as_ref(), &census, true, &mut |_| {}).unwrap();
+    assert_eq!((checked.objects, checked.damaged), (1, Vec::new()));
+}
+
+#[test]
+fn a_hole_is_not_promised_twice_and_is_found_again_when_it_is_filled() {
+    let backend = Arc::new(MemoryBackend::default());
+    let over = || RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    let all = keys(1, 0, 72);
+    put(&over(), &all, 1 << 20, 0..72);
+    let beginning = object_name(refs(&all)[7], 8);
+    let value = backend.get(&beginning, None).unwrap().unwrap();
+    backend.delete(&beginning).unwrap();
+    let reader = over();
+    assert_eq!(probe(&reader, &all, 1 << 20), 72);
+    assert_eq!(get(&reader, &all, 1 << 20, 0..72), 0);
+    assert_eq!(probe(&reader, &all, 1 << 20), 0);
+    // What was not there is asked for again after five seconds.
+    std::thread::sleep(Duration::from_millis(5_100));
+    assert_eq!(probe(&reader, &all, 1 << 20), 0, "it is asked for by itself");
+    backend.set(&beginning, &value).unwrap();
+    std::thread::sleep(Duration::from_millis(5_100));
+    assert_eq!(get(&reader, &all, 1 << 20, 0..72), 72);
+}
+
+#[test]
+fn what_is_behind_a_failed_write_does_not_count() {
+    let backend = Arc::new(FailsOnce::default());
+    let all = keys(1, 0, 72);
+    *backend.name.lock() = object_name(refs(&all)[15], 8);
+    let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+    assert_eq!(put(&tier, &all, 1 << 20, 0..72), 8);
+    let stats = tier.stats();
+    assert_eq!(stats.pages_written + stats.pages_dropped, 72, "{stats:?}");
+    assert_eq!(put(&tier, &all, 1 << 20, 0..72), 72);
+}
+
+/// A memory to which one name cannot be written at first.
+#[derive(Debug, Default)]
+struct FailsOnce {
+    inner: MemoryBackend,
+    name: parking_lot::Mutex<String>,
+}
+
+impl Backend for FailsOnce {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
+        self.inner.get(name, range)
     }
-    std::fs::remove_file(&root).unwrap();
-    std::fs::create_dir(&root).unwrap();
-    remote.set("a/b", b"1").unwrap();
-    assert_eq!(remote.get("a/b", None).unwrap(), Some(vec![1 + b'0']));
-    assert!(!remote.exists("a/c").unwrap());
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.inner.exists(name)
+    }
+
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        let mut fails = self.name.lock();
+        if *fails == name {
+            fails.clear();
+            return Err(ritornello_format::Error::invalid("a made-up fault: 400"));
+        }
+        self.inner.set(name, value)
+    }
 }

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use ritornello_format::residency::Tier;
 use ritornello_format::{PageHash, Scope};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -34,7 +35,8 @@ struct Lines {
     dirty_bytes: u64,
 }
 
-/// A page, and the one before it: prompts are put together from these.
+/// A page, and the one before it, which is known as well: prompts are put together from these. It is
+/// known for as long as it is dirty or something behind it is known.
 #[derive(Debug)]
 struct Line {
     scope: Arc<Scope>,
@@ -44,25 +46,44 @@ struct Line {
     /// The key before a first page that is not a prompt's.
     parent: Option<Box<[u8]>>,
     dirty: bool,
+    /// Pages that name this one as the one before.
+    behind: u32,
 }
 
 impl Back {
     fn add(&self, pages: &Pages, range: Range<usize>) {
         let mut lines = self.0.lock();
-        for at in 0..range.end {
-            let line = lines.pages.entry(pages.hashes[at]).or_insert_with(|| Line {
-                scope: Arc::clone(&pages.scope),
-                page_bytes: pages.page_bytes,
-                key: pages.keys[at].clone(),
-                before: at.checked_sub(1).map(|before| pages.hashes[before]),
-                parent: pages.parent.clone().filter(|_| at == 0),
-                dirty: false,
-            });
-            if range.contains(&at) && !line.dirty {
-                line.dirty = true;
+        let known = |at: &usize| lines.pages.contains_key(&pages.hashes[*at]);
+        let from = (0..range.start).rev().find(known).map_or(0, |last| last + 1);
+        for at in from..range.end {
+            let page = pages.hashes[at];
+            let before = at.checked_sub(1).map(|before| pages.hashes[before]);
+            if let Entry::Vacant(place) = lines.pages.entry(page) {
+                place.insert(Line {
+                    scope: Arc::clone(&pages.scope),
+                    page_bytes: pages.page_bytes,
+                    key: pages.keys[at].clone(),
+                    before,
+                    parent: pages.parent.clone().filter(|_| at == 0),
+                    dirty: false,
+                    behind: 0,
+                });
+                if let Some(before) = before.and_then(|before| lines.pages.get_mut(&before)) {
+                    before.behind += 1;
+                }
+            }
+            if let Some(line) = lines.pages.get_mut(&page)
+                && at >= range.start
+                && !std::mem::replace(&mut line.dirty, true)
+            {
                 lines.dirty_bytes += pages.page_bytes;
             }
         }
+    }
+
+    /// Whether this page or one behind it is dirty.
+    fn knows(&self, page: &PageHash) -> bool {
+        self.0.lock().pages.contains_key(page)
     }
 
     fn dirty_bytes(&self) -> u64 {
@@ -118,9 +139,14 @@ impl Lines {
         {
             self.dirty_bytes -= line.page_bytes;
         }
-        // Dirty pages are the only reason to know any.
-        if self.dirty_bytes == 0 {
-            self.pages.clear();
+        let mut next = Some(*page);
+        while let Some(page) = next
+            && self.pages.get(&page).is_some_and(|line| !line.dirty && line.behind == 0)
+        {
+            next = self.pages.remove(&page).and_then(|line| line.before);
+            if let Some(before) = next.and_then(|before| self.pages.get_mut(&before)) {
+                before.behind -= 1;
+            }
         }
     }
 }
@@ -130,10 +156,8 @@ impl Shared {
     pub(super) fn arrived(self: &Arc<Self>, tier: Tier, pages: &Pages, range: Range<usize>) {
         let above = self.tiers().position(|other| other == tier);
         let below = above.and_then(|at| self.tiers().nth(at + 1)).and_then(|to| self.link(to));
-        let Some(link) = below.filter(|link| link.policy == WritePolicy::Back) else { return };
-        if range.is_empty() {
-            return;
-        }
+        let late = |link: &&Link| link.policy == WritePolicy::Back && link.takes(pages);
+        let Some(link) = below.filter(late).filter(|_| !range.is_empty()) else { return };
         link.back.add(pages, range.clone());
         self.note(tier, pages, range);
         self.watch(link);
@@ -151,9 +175,19 @@ impl Shared {
         while nearly_full && too_dirty() && link.has_room() && self.write_back(link, true) {}
     }
 
-    /// Takes pages from the tier above `below`, where they are now; what is behind them goes as well.
-    pub(super) fn leave(&self, below: Tier, pages: &Pages, range: Range<usize>) {
-        let Some(above) = self.above(below).filter(|_| !range.is_empty()) else { return };
+    /// Takes pages from the tier above the link's, where they are now; what is behind them goes as well.
+    /// They stay if that has become more since they were taken, or somebody found or put them again:
+    /// what was put behind them is nowhere else, and what was found is about to be loaded.
+    pub(super) fn leave(&self, link: &Link, pages: &Pages, range: Range<usize>) {
+        let Some(above) = self.above(link.to).filter(|_| !range.is_empty()) else { return };
+        let first = range.start..range.start + 1;
+        let (used, _) = self.table.lock(above.tier, &pages.hashes, first.clone());
+        if used > 0 {
+            self.table.unlock(above.tier, &pages.hashes, first);
+        }
+        if used > 0 || link.back.knows(&pages.hashes[range.start]) {
+            return;
+        }
         if let Err(error) = above.store().delete(&pages.scope, &pages.refs(range)) {
             tracing::debug!(%error, "pages that were written back stay where they are");
         }
@@ -192,7 +226,13 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Cache, Settings, TierSpec, Wish};
     use super::*;
+    use ritornello_format::Error;
+    use ritornello_store::Terms;
+    use ritornello_volume::memory::BorrowedPages;
+    use ritornello_volume::transfer::Control;
+    use std::time::Duration;
 
     fn prompt(pages: u8) -> Pages {
         let scope = Arc::new(Scope::opaque("back", 10, true));
@@ -211,6 +251,93 @@ mod tests {
         assert_eq!(back.dirty_bytes(), 20);
         let (pages, range) = back.take(&back.some(1), true).unwrap();
         assert_eq!((range.start, range.end), (1, pages.len()));
+    }
+
+    #[test]
+    fn only_what_is_dirty_and_what_is_before_it_is_known() {
+        let (back, mut random) = (Back::default(), 1_u64);
+        let mut below = |most: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) as usize % most
+        };
+        // Prompts that leave prompt 0 somewhere, in a scope whose keys chain and in one where they do not.
+        let mut prompt = |chained: bool| {
+            let (number, fork) = (below(4), below(30));
+            let own = |at: usize| if at < fork { [0; 2] } else { [number as u8, fork as u8] };
+            let key = |at: usize| [own(at).repeat(4), vec![at as u8; 8]].concat().into();
+            let scope = Arc::new(Scope::opaque("back", 10, chained));
+            let all = Pages::new(scope, (0..40).map(key).collect(), None).unwrap();
+            (all, below(40), 1 + below(8), below(4))
+        };
+        for step in 0..3_000 {
+            let (all, from, count, what) = prompt(step % 5 > 0);
+            let range = from..40.min(from + count);
+            match what {
+                0 | 1 => back.add(&all, range),
+                2 => drop(back.take(&all.hashes[range], step % 2 == 0)),
+                _ => back.some(count).into_iter().for_each(|page| back.forget(page)),
+            }
+            let lines = back.0.lock();
+            let dirty = lines.pages.values().filter(|line| line.dirty).count();
+            assert_eq!(lines.dirty_bytes, 10 * dirty as u64);
+            let mut behind = HashMap::<PageHash, u32>::new();
+            for before in lines.pages.values().filter_map(|line| line.before) {
+                *behind.entry(before).or_default() += 1;
+            }
+            assert!(behind.keys().all(|page| lines.pages.contains_key(page)));
+            for (page, line) in &lines.pages {
+                assert_eq!(line.behind, behind.get(page).copied().unwrap_or(0));
+                assert!(line.dirty || line.behind > 0);
+            }
+        }
+        back.some(usize::MAX).into_iter().for_each(|page| back.forget(page));
+        assert!(back.0.lock().pages.is_empty());
+    }
+
+    #[test]
+    fn pages_stay_that_were_put_or_found_again_since_they_were_taken() {
+        let (dir, ttl) = (tempfile::tempdir().unwrap(), Duration::from_secs(60));
+        let dir = dir.path().display();
+        let list =
+            [format!("host 16MiB {dir}/host"), format!("disk {dir}/disk 16MiB write=write_back")];
+        let list = TierSpec::list(&list).unwrap();
+        let cache =
+            Cache::open(&list, &Settings::default(), |_| Err(Error::retry("there is none")));
+        let cache = cache.unwrap();
+        let (shared, all) = (&cache.shared, prompt(12));
+        let link = shared.link(Tier::Disk).unwrap();
+        let put = |first: usize, end: usize| {
+            let keys = all.keys[..end].to_vec();
+            let bytes = vec![&[7_u8; 10][..]; end - first];
+            let source = BorrowedPages::new(&bytes);
+            let (scope, terms) = (Arc::clone(&all.scope), Terms::default());
+            let put = cache.submit_put(scope, keys, first, &source, terms, Control::default());
+            assert_eq!(put.unwrap().wait(Some(ttl)).unwrap().pages, end - first);
+        };
+        let take = |end: usize| {
+            assert!(!shared.table.evict(Tier::Host, end).is_empty());
+            link.back.take(&all.hashes[..end], false).unwrap()
+        };
+        let local = || {
+            let found = cache.find(&all.scope, &all.refs(0..all.len()), ttl, &Wish::default());
+            let found = found.unwrap();
+            found.leases.iter().for_each(|lease| cache.release(*lease).unwrap());
+            found.local
+        };
+        put(0, 10);
+        let (pages, range) = take(10);
+        put(10, 12);
+        shared.leave(link, &pages, range);
+        assert_eq!(local(), 12, "more was put behind them");
+        put(0, 12);
+        let (pages, range) = take(12);
+        assert_eq!(local(), 12);
+        shared.leave(link, &pages, range);
+        assert_eq!(local(), 12, "they were found");
+        put(0, 12);
+        let (pages, range) = take(12);
+        shared.leave(link, &pages, range);
+        assert_eq!(local(), 0);
     }
 
     #[test]

@@ -167,10 +167,10 @@ impl Cache {
         let ticket = top.store().submit_put_copy_or(scope, asked, source, terms, control, keep)?;
         top.rate.charge(pages.bytes(range.len()));
         shared.arrived(top.tier, &pages, range.clone());
-        for link in &shared.links {
-            let chained = pages.scope.chained || link.to != Tier::Remote;
-            if link.policy == WritePolicy::Through && chained {
-                shared.table.forget(link.to, &pages.hashes, range.clone());
+        for link in shared.links.iter().filter(|link| link.to != top.tier) {
+            // Who puts them had to: no tier may have kept what is known to be there.
+            shared.table.forget(link.to, &pages.hashes, range.clone());
+            if link.policy == WritePolicy::Through {
                 let after = After { put: Some(ticket.clone()), left: Some(Arc::clone(&left)) };
                 shared.write_down(link, &pages, range.clone(), after);
             }

@@ -79,6 +79,11 @@ impl Link {
         Self { to, policy, back, most, queue: Parked::default() }
     }
 
+    /// Whether such pages may go there: a remote holds prompts from their first page on.
+    pub(super) fn takes(&self, pages: &Pages) -> bool {
+        pages.scope.chained || self.to != Tier::Remote
+    }
+
     pub(super) fn queued_bytes(&self) -> u64 {
         self.queue.lock().bytes
     }
@@ -160,7 +165,16 @@ impl Shared {
         after: After,
         leave: bool,
     ) {
-        for range in self.table.claim(link.to, Phase::Storing, &pages.hashes, range) {
+        if !link.takes(pages) {
+            return;
+        }
+        // The table takes pages that end alike for the same.
+        let claimed = if pages.scope.chained {
+            self.table.claim(link.to, Phase::Storing, &pages.hashes, range)
+        } else {
+            vec![range]
+        };
+        for range in claimed {
             let taken = range.start + self.enqueue(link, pages, &range, after.clone(), leave);
             self.counts_of(link.to).dropped.add((range.end - taken) as u64);
             self.table.abandon(link.to, &pages.hashes, taken..range.end);
@@ -280,7 +294,7 @@ impl Shared {
             self.arrived(link.to, pages, range.start..range.start + there);
         }
         if job.leave {
-            self.leave(link.to, pages, range.start..range.start + there);
+            self.leave(link, pages, range.start..range.start + there);
         }
         self.tidy();
         there == range.len()
@@ -389,7 +403,7 @@ impl Shared {
     }
 
     /// Likewise. Objects hold groups of pages, counted from the start of the prompt: what is missing
-    /// before the range is written as well.
+    /// before the range is written as well, or nobody would find what is in it.
     fn write_far(&self, far: &Far, job: &Job) -> usize {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.counts_of(Tier::Remote);
@@ -398,22 +412,23 @@ impl Shared {
             counts.dropped.add(range.len() as u64);
             return 0;
         }
-        let known = with_prompt(pages, range.end, |prompt| far.tier.probe(prompt, until(ASK)));
-        let Ok(known) = known else {
-            counts.dropped.add(range.len() as u64);
-            return 0;
-        };
-        let group = RemoteTier::object_pages(pages.page_bytes);
-        let mut at = known.min(range.end) / group * group;
-        if known >= range.end {
-            at = range.end;
-        }
-        let mut buffer = Vec::new();
+        let most = OBJECTS * RemoteTier::object_pages(pages.page_bytes);
+        let (mut at, mut buffer) = (0, Vec::new());
         while at < range.end && !self.is_closing() {
-            let end = range.end.min(at + OBJECTS * group);
+            let missing =
+                with_prompt(pages, range.end, |prompt| far.tier.missing(prompt, at, until(ASK)));
+            let Ok(missing) = missing else {
+                counts.dropped.add((range.end - at.max(range.start)) as u64);
+                break;
+            };
+            at = missing.start;
+            let end = missing.end.min(at + most);
+            if at == end {
+                break;
+            }
             buffer.resize(pages.bytes(end - at) as usize, 0);
             let came = self.gather(Tier::Remote, job, at..end, &mut buffer, &by(WRITE));
-            let lost = (end - at - came) as u64;
+            counts.lost.add((end - at - came) as u64);
             if !far.rate.wait_to_write(pages.bytes(came), &by(WRITE)) {
                 counts.dropped.add(came as u64);
                 break;
@@ -422,21 +437,18 @@ impl Shared {
                 let from = (page - at) * pages.page_bytes as usize;
                 &buffer[from..from + pages.page_bytes as usize]
             };
-            let before = far.tier.stats().pages_written;
+            let before = far.tier.stats();
             let there = with_prompt(pages, at + came, |prompt| {
                 far.tier.put(prompt, at..at + came, page, until(WRITE))
             })
             .unwrap_or(0);
-            let written = far.tier.stats().pages_written - before;
+            let after = far.tier.stats();
+            let written = after.pages_written - before.pages_written;
             counts.written.add(written);
             counts.written_bytes.add(pages.bytes(written as usize));
-            counts.lost.add(lost);
-            if there < came {
-                counts.dropped.add((came - there) as u64);
-                break;
-            }
-            at += came;
-            if lost > 0 {
+            counts.dropped.add(after.pages_dropped - before.pages_dropped);
+            at += there;
+            if at < end {
                 break;
             }
         }
@@ -445,10 +457,12 @@ impl Shared {
 }
 
 impl Job {
-    /// Whether it is of the pages behind those of `last`.
+    /// Whether it is of the pages behind those of `last`: its last page says so, where it commits to all
+    /// before it.
     fn follows(&self, last: &Self) -> bool {
         let end = last.range.end;
-        self.range.start == end
+        self.pages.scope.chained
+            && self.range.start == end
             && end > 0
             && self.leave == last.leave
             && last.pages.hashes.get(end - 1) == self.pages.hashes.get(end - 1)

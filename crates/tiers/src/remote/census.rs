@@ -1,6 +1,7 @@
 //! What lies in a remote, by its listing: objects of this format, of others, and what is none.
 
 use super::backend::{Backend, Listed};
+use super::directory::UNFINISHED;
 use super::spans::ROOT;
 use ritornello_format::{Result, RunHeader, UNIT};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,8 +45,8 @@ pub struct Census {
     pub others: BTreeMap<String, (u64, u64)>,
     /// Names that no version would give.
     pub strange: Vec<String>,
-    /// The youngest thing's time: no later than the remote's own.
-    pub youngest: u64,
+    /// What is written for a while only: the time it was asked for, values that are not finished.
+    pub unfinished: Vec<Listed>,
 }
 
 impl Census {
@@ -79,8 +80,9 @@ impl Census {
     }
 
     fn add(&mut self, found: Listed) {
-        self.youngest = self.youngest.max(found.written);
-        if found.name.starts_with(CLOCK) {
+        let file = found.name.rsplit('/').next().unwrap_or_default();
+        if found.name.starts_with(CLOCK) || file.starts_with(UNFINISHED) {
+            self.unfinished.push(found);
             return;
         }
         match read(&found) {
@@ -136,6 +138,7 @@ mod tests {
             &format!("ritornello/1/{hex}/{hex}"),
             &format!("ritornello/2/{hex}/what.ever"),
             "ritornello/clock-7",
+            &format!("ritornello/1/{hex}/.new-me-7"),
             "ritornello/readme",
             "others/1/x",
         ] {
@@ -146,6 +149,6 @@ mod tests {
         assert_eq!((census.pages(), census.bytes(), census.scopes()), (32, 5, 1));
         assert_eq!(census.others, BTreeMap::from([("2".to_owned(), (1, 5))]));
         assert_eq!(census.strange.len(), 3);
-        assert!(census.youngest > 0);
+        assert_eq!(census.unfinished.len(), 2);
     }
 }

@@ -9,18 +9,21 @@
 //! minutes; what it adds behind it meanwhile hangs on nothing. Both cost hits, neither a byte: names
 //! follow from contents, so what is written again is the same. What is younger than the grace stays in
 //! any case. Two collectors remove the same, twice. Ages are by the remote's clock, which is asked for
-//! by writing an object.
+//! by writing an object. What writers that were killed left unfinished goes after a day.
 
 use super::backend::Backend;
 use super::census::{CLOCK, Census, Object};
 use super::object::Contents;
-use ritornello_format::{PageHash, Result};
+use ritornello_format::{Error, PageHash, Result};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Headers that are asked for at once.
 const HEADERS_AT_ONCE: usize = 64;
+
+/// Nobody writes one object for so long, or wants to know what time it was.
+const UNFINISHED_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// What may stay.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +71,11 @@ pub fn collect(
         ..Collected::default()
     };
     let age = |then: u64| Duration::from_secs(now.saturating_sub(then));
+    for left in census.unfinished.iter().filter(|left| age(left.written) > UNFINISHED_FOR) {
+        if !options.dry_run && backend.delete(&left.name).is_err() {
+            done.failed += 1;
+        }
+    }
     let too_old = |then: u64| options.max_age.is_some_and(|most| age(then) > most);
     let over = options.budget.map_or(0, |budget| done.bytes.saturating_sub(budget));
     if over == 0 && !census.objects.iter().any(|object| too_old(object.written)) {
@@ -102,7 +110,9 @@ fn census_now(backend: &dyn Backend) -> Result<(Census, u64)> {
     let removed = backend.delete(&clock);
     let census = census?;
     removed?;
-    let now = census.youngest;
+    // What else is there may be from a clock that was wrong.
+    let now = census.unfinished.iter().find(|left| left.name == clock).map(|left| left.written);
+    let now = now.ok_or_else(|| Error::retry("the remote does not list what was just written"))?;
     Ok((census, now))
 }
 

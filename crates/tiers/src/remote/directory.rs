@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
-/// What names that are still being written begin with: no object's does.
-const UNFINISHED: &str = ".new-";
+/// What names that are still being written begin with: no object's does. They are listed, so that what a
+/// writer that was killed has left can be removed.
+pub(super) const UNFINISHED: &str = ".new-";
 
 /// See the module.
 #[derive(Debug)]
@@ -127,12 +128,28 @@ impl Backend for DirectoryBackend {
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
         self.check()?;
-        let mut left = vec![self.root.clone()];
+        let (begin, _) = prefix.rsplit_once('/').unwrap_or_default();
+        let begin = self.root.join(begin);
+        let (mut left, mut refused) = (vec![begin.clone()], false);
+        // What this user may not look into is passed over, unless it is all that was asked for.
+        let mut or_pass = |error: io::Error, dir: &Path| {
+            if error.kind() != ErrorKind::PermissionDenied || dir == begin {
+                return Err(failed(error));
+            }
+            if !std::mem::replace(&mut refused, true) {
+                tracing::warn!(dir = %dir.display(), %error, "not listed: this may not be read");
+            }
+            Ok(())
+        };
         while let Some(dir) = left.pop() {
-            for entry in fs::read_dir(&dir).map_err(failed)? {
+            let entries =
+                found(fs::read_dir(&dir)).or_else(|error| or_pass(error, &dir).map(|()| None))?;
+            for entry in entries.into_iter().flatten() {
                 let entry = entry.map_err(failed)?;
                 let path = entry.path();
-                let Some(metadata) = found(entry.metadata()).map_err(failed)? else { continue };
+                let metadata =
+                    found(entry.metadata()).or_else(|error| or_pass(error, &dir).map(|()| None))?;
+                let Some(metadata) = metadata else { continue };
                 if metadata.is_dir() {
                     left.push(path);
                     continue;
@@ -140,8 +157,7 @@ impl Backend for DirectoryBackend {
                 let Some(name) = path.strip_prefix(&self.root).ok().and_then(Path::to_str) else {
                     continue;
                 };
-                let unfinished = entry.file_name().to_string_lossy().starts_with(UNFINISHED);
-                if !unfinished && name.starts_with(prefix) {
+                if name.starts_with(prefix) {
                     let written = metadata.modified().ok();
                     let written = written.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
                     each(Listed {

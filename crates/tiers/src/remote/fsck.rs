@@ -27,7 +27,7 @@ pub struct RemoteCheck {
 }
 
 /// Reads the objects of `census`, and removes those that are damaged if `repair`: whoever has the
-/// pages writes them again. `each` hears of every object that is done.
+/// pages writes them again when it puts their prompt. `each` hears of every object that is done.
 ///
 /// # Errors
 /// If the remote cannot be read.
@@ -68,7 +68,8 @@ fn examine(object: &Object, value: &[u8]) -> std::result::Result<(), String> {
     if named.as_deref() != Some(&object.name) {
         return Err("it holds other pages than its name says".to_owned());
     }
-    let mut page = vec![0; usize::try_from(header.page_bytes).unwrap_or(0).min(value.len() * 1000)];
+    // No header says more than PAGE_BYTES_MAX.
+    let mut page = vec![0; header.page_bytes as usize];
     let part = Part { at: 0, bytes: value };
     match (0..header.keys.len()).find(|&at| contents.unpack(&part, at..at + 1, &mut page) != 1) {
         None => Ok(()),

@@ -5,7 +5,7 @@
 //! fail at once.
 
 use super::backend::Backend;
-use super::breaker::{Breaker, Verdict};
+use super::breaker::{Breaker, Call, Verdict};
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
@@ -78,6 +78,7 @@ pub(super) struct Guard(Arc<Shared>);
 /// A call that was made.
 pub(super) struct Asked<T> {
     answer: Receiver<Result<T>>,
+    which: Call,
     shared: Arc<Shared>,
     deadline: Instant,
 }
@@ -109,18 +110,18 @@ impl Guard {
         call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
     ) -> Result<Asked<T>> {
         let shared = &self.0;
-        if !shared.breaker.lock().admits(Instant::now()) {
+        let Some(which) = shared.breaker.lock().admits(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
             return Err(Error::retry("the remote has failed too often and is left alone for now"));
-        }
+        };
         let (answered, answer) = sync_channel(1);
-        let job = Box::new(move |shared: &Shared| shared.run(deadline, &answered, &call));
+        let job = Box::new(move |shared: &Shared| shared.run(which, deadline, &answered, &call));
         if !self.submit(job) {
             shared.counts.spared.fetch_add(1, Relaxed);
-            shared.hear(Verdict::Failed, "all calls still wait for an answer");
+            shared.hear(which, Verdict::Failed, "all calls still wait for an answer");
             return Err(Error::retry("all calls to the remote are still waiting for an answer"));
         }
-        Ok(Asked { answer, shared: Arc::clone(shared), deadline })
+        Ok(Asked { answer, which, shared: Arc::clone(shared), deadline })
     }
 
     /// [`ask`](Self::ask), and its answer.
@@ -180,11 +181,11 @@ impl<T> Asked<T> {
             Err(RecvTimeoutError::Timeout) => {
                 self.shared.counts.failures.fetch_add(1, Relaxed);
                 self.shared.counts.late.fetch_add(1, Relaxed);
-                self.shared.hear(Verdict::Failed, "no answer in time");
+                self.shared.hear(self.which, Verdict::Failed, "no answer in time");
                 Err(Error::retry("the remote did not answer in time"))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                self.shared.hear(Verdict::Failed, "a call ended its thread");
+                self.shared.hear(self.which, Verdict::Failed, "a call ended its thread");
                 Err(Error::retry("the call to the remote ended without an answer"))
             }
         }
@@ -216,6 +217,7 @@ impl Shared {
     /// Calls until there is an answer, no time, or no retry left. Nobody hears of what comes late.
     fn run<T>(
         &self,
+        which: Call,
         deadline: Instant,
         answered: &SyncSender<Result<T>>,
         call: &dyn Fn(&dyn Backend) -> Result<T>,
@@ -240,11 +242,11 @@ impl Shared {
                     tracing::debug!(%error, "a call to the remote failed");
                 }
                 match &outcome {
-                    Ok(_) => self.hear(Verdict::Answered, ""),
+                    Ok(_) => self.hear(which, Verdict::Answered, ""),
                     Err(error) if error.kind() == ErrorKind::Fatal => {
-                        self.hear(Verdict::Refused, error);
+                        self.hear(which, Verdict::Refused, error);
                     }
-                    Err(error) => self.hear(Verdict::Failed, error),
+                    Err(error) => self.hear(which, Verdict::Failed, error),
                 }
                 let _ = answered.send(outcome);
             }
@@ -261,8 +263,8 @@ impl Shared {
         may
     }
 
-    fn hear(&self, verdict: Verdict, why: impl std::fmt::Display) {
-        match self.breaker.lock().hear(verdict, Instant::now()) {
+    fn hear(&self, which: Call, verdict: Verdict, why: impl std::fmt::Display) {
+        match self.breaker.lock().hear(which, verdict, Instant::now()) {
             Some(true) => tracing::warn!(
                 backend = ?self.backend,
                 %why,

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Objects that are read or written at once.
+/// Objects that are read or written at once, and that a writer asks for at once.
 const WINDOW: usize = 4;
+const ASKED: usize = 16;
 
 /// Pages of one scope, by their keys, from the first page of a prompt on.
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +150,7 @@ impl RemoteTier {
             if whole < pages.len() {
                 let name = name_of(prompt, &span);
                 tracing::debug!(name, "an object that was found did not come whole");
-                self.known.note(&name, false, Instant::now());
+                self.known.lose(&name, Instant::now());
                 break;
             }
         }
@@ -160,8 +161,9 @@ impl RemoteTier {
 
     /// Writes what is missing of pages `have`, which `page` lends, by their number in the prompt.
     /// Only whole objects are written: pages before `have` in the first one, which are not lent,
-    /// leave that out. What is not written until `deadline` is dropped, and counted. Returns the
-    /// pages that are there now.
+    /// leave that out. What is not written until `deadline` is dropped, and counted, and so is what is
+    /// behind it: nobody would find that. Returns the pages that are there now, up to the first object
+    /// that is not.
     ///
     /// # Errors
     /// `Invalid` for a key that is none, or a page of another length.
@@ -179,25 +181,31 @@ impl RemoteTier {
             spans::spans(end, group).filter(|span| span.start >= have.start).collect();
         let names: Vec<_> = mine.iter().map(|span| name_of(prompt, span)).collect();
         let there = self.exist(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
-        let mut pages_there = 0;
         let mut missing = Vec::new();
-        for ((span, name), there) in mine.into_iter().zip(names).zip(there) {
+        for ((span, name), there) in mine.iter().zip(names).zip(there) {
             if there {
-                pages_there += span.len();
+                self.counts.there.fetch_add(span.len() as u64, Relaxed);
             } else {
-                missing.push((span, name));
+                missing.push((span.clone(), name));
             }
         }
-        self.counts.there.fetch_add(pages_there as u64, Relaxed);
         let mut asked: VecDeque<(Range<usize>, String, _)> = VecDeque::with_capacity(WINDOW);
         let mut left = missing.into_iter();
+        // The first page that is not there.
+        let mut hole = end;
         loop {
             let next = left.next();
             if asked.len() == WINDOW || next.is_none() {
                 let Some((span, name, answer)) = asked.pop_front() else { break };
-                pages_there += self.written(&span, &name, answer);
+                if !self.written(&span, &name, answer) {
+                    hole = hole.min(span.start);
+                }
             }
             let Some((span, name)) = next else { continue };
+            if span.start > hole {
+                self.counts.dropped.fetch_add(span.len() as u64, Relaxed);
+                continue;
+            }
             let pages: Vec<&[u8]> = span.clone().map(&page).collect();
             let keys = &prompt.keys[span.clone()];
             let parent = span.start.checked_sub(1).map(|at| prompt.keys[at]);
@@ -206,18 +214,47 @@ impl RemoteTier {
             let answer = self.guard.ask(deadline, move |remote| remote.set_shared(&to, &packed));
             asked.push_back((span, name, answer));
         }
-        Ok(pages_there)
+        Ok(mine.iter().take_while(|span| span.start < hole).map(Range::len).sum())
     }
 
-    /// Pages of `span` that are there now that its object was to be written.
-    fn written(&self, span: &Range<usize>, name: &str, answer: Result<Asked<()>>) -> usize {
+    /// The first pages from `from` on whose objects are not there, as far as these lie side by side;
+    /// `from` is where an object begins. Empty, and at the end of the prompt, if none is missing. This
+    /// is for who writes: it asks for every object.
+    ///
+    /// # Errors
+    /// Like [`probe`](Self::probe).
+    pub fn missing(
+        &self,
+        prompt: &Prompt<'_>,
+        from: usize,
+        deadline: Instant,
+    ) -> Result<Range<usize>> {
+        check_keys(prompt.keys)?;
+        let group = spans::group_pages(prompt.page_bytes);
+        let all: Vec<_> =
+            spans::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
+        for spans in all.chunks(ASKED) {
+            let names: Vec<_> = spans.iter().map(|span| name_of(prompt, span)).collect();
+            let there = self.exist(&names, deadline)?;
+            let mut missing = spans.iter().zip(there).skip_while(|(_, there)| *there);
+            if let Some((first, _)) = missing.next() {
+                let last = missing.take_while(|(_, there)| !there).last();
+                return Ok(first.start..last.map_or(first.end, |(last, _)| last.end));
+            }
+        }
+        let end = prompt.keys.len();
+        Ok(end..end)
+    }
+
+    /// Whether the object of `span` is there now that it was to be written.
+    fn written(&self, span: &Range<usize>, name: &str, answer: Result<Asked<()>>) -> bool {
         let written = answer.and_then(Asked::wait).is_ok();
         let count = if written { &self.counts.written } else { &self.counts.dropped };
         count.fetch_add(span.len() as u64, Relaxed);
         if written {
             self.known.note(name, true, Instant::now());
         }
-        if written { span.len() } else { 0 }
+        written
     }
 
     /// Counts since it was made.
@@ -238,14 +275,18 @@ impl RemoteTier {
     fn found(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<Range<usize>>> {
         let group = spans::group_pages(prompt.page_bytes);
         let pages = prompt.keys.len();
+        let name = |end: usize| name_of(prompt, &((end - 1) * group..end * group));
         // So many leading groups are there at least, and at most.
         let (mut least, mut most) = (0, pages / group);
+        let sound = self.before_holes((1..=most).map(name), deadline)?;
         while least < most {
             let third = (most - least).div_ceil(3);
             let (low, high) = (least + third, (least + 2 * third).min(most));
-            let names = [low, high].map(|end| name_of(prompt, &((end - 1) * group..end * group)));
-            let names = if low == high { &names[..1] } else { &names[..] };
-            let there = self.exist(names, deadline)?;
+            let asked = if low == high { &[low][..] } else { &[low, high] };
+            let names: Vec<_> =
+                asked.iter().filter(|end| **end <= sound).copied().map(name).collect();
+            let mut there = self.exist(&names, deadline)?;
+            there.resize(asked.len(), false);
             match there.as_slice() {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
@@ -267,6 +308,27 @@ impl RemoteTier {
             size /= 2;
         }
         Ok(found)
+    }
+
+    /// How many of these objects come before the first one that is known to be missing, or did not come
+    /// when it was found last and still is not there: the search does not see one between others.
+    fn before_holes(
+        &self,
+        names: impl Iterator<Item = String>,
+        deadline: Instant,
+    ) -> Result<usize> {
+        let mut sound = 0;
+        for name in names {
+            let there = match self.known.get(&name, Instant::now()) {
+                None if self.known.is_lost(&name) => self.exist(&[name], deadline)? == [true],
+                known => known != Some(false),
+            };
+            if !there {
+                break;
+            }
+            sound += 1;
+        }
+        Ok(sound)
     }
 
     fn exist(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
