@@ -9,7 +9,7 @@ use super::shared::{Far, Shared};
 use super::shelf::{self, Shelf};
 use super::spec::{Place, TierSpec, host_dir};
 use super::writer::After;
-use crate::remote::{RemoteTier, Unopened};
+use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
 use ritornello_store::{Terms, Ticket, check_sections};
@@ -52,11 +52,11 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the tiers of a list. `far` opens a remote by its address; where it fails, the cache does
-    /// without that remote, whose calls all fail.
+    /// Opens the tiers of a list. `far` opens a remote by its address, which is not to ask whether that
+    /// answers: one that does not now costs hits, as one does that fails later.
     ///
     /// # Errors
-    /// Those of a store that cannot be opened; `Invalid` for a list that is none, and of `far`.
+    /// Those of a store that cannot be opened, and of `far`; `Invalid` for a list that is none.
     pub fn open(
         list: &[TierSpec],
         settings: &Settings,
@@ -66,13 +66,7 @@ impl Cache {
         for (at, spec) in list.iter().enumerate() {
             let (dir, capacity) = match &spec.place {
                 Place::Remote(address) => {
-                    // One that cannot be had now costs hits, as one does that fails later.
-                    let tier = match far(address) {
-                        Err(error) if error.kind() != ErrorKind::Invalid => {
-                            RemoteTier::new(Arc::new(Unopened::new(address, &error)))
-                        }
-                        tier => tier?,
-                    };
+                    let tier = far(address)?;
                     remote = Some(Far { tier, write: spec.write, rate: Rate::new(spec.rate) });
                     continue;
                 }

@@ -20,7 +20,6 @@ mod memory;
 mod object;
 mod spans;
 mod tier;
-mod unopened;
 
 pub use backend::{Backend, Listed};
 pub use census::{Census, Object};
@@ -33,4 +32,3 @@ pub use fsck::{RemoteCheck, fsck};
 pub use guard::RemoteCalls;
 pub use memory::MemoryBackend;
 pub use tier::{Prompt, RemoteOptions, RemoteStats, RemoteTier};
-pub use unopened::Unopened;
