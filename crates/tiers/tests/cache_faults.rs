@@ -128,7 +128,7 @@ fn a_remote_that_says_nothing_is_not_waited_for_as_long_as_pages_that_come() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);
     let dir = tempfile::tempdir().unwrap();
-    let policy = PrefetchPolicy::parse("timeout(0.05, 1000)").unwrap();
+    let policy = PrefetchPolicy::parse("timeout(0.5, 1000)").unwrap();
     let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
     remote.be(Fault::Hangs);
     let wish = Wish { page_tokens: 16, tokens: 641, ..Wish::default() };

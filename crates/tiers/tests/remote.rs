@@ -502,27 +502,6 @@ fn what_shrinks_to_almost_nothing_is_not_damaged() {
 }
 
 #[test]
-fn a_hole_is_not_promised_twice_and_is_found_again_when_it_is_filled() {
-    let backend = Arc::new(MemoryBackend::default());
-    let over = || RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-    let all = keys(1, 0, 72);
-    put(&over(), &all, 1 << 20, 0..72);
-    let beginning = object_name(refs(&all)[7], 8);
-    let value = backend.get(&beginning, None).unwrap().unwrap();
-    backend.delete(&beginning).unwrap();
-    let reader = over();
-    assert_eq!(probe(&reader, &all, 1 << 20), 72);
-    assert_eq!(get(&reader, &all, 1 << 20, 0..72), 0);
-    assert_eq!(probe(&reader, &all, 1 << 20), 0);
-    // What was not there is asked for again after five seconds.
-    std::thread::sleep(Duration::from_millis(5_100));
-    assert_eq!(probe(&reader, &all, 1 << 20), 0, "it is asked for by itself");
-    backend.set(&beginning, &value).unwrap();
-    std::thread::sleep(Duration::from_millis(5_100));
-    assert_eq!(get(&reader, &all, 1 << 20, 0..72), 72);
-}
-
-#[test]
 fn what_is_behind_a_failed_write_does_not_count() {
     let backend = Arc::new(FailsOnce::default());
     let all = keys(1, 0, 72);

@@ -3,7 +3,7 @@
 use super::Cache;
 use super::figures::tier_word;
 use super::policy::WritePolicy;
-use super::prefetch::{FRESH, KEEP, Prefetch, Stage, Stopped};
+use super::prefetch::{Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
 use super::writer::After;
@@ -181,11 +181,7 @@ impl Shared {
         let Held { mut spans, mut leases } = self.hold(pages, ttl)?;
         let local: usize = spans.iter().map(|stretch| stretch.pages).sum();
         if name.is_some() && local < pages.len() {
-            let stale = known.as_ref().is_none_or(|job| match job.stage() {
-                Stage::Over { at, .. } => at.elapsed() >= if job.is_heard() { FRESH } else { KEEP },
-                _ => false,
-            });
-            if stale {
+            if known.as_ref().is_none_or(|job| job.is_stale()) {
                 known = self.prefetch(pages, *wish, spans.clone());
                 let waiting =
                     known.as_ref().and_then(|job| self.unfinished(pages.len(), wish, job));

@@ -30,16 +30,18 @@ use std::time::{Duration, Instant};
 /// Prompts at once, and those that wait.
 const THREADS: usize = 4;
 const WAITING: usize = 256;
-/// Prompts that are known at once, and for how long an outcome answers for the remote.
+/// Prompts that are known at once, how many of them may be stale, and for how long an outcome that
+/// somebody was told answers for the remote.
 const KNOWN: usize = 2048;
-pub(super) const FRESH: Duration = Duration::from_secs(5);
+const FEW: usize = 128;
+const FRESH: Duration = Duration::from_secs(5);
 /// One question to the remote, and one read from it once it is its turn.
 const ASK: Duration = Duration::from_secs(5);
 const READ: Duration = Duration::from_secs(10);
 /// What came finds room on the first tier in this time, or nowhere.
 const LAND: Duration = Duration::from_secs(1);
 /// What came and nobody asked for has its room, and its answer holds, for so long.
-pub(super) const KEEP: Duration = Duration::from_secs(10);
+const KEEP: Duration = Duration::from_secs(10);
 /// Objects that are read at once.
 const OBJECTS: usize = 4;
 /// How often one that waits for pages which another prefetch brings looks for them.
@@ -104,8 +106,10 @@ impl Prefetch {
         *self.stage.lock()
     }
 
-    pub(super) fn is_heard(&self) -> bool {
-        self.heard.load(Ordering::Acquire)
+    /// Whether it is over for so long that the remote is to be asked again.
+    pub(super) fn is_stale(&self) -> bool {
+        let lasts = if self.heard.load(Ordering::Acquire) { FRESH } else { KEEP };
+        matches!(self.stage(), Stage::Over { at, .. } if at.elapsed() >= lasts)
     }
 
     pub(super) fn expected(&self) -> Duration {
@@ -199,8 +203,10 @@ impl Prefetches {
 impl State {
     /// Forgets what says nothing any more, and returns it: it may still keep something.
     fn forget(&mut self) -> Vec<Arc<Prefetch>> {
-        let is_old = |job: &Arc<Prefetch>| matches!(job.stage(), Stage::Over { at, .. } if at.elapsed() >= KEEP);
-        self.known.extract_if(|_, job| is_old(job)).map(|(_, job)| job).collect()
+        if self.known.len() < FEW {
+            return Vec::new();
+        }
+        self.known.extract_if(|_, job| job.is_stale()).map(|(_, job)| job).collect()
     }
 }
 
@@ -292,7 +298,6 @@ impl Shared {
         let answer =
             with_prompt(pages, pages.len(), |prompt| far.tier.probe(prompt, Instant::now() + ASK));
         let known = *answer.as_ref().unwrap_or(&0);
-        let mut came = 0;
         let wanted = {
             let _alone = self.prefetches.deciding.lock();
             let wanted = self.worth(job, known);
@@ -301,22 +306,20 @@ impl Shared {
             }
             wanted
         };
-        if answer.is_err() {
-            counts.failed.add(1);
+        let (came, count) = if answer.is_err() {
+            (0, &counts.failed)
         } else if wanted <= local {
-            counts.declined.add(1);
+            (0, &counts.declined)
         } else {
             self.note(Tier::Remote, pages, 0..known);
-            let of = wanted - local;
-            came = self.fetch(far, job, local..wanted);
-            let count = match came {
-                came if came == of => &counts.completed,
-                _ if job.cancelled.load(Ordering::Acquire) => &counts.cancelled,
-                _ => &counts.failed,
-            };
-            count.add(1);
-        }
+            match self.fetch(far, job, local..wanted) {
+                came if came == wanted - local => (came, &counts.completed),
+                came if job.cancelled.load(Ordering::Acquire) => (came, &counts.cancelled),
+                came => (came, &counts.failed),
+            }
+        };
         *job.stage.lock() = Stage::Over { at: Instant::now(), known, brought: came };
+        count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
             // Nobody will ask for it.
             self.take_brought(job);

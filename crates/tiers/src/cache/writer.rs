@@ -24,8 +24,7 @@ use std::time::{Duration, Instant};
 const SLACK: Duration = Duration::from_secs(1);
 /// A put that a job waits for is given up then.
 const PUT: Duration = Duration::from_secs(30);
-/// One question to a remote, and one write to either kind of tier.
-const ASK: Duration = Duration::from_secs(5);
+/// What a remote has of a prompt, and one write to either kind of tier.
 const WRITE: Duration = Duration::from_secs(30);
 /// Bytes that are copied at once, and objects of a remote.
 const COPY: u64 = 8 << 20;
@@ -416,7 +415,7 @@ impl Shared {
         let (mut at, mut buffer) = (0, Vec::new());
         while at < range.end && !self.is_closing() {
             let missing =
-                with_prompt(pages, range.end, |prompt| far.tier.missing(prompt, at, until(ASK)));
+                with_prompt(pages, range.end, |prompt| far.tier.missing(prompt, at, until(WRITE)));
             let Ok(missing) = missing else {
                 counts.dropped.add((range.end - at.max(range.start)) as u64);
                 break;
@@ -428,7 +427,9 @@ impl Shared {
             }
             buffer.resize(pages.bytes(end - at) as usize, 0);
             let came = self.gather(Tier::Remote, job, at..end, &mut buffer, &by(WRITE));
-            counts.lost.add((end - at - came) as u64);
+            if at + came < end {
+                counts.lost.add((range.end - range.start.max(at + came)) as u64);
+            }
             if !far.rate.wait_to_write(pages.bytes(came), &by(WRITE)) {
                 counts.dropped.add(came as u64);
                 break;

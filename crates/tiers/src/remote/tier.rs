@@ -97,7 +97,8 @@ impl RemoteTier {
     /// `Invalid` for a key that is none; `Retry` if the remote does not answer until `deadline`.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
-        Ok(self.found(prompt, deadline)?.last().map_or(0, |span| span.end))
+        let sound = self.before_holes(prompt, deadline)?;
+        Ok(self.found(prompt, sound, deadline)?.last().map_or(0, |span| span.end))
     }
 
     /// Copies pages `range` of the prompt, which is the one that was probed for, to `out`, one after
@@ -123,7 +124,7 @@ impl RemoteTier {
         if range.is_empty() {
             return Ok(0);
         }
-        let Ok(found) = self.found(prompt, deadline) else { return Ok(0) };
+        let Ok(found) = self.found(prompt, usize::MAX, deadline) else { return Ok(0) };
         let wanted: Vec<_> = found
             .into_iter()
             .filter(|span| span.end > range.start && span.start < range.end)
@@ -180,7 +181,7 @@ impl RemoteTier {
         let mine: Vec<_> =
             spans::spans(end, group).filter(|span| span.start >= have.start).collect();
         let names: Vec<_> = mine.iter().map(|span| name_of(prompt, span)).collect();
-        let there = self.exist(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
+        let there = self.sound(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
         for ((span, name), there) in mine.iter().zip(names).zip(there) {
             if there {
@@ -235,7 +236,7 @@ impl RemoteTier {
             spans::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
         for spans in all.chunks(ASKED) {
             let names: Vec<_> = spans.iter().map(|span| name_of(prompt, span)).collect();
-            let there = self.exist(&names, deadline)?;
+            let there = self.sound(&names, deadline)?;
             let mut missing = spans.iter().zip(there).skip_while(|(_, there)| *there);
             if let Some((first, _)) = missing.next() {
                 let last = missing.take_while(|(_, there)| !there).last();
@@ -271,14 +272,19 @@ impl RemoteTier {
     }
 
     /// The objects that the leading pages lie in, as far as they are there: full groups, of which the
-    /// last one is searched for by thirds, and then what smaller ones there are behind it.
-    fn found(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<Range<usize>>> {
+    /// last one is searched for by thirds, and then what smaller ones there are behind it. Of those
+    /// groups no more than `sound` are.
+    fn found(
+        &self,
+        prompt: &Prompt<'_>,
+        sound: usize,
+        deadline: Instant,
+    ) -> Result<Vec<Range<usize>>> {
         let group = spans::group_pages(prompt.page_bytes);
         let pages = prompt.keys.len();
         let name = |end: usize| name_of(prompt, &((end - 1) * group..end * group));
         // So many leading groups are there at least, and at most.
         let (mut least, mut most) = (0, pages / group);
-        let sound = self.before_holes((1..=most).map(name), deadline)?;
         while least < most {
             let third = (most - least).div_ceil(3);
             let (low, high) = (least + third, (least + 2 * third).min(most));
@@ -310,15 +316,13 @@ impl RemoteTier {
         Ok(found)
     }
 
-    /// How many of these objects come before the first one that is known to be missing, or did not come
-    /// when it was found last and still is not there: the search does not see one between others.
-    fn before_holes(
-        &self,
-        names: impl Iterator<Item = String>,
-        deadline: Instant,
-    ) -> Result<usize> {
+    /// How many full groups come before the first one that is known to be missing, or did not come when
+    /// it was found last and still is not there: the search does not see one between others.
+    fn before_holes(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
+        let group = spans::group_pages(prompt.page_bytes);
         let mut sound = 0;
-        for name in names {
+        for end in 1..=prompt.keys.len() / group {
+            let name = name_of(prompt, &((end - 1) * group..end * group));
             let there = match self.known.get(&name, Instant::now()) {
                 None if self.known.is_lost(&name) => self.exist(&[name], deadline)? == [true],
                 known => known != Some(false),
@@ -329,6 +333,16 @@ impl RemoteTier {
             sound += 1;
         }
         Ok(sound)
+    }
+
+    /// Which of these objects are there and did not fail to come when they were read last: others are
+    /// to be written, though a damaged one is there.
+    fn sound(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
+        let lost: Vec<_> = names.iter().map(|name| self.known.is_lost(name)).collect();
+        let asked = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
+        let asked: Vec<_> = asked.map(|(name, _)| name.clone()).collect();
+        let mut answers = self.exist(&asked, deadline)?.into_iter();
+        Ok(lost.into_iter().map(|lost| !lost && answers.next() == Some(true)).collect())
     }
 
     fn exist(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
@@ -423,4 +437,90 @@ impl Read {
 
 fn name_of(prompt: &Prompt<'_>, span: &Range<usize>) -> String {
     spans::name(prompt.scope, prompt.keys[span.end - 1], span.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::MemoryBackend;
+    use super::*;
+    use std::time::Duration;
+
+    const SCOPE: ScopeId = ScopeId([9; 16]);
+    /// Eight of them are an object.
+    const PAGE: usize = 1 << 20;
+
+    struct Both {
+        tier: RemoteTier,
+        backend: Arc<MemoryBackend>,
+        keys: Vec<Vec<u8>>,
+    }
+
+    impl Both {
+        fn new(pages: u64) -> Self {
+            let backend = Arc::new(MemoryBackend::default());
+            let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
+            let keys = (0..pages).map(|at| [at; 4].map(u64::to_le_bytes).concat()).collect();
+            Self { tier, backend, keys }
+        }
+
+        fn with<T>(&self, run: impl FnOnce(&Prompt<'_>, Instant) -> Result<T>) -> T {
+            let keys: Vec<&[u8]> = self.keys.iter().map(Vec::as_slice).collect();
+            let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &keys };
+            run(&prompt, Instant::now() + Duration::from_secs(60)).unwrap()
+        }
+
+        fn put(&self) -> usize {
+            let page = vec![5; PAGE];
+            self.with(|prompt, until| self.tier.put(prompt, 0..self.keys.len(), |_| &page, until))
+        }
+
+        fn get(&self) -> usize {
+            let mut out = vec![0; self.keys.len() * PAGE];
+            self.with(|prompt, until| self.tier.get(prompt, 0..self.keys.len(), &mut out, until))
+        }
+
+        fn probe(&self) -> usize {
+            self.with(|prompt, until| self.tier.probe(prompt, until))
+        }
+
+        fn first_object(&self) -> String {
+            spans::name(&SCOPE, &self.keys[7], 8)
+        }
+
+        /// As if nobody had asked for it for a while.
+        fn wait(&self, name: &str) {
+            let Some(past) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
+            self.tier.known.note(name, false, past);
+        }
+    }
+
+    #[test]
+    fn a_hole_is_not_promised_twice_and_is_found_again_when_it_is_filled() {
+        let both = Both::new(72);
+        let name = both.first_object();
+        assert_eq!(both.put(), 72);
+        let value = both.backend.get(&name, None).unwrap().unwrap();
+        both.backend.delete(&name).unwrap();
+        assert_eq!(both.probe(), 72);
+        assert_eq!(both.get(), 0);
+        assert_eq!(both.probe(), 0);
+        both.wait(&name);
+        assert_eq!(both.probe(), 0, "it is asked for by itself");
+        both.backend.set(&name, &value).unwrap();
+        both.wait(&name);
+        assert_eq!((both.probe(), both.get()), (72, 72));
+    }
+
+    #[test]
+    fn what_is_there_and_did_not_come_is_written_anew() {
+        let both = Both::new(16);
+        let name = both.first_object();
+        assert_eq!(both.put(), 16);
+        both.backend.set(&name, b"damage").unwrap();
+        assert_eq!(both.get(), 0);
+        both.wait(&name);
+        assert_eq!(both.with(|prompt, until| both.tier.missing(prompt, 0, until)), 0..8);
+        assert_eq!(both.put(), 16);
+        assert_eq!(both.get(), 16);
+    }
 }
