@@ -180,15 +180,13 @@ impl Shared {
         let mut known = name.and_then(|name| self.prefetches.get(name));
         let Held { mut spans, mut leases } = self.hold(pages, ttl)?;
         let local: usize = spans.iter().map(|stretch| stretch.pages).sum();
-        if name.is_some() && local < pages.len() {
-            if known.as_ref().is_none_or(|job| job.is_stale()) {
-                known = self.prefetch(pages, *wish, spans.clone());
-                let waiting =
-                    known.as_ref().and_then(|job| self.unfinished(pages.len(), wish, job));
-                if let Some(found) = waiting {
-                    self.let_go(&mut leases, 0);
-                    return Ok(found);
-                }
+        let stale = known.as_ref().is_none_or(|job| job.is_stale());
+        if name.is_some() && local < pages.len() && stale {
+            known = self.prefetch(pages, *wish, spans.clone());
+            let waiting = known.as_ref().and_then(|job| self.unfinished(pages.len(), wish, job));
+            if let Some(found) = waiting {
+                self.let_go(&mut leases, 0);
+                return Ok(found);
             }
         }
         let mut found = Found {
