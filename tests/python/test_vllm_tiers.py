@@ -28,9 +28,9 @@ def elsewhere(tmp_path: Path) -> Iterator[QuietCache]:
 
     def machine(name: str) -> QuietCache:
         tiers = [f"host 64MiB {tmp_path}/{name}", f"file://{tmp_path}/far"]
-        return QuietCache(Settings.parse(
-            {"tiers": tiers, "gate": "always", "prefetch": "wait_complete"}
-        ), Meter())
+        return QuietCache(
+            Settings.parse({"tiers": tiers, "gate": "always", "prefetch": "wait_complete"}), Meter()
+        )
 
     (tmp_path / "far").mkdir()
     one = machine("one")
