@@ -78,8 +78,9 @@ fn prompts_that_would_push_each_other_out_are_not_both_brought_and_one_comes_who
     assert_eq!((prefetch.completed, prefetch.declined, prefetch.failed), (2, 2, 0));
 }
 
-#[test]
-fn what_was_brought_stays_until_it_is_asked_for() {
+/// How much is left of a prompt that was brought, after `meanwhile`, when four times what the first tier
+/// holds was put behind it.
+fn left_of_what_was_brought(meanwhile: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) -> usize {
     let far = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
     let wanted = [keys(1, 0, 400)];
@@ -88,29 +89,25 @@ fn what_was_brought_stays_until_it_is_asked_for() {
     let wish = Wish { page_bytes: 0, ..HALVES };
     cache.find(&scopes[0], &refs(&wanted[0]), TTL, &wish).unwrap();
     until("it is there", || cache.stats().unwrap().prefetch.completed == 1);
-    // Four times what the first tier holds.
-    for number in 2..18 {
-        put(&cache, &keys(number, 0, 400), 0);
-    }
-    assert_eq!(answer(&cache, &scopes[0], &wanted[0], &wish).local, 400);
-}
-
-#[test]
-fn what_was_brought_for_nobody_any_more_makes_room() {
-    let far = tempdir().unwrap();
-    let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
-    let wanted = [keys(1, 0, 400)];
-    fill(far.path(), &scopes, &wanted);
-    let cache = open(&[&host(&dir, 32), &remote(far.path())]);
-    let wish = Wish { page_bytes: 0, ..HALVES };
-    cache.find(&scopes[0], &refs(&wanted[0]), TTL, &wish).unwrap();
-    until("it is there", || cache.stats().unwrap().prefetch.completed == 1);
-    assert!(!cache.cancel(&scopes[0], &refs(&wanted[0])).unwrap(), "it is over");
+    meanwhile(&cache, &scopes[0], &refs(&wanted[0]));
     for number in 2..18 {
         put(&cache, &keys(number, 0, 400), 0);
     }
     let never = Wish { choice: Choice::Never, ..wish };
-    assert!(answer(&cache, &scopes[0], &wanted[0], &never).local < 400);
+    answer(&cache, &scopes[0], &wanted[0], &never).local
+}
+
+#[test]
+fn what_was_brought_stays_until_it_is_asked_for() {
+    assert_eq!(left_of_what_was_brought(|_, _, _| {}), 400);
+}
+
+#[test]
+fn what_was_brought_for_nobody_any_more_makes_room() {
+    let left = left_of_what_was_brought(|cache, scope, prompt| {
+        assert!(!cache.cancel(scope, prompt).unwrap(), "it is over");
+    });
+    assert!(left < 400);
 }
 
 #[test]
