@@ -11,7 +11,7 @@ use crate::socket::{self, SocketFile};
 use crate::term::Term;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Result};
-use ritornello_store::OwnerSilent;
+use ritornello_store::{LeaseNumber, OwnerSilent};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -78,11 +78,6 @@ impl Client {
     /// The owner's.
     pub(crate) fn term(&self) -> &Term {
         &self.term
-    }
-
-    /// What is known of the owner's hearing.
-    pub(crate) fn hearing(&self) -> &Hearing {
-        &self.hearing
     }
 
     /// Asks, and waits for the answer.
@@ -197,6 +192,20 @@ impl Client {
         }
     }
 
+    /// Tells a silent owner that a lease is over, as soon as it is heard.
+    pub(crate) fn release_later(self: &Arc<Self>, lease: LeaseNumber) {
+        if self.hearing.note_released(lease) {
+            self.catch_up();
+        }
+    }
+
+    /// Tells a silent owner that nobody writes to a reservation, as soon as it is heard.
+    pub(crate) fn abort_later(self: &Arc<Self>, reservation: u64) {
+        if self.hearing.note_aborted(reservation) {
+            self.catch_up();
+        }
+    }
+
     /// What could not be told in a silence.
     fn catch_up(self: &Arc<Self>) {
         let untold = self.hearing.take_untold();
@@ -209,7 +218,7 @@ impl Client {
             let request = Request::Abort { reservation };
             if let Err(error) = self.call(&request, Instant::now() + TELLING) {
                 if OwnerSilent::caused(&error) {
-                    self.hearing.note_aborted(reservation);
+                    self.abort_later(reservation);
                 }
                 tracing::debug!(%error, reservation, "space stays withheld");
             }

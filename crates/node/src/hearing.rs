@@ -73,17 +73,23 @@ impl Hearing {
         self.silent.swap(false, Ordering::AcqRel)
     }
 
-    /// Keeps in mind that a lease is over.
-    pub(crate) fn note_released(&self, lease: LeaseNumber) {
+    /// Keeps in mind that a lease is over, and says whether to tell at once what was kept: the
+    /// silence may have ended meanwhile, and who ended it did not see this any more.
+    #[must_use]
+    pub(crate) fn note_released(&self, lease: LeaseNumber) -> bool {
         let mut untold = self.untold.lock();
         if untold.leases.len() < LEASES_KEPT {
             untold.leases.push(lease);
         }
+        !self.is_silent()
     }
 
-    /// Keeps in mind that a reservation is. There are no more of them than there was space.
-    pub(crate) fn note_aborted(&self, reservation: u64) {
-        self.untold.lock().reservations.push(reservation);
+    /// The same of a reservation. There are no more of them than there was space.
+    #[must_use]
+    pub(crate) fn note_aborted(&self, reservation: u64) -> bool {
+        let mut untold = self.untold.lock();
+        untold.reservations.push(reservation);
+        !self.is_silent()
     }
 
     /// What was kept in mind.
@@ -111,10 +117,20 @@ mod tests {
     #[test]
     fn what_could_not_be_told_is_kept_within_bounds() {
         let hearing = Hearing::default();
-        (0..5000).for_each(|lease| hearing.note_released(LeaseNumber(lease)));
-        hearing.note_aborted(9);
+        assert!(hearing.fall_silent());
+        assert!((0..5000).all(|lease| !hearing.note_released(LeaseNumber(lease))));
+        assert!(!hearing.note_aborted(9));
         let untold = hearing.take_untold();
         assert_eq!((untold.leases.len(), untold.reservations), (LEASES_KEPT, vec![9]));
         assert!(hearing.take_untold().leases.is_empty());
+    }
+
+    #[test]
+    fn what_is_kept_behind_the_end_of_a_silence_is_told_at_once() {
+        let hearing = Hearing::default();
+        assert!(hearing.fall_silent() && hearing.leave(true));
+        assert!(hearing.take_untold().reservations.is_empty());
+        assert!(hearing.note_aborted(9) && hearing.note_released(LeaseNumber(7)));
+        assert_eq!(hearing.take_untold().reservations, [9]);
     }
 }

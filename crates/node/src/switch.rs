@@ -214,7 +214,7 @@ impl Catalog for Switch {
         match self.ask(|catalog| catalog.release(lease)) {
             Err(error) if OwnerSilent::caused(&error) => {
                 if let Seat::Client(client) = &*self.seat() {
-                    client.hearing().note_released(lease);
+                    client.release_later(lease);
                 }
                 Ok(())
             }
@@ -282,7 +282,7 @@ impl Catalog for Switch {
         if aborted.as_ref().is_err_and(OwnerSilent::caused)
             && let Seat::Client(client) = &*giver
         {
-            client.hearing().note_aborted(reservation);
+            client.abort_later(reservation);
         }
         aborted
     }
