@@ -13,9 +13,11 @@ from ritornello.lmcache.interface import require_known, unknown
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
+    RANKS_KNOWN,
     Family,
     Form,
     Name,
+    Prefixes,
     grouped,
     page_key,
     parse_name,
@@ -138,6 +140,13 @@ def test_groups_are_what_names_say(ranks: list[int], salts: list[str], bad: byte
 
 def test_no_keys_are_no_groups() -> None:
     assert grouped([]) == []
+
+
+def test_what_keys_begin_with_is_known_of_a_bounded_number_of_ranks() -> None:
+    prefixes = Prefixes()
+    for rank in range(RANKS_KNOWN + 10):
+        assert prefixes[rank] + b"hash" == page_key(rank, b"hash")
+    assert len(prefixes) <= RANKS_KNOWN
 
 
 # Forms.

@@ -9,7 +9,7 @@ eventfd for stores and one for loads, and what they came to is taken when LMCach
 
 import ctypes
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -113,28 +113,39 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> int:
-        number, count, there = self._number(), len(keys), [False] * len(keys)
-
-        def look() -> list[bool]:
-            expected = {
-                group: _layout(tuple(desc.shapes), tuple(desc.dtypes))
-                for group, desc in group_layout_descs.items()
-            }
-            found, leases = self._shelf.look(grouped(keys), count, LEASE_SECONDS, expected)
-            for lease, family, kept in leases:
-                self._locks.lock(family, kept, lease)
-            return found
-
-        def question(is_late: bool) -> None:
-            found = _bitmap(there if is_late else self._shelf.store.quietly("look", look, there))
-            with self._lock:
-                # A question that outlives the adapter has nobody left to tell.
-                if not self._closed:
-                    self._found[number] = found
-                    os.eventfd_write(self._lookup_fd, 1)
-
-        self._asker.ask(question)
+        number = self._number()
+        self._asker.ask(partial(self._look_up, number, keys, group_layout_descs))
         return number
+
+    def _look_up(
+        self,
+        number: int,
+        keys: list[ObjectKey],
+        group_layout_descs: "dict[int, MemoryLayoutDesc]",
+        is_late: bool,
+    ) -> None:
+        found = None
+        if not is_late:
+            look = partial(self._look_and_lock, keys, group_layout_descs)
+            found = self._shelf.store.quietly("look", look, None)
+        bitmap = Bitmap(len(keys)) if found is None else _bitmap(found)
+        with self._lock:
+            # A question that outlives the adapter has nobody left to tell.
+            if not self._closed:
+                self._found[number] = bitmap
+                os.eventfd_write(self._lookup_fd, 1)
+
+    def _look_and_lock(
+        self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
+    ) -> list[bool]:
+        expected = {
+            group: _layout(tuple(desc.shapes), tuple(desc.dtypes))
+            for group, desc in group_layout_descs.items()
+        }
+        found, leases = self._shelf.look(grouped(keys), len(keys), LEASE_SECONDS, expected)
+        for lease, family, kept in leases:
+            self._locks.lock(family, kept, lease)
+        return found
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         with self._lock:

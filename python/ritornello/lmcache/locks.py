@@ -3,7 +3,7 @@ unlocked.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
@@ -20,7 +20,7 @@ class Hold:
     """A lease, and what of it is still locked."""
 
     lease: int
-    keys: set[bytes]
+    keys: Sequence[bytes]
     until: float
 
 
@@ -42,12 +42,12 @@ class Locks:
         with self._lock:
             return sum(len(hold.keys) for holds in self._holds.values() for hold in holds)
 
-    def lock(self, family: Family, keys: Iterable[bytes], lease: int) -> None:
+    def lock(self, family: Family, keys: Sequence[bytes], lease: int) -> None:
+        """`keys` must not change from now on."""
         now = self._clock()
         with self._lock:
-            holds = self._holds.setdefault(family, deque())
-            holds.append(Hold(lease, set(keys), now + self._seconds))
-            self._sweep(family, now)
+            hold = Hold(lease, keys, now + self._seconds)
+            self._holds.setdefault(family, deque()).append(hold)
             for swept in list(islice(self._holds, SWEPT)):
                 self._sweep(swept, now)
 
@@ -68,9 +68,9 @@ class Locks:
         with self._lock:
             holds = self._holds.get(family, deque())
             for hold in tuple(holds):
-                taken = left & hold.keys
+                taken = left.intersection(hold.keys)
                 left -= taken
-                hold.keys -= taken
+                hold.keys = [key for key in hold.keys if key not in taken]
                 if not hold.keys:
                     holds.remove(hold)
                     ended.append(hold.lease)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 ENGINE = "lmcache"
 RANK_BYTES = 8
 HASH_BYTES_MAX = 64 - RANK_BYTES
+# Of an engine's workers there are fewer.
+RANKS_KNOWN = 4096
 # In a key of the native door, which is one string.
 SEPARATOR = "@"
 
@@ -58,11 +60,19 @@ def page_key(kv_rank: int, chunk_hash: bytes) -> bytes:
 
 
 class Prefixes(dict[int, bytes]):
-    """What keys of a KV rank begin with, made once for each. OverflowError for what is no rank."""
+    """What keys of a KV rank begin with, made once for each of the ranks in use. OverflowError for
+    what is no rank.
+    """
 
     def __missing__(self, kv_rank: int) -> bytes:
-        self[kv_rank] = prefix = kv_rank.to_bytes(RANK_BYTES)
+        prefix = kv_rank.to_bytes(RANK_BYTES)
+        if len(self) >= RANKS_KNOWN:
+            self.clear()
+        self[kv_rank] = prefix
         return prefix
+
+
+PREFIXES = Prefixes()
 
 
 def grouped(objects: Sequence[Any]) -> list[Group]:
@@ -73,7 +83,7 @@ def grouped(objects: Sequence[Any]) -> list[Group]:
     """
     if not objects:
         return []
-    first, prefixes = objects[0], Prefixes()
+    first, prefixes = objects[0], PREFIXES
     model, number, salt = family = Family(first.model_name, first.object_group_id, first.cache_salt)
     with suppress(OverflowError):
         keys = [

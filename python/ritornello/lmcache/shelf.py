@@ -7,6 +7,7 @@ and a `Job` that is done when all of them are.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ritornello.lmcache.forms import Forms
@@ -114,8 +115,7 @@ class Shelf:
             else:
                 for at, is_there in zip(group.places, there, strict=True):
                     found[at] = is_there
-        self.store.count("objects_asked", count)
-        self.store.count("objects_found", sum(found))
+        self.store.count_all(objects_asked=count, objects_found=found.count(True))
         return found, leases
 
     def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
@@ -221,6 +221,7 @@ class Shelf:
         return there
 
 
+@lru_cache(maxsize=256)
 def fits(stored: str, wanted: str) -> bool:
     """Whether an object stored in one layout may serve where another is wanted. Bytes that a serde
     made (a row of uint8) look alike whatever they are made of: they may.

@@ -76,5 +76,9 @@ class QuietStore(Handle):
         return self.ask("stats", lambda store: int(store.stats()["capacity_bytes"]), 0)
 
     def count(self, name: str, number: int) -> None:
+        self.count_all(**{name: number})
+
+    def count_all(self, **numbers: int) -> None:
         with self._counting:
-            self.counts[name] += number
+            for name, number in numbers.items():
+                self.counts[name] += number
