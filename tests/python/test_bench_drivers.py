@@ -1,7 +1,9 @@
 """The drivers of the OpenAI API against a server that computes nothing and waits a known time."""
 
+import asyncio
 import random
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -138,6 +140,19 @@ def test_with_a_time_users_follow_each_other_and_none_asks_too_late() -> None:
     assert len({record.session for record in records}) > 4
     # A moment passes between looking at the clock and sending.
     assert all(record.sent_s < 0.2 + 0.1 for record in records)
+
+
+def test_the_time_is_over_for_users_who_wake_too_late() -> None:
+    class Sleepy(Driver):
+        async def until(self, moment: float) -> None:
+            await super().until(moment)
+            self.began = perf_counter() - 0.2
+
+    async def test(urls: list[str]) -> list[Record]:
+        async with asyncio.timeout(5):
+            return await Sleepy([Server(url) for url in urls], "fake", 30.0).run(qa(time_s=0.2))
+
+    assert with_servers([FakeOpenAI()], test) == []
 
 
 def test_a_ramp_up_finds_users_in_their_midst() -> None:

@@ -86,7 +86,8 @@ class MultiRoundQA:
         """One user after the other, as long as there is time."""
         user, rounds = place, self.rounds_of(place)
         begin = place / self.qps
-        while self.time_s is None or begin < self.time_s:
+        # The clock as well: who wakes behind the end asks nothing, and leaves `begin` where it was.
+        while self.time_s is None or max(begin, driver.now()) < self.time_s:
             begin = await self._converse(driver, user, rounds, begin)
             if self.time_s is None:
                 return
