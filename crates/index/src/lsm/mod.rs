@@ -15,6 +15,7 @@
 //! | `helm` | the four above, put to work |
 //! | `gauges` | sizes and write statistics |
 //! | `recovery` | opening, repairing, starting over |
+//! | `endless` | damage that RocksDB would read for ever |
 //! | `seal` | how long RocksDB's list of files has been |
 //!
 //! **What is where.** `path` holds `scope | run | page → hash`, so that the order of keys is the
@@ -49,6 +50,7 @@
 
 mod controller;
 mod cost;
+pub(crate) mod endless;
 mod families;
 mod gauges;
 mod helm;

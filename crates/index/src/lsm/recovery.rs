@@ -20,6 +20,7 @@ use super::keys;
 use super::options::LsmOptions;
 use super::record::{Counts, Record};
 use super::write::Writer;
+use super::{endless, seal};
 use crate::sync::Mutex;
 use crate::{NewRun, PrefixIndex, RunId};
 use ritornello_format::{Error, ErrorKind, PageHash, Result};
@@ -51,6 +52,7 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     let mut private = fs::DirBuilder::new();
     private.recursive(true).mode(0o700).create(dir).map_err(|error| refused(dir, error))?;
     settle(&names).map_err(|error| refused(dir, error))?;
+    endless::cut_logs(&names.database).map_err(|error| refused(dir, error))?;
     if !names.marker.exists() {
         match try_open(&names, options) {
             Ok(index) if !options.verify || index.db.adds_up() => {
@@ -128,8 +130,8 @@ fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex
         }
         remove(path).map_err(refuse)?;
     }
-    if super::seal::is_broken(path, &names.seal) {
-        return Err(Trouble::Damage("the list of files has lost its end".into()));
+    if is_list_broken(names) {
+        return Err(Trouble::Damage("the list of files is damaged, or has lost its end".into()));
     }
     let opened = match Families::open(path, names, options) {
         Err(error) if lacks_families(&error) && !holds_entries(path).map_err(refuse)? => {
@@ -168,6 +170,11 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
 /// new database there, and the files that there are go.
 fn is_begun(path: &Path) -> bool {
     path.exists() && !path.join("CURRENT").exists()
+}
+
+/// Whether RocksDB must not open the database by its list of files.
+fn is_list_broken(names: &Names) -> bool {
+    seal::is_broken(&names.database, &names.seal) || endless::is_in_list(&names.database)
 }
 
 /// Whether any file may hold entries. If none does, the making of the database was interrupted.
@@ -287,7 +294,7 @@ fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>>
     let path = &names.database;
     let open = || Families::open(path, names, options).map_err(|error| judge(path, error));
     // Opening it as it is would cost the files that the list does not name.
-    let is_listed = !is_begun(path) && !super::seal::is_broken(path, &names.seal);
+    let is_listed = !is_begun(path) && !is_list_broken(names);
     match if is_listed { open() } else { Err(Trouble::Damage("unlisted files".into())) } {
         Ok(db) => return Ok(Some(db)),
         Err(Trouble::Refused(error)) => return Err(error),

@@ -13,7 +13,7 @@
 
 use super::prefix::Prefixes;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
-use crate::lsm::recovery;
+use crate::lsm::{endless, recovery};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use ritornello_format::{Error, FORMAT_VERSION, PageHash, PageHashes, Result, ScopeSlot};
 use rocksdb::compaction_filter::Decision;
@@ -129,6 +129,10 @@ impl LsmResidency {
         let path = dir.join("lsm");
         recovery::refuse_in_forked_child(dir)?;
         fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
+        endless::cut_logs(&path).map_err(|error| refused(dir, error))?;
+        if endless::is_in_list(&path) {
+            return Self::begin_anew(dir, options, "its list of files is damaged");
+        }
         match Self::try_open(&path, options, false) {
             Ok(index) => index,
             Err(error) if recovery::is_open_already(&error) => Err(Error::retry(
@@ -139,16 +143,17 @@ impl LsmResidency {
             Err(error) if error.kind() == rocksdb::ErrorKind::IOError && !is_gone(&error) => {
                 Err(refused(dir, error))
             }
-            Err(error) => {
-                tracing::warn!(%error, dir = %dir.display(), "residency is damaged: it begins anew");
-                match fs::remove_dir_all(&path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        Err(refused(dir, error))
-                    }
-                    _ => Self::try_open(&path, options, true)
-                        .unwrap_or_else(|error| Err(refused(dir, error))),
-                }
-            }
+            Err(error) => Self::begin_anew(dir, options, error.as_ref()),
+        }
+    }
+
+    fn begin_anew(dir: &Path, options: &LsmResidencyOptions, why: &str) -> Result<Self> {
+        tracing::warn!(why, dir = %dir.display(), "residency is damaged: it begins anew");
+        let path = dir.join("lsm");
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(refused(dir, error)),
+            _ => Self::try_open(&path, options, true)
+                .unwrap_or_else(|error| Err(refused(dir, error))),
         }
     }
 

@@ -1,0 +1,70 @@
+//! Records that RocksDB reads without end, found before it does.
+//!
+//! Its list of files and its logs are blocks of 32 KiB, and a block is records: a checksum (4 bytes),
+//! a length (2), a type (1), and that many bytes. Some types are those of recycled logs. In a file
+//! that did not begin with one, RocksDB 11.8 does not pass over such a record, and meets it again and
+//! again (`Reader::ReadPhysicalRecord` in its `db/log_reader.cc`). Nothing here recycles logs, so such
+//! a type is damage; one flipped bit makes it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::path::Path;
+
+const BLOCK: usize = 32 << 10;
+
+/// Cuts the logs of a database where such a record begins: replay ends at damage anyway.
+pub(crate) fn cut_logs(database: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(database) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_none_or(|kind| kind != "log") {
+            continue;
+        }
+        if let Some(at) = find(&path)? {
+            tracing::warn!(path = %path.display(), at, "a log of the index is damaged: what follows is lost");
+            OpenOptions::new().write(true).open(&path)?.set_len(at)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the list of files that `CURRENT` names has such a record. Where that cannot be read,
+/// RocksDB says so.
+pub(crate) fn is_in_list(database: &Path) -> bool {
+    fs::read_to_string(database.join("CURRENT"))
+        .and_then(|name| find(&database.join(name.trim_end())))
+        .is_ok_and(|at| at.is_some())
+}
+
+/// Where the first is in a file.
+fn find(path: &Path) -> io::Result<Option<u64>> {
+    let mut file = File::open(path)?;
+    let (mut start, mut block) = (0, Vec::with_capacity(BLOCK));
+    loop {
+        block.clear();
+        Read::by_ref(&mut file).take(BLOCK as u64).read_to_end(&mut block)?;
+        if let Some(at) = find_in(&block) {
+            return Ok(Some(start + at as u64));
+        }
+        if block.len() < BLOCK {
+            return Ok(None);
+        }
+        start += BLOCK as u64;
+    }
+}
+
+/// Where the first is in a block.
+fn find_in(block: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    while let Some(&[_, _, _, _, low, high, kind]) = block.get(at..).and_then(<[u8]>::first_chunk) {
+        // Of recycled logs: four of fragments, one of timestamps' sizes, one of the log before.
+        if matches!(kind, 5..=8 | 11 | 131) {
+            return Some(at);
+        }
+        at += 7 + usize::from(u16::from_le_bytes([low, high]));
+    }
+    None
+}
