@@ -466,5 +466,19 @@ mod lsm {
         let index = LsmResidency::open(dir.path(), &options).unwrap();
         assert!(index.was_damaged());
         assert_eq!(index.locate(ScopeSlot(1), &pages), []);
+        drop(index);
+        // The type of the second record becomes that of a recycled log, which RocksDB reads for ever.
+        let database = dir.path().join("lsm");
+        let list = std::fs::read_to_string(database.join("CURRENT")).unwrap();
+        let list = database.join(list.trim_end());
+        let mut bytes = std::fs::read(&list).unwrap();
+        let second = 7 + usize::from(u16::from_le_bytes([bytes[4], bytes[5]]));
+        bytes[second + 6] ^= 4;
+        std::fs::write(&list, bytes).unwrap();
+        let (done, opened) = std::sync::mpsc::channel();
+        let path = dir.path().to_owned();
+        std::thread::spawn(move || drop(done.send(LsmResidency::open(&path, &options))));
+        let opened = opened.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+        assert!(opened.unwrap().was_damaged());
     }
 }
