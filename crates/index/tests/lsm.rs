@@ -314,6 +314,7 @@ fn a_record_of_another_type_does_not_keep_the_index_from_opening() {
     assert!(logged > 2, "there is a log to replay");
     for record in [0, 1, logged - 1] {
         let (index, _copy) = damaged(".log", record, 4);
+        assert!(index.recovered().damaged, "record {record} of {logged} in the log");
         let found = contents(&index);
         assert!(found.iter().all(|(generation, run)| before[generation] == *run));
         assert!(found.len() <= before.len());

@@ -8,25 +8,33 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const BLOCK: usize = 32 << 10;
 
-/// Cuts the logs of a database where such a record begins: replay ends at damage anyway.
-pub(crate) fn cut_logs(database: &Path) -> io::Result<()> {
+/// The logs of a database that have such a record, and where the first of it is.
+pub(crate) fn in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let entries = match fs::read_dir(database) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
+    let mut found = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        if path.extension().is_none_or(|kind| kind != "log") {
-            continue;
+        if path.extension().is_some_and(|kind| kind == "log")
+            && let Some(at) = find(&path)?
+        {
+            found.push((path, at));
         }
-        if let Some(at) = find(&path)? {
-            tracing::warn!(path = %path.display(), at, "a log of the index is damaged: what follows is lost");
-            OpenOptions::new().write(true).open(&path)?.set_len(at)?;
-        }
+    }
+    Ok(found)
+}
+
+/// Cuts logs there. What a later log says then follows on nothing, so such a database is damaged.
+pub(crate) fn cut(logs: &[(PathBuf, u64)]) -> io::Result<()> {
+    for (path, at) in logs {
+        tracing::warn!(path = %path.display(), at, "a log of the index is damaged and is cut");
+        OpenOptions::new().write(true).open(path)?.set_len(*at)?;
     }
     Ok(())
 }

@@ -9,9 +9,10 @@
 //! ```
 //!
 //! A crash leaves a log with a torn end, which RocksDB cuts off. A database that does not open, or
-//! whose list of files has become shorter, or in which damage was met, is repaired as far as RocksDB can; then every run that adds up is
-//! inserted into a new one, which takes the old one's name. Nothing that was not checked comes
-//! along. What cannot be read at all is dropped, and the index is empty.
+//! would not be done with opening, or whose list of files has become shorter, or in which damage was
+//! met, is repaired as far as RocksDB can; then every run that adds up is inserted into a new one,
+//! which takes the old one's name. Nothing that was not checked comes along. What cannot be read at
+//! all is dropped, and the index is empty.
 
 use super::LsmIndex;
 use super::families::{Families, Family, Names};
@@ -52,7 +53,12 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     let mut private = fs::DirBuilder::new();
     private.recursive(true).mode(0o700).create(dir).map_err(|error| refused(dir, error))?;
     settle(&names).map_err(|error| refused(dir, error))?;
-    endless::cut_logs(&names.database).map_err(|error| refused(dir, error))?;
+    let endless_logs = endless::in_logs(&names.database).map_err(|error| refused(dir, error))?;
+    if !endless_logs.is_empty() {
+        // Marked first: a log that was cut looks whole.
+        fs::write(&names.marker, b"").map_err(|error| refused(dir, error))?;
+        endless::cut(&endless_logs).map_err(|error| refused(dir, error))?;
+    }
     if !names.marker.exists() {
         match try_open(&names, options) {
             Ok(index) if !options.verify || index.db.adds_up() => {

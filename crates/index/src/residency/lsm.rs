@@ -129,9 +129,9 @@ impl LsmResidency {
         let path = dir.join("lsm");
         recovery::refuse_in_forked_child(dir)?;
         fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
-        endless::cut_logs(&path).map_err(|error| refused(dir, error))?;
-        if endless::is_in_list(&path) {
-            return Self::begin_anew(dir, options, "its list of files is damaged");
+        let logs = endless::in_logs(&path).map_err(|error| refused(dir, error))?;
+        if !logs.is_empty() || endless::is_in_list(&path) {
+            return Self::begin_anew(dir, options, "its list of files or its log is damaged");
         }
         match Self::try_open(&path, options, false) {
             Ok(index) => index,
