@@ -68,7 +68,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                     threads.spawn(move || {
                         // All of them fit: what another thread has evicted would not be there.
                         for name in (0..200).cycle().map(|name| 1000 * (thread + 1) + name) {
-                            assert_eq!(put(store, name, 20).unwrap().pages, 20);
+                            let stored = put(store, name, 20).unwrap();
+                            assert_eq!(stored.pages, 20, "{stored:?}");
                             assert_eq!(get(store, name, 20).unwrap(), 20);
                             if !busy.load(Ordering::Relaxed) {
                                 break;
