@@ -71,10 +71,13 @@ impl Error {
         Self::new(ErrorKind::Fatal, message)
     }
 
-    /// Adds one key/value pair of context.
+    /// Adds one key/value pair of context, unless the error carries the same pair already.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
-        self.0.context.push((key, value.to_string()));
+        let pair = (key, value.to_string());
+        if !self.0.context.contains(&pair) {
+            self.0.context.push(pair);
+        }
         self
     }
 

@@ -82,6 +82,15 @@ pub struct RunHeader {
 }
 
 impl RunHeader {
+    /// The store that a unit of a segment names if it begins with a run header of this version. The
+    /// header is not verified.
+    #[must_use]
+    pub fn store_of(unit: &[u8]) -> Option<[u8; 16]> {
+        let version = unit.get(8..12)?;
+        let is_header = unit.starts_with(&RUN_MAGIC) && version == FORMAT_VERSION.to_le_bytes();
+        is_header.then(|| unit.get(16..32)?.try_into().ok()).flatten()
+    }
+
     /// Units that hold the header of a run whose pages' keys are of these lengths. More than
     /// [`RUN_HEADER_UNITS_MAX`] means the batch must be split, see [`RunHeader::pages_that_fit`].
     #[must_use]

@@ -17,6 +17,9 @@ pub struct VolumeRecord {
     /// Segments that are made have this number or a higher one. Those below may be gone, and
     /// somebody may have them open still.
     pub first_segment: u32,
+    /// The directory carries this volume's [`VolumeMarker`](crate::VolumeMarker). A directory that
+    /// should carry it and does not is another one: its file system is not mounted.
+    pub marked: bool,
 }
 
 impl VolumeRecord {
@@ -39,13 +42,20 @@ impl VolumeRecord {
     }
 }
 
-/// What a directory holds, and how. Rewritten whole (new file, rename) at every open.
+/// The identity and layout of a store. Replaced whole (new file, rename) at every open and clean close.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// Random, drawn when the store was made: ties segments to their store.
     pub uuid: [u8; 16],
-    /// Counts owners: part of every generation, so none is ever used twice.
+    /// Counts owners. Zero: the store is being made.
     pub epoch: u32,
+    /// Upper half of the next owner's generations, less one. It rises with every owner, and each
+    /// time that an owner has used up the lower half, so that no generation is used twice.
+    pub generations: u32,
+    /// The last owner closed the store and everything was durable then. If not, its files may read
+    /// back from the page cache what never reaches the disk, and its writes may still be on their
+    /// way.
+    pub clean: bool,
     /// Bytes a segment file.
     pub segment_bytes: u64,
     /// The budget: segments and metadata together, in allocated bytes.
@@ -91,6 +101,10 @@ impl Manifest {
         for volume in &self.volumes {
             body.u8(u8::from(volume.draining)).u32(volume.first_segment);
         }
+        body.u32(self.generations).u8(u8::from(self.clean));
+        for volume in &self.volumes {
+            body.u8(u8::from(volume.marked));
+        }
         seal(MAGIC, body.as_slice())
     }
 
@@ -99,16 +113,15 @@ impl Manifest {
     /// # Errors
     /// `Invalid` if it is no manifest or one of another version, `Fatal` if it is damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let damaged = |error: Error| {
-            Error::fatal("the manifest is damaged: restore MANIFEST from a copy, or start afresh")
-                .because(error)
-        };
+        let damaged = |error: Error| Error::fatal("the manifest is damaged").because(error);
         let body = unseal(MAGIC, "store", bytes)?;
         (|| {
             let mut reader = Reader::new(body);
             let mut manifest = Self {
                 uuid: reader.array()?,
                 epoch: reader.u32()?,
+                generations: 0,
+                clean: false,
                 segment_bytes: reader.u64()?,
                 capacity: reader.u64()?,
                 index: reader.text()?,
@@ -125,6 +138,15 @@ impl Manifest {
                     volume.first_segment = reader.u32()?;
                 }
             }
+            if reader.remaining() > 0 {
+                manifest.generations = reader.u32()?;
+                manifest.clean = reader.u8()? != 0;
+                for volume in &mut manifest.volumes {
+                    volume.marked = reader.u8()? != 0;
+                }
+            }
+            // Earlier builds used the epoch as the upper half.
+            manifest.generations = manifest.generations.max(manifest.epoch);
             Ok(manifest)
         })()
         .map_err(damaged)
@@ -176,12 +198,14 @@ mod tests {
         Manifest {
             uuid: [7; 16],
             epoch: 3,
+            generations: 5,
+            clean: true,
             segment_bytes: 256 << 20,
             capacity: 200 << 30,
             index: "run".into(),
             volumes: vec![
                 VolumeRecord::new("a"),
-                VolumeRecord { dir: "b".into(), draining: true, first_segment: 7 },
+                VolumeRecord { dir: "b".into(), draining: true, first_segment: 7, marked: true },
                 VolumeRecord::default(),
             ],
             owner: "host boot".into(),

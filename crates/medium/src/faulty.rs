@@ -159,6 +159,11 @@ impl MediumFile for FaultyFile {
         self.inner.set_len(length)
     }
 
+    fn drain(&self) -> io::Result<()> {
+        self.check(Op::Drain)?;
+        self.inner.drain()
+    }
+
     fn length(&self) -> io::Result<u64> {
         self.check(Op::Stat)?;
         self.inner.length()
@@ -214,6 +219,19 @@ mod tests {
         assert!(file.sync_data().is_ok());
         schedule.add(Rule::always(Fault::Io));
         assert!(disk.room(Path::new("/")).is_err() && disk.list(Path::new("/")).is_err());
+    }
+
+    #[test]
+    fn opens_fail_without_file_handles() {
+        let schedule = Schedule::new();
+        let disk = disk(&schedule);
+        schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open));
+        schedule.add(Rule::nth(2, Fault::NoProcessFiles).on(Op::Open));
+        let refused = || disk.open(Path::new("/a"), WRITE).err().unwrap().raw_os_error();
+        let (system, process) = (rustix::io::Errno::NFILE, rustix::io::Errno::MFILE);
+        assert_eq!(refused(), Some(system.raw_os_error()));
+        assert_eq!(refused(), Some(process.raw_os_error()));
+        assert!(disk.open(Path::new("/a"), WRITE).is_ok());
     }
 
     #[test]

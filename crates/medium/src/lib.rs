@@ -4,7 +4,8 @@
 //! traits, so that tests can put a faulty or a forgetful disk underneath everything.
 //!
 //! **Promises.** [`Host`] is the machine's own file system, nothing added. [`Faulty`] fails on
-//! schedule; [`SimDisk`] loses and tears what was not synced when it crashes.
+//! schedule; [`SimDisk`] loses and tears what was not synced when it crashes. A [`SimProcess`] on it can
+//! be killed with writes in flight, and directories of it can be unmounted.
 //!
 //! **May not know** what is stored: this crate sees bytes and paths.
 
@@ -28,7 +29,7 @@ mod tree;
 pub use faulty::Faulty;
 pub use host::Host;
 pub use schedule::{Fault, Op, Rule, Schedule};
-pub use sim::SimDisk;
+pub use sim::{SimDisk, SimProcess};
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -85,6 +86,16 @@ pub trait MediumFile: Send + Sync + Debug {
     fn allocate(&self, length: u64) -> io::Result<()>;
     /// Cuts or extends the file.
     fn set_len(&self, length: u64) -> io::Result<()>;
+    /// Waits until every direct write to the file that any process has begun, a dead one included,
+    /// has ended. Writes that begin meanwhile may wait for this call.
+    ///
+    /// `io_uring` outlives its process: a killed process frees its file locks while its writes are
+    /// still queued in the block layer. Space that such a process may have been writing to is safe
+    /// to reuse only after this.
+    ///
+    /// # Errors
+    /// Those of the file system. After an error, writes of the dead process may still be queued.
+    fn drain(&self) -> io::Result<()>;
     /// Length in bytes.
     fn length(&self) -> io::Result<u64>;
     /// Bytes of allocated blocks.

@@ -1,6 +1,7 @@
 //! Which operations fail, when, and how: the script that a [`Faulty`](crate::Faulty) medium plays.
 
 use parking_lot::Mutex;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub enum Op {
     Allocate,
     /// [`MediumFile::set_len`](crate::MediumFile::set_len).
     SetLen,
+    /// [`MediumFile::drain`](crate::MediumFile::drain).
+    Drain,
     /// [`MediumFile::length`](crate::MediumFile::length) and `allocated`.
     Stat,
 }
@@ -47,6 +50,10 @@ pub enum Fault {
     Io,
     /// Nothing is done; `ENOSPC`.
     NoSpace,
+    /// Nothing is done; `ENFILE`: the machine has no file handles left.
+    NoSystemFiles,
+    /// Nothing is done; `EMFILE`: the process has no file descriptors left.
+    NoProcessFiles,
     /// A write stores its first half (whole sectors of it) and reports `EIO`; a read returns its
     /// first half as if the file ended there. Anything else: as [`Fault::Io`].
     Short,
@@ -63,6 +70,8 @@ impl Fault {
     pub fn error(self) -> io::Error {
         let code = match self {
             Self::NoSpace => rustix::io::Errno::NOSPC,
+            Self::NoSystemFiles => rustix::io::Errno::NFILE,
+            Self::NoProcessFiles => rustix::io::Errno::MFILE,
             Self::Io | Self::Short | Self::Torn | Self::Slow(_) => rustix::io::Errno::IO,
         };
         code.into()
@@ -128,12 +137,26 @@ impl Rule {
 #[derive(Clone, Debug, Default)]
 pub struct Schedule(Arc<Mutex<Script>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Script {
     /// Each with the number of matches seen.
     rules: Vec<(Rule, u64)>,
+    /// An operation, a part of its path, and what runs once before it.
+    hooks: Vec<(Op, String, Hook)>,
     counts: [u64; OPS],
     injected: u64,
+}
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Script")
+            .field("rules", &self.rules)
+            .field("hooks", &self.hooks.len())
+            .field("injected", &self.injected)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Schedule {
@@ -148,6 +171,18 @@ impl Schedule {
     pub fn add(&self, rule: Rule) {
         debug_assert!(rule.nth > 0, "matches are counted from 1");
         self.0.lock().rules.push((rule, 0));
+    }
+
+    /// Runs `hook` once, before the next operation `op` on a path that contains `part`. It may use
+    /// the medium itself.
+    pub fn before(&self, op: Op, part: impl Into<String>, hook: impl FnOnce() + Send + 'static) {
+        self.0.lock().hooks.push((op, part.into(), Box::new(hook)));
+    }
+
+    /// Hooks that were not run yet.
+    #[must_use]
+    pub fn hooks(&self) -> usize {
+        self.0.lock().hooks.len()
     }
 
     /// Drops all rules: from now on everything works. Counters stay.
@@ -175,6 +210,15 @@ impl Schedule {
 
     /// Counts an operation and says what to do instead of it, after waiting where it is to be slow.
     pub(crate) fn next(&self, op: Op, path: &Path) -> Option<Fault> {
+        let due: Vec<_> = {
+            let mut script = self.0.lock();
+            let path = path.to_string_lossy();
+            script
+                .hooks
+                .extract_if(.., |(at, part, _)| *at == op && path.contains(&**part))
+                .collect()
+        };
+        due.into_iter().for_each(|(.., hook)| hook());
         match self.decide(op, path) {
             Some(Fault::Slow(pause)) => {
                 std::thread::sleep(pause);

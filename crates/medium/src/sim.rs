@@ -1,9 +1,17 @@
 //! A disk in memory that forgets what was not synced.
 
+mod flight;
+mod mounts;
+mod process;
+
+pub use process::SimProcess;
+
 use crate::change::{Chance, Change};
 use crate::sparse::{BLOCK, Sparse};
 use crate::tree::{Inode, Tree};
 use crate::{Access, Medium, MediumFile, Room};
+use flight::InFlight;
+use mounts::Mounts;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -28,17 +36,62 @@ pub struct SimDisk {
 #[derive(Debug, Default)]
 struct State {
     tree: Tree,
+    mounts: Mounts,
     files: BTreeMap<Inode, File>,
     next: Inode,
     capacity: u64,
+    failing_sync: Option<FailingSync>,
 }
 
-/// `now` is `durable` with all of `pending` applied.
+/// The next sync of a file whose path contains `part` fails.
+#[derive(Debug)]
+struct FailingSync {
+    part: String,
+    seed: u64,
+}
+
+/// `now` is `durable` with all of `pending` applied, and what a failed sync dropped; nothing of
+/// `in_flight`.
 #[derive(Clone, Debug, Default)]
 struct File {
     now: Sparse,
     durable: Sparse,
     pending: Vec<Change>,
+    in_flight: InFlight,
+}
+
+impl File {
+    /// Applies writes that were in flight: readers see them, and a crash may still undo them.
+    fn land(&mut self, landed: Vec<Change>) {
+        for change in landed {
+            change.apply(&mut self.now);
+            self.pending.push(change);
+        }
+    }
+
+    fn drain(&mut self) {
+        let landed = self.in_flight.take();
+        self.land(landed);
+    }
+
+    fn sync(&mut self) {
+        self.pending.drain(..).for_each(|change| change.apply(&mut self.durable));
+    }
+
+    /// Forgets pending writes as a failed writeback does. Reads still return their bytes; the disk
+    /// has what `seed` decides of them, and no later sync adds to it. Lengths and allocations are
+    /// the file system's own records, which it keeps to write later.
+    fn drop_dirty(&mut self, seed: u64) {
+        let mut chance = Chance::new(seed);
+        let Self { durable, pending, .. } = self;
+        pending.retain(|change| {
+            let is_write = matches!(change, Change::Write { .. });
+            if is_write {
+                change.survive(durable, &mut chance);
+            }
+            !is_write
+        });
+    }
 }
 
 impl SimDisk {
@@ -50,25 +103,76 @@ impl SimDisk {
 
     /// The disk as it comes up after losing power now. What was synced is there. Of the rest, each
     /// change of a name survives or not; each 4 KiB of a write survives, is lost, or is torn into
-    /// 512-byte sectors. The seed decides all of it. This disk goes on as if nothing happened.
+    /// 512-byte sectors. Writes in flight fare like unsynced ones. The seed decides all of it. This
+    /// disk goes on as if nothing happened.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let state = self.state.lock();
         let mut chance = Chance::new(seed);
         let tree = state.tree.crash(&mut chance);
+        let mounts = state.mounts.crash(&mut chance);
         let mut files = BTreeMap::new();
         for (&inode, file) in &state.files {
             let mut left = file.durable.clone();
             chance.turn();
             file.pending.iter().for_each(|change| change.survive(&mut left, &mut chance));
-            let file = File { now: left.clone(), durable: left, pending: Vec::new() };
+            file.in_flight.survive(&mut left, &mut chance);
+            let file = File { now: left.clone(), durable: left, ..File::default() };
             files.insert(inode, file);
         }
         // Files without a name are gone.
-        let named: BTreeSet<Inode> = tree.files().collect();
+        let named: BTreeSet<Inode> = tree.files().chain(mounts.files()).collect();
         files.retain(|inode, _| named.contains(inode));
-        let state = State { tree, files, next: state.next, capacity: state.capacity };
+        let (next, capacity) = (state.next, state.capacity);
+        let state = State { tree, mounts, files, next, capacity, failing_sync: None };
         Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Makes the next [`MediumFile::sync_data`] of a file whose path contains `part` fail with `EIO`
+    /// and drop the file's dirty pages, as Linux does: what was written stays readable, later syncs
+    /// report success, and a crash loses it. `seed` decides which sectors reached the disk all the
+    /// same, from none to all of them.
+    ///
+    /// Stricter than Linux in one respect: a later write to a dropped page does not take the rest of
+    /// the page to the disk.
+    pub fn fail_next_sync(&self, part: impl Into<String>, seed: u64) {
+        self.state.lock().failing_sync = Some(FailingSync { part: part.into(), seed });
+    }
+
+    /// Time passes for writes in flight (see [`SimProcess::kill`]): some of them land, whole or in
+    /// part, in any order; the rest stays in flight. The seed decides all of it.
+    pub fn land(&self, seed: u64) {
+        let mut chance = Chance::new(seed);
+        for file in self.state.lock().files.values_mut() {
+            if !file.in_flight.is_empty() {
+                chance.turn();
+                let landed = file.in_flight.land(&mut chance);
+                file.land(landed);
+            }
+        }
+    }
+
+    /// Number of writes in flight; each part that is still to land counts.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.state.lock().files.values().map(|file| file.in_flight.len()).sum()
+    }
+
+    fn open_file(&self, path: &Path, access: Access) -> io::Result<SimFile> {
+        let mut state = self.state.lock();
+        let inode = match state.tree.get(path)? {
+            Some(inode) => inode,
+            None if access.create => {
+                let inode = state.next;
+                state.next += 1;
+                state.mounts.note_created(path);
+                state.tree.create(path, inode);
+                state.files.insert(inode, File::default());
+                inode
+            }
+            None => return Err(io::ErrorKind::NotFound.into()),
+        };
+        Ok(SimFile { state: Arc::clone(&self.state), inode, access })
     }
 
     /// Changes, of names and contents, that a crash now could undo.
@@ -89,41 +193,42 @@ impl State {
         self.files.get_mut(&inode).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    /// Whether the sync of `inode` that is made now is the one to fail; then the seed of it.
+    fn take_failing_sync(&mut self, inode: Inode) -> Option<u64> {
+        let FailingSync { part, seed } = self.failing_sync.as_ref()?;
+        let is_due = self.tree.path(inode)?.to_string_lossy().contains(part);
+        let seed = is_due.then_some(*seed)?;
+        self.failing_sync = None;
+        Some(seed)
+    }
+
     /// Applies `change`, which takes `blocks` more, if there is room.
     fn change(&mut self, inode: Inode, blocks: u64, change: Change) -> io::Result<()> {
         if blocks > 0 && self.used().saturating_add(blocks * BLOCK) > self.capacity {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let file = self.file(inode)?;
-        change.apply(&mut file.now);
-        file.pending.push(change);
+        self.file(inode)?.land(vec![change]);
         Ok(())
     }
 }
 
 impl Medium for SimDisk {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.state.lock().tree.create_dir(path)
+        let mut state = self.state.lock();
+        if !state.tree.is_dir(path) {
+            state.mounts.note_created(path);
+        }
+        state.tree.create_dir(path)
     }
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
-        let mut state = self.state.lock();
-        let inode = match state.tree.get(path)? {
-            Some(inode) => inode,
-            None if access.create => {
-                let inode = state.next;
-                state.next += 1;
-                state.tree.create(path, inode);
-                state.files.insert(inode, File::default());
-                inode
-            }
-            None => return Err(io::ErrorKind::NotFound.into()),
-        };
-        Ok(Arc::new(SimFile { state: Arc::clone(&self.state), inode, access }))
+        Ok(Arc::new(self.open_file(path, access)?))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.state.lock().tree.rename(from, to)
+        let mut state = self.state.lock();
+        state.mounts.note_created(to);
+        state.tree.rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -173,6 +278,14 @@ impl SimFile {
     fn check_writable(&self) -> io::Result<()> {
         if self.access.write { Ok(()) } else { Err(rustix::io::Errno::BADF.into()) }
     }
+
+    /// Begins a write that stays in flight.
+    fn begin_write(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.check_writable()?;
+        self.check_aligned(buffer, offset)?;
+        self.state.lock().file(self.inode)?.in_flight.begin(buffer, offset);
+        Ok(())
+    }
 }
 
 impl MediumFile for SimFile {
@@ -193,9 +306,13 @@ impl MediumFile for SimFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        // Writes in flight are not waited for: `fdatasync` covers writes that have ended.
         let mut state = self.state.lock();
-        let File { durable, pending, .. } = state.file(self.inode)?;
-        pending.drain(..).for_each(|change| change.apply(durable));
+        if let Some(seed) = state.take_failing_sync(self.inode) {
+            state.file(self.inode)?.drop_dirty(seed);
+            return Err(rustix::io::Errno::IO.into());
+        }
+        state.file(self.inode)?.sync();
         Ok(())
     }
 
@@ -208,7 +325,15 @@ impl MediumFile for SimFile {
 
     fn set_len(&self, length: u64) -> io::Result<()> {
         self.check_writable()?;
-        self.state.lock().change(self.inode, 0, Change::SetLen(length))
+        let mut state = self.state.lock();
+        // As the kernel's file systems do, which wait for direct writes before they truncate.
+        state.file(self.inode)?.drain();
+        state.change(self.inode, 0, Change::SetLen(length))
+    }
+
+    fn drain(&self) -> io::Result<()> {
+        self.state.lock().file(self.inode)?.drain();
+        Ok(())
     }
 
     fn length(&self) -> io::Result<u64> {

@@ -74,6 +74,12 @@ impl Tree {
         })
     }
 
+    /// A path of `inode`, if it has one.
+    pub(crate) fn path(&self, inode: Inode) -> Option<&Path> {
+        let mut entries = self.now.iter();
+        entries.find(|(_, entry)| **entry == Entry::File(inode)).map(|(path, _)| path.as_path())
+    }
+
     pub(crate) fn pending(&self) -> usize {
         self.pending.len()
     }
@@ -155,6 +161,11 @@ impl Tree {
 
     /// The names after a power loss.
     pub(crate) fn crash(&self, chance: &mut Chance) -> Self {
+        self.crash_below(Path::new("/"), chance)
+    }
+
+    /// Returns what a crash leaves of the tree that was unmounted from `root`.
+    pub(crate) fn crash_below(&self, root: &Path, chance: &mut Chance) -> Self {
         let mut names = self.durable.clone();
         for link in &self.pending {
             if chance.keep() {
@@ -167,9 +178,37 @@ impl Tree {
             .filter(|(_, entry)| **entry == Entry::Dir)
             .map(|(path, _)| path.clone())
             .collect();
-        let known = |up: &Path| up.parent().is_none() || dirs.iter().any(|dir| dir == up);
+        let known = |up: &Path| root.starts_with(up) || dirs.iter().any(|dir| dir == up);
         names.retain(|path, _| path.ancestors().skip(1).all(known));
         Self { now: names.clone(), durable: names, pending: Vec::new() }
+    }
+
+    /// Takes out everything below `dir`; the directory itself stays, empty.
+    pub(crate) fn split_below(&mut self, dir: &Path) -> Self {
+        let below = |path: &Path| path != dir && path.starts_with(dir);
+        let split = |names: &mut BTreeMap<PathBuf, Entry>| {
+            let all = std::mem::take(names);
+            let (inside, outside) = all.into_iter().partition(|(path, _)| below(path));
+            *names = outside;
+            inside
+        };
+        let pending = std::mem::take(&mut self.pending);
+        let (inside, outside) = pending.into_iter().partition(|link| below(link.path()));
+        self.pending = outside;
+        Self { now: split(&mut self.now), durable: split(&mut self.durable), pending: inside }
+    }
+
+    /// Puts back what [`Tree::split_below`] took out of an equal directory.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.now.extend(other.now);
+        self.durable.extend(other.durable);
+        self.pending.extend(other.pending);
+    }
+
+    /// All changes are durable.
+    pub(crate) fn sync_all(&mut self) {
+        self.pending.clear();
+        self.durable.clone_from(&self.now);
     }
 
     fn link(&mut self, link: Link) {

@@ -147,3 +147,32 @@ fn a_directory_nobody_synced_takes_its_files_along() {
         assert!(dir || get(&after, "/s/v/a").is_none());
     }
 }
+
+#[test]
+fn failed_sync_drops_readable_bytes() {
+    let disk = disk();
+    let file = put(&disk, "/s/v/a", &[1; 8192]);
+    file.sync_data().unwrap();
+    put(&disk, "/s/v/b", b"other").sync_data().unwrap();
+    disk.sync_dir(Path::new("/s/v")).unwrap();
+    let mut seen = BTreeSet::new();
+    for seed in seeds() {
+        let disk = disk.crash(seed);
+        let file = put(&disk, "/s/v/a", &[2; 8192]);
+        disk.fail_next_sync("/a", seed);
+        put(&disk, "/s/v/b", b"again").sync_data().unwrap();
+        assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(5));
+        assert_eq!(get(&disk, "/s/v/a").unwrap(), [2; 8192], "the page cache has it");
+        file.write_at(&[3; 512], 8192).unwrap();
+        file.sync_data().unwrap();
+        assert_eq!(disk.unsynced(), 0);
+        let after = get(&disk.crash(seed), "/s/v/a").unwrap();
+        assert_eq!(after, get(&disk.crash(seed + 1), "/s/v/a").unwrap(), "decided when it failed");
+        assert_eq!((after.len(), after[8192]), (8704, 3), "later syncs work");
+        seen.insert((after[0], after[4096]));
+    }
+    assert_eq!(seen, [(1, 1), (1, 2), (2, 1), (2, 2)].into());
+}
+
+mod flight;
+mod mounts;

@@ -1,0 +1,63 @@
+//! The marker of a volume: which volume of which store a directory holds.
+
+use crate::manifest::{seal, unseal};
+use crate::wire::{Reader, Writer};
+use crate::{Error, Result};
+
+const MAGIC: &[u8; 8] = b"RTRNVOLU";
+
+/// The content of the file [`VolumeMarker::FILE`] in every volume's directory.
+///
+/// A file system that is not mounted leaves an empty mount point behind: without the marker it
+/// looks like a volume that has lost all its segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeMarker {
+    /// The store: [`Manifest::uuid`](crate::Manifest::uuid).
+    pub store: [u8; 16],
+    /// The volume's number there.
+    pub volume: u8,
+}
+
+impl VolumeMarker {
+    /// Name of the file.
+    pub const FILE: &'static str = "VOLUME";
+
+    /// The file: magic, version, length, body, CRC-64 of everything before it.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::new();
+        body.raw(&self.store).u8(self.volume);
+        seal(MAGIC, body.as_slice())
+    }
+
+    /// Reads what [`VolumeMarker::encode`] wrote.
+    ///
+    /// # Errors
+    /// `Invalid` for another kind of file or another version, `Fatal` for a damaged one.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let body = unseal(MAGIC, "volume marker", bytes)?;
+        let damaged = |error: Error| Error::fatal("the volume marker is damaged").because(error);
+        let mut reader = Reader::new(body);
+        let store = reader.array().map_err(damaged)?;
+        let volume = reader.u8().map_err(damaged)?;
+        Ok(Self { store, volume })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marker_round_trips_and_damage_is_refused() {
+        let marker = VolumeMarker { store: [9; 16], volume: 3 };
+        let good = marker.encode();
+        assert_eq!(VolumeMarker::decode(&good).unwrap(), marker);
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert!(VolumeMarker::decode(&bad).is_err(), "byte {at}");
+            assert!(VolumeMarker::decode(&good[..at]).is_err(), "cut at {at}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Directories of a simulated disk that are file systems of their own, and can be unmounted.
+
+use super::SimDisk;
+use crate::change::Chance;
+use crate::tree::{Inode, Tree};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The unmounted file systems, and what lies under mounted ones.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Mounts(BTreeMap<PathBuf, Mount>);
+
+#[derive(Clone, Debug, Default)]
+struct Mount {
+    away: bool,
+    /// While it is away, the file system's names; while it is mounted, those that it hides.
+    unseen: Tree,
+    /// Created under the mount point while the file system was away, removed or not.
+    created: Vec<PathBuf>,
+}
+
+impl Mounts {
+    /// Notes that a process makes `path`.
+    pub(super) fn note_created(&mut self, path: &Path) {
+        let mut away = self.0.iter_mut().filter(|(_, mount)| mount.away);
+        if let Some((_, mount)) =
+            away.find(|(dir, _)| path != dir.as_path() && path.starts_with(dir.as_path()))
+        {
+            mount.created.push(path.to_owned());
+        }
+    }
+
+    /// Files that are not seen now.
+    pub(super) fn files(&self) -> impl Iterator<Item = Inode> {
+        self.0.values().flat_map(|mount| mount.unseen.files())
+    }
+
+    pub(super) fn crash(&self, chance: &mut Chance) -> Self {
+        let mounts = self.0.iter().map(|(dir, mount)| {
+            let unseen = mount.unseen.crash_below(dir, chance);
+            (dir.clone(), Mount { unseen, ..mount.clone() })
+        });
+        Self(mounts.collect())
+    }
+}
+
+impl SimDisk {
+    /// Unmounts the file system in `dir`, and makes its changes durable, as `umount(2)` does. Files
+    /// that a process creates below `dir` afterwards belong to the file system of the mount point.
+    /// Open files stay open.
+    ///
+    /// # Errors
+    /// `NotFound` if `dir` does not exist; `InvalidInput` if its file system is not mounted.
+    pub fn unmount(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if !state.tree.is_dir(dir) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let mount = state.mounts.0.entry(dir.to_owned()).or_default();
+        if mount.away {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut names = state.tree.split_below(dir);
+        names.sync_all();
+        for inode in names.files() {
+            if let Some(file) = state.files.get_mut(&inode) {
+                file.drain();
+                file.sync();
+                // The page cache goes with it, and what a failed sync left only there.
+                file.now = file.durable.clone();
+            }
+        }
+        state.tree.merge(std::mem::replace(&mut mount.unseen, names));
+        mount.away = true;
+        mount.created.clear();
+        Ok(())
+    }
+
+    /// Mounts it again. What was created under the mount point is hidden.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is not unmounted; `NotFound` if the mount point is gone.
+    pub fn mount(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let mount = state.mounts.0.get_mut(dir).filter(|mount| mount.away);
+        let mount = mount.ok_or(io::ErrorKind::InvalidInput)?;
+        if !state.tree.is_dir(dir) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let hidden = state.tree.split_below(dir);
+        state.tree.merge(std::mem::replace(&mut mount.unseen, hidden));
+        mount.away = false;
+        Ok(())
+    }
+
+    /// Whether `dir` is unmounted.
+    #[must_use]
+    pub fn is_unmounted(&self, dir: &Path) -> bool {
+        self.state.lock().mounts.0.get(dir).is_some_and(|mount| mount.away)
+    }
+
+    /// Paths that were created below `dir` since it was last unmounted and until it was mounted
+    /// again, removed ones included.
+    #[must_use]
+    pub fn created_under(&self, dir: &Path) -> Vec<PathBuf> {
+        self.state.lock().mounts.0.get(dir).map_or_else(Vec::new, |mount| mount.created.clone())
+    }
+}

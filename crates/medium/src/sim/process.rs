@@ -1,0 +1,184 @@
+//! A process on a simulated disk, which can be killed with writes in flight.
+
+use super::{SimDisk, SimFile};
+use crate::{Access, Medium, MediumFile, Room};
+use parking_lot::Mutex;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A process's view of a [`SimDisk`]. After its death every change that it tries fails with
+/// `BrokenPipe`; it may still read, which changes nothing.
+#[derive(Clone, Debug)]
+pub struct SimProcess {
+    disk: SimDisk,
+    /// Whether a file is written to asynchronously (`io_uring`).
+    asynchronous: fn(&Path) -> bool,
+    life: Arc<Mutex<Life>>,
+}
+
+#[derive(Debug, Default)]
+struct Life {
+    /// Changes until the process is killed; `None`: it is not to be killed.
+    changes: Option<u64>,
+    /// Asynchronous writes that may still be begun at the kill.
+    in_flight: usize,
+    dead: bool,
+}
+
+impl SimDisk {
+    /// A new process on this disk. Writes to files for which `asynchronous` holds can outlive it.
+    #[must_use]
+    pub fn process(&self, asynchronous: fn(&Path) -> bool) -> SimProcess {
+        SimProcess { disk: self.clone(), asynchronous, life: Arc::default() }
+    }
+}
+
+impl SimProcess {
+    /// The disk, as every process sees it.
+    #[must_use]
+    pub fn disk(&self) -> &SimDisk {
+        &self.disk
+    }
+
+    /// Kills the process after `changes` more changes. The asynchronous writes that it tries next,
+    /// `in_flight` of them at most and none after any other change, are begun and never waited for:
+    /// the process is told that they were done, no reader sees them, and they land with
+    /// [`SimDisk::land`] or a [`MediumFile::drain`] of their file. A power loss cuts them off.
+    pub fn kill(&self, changes: u64, in_flight: usize) {
+        *self.life.lock() = Life { changes: Some(changes), in_flight, dead: false };
+    }
+
+    /// Kills the process now, with nothing in flight.
+    pub fn kill_now(&self) {
+        *self.life.lock() = Life { changes: Some(0), in_flight: 0, dead: true };
+    }
+
+    /// Whether the process was killed: a change of it failed, or a write of it is in flight.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.life.lock().dead
+    }
+
+    fn change(&self) -> io::Result<()> {
+        match &mut *self.life.lock() {
+            Life { changes: None, .. } => Ok(()),
+            Life { changes: Some(left @ 1..), .. } => {
+                *left -= 1;
+                Ok(())
+            }
+            life => {
+                (life.in_flight, life.dead) = (0, true);
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+    }
+
+    /// Whether an asynchronous write is cut off by the kill.
+    fn begins_write(&self) -> bool {
+        match &mut *self.life.lock() {
+            Life { changes: Some(0), in_flight: more @ 1.., dead } => {
+                *more -= 1;
+                *dead = true;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Medium for SimProcess {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        if self.is_dead() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        self.disk.create_dir(path)
+    }
+
+    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
+        if access.create {
+            self.change()?;
+        }
+        let file = self.disk.open_file(path, access)?;
+        let asynchronous = (self.asynchronous)(path);
+        Ok(Arc::new(ProcessFile { file, asynchronous, process: self.clone() }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.change()?;
+        self.disk.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.change()?;
+        self.disk.remove(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        self.disk.list(dir)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.change()?;
+        self.disk.sync_dir(dir)
+    }
+
+    fn room(&self, dir: &Path) -> io::Result<Room> {
+        self.disk.room(dir)
+    }
+}
+
+#[derive(Debug)]
+struct ProcessFile {
+    file: SimFile,
+    asynchronous: bool,
+    process: SimProcess,
+}
+
+impl MediumFile for ProcessFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        if self.asynchronous && self.process.begins_write() {
+            return self.file.begin_write(buffer, offset);
+        }
+        self.process.change()?;
+        self.file.write_at(buffer, offset)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.process.change()?;
+        self.file.sync_data()
+    }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        self.process.change()?;
+        self.file.allocate(length)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.process.change()?;
+        self.file.set_len(length)
+    }
+
+    fn drain(&self) -> io::Result<()> {
+        self.process.change()?;
+        self.file.drain()
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        self.file.length()
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.file.allocated()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
