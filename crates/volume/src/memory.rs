@@ -3,10 +3,12 @@
 mod borrowed;
 mod owned;
 mod picked;
+mod shifted;
 
 pub use borrowed::{BorrowedPages, BorrowedPagesMut};
 pub use owned::{OwnedPages, OwnedPagesMut};
 pub use picked::Picked;
+pub use shifted::Shifted;
 
 /// Some consecutive bytes to read from.
 #[derive(Clone, Copy, Debug)]

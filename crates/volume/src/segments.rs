@@ -6,22 +6,27 @@ mod kind;
 mod maps;
 mod report;
 mod selftest;
+mod volumes;
 
 pub use report::{IoChoice, IoMode, IoReport};
+pub use volumes::{Candidate, Discover, Guard};
+
+use volumes::Volume;
 
 use crate::engine::Engine;
 use crate::map::Map;
 use crate::staging::{Staging, StagingStats};
 use maps::Maps;
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, PAGE_BYTES_MAX, Result, SegmentId, UNIT};
+use ritornello_format::{Error, PAGE_BYTES_MAX, Result, SegmentId, UNIT, VolumeMarker};
 use ritornello_medium::{Access, Medium, MediumFile};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// The most files that are synced at once.
 const SYNCS: usize = 8;
@@ -35,7 +40,8 @@ const PREFIX: &str = "seg-";
 /// What [`Segments::open`] needs to know.
 #[derive(Clone, Debug)]
 pub struct SegmentsConfig {
-    /// The volumes: a volume's number is its position. An empty path is a volume that is no more.
+    /// The volumes: a volume's number is its position. An empty path is a volume that is no more,
+    /// or that is away.
     pub dirs: Vec<PathBuf>,
     /// Length of every segment file: whole units.
     pub segment_bytes: u64,
@@ -62,6 +68,7 @@ pub struct Segments {
     io: IoChoice,
     volumes: RwLock<Vec<Volume>>,
     discover: OnceLock<Discover>,
+    guard: OnceLock<Guard>,
     segment_bytes: u64,
     in_flight_bytes: usize,
     engine: Box<dyn Engine>,
@@ -72,63 +79,25 @@ pub struct Segments {
     /// Volumes whose directory has entries that may not survive a power loss.
     unsynced_dirs: Mutex<BTreeSet<u8>>,
     report: RwLock<IoReport>,
+    /// When [`Segments::discover_with`] was last asked for a volume that is away.
+    looked_for_absent: Mutex<Option<Instant>>,
+    /// Volumes whose directories could not be used when the segments were opened, with the reasons.
+    refused: Vec<(u8, String)>,
     /// The process that opened them: rings and threads do not come along into a forked child.
     process: u32,
-}
-
-/// A directory of segments.
-#[derive(Clone, Debug, Default)]
-struct Volume {
-    /// Empty if it is no more.
-    dir: PathBuf,
-    /// Whether its files are opened with `O_DIRECT`.
-    direct: bool,
-    /// Whether its files are in memory and can be mapped.
-    in_memory: bool,
-}
-
-/// Says which volumes there are now: see [`SegmentsConfig::dirs`].
-pub type Discover = Box<dyn Fn() -> Result<Vec<PathBuf>> + Send + Sync>;
-
-/// A directory that can become a volume.
-#[derive(Clone, Debug)]
-pub struct Candidate {
-    volume: Volume,
-    file_system: String,
-    trusted: bool,
-}
-
-impl Candidate {
-    /// Whether its file system keeps its promises to several processes and across power loss.
-    #[must_use]
-    pub fn is_trusted(&self) -> bool {
-        self.trusted
-    }
-
-    /// Whether its files are memory.
-    #[must_use]
-    pub fn is_in_memory(&self) -> bool {
-        self.volume.in_memory
-    }
-
-    /// Name of its file system.
-    #[must_use]
-    pub fn file_system(&self) -> &str {
-        &self.file_system
-    }
 }
 
 impl Segments {
     /// Examines the directories, which must exist, and chooses how to move bytes.
     ///
     /// # Errors
-    /// `Invalid` if a directory cannot be written to, if there are none or more than 256, or if the
-    /// chosen way does not work here.
+    /// `Invalid` if no directory can be written to, if there are no volumes or more than 256, or if
+    /// the chosen way does not work here.
     pub fn open(medium: Arc<dyn Medium>, config: SegmentsConfig) -> Result<Self> {
         let SegmentsConfig { dirs, segment_bytes, io, in_flight_bytes } = config;
         let live: Vec<PathBuf> =
             dirs.iter().filter(|dir| !dir.as_os_str().is_empty()).cloned().collect();
-        if live.is_empty() || dirs.len() > 256 {
+        if dirs.is_empty() || dirs.len() > 256 {
             return Err(Error::invalid("a store has 1 to 256 directories").with("dirs", dirs.len()));
         }
         let units_fit = segment_bytes / UNIT <= u64::from(u32::MAX);
@@ -143,20 +112,29 @@ impl Segments {
         // Enough for a few calls that need staging at once, and for any single page.
         let staging = Staging::new((4 * in_flight_bytes).max(PAGE_BYTES_MAX as usize))?;
         let choice = choose::choose(medium.as_ref(), &live, io, staging.stats().backing)?;
-        let mut direct = choice.direct.into_iter();
-        let in_memory = choice.report.mode == IoMode::Mapped;
-        let volume = |dir: PathBuf| {
-            let direct = !dir.as_os_str().is_empty() && direct.next().unwrap_or(false);
-            Volume { dir, direct, in_memory }
-        };
-        let volumes: Vec<Volume> = dirs.into_iter().map(volume).collect();
-        let there = (0..=u8::MAX).zip(&volumes).filter(|(_, v)| !v.dir.as_os_str().is_empty());
-        let unsynced = there.map(|(at, _)| at).collect();
+        let mut found = choice.volumes.into_iter();
+        let (mut volumes, mut refused) = (Vec::new(), Vec::new());
+        for (number, dir) in (0..=u8::MAX).zip(dirs) {
+            let here = !dir.as_os_str().is_empty();
+            let volume = match here.then(|| found.next()).flatten() {
+                Some(Ok(volume)) => volume,
+                Some(Err(error)) => {
+                    tracing::warn!(%error, dir = %dir.display(), "a volume cannot be used");
+                    refused.push((number, error.to_string()));
+                    Volume::default()
+                }
+                None => Volume::default(),
+            };
+            volumes.push(volume);
+        }
+        let here = (0..=u8::MAX).zip(&volumes).filter(|(_, volume)| volume.is_here());
+        let unsynced = here.map(|(at, _)| at).collect();
         Ok(Self {
             medium,
             io,
             volumes: RwLock::new(volumes),
             discover: OnceLock::new(),
+            guard: OnceLock::new(),
             segment_bytes,
             in_flight_bytes,
             engine: choice.engine,
@@ -166,6 +144,8 @@ impl Segments {
             // A former owner may have died between making a segment and syncing its directory.
             unsynced_dirs: Mutex::new(unsynced),
             report: RwLock::new(choice.report),
+            looked_for_absent: Mutex::new(None),
+            refused,
             process: std::process::id(),
         })
     }
@@ -174,10 +154,12 @@ impl Segments {
     /// [`Segments::sync`] of it.
     ///
     /// # Errors
-    /// `Retry` if the file system is full or refuses; nothing is left behind then. `Fatal` if there
-    /// already is a file of that name: an allocator that does not know it must not write to it.
+    /// `Retry` if the file system is full or refuses, or the directory does not hold the volume;
+    /// nothing is left behind then. `Fatal` if there already is a file of that name: an allocator that
+    /// does not know it must not write to it.
     pub fn create(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
+        self.check_volume(id.volume())?;
         let there = self.medium.open(&path, Access::default());
         match there {
             Ok(_) => {
@@ -223,44 +205,71 @@ impl Segments {
     /// # Errors
     /// `Retry` if the file system refuses.
     pub fn mend(&self, id: SegmentId) -> Result<bool> {
-        let file = self.file(id)?;
-        if file.length()? >= self.segment_bytes {
-            return Ok(false);
-        }
-        file.allocate(self.segment_bytes)?;
-        Ok(true)
+        let mended = self.file(id).and_then(|file| {
+            if file.length()? >= self.segment_bytes {
+                return Ok(false);
+            }
+            file.allocate(self.segment_bytes)?;
+            Ok(true)
+        });
+        // A handle of a device that failed fails for ever: the next try opens another.
+        Ok(mended.inspect_err(|_| self.let_go(id))?)
     }
 
-    /// The segments that are there, in order.
+    /// The segments of all volumes that are here, in order.
     ///
     /// # Errors
     /// `Retry` if a directory cannot be listed.
     pub fn existing(&self) -> Result<Vec<SegmentId>> {
-        let mut found = Vec::new();
-        for (volume, dir) in self.dirs() {
-            let names = self.medium.list(&dir).map_err(|error| {
-                Error::retry("a volume's directory cannot be listed")
-                    .with("dir", dir.display())
-                    .because(error)
-            })?;
-            let numbers = names.iter().filter_map(|name| number_of(name.to_str()?));
-            found.extend(numbers.map(|number| SegmentId::new(volume, number)));
-        }
+        let volumes = self.dirs().into_iter().map(|(volume, _)| self.list(volume));
+        Ok(volumes.collect::<Result<Vec<_>>>()?.concat())
+    }
+
+    /// The segments of all volumes whose directories can be listed now.
+    #[must_use]
+    pub fn listable(&self) -> Vec<SegmentId> {
+        self.dirs()
+            .into_iter()
+            .flat_map(|(volume, _)| self.list(volume).unwrap_or_default())
+            .collect()
+    }
+
+    /// The segments of one volume, in order.
+    ///
+    /// # Errors
+    /// `Retry` if its directory cannot be listed; `Invalid` if the volume is not here.
+    pub fn list(&self, volume: u8) -> Result<Vec<SegmentId>> {
+        let dir = self.dir(volume)?;
+        let names = self.medium.list(&dir).map_err(|error| {
+            Error::retry("a volume's directory cannot be listed")
+                .with("dir", dir.display())
+                .because(error)
+        })?;
+        let numbers = names.iter().filter_map(|name| number_of(name.to_str()?));
+        let mut found: Vec<SegmentId> =
+            numbers.map(|number| SegmentId::new(volume, number)).collect();
         found.sort_unstable();
+        // The list itself tells: an empty mount point has no marker.
+        if found.is_empty() && !names.iter().any(|name| name == VolumeMarker::FILE) {
+            return Err(Error::retry("a volume's directory is empty: is its file system mounted?")
+                .with("dir", dir.display()));
+        }
         Ok(found)
     }
 
     /// Removes a segment, durably; one that is not there is gone already. Its blocks are free at
-    /// once, also if another process has it open; those of one that is mapped, when the last process
-    /// that maps it has noticed. Cutting it would kill who reads it.
+    /// once, also if another process has it open; those of one in memory, when the last process that
+    /// maps it has noticed. A segment in memory is never cut, however this process drives it: a
+    /// cut raises SIGBUS in every process that reads it through a map.
     ///
     /// # Errors
-    /// `Retry` if the file system refuses.
+    /// `Retry` if the file system refuses, or the directory does not hold the volume now.
     pub fn remove(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
+        self.check_volume(id.volume())?;
         let refused = |error: io::Error| Error::from(error).with("path", path.display());
         match self.file(id) {
-            Ok(file) if self.maps.is_none() => file.set_len(0).map_err(refused)?,
+            Ok(file) if !self.volume(id).in_memory => file.set_len(0).map_err(refused)?,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(refused(error)),
@@ -275,16 +284,16 @@ impl Segments {
         self.medium.sync_dir(&dir).map_err(refused)
     }
 
-    /// Tells how to find out about volumes that came after this was opened.
-    pub fn discover_with(&self, discover: Discover) {
-        // Whoever opens it does this once.
-        let _ = self.discover.set(discover);
-    }
-
     /// Whether a file is what an examination leaves behind that is cut off.
     #[must_use]
     pub fn is_left_over(name: &OsStr) -> bool {
         name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))
+    }
+
+    /// The name of a segment's file in the directory of its volume.
+    #[must_use]
+    pub fn file_name(id: SegmentId) -> String {
+        format!("{PREFIX}{:06}", id.number())
     }
 
     /// Whether a file's name is that of a segment.
@@ -293,70 +302,20 @@ impl Segments {
         name.to_str().and_then(number_of).is_some()
     }
 
-    /// Examines a directory that is to become a volume.
+    /// Waits until every write to segment `id` that a process which has died had begun is over.
+    /// The caller has made sure that no other process writes to the space in question. Blocks for
+    /// as long as the disk takes.
     ///
     /// # Errors
-    /// `Invalid` if it cannot be written to.
-    pub fn examine(&self, dir: &Path) -> Result<Candidate> {
-        let found = selftest::examine(self.medium.as_ref(), dir)?;
-        let direct = found.direct && self.io != IoChoice::Buffered;
-        Ok(Candidate {
-            volume: Volume { dir: dir.to_owned(), direct, in_memory: found.in_memory() },
-            file_system: found.kind,
-            trusted: !matches!(found.trust, kind::Trust::Foreign),
-        })
-    }
-
-    /// Adds a volume, whose number is the next.
-    pub fn add_volume(&self, candidate: Candidate) {
-        self.adopt(None, candidate);
-    }
-
-    /// Adds volume `at`, unless it is known by now.
-    fn adopt(&self, at: Option<usize>, candidate: Candidate) {
-        let mut volumes = self.volumes.write();
-        if at.is_some_and(|at| at != volumes.len()) {
-            return;
+    /// `Retry` if the file system refuses: the writes may still be on their way.
+    pub fn drain(&self, id: SegmentId) -> Result<()> {
+        let simulated = self.report.read().mode == IoMode::Simulated;
+        // Elsewhere no process writes by `io_uring`, and other writes end with their process.
+        if !self.volume(id).drains && !simulated {
+            return Ok(());
         }
-        let mut report = self.report.write();
-        report.direct &= candidate.volume.direct;
-        report.file_systems.push(candidate.file_system);
-        volumes.push(candidate.volume);
-    }
-
-    /// Forgets the directory of a volume whose segments are gone.
-    pub fn retire_volume(&self, volume: u8) {
-        self.unsynced_dirs.lock().remove(&volume);
-        if let Some(volume) = self.volumes.write().get_mut(usize::from(volume)) {
-            volume.dir = PathBuf::new();
-        }
-    }
-
-    /// Number of volumes, after a look for new ones if `wanted` is none of them.
-    pub(crate) fn volumes_up_to(&self, wanted: u8) -> usize {
-        let known = self.volumes.read().len();
-        if usize::from(wanted) < known {
-            return known;
-        }
-        let Some(discover) = self.discover.get() else { return known };
-        match discover() {
-            Ok(dirs) => {
-                for (at, dir) in dirs.into_iter().enumerate().skip(known) {
-                    // A volume that cannot be used here holds its number all the same.
-                    let candidate = self.examine(&dir).unwrap_or_else(|error| {
-                        tracing::warn!(%error, "a directory of the store cannot be used here");
-                        Candidate {
-                            volume: Volume::default(),
-                            file_system: String::new(),
-                            trusted: false,
-                        }
-                    });
-                    self.adopt(Some(at), candidate);
-                }
-            }
-            Err(error) => tracing::warn!(%error, "the store's directories could not be read anew"),
-        }
-        self.volumes.read().len()
+        let drained = self.file(id).and_then(|file| file.drain());
+        drained.map_err(|error| Error::from(error).with("segment", Segments::file_name(id)))
     }
 
     /// Makes everything durable that was written to these segments, by any process, and the names
@@ -378,7 +337,7 @@ impl Segments {
         let work = || -> Result<()> {
             loop {
                 let Some(&id) = next.lock().next() else { return Ok(()) };
-                let name = || name_of(id);
+                let name = || Segments::file_name(id);
                 let file = self.file(id).map_err(|error| failed_sync(name(), error))?;
                 file.sync_data().map_err(|error| failed_sync(name(), error))?;
             }
@@ -402,17 +361,18 @@ impl Segments {
         })
     }
 
-    /// Bytes of the blocks that all segments take.
-    ///
-    /// # Errors
-    /// `Retry` if the file system refuses.
-    pub fn allocated_bytes(&self) -> Result<u64> {
-        let allocated = |id| match self.file(id).and_then(|file| file.allocated()) {
-            // Removed since it was listed.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-            allocated => allocated,
-        };
-        self.existing()?.into_iter().map(allocated).sum::<io::Result<u64>>().map_err(Error::from)
+    /// Bytes of the blocks that all segments take, as far as their files can be looked at now.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> u64 {
+        let allocated = |id| self.file(id).and_then(|file| file.allocated()).unwrap_or(0);
+        self.listable().into_iter().map(allocated).sum()
+    }
+
+    /// Volumes whose directories could not be used when the segments were opened, with the reasons.
+    /// They are treated as volumes that are away.
+    #[must_use]
+    pub fn refused(&self) -> Vec<(u8, String)> {
+        self.refused.clone()
     }
 
     /// How bytes are moved, and why.
@@ -451,6 +411,9 @@ impl Segments {
         (self.in_flight_bytes / 4 / UNIT as usize * UNIT as usize).clamp(OP_BYTES_MIN, OP_BYTES_MAX)
             as u64
     }
+    fn volume(&self, id: SegmentId) -> Volume {
+        self.volumes.read().get(usize::from(id.volume())).cloned().unwrap_or_default()
+    }
     fn is_direct(&self, id: SegmentId) -> bool {
         self.volumes.read().get(usize::from(id.volume())).is_some_and(|volume| volume.direct)
     }
@@ -462,16 +425,19 @@ impl Segments {
     /// The directories there are, by volume.
     fn dirs(&self) -> Vec<(u8, PathBuf)> {
         let volumes = self.volumes.read();
-        let there =
-            (0..=u8::MAX).zip(volumes.iter()).filter(|(_, v)| !v.dir.as_os_str().is_empty());
-        there.map(|(at, volume)| (at, volume.dir.clone())).collect()
+        let here = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_here());
+        here.map(|(at, volume)| (at, volume.dir.clone())).collect()
     }
 
-    fn dir(&self, volume: u8) -> Result<PathBuf> {
+    /// The directory of a volume.
+    ///
+    /// # Errors
+    /// `Invalid` if the volume is unknown, no more, or away.
+    pub fn dir(&self, volume: u8) -> Result<PathBuf> {
         let volumes = self.volumes.read();
         match volumes.get(usize::from(volume)) {
-            Some(found) if !found.dir.as_os_str().is_empty() => Ok(found.dir.clone()),
-            _ => Err(Error::invalid("a segment of a volume that this store does not have")
+            Some(found) if found.is_here() => Ok(found.dir.clone()),
+            _ => Err(Error::invalid("a segment of a volume that is away, or not of this store")
                 .with("volume", volume)),
         }
     }
@@ -484,11 +450,13 @@ impl Segments {
         let path = self.path(id).map_err(io::Error::other)?;
         let access = Access { write: true, create: false, direct: self.is_direct(id) };
         let file = self.medium.open(&path, access)?;
+        // After the file was opened: what is mounted there since does not matter.
+        self.check_volume(id.volume())?;
         Ok(Arc::clone(self.files.write().entry(id).or_insert(file)))
     }
 
     fn path(&self, id: SegmentId) -> Result<PathBuf> {
-        Ok(self.dir(id.volume())?.join(name_of(id)))
+        Ok(self.dir(id.volume())?.join(Segments::file_name(id)))
     }
 }
 
@@ -508,15 +476,11 @@ fn failed_sync(what: impl fmt::Display, error: io::Error) -> Error {
         .because(error)
 }
 
-fn name_of(id: SegmentId) -> String {
-    format!("{PREFIX}{:06}", id.number())
-}
-
 fn number_of(name: &str) -> Option<u32> {
     let digits = name.strip_prefix(PREFIX)?;
     let number = digits.parse().ok()?;
     // Only names we would give: "seg-7" or "seg-+00007" are somebody else's.
-    (name == name_of(SegmentId::new(0, number))).then_some(number)
+    (name == Segments::file_name(SegmentId::new(0, number))).then_some(number)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub(crate) use mapped::copying_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::FoundRun;
 pub use sections::Sections;
-pub use verify::VerifiedRun;
+pub use verify::{VerifiedRun, is_refused_by_disk};
 
 use crate::memory::{PageSource, PageTarget};
 use crate::segments::Segments;

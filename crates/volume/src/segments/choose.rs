@@ -4,15 +4,18 @@ use super::huge;
 use super::kind::Trust;
 use super::report::{IoChoice, IoMode, IoReport};
 use super::selftest::{Finding, examine};
+use super::volumes::Volume;
 use crate::engine::{Engine, Inline, Pool, Uring};
 use crate::staging::Backing;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub(super) struct Choice {
     pub(super) engine: Box<dyn Engine>,
-    pub(super) direct: Vec<bool>,
+    /// What is known of each directory, in the order given, or why it cannot be used.
+    pub(super) volumes: Vec<Result<Volume>>,
     pub(super) report: IoReport,
 }
 
@@ -22,12 +25,28 @@ pub(super) fn choose(
     asked: IoChoice,
     backing: Backing,
 ) -> Result<Choice> {
-    let findings: Vec<Finding> =
-        dirs.iter().map(|dir| examine(medium, dir)).collect::<Result<_>>()?;
+    let (mut findings, mut usable, mut refused) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for (at, dir) in dirs.iter().enumerate() {
+        match examine(medium, dir) {
+            Ok(finding) => {
+                findings.push(finding);
+                usable.push(dir);
+            }
+            Err(error) => drop(refused.insert(at, error)),
+        }
+    }
+    // One directory that works is a store; without any there is nothing to choose by.
+    if findings.is_empty()
+        && let Some((_, error)) = refused.pop_first()
+    {
+        return Err(error);
+    }
     let mut warnings = Vec::new();
     let mut distrust = String::new();
-    let mapped = asked == IoChoice::Auto && findings.iter().all(Finding::in_memory);
-    for (dir, finding) in dirs.iter().zip(&findings) {
+    // If all volumes are away, do not map: their file systems are unknown.
+    let mapped =
+        asked == IoChoice::Auto && !findings.is_empty() && findings.iter().all(Finding::in_memory);
+    for (dir, finding) in usable.iter().zip(&findings) {
         let (dir, kind) = (dir.display(), &finding.kind);
         if finding.in_memory() && !mapped {
             warnings.push(format!(
@@ -60,6 +79,8 @@ pub(super) fn choose(
         );
     }
 
+    let undrained =
+        findings.iter().find(|finding| finding.direct && !finding.drains).map(|f| f.kind.clone());
     let real = findings.iter().all(|finding| finding.real);
     let mut direct: Vec<bool> =
         findings.iter().map(|finding| finding.direct && asked != IoChoice::Buffered).collect();
@@ -70,7 +91,7 @@ pub(super) fn choose(
             (Box::new(Inline), IoMode::Simulated, "the files are simulated".to_owned())
         }
         IoChoice::Auto if mapped => {
-            let why = dirs.iter().find_map(|dir| huge::lacking(dir)).unwrap_or_default();
+            let why = usable.iter().find_map(|dir| huge::lacking(dir)).unwrap_or_default();
             (Box::new(Inline), IoMode::Mapped, why)
         }
         IoChoice::Buffered => (pool(), IoMode::Buffered, "asked for".to_owned()),
@@ -79,6 +100,21 @@ pub(super) fn choose(
             (pool(), IoMode::Buffered, why.unwrap_or_default())
         }
         IoChoice::Pool => (pool(), IoMode::Pool, "asked for".to_owned()),
+        _ if undrained.is_some() => {
+            let why = format!(
+                "{} is not known to wait for a killed process's io_uring writes",
+                undrained.unwrap_or_default()
+            );
+            if asked == IoChoice::Uring {
+                return Err(Error::invalid(format!(
+                    "io_uring was asked for and {why}: choose io=auto, or put the store on ext4 \
+                     or XFS"
+                )));
+            }
+            warnings
+                .push(format!("{why}, so threads move the bytes; put the store on ext4 or XFS"));
+            (pool(), IoMode::Pool, why)
+        }
         IoChoice::Auto | IoChoice::Uring => match Uring::new() {
             Ok(engine) => (Box::new(engine), IoMode::Uring, String::new()),
             Err(error) if asked == IoChoice::Uring => {
@@ -95,6 +131,18 @@ pub(super) fn choose(
             }
         },
     };
+    let mut found =
+        usable.iter().zip(&findings).zip(&direct).map(|((dir, finding), direct)| Volume {
+            dir: (*dir).clone(),
+            direct: *direct,
+            in_memory: finding.in_memory(),
+            drains: finding.drains,
+        });
+    let volume = |at| match refused.remove(&at) {
+        Some(error) => Err(error),
+        None => Ok(found.next().unwrap_or_default()),
+    };
+    let volumes = (0..dirs.len()).map(volume).collect();
     let report = IoReport {
         mode,
         why,
@@ -117,7 +165,7 @@ pub(super) fn choose(
     for warning in report.warnings.iter().chain((!report.trusted).then_some(&report.distrust)) {
         tracing::warn!("{warning}");
     }
-    Ok(Choice { engine, direct, report })
+    Ok(Choice { engine, volumes, report })
 }
 
 fn pool() -> Box<dyn Engine> {

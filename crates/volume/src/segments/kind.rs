@@ -49,3 +49,13 @@ pub(super) fn of(magic: u64) -> (&'static str, Trust) {
         _ => ("unknown", Unknown),
     }
 }
+
+/// Whether `fallocate` on a file of this file system was seen to wait for every direct write to
+/// the file that is in flight, those of a killed process included (`tests/python` has the test).
+/// Only there may `io_uring` write: its requests outlive the process that submitted them. Writes by
+/// threads cannot: a thread exits only after its `pwrite` returns.
+pub(super) fn drains(magic: u64) -> bool {
+    const EXT4: u64 = 0xef53;
+    const XFS: u64 = 0x5846_5342;
+    matches!(magic, EXT4 | XFS)
+}

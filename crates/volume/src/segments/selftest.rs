@@ -1,5 +1,6 @@
 //! What a directory can do, found out by doing it.
 
+use super::Segments;
 use super::kind::{self, Trust};
 use crate::engine::{Engine, Inline, Op, Span, Work};
 use crate::memory_block::Block;
@@ -13,10 +14,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// What the file is called that a test writes: this, then numbers of the process and the test.
 pub(super) const PREFIX: &str = ".selftest-";
 
+/// Length of a trial's reads and writes.
+const TRIAL_BYTES: usize = 5 * UNIT as usize;
+
 /// What was found out about a directory.
 pub(super) struct Finding {
     pub(super) kind: String,
     pub(super) trust: Trust,
+    /// Writes of a dead process can be waited for: see [`kind::drains`].
+    pub(super) drains: bool,
     /// Files have descriptors.
     pub(super) real: bool,
     /// Direct I/O works and is what it says.
@@ -33,7 +39,8 @@ impl Finding {
 }
 
 /// Writes, reads and compares a small file, through `O_DIRECT` where that can be meant, and with
-/// the alignment that all later I/O has.
+/// the alignment that all later I/O has. On a full file system it reads from a segment that is there
+/// instead: segments are allocated whole, so they can still be read and written.
 pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let room = medium.room(dir).map_err(|error| {
@@ -48,62 +55,88 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
     };
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
     let path = dir.join(format!("{PREFIX}{}-{serial}", std::process::id()));
-    let outcome = trial(medium, &path, trust);
+    let outcome = trial(
+        trust,
+        |direct| medium.open(&path, Access { write: true, create: !direct, direct }),
+        round_trip,
+    );
     // A file that was never made need not be removed.
     let _ = medium.remove(&path);
+    let outcome = match outcome {
+        Err(error) if is_full(&error) => on_segment(medium, dir, trust).unwrap_or(Err(error)),
+        outcome => outcome,
+    };
     let (real, refusal) = outcome.map_err(|error| {
         let error_kind = error.kind();
         let advice = match error_kind {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 "a volume's directory cannot be written to: check its owner and mount options"
             }
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                "a volume's file system is full: free some space"
-            }
+            _ if is_full(&error) => "a volume's file system is full: free some space",
             _ => "a volume's directory failed the self-test",
         };
         Error::invalid(advice).with("dir", dir.display()).because(error)
     })?;
     let why = refusal.unwrap_or_default();
-    Ok(Finding { kind, trust, real, direct: real && why.is_empty(), why })
+    let drains = kind::drains(room.kind);
+    Ok(Finding { kind, trust, drains, real, direct: real && why.is_empty(), why })
 }
 
 /// Whether files are real, and why direct I/O is out, if it is.
-fn trial(medium: &dyn Medium, path: &Path, trust: Trust) -> io::Result<(bool, Option<String>)> {
-    let plain = medium.open(path, Access { write: true, create: true, direct: false })?;
+type Outcome = (bool, Option<String>);
+
+/// Tries the file that `open` opens, with direct I/O or without.
+fn trial(
+    trust: Trust,
+    open: impl Fn(bool) -> io::Result<Arc<dyn MediumFile>>,
+    check: fn(&Arc<dyn MediumFile>) -> io::Result<()>,
+) -> io::Result<Outcome> {
+    let plain = open(false)?;
     if plain.descriptor().is_none() {
         return Ok((false, Some("the files are simulated".to_owned())));
     }
     if trust == Trust::Memory {
-        round_trip(&plain)?;
+        check(&plain)?;
         return Ok((true, Some("this file system is memory".to_owned())));
     }
     if trust == Trust::PageCache {
-        round_trip(&plain)?;
+        check(&plain)?;
         let why = "this file system accepts O_DIRECT and goes through the page cache anyway";
         return Ok((true, Some(why.to_owned())));
     }
-    let direct = medium
-        .open(path, Access { write: true, create: false, direct: true })
-        .and_then(|file| round_trip(&file));
+    let direct = open(true).and_then(|file| check(&file));
     match direct {
         Ok(()) => Ok((true, None)),
+        // No finding about direct I/O: the file system has no room for the test.
+        Err(error) if is_full(&error) => Err(error),
         Err(error) => {
-            round_trip(&plain)?;
+            check(&plain)?;
             Ok((true, Some(format!("O_DIRECT does not work here: {error}"))))
         }
     }
 }
 
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// The trial of a segment that is there, by reading alone. `None` if there is none.
+fn on_segment(medium: &dyn Medium, dir: &Path, trust: Trust) -> Option<io::Result<Outcome>> {
+    let names = medium.list(dir).ok()?;
+    let path = dir.join(names.iter().find(|name| Segments::is_segment(name))?);
+    let open = |direct| medium.open(&path, Access { write: true, create: false, direct });
+    let read = |file: &_| transfer(file, false, &mut Block::new(TRIAL_BYTES));
+    Some(trial(trust, open, read))
+}
+
 /// Several units at an offset that is aligned to one unit only, from memory that is, too.
 fn round_trip(file: &Arc<dyn MediumFile>) -> io::Result<()> {
-    const UNITS: usize = 5;
     let unit = UNIT as usize;
-    let mut written = Block::new(UNITS * unit);
+    let mut written = Block::new(TRIAL_BYTES);
     for (at, byte) in written.bytes_mut().iter_mut().enumerate() {
         *byte = (at * 31 + at / unit) as u8;
     }
-    let mut read = Block::new(UNITS * unit);
+    let mut read = Block::new(TRIAL_BYTES);
     transfer(file, true, &mut written)?;
     file.sync_data()?;
     transfer(file, false, &mut read)?;

@@ -276,6 +276,12 @@ impl FreeMap {
             holes.iter().map(move |(&start, &units)| Extent { segment, start, units })
         })
     }
+
+    /// Every hole of one segment, by start.
+    pub(super) fn each_in(&self, segment: SegmentId) -> impl Iterator<Item = Extent> + '_ {
+        let holes = self.segments.get(&segment.number()).into_iter().flatten();
+        holes.map(move |(&start, &units)| Extent { segment, start, units })
+    }
 }
 
 /// The power of two at or below `units`.

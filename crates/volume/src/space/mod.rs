@@ -208,6 +208,29 @@ impl Space {
         }
     }
 
+    /// Adds a segment that was away: its volume may hold more than its share until
+    /// [`Space::set_shares`] closes some. All of it is free.
+    ///
+    /// # Errors
+    /// [`SpaceError::Segment`] if it is there already or of an unknown volume.
+    pub fn restore_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
+        let units = self.segment_units;
+        match self.volumes.get_mut(usize::from(id.volume())) {
+            Some(Volume { free, .. }) if !free.has_segment(id.number()) => {
+                free.add_segment(id.number(), units);
+                Ok(())
+            }
+            _ => Err(SpaceError::Segment(id)),
+        }
+    }
+
+    /// Whether a segment is known.
+    #[must_use]
+    pub fn has_segment(&self, id: SegmentId) -> bool {
+        let volume = self.volumes.get(usize::from(id.volume()));
+        volume.is_some_and(|volume| volume.free.has_segment(id.number()))
+    }
+
     /// The segment to create when there is no room in those that exist, if there may be another:
     /// on the volume whose turn it is, else on the one that is filled least.
     #[must_use]
@@ -398,6 +421,13 @@ impl Space {
     /// Every free extent, by volume, segment and start.
     pub fn holes(&self) -> impl Iterator<Item = Extent> + '_ {
         (0..=u8::MAX).zip(&self.volumes).flat_map(|(at, volume)| volume.free.each(at))
+    }
+
+    /// Every free extent of one segment, by start.
+    #[must_use]
+    pub fn holes_in(&self, id: SegmentId) -> Vec<Extent> {
+        let volume = self.volumes.get(usize::from(id.volume()));
+        volume.map_or_else(Vec::new, |volume| volume.free.each_in(id).collect())
     }
 
     /// The volume of an extent that could lie in a segment.

@@ -32,12 +32,12 @@ impl Shape {
         pages: Range<u64>,
         within: &Segments,
     ) -> Option<Self> {
-        let highest = place.extents.iter().map(|e| e.segment.volume()).max().unwrap_or(0);
+        let volumes = place.extents.iter().map(|e| within.volumes_up_to(e.segment.volume()));
         Self::inside(
             place,
             page_bytes,
             pages,
-            within.volumes_up_to(highest),
+            volumes.max().unwrap_or(1),
             within.segment_bytes(),
             within.op_bytes(),
         )

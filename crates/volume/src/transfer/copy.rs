@@ -3,11 +3,11 @@
 use super::Control;
 use super::chunk::Shape;
 use super::refusal::stopped;
-use super::verify::Once;
+use super::verify::{Once, is_refused_by_disk};
 use crate::engine::{Op, Span};
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use ritornello_format::{Error, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
+use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
 use std::io;
 
 /// Bytes that are copied at once, if a page is not longer.
@@ -33,7 +33,12 @@ impl Segments {
         live: &[bool],
         control: &Control,
     ) -> Result<u64> {
-        let header = self.read_header(from)?;
+        let header = self.read_header(from).map_err(|error| match error.kind() {
+            ErrorKind::Retry if is_refused_by_disk(&error) => {
+                Error::miss("the disk refuses to read a run to be moved").because(error)
+            }
+            _ => error,
+        })?;
         let count = live.len() as u64;
         let fits = |place: &Place| {
             Shape::of(place, u64::from(place.page_units) * UNIT, 0..count, self).is_some()
@@ -94,7 +99,7 @@ impl Segments {
         Ok(checksum)
     }
 
-    fn fetch_extents(&self, extents: &[Extent], mut to: &mut [u8]) -> io::Result<()> {
+    pub(super) fn fetch_extents(&self, extents: &[Extent], mut to: &mut [u8]) -> io::Result<()> {
         for extent in extents {
             let (now, rest) = to.split_at_mut(extent.bytes() as usize);
             self.fetch(extent.segment, extent.offset(), now)?;

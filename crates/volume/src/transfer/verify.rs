@@ -8,10 +8,18 @@ use crate::memory_block::Block;
 use crate::segments::Segments;
 use crate::staging::Piece;
 use ritornello_format::{Error, Place, Result, RunHeader, SegmentId, UNIT};
+use std::error::Error as _;
 use std::io;
 
 /// Bytes that are verified at once, if a page is not longer.
 const WINDOW: usize = 16 << 20;
+
+/// Whether the disk itself refused to read (`EIO`), as opposed to a shortage of files or memory.
+#[must_use]
+pub fn is_refused_by_disk(error: &Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.and_then(io::Error::raw_os_error) == Some(libc::EIO)
+}
 
 /// A run as it was found.
 #[derive(Clone, Debug)]
@@ -26,7 +34,8 @@ impl Segments {
     /// The header of a run.
     ///
     /// # Errors
-    /// `Miss` if it is not there, or is not the one that the place means.
+    /// `Miss` if it is not the one that the place means; `Retry` if it cannot be read now, which
+    /// says nothing about what lies there.
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
         let adds_up = Shape::of(place, u64::from(place.page_units) * UNIT, 0..0, self);
         let shape = adds_up.ok_or_else(|| {
@@ -35,15 +44,15 @@ impl Segments {
         let mut chunks = Vec::new();
         shape.cut(place, 0..shape.header, &mut chunks);
         let mut block = Block::new(shape.header as usize);
-        let miss = |error: io::Error| {
-            Error::miss("a run header cannot be read")
+        let unread = |error: io::Error| {
+            Error::retry("a run header cannot be read")
                 .with("generation", place.generation)
                 .because(error)
         };
         for chunk in chunks {
             let Chunk { segment, offset, logical } = chunk;
             let to = logical.start as usize..logical.end as usize;
-            self.fetch(segment, offset, &mut block.bytes_mut()[to]).map_err(miss)?;
+            self.fetch(segment, offset, &mut block.bytes_mut()[to]).map_err(unread)?;
         }
         let (header, checksum) = RunHeader::decode(block.bytes())?;
         let same = checksum == place.header_checksum
@@ -61,7 +70,7 @@ impl Segments {
     /// Reads a whole run and verifies every page that the place holds, as it is encoded.
     ///
     /// # Errors
-    /// `Miss` if there is no header to verify pages by.
+    /// Those of [`Segments::read_header`].
     pub fn verify_run(&self, place: &Place, control: &Control) -> Result<VerifiedRun> {
         let header = self.read_header(place)?;
         let body = place.units().saturating_sub(u64::from(place.header_units));
@@ -95,6 +104,14 @@ impl Segments {
         let rest = control.stop().unwrap_or(MissReason::Staging);
         pages.resize(keys.len(), PageFate::Missed(rest));
         Ok(VerifiedRun { header, pages })
+    }
+
+    /// Whether the disk itself refuses to read a page: `EIO`, not a shortage of files or memory.
+    #[must_use]
+    pub fn is_unreadable(&self, place: &Place, page: u32) -> bool {
+        let mut block = Block::new(place.page_units as usize * UNIT as usize);
+        let read = self.fetch_extents(&place.page(page), block.bytes_mut());
+        read.is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
     }
 
     /// Reads aligned bytes of a segment into aligned memory.
