@@ -37,6 +37,10 @@ pub struct OpenOptions {
     pub durable: bool,
     /// All that is on disk is checked when it is opened, where that is a choice.
     pub verify: bool,
+    /// Whether the previous owner closed the index without a failed sync: see [`RunOptions::clean`].
+    /// `lsm` rewrites what may be in the page cache only at every open, and ignores it; `art` cannot
+    /// mend it, and ignores it.
+    pub clean: bool,
 }
 
 impl Default for OpenOptions {
@@ -46,6 +50,7 @@ impl Default for OpenOptions {
             cache_bytes: 128 << 20,
             durable: false,
             verify: true,
+            clean: true,
         }
     }
 }
@@ -92,8 +97,8 @@ impl Backend {
     ) -> Result<Box<dyn PrefixIndex>> {
         match self {
             Self::Run => {
-                let metadata_bytes_max = options.metadata_bytes_max;
-                let options = RunOptions { metadata_bytes_max, ..RunOptions::default() };
+                let OpenOptions { metadata_bytes_max, clean, .. } = *options;
+                let options = RunOptions { metadata_bytes_max, clean, ..RunOptions::default() };
                 Ok(Box::new(RunIndex::open(medium, dir, options)?))
             }
             Self::Memory => Ok(Box::new(MemoryIndex::new())),

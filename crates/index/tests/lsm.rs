@@ -10,8 +10,9 @@ use ritornello_index::conformance::{contents, page, pages};
 use ritornello_index::lsm::{Mode, Probe};
 use ritornello_index::tuning::Setting;
 use ritornello_index::{LsmIndex, LsmOptions, PrefixIndex};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -90,6 +91,77 @@ fn what_was_synced_outlives_a_kill() {
     }
     fill(&index, 1_000_000..1_000_001);
     index.sync().unwrap();
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_files(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// A sync of the log, or of the log and the list of files, failed, and the pages that it dropped
+/// still read back. `on_disk` has what the disk has of these files, `cached` what reads return.
+/// Tables are synced before the list names them.
+fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
+    let database = cached.join("lsm");
+    // Open, so that no new file gets the number of an old one.
+    let files = fs::read_dir(&database).unwrap().map(|entry| File::open(entry.unwrap().path()));
+    let held: Vec<File> = files.map(Result::unwrap).collect();
+    let old: Vec<u64> = held.iter().map(|file| file.metadata().unwrap().ino()).collect();
+
+    let index = open(cached);
+    assert!(!index.recovered().damaged);
+    fill(&index, 40..60);
+    index.sync().unwrap();
+
+    let left = root.join("left");
+    copy_files(cached, &left);
+    for entry in fs::read_dir(&database).unwrap() {
+        let entry = entry.unwrap();
+        let name = Path::new("lsm").join(entry.file_name());
+        let is_table = name.extension().is_some_and(|kind| kind == "sst");
+        if is_table || !old.contains(&entry.metadata().unwrap().ino()) {
+            continue;
+        }
+        if fs::copy(on_disk.join(&name), left.join(&name)).is_err() {
+            fs::remove_file(left.join(&name)).unwrap();
+        }
+    }
+    drop(held);
+    let index = open(&left);
+    assert!(!index.recovered().damaged);
+    for family in 0..60 {
+        assert_eq!(index.longest_prefix(SCOPE, &pages(family, 15)), 15, "family {family}");
+    }
+}
+
+#[test]
+fn pages_dropped_by_failed_sync_are_rewritten_at_open() {
+    for closed in [false, true] {
+        let root = tempfile::tempdir().unwrap();
+        let [dir, on_disk, cached] = ["index", "disk", "cache"].map(|name| root.path().join(name));
+        let index = open(&dir);
+        fill(&index, 0..20);
+        index.sync().unwrap();
+        copy_files(&dir, &on_disk);
+        fill(&index, 20..40);
+        index.sync().unwrap();
+        if closed {
+            // Writes tables, and a list of files that names them.
+            drop(index);
+            copy_files(&dir, &cached);
+        } else {
+            copy_files(&dir, &cached);
+        }
+        check_dropped_pages(root.path(), &on_disk, &cached);
+    }
 }
 
 #[test]

@@ -31,6 +31,10 @@
 //!   all of them. Both are logged, and said by [`ArtIndex::recovered`].
 //! * *Keep what was not synced when the process is killed.* Up to 64 KiB of its log are in the
 //!   memory of the process. What was synced is safe.
+//! * *Mend what a failed sync dropped.* Holt reads its log and its list of frames from the page cache,
+//!   and goes on behind their ends in the same files. Records of the log reach the frames with the next
+//!   checkpoint; what the list has lost is not written again. After a failed sync the index is safe
+//!   until the next power loss: remove it, or convert it. [`crate::OpenOptions::clean`] changes nothing.
 //! * *Say what it writes.* [`IndexStats::written_bytes`] counts keys and values, once.
 //! * *Live on another file system than the host's.* It does its own I/O, past the `Medium`.
 //! * *Keys and values of more than 64 KiB.* A run whose place has more than about 5,400 extents is

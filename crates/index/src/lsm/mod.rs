@@ -34,6 +34,19 @@
 //! is made durable unsettled: neither by a sync, nor by [`PrefixIndex::maintain_after`], nor as it is
 //! closed.
 //!
+//! **After a failed sync** the pages that it dropped still read back, and are not on the disk
+//! ([`crate::RunOptions::clean`]). Every open rewrites what may be such, so it need not be told:
+//!
+//! * The log: its records go into memtables and from there into new, synced tables before the open
+//!   returns (`avoid_flush_during_recovery` is off), and the old log is not appended to.
+//! * The list of files: the first change after an open, which the open itself makes, writes the whole
+//!   list into a new file, syncs it, and only then lets `CURRENT` name it (`reuse_manifest_on_open` is
+//!   off). Old files go after that.
+//! * Tables: one is named in the list after it was synced. If its sync fails, the log is kept, and the
+//!   table is deleted at the next open.
+//!
+//! A file that failed once is not written or synced again by the same process; the index is poisoned.
+//!
 //! **Locks.** Readers take none. The writer's lock makes read-modify-write whole; RocksDB may hold
 //! a writer up under it while it writes memtables out.
 //!
@@ -172,7 +185,9 @@ impl Drop for LsmIndex {
         let synced = self.gauges.pending() == 0;
         self.write_touches();
         if let Err(error) = if synced { self.flush() } else { Ok(()) } {
+            // The end of the list of files may not be on the disk: its length is no promise.
             tracing::error!(%error, "the index could not be written out as it was closed");
+            return;
         }
         self.db.seal();
     }

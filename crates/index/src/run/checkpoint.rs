@@ -37,6 +37,12 @@ pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
     dir.join(format!("checkpoint-{slot}"))
 }
 
+/// The checkpoint that a rewriting open writes before it takes the name of one of the two. Never
+/// read: a crash leaves it behind, and the next open removes it.
+pub(super) fn path_of_new(dir: &Path) -> PathBuf {
+    dir.join("checkpoint-new")
+}
+
 /// One of the two files.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
@@ -55,7 +61,7 @@ pub(super) struct Checkpoints {
 
 impl Checkpoints {
     /// Where the next one goes: over the older one.
-    fn next(&self) -> usize {
+    pub(super) fn next(&self) -> usize {
         usize::from(self.slots[0].id > self.slots[1].id)
     }
 }
@@ -108,23 +114,28 @@ impl RunIndex {
         let slot = checkpoints.next();
         checkpoints.slots[slot].id = 0;
         checkpoints.last_id = header.id;
-        let bytes = self.write_checkpoint(slot, header, settle)?;
+        let bytes = self.write_checkpoint(&path(&self.dir, slot), header, settle)?;
         checkpoints.slots[slot] = Slot { id: header.id, journal: journal.number };
-        self.gauges.checkpoints[slot].store(bytes, Ordering::Relaxed);
-        self.gauges.written.fetch_add(bytes, Ordering::Relaxed);
-        self.gauges.made.fetch_add(1, Ordering::Relaxed);
+        self.count_checkpoint(slot, bytes);
         self.forget_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
     }
 
-    fn write_checkpoint(
+    pub(super) fn count_checkpoint(&self, slot: usize, bytes: u64) {
+        self.gauges.checkpoints[slot].store(bytes, Ordering::Relaxed);
+        self.gauges.written.fetch_add(bytes, Ordering::Relaxed);
+        self.gauges.made.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes a checkpoint into the file `path` and returns its length. It is durable then, and so
+    /// is its name.
+    pub(super) fn write_checkpoint(
         &self,
-        slot: usize,
+        path: &Path,
         header: CheckpointHeader,
         settle: Settle<'_>,
     ) -> Result<u64> {
         let access = Access { write: true, create: true, direct: false };
-        let path = path(&self.dir, slot);
-        let file = self.or_refuse(self.medium.open(&path, access))?;
+        let file = self.or_refuse(self.medium.open(path, access))?;
         let mut out = Output { file, offset: 0, header, ordinal: 0, buffer: Writer::new() };
         out.buffer.raw(&header.encode());
         let mut end = CheckpointEnd::default();

@@ -185,17 +185,7 @@ impl RunIndex {
     /// written, once there is room. Any other failure poisons.
     pub(super) fn or_refuse<T>(&self, result: io::Result<T>) -> Result<T> {
         match result {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-                ) =>
-            {
-                tracing::warn!(dir = %self.dir.display(), %error, "no room for the index");
-                Err(Error::retry("no room for the index: free some space on its file system")
-                    .with("dir", self.dir.display())
-                    .because(error))
-            }
+            Err(error) if is_full(&error) => Err(refusal(&self.dir, error)),
             result => self.or_poison(result),
         }
     }
@@ -209,4 +199,19 @@ impl RunIndex {
             poisoned().because(error)
         })
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// The error of an operation that changed nothing. Says what to do if the file system has no room.
+pub(super) fn refusal(dir: &Path, error: io::Error) -> Error {
+    if !is_full(&error) {
+        return error.into();
+    }
+    tracing::warn!(dir = %dir.display(), %error, "no room for the index");
+    Error::retry("no room for the index: free some space on its file system")
+        .with("dir", dir.display())
+        .because(error)
 }

@@ -9,6 +9,7 @@ pub struct RunOptions {
     /// Bytes of files that the index may take, all of them together and in the worst case: two
     /// checkpoints, the journal back to the older one, and what is not written yet. Inserts that
     /// could exceed it are refused with `Retry`. [`RunOptions::metadata_bytes_for`] computes it.
+    /// An open that rewrites the index may exceed it by one checkpoint until it returns.
     pub metadata_bytes_max: u64,
     /// Bytes of journal that may wait in memory for a sync. Inserts beyond it are refused with
     /// `Retry`; removals, which are small, are not.
@@ -21,6 +22,11 @@ pub struct RunOptions {
     pub memory_bytes_max: u64,
     /// About as many bytes of runs are gathered for one write of a checkpoint.
     pub checkpoint_write_bytes: usize,
+    /// Whether the previous owner closed the index without a failed sync. `false` after a failed
+    /// sync, a kill, or an open that failed: what is read may then be in the page cache only, and a
+    /// sync of the same files would report success and write nothing. The open rewrites all of it
+    /// into new files before it returns.
+    pub clean: bool,
 }
 
 impl Default for RunOptions {
@@ -30,6 +36,7 @@ impl Default for RunOptions {
             pending_bytes_max: 64 << 20,
             memory_bytes_max: u64::MAX,
             checkpoint_write_bytes: 256 << 10,
+            clean: true,
         }
     }
 }

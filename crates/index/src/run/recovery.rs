@@ -5,18 +5,39 @@
 //! from what is left; what then does not add up is dropped with everything behind it.
 //!
 //! **The straight way** is: one checkpoint (or none yet) loads, and the journal reaches past what
-//! it may show and ends at most in a torn frame, which is cut off. Anything else was damage. Then
-//! what could be recovered is written as a fresh checkpoint, and all other files go, before the
-//! index is used: nothing that was passed over may be believed by a later recovery. The same is done
-//! when the names of runs had to be drawn afresh.
+//! it may show and ends at most in a torn frame. The torn frame is cut off, and the checkpoint, the
+//! journal files and the directory are synced, because a process that was killed may have left them
+//! in the page cache.
+//!
+//! **Rewriting.** Anything else was damage, and what was passed over must not be believed by a later
+//! recovery. After an owner that did not end cleanly ([`RunOptions::clean`]) even the straight way
+//! may have read pages that a failed sync dropped: they are in the page cache and not on the disk,
+//! and no sync writes them any more. In both cases, and when the names of runs had to be drawn
+//! afresh, what was recovered is written into new files before the index is used:
+//!
+//! 1. An empty journal file behind all others is made durable.
+//! 2. A checkpoint that is followed by it is written to `checkpoint-new` and made durable.
+//! 3. `checkpoint-new` takes the name of one of the two checkpoints, and the directory is synced.
+//! 4. The other checkpoint goes, then the journal files before the new one.
+//!
+//! No file that was read is changed before step 3: whichever checkpoint looks good in the page cache
+//! may be garbage on the disk, and the other one with its journal the only truth. Power loss before
+//! the end of step 3 leaves the old files and an empty journal file, which is not damage; after it
+//! the new checkpoint is enough. `checkpoint-new` is never read, and the next open removes it.
+//!
+//! The files may exceed the budget by the new checkpoint until step 4. If the file system has no
+//! room for it, the open fails with `Retry`, says how many bytes it needs, and leaves the old files
+//! as they were. No old file can go first, for any of them may be needed; and the same bytes are not
+//! written over in place, because a disk that failed a moment ago may tear the only copy.
 
 use super::checkpoint::{self, Checkpoints, Slot};
 use super::frames::{Frames, Next};
-use super::log::{self, JournalFile, Log};
+use super::log::{self, JournalFile, Log, refusal};
+use super::options::checkpoint_bytes;
 use super::pending::Pending;
 use super::replay::{Restored, finish};
 use super::{Gauges, Recovered, RunIndex, RunOptions};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, RwLock};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
 use ritornello_format::journal::{JournalHeader, JournalRecord};
 use ritornello_format::{ErrorKind, Result};
@@ -36,6 +57,8 @@ struct Replayed {
     last: u64,
     /// The file to go on with, and where in it. `None`: its header is missing or damaged.
     tail: Option<(u64, u64)>,
+    /// The last file that was looked at.
+    ended_in: u64,
     torn_bytes: u64,
     /// There is more behind the place where it ended than a torn tail.
     damaged: bool,
@@ -53,12 +76,22 @@ struct Attempt {
 
 pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> Result<RunIndex> {
     medium.create_dir(dir)?;
+    match medium.remove(&checkpoint::path_of_new(dir)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
     let numbers = log::numbers(medium.as_ref(), dir)?;
+    let mut files = Vec::new();
+    for &number in &numbers {
+        let bytes = medium.open(&log::path(dir, number), READ)?.length()?;
+        files.push(JournalFile { number, bytes });
+    }
     let mut headers = [None; 2];
     for (slot, header) in headers.iter_mut().enumerate() {
         *header = read_checkpoint_header(medium.as_ref(), dir, slot)?;
     }
-    let source = Source { medium: medium.as_ref(), dir, numbers: &numbers };
+    let newest = newest_with_records(&files);
+    let source = Source { medium: medium.as_ref(), dir, numbers: &numbers, newest };
     let (chosen, straight) = source.choose(&headers)?;
     let Attempt { restored, replayed, slot, exact } = chosen;
     let (mut tables, dropped) = finish(restored, !exact);
@@ -66,39 +99,51 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let renewed = tables.runs.renew();
     let next = replayed.last + 1;
 
-    let mut files = Vec::new();
-    for &number in &numbers {
-        let bytes = medium.open(&log::path(dir, number), READ)?.length()?;
-        files.push(JournalFile { number, bytes });
-    }
     let last = numbers.last().copied();
+    // No file, or one journal file without records: nothing was ever durable.
+    let is_empty = straight && numbers.len() < 2 && newest == 0 && headers == [None; 2];
+    // Empty files behind a torn tail are of a rewriting open that the power interrupted.
+    let goes_on = last.is_none_or(|last| last == replayed.ended_in);
+    let is_sound = options.clean && straight && goes_on && !renewed;
+    let rewrites = !is_sound && !is_empty;
     let file = match replayed.tail {
-        Some((number, position)) if straight && Some(number) == last => {
+        _ if rewrites => {
+            let number = last.unwrap_or(0).max(newest_journal(&headers)) + 1;
+            let header = JournalHeader { number, first: next };
+            let created = log::create(medium.as_ref(), dir, header);
+            let (file, entry) = created.map_err(|error| refusal(dir, error))?;
+            files.push(entry);
+            file
+        }
+        Some((number, position)) if Some(number) == last && options.clean => {
             let file = medium.open(&log::path(dir, number), WRITE)?;
             if replayed.torn_bytes > 0 {
                 file.set_len(position)?;
             }
-            // What was just read may be in the page cache of a process that died before its sync:
-            // from here on it counts as durable.
-            file.sync_data()?;
             if let Some(last) = files.last_mut() {
                 last.bytes = position;
             }
             file
         }
         _ => {
-            // A file that was being made when the power went is made again.
-            let number = if straight && last.is_some() {
-                files.pop().map_or(1, |file| file.number)
-            } else {
-                last.unwrap_or(0).max(newest_journal(&headers)) + 1
-            };
+            // A file that was being made when the process or the power went is made again.
+            let number = files.pop().map_or(1, |file| file.number);
             let header = JournalHeader { number, first: next };
             let (file, entry) = log::create(medium.as_ref(), dir, header)?;
             files.push(entry);
             file
         }
     };
+    if !rewrites {
+        // The previous process may have died before its sync, and recovery then read bytes that are
+        // only in the page cache. The index treats them as durable after this sync.
+        let checkpoint = slot.map(|slot| checkpoint::path(dir, slot));
+        let journals = numbers.iter().map(|number| log::path(dir, *number));
+        for path in checkpoint.into_iter().chain(journals) {
+            medium.open(&path, READ)?.sync_data()?;
+        }
+        medium.sync_dir(dir)?;
+    }
     let recovered = Recovered {
         replayed: replayed.records,
         torn_bytes: replayed.torn_bytes,
@@ -121,35 +166,62 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         options,
         recovered,
     };
-    if !dropped.is_empty() {
+    if rewrites {
+        // The new checkpoint does not have what was dropped.
+        index.rewrite(next)?;
+    } else if !dropped.is_empty() {
         let mut pending = index.pending.lock();
         for section in dropped.chunks(1024) {
             let entries = section.iter().map(|run| (run.0, 0)).collect();
             index.append(&mut pending, &JournalRecord::Cut(entries));
         }
     }
-    if !straight || renewed {
-        index.start_afresh()?;
-    }
     Ok(index)
 }
 
 impl RunIndex {
-    /// Writes a checkpoint and removes every file but it and its journal.
-    fn start_afresh(&self) -> Result<()> {
-        self.checkpoint()?;
+    /// Steps 2 to 4 of [rewriting](self): the journal file that is being appended to is new and
+    /// empty, and its first record will be `first`.
+    fn rewrite(&self, first: u64) -> Result<()> {
         let mut checkpoints = self.checkpoints.lock();
-        let newest = usize::from(checkpoints.slots[1].id > checkpoints.slots[0].id);
-        let other = 1 - newest;
-        checkpoints.slots[other] = Slot { id: 0, ..checkpoints.slots[newest] };
+        let journal = self.log.lock().current().number;
+        let header = CheckpointHeader { id: checkpoints.last_id + 1, journal, first };
+        checkpoints.last_id = header.id;
+        let new = checkpoint::path_of_new(&self.dir);
+        let bytes = match self.write_checkpoint(&new, header, &|| Ok(())) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::Retry => {
+                // Best effort, to give back the room: the next open removes what stays.
+                let _ = self.medium.remove(&new);
+                let _ = self.medium.remove(&log::path(&self.dir, journal));
+                let images = self.tables.read().runs.image_bytes;
+                let needed = checkpoint_bytes(images, self.options.checkpoint_write_bytes);
+                return Err(error.with("bytes", needed));
+            }
+            Err(error) => return Err(error),
+        };
+        let slot = checkpoints.next();
+        let named = self.medium.rename(&new, &checkpoint::path(&self.dir, slot));
+        self.or_poison(named.and_then(|()| self.medium.sync_dir(&self.dir)))?;
+        self.count_checkpoint(slot, bytes);
+
+        let other = 1 - slot;
+        checkpoints.slots[slot] = Slot { id: header.id, journal };
+        checkpoints.slots[other] = Slot { id: 0, journal };
         let gone = match self.medium.remove(&checkpoint::path(&self.dir, other)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.medium.sync_dir(&self.dir),
         };
         self.or_poison(gone)?;
-        self.gauges.checkpoints[other].store(0, crate::sync::Ordering::Relaxed);
-        self.forget_before(checkpoints.slots[newest].journal)
+        self.gauges.checkpoints[other].store(0, Ordering::Relaxed);
+        self.forget_before(journal)
     }
+}
+
+/// Number of the last journal file that is longer than its header, or zero.
+fn newest_with_records(files: &[JournalFile]) -> u64 {
+    let long = |file: &&JournalFile| file.bytes > JournalHeader::BYTES as u64;
+    files.iter().rev().find(long).map_or(0, |file| file.number)
 }
 
 fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
@@ -230,6 +302,8 @@ struct Source<'a> {
     dir: &'a Path,
     /// Journal files, ascending.
     numbers: &'a [u64],
+    /// The last journal file that may hold records.
+    newest: u64,
 }
 
 impl Source<'_> {
@@ -264,7 +338,7 @@ impl Source<'_> {
             _ if inexact.is_some() => Ok((inexact.unwrap_or_default(), false)),
             // A new index; or the power went when its first file was being made.
             (None, _) => Ok((Attempt { exact: true, ..Attempt::default() }, true)),
-            (Some(1), None) if self.numbers.len() == 1 => Ok((attempt(1, 1, true)?, true)),
+            (Some(1), None) if self.newest == 0 => Ok((attempt(1, 1, true)?, true)),
             // The journal's end. Runs whose parents came before it are lost.
             (Some(number), Some(header)) => Ok((attempt(number, header.first, false)?, false)),
             (Some(_), None) => Ok((Attempt::default(), false)),
@@ -325,13 +399,14 @@ impl Source<'_> {
     /// Replays file `number` and those that follow it without a gap, from sequence number `first`.
     fn replay(&self, restored: &mut Restored, number: u64, first: u64) -> Result<Replayed> {
         let mut replayed = Replayed { last: first - 1, ..Replayed::default() };
-        let newest = self.numbers.last().copied().unwrap_or(0);
+        let newest = self.newest;
         for number in number.. {
             let Some(file) = self.file(number)? else {
                 // Behind the last file, unless there is a gap or the first one is missing.
                 replayed.damaged = newest > number || replayed.tail.is_none();
                 return Ok(replayed);
             };
+            replayed.ended_in = number;
             let length = file.length()?;
             let header = self.journal_header(number)?;
             if header.is_none_or(|header| header.first != replayed.last + 1) {

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod watched;
+
 use proptest::prelude::*;
 use ritornello_format::{PageHash, Result, ScopeSlot};
 use ritornello_index::conformance::{Content, contents, page, place, sum};

@@ -129,8 +129,8 @@ pub(super) fn open(
         if restored.recovered.torn_bytes > 0 {
             file.set_len(restored.length)?;
         }
-        // What was just read may be in the page cache of a process that died before its sync: from
-        // here on it counts as durable.
+        // The previous process may have died before its sync, and recovery then read bytes that are
+        // only in the page cache. The index treats them as durable after this sync.
         file.sync_data()?;
         older.clear();
         (file, last, restored.length)

@@ -1,0 +1,293 @@
+//! The previous owner was killed, or its last sync failed and dropped pages that still read back.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![cfg(not(loom))]
+#![allow(dead_code, reason = "shared with another test")]
+
+mod chains;
+mod common;
+
+use chains::insert;
+use common::watched::Watched;
+use ritornello_format::{Error, ErrorKind};
+use ritornello_index::conformance::{Content, contents, pages};
+use ritornello_index::{Backend, OpenOptions, PrefixIndex, RunIndex, RunOptions};
+use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const DIR: &str = "/index";
+/// Long enough that a checkpoint of some runs is several blocks.
+const PAGES: u64 = 60;
+
+type Contents = BTreeMap<u64, Content>;
+
+fn try_open(medium: impl Medium + 'static, clean: bool) -> Result<RunIndex, Error> {
+    let options = RunOptions { clean, checkpoint_write_bytes: 2048, ..RunOptions::default() };
+    RunIndex::open(Arc::new(medium), Path::new(DIR), options)
+}
+
+fn open(medium: impl Medium + 'static, clean: bool) -> RunIndex {
+    try_open(medium, clean).unwrap()
+}
+
+fn put(index: &RunIndex, families: std::ops::Range<u64>) {
+    for family in families {
+        insert(index, family + 1, None, &pages(family, PAGES)).unwrap();
+    }
+}
+
+/// Nine durable runs: both checkpoints hold some, the journal holds the rest. The journal does not
+/// go back to the first run, so one checkpoint must survive.
+fn flushed(medium: impl Medium + 'static) -> RunIndex {
+    let index = open(medium, true);
+    for families in [0..3, 3..5, 5..7] {
+        put(&index, families);
+        index.sync().unwrap();
+        index.checkpoint().unwrap();
+    }
+    put(&index, 7..9);
+    index.sync().unwrap();
+    index
+}
+
+/// Whose sync fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Journal,
+    Checkpoint,
+}
+
+const FAILURES: [Failure; 2] = [Failure::Journal, Failure::Checkpoint];
+
+/// A disk after an owner whose last sync failed: what was durable before, what the owner had.
+fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Contents) {
+    let disk = SimDisk::new(1 << 24);
+    let index = flushed(disk.clone());
+    let durable = contents(&index);
+    put(&index, 9..11);
+    let failed = match failure {
+        Failure::Journal => {
+            disk.fail_next_sync("journal-", seed);
+            index.sync()
+        }
+        Failure::Checkpoint => {
+            disk.fail_next_sync("checkpoint-", seed);
+            index.checkpoint()
+        }
+    };
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Fatal);
+    let all = contents(&index);
+    // A checkpoint comes after a sync of the journal.
+    let durable = if failure == Failure::Journal { durable } else { all.clone() };
+    (disk, durable, all)
+}
+
+fn check_everything_survives(disk: &SimDisk, index: &RunIndex, what: &str) {
+    let now = contents(index);
+    for seed in 0..4 {
+        let after = open(disk.crash(seed), seed.is_multiple_of(2));
+        assert_eq!(contents(&after), now, "{what}, crash {seed}");
+    }
+}
+
+#[test]
+fn synced_runs_survive_a_predecessors_failed_sync() {
+    for failure in FAILURES {
+        for seed in 0..12 {
+            let (disk, _, all) = after_failed_sync(failure, seed);
+            let index = open(disk.clone(), false);
+            assert_eq!(contents(&index), all, "the page cache has all of it");
+            for round in 0..3 {
+                let what = format!("{failure:?} failed with {seed}, round {round}");
+                put(&index, 20 + round * 2..22 + round * 2);
+                index.sync().unwrap();
+                check_everything_survives(&disk, &index, &what);
+                index.checkpoint().unwrap();
+                check_everything_survives(&disk, &index, &what);
+            }
+        }
+    }
+}
+
+/// Opens an index that was not closed cleanly, and judges every power loss within.
+fn check_power_losses(disk: &SimDisk, depth: u32, judge: &dyn Fn(&RunIndex)) {
+    let watched = Watched::over(disk.clone());
+    drop(open(watched.clone(), false));
+    let crashes: Vec<SimDisk> = watched.crashes.lock().drain(..).collect();
+    assert!(!crashes.is_empty());
+    for (moment, crash) in crashes.iter().enumerate() {
+        let twin = crash.crash(0);
+        judge(&open(twin.clone(), true));
+        assert!(!twin.list(Path::new(DIR)).unwrap().iter().any(|name| name == "checkpoint-new"));
+        // Power goes again while it is rewritten.
+        if depth > 0 && moment % 7 == 3 {
+            check_power_losses(crash, depth - 1, judge);
+        }
+        let index = open(crash.clone(), false);
+        judge(&index);
+        put(&index, 40..41);
+        index.sync().unwrap();
+        let now = contents(&index);
+        let seed = moment as u64;
+        assert_eq!(
+            contents(&open(crash.crash(seed), seed.is_multiple_of(2))),
+            now,
+            "rewritten twice"
+        );
+    }
+}
+
+#[test]
+fn power_loss_while_rewriting_keeps_durable_runs() {
+    for failure in FAILURES {
+        for seed in 0..5 {
+            let (disk, durable, all) = after_failed_sync(failure, seed);
+            check_power_losses(&disk, u32::from(seed < 2), &|index| {
+                let now = contents(index);
+                let has =
+                    |then: &Contents| then.iter().all(|(run, then)| now.get(run) == Some(then));
+                assert!(has(&durable), "{failure:?} failed with {seed}");
+                assert!(now.iter().all(|(run, now)| all.get(run) == Some(now)));
+            });
+        }
+    }
+}
+
+#[test]
+fn power_loss_while_rewriting_after_kill_is_no_damage() {
+    let disk = SimDisk::new(1 << 24);
+    let schedule = Schedule::new();
+    let index = flushed(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    let durable = contents(&index);
+    put(&index, 9..11);
+    // Killed between the write and the sync of the journal.
+    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+    index.sync().unwrap_err();
+    drop(index);
+    check_power_losses(&disk, 1, &|index| {
+        assert!(!index.recovered().damaged, "{:?}", index.recovered());
+        let now = contents(index);
+        assert!(durable.iter().all(|(run, then)| now.get(run) == Some(then)));
+    });
+}
+
+#[test]
+fn new_index_killed_early_opens_unclean() {
+    let disk = SimDisk::new(1 << 24);
+    let schedule = Schedule::new();
+    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+    let killed = try_open(Faulty::new(Arc::new(disk.clone()), schedule), true);
+    killed.unwrap_err();
+    check_power_losses(&disk, 1, &|index| {
+        assert!(!index.recovered().damaged);
+        assert_eq!(index.stats().runs, 0);
+    });
+    let fresh = SimDisk::new(1 << 24);
+    assert_eq!(open(fresh, false).stats().files, 1, "nothing to rewrite");
+}
+
+#[test]
+fn failed_sync_while_rewriting_loses_nothing() {
+    for file in ["checkpoint-new", "journal-"] {
+        for seed in 0..12 {
+            let (disk, durable, all) = after_failed_sync(FAILURES[seed as usize % 2], seed / 2);
+            disk.fail_next_sync(file, seed);
+            try_open(disk.clone(), false).unwrap_err();
+            for crash in 0..4 {
+                let now = contents(&open(disk.crash(crash), false));
+                assert!(durable.iter().all(|(run, then)| now.get(run) == Some(then)));
+            }
+            let index = open(disk.clone(), false);
+            assert_eq!(contents(&index), all);
+            put(&index, 40..42);
+            index.sync().unwrap();
+            check_everything_survives(&disk, &index, file);
+        }
+    }
+}
+
+#[test]
+fn full_disk_refuses_rewriting_and_keeps_files() {
+    for at in ["checkpoint-new", "journal-"] {
+        let (disk, durable, all) = after_failed_sync(Failure::Checkpoint, 3);
+        let schedule = Schedule::new();
+        schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at(at));
+        let full = Faulty::new(Arc::new(disk.clone()), schedule.clone());
+        let error = try_open(full.clone(), false).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Retry);
+        assert!(error.to_string().contains("free some space"), "{error}");
+        let names = disk.list(Path::new(DIR)).unwrap();
+        assert!(!names.iter().any(|name| name == "checkpoint-new"), "{names:?}");
+        assert_eq!(contents(&open(disk.crash(1), false)), durable);
+        schedule.heal();
+        assert_eq!(contents(&open(full, false)), all);
+    }
+}
+
+#[test]
+fn killed_checkpoint_is_synced_before_reuse() {
+    for seed in 0..24 {
+        let disk = SimDisk::new(1 << 24);
+        let schedule = Schedule::new();
+        let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
+        let index = flushed(faulty());
+        // Killed between the last write and the sync of a checkpoint.
+        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("checkpoint-"));
+        index.checkpoint().unwrap_err();
+        drop(index);
+        // The next one overwrites the other checkpoint, and power goes before its end.
+        let index = open(faulty(), true);
+        let durable = contents(&index);
+        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("checkpoint-"));
+        index.checkpoint().unwrap_err();
+        assert_eq!(contents(&open(disk.crash(seed), true)), durable, "crash {seed}");
+    }
+}
+
+#[test]
+fn killed_journal_tail_is_synced_at_open() {
+    for seed in 0..24 {
+        let disk = SimDisk::new(1 << 24);
+        let schedule = Schedule::new();
+        let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
+        let index = flushed(faulty());
+        put(&index, 9..11);
+        // Killed between the write and the sync of the journal.
+        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+        index.sync().unwrap_err();
+        drop(index);
+        let index = open(faulty(), true);
+        index.sync().unwrap();
+        let now = contents(&index);
+        assert_eq!(contents(&open(disk.crash(seed), true)), now, "crash {seed}");
+    }
+}
+
+#[test]
+fn killed_rotation_has_its_name_synced() {
+    for seed in 0..24 {
+        let disk = SimDisk::new(1 << 24);
+        let schedule = Schedule::new();
+        let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
+        let index = flushed(faulty());
+        // Killed between the sync of a new journal file and that of its directory.
+        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncDir));
+        index.checkpoint().unwrap_err();
+        drop(index);
+        let index = open(faulty(), true);
+        put(&index, 9..11);
+        index.sync().unwrap();
+        let now = contents(&index);
+        assert_eq!(contents(&open(disk.crash(seed), true)), now, "crash {seed}");
+    }
+}
+
+#[test]
+fn backend_hands_unclean_on() {
+    let (disk, _, all) = after_failed_sync(Failure::Journal, 0);
+    let options = OpenOptions { clean: false, ..OpenOptions::default() };
+    let index = Backend::Run.open(Arc::new(disk.clone()), Path::new(DIR), &options).unwrap();
+    assert_eq!(contents(&*index), all);
+    assert_eq!(contents(&open(disk.crash(0), true)), all);
+}
