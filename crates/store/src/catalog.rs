@@ -32,7 +32,7 @@ pub const LEASED_AT_ONCE: usize = 1 << 22;
 /// The longest reusable prefix, readable until its lease is released or runs out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leased {
-    /// Leading pages that are there.
+    /// Leading pages that are there, as far as they are leased.
     pub pages: usize,
     /// Keeps them readable; zero if there are none.
     pub lease: LeaseNumber,
@@ -155,6 +155,8 @@ pub enum Refusal {
     WriteBudget,
     /// The index has reached its memory ceiling.
     IndexMemory,
+    /// They are stored in a volume or segment that is away.
+    Unavailable,
 }
 
 impl Refusal {
@@ -169,6 +171,7 @@ impl Refusal {
             Self::Admission => "admission",
             Self::WriteBudget => "write_budget",
             Self::IndexMemory => "index_memory",
+            Self::Unavailable => "unavailable",
         }
     }
 }
@@ -194,14 +197,16 @@ pub trait Catalog: Send + Sync {
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
     /// Like `probe`, with a lease for `ttl`; counts as a use of the pages. Of several scopes: the
     /// leading pages that all of them have. In one scope whose keys do not chain the lease keeps
-    /// every page that is there.
+    /// every page that is there. Pages that exceed the client's share of the store are left out, from
+    /// the first such page on.
     ///
     /// # Errors
-    /// `Invalid` for more than [`LEASED_AT_ONCE`] pages, counted in every scope.
+    /// `Retry` if the first page exceeds it, or there are too many leases. `Invalid` for more than [`LEASED_AT_ONCE`] pages, counted in every scope.
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased>;
     /// Ends a lease; an unknown one (timed out, another owner's) is ended already.
     fn release(&self, lease: LeaseNumber) -> Result<()>;
-    /// Where the leading pages lie, under a short lease; in a scope whose keys do not chain, where
+    /// Where the leading pages lie, under a short lease that does not count for the client's share;
+    /// in a scope whose keys do not chain, where
     /// any of them lie.
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
     /// Which pages are there, each by itself.

@@ -8,6 +8,7 @@ use crate::budget::Budget;
 use crate::directory::Directory;
 use crate::memory;
 use crate::options::IndexKind;
+use crate::volumes::Whereabouts;
 use ritornello_format::{Error, ErrorKind, Manifest, Result};
 use ritornello_index::{Backend, Copied, MemoryIndex, PrefixIndex, RunIndex, RunOptions, copy};
 use ritornello_medium::Medium;
@@ -86,6 +87,8 @@ pub(crate) fn convert(
     }
     let (index, budget) =
         (directory.index(), Budget::divide(manifest.capacity, manifest.segment_bytes)?);
+    // Before files go: a conversion that was cut off may have changed one of the two manifests.
+    directory.write_manifest(manifest)?;
     tidy(medium.as_ref(), directory, from)?;
     let mut done = Conversion {
         from: from.word().to_owned(),
@@ -96,11 +99,23 @@ pub(crate) fn convert(
         return Ok(done);
     }
     // A former owner may have died before its data was durable, and the new index will be.
-    let segments = directory.segments(manifest, IoChoice::Auto)?;
+    let found = directory.whereabouts(manifest);
+    if let Some(why) = found.iter().find_map(Whereabouts::absence) {
+        return Err(Error::invalid(
+            "the index cannot be converted while a volume is away: mount it, or give it up with \
+             `ritornello paths forget`",
+        )
+        .with("why", why));
+    }
+    directory.repair_markers(manifest, &found);
+    let segments = directory.open_segments(manifest, &found, IoChoice::Auto)?;
+    if let Some((_, why)) = segments.refused().pop() {
+        return Err(Error::retry("a volume of the store cannot be used now").with("why", why));
+    }
     segments.sync(&segments.existing()?)?;
     let made = (|| {
-        let old = open_index(medium, &index, from, &budget, None)?;
-        let new = open_index(medium, &index, to, &budget, index_memory)?;
+        let old = open_index(medium, &index, from, &budget, None, manifest.clean)?;
+        let new = open_index(medium, &index, to, &budget, index_memory, true)?;
         copy_all(old.as_ref(), new.as_ref(), &budget, &mut done, progress)
     })();
     let refused = |error: io::Error| Error::retry("the new index could not be kept").because(error);
@@ -184,13 +199,14 @@ pub(crate) fn tidy(medium: &dyn Medium, directory: &Directory, kept: IndexKind) 
     Ok(())
 }
 
-/// The index in `dir`.
+/// The index in `dir`. Without `clean` its files may be in the page cache only.
 pub(crate) fn open_index(
     medium: &Arc<dyn Medium>,
     dir: &Path,
     kind: IndexKind,
     budget: &Budget,
     index_memory: Option<u64>,
+    clean: bool,
 ) -> Result<Arc<dyn PrefixIndex>> {
     Ok(match kind {
         IndexKind::Run => {
@@ -198,6 +214,7 @@ pub(crate) fn open_index(
             let options = RunOptions {
                 metadata_bytes_max: budget.index_bytes,
                 memory_bytes_max: most,
+                clean,
                 ..RunOptions::default()
             };
             Arc::new(RunIndex::open(Arc::clone(medium), dir, options)?)

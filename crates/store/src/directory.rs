@@ -1,31 +1,36 @@
 //! The directory of a store: its files besides segments and index, and how they are replaced.
 //!
 //! ```text
-//! MANIFEST       what the store is          replaced whole at every open
-//! SCOPES         the scope registry         replaced whole at every change
-//! RESERVATIONS   space clients write to     appended, cut when nothing is outstanding
-//! index/         the index backend's own
-//! segments/      seg-000000 ...             or in the directories of `paths`
+//! MANIFEST        what the store is          replaced whole at every open and clean close
+//! MANIFEST.copy   the same, written first
+//! SCOPES          the scope registry         replaced whole at every change
+//! RESERVATIONS    space clients write to     appended, cut when nothing is outstanding
+//! index/          the index backend's own
+//! segments/       VOLUME, seg-000000 ...     or in the directories of `paths`, see `volumes`
 //! ```
 
 use crate::budget::Budget;
 use crate::memory::check_memory;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
-use ritornello_format::{Error, ErrorKind, Manifest, Result, ScopeRegistry, VolumeRecord};
+use ritornello_format::{
+    Error, ErrorKind, Manifest, Result, ScopeRegistry, VolumeMarker, VolumeRecord,
+};
 use ritornello_medium::{Access, Medium, MediumFile};
-use ritornello_volume::segments::{IoChoice, Segments, SegmentsConfig};
+use ritornello_volume::segments::Segments;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 /// Names that may lie in a directory without making it somebody else's.
-const OURS: [&str; 11] = [
-    "MANIFEST",
+const OURS: [&str; 13] = [
+    MANIFEST,
     "MANIFEST.new",
+    MANIFEST_COPY,
+    "MANIFEST.copy.new",
     "SCOPES",
     "SCOPES.new",
-    "RESERVATIONS",
+    RESERVATIONS,
     "RESERVATIONS.new",
     "LOCK",
     "clients",
@@ -33,6 +38,13 @@ const OURS: [&str; 11] = [
     "segments",
     "owner.sock",
 ];
+
+const MANIFEST: &str = "MANIFEST";
+/// Written before `MANIFEST`, so it is never the older of the two: an owner that opens by the copy
+/// uses no epoch a second time.
+const MANIFEST_COPY: &str = "MANIFEST.copy";
+
+const RESERVATIONS: &str = "RESERVATIONS";
 
 /// The volume of a store without `paths`.
 const SEGMENTS: &str = "segments";
@@ -42,7 +54,7 @@ pub(crate) const VOLUMES_MAX: usize = 256;
 /// The files of one store.
 #[derive(Clone, Debug)]
 pub struct Directory {
-    medium: Arc<dyn Medium>,
+    pub(crate) medium: Arc<dyn Medium>,
     path: PathBuf,
 }
 
@@ -53,13 +65,51 @@ impl Directory {
         Self { medium, path: path.to_owned() }
     }
 
-    /// The manifest, or `None` where no store was made yet.
+    /// The manifest, or its copy if the manifest is damaged or cannot be read; `None` where no
+    /// store was made yet.
     ///
     /// # Errors
-    /// See [`Manifest::decode`]; `Invalid` for a directory that holds other things.
+    /// `Invalid` for another format version, and for a directory that holds other things; `Fatal`
+    /// if both copies are damaged.
     pub fn manifest(&self) -> Result<Option<Manifest>> {
-        if let Some(bytes) = self.read("MANIFEST")? {
-            return Manifest::decode(&bytes).map(Some).map_err(|e| e.with("dir", self.display()));
+        let decode = |name, bytes: io::Result<Option<Vec<u8>>>| -> Result<Option<Manifest>> {
+            let bytes = bytes.map_err(|error| self.refused(error).with("file", name))?;
+            let decoded = bytes.map(|bytes| Manifest::decode(&bytes)).transpose();
+            decoded.map_err(|error| error.with("file", name))
+        };
+        let bytes = self.read_in(&self.path, MANIFEST);
+        // Without file handles or memory nothing is known of the manifest, and the copy may say what
+        // never came to be.
+        let is_of_the_disk = |error: &io::Error| error.raw_os_error().is_some_and(is_damage);
+        if bytes.as_ref().is_err_and(|error| !is_of_the_disk(error)) {
+            return decode(MANIFEST, bytes);
+        }
+        match decode(MANIFEST, bytes) {
+            Ok(Some(manifest)) => return Ok(Some(manifest)),
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                return Err(error.with("dir", self.display()));
+            }
+            absent_or_damaged => match (
+                absent_or_damaged,
+                decode(MANIFEST_COPY, self.read_in(&self.path, MANIFEST_COPY)),
+            ) {
+                (found, Ok(Some(copy))) => {
+                    let why = found.err().map_or_else(|| "absent".to_owned(), |e| e.to_string());
+                    tracing::warn!(dir = %self.display(), why, "MANIFEST is unusable: its copy is used");
+                    return Ok(Some(copy));
+                }
+                (Err(error), _) if error.kind() == ErrorKind::Fatal => {
+                    return Err(Error::fatal(
+                        "MANIFEST and MANIFEST.copy are both damaged, and nothing else says how \
+                         the store is laid out: restore one of them from a backup of the \
+                         directory, or move the directory away and start with an empty one",
+                    )
+                    .with("dir", self.display())
+                    .because(error));
+                }
+                (Err(error), _) | (Ok(_), Err(error)) => return Err(error),
+                (Ok(_), Ok(None)) => {}
+            },
         }
         let names = self.medium.list(&self.path).map_err(|e| self.refused(e))?;
         let foreign = names
@@ -108,23 +158,9 @@ impl Directory {
     /// convert its index.
     pub(crate) fn manifest_to_resize(&self, options: &Options) -> Result<Manifest> {
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
-        let Some(stored) = self.manifest()? else {
-            let capacity = options.capacity.ok_or_else(|| {
-                Error::invalid("there is no store here yet: give a capacity to make one")
-                    .with("dir", self.display())
-            })?;
-            let manifest = Manifest {
-                uuid: random_bytes()?,
-                epoch: 0,
-                segment_bytes: options.segment_bytes.unwrap_or(SEGMENT_BYTES),
-                capacity,
-                index: options.index.unwrap_or_default().word().to_owned(),
-                volumes: self.new_volumes(options)?,
-                owner: String::new(),
-            };
-            Budget::divide(capacity, manifest.segment_bytes)?;
-            self.check_memory(&manifest, capacity)?;
-            return Ok(manifest);
+        let stored = match self.manifest()? {
+            Some(stored) if stored.epoch > 0 => stored,
+            begun => return self.new_manifest(options, begun),
         };
         let fixed = |what: &'static str, stored: &dyn std::fmt::Display, given: String| {
             Error::invalid(format!(
@@ -146,6 +182,41 @@ impl Directory {
         }
         IndexKind::stored(&stored.index).map_err(|error| error.with("dir", self.display()))?;
         Ok(stored)
+    }
+
+    /// The manifest of a store that is to be made. A creation that did not come to its end begins anew,
+    /// under the same identity, because directories may carry it already; `begun` says what `options`
+    /// leave out.
+    fn new_manifest(&self, options: &Options, begun: Option<Manifest>) -> Result<Manifest> {
+        let begun = begun.as_ref();
+        let capacity = options.capacity.or(begun.map(|begun| begun.capacity)).ok_or_else(|| {
+            Error::invalid("there is no store here yet: give a capacity to make one")
+                .with("dir", self.display())
+        })?;
+        let uuid = begun.map_or_else(random_bytes, |begun| Ok(begun.uuid))?;
+        let volumes = match begun {
+            Some(begun) if options.paths.is_empty() => begun.volumes.clone(),
+            _ => self.new_volumes(options, uuid)?,
+        };
+        let index = match (options.index, begun) {
+            (None, Some(begun)) => begun.index.clone(),
+            (given, _) => given.unwrap_or_default().word().to_owned(),
+        };
+        let segment_bytes = options.segment_bytes.or(begun.map(|begun| begun.segment_bytes));
+        let manifest = Manifest {
+            uuid,
+            epoch: 0,
+            generations: 0,
+            clean: true,
+            segment_bytes: segment_bytes.unwrap_or(SEGMENT_BYTES),
+            capacity,
+            index,
+            volumes,
+            owner: String::new(),
+        };
+        Budget::divide(capacity, manifest.segment_bytes)?;
+        self.check_memory(&manifest, capacity)?;
+        Ok(manifest)
     }
 
     /// Whether `bytes` more fit into the volumes of a store as far as those are in memory: each has
@@ -182,18 +253,23 @@ impl Directory {
     }
 
     /// Those of a store that is to be made: none may hold segments, which were somebody else's.
-    fn new_volumes(&self, options: &Options) -> Result<Vec<VolumeRecord>> {
+    fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for dir in volumes.iter().map(|volume| self.path.join(&volume.dir)) {
             let names = match self.medium.list(&dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 names => names.map_err(|e| self.refused(e).with("path", dir.display()))?,
             };
-            let found = names.iter().find(|name| Segments::is_segment(name));
+            let is_volume = |name: &&std::ffi::OsString| {
+                Segments::is_segment(name)
+                    || (name.as_os_str() == VolumeMarker::FILE && !self.is_marked_by(&dir, uuid))
+            };
+            let found = names.iter().find(is_volume);
             if let Some(found) = found.filter(|_| !options.paths.is_empty()) {
                 return Err(Error::invalid(
-                    "the directory holds another store's segments, or those of one that is gone: \
-                     name an empty or new one",
+                    "the directory holds a volume of another store: name an empty or new one; if \
+                     it is this store's volume, the store's own directory is not the expected one: \
+                     mount or name that one",
                 )
                 .with("dir", dir.display())
                 .with("found", found.to_string_lossy()));
@@ -252,12 +328,21 @@ impl Directory {
         .with("dir", self.display()))
     }
 
-    /// Replaces the manifest, durably.
+    /// Replaces both copies of the manifest, durably.
     ///
     /// # Errors
-    /// Those of the file system, with advice.
+    /// Those of the file system, with advice: the old manifest holds. `Fatal` if either of the two may
+    /// hold after the next opening.
     pub fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
-        self.replace("MANIFEST", &manifest.encode())
+        let bytes = manifest.encode();
+        self.replace(MANIFEST_COPY, &bytes)?;
+        let Err(error) = self.replace(MANIFEST, &bytes) else { return Ok(()) };
+        // Without room or file handles the copy must not stay ahead.
+        let restored = error.kind() != ErrorKind::Fatal
+            && self
+                .read(MANIFEST)
+                .is_ok_and(|old| old.is_some_and(|old| self.replace(MANIFEST_COPY, &old).is_ok()));
+        Err(if restored { error } else { self.unsure(MANIFEST).because(error) })
     }
 
     /// The scope registry; an absent one is empty, a damaged one `None`.
@@ -278,7 +363,7 @@ impl Directory {
     /// Replaces the scope registry, durably.
     ///
     /// # Errors
-    /// Those of the file system, with advice.
+    /// As of [`Directory::write_manifest`].
     pub fn write_registry(&self, registry: &ScopeRegistry) -> Result<()> {
         self.replace("SCOPES", &registry.encode())
     }
@@ -288,17 +373,19 @@ impl Directory {
     /// # Errors
     /// Those of the file system, with advice.
     pub fn reservation_log(&self) -> Result<Vec<u8>> {
-        Ok(self.read("RESERVATIONS")?.unwrap_or_default())
+        Ok(self.read(RESERVATIONS)?.unwrap_or_default())
     }
 
-    /// Replaces the reservation log by `records` and opens it for appending.
+    /// Replaces the reservation log by `records`. Returns the file to append to: the one that was
+    /// renamed, because opening it again by its name could fail and leave the caller with a file
+    /// that no next owner reads. The directory is not synced, for the same reason, and need not be:
+    /// power loss ends the clients too.
     ///
     /// # Errors
-    /// Those of the file system, with advice.
+    /// Those of the file system, with advice: the old log is in its place.
     pub fn replace_reservation_log(&self, records: &[u8]) -> Result<Arc<dyn MediumFile>> {
-        self.replace("RESERVATIONS", records)?;
-        let access = Access { write: true, create: false, direct: false };
-        self.medium.open(&self.path.join("RESERVATIONS"), access).map_err(|e| self.refused(e))
+        let replaced = self.rename_over(&self.path, RESERVATIONS, records);
+        replaced.map_err(|error| self.refused(error).with("file", RESERVATIONS))
     }
 
     /// The directory itself.
@@ -312,59 +399,59 @@ impl Directory {
         self.path.join("index")
     }
 
-    /// The segment files of the store that `manifest` describes.
-    ///
-    /// # Errors
-    /// Those of [`Segments::open`].
-    pub fn segments(&self, manifest: &Manifest, io: IoChoice) -> Result<Arc<Segments>> {
-        for dir in manifest.directories(&self.path) {
-            self.medium.create_dir(&dir).map_err(|e| self.refused(e))?;
-        }
-        let dirs = manifest.paths(&self.path);
-        let config = SegmentsConfig {
-            dirs,
-            segment_bytes: manifest.segment_bytes,
-            io,
-            in_flight_bytes: SegmentsConfig::IN_FLIGHT_BYTES,
-        };
-        let segments = Segments::open(Arc::clone(&self.medium), config)?;
-        let this = self.clone();
-        segments.discover_with(Box::new(move || {
-            Ok(this.manifest()?.map_or_else(Vec::new, |manifest| manifest.paths(&this.path)))
-        }));
-        Ok(Arc::new(segments))
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.read_in(&self.path, name).map_err(|error| self.refused(error).with("file", name))
     }
 
-    fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let path = self.path.join(name);
-        let file = match self.medium.open(&path, Access::default()) {
+    /// A file of `dir`, whole; `None` if it is absent.
+    pub(crate) fn read_in(&self, dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let file = match self.medium.open(&dir.join(name), Access::default()) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(self.refused(error).with("file", name)),
+            Err(error) => return Err(error),
         };
-        let length = file.length().map_err(|e| self.refused(e))?;
-        let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX).min(1 << 30)];
-        let read = file.read_at(&mut bytes, 0).map_err(|e| self.refused(e))?;
+        let length = usize::try_from(file.length()?).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; length.min(1 << 30)];
+        let read = file.read_at(&mut bytes, 0)?;
         bytes.truncate(read);
         Ok(Some(bytes))
     }
 
     /// New file, its bytes durable, renamed over the old one, the rename durable.
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let (path, new) = (self.path.join(name), self.path.join(format!("{name}.new")));
-        let access = Access { write: true, create: true, direct: false };
-        (|| {
-            let file = self.medium.open(&new, access)?;
-            file.set_len(0)?;
-            file.write_at(bytes, 0)?;
-            file.sync_data()?;
-            self.medium.rename(&new, &path)?;
-            self.medium.sync_dir(&self.path)
-        })()
-        .map_err(|e: io::Error| self.refused(e).with("file", name))
+        let replaced = self.rename_over(&self.path, name, bytes);
+        replaced.map_err(|error| self.refused(error).with("file", name))?;
+        self.medium.sync_dir(&self.path).map_err(|error| self.unsure(name).because(error))
     }
 
-    fn refused(&self, error: io::Error) -> Error {
+    /// The same in the directory of a volume.
+    pub(crate) fn replace_in(&self, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.rename_over(dir, name, bytes)?;
+        self.medium.sync_dir(dir)
+    }
+
+    /// New file, its bytes durable, renamed over the old one. Returns it.
+    fn rename_over(&self, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Arc<dyn MediumFile>> {
+        let new = dir.join(format!("{name}.new"));
+        let file = self.medium.open(&new, Access { write: true, create: true, direct: false })?;
+        file.set_len(0)?;
+        file.write_at(bytes, 0)?;
+        file.sync_data()?;
+        self.medium.rename(&new, &dir.join(name))?;
+        Ok(file)
+    }
+
+    /// A change of a file failed, and the next opening may find it all the same.
+    fn unsure(&self, name: &str) -> Error {
+        Error::fatal(
+            "a change of the store's directory failed half-way: close the store, check the disk, \
+             open it again",
+        )
+        .with("dir", self.display())
+        .with("file", name)
+    }
+
+    pub(crate) fn refused(&self, error: io::Error) -> Error {
         let advice = match error.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 "the directory cannot be written: run as its owner, or name another one"
@@ -387,21 +474,10 @@ impl Directory {
     }
 }
 
-/// What a process that does not own the store needs to move bytes: its manifest and segments.
-///
-/// # Errors
-/// `Invalid` where there is no store; those of [`Segments::open`].
-pub fn open_segments(
-    medium: Arc<dyn Medium>,
-    dir: &Path,
-    io: IoChoice,
-) -> Result<(Manifest, Arc<Segments>)> {
-    let directory = Directory::new(medium, dir);
-    let manifest = directory
-        .manifest()?
-        .ok_or_else(|| Error::retry("there is no store here yet").with("dir", dir.display()))?;
-    let segments = directory.segments(&manifest, io)?;
-    Ok((manifest, segments))
+/// Whether an error number says that the disk does not give a file back.
+fn is_damage(number: i32) -> bool {
+    use rustix::io::Errno;
+    [Errno::IO, Errno::UCLEAN, Errno::BADMSG].map(Errno::raw_os_error).contains(&number)
 }
 
 fn random_bytes() -> Result<[u8; 16]> {

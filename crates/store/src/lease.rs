@@ -8,11 +8,18 @@
 //! A reader that is slower than its lease reads what somebody else wrote, and finds out by the
 //! checksums: a lease makes hits certain, not bytes right.
 //!
-//! Nobody holds more leases, or more pins, than are left for the others (the dynamic threshold of
-//! Choudhury and Hahne, 1998): one client alone has half of them, and whoever comes late finds some.
+//! No client holds more leases, or more pins, than are left for the others (the dynamic threshold of
+//! Choudhury and Hahne, 1998): one client alone has half of them, and a later one finds some.
+//!
+//! The same threshold bounds the space that a client's counted leases keep from eviction: after a
+//! grant, the client's units are at most those of the store that no counted lease is on. A run counts
+//! once for each client that leases it, however many leases the client has on it, and once in the
+//! store's total, however many clients lease it. So requests that share a prefix share its units, and
+//! a client can lease what another has leased already. Leases of reads and of puts in progress do not
+//! count: the I/O in flight bounds them, and they end with it.
 
 use crate::ClientId;
-use ritornello_format::{Error, Extent, Result};
+use ritornello_format::{Error, Extent, Result, UNIT};
 use ritornello_index::RunId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Debug;
@@ -50,7 +57,9 @@ impl Clock for BootClock {
 ///
 /// Invariants: a run is in `pins` as often as leases name it, and not at all otherwise; extents are
 /// deferred only for runs in `pins`; `deferred_units` is their sum; `deadlines` and `clients` name
-/// exactly the leases there are.
+/// exactly the leases there are. The holders of a pin are the clients with counted leases on its run;
+/// `leased_units` is the sum of the units of pins with holders, and a client's units are the sum over
+/// the pins that it is a holder of.
 #[derive(Debug)]
 pub struct LeaseTable {
     clock: Box<dyn Clock>,
@@ -61,6 +70,8 @@ pub struct LeaseTable {
     /// Sum of the pins' counts.
     pinned: usize,
     deferred_units: u64,
+    /// Units of runs with counted leases, each run once.
+    leased_units: u64,
     next: u64,
 }
 
@@ -69,6 +80,8 @@ struct Lease {
     runs: Box<[RunId]>,
     deadline: Duration,
     client: ClientId,
+    /// Whether its runs count for the client.
+    counted: bool,
 }
 
 /// What one client holds.
@@ -76,11 +89,17 @@ struct Lease {
 struct Held {
     leases: BTreeSet<u64>,
     pins: usize,
+    /// Units of runs that the client has counted leases on, each run once.
+    units: u64,
 }
 
 #[derive(Debug, Default)]
 struct Pin {
     leases: u32,
+    /// Clients with counted leases on the run, and the number of these leases.
+    holders: Vec<(ClientId, u32)>,
+    /// What the run counts for: its units when the first holder came. Zero without holders.
+    units: u64,
     /// What the run held when the index forgot it, or part of it.
     deferred: Vec<Extent>,
 }
@@ -112,12 +131,13 @@ impl LeaseTable {
             pins: HashMap::new(),
             pinned: 0,
             deferred_units: 0,
+            leased_units: 0,
             next,
         }
     }
 
-    /// Pins `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) on behalf of `client`. Returns the lease's
-    /// number, which is never zero.
+    /// Pins `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) on behalf of `client`, without counting their
+    /// units. Returns the lease's number, which is never zero.
     ///
     /// The caller has found the runs in the index under the lock that this table is behind, or
     /// looks them up again after this.
@@ -126,28 +146,102 @@ impl LeaseTable {
     /// `Retry` if the client would hold more of the [`LEASES_MAX`] leases or [`PINS_MAX`] pins than
     /// are left; nothing is changed.
     pub fn grant(&mut self, runs: &[RunId], ttl: Duration, client: ClientId) -> Result<u64> {
+        self.check_numbers(runs.len(), client)?;
+        for run in runs {
+            self.pins.entry(*run).or_default().leases += 1;
+        }
+        Ok(self.enter(runs, ttl, client, false))
+    }
+
+    /// Like [`grant`](Self::grant), and counts: pins the leading runs that are within the client's
+    /// share of a store of `capacity` units. `units` tells those of a run. Returns the lease's number
+    /// and how many runs it pins.
+    ///
+    /// # Errors
+    /// Those of `grant`, and `Retry` if not even the first run is within the share; nothing is
+    /// changed.
+    pub fn grant_leading(
+        &mut self,
+        runs: &[RunId],
+        units: impl Fn(RunId) -> u64,
+        capacity: u64,
+        ttl: Duration,
+        client: ClientId,
+    ) -> Result<(u64, usize)> {
+        self.check_numbers(runs.len(), client)?;
+        let mut own = self.clients.get(&client).map_or(0, |own| own.units);
+        let mut taken = 0;
+        for run in runs {
+            let pin = self.pins.entry(*run).or_default();
+            let held = pin.holders.iter_mut().find(|(holder, _)| *holder == client);
+            match held {
+                Some((_, leases)) => *leases += 1,
+                None => {
+                    let first = pin.holders.is_empty();
+                    let units = if first { units(*run) } else { pin.units };
+                    let leased = self.leased_units + if first { units } else { 0 };
+                    if own + units > capacity.saturating_sub(leased) {
+                        if pin.leases == 0 {
+                            self.pins.remove(run);
+                        }
+                        break;
+                    }
+                    pin.holders.push((client, 1));
+                    pin.units = units;
+                    self.leased_units = leased;
+                    own += units;
+                }
+            }
+            pin.leases += 1;
+            taken += 1;
+        }
+        if taken == 0 && !runs.is_empty() {
+            return Err(self.share_exceeded(client, capacity));
+        }
+        let number = self.enter(&runs[..taken], ttl, client, true);
+        self.clients.entry(client).or_default().units = own;
+        Ok((number, taken))
+    }
+
+    /// Says that no lease on more of the store is granted to `client`.
+    pub(crate) fn share_exceeded(&self, client: ClientId, capacity: u64) -> Error {
+        Error::retry(
+            "leases would keep too much of the store from other clients: release those that are not \
+             needed, or make the store larger",
+        )
+        .with("own_bytes", self.clients.get(&client).map_or(0, |own| own.units) * UNIT)
+        .with("leased_bytes", self.leased_units * UNIT)
+        .with("capacity_bytes", capacity * UNIT)
+    }
+
+    /// # Errors
+    /// `Retry` if one more lease, on so many runs, is more than the client's share.
+    fn check_numbers(&self, runs: usize, client: ClientId) -> Result<()> {
         let own = self.clients.get(&client).map_or((0, 0), |own| (own.leases.len(), own.pins));
         let left = (LEASES_MAX - self.leases.len(), PINS_MAX - self.pinned);
-        if own.0 >= left.0 || own.1 + runs.len() > left.1.saturating_sub(runs.len()) {
+        if own.0 >= left.0 || own.1 + runs > left.1.saturating_sub(runs) {
             return Err(Error::retry("too many leases: release those that are not needed")
                 .with("leases", self.leases.len())
                 .with("pins", self.pinned)
                 .with("own", own.0));
         }
+        Ok(())
+    }
+
+    /// Files a lease whose runs are pinned.
+    fn enter(&mut self, runs: &[RunId], ttl: Duration, client: ClientId, counted: bool) -> u64 {
         let number = self.next;
         self.next += 1;
-        for run in runs {
-            self.pins.entry(*run).or_default().leases += 1;
-        }
         self.pinned += runs.len();
         let deadline = self.clock.now().saturating_add(ttl.min(LEASE_TTL_MAX));
         self.deadlines.insert((deadline, number));
         let own = self.clients.entry(client).or_default();
         own.leases.insert(number);
         own.pins += runs.len();
-        let old = self.leases.insert(number, Lease { runs: runs.into(), deadline, client });
+        let lease = Lease { runs: runs.into(), deadline, client, counted };
+        let old = self.leases.insert(number, lease);
         debug_assert!(old.is_none(), "numbers are not reused");
-        Ok(number)
+        number
     }
 
     /// Ends a lease. Returns the extents that nothing holds back any more. A lease that has ended
@@ -241,13 +335,21 @@ impl LeaseTable {
         self.deferred_units
     }
 
+    /// Units that counted leases keep from eviction, each run's once.
+    #[must_use]
+    pub fn leased_units(&self) -> u64 {
+        self.leased_units
+    }
+
     fn end(&mut self, number: u64, freed: &mut Vec<Extent>) {
         let Some(lease) = self.leases.remove(&number) else { return };
         let timed = self.deadlines.remove(&(lease.deadline, number));
         debug_assert!(timed);
+        let released = if lease.counted { self.uncount(&lease) } else { 0 };
         if let Some(own) = self.clients.get_mut(&lease.client) {
             own.leases.remove(&number);
             own.pins -= lease.runs.len();
+            own.units -= released;
             if own.leases.is_empty() {
                 self.clients.remove(&lease.client);
             }
@@ -265,7 +367,32 @@ impl LeaseTable {
                 freed.extend(deferred);
             }
         }
-        debug_assert!(!self.pins.is_empty() || (self.deferred_units, self.pinned) == (0, 0));
+        let sums = (self.deferred_units, self.leased_units, self.pinned);
+        debug_assert!(!self.pins.is_empty() || sums == (0, 0, 0));
+    }
+
+    /// Takes a counted lease out of the holders of its runs. Returns the units that its client does
+    /// not lease any more.
+    fn uncount(&mut self, lease: &Lease) -> u64 {
+        let mut released = 0;
+        for run in &lease.runs {
+            let Some(pin) = self.pins.get_mut(run) else { continue };
+            let Some(at) = pin.holders.iter().position(|(holder, _)| *holder == lease.client)
+            else {
+                debug_assert!(false, "{run:?} is leased but not counted");
+                continue;
+            };
+            pin.holders[at].1 -= 1;
+            if pin.holders[at].1 > 0 {
+                continue;
+            }
+            pin.holders.swap_remove(at);
+            released += pin.units;
+            if pin.holders.is_empty() {
+                self.leased_units -= std::mem::take(&mut pin.units);
+            }
+        }
+        released
     }
 }
 

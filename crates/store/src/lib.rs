@@ -36,8 +36,10 @@ pub mod rounds;
 mod silence;
 mod stats;
 mod store;
+mod submit;
 mod sync;
 mod ticket;
+mod volumes;
 mod written;
 
 pub use budget::Budget;
@@ -46,7 +48,7 @@ pub use catalog::{
     LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef, Wanted,
 };
 pub use conversion::{Conversion, convert_index};
-pub use directory::{Directory, open_segments};
+pub use directory::Directory;
 pub use engine::{Alive, ClientId, Engine, Finding, Reshape, Session, Verification};
 pub use memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use moved::{StoreStats, TransferStats};
@@ -57,7 +59,8 @@ pub use outcome::Outcome;
 pub use silence::OwnerSilent;
 pub use stats::{
     AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,
-    LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth,
+    LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth, Unavailable,
 };
 pub use store::{Store, Terms, check_sections};
 pub use ticket::{Bell, Ticket};
+pub use volumes::open_segments;

@@ -13,11 +13,26 @@ use ritornello_volume::transfer::{Control, RunWrite};
 use std::thread;
 use std::time::Instant;
 
+/// Reason of a put that ends at a page which was evicted after the put began.
+const ABSENT: &str = "absent";
+
+/// The bytes of a put's pages.
+#[derive(Clone, Copy)]
+pub(crate) struct PutBytes<'a> {
+    /// One page a key.
+    pub(crate) source: &'a dyn PageSource,
+    /// Leading pages without bytes: they were stored when the put began. The put acknowledges them
+    /// only if the owner still reports them as present.
+    pub(crate) lacking: usize,
+}
+
 /// What all parts of a put share.
 struct Put<'a> {
     store: &'a Store,
     scope: ScopeRef,
     keys: &'a [&'a [u8]],
+    /// See [`PutBytes::lacking`].
+    lacking: usize,
     terms: &'a Terms,
     control: &'a Control,
     /// Whether this put goes in parts, and is made durable when all of them are committed.
@@ -30,12 +45,13 @@ impl Store {
         reference: ScopeRef,
         scope: &Scope,
         keys: &[&[u8]],
-        source: &dyn PageSource,
+        PutBytes { source, lacking }: PutBytes<'_>,
         terms: &Terms,
         control: &Control,
     ) -> Result<Outcome> {
         let started = Instant::now();
-        let put = Put { store: self, scope: reference, keys, terms, control, in_parts: false };
+        let in_parts = false;
+        let put = Put { store: self, scope: reference, keys, lacking, terms, control, in_parts };
         let written = match Encoder::of(scope, reference.codec, reference.page_bytes)? {
             None => put.write(0, keys.len(), source)?,
             Some(encoder) => put.encode(&encoder, source)?,
@@ -53,7 +69,9 @@ impl Store {
 impl Put<'_> {
     /// Encodes and writes what is missing: the next part is encoded while the last is written.
     fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<Written> {
-        let present = self.store.catalog.exists(self.scope, self.keys)?;
+        let mut present = self.store.catalog.exists(self.scope, self.keys)?;
+        // There is nothing to encode. The reservation of their part tells whether they are stored.
+        present[..self.lacking].fill(true);
         if !present.contains(&false) {
             return self.write(0, self.keys.len(), source);
         }
@@ -146,13 +164,14 @@ impl Put<'_> {
         if reserved.runs.is_empty() {
             return Ok(unsettled);
         }
-        let headers: Vec<RunHeader> = reserved
-            .runs
-            .iter()
-            .map(|run| header(reserved, run, self.scope, keys, parent, part))
-            .collect();
-        let writes: Vec<RunWrite<'_>> = reserved
-            .runs
+        let lacks = |run: &ReservedRun| first + (run.at as usize) < self.lacking;
+        let lost = reserved.runs.iter().any(lacks);
+        // In a chained scope the index takes no run behind a page that is gone.
+        let writable = |run: &ReservedRun| !(lacks(run) || lost && self.scope.chained);
+        let runs: Vec<&ReservedRun> = reserved.runs.iter().filter(|run| writable(run)).collect();
+        let headers: Vec<RunHeader> =
+            runs.iter().map(|run| header(reserved, run, self.scope, keys, parent, part)).collect();
+        let writes: Vec<RunWrite<'_>> = runs
             .iter()
             .zip(&headers)
             .map(|(run, header)| RunWrite {
@@ -162,20 +181,19 @@ impl Put<'_> {
                 first: run.at as usize,
             })
             .collect();
-        let results = store.segments.write_runs(&writes, control);
+        let mut results = store.segments.write_runs(&writes, control).into_iter();
         let mut reason = refused;
-        unsettled.sums = results
-            .into_iter()
-            .map(|result| {
-                result
-                    .inspect_err(|error| {
-                        tracing::warn!(%error, "a run could not be written");
-                        reason = control.stop().map_or("io", |stop| stop.word());
-                    })
-                    .ok()
-            })
-            .collect();
-        unsettled.reason = reason;
+        let written = |run: &ReservedRun| {
+            let result = if writable(run) { results.next()? } else { return None };
+            result
+                .inspect_err(|error| {
+                    tracing::warn!(%error, "a run could not be written");
+                    reason = control.stop().map_or("io", |stop| stop.word());
+                })
+                .ok()
+        };
+        unsettled.sums = reserved.runs.iter().map(written).collect();
+        unsettled.reason = if lost { ABSENT } else { reason };
         Ok(unsettled)
     }
 }

@@ -16,32 +16,43 @@ use std::time::Instant;
 pub struct Rounds {
     /// Number of requests.
     wanted: AtomicU64,
-    /// The last request that a finished round has covered. Held while a round runs.
-    covered: Mutex<u64>,
+    /// Held while a round runs.
+    progress: Mutex<Progress>,
     poison: OnceLock<String>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// The last request that a finished round has covered.
+    covered: u64,
+    /// No further round begins.
+    ended: bool,
 }
 
 /// No round runs while this is held.
 #[derive(Debug)]
-pub struct Turn<'a>(#[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, u64>);
+pub struct Turn<'a>(#[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, Progress>);
 
 impl Rounds {
     /// Returns once a `round` that began after this call has succeeded, this caller's or another's.
     ///
     /// # Errors
     /// `Retry` if the rounds before it have not ended by `deadline`. Those of `round`: all but
-    /// `Retry` poison. `Fatal` without a round if it is poisoned.
+    /// `Retry` poison. `Fatal` without a round if it is poisoned; `Closed` after [`Rounds::end`].
     pub fn join(&self, deadline: Instant, round: impl FnOnce() -> Result<()>) -> Result<()> {
         let request = self.wanted.fetch_add(1, Ordering::AcqRel) + 1;
-        let mut covered = self.covered.try_lock_until(deadline).ok_or_else(busy)?;
-        if *covered >= request {
+        let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
+        if progress.covered >= request {
             return Ok(());
         }
         self.check()?;
+        if progress.ended {
+            return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
+        }
         // Whoever asks from here on may have written too late for this round.
         let covers = self.wanted.load(Ordering::Acquire);
         round().inspect_err(|error| self.poison(error))?;
-        *covered = covers;
+        progress.covered = covers;
         Ok(())
     }
 
@@ -50,7 +61,18 @@ impl Rounds {
     /// # Errors
     /// `Retry` if it has not ended by `deadline`.
     pub fn between(&self, deadline: Instant) -> Result<Turn<'_>> {
-        self.covered.try_lock_until(deadline).map(Turn).ok_or_else(busy)
+        self.progress.try_lock_until(deadline).map(Turn).ok_or_else(busy)
+    }
+
+    /// Returns once no round runs. None begins afterwards.
+    ///
+    /// # Errors
+    /// `Retry` if the round that runs has not ended by `deadline`; `Fatal` if one has failed for good.
+    pub fn end(&self, deadline: Instant) -> Result<()> {
+        let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
+        self.check()?;
+        progress.ended = true;
+        Ok(())
     }
 
     /// After a sync that failed with `error`: unless it may be tried again, nothing is synced ever
@@ -58,7 +80,14 @@ impl Rounds {
     pub fn poison(&self, error: &Error) {
         if error.kind() != ErrorKind::Retry {
             let _ = self.poison.set(error.to_string());
-            tracing::error!(%error, "a sync failed: the store is poisoned");
+            tracing::error!(%error, "the store is poisoned");
+        }
+    }
+
+    /// After a change that failed so that nobody knows what is on the disk.
+    pub fn poison_if_fatal(&self, error: &Error) {
+        if error.kind() == ErrorKind::Fatal {
+            self.poison(error);
         }
     }
 

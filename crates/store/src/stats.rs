@@ -91,12 +91,23 @@ pub struct CatalogStats {
     pub io: IoStats,
     /// Whether the store refuses to go on, and why.
     pub poisoned: Option<String>,
+    /// Space that cannot be used now: the store is degraded if there is any.
+    pub unavailable: Unavailable,
     /// Counted since open, by name.
     pub counters: BTreeMap<String, u64>,
     /// Milliseconds that opening took.
     pub open_ms: f64,
     /// What recovery dropped, by reason.
     pub dropped_at_open: BTreeMap<String, u64>,
+}
+
+/// Volumes and segments that are away, and what lies there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unavailable {
+    /// One sentence each, the first 64: directory, and why it cannot be used.
+    pub reasons: Vec<String>,
+    /// Runs whose pages are misses until their space is back.
+    pub runs: u64,
 }
 
 /// What an index of so many runs and pages would take as `lsm`: see [`LsmEstimate::of`].
@@ -252,6 +263,8 @@ pub struct PathStats {
     pub segments: u64,
     /// Bytes of them that are in use.
     pub used_bytes: u64,
+    /// Why the directory cannot be used now; `None` if it can.
+    pub away: Option<String>,
 }
 
 /// Scopes in [`CatalogStats::largest_scopes`] at most.
@@ -349,6 +362,8 @@ counters! {
     refused_write_budget,
     /// Of those: because the index has reached its memory ceiling.
     refused_index_memory,
+    /// Pages that are stored in space which is away.
+    refused_unavailable,
     /// Runs that were to be retained and are, or for longer than before.
     runs_retained,
     /// Runs that were to be retained and are not, or not any more: their quota went to runs that
@@ -388,6 +403,8 @@ counters! {
     reclaim_waits,
     /// Leases that ran out before they were released.
     leases_expired,
+    /// Leases on fewer pages than are stored, because more would exceed the client's share.
+    leases_shortened,
 }
 
 /// One monotone counter.

@@ -4,16 +4,16 @@ use crate::catalog::{Catalog, HeldKeys, HeldScope, LeaseNumber, Leased, ScopeRef
 use crate::engine::Reshape;
 use crate::moved::{Moved, StoreStats};
 use crate::outcome::Outcome;
+use crate::put::PutBytes;
 use crate::resolved::Resolved;
 use crate::silence::{self, OwnerSilent};
-use crate::ticket::{Closing, Lane, Ticket, Workers};
+use crate::ticket::Workers;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
-use ritornello_volume::memory::{PageSource, PageTarget};
+use ritornello_volume::memory::{BorrowedPages, PageSource, PageTarget, Shifted};
 use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
-use ritornello_volume::staging::{StagedPages, Staging};
+use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ pub struct Store {
     pub(crate) staging: Arc<Staging>,
     pub(crate) moved: Moved,
     resolved: Resolved,
-    workers: Workers,
+    pub(crate) workers: Workers,
     process: u32,
     closed: AtomicBool,
 }
@@ -151,8 +151,13 @@ impl Store {
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In a
     /// scope whose keys do not chain, it keeps every page that is there.
     ///
+    /// A client's leases keep at most as much of the store as is left for the others: half of it, if
+    /// no other client has leases. A longer prefix is leased as far as it fits, and the answer counts
+    /// the pages that are leased; `probe` counts all. Reads are not bounded by this.
+    ///
     /// # Errors
-    /// Like `probe`; `Retry` if there are too many leases.
+    /// Like `probe`; `Retry` if there are too many leases, or if the client's share of the store has
+    /// no room for the first page: release leases that are not needed.
     pub fn lease(&self, scope: &Scope, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         self.lease_all(&[scope], keys, ttl)
     }
@@ -203,10 +208,40 @@ impl Store {
         terms: &Terms,
         control: &Control,
     ) -> Result<Outcome> {
-        self.check_batch(keys, source.len())?;
+        self.put_pages(scope, keys, PutBytes { source, lacking: 0 }, terms, control)
+    }
+
+    /// Acknowledges pages that are stored, as a put of them does, without their bytes: in `durable`
+    /// mode they are durable when this returns, and the next `flush` covers them. Returns the
+    /// number of leading pages that are stored.
+    ///
+    /// # Errors
+    /// Like `put_batch`.
+    pub fn put_stored(
+        &self,
+        scope: &Scope,
+        keys: &[&[u8]],
+        terms: &Terms,
+        control: &Control,
+    ) -> Result<usize> {
+        let none = BorrowedPages::new(&[]);
+        let source = &Shifted::new(&none, keys.len());
+        let bytes = PutBytes { source, lacking: keys.len() };
+        Ok(self.put_pages(scope, keys, bytes, terms, control)?.pages)
+    }
+
+    pub(crate) fn put_pages(
+        &self,
+        scope: &Scope,
+        keys: &[&[u8]],
+        bytes: PutBytes<'_>,
+        terms: &Terms,
+        control: &Control,
+    ) -> Result<Outcome> {
+        self.check_batch(keys, bytes.source.len())?;
         let started = Instant::now();
         let outcome = self.retry_stale(&[scope], || {
-            self.put(self.registered(scope)?, scope, keys, source, terms, control)
+            self.put(self.registered(scope)?, scope, keys, bytes, terms, control)
         });
         let outcome = self.or_miss(outcome, || Outcome::none(keys.len(), silence::REASON))?;
         Ok(outcome.timed(started.elapsed()))
@@ -232,166 +267,6 @@ impl Store {
         let outcome = outcome.map(|outcome| outcome.unwrap_or_else(unknown));
         let outcome = self.or_miss(outcome, || Outcome::none(keys.len(), silence::REASON))?;
         Ok(outcome.timed(started.elapsed()))
-    }
-
-    /// Starts a put. `source` must not change until the ticket is done.
-    ///
-    /// # Errors
-    /// `Invalid` for bad keys or sizes; `Retry` if too many tickets wait.
-    pub fn submit_put(
-        self: &Arc<Self>,
-        scope: Arc<Scope>,
-        keys: Vec<Box<[u8]>>,
-        source: Arc<dyn PageSource>,
-        terms: Terms,
-        control: Control,
-    ) -> Result<Ticket> {
-        let pages = source.len();
-        self.submit(Lane::Put, keys, pages, control, move |store, keys, control| {
-            store.put_batch(&scope, keys, source.as_ref(), &terms, control)
-        })
-    }
-
-    /// Starts a put of bytes that are copied into staging before this returns. What finds no room
-    /// there is skipped, from the first such page on.
-    ///
-    /// # Errors
-    /// Like `submit_put`.
-    pub fn submit_put_copy(
-        self: &Arc<Self>,
-        scope: Arc<Scope>,
-        keys: Vec<Box<[u8]>>,
-        source: &dyn PageSource,
-        terms: Terms,
-        control: Control,
-    ) -> Result<Ticket> {
-        self.submit_put_copy_or(scope, keys, source, terms, control, |_, _| {})
-    }
-
-    /// Likewise; what was copied and could not be stored is handed to `left`, from the first such page
-    /// on, with the number of that page, before the ticket is done.
-    ///
-    /// # Errors
-    /// Like `submit_put`.
-    pub fn submit_put_copy_or(
-        self: &Arc<Self>,
-        scope: Arc<Scope>,
-        mut keys: Vec<Box<[u8]>>,
-        source: &dyn PageSource,
-        terms: Terms,
-        control: Control,
-        left: impl FnOnce(usize, StagedPages) + Send + 'static,
-    ) -> Result<Ticket> {
-        let asked = keys.len();
-        {
-            let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-            self.check_batch(&keys, source.len())?;
-        }
-        // Pages that are stored already need no copy, unless the put must say how long to keep them.
-        let first = if terms.retain_until > 0 {
-            0
-        } else {
-            let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-            self.probe(&scope, &keys)?
-        };
-        let mut staged = self.staging.copy_leading(source, first..asked);
-        let taken = staged.len();
-        self.moved.staging_refusals.add((asked - first - taken) as u64);
-        let parent = first.checked_sub(1).map(|before| keys[before].clone()).or(terms.parent);
-        let terms = Terms { parent, ..terms };
-        keys.truncate(first + taken);
-        let keys = keys.split_off(first);
-        if taken == 0 {
-            let ticket = Ticket::new(None)?;
-            let mut outcome = Outcome::none(asked, if first < asked { "staging_full" } else { "" });
-            outcome.pages = first;
-            outcome.ok[..first].fill(true);
-            ticket.finish(outcome);
-            return Ok(ticket);
-        }
-        self.submit(Lane::Put, keys, taken, control, move |store, keys, control| {
-            let outcome = store.put_batch(&scope, keys, &staged, &terms, control);
-            let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
-            let stored = outcome.as_ref().map_or(0, stored);
-            if stored < taken {
-                staged.give_back_before(stored);
-                left(first + stored, staged);
-            }
-            let mut outcome = outcome?;
-            if outcome.reason.is_empty() && first + taken < asked {
-                outcome.reason = "staging_full";
-            }
-            outcome.pages += first;
-            let mut ok = vec![true; first];
-            ok.append(&mut outcome.ok);
-            ok.resize(asked, false);
-            outcome.ok = ok;
-            Ok(outcome)
-        })
-    }
-
-    /// Has `work` done as a get of `pages` pages: in the same queue, with the same ticket. It may
-    /// read from other stores, too. Its control says stop when the ticket is cancelled.
-    ///
-    /// # Errors
-    /// Like `submit_put`.
-    pub fn submit_read(
-        self: &Arc<Self>,
-        keys: Vec<Box<[u8]>>,
-        pages: usize,
-        control: Control,
-        work: impl FnOnce(&[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
-    ) -> Result<Ticket> {
-        self.submit(Lane::Get, keys, pages, control, move |_, keys, control| {
-            let started = Instant::now();
-            Ok(work(keys, control)?.timed(started.elapsed()))
-        })
-    }
-
-    /// Starts a get. `target` belongs to the store until the ticket is done. Where `control` names
-    /// sections of the pages, each is told as soon as all pages have it ([`Ticket::wait_section`]).
-    ///
-    /// # Errors
-    /// Like `submit_put`; `Invalid` if the sections are not those of a page of this scope.
-    pub fn submit_get(
-        self: &Arc<Self>,
-        scope: Arc<Scope>,
-        keys: Vec<Box<[u8]>>,
-        target: Arc<dyn PageTarget>,
-        control: Control,
-    ) -> Result<Ticket> {
-        check_sections(&scope, &control)?;
-        let pages = target.len();
-        self.submit(Lane::Get, keys, pages, control, move |store, keys, control| {
-            store.get_batch(&scope, keys, target.as_ref(), control)
-        })
-    }
-
-    fn submit(
-        self: &Arc<Self>,
-        lane: Lane,
-        keys: Vec<Box<[u8]>>,
-        pages: usize,
-        control: Control,
-        work: impl FnOnce(&Self, &[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
-    ) -> Result<Ticket> {
-        {
-            let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-            self.check_batch(&keys, pages)?;
-        }
-        let ticket = Ticket::new(control.sections.clone())?;
-        let (store, handle) = (Arc::clone(self), ticket.clone());
-        let control = Control { cancelled: Some(ticket.cancelled()), ..control };
-        let job = move |closing: Closing| {
-            let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-            let outcome = match closing {
-                Closing::Yes => Outcome::none(keys.len(), "closed"),
-                Closing::No => attempt(keys.len(), || work(&store, &keys, &control)),
-            };
-            handle.finish(outcome);
-        };
-        self.workers.submit(lane, Box::new(job))?;
-        Ok(ticket)
     }
 
     /// Counts as a use of the leading pages; returns their number.
@@ -480,7 +355,7 @@ impl Store {
         Ok(())
     }
 
-    fn check_batch(&self, keys: &[&[u8]], pages: usize) -> Result<()> {
+    pub(crate) fn check_batch(&self, keys: &[&[u8]], pages: usize) -> Result<()> {
         self.check_process()?;
         check_keys(keys)?;
         if keys.len() == pages {
@@ -572,21 +447,6 @@ pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     Err(Error::invalid("sections are for one get, and the last of them ends where a page does")
         .with("page_bytes", page)
         .with("sections_end", sections.page_bytes()))
-}
-
-/// Runs a ticket's work. Whatever becomes of it, the ticket is done: somebody waits for it.
-fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => {
-            // Being closed is not a fault: the outcome says it.
-            if error.kind() != ErrorKind::Closed {
-                tracing::warn!(%error, "a ticket failed");
-            }
-            Outcome::none(pages, error.kind().word())
-        }
-        Err(_) => Outcome::none(pages, "panic"),
-    }
 }
 
 impl std::fmt::Debug for Store {

@@ -19,7 +19,10 @@ use ritornello_store::lease::{Clock, LeaseTable};
 use std::time::Duration;
 
 const RUN: RunId = RunId(1);
-const PLACE: Extent = Extent { segment: SegmentId(0), start: 0, units: 64 };
+const UNITS: u64 = 64;
+const PLACE: Extent = Extent { segment: SegmentId(0), start: 0, units: UNITS as u32 };
+/// Any number of clients may lease the run.
+const CAPACITY: u64 = 2 * UNITS;
 
 #[derive(Debug)]
 struct Still;
@@ -57,7 +60,9 @@ impl Owner {
     fn lease(&self, client: ClientId) -> Option<u64> {
         let mut state = self.state.lock().unwrap();
         self.index.read().unwrap().as_ref()?;
-        Some(state.leases.grant(&[RUN], Duration::from_secs(9), client).unwrap())
+        let ttl = Duration::from_secs(9);
+        let granted = state.leases.grant_leading(&[RUN], |_| UNITS, CAPACITY, ttl, client);
+        granted.ok().map(|(lease, _)| lease)
     }
 
     /// The other way that the table allows: found without the lock, looked up again once pinned.
@@ -108,7 +113,7 @@ fn check_end(owner: &Owner, reused: bool) {
     let mut state = owner.state.lock().unwrap();
     let leftover = state.leases.drop_client(ClientId(2));
     assert!(leftover.is_empty() && state.leases.is_empty());
-    assert_eq!(state.leases.deferred_units(), 0);
+    assert_eq!((state.leases.deferred_units(), state.leases.leased_units()), (0, 0));
     let there = owner.index.read().unwrap().is_some();
     let copies = usize::from(there) + usize::from(reused) + state.free.len();
     assert_eq!(copies, 1, "space was lost, or handed out twice");

@@ -150,6 +150,30 @@ fn a_round_that_was_refused_fails_its_leader_only() {
 }
 
 #[test]
+fn no_round_begins_after_the_end() {
+    static BEFORE: AtomicUsize = AtomicUsize::new(0);
+    static AFTER: AtomicUsize = AtomicUsize::new(0);
+    model(|| {
+        let disk = Disk::new(First::Well);
+        let other = {
+            let disk = Arc::clone(&disk);
+            thread::spawn(move || disk.put(1, never()))
+        };
+        disk.rounds.end(never()).unwrap();
+        let rounds = disk.state.lock().unwrap().rounds;
+        match other.join().unwrap() {
+            Ok(()) => BEFORE.fetch_add(1, Plain::Relaxed),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Closed);
+                AFTER.fetch_add(1, Plain::Relaxed)
+            }
+        };
+        assert_eq!(disk.state.lock().unwrap().rounds, rounds, "a round began after the end");
+    });
+    assert!(BEFORE.load(Plain::Relaxed) > 0 && AFTER.load(Plain::Relaxed) > 0);
+}
+
+#[test]
 fn whoever_has_no_time_left_does_not_wait() {
     static LATE: AtomicUsize = AtomicUsize::new(0);
     model(|| {

@@ -126,7 +126,7 @@ fn leased_pages_stay_readable_and_their_space_stays_theirs() {
 }
 
 #[test]
-fn all_space_leased_means_refused_not_stuck() {
+fn put_is_refused_while_all_pages_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let scope = chained(64 << 10);
@@ -137,11 +137,11 @@ fn all_space_leased_means_refused_not_stuck() {
         if outcome.pages < 8 {
             assert_eq!(outcome.reason, "no_space");
         }
-        leases.push(open.store.lease(&scope, &refs(&keys), Duration::from_secs(60)).unwrap());
+        leases.push(begin_read(&open, &scope, &keys));
     }
     assert!(open.store.stats().unwrap().catalog.counters["pages_refused"] > 0);
     for lease in leases {
-        open.store.release(lease.lease).unwrap();
+        open.store.release(lease).unwrap();
     }
     assert_eq!(put(&open.store, &scope, &sequence(99, 8), None).pages, 8);
     open.close();

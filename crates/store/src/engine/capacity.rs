@@ -5,15 +5,18 @@
 //! shares are closed; the caretaker empties and removes them. An owner that ends half-way leaves a
 //! manifest that says the same to the next one.
 
+use super::absence::Absence;
 use super::{Engine, State};
 use crate::budget::Budget;
 use crate::directory::{Directory, VOLUMES_MAX};
-use ritornello_format::{Error, Manifest, Result, UNIT, VolumeRecord};
+use crate::volumes::Whereabouts;
+use ritornello_format::{Error, Manifest, Result, UNIT, VolumeMarker, VolumeRecord};
 use ritornello_index::RunId;
-use ritornello_volume::segments::{Candidate, IoMode, Segments};
+use ritornello_volume::segments::{Candidate, Segments};
 use ritornello_volume::space::Space;
 use ritornello_volume::transfer::Control;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,10 +26,13 @@ use std::time::{Duration, Instant};
 pub enum Reshape {
     /// The budget, in bytes.
     Capacity(u64),
-    /// One more directory for segments.
+    /// One more directory for segments; or one of the store's that is away because its marker was
+    /// lost, which is marked again.
     AddPath(String),
     /// One less: nothing new is placed there, and what is there moves or is evicted.
     DrainPath(String),
+    /// Gives up a directory that is away, with the pages that lie there.
+    ForgetPath(String),
 }
 
 impl Engine {
@@ -39,6 +45,7 @@ impl Engine {
     pub fn reshape(&self, change: &Reshape, patience: Duration) -> Result<()> {
         self.check_writable()?;
         let deadline = Instant::now() + patience;
+        let (mut forgotten, mut marked) = (None, None);
         {
             let Some(_turn) = self.shape.try_lock_until(deadline) else {
                 return Err(Error::retry("the store's space is being changed already"));
@@ -51,20 +58,45 @@ impl Engine {
             let mut candidate = None;
             match change {
                 Reshape::Capacity(bytes) => manifest.capacity = *bytes,
-                Reshape::AddPath(dir) => candidate = Some(self.add_volume(&mut manifest, dir)?),
+                Reshape::AddPath(dir) => {
+                    let name = self.directory().volume_name(Path::new(dir))?;
+                    match manifest.volumes.iter().position(|volume| volume.dir == name) {
+                        Some(at) => marked = Some(self.mark_again(&mut manifest, at as u8)?),
+                        None => candidate = Some(self.add_volume(&mut manifest, name)?),
+                    }
+                }
                 Reshape::DrainPath(dir) => self.drain_volume(&mut manifest, dir)?,
+                Reshape::ForgetPath(dir) => forgotten = Some(self.forget_path(&mut manifest, dir)?),
             }
             let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
             self.check_holds_what_stays(&budget)?;
             self.check_fits_into_memory(&manifest)?;
-            self.directory().write_manifest(&manifest)?;
+            self.write_manifest(&manifest)?;
             if let Some(candidate) = candidate {
                 self.segments.add_volume(candidate);
             }
             self.index.set_budget(budget.index_bytes);
-            share_out(&mut self.state.lock().space, &manifest, &budget);
+            {
+                let mut state = self.state.lock();
+                if let Some(number) = forgotten {
+                    state.absence.forget(number);
+                }
+                let State { space, absence, .. } = &mut *state;
+                share_out(space, absence, &manifest, &budget);
+            }
             *self.budget.write() = budget;
             *self.manifest.write() = Arc::new(manifest);
+        }
+        if let Some(number) = forgotten {
+            // The manifest says so durably: a next owner drops what is left of its runs.
+            self.forget_volume(number)?;
+        }
+        if let Some(number) = marked {
+            self.take_back()?;
+            if let Some(why) = self.state.lock().absence.volumes.get(&number) {
+                let said = "the directory is marked again, and cannot be used yet";
+                return Err(Error::retry(said).with("why", why));
+            }
         }
         self.settle_shape(deadline)
     }
@@ -96,9 +128,18 @@ impl Engine {
 
     /// Whether nothing is left to be done about a change of the space.
     fn is_in_shape(&self) -> bool {
-        let draining = self.manifest().volumes.iter().any(|v| v.draining && !v.is_gone());
+        let draining = self.is_draining_paths();
         let fits = self.index.stats().disk_bytes <= self.budget().index_bytes;
         !draining && fits && self.state.lock().space.closed().is_empty()
+    }
+
+    /// Whether a directory is being drained that is here.
+    pub(super) fn is_draining_paths(&self) -> bool {
+        let manifest = self.manifest();
+        let state = self.state.lock();
+        (0..=u8::MAX).zip(&manifest.volumes).any(|(number, volume)| {
+            volume.draining && !volume.is_gone() && !state.absence.volumes.contains_key(&number)
+        })
     }
 
     pub(super) fn directory(&self) -> Directory {
@@ -137,16 +178,40 @@ impl Engine {
         if manifest.capacity <= self.budget().capacity {
             return Ok(());
         }
-        let more = manifest.capacity.saturating_sub(self.segments.allocated_bytes()?);
+        let more = manifest.capacity.saturating_sub(self.segments.allocated_bytes());
         self.directory().check_memory(manifest, more)
     }
 
-    fn add_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<Candidate> {
-        let directory = self.directory();
-        let name = directory.volume_name(Path::new(dir))?;
-        if manifest.volumes.iter().any(|volume| volume.dir == name) {
-            return Err(Error::invalid("the store has this directory already").with("dir", name));
+    /// Marks the directory of a volume whose marker was lost. Returns its number. Every segment that
+    /// the index names must be there: the pages of one that is not would be given up.
+    fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
+        let marker = VolumeMarker { store: manifest.uuid, volume: number };
+        let volume = &mut manifest.volumes[usize::from(number)];
+        let (dir, directory) = (self.options.dir.join(&volume.dir), self.directory());
+        let refused = |why: &str| Err(Error::invalid(why.to_owned()).with("dir", dir.display()));
+        if directory.has_marker(&dir, marker) {
+            return refused("the store has this directory already");
         }
+        let names = self.medium.list(&dir)?;
+        if let Whereabouts::Foreign(why) = directory.find_volume(dir.clone(), marker, false) {
+            return refused(&why);
+        }
+        let mut missing = false;
+        self.index.for_each(&mut |_, view| {
+            let extents = view.live_extents();
+            let mut here = extents.iter().map(|e| e.segment).filter(|id| id.volume() == number);
+            missing |= here.any(|id| !names.contains(&Segments::file_name(id).into()));
+        });
+        if missing {
+            return refused("segments of the volume are not in this directory: mount its disk");
+        }
+        directory.write_marker(&dir, marker)?;
+        volume.marked = true;
+        Ok(number)
+    }
+
+    fn add_volume(&self, manifest: &mut Manifest, name: String) -> Result<Candidate> {
+        let directory = self.directory();
         if manifest.volumes.len() >= VOLUMES_MAX {
             return Err(Error::invalid(
                 "a store has had 256 directories at most, those that went included: make a new one",
@@ -159,19 +224,26 @@ impl Engine {
                 .because(error)
         };
         self.medium.create_dir(&path).map_err(refused)?;
-        let names = self.medium.list(&path).map_err(refused)?;
-        let (left_over, others): (Vec<_>, Vec<_>) =
-            names.into_iter().partition(|name| Segments::is_left_over(name));
-        if let Some(found) = others.first() {
-            return Err(Error::invalid("the directory holds something: name an empty or new one")
-                .with("dir", path.display())
-                .with("found", found.to_string_lossy()));
-        }
         let there = manifest.volumes.iter().filter(|volume| !volume.is_gone());
         let new = directory.real(&name);
         if there.into_iter().any(|volume| directory.real(&volume.dir) == new) {
             return Err(Error::invalid("the store has this directory already, by another name")
                 .with("dir", path.display()));
+        }
+        let names = self.medium.list(&path).map_err(refused)?;
+        let number = manifest.volumes.len() as u8;
+        let marker = VolumeMarker { store: manifest.uuid, volume: number };
+        let half_added = |name: &OsString| {
+            Segments::is_left_over(name)
+                || (name.as_os_str() == VolumeMarker::FILE
+                    && directory.is_marked_by(&path, manifest.uuid))
+                || name.to_str().is_some_and(|name| name == format!("{}.new", VolumeMarker::FILE))
+        };
+        let (left_over, others): (Vec<_>, Vec<_>) = names.into_iter().partition(half_added);
+        if let Some(found) = others.first() {
+            return Err(Error::invalid("the directory holds something: name an empty or new one")
+                .with("dir", path.display())
+                .with("found", found.to_string_lossy()));
         }
         // Somebody was killed while he added it.
         for name in left_over {
@@ -186,51 +258,104 @@ impl Engine {
             .with("dir", path.display())
             .with("file_system", candidate.file_system()));
         }
-        if self.segments.report().mode == IoMode::Mapped && !candidate.is_in_memory() {
-            return Err(Error::invalid(
-                "this store is in memory, and a disk would slow it down to its own speed: name a \
-                 directory in memory, or make a store on the disk",
-            )
-            .with("dir", path.display()));
-        }
-        manifest.volumes.push(VolumeRecord::new(name));
+        self.segments.check_drivable(&candidate)?;
+        directory.write_marker(&path, marker).map_err(refused)?;
+        manifest.volumes.push(VolumeRecord { marked: true, ..VolumeRecord::new(name) });
         Ok(candidate)
     }
 
-    fn drain_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<()> {
-        let name = self.directory().volume_name(Path::new(dir))?;
-        let there = |volume: &VolumeRecord| !volume.is_gone();
+    /// The number of the volume in the directory `dir`.
+    fn volume_in(&self, manifest: &Manifest, dir: &str) -> Result<usize> {
         let directory = self.directory();
+        let name = directory.volume_name(Path::new(dir))?;
         let real = directory.real(&name);
+        let here = |volume: &VolumeRecord| !volume.is_gone();
         let found = manifest.volumes.iter().position(|volume| {
-            there(volume) && (volume.dir == dir || directory.real(&volume.dir) == real)
+            here(volume) && (volume.dir == dir || directory.real(&volume.dir) == real)
         });
-        let Some(found) = found else {
+        found.ok_or_else(|| {
             let dirs: Vec<&str> =
-                manifest.volumes.iter().filter(|v| there(v)).map(|v| v.dir.as_str()).collect();
-            return Err(Error::invalid("the store has no such directory")
+                manifest.volumes.iter().filter(|v| here(v)).map(|v| v.dir.as_str()).collect();
+            Error::invalid("the store has no such directory")
                 .with("given", dir)
-                .with("has", dirs.join(", ")));
-        };
-        manifest.volumes[found].draining = true;
-        if manifest.volumes.iter().any(VolumeRecord::is_active) {
-            return Ok(());
+                .with("has", dirs.join(", "))
+        })
+    }
+
+    fn drain_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<()> {
+        let found = self.volume_in(manifest, dir)?;
+        if self.state.lock().absence.volumes.contains_key(&(found as u8)) {
+            return Err(Error::invalid(
+                "this directory is away: mount it, or give it up (`ritornello paths forget`)",
+            )
+            .with("dir", dir));
         }
-        Err(Error::invalid("this is the store's last directory: add another one first")
-            .with("dir", name))
+        manifest.volumes[found].draining = true;
+        check_not_last(manifest, dir)
+    }
+
+    /// Takes an absent volume out of `manifest`. Returns its number.
+    fn forget_path(&self, manifest: &mut Manifest, dir: &str) -> Result<u8> {
+        let found = self.volume_in(manifest, dir)?;
+        let number = found as u8;
+        if !self.state.lock().absence.volumes.contains_key(&number) {
+            return Err(Error::invalid(
+                "this directory is here, and so are its pages: drain it instead (`ritornello paths \
+                 drain`)",
+            )
+            .with("dir", dir));
+        }
+        manifest.volumes[found] = VolumeRecord::default();
+        check_not_last(manifest, dir)?;
+        Ok(number)
+    }
+
+    /// Takes the marker out of the directory of a volume that is no more.
+    pub(super) fn remove_marker(&self, number: u8) {
+        let marker = VolumeMarker { store: self.manifest().uuid, volume: number };
+        if let Ok(dir) = self.segments.dir(number)
+            && self.directory().has_marker(&dir, marker)
+            && let Err(error) = self.directory().remove_marker(&dir)
+        {
+            tracing::warn!(%error, dir = %dir.display(), "the marker of a drained volume stays");
+        }
     }
 }
 
-/// Gives every volume its share.
-pub(super) fn share_out(space: &mut Space, manifest: &Manifest, budget: &Budget) {
+fn check_not_last(manifest: &Manifest, dir: &str) -> Result<()> {
+    if manifest.volumes.iter().any(VolumeRecord::is_active) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "this is the store's last directory: add another one first (`ritornello paths add`)",
+    )
+    .with("dir", dir))
+}
+
+/// Gives every volume its share. An absent volume keeps what it has, and does not grow.
+pub(super) fn share_out(
+    space: &mut Space,
+    absence: &Absence,
+    manifest: &Manifest,
+    budget: &Budget,
+) {
     let there = space.segments_by_volume();
-    let existing: Vec<Option<u32>> = manifest
-        .volumes
-        .iter()
-        .enumerate()
-        .map(|(at, volume)| volume.is_active().then(|| there.get(at).copied().unwrap_or(0)))
-        .collect();
-    space.set_shares(&budget.shares(&existing), budget.segments_max);
+    let mut absent = 0;
+    let mut existing: Vec<Option<u32>> = Vec::with_capacity(manifest.volumes.len());
+    for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
+        let here = there.get(usize::from(at)).copied().unwrap_or(0);
+        let away = absence.segments_of(at);
+        absent += away;
+        existing.push(volume.is_active().then_some(here + away));
+        if absence.volumes.contains_key(&at) {
+            space.stop_growth(at);
+        }
+    }
+    space.set_shares(&budget.shares(&existing), budget.segments_max.saturating_sub(absent));
+    for segment in absence.segments.keys() {
+        // The file is there: its number is taken.
+        space.start_numbers_at(segment.volume(), segment.number() + 1);
+    }
     for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
         space.start_numbers_at(at, volume.first_segment);
     }

@@ -1,5 +1,6 @@
 //! The caretaker: a thread that empties segments which are to go, and scrubs.
 
+use super::absence::LOOK_FOR_ABSENT;
 use super::scrub::Scrub;
 use super::{Engine, Upkeep};
 use parking_lot::{Condvar, Mutex};
@@ -102,6 +103,8 @@ impl Engine {
     fn closed_segments(&self) -> Vec<SegmentId> {
         let state = self.state.lock();
         let mut closed = state.space.closed();
+        // Nothing can be done about space that is withheld from everybody.
+        closed.retain(|id| !state.draining.holds(*id));
         closed.sort_by_key(|id| std::cmp::Reverse(state.space.free_in(*id)));
         closed
     }
@@ -109,7 +112,8 @@ impl Engine {
     fn empty_segment(&self, segment: SegmentId, control: &Control) -> Result<()> {
         let mut runs: Vec<(u64, RunId)> = Vec::new();
         self.index.for_each(&mut |run, view| {
-            if view.place.extents.iter().any(|extent| extent.segment == segment) {
+            let lies_there = view.place.extents.iter().any(|extent| extent.segment == segment);
+            if lies_there && !self.hidden.is_absent(run) {
                 runs.push((view.place.generation, run));
             }
         });
@@ -124,7 +128,9 @@ impl Engine {
     fn evict_stuck(&self, runs: &[RunId]) {
         let mut state = self.state.lock();
         for &run in runs {
-            let held = state.leases.pinned(run) || state.retention.holds(run);
+            let held = state.leases.pinned(run)
+                || state.retention.holds(run)
+                || self.hidden.is_absent(run);
             if !held && !self.index.has_children(run) {
                 let removed = self.index.truncate(run, 0);
                 let (pages, _) = state.settle(removed, None);
@@ -171,7 +177,7 @@ impl Engine {
             }
         }
         if manifest != *self.manifest() {
-            self.directory().write_manifest(&manifest)?;
+            self.write_manifest(&manifest)?;
             let mut state = self.state.lock();
             for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
                 state.space.start_numbers_at(at, volume.first_segment);
@@ -213,11 +219,17 @@ impl Engine {
         let Some(_turn) = self.shape.try_lock_until(Instant::now() + SYNC_PATIENCE) else {
             return Ok(());
         };
-        let there = self.state.lock().space.segments_by_volume();
+        let (there, absent) = {
+            let state = self.state.lock();
+            let single = state.absence.segments.keys().map(|id| id.volume());
+            let absent: Vec<u8> = state.absence.volumes.keys().copied().chain(single).collect();
+            (state.space.segments_by_volume(), absent)
+        };
         let mut manifest = Manifest::clone(&self.manifest());
         let mut gone = Vec::new();
         for (at, volume) in (0..=u8::MAX).zip(&mut manifest.volumes) {
-            if volume.draining && !volume.is_gone() && there.get(usize::from(at)) == Some(&0) {
+            let empty = there.get(usize::from(at)) == Some(&0) && !absent.contains(&at);
+            if volume.draining && !volume.is_gone() && empty {
                 volume.dir.clear();
                 volume.draining = false;
                 gone.push(at);
@@ -226,16 +238,19 @@ impl Engine {
         if gone.is_empty() {
             return Ok(());
         }
-        self.directory().write_manifest(&manifest)?;
+        self.write_manifest(&manifest)?;
         *self.manifest.write() = Arc::new(manifest);
-        gone.into_iter().for_each(|volume| self.segments.retire_volume(volume));
+        for number in gone {
+            self.remove_marker(number);
+            self.segments.retire_volume(number);
+        }
         Ok(())
     }
 
     /// Whether there is something to be done about the store's shape.
     pub(super) fn is_out_of_shape(&self) -> bool {
         !self.state.lock().space.closed().is_empty()
-            || self.manifest().volumes.iter().any(|volume| volume.draining)
+            || self.is_draining_paths()
             || self.index.stats().disk_bytes > self.budget().index_bytes
     }
 }
@@ -248,12 +263,19 @@ fn run(engine: &Weak<Engine>, bell: &Upkeep) {
         }
         let Some(engine) = engine.upgrade() else { return };
         pause = LOOK;
+        if engine.is_degraded() {
+            if let Err(error) = engine.take_back() {
+                tracing::warn!(%error, "absent volumes could not be taken back for now");
+            }
+            pause = LOOK_FOR_ABSENT;
+        }
         if engine.is_out_of_shape() {
             match engine.tend_shape(&engine.caretaker.control()) {
                 Ok(false) => {}
-                Ok(true) => pause = AGAIN,
+                Ok(true) => pause = pause.min(AGAIN),
                 Err(error) => {
-                    pause = if error.kind() == ErrorKind::Fatal { LOOK } else { AGAIN };
+                    let again = if error.kind() == ErrorKind::Fatal { LOOK } else { AGAIN };
+                    pause = pause.min(again);
                     tracing::warn!(%error, "segments that are to go could not be emptied for now");
                 }
             }

@@ -1,10 +1,10 @@
 //! Which missing pages of a put share a run.
 
 use super::Engine;
+use super::reserve::RoomDeadline;
 use crate::catalog::{Refusal, ScopeRef, Wanted};
 use ritornello_format::{Error, KEY_BYTES_MAX, Place, Result, RunHeader, UNIT, units_of};
 use std::ops::Range;
-use std::time::Instant;
 
 /// A run holds at most this much payload: what is evicted and read together stays handy.
 const RUN_BYTES_MAX: u64 = 64 << 20;
@@ -49,13 +49,13 @@ impl Engine {
         keys: &[&[u8]],
         pages: Range<usize>,
         wanted: &Wanted,
-        deadline: Instant,
+        until: RoomDeadline,
     ) -> std::result::Result<Place, Refusal> {
         let lengths = keys[pages.clone()].iter().map(|key| key.len());
         let header_units = RunHeader::units(lengths, wanted.slices_per_page.max(1));
         let longest = pages.clone().map(|page| length_of(scope, wanted, page)).max();
         let page_units = longest.unwrap_or(1);
-        let extents = self.find_room(header_units, page_units, pages.len() as u32, deadline)?;
+        let extents = self.find_room(header_units, page_units, pages.len() as u32, until)?;
         Ok(Place {
             generation: self.unique_number(),
             header_checksum: 0,

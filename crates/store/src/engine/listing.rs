@@ -21,7 +21,7 @@ impl Engine {
         };
         let mut steps = walk(0);
         if scope.chained {
-            return steps;
+            return self.visible(true, steps);
         }
         let after = |steps: &[Step], from: usize| {
             steps.last().map_or(from, |step| from + (step.at + step.pages) as usize)
@@ -35,7 +35,7 @@ impl Engine {
                 .extend(further.into_iter().map(|step| Step { at: step.at + from as u32, ..step }));
             from = next;
         }
-        steps
+        self.visible(false, steps)
     }
 
     pub(super) fn held_scopes(&self, from: ScopeSlot) -> Vec<HeldScope> {

@@ -1,17 +1,22 @@
 //! The owner's half of a store: which pages exist and where, who gets space, who stays.
 
+mod absence;
 mod admit;
 mod capacity;
 mod caretaker;
 mod commit;
+mod drain;
 mod grouping;
 mod health;
+mod hidden;
 mod index_memory;
 mod limbo;
 mod listing;
+mod numbers;
 mod open;
 mod quota;
 mod reclaim;
+mod recovery;
 mod relocate;
 mod reservations;
 mod reserve;
@@ -32,7 +37,10 @@ use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
 use crate::rounds::Rounds;
 use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, PathStats};
+use absence::Absence;
 use caretaker::Caretaker;
+use drain::Draining;
+use hidden::Hidden;
 use limbo::Limbo;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use quota::Usage;
@@ -57,13 +65,17 @@ use std::time::{Duration, Instant};
 pub struct ClientId(pub u64);
 
 impl ClientId {
-    /// The owner's own process. Its writes end with it, so they need no log.
+    /// The owner's own process. Its reservations are not logged: after an unclean end the next owner
+    /// drains all free space.
     pub const LOCAL: Self = Self(0);
 }
 
 /// Runs that are dealt with under one hold of the owner's lock; whoever else wants it waits for one
 /// such step, however large the store is.
 const STEP_RUNS: usize = 1024;
+
+/// A close waits this long for a change of the manifest.
+const SHAPE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Says whether the client process of that name may still be writing.
 pub type Alive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
@@ -92,7 +104,15 @@ pub struct Engine {
     quotas: Mutex<()>,
     /// A scope's own order is whole, or gone.
     formed: Condvar,
-    rounds: Rounds,
+    /// A removal is wholly filed in `state`.
+    settled: Condvar,
+    /// Withheld space was freed.
+    drained: Condvar,
+    draining_now: AtomicBool,
+    /// When a drain last failed.
+    drain_failed: Mutex<Option<Instant>>,
+    hidden: Hidden,
+    rounds: Arc<Rounds>,
     next_generation: AtomicU64,
     upkeep: Upkeep,
     caretaker: Caretaker,
@@ -113,8 +133,12 @@ struct State {
     reservations: Reservations,
     clients: HashMap<ClientId, String>,
     limbo: Limbo,
+    draining: Draining,
+    absence: Absence,
     /// Removals that the index knows of and that are not wholly filed here.
     settling: usize,
+    /// Scopes that the index is removing the runs of.
+    dropping: usize,
     /// Pages were used since uses were last made durable.
     touched: bool,
     /// The first page of a run that came before the page it follows: by that page.
@@ -224,8 +248,11 @@ impl Engine {
         for id in ids {
             if let Some(reservation) = state.reservations.open.remove(&id) {
                 let extents = reservation.runs.into_iter().flat_map(|run| run.place.extents);
-                let withheld =
-                    reservations::Withheld { client: name.clone(), extents: extents.collect() };
+                let withheld = reservations::Withheld {
+                    client: name.clone(),
+                    extents: extents.collect(),
+                    absent: Vec::new(),
+                };
                 state.reservations.withheld.insert(id, withheld);
             }
         }
@@ -238,12 +265,52 @@ impl Engine {
     /// # Errors
     /// Those of the last sync.
     pub fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return self.rounds.check();
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.caretaker.stop();
+            self.upkeep.stop();
         }
-        self.caretaker.stop();
-        self.upkeep.stop();
-        self.make_durable()
+        match self.make_durable() {
+            // An earlier close has come to its end.
+            Err(error) if error.kind() == ErrorKind::Closed => self.rounds.check(),
+            durable => durable.and_then(|()| self.note_clean()),
+        }
+    }
+
+    /// Says in the manifest that nothing of this owner is on its way to the disk, if that is so.
+    fn note_clean(&self) -> Result<()> {
+        let until = Instant::now() + SHAPE_PATIENCE;
+        let Some(_turn) = self.shape.try_lock_until(until) else { return Ok(()) };
+        // A caller of before the close may still lead a round: if it fails, this end is not clean.
+        match self.rounds.end(until) {
+            Err(error) if error.kind() == ErrorKind::Retry => return Ok(()),
+            ended => ended?,
+        }
+        if !self.is_at_rest() {
+            return Ok(());
+        }
+        let manifest = Manifest { clean: true, ..Manifest::clone(&self.manifest()) };
+        self.directory().write_manifest(&manifest)
+    }
+
+    /// Whether no write of this owner, or of a dead one, may be in flight. The store is closed: no
+    /// reservation is made any more.
+    fn is_at_rest(&self) -> bool {
+        let state = self.state.lock();
+        let own = |open: &reservations::Reservation| open.client == ClientId::LOCAL;
+        // An absent segment was not drained.
+        state.draining.is_empty()
+            && state.absence.is_empty()
+            && !state.reservations.open.values().any(own)
+    }
+
+    /// Replaces the manifest. The caller holds `shape`.
+    ///
+    /// # Errors
+    /// Those of the file system. If it is `Fatal`, the next owner may find either manifest: the store
+    /// is poisoned, and acknowledges nothing that only one of them keeps.
+    fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
+        let written = self.directory().write_manifest(manifest);
+        written.inspect_err(|error| self.rounds.poison_if_fatal(error))
     }
 
     fn check_open(&self) -> Result<()> {
@@ -269,18 +336,14 @@ impl Engine {
         self.options.durability == Durability::Durable
     }
 
-    fn unique_number(&self) -> u64 {
-        self.next_generation.fetch_add(1, Ordering::Relaxed)
-    }
-
     /// The owner's figures.
     ///
     /// # Errors
     /// Those of the file system.
     pub fn stats(&self) -> Result<CatalogStats> {
         let index = self.index.stats();
-        let existing = self.segments.existing()?.len() as u64;
-        let allocated = self.segments.allocated_bytes()? + index.disk_bytes;
+        let existing = self.segments.listable().len() as u64;
+        let allocated = self.segments.allocated_bytes() + index.disk_bytes;
         let report = self.segments.report();
         let (manifest, budget) = (self.manifest(), self.budget());
         let admission = self.admission_stats();
@@ -289,7 +352,8 @@ impl Engine {
         let space = state.space.stats();
         health.reserve_bytes = space.reserve_units * UNIT;
         health.closed_bytes = state.space.closed().len() as u64 * budget.segment_bytes;
-        let paths = paths(&manifest, &state.space);
+        let paths = paths(&manifest, &state);
+        let unavailable = self.unavailable(&state);
         Ok(CatalogStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
             epoch: manifest.epoch,
@@ -301,17 +365,20 @@ impl Engine {
             segment_bytes: budget.segment_bytes,
             segments: existing,
             segments_max: u64::from(budget.segments_max),
-            files: existing + index.files + 4,
+            files: existing + index.files + 5 + manifest.volumes.len() as u64,
             used_bytes: (state.space.total_units()
                 - state.space.free_units()
                 - state.space.closed_units())
-                * UNIT
-                - (state.limbo.units() + state.quarantine_units + state.reservations.units())
-                    * UNIT,
+            .saturating_sub(
+                state.limbo.units()
+                    + state.quarantine_units
+                    + state.reservations.units()
+                    + state.draining.units(),
+            ) * UNIT,
             free_bytes: state.space.free_units() * UNIT,
             limbo_bytes: state.limbo.units() * UNIT,
             deferred_bytes: state.leases.deferred_units() * UNIT,
-            reserved_bytes: state.reservations.units() * UNIT,
+            reserved_bytes: (state.reservations.units() + state.draining.units()) * UNIT,
             quarantined_bytes: state.quarantine_units * UNIT,
             free_extents: space.free_extents.clone(),
             extents_per_run: space.extents_per_run(),
@@ -343,6 +410,7 @@ impl Engine {
                 warnings: report.advice(),
             },
             poisoned: self.rounds.cause().map(str::to_owned),
+            unavailable,
             counters: self.counters.snapshot(),
             open_ms: self.opened.millis,
             dropped_at_open: self.opened.dropped.clone(),
@@ -384,6 +452,7 @@ impl Engine {
             }
         }
         state.settling -= 1;
+        self.settled.notify_all();
         (pages, suspects)
     }
 
@@ -416,10 +485,11 @@ impl State {
                 let units = gone.extents.iter().map(|extent| u64::from(extent.units)).sum();
                 self.retention.shrink(gone.run, if gone.pages > 0 { units } else { 0 });
             }
+            let extents = self.here(gone.extents);
             if suspect == Some(gone.run) {
-                suspects.extend(gone.extents);
+                suspects.extend(extents);
             } else {
-                let free = self.leases.defer(gone.run, gone.extents);
+                let free = self.leases.defer(gone.run, extents);
                 self.release_later(free);
             }
         }
@@ -446,15 +516,19 @@ impl State {
 }
 
 /// The directories that there are.
-fn paths(manifest: &Manifest, space: &Space) -> Vec<PathStats> {
-    let (segments, used) = (space.segments_by_volume(), space.used_by_volume());
-    let there = manifest.volumes.iter().enumerate().filter(|(_, volume)| !volume.is_gone());
+fn paths(manifest: &Manifest, state: &State) -> Vec<PathStats> {
+    let (segments, used) = (state.space.segments_by_volume(), state.space.used_by_volume());
+    let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_gone());
     there
-        .map(|(at, volume)| PathStats {
-            dir: volume.dir.clone(),
-            draining: volume.draining,
-            segments: segments.get(at).copied().unwrap_or(0).into(),
-            used_bytes: used.get(at).copied().unwrap_or(0) * UNIT,
+        .map(|(number, volume)| {
+            let at = usize::from(number);
+            PathStats {
+                dir: volume.dir.clone(),
+                draining: volume.draining,
+                segments: segments.get(at).copied().unwrap_or(0).into(),
+                used_bytes: used.get(at).copied().unwrap_or(0) * UNIT,
+                away: state.absence.volumes.get(&number).cloned(),
+            }
         })
         .collect()
 }

@@ -1,31 +1,38 @@
 //! Becoming the owner: read what is on disk, believe what adds up, drop the rest.
 
+use super::absence::Absence;
 use super::capacity::{Reshape, share_out};
 use super::caretaker::Caretaker;
+use super::drain::{Draining, withhold};
+use super::hidden::Hidden;
 use super::limbo::Limbo;
+use super::numbers;
 use super::quota::Usage;
+use super::recovery::{believe, find_segments, restore};
 use super::reservations::{ReservationLog, Reservations};
-use super::retention::{RETENTION_MAX, Retention, StoreClock};
+use super::retention::StoreClock;
 use super::scopes::Scopes;
-use super::{Alive, ClientId, Engine, OpenReport, State, Upkeep, resident};
+use super::{Alive, ClientId, Engine, OpenReport, State, Upkeep};
 use crate::admission::Admission;
 use crate::budget::Budget;
 use crate::conversion::{convert, open_index, tidy};
 use crate::directory::Directory;
-use crate::eviction::{RecencyClock, Resident};
+use crate::eviction::RecencyClock;
 use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
 use crate::rounds::Rounds;
 use crate::stats::Counters;
+use crate::volumes::Whereabouts;
 use parking_lot::{Condvar, Mutex, RwLock};
 use ritornello_format::{
-    Error, ErrorKind, Extent, Manifest, PageHash, Result, ScopeRegistry, ScopeSlot, UNIT, units_of,
+    Error, ErrorKind, Extent, Manifest, Result, ScopeRegistry, ScopeSlot, UNIT, VolumeMarker,
 };
-use ritornello_index::{PrefixIndex, RunId, RunView};
+use ritornello_index::PrefixIndex;
 use ritornello_medium::Medium;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::{Space, SpaceConfig};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
@@ -44,21 +51,64 @@ impl Engine {
     ///
     /// # Errors
     /// `Invalid` for options that do not fit, a directory that is no store, or a file system that
-    /// cannot be trusted; `Fatal` for a damaged manifest. Damage to anything else is not an
-    /// error: what cannot be believed is dropped and counted.
+    /// cannot be trusted; `Fatal` if both copies of the manifest are damaged. Damage to anything else
+    /// is not an error: what cannot be believed is dropped and counted. Volumes and segments that
+    /// cannot be used now are no error either: their pages are misses until they are back.
     pub fn open(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Arc<Self>> {
         let started = Instant::now();
         let directory = Directory::new(Arc::clone(&medium), &options.dir);
         let mut manifest = directory.manifest_to_resize(options)?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
-        let segments = directory.segments(&manifest, options.io)?;
+        if manifest.epoch == 0 {
+            // Before any directory is marked with it, the store's identity is durable: a creation
+            // that is interrupted goes on with the next opening.
+            directory.write_manifest(&manifest)?;
+        }
+        let being_made = manifest.epoch == 0;
+        directory.mark_volumes(&mut manifest)?;
+        let found = directory.whereabouts(&manifest);
+        directory.check_expected(&manifest, &found)?;
+        directory.repair_markers(&mut manifest, &found);
+        let mut absence = Absence::of(&manifest, &found);
+        let segments = directory.open_segments(&manifest, &found, options.io)?;
         check_trust(&segments)?;
-        let kind = take_index(&medium, &directory, &mut manifest, options)?;
+        for (number, why) in segments.refused() {
+            if being_made {
+                return Err(Error::invalid("a directory of the new store cannot be used")
+                    .with("dir", options.dir.display())
+                    .with("why", why));
+            }
+            absence.volumes.insert(number, why);
+        }
+        let clean = manifest.clean;
+        let kind = take_index(&medium, &directory, &mut manifest, &absence, options)?;
         manifest.epoch += 1;
+        manifest.generations += 1;
+        manifest.clean = false;
         manifest.owner = owner_line();
         directory.write_manifest(&manifest)?;
-        let index = open_index(&medium, &directory.index(), kind, &budget, options.index_memory)?;
+        // The index that counts does not depend on it. Not before both manifests name that one.
+        if let Err(error) = tidy(medium.as_ref(), &directory, kind) {
+            tracing::warn!(%error, "what a conversion left is still there");
+        }
+        let index =
+            open_index(&medium, &directory.index(), kind, &budget, options.index_memory, clean)?;
         let mut dropped = BTreeMap::new();
+        let unmarked: Vec<u8> = (0..=u8::MAX)
+            .zip(&found)
+            .filter(|(_, at)| matches!(at, Whereabouts::Away(_)))
+            .map(|(number, _)| number)
+            .collect();
+        if mark_empty_volumes(
+            &directory,
+            &mut manifest,
+            &segments,
+            index.as_ref(),
+            &mut absence,
+            unmarked,
+        ) {
+            directory.write_manifest(&manifest)?;
+        }
         let registry = match directory.registry()? {
             Some(registry) => registry,
             None => {
@@ -67,27 +117,21 @@ impl Engine {
                 never_reuse_slots(index.as_ref())
             }
         };
-        let scopes = Scopes::new(directory.clone(), registry, options.codec)?;
+        let rounds = Arc::new(Rounds::default());
+        let scopes = Scopes::new(directory.clone(), Arc::clone(&rounds), registry, options.codec)?;
         let mut space = Space::new(SpaceConfig {
             segment_units: (manifest.segment_bytes / UNIT) as u32,
             volumes: manifest.volumes.iter().map(|_| u32::MAX).collect(),
             reserve_percent: RESERVE_PERCENT,
         })?;
-        let existing = segments.existing()?;
-        for &segment in &existing {
-            match segments.mend(segment) {
-                Ok(false) => {}
-                Ok(true) => *dropped.entry("segments_cut_short".to_owned()).or_default() += 1,
-                Err(error) => {
-                    tracing::warn!(%error, segment = segment.number(), "a segment cannot be used");
-                    continue;
-                }
-            }
-            if let Err(error) = space.add_segment(segment) {
-                tracing::warn!(%error, "a segment file outside the budget is left alone");
-            }
-        }
-        let kept = believe(index.as_ref(), &scopes, &mut space, &manifest, &mut dropped);
+        let here = |number| directory.is_volume_here(&manifest, number);
+        let existing =
+            find_segments(&segments, &mut space, &manifest, &here, &mut absence, &mut dropped);
+        let (kept, absent) =
+            believe(index.as_ref(), &scopes, &mut space, &manifest, &mut absence, &mut dropped);
+        let parents =
+            kept.iter().filter_map(|kept| Some((kept.resident.run, kept.resident.parent?.0)));
+        let hidden = Hidden::new(&absent, &parents.collect());
         if scopes.len() > SCOPES_KEPT {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
             scopes.forget(|slot| !used.contains(&slot))?;
@@ -98,20 +142,36 @@ impl Engine {
         let time = StoreClock::starting_at(index.clock(), options.wall_clock);
         let retention = restore(eviction.as_mut(), &mut usage, time.now(), kept);
         let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
-        withheld.retain(|_, held| alive(&held.client));
         for held in withheld.values_mut() {
+            let logged = std::mem::take(&mut held.extents);
+            (held.absent, held.extents) =
+                logged.into_iter().partition(|e| absence.covers(e.segment));
             // One by one: a part that a committed run holds by now is no reason to give up the rest.
             held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)).is_ok());
         }
+        // The writes of dead clients, and after an unclean end those of the last owner to any free
+        // space, may not have ended.
+        let mut draining = Draining::default();
+        withheld.retain(|_, held| {
+            let lives = alive(&held.client);
+            if !lives {
+                draining.add(std::mem::take(&mut held.extents));
+            }
+            lives
+        });
         // What is emptiest is known now.
-        share_out(&mut space, &manifest, &budget);
+        share_out(&mut space, &absence, &manifest, &budget);
+        if !clean {
+            let holes: Vec<Extent> = space.holes().collect();
+            draining.add(withhold(&mut space, holes));
+        }
         let log = ReservationLog::restart(directory.clone(), withheld.clone())?;
         for (reason, count) in &dropped {
             tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
         }
         let engine = Arc::new(Self {
             options: options.clone(),
-            next_generation: AtomicU64::new((u64::from(manifest.epoch) << 32) | 1),
+            next_generation: AtomicU64::new(numbers::first(manifest.generations)),
             manifest: RwLock::new(Arc::new(manifest)),
             budget: RwLock::new(budget),
             shape: Mutex::new(()),
@@ -136,7 +196,10 @@ impl Engine {
                 reservations: Reservations { open: HashMap::new(), withheld },
                 clients: HashMap::from([(ClientId::LOCAL, String::new())]),
                 limbo: Limbo::default(),
+                draining,
+                absence,
                 settling: 0,
+                dropping: 0,
                 touched: false,
                 waiting: HashMap::new(),
                 // What a former owner wrote last may be on no disk yet.
@@ -151,7 +214,12 @@ impl Engine {
             growing: Mutex::new(()),
             quotas: Mutex::new(()),
             formed: Condvar::new(),
-            rounds: Rounds::default(),
+            settled: Condvar::new(),
+            drained: Condvar::new(),
+            draining_now: AtomicBool::new(false),
+            drain_failed: Mutex::new(None),
+            hidden,
+            rounds,
             upkeep: Upkeep::default(),
             caretaker: Caretaker::default(),
             alive,
@@ -159,6 +227,7 @@ impl Engine {
             counters: Counters::default(),
             opened: OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
         });
+        engine.start_drain();
         engine.keep_to_quotas();
         if options.upkeep {
             engine.start_upkeep()?;
@@ -215,15 +284,12 @@ fn take_index(
     medium: &Arc<dyn Medium>,
     directory: &Directory,
     manifest: &mut Manifest,
+    absence: &Absence,
     options: &Options,
 ) -> Result<IndexKind> {
     let stored = IndexKind::stored(&manifest.index)?;
     let wanted = options.index.unwrap_or(stored);
     if wanted == stored {
-        // The index that counts does not depend on it.
-        if let Err(error) = tidy(medium.as_ref(), directory, stored) {
-            tracing::warn!(%error, "what a conversion left is still there");
-        }
         return Ok(stored);
     }
     tracing::warn!(
@@ -234,6 +300,13 @@ fn take_index(
     );
     if stored == IndexKind::Memory {
         tracing::warn!("the index `memory` keeps nothing: the store starts without any page");
+    }
+    if !absence.is_empty() {
+        return Err(Error::invalid(
+            "the index cannot be converted while a volume is away: mount it, or give it up with \
+             `ritornello paths forget`, or open the store with its own index",
+        )
+        .with("dir", options.dir.display()));
     }
     convert(medium, directory, manifest, wanted, options.index_memory, &mut |_, _| ())?;
     Ok(wanted)
@@ -246,94 +319,46 @@ fn never_reuse_slots(index: &dyn PrefixIndex) -> ScopeRegistry {
     ScopeRegistry { next, ..ScopeRegistry::default() }
 }
 
-/// A run that was kept.
-struct Kept {
-    scope: ScopeSlot,
-    resident: Resident,
-    recency: u64,
-    pages: u64,
-    units: u64,
-    generation: u64,
-    retain_until: u64,
-}
-
-/// Marks the space of every run that adds up, and takes the others out of the index.
-fn believe(
+/// Marks those volumes of an earlier build's store, of the `candidates`, whose directories are inside
+/// the store's own and empty, and in which the index names no segment. Any other empty directory may
+/// be a mount point. Returns whether there were any.
+fn mark_empty_volumes(
+    directory: &Directory,
+    manifest: &mut Manifest,
+    segments: &Segments,
     index: &dyn PrefixIndex,
-    scopes: &Scopes,
-    space: &mut Space,
-    manifest: &Manifest,
-    dropped: &mut BTreeMap<String, u64>,
-) -> Vec<Kept> {
-    let mut kept: Vec<Kept> = Vec::new();
-    let mut refused: Vec<(RunId, &'static str)> = Vec::new();
-    let segment_units = (manifest.segment_bytes / UNIT) as u32;
-    index.for_each(&mut |run, view| match doubt(&view, scopes, segment_units) {
-        Some(reason) => refused.push((run, reason)),
-        None => {
-            let extents: Vec<Extent> = view.live_extents();
-            if space.mark(&extents).is_err() {
-                refused.push((run, "space"));
-                return;
-            }
-            let resident = resident(run, view.parent, &view.pages, &view.place);
-            kept.push(Kept {
-                scope: view.scope,
-                resident,
-                recency: view.recency,
-                pages: view.pages.iter().filter(|page| **page != PageHash::NONE).count() as u64,
-                units: extents.iter().map(|extent| u64::from(extent.units)).sum(),
-                generation: view.place.generation,
-                retain_until: view.retain_until,
+    absence: &mut Absence,
+    candidates: Vec<u8>,
+) -> bool {
+    let is_empty = |number: &u8| {
+        let volume = &manifest.volumes[usize::from(*number)];
+        let dir = directory.path().join(&volume.dir);
+        let inside = Path::new(&volume.dir).is_relative();
+        inside && !volume.marked && directory.medium.list(&dir).is_ok_and(|names| names.is_empty())
+    };
+    let mut empty: BTreeSet<u8> = candidates.into_iter().filter(is_empty).collect();
+    if !empty.is_empty() {
+        index.for_each(&mut |_, view| {
+            view.place.extents.iter().for_each(|extent| {
+                empty.remove(&extent.segment.volume());
             });
-        }
-    });
-    // What hangs behind a dropped run goes with it, and its space is free again.
-    let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
-    let mut gone = HashSet::new();
-    for (run, reason) in refused {
-        let removed = index.truncate(run, 0);
-        *dropped.entry(reason.to_owned()).or_default() +=
-            removed.iter().map(|r| u64::from(r.pages)).sum::<u64>();
-        for lost in removed {
-            gone.insert(lost.run);
-            if believed.contains(&lost.run) {
-                // It was marked a moment ago, so freeing it cannot fail.
-                let _ = space.free(&lost.extents);
+        });
+    }
+    for &number in &empty {
+        let volume = &mut manifest.volumes[usize::from(number)];
+        let dir = directory.path().join(&volume.dir);
+        let marker = VolumeMarker { store: manifest.uuid, volume: number };
+        let marked = directory.write_marker(&dir, marker).map_err(Error::from);
+        let attached = marked
+            .and_then(|()| segments.examine(&dir))
+            .and_then(|candidate| segments.attach(number, candidate));
+        match attached {
+            Ok(()) => {
+                volume.marked = true;
+                absence.volumes.remove(&number);
             }
+            Err(error) => tracing::warn!(%error, dir = volume.dir, "a volume stays unmarked"),
         }
     }
-    kept.retain(|kept| !gone.contains(&kept.resident.run));
-    kept
-}
-
-/// Why a run is not believed, if it is not.
-fn doubt(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
-    let Some(scope) = scopes.by_slot(view.scope) else { return Some("dropped_scope") };
-    let metadata_only = view.place.extents.is_empty();
-    let adds_up = (1..=units_of(scope.page_bytes)).contains(&u64::from(view.place.page_units))
-        && view.place.check(view.pages.len() as u32, segment_units).is_ok();
-    if metadata_only || adds_up { None } else { Some("place") }
-}
-
-fn restore(
-    eviction: &mut dyn crate::eviction::Eviction,
-    usage: &mut Usage,
-    now: u64,
-    mut kept: Vec<Kept>,
-) -> Retention {
-    kept.sort_by_key(|kept| kept.recency);
-    for kept in &kept {
-        eviction.admit(&kept.resident);
-        usage.admit(kept.scope, &kept.resident, kept.pages, kept.units);
-    }
-    // In the order in which they were put, so roots come before what hangs from them.
-    let mut retained: Vec<Kept> = kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
-    retained.sort_by_key(|kept| kept.generation);
-    let mut retention = Retention::default();
-    for kept in retained {
-        let end = kept.retain_until.min(now.saturating_add(RETENTION_MAX));
-        retention.hold(kept.resident.run, kept.scope, kept.units, end);
-    }
-    retention
+    !empty.is_empty()
 }

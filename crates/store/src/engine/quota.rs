@@ -189,7 +189,7 @@ impl Engine {
     fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let State { usage, leases, retention, .. } = state;
         let Some(order) = usage.order(slot) else { return false };
-        let held = Held { leases, retention, index: self.index.as_ref() };
+        let held = Held { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
         let victims = order.victims(units, &held);
         self.cut(state, &victims, Some(slot))
     }

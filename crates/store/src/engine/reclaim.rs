@@ -4,6 +4,7 @@
 //! Otherwise a crash could bring back entries whose place holds somebody else's bytes: the
 //! checksums would catch them, but the engine would have been promised a hit.
 
+use super::hidden::Hidden;
 use super::retention::Retention;
 use super::{ClientId, Engine, STEP_RUNS, State};
 use crate::eviction::{Holdings, Victim};
@@ -29,12 +30,14 @@ pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 pub(super) struct Held<'a> {
     pub(super) leases: &'a LeaseTable,
     pub(super) retention: &'a Retention,
+    /// Evicting a run that lies in absent space frees none that is here.
+    pub(super) hidden: &'a Hidden,
     pub(super) index: &'a dyn PrefixIndex,
 }
 
 impl Holdings for Held<'_> {
     fn is_pinned(&self, run: RunId) -> bool {
-        self.leases.pinned(run) || self.retention.holds(run)
+        self.leases.pinned(run) || self.retention.holds(run) || self.hidden.is_absent(run)
     }
     fn page_key(&self, run: RunId, page: u32) -> u64 {
         self.index.page(run, page).map_or(0, |page| page.low())
@@ -52,7 +55,8 @@ impl Engine {
             }
             let leaving = state.leaving_units();
             let State { eviction, leases, retention, .. } = &mut **state;
-            let held = Held { leases, retention, index: self.index.as_ref() };
+            let hidden = &self.hidden;
+            let held = Held { leases, retention, hidden, index: self.index.as_ref() };
             let victims = eviction.victims(wanted.min(STEP_UNITS), &held);
             if !self.cut(state, &victims, None) {
                 break;
@@ -116,8 +120,13 @@ impl Engine {
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
         // Before the index seals its records: those that free this space are among them.
-        let limbo = self.state.lock().limbo.take();
-        if let Err(error) = self.index.sync_after(&|| self.sync_dirty()) {
+        let (limbo, returned) = {
+            let mut state = self.state.lock();
+            (state.limbo.take(), state.draining.take_undurable())
+        };
+        let synced = self.index.sync_after(&|| self.sync_dirty());
+        self.state.lock().draining.put_back(returned, synced.is_ok());
+        if let Err(error) = synced {
             self.state.lock().limbo.put_back(limbo);
             return Err(error.with("store", self.options.dir.display()));
         }
@@ -191,8 +200,12 @@ impl Engine {
     }
 
     /// One round of what the upkeep thread does, for a store that was opened without one.
-    pub fn tend(&self) {
+    pub fn tend(self: &Arc<Self>) {
         self.look_around(&mut Instant::now());
+        if let Err(error) = self.take_back() {
+            tracing::warn!(%error, "absent volumes could not be taken back for now");
+        }
+        self.start_drain();
         if self.is_out_of_shape()
             && let Err(error) = self.tend_shape(&self.caretaker.control())
         {
@@ -200,7 +213,7 @@ impl Engine {
         }
     }
 
-    fn look_around(&self, last_sync: &mut Instant) {
+    fn look_around(self: &Arc<Self>, last_sync: &mut Instant) {
         let mut state = self.state.lock();
         let (freed, expired) = state.leases.expire();
         state.release_later(freed);
@@ -218,10 +231,11 @@ impl Engine {
         drop(state);
         for (id, name) in names {
             if !(self.alive)(&name) {
-                tracing::info!(client = %name, "a client died while writing: its space is free");
-                self.abandon(id);
+                tracing::info!(client = %name, "a client died while writing: its space is drained");
+                self.abandon(id, Abandoned::ByDeath);
             }
         }
+        self.drain_again();
         if self.rounds.cause().is_some() {
             return;
         }
@@ -240,8 +254,9 @@ impl Engine {
         }
     }
 
-    /// Frees a reservation of somebody who will not write any more.
-    pub(super) fn abandon(&self, id: u64) {
+    /// Frees the space of a reservation that will not be written any more: at once, or when the
+    /// writes of a client that died have ended.
+    pub(super) fn abandon(&self, id: u64, by: Abandoned) {
         let (extents, logged) = {
             let mut state = self.state.lock();
             if let Some(withheld) = state.reservations.withheld.remove(&id) {
@@ -260,9 +275,22 @@ impl Engine {
         if logged {
             self.log.lock().settled(id);
         }
-        // Nothing on disk or in the journal ever named this space: it needs no limbo.
-        self.free(&mut self.state.lock(), &extents);
+        let mut state = self.state.lock();
+        match by {
+            // Nothing on disk or in the journal ever named this space: it needs no limbo.
+            Abandoned::ByCall => self.free(&mut state, &extents),
+            Abandoned::ByDeath => state.draining.add(extents),
+        }
     }
+}
+
+/// How a reservation came to be abandoned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Abandoned {
+    /// Its writer says so, and has no write under way.
+    ByCall,
+    /// Its writer died. Its last writes may not have ended.
+    ByDeath,
 }
 
 /// What may wait for a sync where the index has a memory ceiling: a quarter of what it lets wait.

@@ -5,6 +5,8 @@
 //! the journal record that leaves it, or waits for the leases on it; the new one is named by nothing
 //! until then, and is free again if the process ends.
 
+use super::reserve::RoomDeadline;
+use super::verify::Unreadable;
 use super::{Engine, State};
 use crate::catalog::Refusal;
 use parking_lot::MutexGuard;
@@ -77,7 +79,7 @@ impl Engine {
         }
         let Place { header_units, page_units, .. } = view.place;
         let pages = view.pages.len() as u32;
-        let until = Instant::now() + ROOM_PATIENCE;
+        let until = RoomDeadline::until(Instant::now() + ROOM_PATIENCE);
         let extents = match self.find_room(header_units, page_units, pages, until) {
             Ok(extents) => extents,
             Err(Refusal::NoSpace | Refusal::Deadline) => {
@@ -104,7 +106,8 @@ impl Engine {
                 match error.kind() {
                     // Whatever does not verify goes, and the rest moves.
                     ErrorKind::Miss => {
-                        self.verify_run(run, &view, &mut super::Verification::default(), control);
+                        let mut report = super::Verification::default();
+                        self.verify_run(run, &view, &mut report, Unreadable::Keep, control);
                         if self.is_still(run, &view) { Err(error) } else { self.copy(run, control) }
                     }
                     ErrorKind::Invalid => Err(Error::miss("a run cannot be moved").because(error)),

@@ -1,8 +1,8 @@
 //! Space that somebody is writing to.
 //!
 //! A reservation of another process is written to the log before its extents are handed out: the
-//! I/O of a dead client may still land, and a new owner must not give that space away before the
-//! process is proven gone. The log needs no sync: power loss ends the clients, too.
+//! I/O of a dead client may still land, and a new owner must not reuse that space before the process is
+//! gone and the segment is drained. The log needs no sync: power loss ends the clients, too.
 
 use crate::catalog::{LeaseNumber, ScopeRef};
 use crate::directory::Directory;
@@ -48,6 +48,8 @@ pub(crate) struct PlannedRun {
 pub(crate) struct Withheld {
     pub(crate) client: String,
     pub(crate) extents: Vec<Extent>,
+    /// Extents in space that is absent: no allocator knows them before it is back.
+    pub(crate) absent: Vec<Extent>,
 }
 
 /// Reservations in flight, and those of former owners' clients.
@@ -91,7 +93,8 @@ impl ReservationLog {
         let records: Vec<u8> = outstanding
             .iter()
             .flat_map(|(id, withheld)| {
-                let (client, extents) = (withheld.client.clone(), withheld.extents.clone());
+                let client = withheld.client.clone();
+                let extents = [withheld.extents.as_slice(), &withheld.absent].concat();
                 ReservationRecord::Reserved { id: *id, client, extents }.encode()
             })
             .collect();
@@ -106,7 +109,7 @@ impl ReservationLog {
         let record =
             ReservationRecord::Reserved { id, client: client.clone(), extents: extents.clone() };
         self.append(&record)?;
-        self.outstanding.insert(id, Withheld { client, extents });
+        self.outstanding.insert(id, Withheld { client, extents, absent: Vec::new() });
         Ok(())
     }
 
@@ -144,7 +147,7 @@ impl ReservationLog {
         for record in ReservationRecord::decode_all(log) {
             match record {
                 ReservationRecord::Reserved { id, client, extents } => {
-                    open.insert(id, Withheld { client, extents });
+                    open.insert(id, Withheld { client, extents, absent: Vec::new() });
                 }
                 ReservationRecord::Settled { id } => {
                     open.remove(&id);
@@ -186,7 +189,8 @@ mod tests {
         assert!(!all.allow(one, 1, 100));
         assert!(all.allow(two, 25, 100) && !all.allow(two, 26, 100));
         let extents = vec![Extent { segment: SegmentId::new(0, 1), start: 0, units: 40 }];
-        all.withheld.insert(3, Withheld { client: "gone".to_owned(), extents });
+        let absent = Vec::new();
+        all.withheld.insert(3, Withheld { client: "gone".to_owned(), extents, absent });
         assert!(all.allow(two, 5, 100) && !all.allow(two, 6, 100));
     }
 }

@@ -20,11 +20,31 @@ const PUT_PAGES_MAX: usize = 65_535;
 const PUT_LEASE: Duration = Duration::from_secs(600);
 /// Growth that failed is tried again after this long.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);
+/// A put waits this long for space of a dead process before it grows the store or evicts.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 /// Rounds of evict-and-sync for one run before it is refused.
 const RECLAIM_ROUNDS: u32 = 16;
 
+/// How long a put waits for its space.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RoomDeadline {
+    /// For space of dead processes, all runs of the put together.
+    drain: Instant,
+    /// For any space.
+    room: Instant,
+}
+
+impl RoomDeadline {
+    /// Until `room`, and less long for space of dead processes.
+    pub(super) fn until(room: Instant) -> Self {
+        Self { drain: room.min(Instant::now() + DRAIN_PATIENCE), room }
+    }
+}
+
 /// What stands between a run and its space.
 enum Obstacle {
+    /// Space is withheld until writes of a dead process have ended.
+    Drain,
     Grow(SegmentId),
     Sync,
     Full,
@@ -42,10 +62,26 @@ impl Engine {
         self.check_writable()?;
         self.scopes.check(scope)?;
         let deadline = Instant::now() + wanted.patience;
-        let hashes = hash_batch(scope, keys)?;
+        let mut hashes = hash_batch(scope, keys)?;
         check_lengths(scope, keys.len(), wanted)?;
+        self.ensure_numbers(deadline)?;
+        let until = RoomDeadline::until(deadline);
+        // Pages that are stored in absent space can be neither answered nor stored again.
         let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
         let parent = parent.transpose()?;
+        let behind_hidden = parent.is_some_and(|page| self.is_hidden(scope.slot, page));
+        let hidden = match behind_hidden && scope.chained {
+            true => Some(0),
+            false => hashes.iter().position(|page| self.is_hidden(scope.slot, *page)),
+        };
+        let unavailable = hidden.map(|_| Refusal::Unavailable);
+        if let Some(end) = hidden {
+            // They never reach `count_refused`.
+            self.counters.refused_unavailable.add((keys.len() - end) as u64);
+            self.counters.pages_refused.add((keys.len() - end) as u64);
+            hashes.truncate(end);
+        }
+        let keys = &keys[..hashes.len()];
         let parent_there = parent.is_some_and(|p| self.index.locate(scope.slot, p).is_some());
         let present = self.index.exists(scope.slot, &hashes);
         let leading = present.iter().take_while(|there| **there).count();
@@ -54,7 +90,7 @@ impl Engine {
             store: self.manifest().uuid,
             runs: Vec::new(),
             present: leading,
-            refused: None,
+            refused: unavailable,
             durable: self.durable_puts(),
         };
         self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
@@ -73,7 +109,7 @@ impl Engine {
         self.demand_missing(&hashes, &present, parent);
         let admitted = self.admit(scope, &hashes, &present, wanted);
         let end = admitted.end;
-        reserved.refused = admitted.refused;
+        reserved.refused = admitted.refused.or(unavailable);
         let mut promised = 0;
         let mut runs = Vec::new();
         for (at, pages) in self.missing_runs(scope, &keys[..end], &present[..end], wanted) {
@@ -91,7 +127,7 @@ impl Engine {
                 break;
             }
             promised += units;
-            match self.place_run(scope, keys, at..at + pages, wanted, deadline) {
+            match self.place_run(scope, keys, at..at + pages, wanted, until) {
                 Ok(place) => {
                     let before = at.checked_sub(1).map(|before| hashes[before]).or(parent);
                     runs.push(PlannedRun {
@@ -125,6 +161,8 @@ impl Engine {
             self.retain(scope.slot, &hashes, wanted.retain_until);
         }
         let mut state = self.state.lock();
+        // Under the lock: a close that finds no reservation open says that nothing is in flight.
+        let logged = logged.and_then(|()| self.check_open());
         state.redeem(scope.slot, promised);
         if runs.is_empty() || logged.is_err() {
             let freed = state.leases.release(lease.0);
@@ -146,7 +184,7 @@ impl Engine {
         Ok(reserved)
     }
 
-    /// Whether another process may have so many units more. The owner's own puts end with it.
+    /// Whether another process may have so many units more. The owner's own puts are not limited.
     fn leaves_enough(&self, client: ClientId, units: u64) -> bool {
         let budget = self.budget();
         let total = u64::from(budget.segments_max) * budget.segment_bytes / UNIT;
@@ -209,14 +247,22 @@ impl Engine {
         header_units: u32,
         page_units: u32,
         pages: u32,
-        deadline: Instant,
+        until: RoomDeadline,
     ) -> std::result::Result<Vec<Extent>, Refusal> {
-        for round in 0..RECLAIM_ROUNDS {
-            let obstacle = match self.try_place(header_units, page_units, pages, round) {
+        let RoomDeadline { drain: drain_until, room: deadline } = until;
+        let (mut round, mut drains) = (0, true);
+        while round < RECLAIM_ROUNDS {
+            let obstacle = match self.try_place(header_units, page_units, pages, round, drains) {
                 Ok(extents) => return Ok(extents),
                 Err(obstacle) => obstacle,
             };
+            if let Obstacle::Drain = obstacle {
+                drains = self.await_drain(drain_until);
+                continue;
+            }
+            round += 1;
             match obstacle {
+                Obstacle::Drain => {}
                 Obstacle::Full => return Err(Refusal::NoSpace),
                 Obstacle::Grow(segment) => self.grow(segment, deadline)?,
                 Obstacle::Sync => {
@@ -240,6 +286,7 @@ impl Engine {
         page_units: u32,
         pages: u32,
         round: u32,
+        drains: bool,
     ) -> std::result::Result<Vec<Extent>, Obstacle> {
         let mut state = self.state.lock();
         state.resume_growth();
@@ -248,6 +295,9 @@ impl Engine {
         };
         if let Some(extents) = place(&mut state, Reserve::Keep) {
             return Ok(extents);
+        }
+        if drains && !state.draining.is_empty() {
+            return Err(Obstacle::Drain);
         }
         if let Some(segment) = state.space.next_segment() {
             return Err(Obstacle::Grow(segment));

@@ -3,10 +3,12 @@
 use crate::catalog::ScopeRef;
 use crate::directory::Directory;
 use crate::encode;
+use crate::rounds::Rounds;
 use parking_lot::{Mutex, RwLock};
 use ritornello_codec::Codec;
 use ritornello_format::{Error, Result, Scope, ScopeId, ScopeRegistry, ScopeSettings, ScopeSlot};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Live scopes at most: epochs make new ones, and somebody may draw epochs in a loop.
 const SCOPES_MAX: usize = 65_536;
@@ -16,6 +18,8 @@ const SCOPES_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(crate) struct Scopes {
     directory: Directory,
+    /// Poisoned if a change may be on the disk that failed.
+    rounds: Arc<Rounds>,
     /// For scopes that have no setting of their own.
     codec: Codec,
     registry: Mutex<ScopeRegistry>,
@@ -31,13 +35,24 @@ struct Live {
 
 impl Scopes {
     /// The scopes of `registry`, which is what the directory holds.
-    pub(crate) fn new(directory: Directory, registry: ScopeRegistry, codec: Codec) -> Result<Self> {
+    pub(crate) fn new(
+        directory: Directory,
+        rounds: Arc<Rounds>,
+        registry: ScopeRegistry,
+        codec: Codec,
+    ) -> Result<Self> {
         let mut live = Live::default();
         for (slot, scope) in &registry.scopes {
             let settings = registry.settings.get(slot).copied().unwrap_or_default();
             live.add(*slot, scope, settings, codec)?;
         }
-        Ok(Self { directory, codec, registry: Mutex::new(registry), live: RwLock::new(live) })
+        Ok(Self {
+            directory,
+            rounds,
+            codec,
+            registry: Mutex::new(registry),
+            live: RwLock::new(live),
+        })
     }
 
     /// The reference of `scope`, checked against the stored description.
@@ -65,7 +80,7 @@ impl Scopes {
         let mut changed = registry.clone();
         changed.next += 1;
         changed.scopes.push((slot, scope.clone()));
-        self.directory.write_registry(&changed)?;
+        self.write(&changed)?;
         *registry = changed;
         self.live.write().add(slot, scope, ScopeSettings::default(), self.codec)
     }
@@ -85,7 +100,7 @@ impl Scopes {
             changed.settings.insert(scope.slot, settings);
         }
         if changed != *registry {
-            self.directory.write_registry(&changed)?;
+            self.write(&changed)?;
         }
         self.live.write().add(scope.slot, stored, settings, self.codec)?;
         *registry = changed;
@@ -120,13 +135,18 @@ impl Scopes {
         if changed.scopes.len() == registry.scopes.len() {
             return Ok(Vec::new());
         }
-        self.directory.write_registry(&changed)?;
+        self.write(&changed)?;
         let gone: Vec<ScopeSlot> =
             registry.scopes.iter().map(|(slot, _)| *slot).filter(|slot| which(*slot)).collect();
         *registry = changed;
         let mut live = self.live.write();
         gone.iter().for_each(|slot| live.forget(*slot));
         Ok(gone)
+    }
+
+    fn write(&self, changed: &ScopeRegistry) -> Result<()> {
+        let written = self.directory.write_registry(changed);
+        written.inspect_err(|error| self.rounds.poison_if_fatal(error))
     }
 
     /// Refuses a reference whose scope was dropped or configured since it was handed out.

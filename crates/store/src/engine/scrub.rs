@@ -1,5 +1,6 @@
 //! Scrubbing: reading what nobody asks for, so that damage is found while it is small.
 
+use super::verify::Unreadable;
 use super::{Engine, Verification};
 use ritornello_format::UNIT;
 use ritornello_index::RunId;
@@ -58,7 +59,7 @@ impl Engine {
         scrub.due = now + if busy { wait * YIELD } else { wait };
         drop(scrub);
         let mut report = Verification::default();
-        self.verify_run(run, &view, &mut report, &self.caretaker.control());
+        self.verify_run(run, &view, &mut report, Unreadable::Keep, &self.caretaker.control());
         self.counters.scrubbed_runs.add(report.runs);
         self.counters.scrubbed_bytes.add(report.bytes);
         self.counters.scrub_damaged_pages.add(report.findings.len() as u64);
@@ -69,7 +70,8 @@ impl Engine {
         for _ in 0..2 {
             while let Some((_, run)) = scrub.left.pop() {
                 let there = |view: &ritornello_index::RunView| !view.place.extents.is_empty();
-                if let Some(view) = self.index.run(run).filter(there) {
+                let seen = !self.hidden.is_absent(run);
+                if let Some(view) = self.index.run(run).filter(there).filter(|_| seen) {
                     return Some((run, view));
                 }
             }

@@ -1,5 +1,6 @@
 //! The owner's [`Catalog`], for one client.
 
+use super::reclaim::Abandoned;
 use super::{ClientId, Engine, Reshape, State};
 use crate::catalog::{
     Catalog, Committed, HeldKeys, HeldScope, LEASED_AT_ONCE, LeaseNumber, Leased, Located,
@@ -13,7 +14,6 @@ use ritornello_format::{
     ScopedKeys, UNIT, check_keys,
 };
 use ritornello_index::{RunId, Step};
-use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,18 +48,20 @@ impl Session {
         self.engine.scopes.check(scope)?;
         check_keys(keys)?;
         let mut state = self.engine.state.lock();
-        let mut runs = Vec::new();
-        let steps = self.use_leading(&mut state, scope, keys, &mut runs);
+        let mut found = Vec::new();
+        let steps = self.use_leading(&mut state, scope, keys, &mut found);
+        let runs: Vec<RunId> = found.into_iter().map(|found| found.run).collect();
         Ok((self.hold(state, &runs, ttl)?, steps))
     }
 
-    /// Walks the pages of one scope, counts that as a use of them, and adds their runs to `runs`.
+    /// Walks the pages of one scope, counts that as a use of them, and adds their runs to `runs` in
+    /// the order of their pages.
     fn use_leading(
         &self,
         state: &mut State,
         scope: ScopeRef,
         keys: &[&[u8]],
-        runs: &mut Vec<RunId>,
+        runs: &mut Vec<FoundRun>,
     ) -> Vec<Step> {
         let steps = self.engine.walk(scope, keys);
         if steps.is_empty() {
@@ -70,15 +72,58 @@ impl Session {
         state.eviction.hit(&path);
         state.usage.hit(scope.slot, &path);
         let others = runs.len();
-        runs.extend(steps.iter().map(|step| step.run));
+        runs.extend(steps.iter().map(|step| FoundRun { run: step.run, at: step.at }));
         if !scope.chained {
-            runs[others..].sort_unstable();
-            runs.dedup();
+            let mut own = runs.split_off(others);
+            own.sort_unstable();
+            own.dedup_by_key(|found| found.run);
+            own.sort_unstable_by_key(|found| found.at);
+            runs.append(&mut own);
         }
         steps
     }
 
-    /// A lease on `runs`, which were found under the lock that `state` holds; none on no runs.
+    /// Leases the leading runs of `found` that are within the client's share, which were found under
+    /// the lock that `state` holds. `pages` leading pages lie in all of them; returns how many lie in
+    /// those that are leased.
+    ///
+    /// # Errors
+    /// `Retry` if that is none.
+    fn hold_leading(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        found: &[FoundRun],
+        pages: usize,
+        ttl: Duration,
+    ) -> Result<Leased> {
+        if found.is_empty() {
+            return Ok(Leased { pages, lease: LeaseNumber::default() });
+        }
+        let engine = &self.engine;
+        let (tick, capacity) = (engine.clock.tick(), state.space.capacity_units());
+        let runs: Vec<RunId> = found.iter().map(|found| found.run).collect();
+        let units = |run| engine.index.place(run).map_or(0, |place| place.units());
+        let ttl = ttl.min(LEASE_MAX);
+        let (lease, taken) =
+            state.leases.grant_leading(&runs, units, capacity, ttl, self.client)?;
+        let within = found.get(taken).map_or(pages, |next| pages.min(next.at as usize));
+        if within == 0 && pages > 0 {
+            // Of several scopes, only the first ones have their first page leased.
+            let freed = state.leases.release(lease);
+            state.release_later(freed);
+            return Err(state.leases.share_exceeded(self.client, capacity));
+        }
+        state.touched = true;
+        drop(state);
+        if taken < runs.len() {
+            engine.counters.leases_shortened.add(1);
+        }
+        runs.iter().for_each(|run| engine.index.touch(*run, tick));
+        Ok(Leased { pages: within, lease: LeaseNumber(lease) })
+    }
+
+    /// A lease on `runs`, which were found under the lock that `state` holds, that does not count for
+    /// the client's share: it ends with the call that it is for. The null lease if `runs` is empty.
     fn hold(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -95,6 +140,14 @@ impl Session {
         runs.iter().for_each(|run| self.engine.index.touch(*run, tick));
         Ok(LeaseNumber(lease))
     }
+}
+
+/// A run of which pages were asked for. Ordered by its name first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FoundRun {
+    run: RunId,
+    /// Position of its first page in the keys asked for.
+    at: u32,
 }
 
 /// Pages from the first key on, up to the first that is missing.
@@ -128,7 +181,12 @@ impl Catalog for Session {
         let engine = &self.engine;
         engine.check_open()?;
         engine.scopes.check(scope)?;
-        let hit = engine.index.longest_prefix(scope.slot, &ScopedKeys { scope: &scope.id, keys });
+        let scoped = ScopedKeys { scope: &scope.id, keys };
+        let hit = if engine.hidden.is_empty() {
+            engine.index.longest_prefix(scope.slot, &scoped)
+        } else {
+            leading(&engine.visible(true, engine.index.walk(scope.slot, &scoped)))
+        };
         engine.counters.probes.add(1);
         engine.counters.pages_probed.add(keys.len() as u64);
         engine.counters.pages_hit.add(hit as u64);
@@ -161,7 +219,11 @@ impl Catalog for Session {
                 break;
             }
         }
-        Ok(Leased { pages, lease: self.hold(state, &runs, ttl)? })
+        if scopes.len() > 1 {
+            runs.retain(|found: &FoundRun| (found.at as usize) < pages);
+            runs.sort_by_key(|found| found.at);
+        }
+        self.hold_leading(state, &runs, pages, ttl)
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
@@ -199,7 +261,14 @@ impl Catalog for Session {
         self.engine.check_open()?;
         self.engine.scopes.check(scope)?;
         check_keys(keys)?;
-        Ok(self.engine.index.exists(scope.slot, &ScopedKeys { scope: &scope.id, keys }))
+        let scoped = ScopedKeys { scope: &scope.id, keys };
+        let mut there = self.engine.index.exists(scope.slot, &scoped);
+        if !self.engine.hidden.is_empty() {
+            for (there, key) in there.iter_mut().zip(keys) {
+                *there &= !self.engine.is_hidden(scope.slot, PageHash::of(&scope.id, key));
+            }
+        }
+        Ok(there)
     }
 
     fn reserve(
@@ -218,7 +287,7 @@ impl Catalog for Session {
 
     fn abort(&self, reservation: u64) -> Result<()> {
         self.engine.state.lock().check_reserver(self.client, reservation)?;
-        self.engine.abandon(reservation);
+        self.engine.abandon(reservation, Abandoned::ByCall);
         Ok(())
     }
 
@@ -231,10 +300,7 @@ impl Catalog for Session {
             return Ok(());
         };
         // The reporter may have been short of memory or files, or late: the owner looks itself.
-        let seen = engine.segments.verify_run(&place, &Control::default());
-        let fine =
-            seen.is_ok_and(|run| run.pages.get(page as usize).is_some_and(|f| f.is_verified()));
-        if fine {
+        if !engine.is_wrong(&place, page) {
             return Ok(());
         }
         let mut state = engine.state.lock();
@@ -264,6 +330,10 @@ impl Catalog for Session {
         let (pages, _) = engine.settle(&mut state, removed, None);
         engine.counters.pages_deleted.add(pages);
         engine.ring_if_limbo_is_large(&state);
+        drop(state);
+        if engine.durable_puts() && pages > 0 {
+            engine.make_durable()?;
+        }
         Ok(there.into_iter().filter(|there| *there).count())
     }
 
@@ -350,8 +420,11 @@ impl Engine {
         // A commit that still saw one of them is through with its insertion after this.
         drop(self.state.lock());
         for slot in gone {
+            // From here on the index may not name space that is not filed as given up.
+            self.state.lock().dropping += 1;
             let removed = self.index.remove_scope(slot);
             let mut state = self.state.lock();
+            state.dropping -= 1;
             let (pages, _) = self.settle(&mut state, removed, None);
             state.usage.forget(slot);
             self.counters.pages_deleted.add(pages);

@@ -2,15 +2,26 @@
 
 use super::{Engine, resident};
 use crate::catalog::ScopeRef;
-use ritornello_format::{PageHash, Result, UNIT};
+use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
 use ritornello_index::{NewRun, RunId, RunView};
-use ritornello_volume::transfer::{Control, FoundRun, MissReason, PageFate};
+use ritornello_volume::transfer::{Control, FoundRun, MissReason, PageFate, is_refused_by_disk};
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Findings listed one by one; further ones are only counted.
 const FINDINGS_MAX: usize = 10_000;
+/// A verification waits this long for writes of dead processes.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a verification does with pages that the disk refuses to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unreadable {
+    /// They stay: the fault may pass.
+    Keep,
+    /// They go: an operator asked for it.
+    Drop,
+}
 
 /// A page that could not be believed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,23 +69,32 @@ impl Engine {
     ) -> Result<Verification> {
         self.check_writable()?;
         let started = Instant::now();
+        // Salvage takes space that no run has, so none of it may be withheld.
+        self.finish_drain(started + DRAIN_PATIENCE);
         let mut report = Verification::default();
         let mut runs: Vec<(RunId, RunView)> = Vec::new();
         self.index.for_each(&mut |run, view| runs.push((run, view)));
         let used: u64 = runs.iter().map(|(_, view)| view.place.units() * UNIT).sum();
-        let segments = if salvage { self.segments.existing()? } else { Vec::new() };
+        let segments = if salvage { self.segments.listable() } else { Vec::new() };
         let total = used + segments.len() as u64 * self.budget().segment_bytes;
         for (run, view) in runs {
             if !self.running() {
                 break;
             }
-            self.verify_run(run, &view, &mut report, &Control::default());
+            if !self.hidden.is_absent(run) {
+                let unreadable = Unreadable::Drop;
+                self.verify_run(run, &view, &mut report, unreadable, &Control::default());
+            }
             progress(report.bytes, total);
         }
         let mut lost = Vec::new();
         for (at, segment) in segments.iter().enumerate() {
             let mut found = |run| lost.push(run);
-            self.segments.scan_headers(*segment, &Control::default(), &mut found)?;
+            if let Err(error) =
+                self.segments.scan_headers(*segment, &Control::default(), &mut found)
+            {
+                tracing::warn!(%error, segment = segment.number(), "a segment cannot be searched");
+            }
             progress(used + (at as u64 + 1) * self.budget().segment_bytes, total);
         }
         // Parents were written before their children, so they come back first and are found.
@@ -92,12 +112,13 @@ impl Engine {
         run: RunId,
         view: &RunView,
         report: &mut Verification,
+        unreadable: Unreadable,
         control: &Control,
     ) {
         let Some(scope) = self.scopes.by_slot(view.scope) else { return };
         report.runs += 1;
         report.bytes += view.place.units() * UNIT;
-        for (page, reason) in self.bad_pages(scope, view, control) {
+        for (page, reason) in self.bad_pages(scope, view, unreadable, control) {
             let hash = view.pages[page as usize];
             let mut state = self.state.lock();
             let before = self.index.stats().pages;
@@ -122,18 +143,25 @@ impl Engine {
         report.pages += view.pages.iter().filter(|hash| **hash != PageHash::NONE).count() as u64;
     }
 
-    /// Pages of a run that do not verify, with the reason. Every page if the header does not.
+    /// Pages of a run that do not verify, with the reason. Every page if the header does not. What
+    /// could not be read for want of memory, files or time is not among them.
     fn bad_pages(
         &self,
         scope: ScopeRef,
         view: &RunView,
+        unreadable: Unreadable,
         control: &Control,
     ) -> Vec<(u32, &'static str)> {
         let count = view.pages.len() as u32;
         let live = |page: &u32| view.pages[*page as usize] != PageHash::NONE;
         let all = |reason| (0..count).filter(live).map(|page| (page, reason)).collect();
-        let Ok(found) = self.segments.verify_run(&view.place, control) else {
-            return all("header");
+        let found = match self.segments.verify_run(&view.place, control) {
+            Ok(found) => found,
+            Err(error) if error.kind() == ErrorKind::Miss => return all("header"),
+            Err(error) if unreadable == Unreadable::Drop && is_refused_by_disk(&error) => {
+                return all("io");
+            }
+            Err(_) => return Vec::new(),
         };
         let header = &found.header;
         if header.scope != scope.id || header.page_bytes != scope.page_bytes {
@@ -148,14 +176,31 @@ impl Engine {
             .filter_map(|page| match found.pages.get(page as usize) {
                 Some(PageFate::Verified) if known(page) => None,
                 Some(PageFate::Verified) => Some((page, "key")),
-                Some(PageFate::Missed(why)) if why.is_damage() || *why == MissReason::Io => {
-                    Some((page, why.word()))
+                Some(PageFate::Missed(why)) if why.is_damage() => Some((page, why.word())),
+                Some(PageFate::Missed(MissReason::Io))
+                    if unreadable == Unreadable::Drop
+                        && self.segments.is_unreadable(&view.place, page) =>
+                {
+                    Some((page, MissReason::Io.word()))
                 }
-                // Not read for want of memory or time: nothing is known against it.
+                // It was not read: nothing is known against it.
                 Some(PageFate::Missed(_)) => None,
                 None => Some((page, "header")),
             })
             .collect()
+    }
+
+    /// Whether page `page` of the run in `place` is wrong on the disk, or out of place there. What
+    /// cannot be read now is not: the disk may be back in a moment.
+    pub(super) fn is_wrong(&self, place: &Place, page: u32) -> bool {
+        match self.segments.verify_run(place, &Control::default()) {
+            Ok(run) => match run.pages.get(page as usize) {
+                Some(PageFate::Missed(why)) => why.is_damage(),
+                Some(PageFate::Verified) => false,
+                None => true,
+            },
+            Err(error) => error.kind() == ErrorKind::Miss,
+        }
     }
 
     /// Takes a run back in, as far as its pages verify. Returns how many pages came.
@@ -195,6 +240,8 @@ impl Engine {
                 let resident = resident(run, found, &hashes, &place);
                 state.eviction.admit(&resident);
                 state.usage.admit(scope.slot, &resident, good as u64, place.units());
+                // Its writer may not have synced it.
+                state.dirty.extend(place.extents.iter().map(|extent| extent.segment));
                 good as u64
             }
             Err(_) => {

@@ -1,6 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use ritornello_format::{ErrorKind, SegmentId};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -101,6 +102,45 @@ fn nobody_holds_more_than_is_left_for_the_others() {
 }
 
 #[test]
+fn client_leases_at_most_what_is_left() {
+    let (mut table, _) = table();
+    let runs: Vec<RunId> = (0..10).map(RunId).collect();
+    let (capacity, other) = (100, ClientId(8));
+    let mut grant =
+        |runs: &[RunId], client| table.grant_leading(runs, |_| 10, capacity, SECOND, client);
+    let (all, taken) = grant(&runs, ME).unwrap();
+    assert_eq!(taken, 5, "half of the store");
+    let refused = grant(&runs[5..], ME).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Retry);
+    assert!(refused.to_string().contains("release those that are not needed"), "{refused}");
+    assert_eq!(grant(&runs[..7], ME).unwrap().1, 5, "its own runs cost it nothing");
+    assert_eq!(grant(&runs[..5], other).unwrap().1, 5, "shared runs cost the others nothing");
+    assert!(grant(&runs[5..], other).is_err(), "and count in full for each");
+    assert_eq!(grant(&runs[5..], ClientId(9)).unwrap().1, 2, "half of the rest");
+    assert_eq!(table.leased_units(), 70);
+    table.release(all);
+    assert_eq!(table.leased_units(), 70, "another lease is on them");
+    table.drop_client(ME);
+    table.drop_client(other);
+    assert_eq!(table.leased_units(), 20);
+    assert!(!table.pinned(RunId(4)) && !table.pinned(RunId(7)));
+}
+
+#[test]
+fn uncounted_leases_pin_beyond_the_share() {
+    let (mut table, _) = table();
+    let runs: Vec<RunId> = (0..4).map(RunId).collect();
+    let read = table.grant(&runs, SECOND, ME).unwrap();
+    assert_eq!(table.leased_units(), 0);
+    let (lease, taken) = table.grant_leading(&runs, |_| 1, 4, SECOND, ME).unwrap();
+    assert_eq!((taken, table.leased_units()), (2, 2));
+    assert!(table.defer(RunId(0), vec![extent(0)]).is_empty());
+    assert!(table.release(lease).is_empty(), "the read is not over");
+    assert_eq!((table.leased_units(), table.pinned_runs()), (0, 4));
+    assert_eq!(table.release(read), [extent(0)]);
+}
+
+#[test]
 fn the_clock_of_the_machine_goes_on() {
     let table = LeaseTable::new();
     assert!(table.next > 1, "numbers differ from those of an earlier owner");
@@ -110,7 +150,7 @@ fn the_clock_of_the_machine_goes_on() {
 
 #[derive(Clone, Debug)]
 enum Action {
-    Grant { runs: Vec<u64>, seconds: u64, client: u64 },
+    Grant { runs: Vec<u64>, seconds: u64, client: u64, counted: bool },
     Release(usize),
     DropClient(u64),
     Forget(u64),
@@ -120,8 +160,9 @@ enum Action {
 fn actions() -> impl Strategy<Value = Vec<Action>> {
     let run = || 0..8u64;
     let action = prop_oneof![
-        4 => (prop::collection::vec(run(), 0..5), 0..20u64, 0..3u64)
-            .prop_map(|(runs, seconds, client)| Action::Grant { runs, seconds, client }),
+        4 => (prop::collection::vec(run(), 0..5), 0..20u64, 0..3u64, any::<bool>()).prop_map(
+            |(runs, seconds, client, counted)| Action::Grant { runs, seconds, client, counted }
+        ),
         2 => any::<usize>().prop_map(Action::Release),
         1 => (0..3u64).prop_map(Action::DropClient),
         3 => run().prop_map(Action::Forget),
@@ -130,8 +171,35 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..100)
 }
 
-/// A lease as the model knows it: number, runs, deadline in seconds, client.
-type Known = (u64, Vec<u64>, u64, u64);
+/// A lease as the model knows it: number, runs, deadline in seconds, client, whether it counts.
+type Known = (u64, Vec<u64>, u64, u64, bool);
+
+/// Units of the store that the model's leases are on, and those of a run.
+const CAPACITY: u64 = 40;
+
+fn units_of(run: u64) -> u64 {
+    1 + run % 8
+}
+
+/// Units of the runs that counted leases are on, of one client or of all.
+fn counted_units(leases: &[Known], client: Option<u64>) -> u64 {
+    let counted = leases.iter().filter(|known| known.4 && client.is_none_or(|c| c == known.3));
+    let runs: BTreeSet<u64> = counted.flat_map(|known| known.1.iter().copied()).collect();
+    runs.into_iter().map(units_of).sum()
+}
+
+/// How many leading runs a counted lease of `client` may be on.
+fn within_share(leases: &[Known], runs: &[u64], client: u64) -> usize {
+    let fits = |count: &usize| {
+        let mut leases = leases.to_vec();
+        let own = |leases: &[Known]| counted_units(leases, Some(client));
+        let before = own(&leases);
+        leases.push((0, runs[..*count].to_vec(), 0, client, true));
+        own(&leases) == before
+            || own(&leases) <= CAPACITY - counted_units(&leases, None).min(CAPACITY)
+    };
+    (1..=runs.len()).take_while(fits).count()
+}
 
 proptest! {
     #[test]
@@ -143,12 +211,24 @@ proptest! {
         for (step, action) in (0..).zip(actions) {
             let mut freed = Vec::new();
             match action {
-                Action::Grant { runs, seconds: ttl, client } => {
+                Action::Grant { mut runs, seconds: ttl, client, counted } => {
                     let names: Vec<RunId> = runs.iter().map(|run| RunId(*run)).collect();
-                    let ttl_seconds = Duration::from_secs(ttl);
-                    let lease = table.grant(&names, ttl_seconds, ClientId(client)).unwrap();
-                    prop_assert!(lease > 0 && leases.iter().all(|known| known.0 < lease));
-                    leases.push((lease, runs, seconds + ttl, client));
+                    let (long, name) = (Duration::from_secs(ttl), ClientId(client));
+                    let lease = if counted {
+                        let units = |run: RunId| units_of(run.0);
+                        let granted = table.grant_leading(&names, units, CAPACITY, long, name);
+                        let expected = within_share(&leases, &runs, client);
+                        prop_assert_eq!(granted.is_err(), expected == 0 && !runs.is_empty());
+                        prop_assert_eq!(granted.as_ref().map_or(0, |granted| granted.1), expected);
+                        runs.truncate(expected);
+                        granted.ok().map(|granted| granted.0)
+                    } else {
+                        Some(table.grant(&names, long, name).unwrap())
+                    };
+                    if let Some(lease) = lease {
+                        prop_assert!(lease > 0 && leases.iter().all(|known| known.0 < lease));
+                        leases.push((lease, runs, seconds + ttl, client, counted));
+                    }
                 }
                 Action::Release(which) if !leases.is_empty() => {
                     let (lease, ..) = leases.remove(which % leases.len());
@@ -186,6 +266,11 @@ proptest! {
             prop_assert_eq!(freed, expected);
             prop_assert_eq!(table.len(), leases.len());
             prop_assert_eq!(table.deferred_units(), held.len() as u64 * 2);
+            prop_assert_eq!(table.leased_units(), counted_units(&leases, None));
+            for client in 0..3 {
+                let own = table.clients.get(&ClientId(client)).map_or(0, |own| own.units);
+                prop_assert_eq!(own, counted_units(&leases, Some(client)));
+            }
             prop_assert!((0..8).all(|run| table.pinned(RunId(run)) == pinned(run)));
             prop_assert_eq!(table.pinned_runs(), (0..8).filter(|run| pinned(*run)).count());
         }

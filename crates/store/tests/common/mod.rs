@@ -6,9 +6,14 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod volumes;
+
 use ritornello_format::{Result, Scope};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{ClientId, Durability, Engine, IndexKind, Options, Outcome, Store, Terms};
+use ritornello_store::{
+    Alive, Catalog, ClientId, Durability, Engine, IndexKind, LeaseNumber, Options, Outcome, Store,
+    Terms,
+};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
@@ -67,7 +72,12 @@ pub fn options(dir: &Path, mib: u64) -> Options {
 }
 
 pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Open> {
-    let engine = Engine::open(medium, options, Arc::new(|_| false))?;
+    open_beside(medium, options, Arc::new(|_| false))
+}
+
+/// Opens a store that client processes use; `alive` says which of them live.
+pub fn open_beside(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Open> {
+    let engine = Engine::open(medium, options, alive)?;
     let session = Arc::new(engine.session(ClientId::LOCAL, ""));
     let staging = Staging::new(8 * MIB as usize)?;
     let store = Store::new(session, engine.segments(), staging);
@@ -124,6 +134,13 @@ pub fn try_put(
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);
     store.put_batch(scope, &refs(keys), &source, &Terms::behind(parent), &Control::default())
+}
+
+/// Keeps the leading pages as a read in progress does: without the bound on a client's leases.
+pub fn begin_read(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> LeaseNumber {
+    let session = open.engine.session(ClientId::LOCAL, "");
+    let reference = session.resolve(scope, false).unwrap().unwrap();
+    session.locate(reference, &refs(keys)).unwrap().lease
 }
 
 /// Gets the leading pages and checks every page that is said to have come.

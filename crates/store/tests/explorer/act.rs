@@ -1,6 +1,7 @@
-//! What happens in a life, one thing after the other.
+//! The acts of a life.
 
 use crate::dice::Dice;
+use crate::family::Family;
 use crate::kinds::{KINDS, NAMES, NUMBERS, SEQUENCES, keys_of};
 use ritornello_codec::Codec;
 use ritornello_format::ScopeSettings;
@@ -73,6 +74,77 @@ pub enum Act {
     Crash {
         seed: u64,
     },
+    /// The next sync of a file whose path contains `part` fails and drops what was dirty. The owner
+    /// is poisoned and ends; another opens the store, puts and flushes.
+    FailSync {
+        part: &'static str,
+        at: usize,
+        pages: usize,
+        end: End,
+    },
+    /// The owner ends, and the next one opens the store without one of its volumes.
+    Leave {
+        dir: &'static str,
+        end: End,
+    },
+    /// The owner ends, and the next one cannot open a segment at once.
+    FailOpen {
+        nth: u64,
+        reopen: bool,
+    },
+    /// The volume is back: for the owner that runs, or for the next one.
+    Return {
+        reopen: bool,
+    },
+    /// A client puts, in one go.
+    ClientPut {
+        who: usize,
+        at: usize,
+        pages: usize,
+    },
+    ClientGet {
+        who: usize,
+        at: usize,
+    },
+    ClientFlush {
+        who: usize,
+    },
+    /// A client reserves space for a put.
+    ClientReserve {
+        who: usize,
+        at: usize,
+        pages: usize,
+    },
+    /// A client writes what it reserved, to this owner or a former one, and commits or aborts.
+    ClientSettle {
+        who: usize,
+        commit: bool,
+    },
+    /// A client is killed after `after` changes of a put, with writes in flight. The engine hears of
+    /// it, and `tend` begins the reuse of the space.
+    ClientKill {
+        who: usize,
+        at: usize,
+        pages: usize,
+        after: u64,
+        in_flight: usize,
+        tend: bool,
+    },
+    /// The owner is killed within a put, and a client becomes the owner.
+    Takeover {
+        who: usize,
+        at: usize,
+        pages: usize,
+        after: u64,
+    },
+}
+
+/// How an owner ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Close,
+    Kill,
+    Crash(u64),
 }
 
 impl Act {
@@ -126,11 +198,81 @@ impl Act {
         }
     }
 
+    /// In a life of `family`; `away` says whether a volume is.
+    pub fn pick_in(dice: &mut Dice, family: &Family, away: bool) -> Self {
+        if family.is_simple() {
+            let act = Self::pick(dice, family.plain);
+            let opens = matches!(act, Self::Reopen { .. } | Self::Kill { .. } | Self::Crash { .. });
+            return if family.steady && opens { Self::Tend } else { act };
+        }
+        let at = dice.below((SEQUENCES - NAMES as usize) as u64) as usize;
+        let pages = 1 + dice.below(keys_of(at).0.pages as u64) as usize;
+        let who = dice.below(family.clients.max(1) as u64) as usize;
+        let roll = dice.below(100);
+        // Beside clients' acts, those of volumes come where others do.
+        let of_volumes = if family.clients > 0 { roll.wrapping_sub(64) } else { roll };
+        if family.volumes
+            && let Some(act) = Self::of_volumes(dice, of_volumes, away)
+        {
+            return act;
+        }
+        match roll {
+            0..=34 if family.clients > 0 => Self::of_client(dice, who, at, pages),
+            35..=38 if family.clients > 0 => {
+                Self::Takeover { who, at, pages, after: dice.below(40) }
+            }
+            40..=45 if family.faults => {
+                let part = ["seg-", "/index/", ""][dice.below(3) as usize];
+                Self::FailSync { part, at, pages, end: End::pick(dice) }
+            }
+            46..=49 => {
+                let put = Self::Put { at, pages, hours: 0 };
+                Self::Kill { act: Box::new(put), after: dice.below(20) }
+            }
+            _ => Self::pick(dice, true),
+        }
+    }
+
+    fn of_volumes(dice: &mut Dice, roll: u64, away: bool) -> Option<Self> {
+        Some(match roll {
+            0..=11 if away => Self::Return { reopen: dice.one_in(2) },
+            0..=7 => {
+                Self::Leave { dir: ["/a", "/b"][dice.below(2) as usize], end: End::pick(dice) }
+            }
+            12..=17 if !away => Self::FailOpen { nth: 1 + dice.below(6), reopen: dice.one_in(2) },
+            _ => return None,
+        })
+    }
+
+    fn of_client(dice: &mut Dice, who: usize, at: usize, pages: usize) -> Self {
+        match dice.below(16) {
+            0..=4 => Self::ClientPut { who, at, pages },
+            5 | 6 => Self::ClientGet { who, at },
+            7 => Self::ClientFlush { who },
+            8..=10 => Self::ClientReserve { who, at, pages },
+            11 | 12 => Self::ClientSettle { who, commit: !dice.one_in(3) },
+            _ => {
+                let (after, in_flight) = (dice.below(3), 1 + dice.below(16) as usize);
+                Self::ClientKill { who, at, pages, after, in_flight, tend: dice.one_in(2) }
+            }
+        }
+    }
+
     fn reshaping(dice: &mut Dice) -> Self {
         match dice.below(8) {
             0..=3 => Self::Resize { mib: mib(dice) },
             4 | 5 => Self::AddPath { dir: ["/b", "/c", "/d"][dice.below(3) as usize] },
             _ => Self::DrainPath { which: dice.next() },
+        }
+    }
+}
+
+impl End {
+    fn pick(dice: &mut Dice) -> Self {
+        match dice.below(4) {
+            0 => Self::Kill,
+            1 => Self::Crash(dice.next()),
+            _ => Self::Close,
         }
     }
 }

@@ -1,36 +1,63 @@
-//! A put in two halves, so that the second can happen within something else.
+//! A put in steps, so that other things can happen between them.
 
-use crate::common::{Open, refs};
+use crate::common::refs;
 use crate::kinds::keys_of;
-use ritornello_format::RunHeader;
-use ritornello_store::{Catalog, ClientId, Reserved, ReservedRun, ScopeRef, Session, Wanted};
+use ritornello_format::{Result, RunHeader};
+use ritornello_store::{Catalog, Reserved, ReservedRun, ScopeRef, Wanted};
 use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::segments::Segments;
 use ritornello_volume::transfer::{Control, RunWrite};
+use std::sync::Arc;
 
-/// Pages that are written and that nobody knows of.
+/// A reservation, and the pages that it is for.
 pub struct Half {
-    session: Session,
-    reservation: u64,
+    catalog: Arc<dyn Catalog>,
+    segments: Arc<Segments>,
+    scope: ScopeRef,
+    reserved: Reserved,
+    at: usize,
+    count: usize,
     sums: Vec<Option<u64>>,
+    /// Its scope was dropped: what is committed comes to nothing.
+    pub void: bool,
+    /// Of the owner that reserved it.
+    pub epoch: u32,
 }
 
 impl Half {
-    /// Writes those of the first `count` pages of sequence `at` that are missing; `None` if there
-    /// are none, or no room.
-    pub fn write(open: &Open, at: usize, count: usize) -> Option<Self> {
+    /// Reserves space for those of the first `count` pages of sequence `at` that are missing; `None`
+    /// if none is missing or there is no room.
+    pub fn reserve(
+        catalog: Arc<dyn Catalog>,
+        segments: Arc<Segments>,
+        at: usize,
+        count: usize,
+    ) -> Option<Self> {
         let (kind, keys) = keys_of(at);
         let keys = refs(&keys[..count]);
-        let session = open.engine.session(ClientId::LOCAL, "");
-        let scope = session.resolve(&kind.scope, true).unwrap().unwrap();
-        let reserved = session.reserve(scope, &keys, None, &Wanted::default()).unwrap();
-        if reserved.runs.is_empty() {
-            return None;
-        }
+        let scope = catalog.resolve(&kind.scope, true).unwrap().unwrap();
+        let reserved = catalog.reserve(scope, &keys, None, &Wanted::default()).unwrap();
+        let sums = vec![None; reserved.runs.len()];
+        let (void, epoch) = (false, 0);
+        let half = Self { catalog, segments, scope, reserved, at, count, sums, void, epoch };
+        (!half.reserved.runs.is_empty()).then_some(half)
+    }
+
+    /// Sequence and number of pages.
+    pub fn pages(&self) -> (usize, usize) {
+        (self.at, self.count)
+    }
+
+    /// Writes the runs. A run that cannot be written is left out of the commit.
+    pub fn write(mut self) -> Self {
+        let (kind, keys) = keys_of(self.at);
+        let keys = refs(&keys[..self.count]);
         let pages: Vec<Vec<u8>> = keys.iter().map(|key| kind.page(key)).collect();
         let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
         let source = BorrowedPages::new(&pages);
+        let reserved = &self.reserved;
         let headers: Vec<RunHeader> =
-            reserved.runs.iter().map(|run| header(&reserved, run, scope, &keys)).collect();
+            reserved.runs.iter().map(|run| header(reserved, run, self.scope, &keys)).collect();
         let writes: Vec<RunWrite<'_>> = reserved
             .runs
             .iter()
@@ -42,13 +69,22 @@ impl Half {
                 first: run.at as usize,
             })
             .collect();
-        let sums = open.engine.segments().write_runs(&writes, &Control::default());
-        let sums = sums.into_iter().map(|sum| Some(sum.unwrap())).collect();
-        Some(Self { session, reservation: reserved.id, sums })
+        let sums = self.segments.write_runs(&writes, &Control::default());
+        self.sums = sums.into_iter().map(Result::ok).collect();
+        self
     }
 
-    pub fn commit(self) {
-        self.session.commit(self.reservation, &self.sums).unwrap();
+    /// Makes the written runs visible.
+    ///
+    /// # Errors
+    /// `Retry` if the owner that reserved the space is gone.
+    pub fn commit(&self) -> Result<()> {
+        self.catalog.commit(self.reserved.id, &self.sums).map(drop)
+    }
+
+    /// Gives the space back.
+    pub fn abort(self) {
+        self.catalog.abort(self.reserved.id).unwrap();
     }
 }
 

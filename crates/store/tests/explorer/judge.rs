@@ -1,7 +1,7 @@
-//! What must be, and what may be, in a store that lost power.
+//! What a store that lost power must hold, and what it may hold.
 
 use crate::common::{MIB, Open, get, put, sequence};
-use crate::kinds::{KINDS, NAMES, Pages, SEQUENCES, deliver, keys_of, kinds, present};
+use crate::kinds::{KINDS, NAMES, Pages, SEQUENCES, check_probe, deliver, keys_of, kinds, present};
 use ritornello_store::CatalogStats;
 
 /// What every crash must leave, and all that it may leave.
@@ -9,6 +9,10 @@ use ritornello_store::CatalogStats;
 pub struct Bounds {
     pub least: Vec<Pages>,
     pub most: Vec<Pages>,
+    /// While a volume is away: what can be reached without it. Elsewhere: everything.
+    pub visible: Vec<Pages>,
+    /// Deleted while a volume is away, and not flushed since.
+    pub deleted: Vec<Pages>,
     /// Scopes that may have a quota: opening evicts what is above it, and what was used last is
     /// not known as exactly as before.
     pub limited: [bool; KINDS],
@@ -21,20 +25,40 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Everything is durable, and nothing else is.
+    /// Everything that is `present` is durable. Nothing else is, but what an absent volume holds.
     pub fn settle(&mut self, present: Vec<Pages>) {
-        self.least.clone_from(&present);
-        self.most = present;
+        if !self.is_away() {
+            self.least.clone_from(&present);
+            self.most = present;
+            return;
+        }
+        for (at, &there) in present.iter().enumerate() {
+            self.least[at] |= there;
+            self.most[at] = (self.most[at] & !self.deleted[at]) | there;
+            self.deleted[at] = 0;
+        }
+        self.visible = present;
     }
 
-    /// Judges a store that came up after a crash; `seed` says which sequences are read.
-    pub fn judge(&self, open: &Open, seed: u64) {
-        let there = present(open);
+    /// Whether a volume is away.
+    pub fn is_away(&self) -> bool {
+        self.visible.iter().any(|visible| *visible != Pages::MAX)
+    }
+
+    /// What must be present, of sequence `at`, if the volume is as far `away` as `visible` says.
+    pub fn must(&self, at: usize, away: bool) -> Pages {
+        if away { self.least[at] & self.visible[at] } else { self.least[at] }
+    }
+
+    /// Judges a store that came up after a crash, with a volume `away` or not; `seed` says which
+    /// sequences are read.
+    pub fn judge(&self, open: &Open, seed: u64, away: bool) {
+        let there = present(&open.store);
         let found = stats(open);
         let evicted = found.counters["pages_evicted"] > 0;
         for (at, &pages) in there.iter().enumerate() {
             let (kind, _) = keys_of(at);
-            let (least, most) = (self.least[at], self.most[at]);
+            let (least, most) = (self.must(at, away), self.most[at]);
             if !(evicted && self.limited[at / NAMES as usize]) {
                 assert_eq!(
                     least & !pages,
@@ -43,7 +67,11 @@ impl Bounds {
                 );
             }
             assert_eq!(pages & !most, 0, "pages of {at} are back: {most:b}, {pages:b}");
-            if kind.scope.chained {
+            if away {
+                check_probe(&open.store, at, pages);
+            }
+            // The head of a tail may lie on the volume that is away.
+            if kind.scope.chained && !away {
                 assert_eq!(pages & (pages + 1), 0, "{at} has a tail without its head: {pages:b}");
             }
         }
@@ -56,9 +84,9 @@ impl Bounds {
         self.check_retained(open);
         for turn in 0..4 {
             let at = (seed.rotate_left(turn * 16) % SEQUENCES as u64) as usize;
-            deliver(open, at, there[at]);
+            deliver(&open.store, at, there[at]);
         }
-        if seed.is_multiple_of(16) {
+        if seed.is_multiple_of(16) && !away {
             let found = open.engine.verify(false, &mut |_, _| {}).unwrap();
             assert!(found.findings.is_empty(), "promised and not believed: {:?}", found.findings);
         }
@@ -72,7 +100,10 @@ impl Bounds {
         if stored < 2 {
             // Segments that are on their way out count until they are gone.
             let now = stats(open);
-            assert!(!self.roomy || !in_shape(&now), "not taken ({}): {now:?}", outcome.reason);
+            // An earlier judge's put may lie in the volume that is away.
+            let away = away && outcome.reason == "unavailable";
+            let refused = !self.roomy || !in_shape(&now) || away;
+            assert!(refused, "not taken ({}): {now:?}", outcome.reason);
         }
         open.store.flush().unwrap();
         assert_eq!(get(&open.store, scope, &fresh).pages, stored);
@@ -88,11 +119,11 @@ impl Bounds {
             assert!(found.allocated_bytes <= found.capacity_bytes, "{found:?}");
             assert!(found.segments <= found.segments_max, "{found:?}");
         }
-        let there = present(open);
+        let there = present(&open.store);
         for (at, &pages) in there.iter().enumerate() {
             assert_eq!(pages & !self.most[at], 0, "moving brought pages of {at} back");
             if found.counters["runs_moved"] > 0 {
-                deliver(open, at, pages);
+                deliver(&open.store, at, pages);
             }
         }
     }
@@ -101,7 +132,7 @@ impl Bounds {
         if stats(open).counters["retentions_displaced"] > 0 {
             return;
         }
-        let there = present(open);
+        let there = present(&open.store);
         for &(at, pages) in &self.retained {
             assert_eq!(pages & !there[at], 0, "retained pages of {at} are gone");
         }

@@ -1,8 +1,8 @@
 //! The scopes and sequences of a life, and the only bytes that are right for each page.
 
-use crate::common::{self, Open, refs, sequence};
+use crate::common::{self, refs, sequence};
 use ritornello_format::{Result, Scope};
-use ritornello_store::{Outcome, Terms};
+use ritornello_store::{Outcome, Store, Terms};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::sync::OnceLock;
@@ -81,29 +81,41 @@ pub const fn leading(count: usize) -> Pages {
     (1 << count) - 1
 }
 
+/// What a delete of `page` leaves of sequence `at`: in a chained scope nothing behind it.
+pub fn left_by_delete(at: usize, page: usize) -> Pages {
+    if keys_of(at).0.scope.chained { leading(page) } else { !(1 << page) }
+}
+
 /// Of every sequence: what is there.
-pub fn present(open: &Open) -> Vec<Pages> {
+pub fn present(store: &Store) -> Vec<Pages> {
     (0..SEQUENCES)
         .map(|at| {
             let (kind, keys) = keys_of(at);
-            let there = open.store.exists(&kind.scope, &refs(keys)).unwrap();
+            let there = store.exists(&kind.scope, &refs(keys)).unwrap();
             there.iter().rev().fold(0, |pages, there| pages << 1 | u64::from(*there))
         })
         .collect()
 }
 
+/// A lookup of the whole sequence ends where the first of its `present` pages is missing.
+pub fn check_probe(store: &Store, at: usize, present: Pages) {
+    let (kind, keys) = keys_of(at);
+    let probed = store.probe(&kind.scope, &refs(keys)).unwrap();
+    assert_eq!(probed, present.trailing_ones() as usize, "probed of {at}, of {present:b}");
+}
+
 /// Puts the first `count` pages of a sequence, to be retained until then.
-pub fn put(open: &Open, at: usize, count: usize, retain_until: u64) -> Result<Outcome> {
+pub fn put(store: &Store, at: usize, count: usize, retain_until: u64) -> Result<Outcome> {
     let (kind, keys) = keys_of(at);
     let pages: Vec<Vec<u8>> = keys[..count].iter().map(|key| kind.page(key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let (source, control) = (BorrowedPages::new(&pages), Control::default());
     let terms = Terms { retain_until, ..Terms::default() };
-    open.store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &terms, &control)
+    store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &terms, &control)
 }
 
 /// Every page that is promised comes, with the bytes that are its own.
-pub fn deliver(open: &Open, at: usize, pages: Pages) {
+pub fn deliver(store: &Store, at: usize, pages: Pages) {
     let (kind, keys) = keys_of(at);
     let mut from = 0;
     while from < keys.len() {
@@ -112,19 +124,18 @@ pub fn deliver(open: &Open, at: usize, pages: Pages) {
             from += 1;
             continue;
         }
-        let outcome = get(open, kind, &keys[from..from + run]);
+        let outcome = get(store, kind, &keys[from..from + run]);
         assert_eq!(outcome.pages, run, "pages of {at} from {from} on: {}", outcome.reason);
         from += run;
     }
 }
 
-fn get(open: &Open, kind: &Kind, keys: &[Vec<u8>]) -> Outcome {
+fn get(store: &Store, kind: &Kind, keys: &[Vec<u8>]) -> Outcome {
     let bytes = kind.scope.resolved_page_bytes().unwrap() as usize;
     let mut pages = vec![vec![0xEE; bytes]; keys.len()];
     let mut slices: Vec<&mut [u8]> = pages.iter_mut().map(Vec::as_mut_slice).collect();
     let target = BorrowedPagesMut::new(&mut slices);
-    let outcome =
-        open.store.get_batch(&kind.scope, &refs(keys), &target, &Control::default()).unwrap();
+    let outcome = store.get_batch(&kind.scope, &refs(keys), &target, &Control::default()).unwrap();
     drop(target);
     for ((key, got), _) in keys.iter().zip(&pages).zip(&outcome.ok).filter(|(_, ok)| **ok) {
         assert!(*got == kind.page(key), "WRONG BYTES");

@@ -1,17 +1,25 @@
 //! One random life of a store.
 
+mod clients;
+mod ends;
+mod expect;
+mod look;
+mod volumes;
+
 use crate::act::Act;
-use crate::common::{MIB, Open, open_on, options, refs};
+use crate::client::{Client, Names};
+use crate::common::{MIB, Open, open_beside, options, refs};
 use crate::dice::Dice;
+use crate::family::Family;
 use crate::half::Half;
 use crate::judge::{Bounds, in_shape, stats};
 use crate::kinds::{
-    KINDS, NAMES, Pages, SEQUENCES, deliver, keys_of, kinds, leading, present, put,
+    KINDS, Pages, SEQUENCES, deliver, keys_of, kinds, leading, left_by_delete, present, put,
 };
 use crate::watch::Watched;
-use ritornello_format::{ErrorKind, Result};
+use ritornello_format::Result;
 use ritornello_medium::SimDisk;
-use ritornello_store::{Durability, LeaseNumber, Options, Reshape};
+use ritornello_store::{ClientId, Durability, IndexKind, LeaseNumber, Options, Reshape};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,8 +36,9 @@ thread_local! {
 
 pub struct Life {
     dice: Dice,
-    /// Nothing of the store's shape and settings ever changes.
-    plain: bool,
+    /// Decides what was added to lives later, so that older ones stay as they were.
+    fate: Dice,
+    family: Family,
     acts: u64,
     options: Options,
     watched: Watched,
@@ -39,6 +48,16 @@ pub struct Life {
     leased: Vec<(LeaseNumber, usize, Pages)>,
     /// Retentions that gave way before their time, as far as this owner counted.
     displaced: u64,
+    clients: Vec<Client>,
+    names: Names,
+    /// Clients so far.
+    born: u64,
+    /// Clients that are dead and whose locks the kernel has not dropped yet.
+    lingering: Vec<String>,
+    /// The owner, if it was a client before.
+    successor: Option<Client>,
+    /// The volume that is away.
+    absent: Option<&'static str>,
     tell: bool,
     /// What it is doing.
     pub now: String,
@@ -49,35 +68,42 @@ pub struct Life {
 impl Life {
     pub fn new(seed: u64, tell: bool) -> Self {
         NOW.set(1_000_000 * HOUR);
-        let mut dice = Dice::new(seed);
-        let plain = seed % 3 == 1;
+        let (mut dice, mut fate) = (Dice::new(seed), Dice::new(seed ^ 0xfa7e));
+        let family = Family::of(seed, &mut fate);
         // Room on the disk for the store; sometimes not for all of it.
-        let mib = 4 + dice.below(4);
-        let roomy = !dice.one_in(8);
-        let disk = SimDisk::new(if roomy { 32 * MIB } else { 4 * MIB });
+        let mut mib = 4 + dice.below(4);
+        let mut roomy = !dice.one_in(8);
+        let mut disk_mib = if roomy { 32 } else { 4 };
+        if family.letter {
+            (mib, disk_mib, roomy) = (40, 128, true);
+        }
         let durable = dice.one_in(8);
         let durability = if durable { Durability::Durable } else { Durability::Cache };
         let wall_clock = || NOW.get();
         let base = options(Path::new("/store"), mib);
         let mut options = Options { durability, upkeep: false, wall_clock, ..base };
-        // A long life has checkpoints of the index.
-        let acts = if dice.one_in(12) { 800 } else { 20 + dice.below(100) };
-        if !plain && dice.one_in(2) {
+        let long = dice.one_in(12);
+        let acts = if long { 800 } else { 20 + dice.below(100) };
+        let acts = if family.steady { 2000 } else { acts };
+        if family.volumes || (!family.plain && dice.one_in(2)) {
             options.paths = vec!["/a".into(), "/b".into()];
         }
         let nothing = vec![0; SEQUENCES];
         let bounds = Bounds {
             least: nothing.clone(),
-            most: nothing,
+            most: nothing.clone(),
+            visible: vec![Pages::MAX; SEQUENCES],
+            deleted: nothing,
             limited: [false; KINDS],
             retained: Vec::new(),
             ceiling: mib * MIB,
-            roomy: plain || roomy,
+            roomy: family.plain || roomy,
         };
-        let watched = Watched::new(disk, seed, acts);
+        let watched = Watched::new(&SimDisk::new(disk_mib * MIB), seed, acts);
         Self {
             dice,
-            plain,
+            fate,
+            family,
             acts,
             options,
             watched,
@@ -85,6 +111,12 @@ impl Life {
             retained: Vec::new(),
             leased: Vec::new(),
             displaced: 0,
+            clients: Vec::new(),
+            names: Names::default(),
+            born: 0,
+            lingering: Vec::new(),
+            successor: None,
+            absent: None,
             tell,
             now: String::from("birth"),
             states: 0,
@@ -96,13 +128,17 @@ impl Life {
     }
 
     pub fn live(&mut self) {
+        if self.family.converted {
+            self.convert();
+        }
         let mut open = self.open();
         self.look();
         // From now on the manifest says what the store is.
         self.options.paths.clear();
-        self.options.capacity = self.options.capacity.filter(|_| self.plain);
+        self.options.index = None;
+        self.options.capacity = self.options.capacity.filter(|_| self.family.plain);
         for number in 0..self.acts {
-            let act = Act::pick(&mut self.dice, self.plain);
+            let act = Act::pick_in(&mut self.dice, &self.family, self.absent.is_some());
             self.now = format!("act {number}, {act:?}");
             if self.tell {
                 println!("{}", self.now);
@@ -112,17 +148,54 @@ impl Life {
         open.close();
     }
 
-    fn open(&self) -> Open {
-        open_on(Arc::new(self.watched.clone()), &self.options).unwrap()
+    /// Opens the store in the owner's process, and connects the clients.
+    fn open(&mut self) -> Open {
+        let medium = Arc::new(self.watched.clone());
+        let open = open_beside(medium, &self.options, self.names.alive()).unwrap();
+        self.connect(&open);
+        open
+    }
+
+    /// A store whose index keeps nothing is given one that does. Power may go at any moment of it.
+    fn convert(&mut self) {
+        self.options.index = Some(IndexKind::Memory);
+        let open = self.open();
+        for at in [0, 11, 22] {
+            put(&open.store, at, 3, 0).unwrap();
+        }
+        open.store.flush().unwrap();
+        deliver(&open.store, 0, leading(3));
+        open.close();
+        // Noted moments are opened with the index that they have.
+        self.options.index = None;
+        self.look();
+        self.options.index = Some(IndexKind::Run);
+        let open = self.open();
+        assert_eq!(present(&open.store), self.bounds.least, "converted from nothing");
+        assert_eq!(stats(&open).index, "run");
+        open.close();
+        self.look();
     }
 
     fn act(&mut self, open: Open, act: &Act) -> Open {
         let before = self.bounds.clone();
+        self.watched.pass_time(3);
+        self.drop_locks();
         match act {
+            Act::FailSync { part, at, pages, end } => {
+                return self.fail_sync(open, part, (*at, *pages), *end, &before);
+            }
+            Act::Leave { dir, end } => return self.leave(open, dir, *end, &before),
+            Act::FailOpen { nth, reopen } => return self.fail_open(open, *nth, *reopen, &before),
+            Act::Return { reopen } => return self.come_back(open, *reopen, &before),
+            Act::Takeover { who, at, pages, after } => {
+                let put = Act::Put { at: *at, pages: *pages, hours: 0 };
+                return self.kill(open, &put, *after, Some(*who), &before);
+            }
             Act::Reopen { capacity } => return self.reopen(open, *capacity, &before),
-            Act::Kill { act, after } => return self.kill(open, act, *after, &before),
+            Act::Kill { act, after } => return self.kill(open, act, *after, None, &before),
             Act::Crash { seed } => return self.crash(open, *seed, &before),
-            Act::Get { at } => deliver(&open, *at, present(&open)[*at]),
+            Act::Get { at } => deliver(&open.store, *at, present(&open.store)[*at]),
             Act::Lease { at } => self.lease(&open, *at),
             Act::Release => {
                 if !self.leased.is_empty() {
@@ -130,33 +203,51 @@ impl Life {
                 }
             }
             Act::Scrub => {
-                let there = present(&open);
+                let there = present(&open.store);
                 let found = open.engine.verify(false, &mut |_, _| {}).unwrap();
                 assert!(found.findings.is_empty(), "{:?}", found.findings);
-                assert_eq!(present(&open), there, "verified");
+                assert_eq!(present(&open.store), there, "verified");
             }
             Act::Later { hours } => self.pass(*hours),
             Act::Beside { at, pages, tend, after } => {
-                self.bounds.most[*at] |= leading(*pages);
-                self.beside(&open, Half::write(&open, *at, *pages), *tend, *after, &before);
+                self.expect_put(*at, *pages);
+                let catalog = Arc::new(open.engine.session(ClientId::LOCAL, ""));
+                let half = Half::reserve(catalog, open.engine.segments(), *at, *pages);
+                self.beside(&open, half.map(Half::write), *tend, *after, &before);
             }
+            Act::ClientPut { .. }
+            | Act::ClientGet { .. }
+            | Act::ClientFlush { .. }
+            | Act::ClientReserve { .. }
+            | Act::ClientSettle { .. }
+            | Act::ClientKill { .. } => self.act_of_client(&open, act),
             _ => {
                 self.expect(act);
                 let answer = self.attempt(&open, act);
                 self.check_answer(act, &answer);
             }
         }
+        let displaced = self.note_displaced(&open);
         self.look_within(&before, &open);
         self.forget_dropped(act);
-        let there = present(&open);
+        let there = present(&open.store);
         let durable = self.options.durability == Durability::Durable;
         let settled = match *act {
-            Act::Put { at, pages, .. } => durable && leading(pages) & !there[at] == 0,
-            Act::Flush | Act::Scrub => true,
+            Act::Put { at, pages, .. } | Act::ClientPut { at, pages, .. } => {
+                let stored = leading(pages) & !there[at] == 0;
+                assert!(stored || !self.family.letter || self.absent.is_some(), "not stored");
+                durable && stored
+            }
+            Act::Delete { at, page } => {
+                assert_eq!(there[at] & !left_by_delete(at, page), 0, "deleted and still present");
+                false
+            }
+            Act::Flush | Act::Scrub | Act::ClientFlush { .. } => true,
             _ => false,
         };
         if let Act::Put { at, pages, hours } = *act
             && hours > 0
+            && !displaced
             && leading(pages) & !there[at] == 0
         {
             self.retained.push((at, leading(pages), NOW.get() + hours * HOUR));
@@ -167,33 +258,9 @@ impl Life {
         }
         // What holds once the act is over.
         let seed = self.dice.next();
-        self.judge(seed, self.watched.disk().crash(seed));
+        let disk = self.watched.disk().crash(seed);
+        self.judge(seed, disk);
         open
-    }
-
-    /// What an act that is begun may leave.
-    fn expect(&mut self, act: &Act) {
-        match *act {
-            Act::Put { at, pages, .. } => self.bounds.most[at] |= leading(pages),
-            Act::Resize { mib } => self.bounds.ceiling = self.bounds.ceiling.max(mib * MIB),
-            Act::Configure { kind, settings: ref wanted } => {
-                self.bounds.limited[kind] |= wanted.quota_bytes.is_some();
-                // Less may be retained now.
-                self.retained.retain(|(at, ..)| at / NAMES as usize != kind);
-                self.bounds.retained.retain(|(at, _)| at / NAMES as usize != kind);
-            }
-            Act::Delete { at, .. } => {
-                self.retained.retain(|retained| retained.0 != at);
-                self.bounds.retained.retain(|retained| retained.0 != at);
-                self.leased.retain(|leased| leased.1 != at);
-            }
-            Act::DropScope { .. } | Act::Clear => {
-                self.retained.clear();
-                self.bounds.retained.clear();
-                self.leased.clear();
-            }
-            _ => {}
-        }
     }
 
     /// Does what can fail.
@@ -203,7 +270,7 @@ impl Life {
         match *act {
             Act::Put { at, pages, hours } => {
                 let until = if hours > 0 { NOW.get() + hours * HOUR } else { 0 };
-                put(open, at, pages, until).map(drop)
+                put(&open.store, at, pages, until).map(drop)
             }
             Act::Touch { at } => {
                 let (kind, keys) = keys_of(at);
@@ -250,26 +317,15 @@ impl Life {
         assert!(known, "{said}");
     }
 
-    /// What was dropped is gone, from now on and after any crash.
-    fn forget_dropped(&mut self, act: &Act) {
-        match *act {
-            Act::DropScope { kind } => {
-                self.bounds.most[kind * NAMES as usize..][..NAMES as usize].fill(0);
-            }
-            Act::Clear => self.bounds.most.fill(0),
-            _ => {}
-        }
-    }
-
     /// A flush, or upkeep, and after so many changes of the disk the other half of a put.
     fn beside(&mut self, open: &Open, half: Option<Half>, tend: bool, after: u64, before: &Bounds) {
-        let there = present(open);
+        let there = present(&open.store);
         self.check_what_stays(open, &there);
         // In durable mode it would wait for the sync that it is in.
         let within = self.options.durability == Durability::Cache;
         if let Some(half) = half {
             let after = if within { after } else { u64::MAX };
-            self.watched.meanwhile(after, Box::new(|| half.commit()));
+            self.watched.meanwhile(after, Box::new(move || half.commit().unwrap()));
         }
         if tend {
             open.engine.tend();
@@ -279,11 +335,21 @@ impl Life {
         self.watched.end_meanwhile();
         self.look_within(before, open);
         if !tend {
-            let now = present(open);
+            let now = present(&open.store);
             let both = |join: fn((&u64, &u64)) -> u64| there.iter().zip(&now).map(join).collect();
             let (least, most) = (both(|(a, b)| a & b), both(|(a, b)| a | b));
+            let visible = self.bounds.visible.clone();
             self.settle(now);
-            self.bounds = Bounds { least, most, ..self.bounds.clone() };
+            if self.absent.is_none() {
+                self.bounds = Bounds { least, most, ..self.bounds.clone() };
+            } else {
+                // What was committed meanwhile may not be durable.
+                for (at, committed) in most.iter().enumerate() {
+                    let unsure = committed & !there[at];
+                    self.bounds.least[at] &= !unsure | before.least[at];
+                    self.bounds.visible[at] &= !unsure | visible[at];
+                }
+            }
         }
     }
 
@@ -311,15 +377,23 @@ impl Life {
         self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
     }
 
-    /// While the store is open, nothing that is held goes.
-    fn check_what_stays(&mut self, open: &Open, there: &[Pages]) {
-        let found = stats(open);
-        let displaced = found.counters["retentions_displaced"];
-        if displaced != self.displaced {
+    /// A store that is too small for what it was to retain lets some of it go. Returns whether it has
+    /// since the last look.
+    pub(super) fn note_displaced(&mut self, open: &Open) -> bool {
+        let displaced = stats(open).counters["retentions_displaced"];
+        let more = displaced != self.displaced;
+        if more {
             self.displaced = displaced;
             self.retained.clear();
             self.bounds.retained.clear();
         }
+        more
+    }
+
+    /// While the store is open, nothing that is held goes.
+    fn check_what_stays(&mut self, open: &Open, there: &[Pages]) {
+        self.note_displaced(open);
+        let found = stats(open);
         let retained = self.retained.iter().map(|&(at, pages, _)| (at, pages));
         let leased = self.leased.iter().map(|&(_, at, pages)| (at, pages));
         for (at, pages) in retained.chain(leased) {
@@ -330,131 +404,12 @@ impl Life {
             assert!(found.segments <= found.segments_max, "{found:?}");
         }
         assert!(found.allocated_bytes <= self.bounds.ceiling, "{found:?}");
+        let evicted = found.counters["pages_evicted"];
+        assert!(evicted == 0 || !self.family.letter, "{evicted} pages evicted for no need");
     }
 
     fn settle(&mut self, there: Vec<Pages>) {
         self.bounds.settle(there);
         self.bounds.retained = self.retained.iter().map(|&(at, pages, _)| (at, pages)).collect();
-    }
-
-    /// Another owner: leases are over, and what was retained is what was durably so.
-    fn succeed(&mut self, open: &Open) {
-        self.leased.clear();
-        let durable = std::mem::take(&mut self.bounds.retained);
-        self.retained.retain(|&(at, pages, _)| durable.contains(&(at, pages)));
-        self.bounds.retained = durable;
-        self.displaced = 0;
-        let there = present(open);
-        self.check_what_stays(open, &there);
-    }
-
-    fn reopen(&mut self, open: Open, capacity: Option<u64>, before: &Bounds) -> Open {
-        let there = present(&open);
-        open.close();
-        let open = match capacity {
-            None => self.open(),
-            Some(mib) => {
-                self.bounds.ceiling = self.bounds.ceiling.max(mib * MIB);
-                let options = Options { capacity: Some(mib * MIB), ..self.options.clone() };
-                open_on(Arc::new(self.watched.clone()), &options).unwrap_or_else(|error| {
-                    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-                    self.open()
-                })
-            }
-        };
-        if capacity.is_none() {
-            self.check_same(&open, &there, "closed and opened again");
-        }
-        self.look_within(before, &open);
-        self.settle(there);
-        self.bounds.least = present(&open);
-        self.succeed(&open);
-        open
-    }
-
-    fn kill(&mut self, open: Open, act: &Act, after: u64, before: &Bounds) -> Open {
-        self.expect(act);
-        self.watched.kill(after);
-        let mut flushed = None;
-        if let Act::Reopen { .. } = act {
-            open.store.close();
-            let _ = open.engine.close();
-            drop(open);
-            let _ = open_on(Arc::new(self.watched.clone()), &self.options);
-        } else {
-            let done = self.attempt(&open, act).is_ok();
-            let durable = open.store.flush().is_ok();
-            let there = present(&open);
-            drop(open);
-            flushed = durable.then_some(there.clone());
-            if done {
-                self.forget_dropped(act);
-            }
-            // What was flushed, and was not evicted, is there.
-            self.bounds.least.iter_mut().zip(there).for_each(|(least, there)| *least &= there);
-        }
-        self.watched.revive();
-        let must = self.bounds.least.clone();
-        let open = self.open();
-        let there = present(&open);
-        if let Some(flushed) = flushed {
-            self.check_same(&open, &flushed, "flushed, killed and opened again");
-        }
-        let evicted = stats(&open).counters["pages_evicted"] > 0;
-        for (at, must) in must.iter().enumerate() {
-            let spared = evicted && self.bounds.limited[at / NAMES as usize];
-            assert!(must & !there[at] == 0 || spared, "a kill cost flushed pages of {at}");
-        }
-        self.look_within(before, &open);
-        self.succeed(&open);
-        open
-    }
-
-    fn crash(&mut self, open: Open, seed: u64, before: &Bounds) -> Open {
-        let disk = self.watched.disk().crash(seed);
-        drop(open);
-        self.watched = self.watched.over(disk);
-        let open = self.open();
-        let there = present(&open);
-        self.bounds.judge(&open, seed);
-        self.look_within(before, &open);
-        self.bounds.settle(there);
-        self.bounds.least = present(&open);
-        self.succeed(&open);
-        open
-    }
-
-    /// Nothing came and nothing went, but what a quota may cost.
-    fn check_same(&self, open: &Open, expected: &[Pages], what: &str) {
-        let evicted = stats(open).counters["pages_evicted"] > 0;
-        for (at, (there, expected)) in present(open).iter().zip(expected).enumerate() {
-            let fewer = evicted && self.bounds.limited[at / NAMES as usize];
-            let same = there == expected || (fewer && there & !expected == 0);
-            assert!(same, "{what}: pages of {at} were {expected:b} and are {there:b}");
-        }
-    }
-
-    /// Judges what was noted during an act. What the act removed need not be there any more.
-    fn look_within(&mut self, before: &Bounds, open: &Open) {
-        for (least, there) in self.bounds.least.iter_mut().zip(present(open)) {
-            *least &= there;
-        }
-        let most = before.most.iter().zip(&self.bounds.most).map(|(a, b)| a | b).collect();
-        let after = std::mem::replace(&mut self.bounds.most, most);
-        self.look();
-        self.bounds.most = after;
-    }
-
-    fn look(&mut self) {
-        for (seed, disk) in self.watched.taken() {
-            self.judge(seed, disk);
-        }
-    }
-
-    fn judge(&mut self, seed: u64, disk: SimDisk) {
-        let open = open_on(Arc::new(disk), &self.options).unwrap();
-        self.bounds.judge(&open, seed);
-        open.store.close();
-        self.states += 1;
     }
 }

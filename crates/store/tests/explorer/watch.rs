@@ -1,8 +1,9 @@
-//! A disk that, every now and then, notes how it would come up had the power gone just now.
+//! A process's view of a disk that, at random moments, notes the state in which the disk would come up
+//! after a power loss.
 
 use crate::dice::Dice;
 use parking_lot::Mutex;
-use ritornello_medium::{Access, Medium, MediumFile, Room, SimDisk};
+use ritornello_medium::{Access, Fault, Medium, MediumFile, Room, SimDisk, SimProcess};
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -18,17 +19,19 @@ type Deed = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Debug)]
 pub struct Watched {
-    disk: SimDisk,
+    process: SimProcess,
     notes: Arc<Mutex<Notes>>,
 }
 
 struct Notes {
     dice: Dice,
+    /// Decides when writes in flight land: `dice` is left to the moments.
+    landing: Dice,
     /// One operation in this many is noted.
     rarity: u64,
     taken: Vec<(u64, SimDisk)>,
-    /// The process is killed after so many changes more: the rest never happens.
-    left: Option<u64>,
+    /// Opens of segments until one fails for want of a file handle.
+    failing_open: Option<u64>,
     /// Happens after so many changes more.
     meanwhile: Option<(u64, Deed)>,
     /// What was done to the disk, in order.
@@ -41,23 +44,40 @@ impl std::fmt::Debug for Notes {
     }
 }
 
+/// Segments are written with `io_uring`, so their writes can outlive a process.
+fn is_segment(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("seg-"))
+}
+
 impl Watched {
-    /// Of a life of so many acts.
-    pub fn new(disk: SimDisk, seed: u64, acts: u64) -> Self {
-        let mut dice = Dice::new(!seed);
+    /// The first process of a life of `acts` acts.
+    pub fn new(disk: &SimDisk, seed: u64, acts: u64) -> Self {
+        let (mut dice, landing) = (Dice::new(!seed), Dice::new(seed ^ 0x1a4d));
         let rarity = 1 + dice.below(4) + acts / 40;
-        let deeds = DefaultHasher::new();
-        let notes = Notes { dice, rarity, taken: Vec::new(), left: None, meanwhile: None, deeds };
-        Self { disk, notes: Arc::new(Mutex::new(notes)) }
+        let notes = Notes {
+            dice,
+            landing,
+            rarity,
+            taken: Vec::new(),
+            failing_open: None,
+            meanwhile: None,
+            deeds: DefaultHasher::new(),
+        };
+        Self { process: disk.process(is_segment), notes: Arc::new(Mutex::new(notes)) }
     }
 
-    /// The same notebook over another disk.
-    pub fn over(&self, disk: SimDisk) -> Self {
-        Self { disk, notes: Arc::clone(&self.notes) }
+    /// Another process, on `disk`, with the same notes.
+    pub fn over(&self, disk: &SimDisk) -> Self {
+        Self { process: disk.process(is_segment), notes: Arc::clone(&self.notes) }
+    }
+
+    /// Another process on the same disk.
+    pub fn another(&self) -> Self {
+        self.over(self.disk())
     }
 
     pub fn disk(&self) -> &SimDisk {
-        &self.disk
+        self.process.disk()
     }
 
     /// The disks noted since the last call, with the seeds of their crashes.
@@ -65,13 +85,42 @@ impl Watched {
         std::mem::take(&mut self.notes.lock().taken)
     }
 
-    /// Lets `after` more changes happen and then no other, until [`Watched::revive`].
-    pub fn kill(&self, after: u64) {
-        self.notes.lock().left = Some(after);
+    /// Kills the process after `changes` more changes, with up to `in_flight` segment writes in
+    /// flight.
+    pub fn kill(&self, changes: u64, in_flight: usize) {
+        self.process.kill(changes, in_flight);
     }
 
-    pub fn revive(&self) {
-        self.notes.lock().left = None;
+    pub fn kill_now(&self) {
+        self.process.kill_now();
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.process.is_dead()
+    }
+
+    /// Makes the `nth` open of a segment from now on (from 1) fail for want of a file handle.
+    pub fn fail_open(&self, nth: u64) {
+        self.notes.lock().failing_open = Some(nth);
+    }
+
+    /// Ends that. Returns whether no open failed.
+    pub fn heal_open(&self) -> bool {
+        self.notes.lock().failing_open.take().is_some()
+    }
+
+    /// Lands some of the writes in flight, sometimes.
+    pub fn pass_time(&self, one_in: u64) {
+        if self.disk().in_flight() == 0 {
+            return;
+        }
+        let seed = {
+            let mut notes = self.notes.lock();
+            notes.landing.one_in(one_in).then(|| notes.landing.next())
+        };
+        if let Some(seed) = seed {
+            self.disk().land(seed);
+        }
     }
 
     /// Lets `after` changes happen and then `deed`, in the thread that makes the next one.
@@ -87,14 +136,13 @@ impl Watched {
         }
     }
 
-    /// Counts a change that is about to happen.
-    fn allow(&self) -> io::Result<()> {
-        let mut notes = self.notes.lock();
-        match &mut notes.left {
-            None => {}
-            Some(0) => return Err(io::ErrorKind::BrokenPipe.into()),
-            Some(left) => *left -= 1,
+    /// Before a change.
+    fn prepare(&self) {
+        if self.is_dead() {
+            return;
         }
+        self.pass_time(8);
+        let mut notes = self.notes.lock();
         match &mut notes.meanwhile {
             Some((after @ 1.., _)) => *after -= 1,
             _ => {
@@ -102,7 +150,22 @@ impl Watched {
                 self.end_meanwhile();
             }
         }
-        Ok(())
+    }
+
+    /// Whether this open of a segment is to fail.
+    fn open_fails(&self, path: &Path) -> bool {
+        let mut notes = self.notes.lock();
+        match &mut notes.failing_open {
+            Some(left) if is_segment(path) => {
+                *left -= 1;
+                let fails = *left == 0;
+                if fails {
+                    notes.failing_open = None;
+                }
+                fails
+            }
+            _ => false,
+        }
     }
 
     pub fn deeds(&self) -> u64 {
@@ -116,7 +179,7 @@ impl Watched {
         if notes.taken.len() < MOMENTS && notes.dice.one_in(rarity) {
             for _ in 0..=notes.dice.below(3) {
                 let seed = notes.dice.next();
-                notes.taken.push((seed, self.disk.crash(seed)));
+                notes.taken.push((seed, self.disk().crash(seed)));
             }
         }
     }
@@ -124,41 +187,44 @@ impl Watched {
 
 impl Medium for Watched {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.disk.create_dir(path)
+        self.process.create_dir(path)
     }
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
-        if access.create {
-            self.allow()?;
+        if self.open_fails(path) {
+            return Err(Fault::NoSystemFiles.error());
         }
-        let file = self.disk.open(path, access)?;
+        if access.create {
+            self.prepare();
+        }
+        let file = self.process.open(path, access)?;
         if access.create {
             self.note((0, path.extension()));
         }
         Ok(Arc::new(WatchedFile { file, watched: self.clone() }))
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.allow()?;
-        self.disk.rename(from, to)?;
+        self.prepare();
+        self.process.rename(from, to)?;
         self.note((1, from, to));
         Ok(())
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.allow()?;
-        self.disk.remove(path)?;
+        self.prepare();
+        self.process.remove(path)?;
         self.note(2);
         Ok(())
     }
     fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
-        self.disk.list(dir)
+        self.process.list(dir)
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.allow()?;
-        self.disk.sync_dir(dir)?;
+        self.prepare();
+        self.process.sync_dir(dir)?;
         self.note((3, dir));
         Ok(())
     }
     fn room(&self, dir: &Path) -> io::Result<Room> {
-        self.disk.room(dir)
+        self.process.room(dir)
     }
 }
 
@@ -173,28 +239,32 @@ impl MediumFile for WatchedFile {
         self.file.read_at(buffer, offset)
     }
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        self.watched.allow()?;
+        self.watched.prepare();
         self.file.write_at(buffer, offset)?;
         self.watched.note((4, offset, buffer.len()));
         Ok(())
     }
     fn sync_data(&self) -> io::Result<()> {
-        self.watched.allow()?;
+        self.watched.prepare();
         self.file.sync_data()?;
         self.watched.note(5);
         Ok(())
     }
     fn allocate(&self, length: u64) -> io::Result<()> {
-        self.watched.allow()?;
+        self.watched.prepare();
         self.file.allocate(length)?;
         self.watched.note((6, length));
         Ok(())
     }
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.watched.allow()?;
+        self.watched.prepare();
         self.file.set_len(length)?;
         self.watched.note((7, length));
         Ok(())
+    }
+    fn drain(&self) -> io::Result<()> {
+        // No change of what is stored, so no moment to note.
+        self.file.drain()
     }
     fn length(&self) -> io::Result<u64> {
         self.file.length()

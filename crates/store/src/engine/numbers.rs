@@ -1,0 +1,80 @@
+//! Unique numbers for runs and reservations, across all owners of a store.
+
+use super::Engine;
+use ritornello_format::{Error, Manifest, Result};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// The upper half of the numbers changes when fewer than this many are left of the lower half. Half
+/// of it is an upper bound on the numbers that concurrent calls take between two checks.
+const MARGIN: u64 = 1 << 26;
+
+/// The first number under the upper half `generations`.
+pub(super) fn first(generations: u32) -> u64 {
+    (u64::from(generations) << 32) | 1
+}
+
+impl Engine {
+    pub(super) fn unique_number(&self) -> u64 {
+        self.next_generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Takes another upper half, durably, before the lower half would carry into it: the next owner
+    /// begins with the number behind the manifest's.
+    ///
+    /// # Errors
+    /// Those of the file system, and `Retry` if the manifest is being changed until `deadline`, when
+    /// few numbers are left.
+    pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
+        let left = || (1 << 32) - (self.next_generation.load(Ordering::Relaxed) & 0xffff_ffff);
+        if left() >= MARGIN {
+            return Ok(());
+        }
+        let Some(_turn) = self.shape.try_lock_until(deadline) else {
+            if left() >= MARGIN / 2 {
+                return Ok(());
+            }
+            return Err(Error::retry("the store's manifest is being changed: put again"));
+        };
+        if left() < MARGIN {
+            let mut manifest = Manifest::clone(&self.manifest());
+            manifest.generations += 1;
+            self.write_manifest(&manifest)?;
+            self.next_generation.store(first(manifest.generations), Ordering::Relaxed);
+            *self.manifest.write() = manifest.into();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use ritornello_medium::SimDisk;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    #[test]
+    fn numbers_never_carry_into_the_next_owners() {
+        let disk = SimDisk::new(64 << 20);
+        let open = |capacity| {
+            let options = Options {
+                capacity,
+                segment_bytes: Some(1 << 20),
+                upkeep: false,
+                ..Options::new(Path::new("/store"))
+            };
+            Engine::open(Arc::new(disk.clone()), &options, Arc::new(|_| false)).unwrap()
+        };
+        let engine = open(Some(16 << 20));
+        let upper = engine.unique_number() >> 32;
+        engine.next_generation.store((upper << 32) + (1 << 32) - 10, Ordering::Relaxed);
+        engine.ensure_numbers(Instant::now()).unwrap();
+        assert_eq!(engine.unique_number(), first(upper as u32 + 1));
+        // Its end is no clean one: what it has taken is in the manifest all the same.
+        drop(engine);
+        let next = open(None);
+        assert_eq!(next.unique_number(), first(upper as u32 + 2));
+    }
+}

@@ -1,0 +1,177 @@
+//! Puts and gets that workers do, each with a ticket.
+
+use crate::outcome::Outcome;
+use crate::put::PutBytes;
+use crate::store::{Store, Terms, check_sections};
+use crate::ticket::{Closing, Lane, Ticket};
+use ritornello_format::{ErrorKind, Result, Scope};
+use ritornello_volume::memory::{PageSource, PageTarget, Shifted};
+use ritornello_volume::staging::StagedPages;
+use ritornello_volume::transfer::Control;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Store {
+    /// Starts a put. `source` must not change until the ticket is done.
+    ///
+    /// # Errors
+    /// `Invalid` for bad keys or sizes; `Retry` if too many tickets wait.
+    pub fn submit_put(
+        self: &Arc<Self>,
+        scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        source: Arc<dyn PageSource>,
+        terms: Terms,
+        control: Control,
+    ) -> Result<Ticket> {
+        let pages = source.len();
+        self.submit(Lane::Put, keys, pages, control, move |store, keys, control| {
+            store.put_batch(&scope, keys, source.as_ref(), &terms, control)
+        })
+    }
+
+    /// Starts a put of bytes that are copied into staging before this returns. What finds no room
+    /// there is skipped, from the first such page on. Leading pages that are stored already are not
+    /// copied: the ticket acknowledges those that the owner still has when the put reaches it. If
+    /// one is gone by then, the ticket ends before it, with reason `absent`.
+    ///
+    /// # Errors
+    /// Like `submit_put`.
+    pub fn submit_put_copy(
+        self: &Arc<Self>,
+        scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        source: &dyn PageSource,
+        terms: Terms,
+        control: Control,
+    ) -> Result<Ticket> {
+        self.submit_put_copy_or(scope, keys, source, terms, control, |_, _| {})
+    }
+
+    /// Like `submit_put_copy`; what was copied and could not be stored is handed to `left`, from the
+    /// first such page on, with the number of that page, before the ticket is done.
+    ///
+    /// # Errors
+    /// Like `submit_put`.
+    pub fn submit_put_copy_or(
+        self: &Arc<Self>,
+        scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        source: &dyn PageSource,
+        terms: Terms,
+        control: Control,
+        left: impl FnOnce(usize, StagedPages) + Send + 'static,
+    ) -> Result<Ticket> {
+        let asked = keys.len();
+        let first = {
+            let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
+            self.check_batch(&keys, source.len())?;
+            self.probe(&scope, &keys)?
+        };
+        let mut staged = self.staging.copy_leading(source, first..asked);
+        let held = first + staged.len();
+        self.moved.staging_refusals.add((asked - held) as u64);
+        if held == 0 {
+            let ticket = Ticket::new(None)?;
+            ticket.finish(Outcome::none(asked, if asked > 0 { "staging_full" } else { "" }));
+            return Ok(ticket);
+        }
+        self.submit(Lane::Put, keys, asked, control, move |store, keys, control| {
+            let source = Shifted::new(&staged, first);
+            let bytes = PutBytes { source: &source, lacking: first };
+            let outcome = store.put_pages(&scope, &keys[..held], bytes, &terms, control);
+            let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
+            let stored = outcome.as_ref().map_or(0, stored).max(first);
+            if stored < held {
+                staged.give_back_before(stored - first);
+                left(stored, staged);
+            }
+            let mut outcome = outcome?;
+            if outcome.reason.is_empty() && held < asked {
+                outcome.reason = "staging_full";
+            }
+            outcome.ok.resize(asked, false);
+            Ok(outcome)
+        })
+    }
+
+    /// Has `work` done as a get of `pages` pages: in the same queue, with the same ticket. It may
+    /// read from other stores, too. Its control says stop when the ticket is cancelled.
+    ///
+    /// # Errors
+    /// Like `submit_put`.
+    pub fn submit_read(
+        self: &Arc<Self>,
+        keys: Vec<Box<[u8]>>,
+        pages: usize,
+        control: Control,
+        work: impl FnOnce(&[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
+    ) -> Result<Ticket> {
+        self.submit(Lane::Get, keys, pages, control, move |_, keys, control| {
+            let started = Instant::now();
+            Ok(work(keys, control)?.timed(started.elapsed()))
+        })
+    }
+
+    /// Starts a get. `target` belongs to the store until the ticket is done. Where `control` names
+    /// sections of the pages, each is told as soon as all pages have it ([`Ticket::wait_section`]).
+    ///
+    /// # Errors
+    /// Like `submit_put`; `Invalid` if the sections are not those of a page of this scope.
+    pub fn submit_get(
+        self: &Arc<Self>,
+        scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        target: Arc<dyn PageTarget>,
+        control: Control,
+    ) -> Result<Ticket> {
+        check_sections(&scope, &control)?;
+        let pages = target.len();
+        self.submit(Lane::Get, keys, pages, control, move |store, keys, control| {
+            store.get_batch(&scope, keys, target.as_ref(), control)
+        })
+    }
+
+    fn submit(
+        self: &Arc<Self>,
+        lane: Lane,
+        keys: Vec<Box<[u8]>>,
+        pages: usize,
+        control: Control,
+        work: impl FnOnce(&Self, &[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
+    ) -> Result<Ticket> {
+        {
+            let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
+            self.check_batch(&keys, pages)?;
+        }
+        let ticket = Ticket::new(control.sections.clone())?;
+        let (store, handle) = (Arc::clone(self), ticket.clone());
+        let control = Control { cancelled: Some(ticket.cancelled()), ..control };
+        let job = move |closing: Closing| {
+            let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
+            let outcome = match closing {
+                Closing::Yes => Outcome::none(keys.len(), "closed"),
+                Closing::No => attempt(keys.len(), || work(&store, &keys, &control)),
+            };
+            handle.finish(outcome);
+        };
+        self.workers.submit(lane, Box::new(job))?;
+        Ok(ticket)
+    }
+}
+
+/// Runs a ticket's work. The ticket is done whatever the work does, because its owner waits for it.
+fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(error)) => {
+            // Being closed is not a fault: the outcome says it.
+            if error.kind() != ErrorKind::Closed {
+                tracing::warn!(%error, "a ticket failed");
+            }
+            Outcome::none(pages, error.kind().word())
+        }
+        Err(_) => Outcome::none(pages, "panic"),
+    }
+}

@@ -1,0 +1,180 @@
+//! Volumes and segments that cannot be used for one opening: nothing is lost, nothing is created
+//! where they should be, and they are taken back.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::volumes::*;
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
+use ritornello_store::{Options, Reshape};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn unmounted_volume_is_taken_back_while_open() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    let there = found(&open);
+    assert!((1..PAGES).contains(&there), "{there}");
+    let stats = open.store.stats().unwrap().catalog;
+    assert_eq!(stats.unavailable.reasons.len(), 1, "{:?}", stats.unavailable);
+    assert!(stats.unavailable.reasons[0].contains("/b"), "{:?}", stats.unavailable);
+    assert!(stats.unavailable.runs > 0);
+    // Lookups agree with each other, and nothing hidden is answered as stored.
+    for name in 0..SEQUENCES {
+        let (scope, keys) = (chained(65_536), sequence(name, 8));
+        let pages = get(&open.store, &scope, &keys).pages;
+        assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), pages);
+        let exists = open.store.exists(&scope, &refs(&keys)).unwrap();
+        assert_eq!(exists.iter().filter(|there| **there).count(), pages);
+        let again = put(&open.store, &scope, &keys, None);
+        assert_eq!(again.pages, pages);
+        assert_eq!(again.reason, if pages < 8 { "unavailable" } else { "" });
+    }
+    // The volume that is here takes new pages.
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
+    open.engine.tend();
+    assert_eq!(found(&open), there);
+    assert!(disk.created_under(Path::new("/b")).is_empty());
+
+    disk.mount(Path::new("/b")).unwrap();
+    open.engine.tend();
+    assert_eq!(found(&open), PAGES);
+    let stats = open.store.stats().unwrap().catalog;
+    assert_eq!((stats.unavailable.reasons.len(), stats.unavailable.runs), (0, 0));
+    open.close();
+    let open = reopen(Arc::new(disk));
+    assert_eq!(
+        (found(&open), get(&open.store, &chained(65_536), &sequence(99, 2)).pages),
+        (PAGES, 2)
+    );
+    open.close();
+}
+
+#[test]
+fn unmounted_volume_is_whole_at_next_opening() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    disk.unmount(Path::new("/a")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    assert!(found(&open) < PAGES);
+    // Deleted while it is away: gone when it is back.
+    assert_eq!(open.store.delete(&chained(65_536), &refs(&sequence(0, 8))).unwrap(), 8);
+    open.store.flush().unwrap();
+    open.close();
+    disk.mount(Path::new("/a")).unwrap();
+    let open = reopen(Arc::new(disk));
+    assert_eq!(found(&open), 88);
+    assert!(open.engine.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
+    open.close();
+}
+
+#[test]
+fn segment_that_fails_to_open_once_keeps_its_pages() {
+    for fault in [Fault::NoSystemFiles, Fault::NoProcessFiles, Fault::Io] {
+        let disk = SimDisk::new(64 * MIB);
+        fill(&disk);
+        let schedule = Schedule::new();
+        let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+        schedule.add(Rule::nth(1, fault).onward().on(Op::Open).at("/a/seg-000000"));
+        let open = reopen(Arc::clone(&faulty) as _);
+        let there = found(&open);
+        assert!((1..PAGES).contains(&there), "{there}");
+        open.store.flush().unwrap();
+        open.engine.tend();
+        assert_eq!(found(&open), there);
+        schedule.heal();
+        open.engine.tend();
+        assert_eq!(found(&open), PAGES);
+        // Its number was taken all the time: the store still grows.
+        for name in 100..108 {
+            put(&open.store, &chained(65_536), &sequence(name, 8), None);
+        }
+        open.store.flush().unwrap();
+        open.close();
+        assert!(found(&reopen(Arc::new(disk))) >= 88);
+    }
+}
+
+#[test]
+fn forgotten_volume_gives_up_its_pages_and_number() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let forget = |open: &Open, dir: &str| {
+        open.engine.reshape(&Reshape::ForgetPath(dir.to_owned()), Duration::ZERO)
+    };
+    let open = reopen(Arc::new(disk.clone()));
+    let error = forget(&open, "/b").unwrap_err();
+    assert!(error.to_string().contains("drain it instead"), "{error}");
+    open.close();
+    disk.unmount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    let there = found(&open);
+    forget(&open, "/b").unwrap();
+    let stats = open.store.stats().unwrap().catalog;
+    assert_eq!((stats.unavailable.runs, stats.paths.len()), (0, 1));
+    // What it held can be stored again.
+    for name in 0..SEQUENCES {
+        assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
+    }
+    open.store.flush().unwrap();
+    open.close();
+    disk.mount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk));
+    assert_eq!(found(&open), PAGES);
+    assert!(there < PAGES);
+    assert_eq!(open.store.stats().unwrap().catalog.paths.len(), 1, "given up for good");
+    open.close();
+}
+
+#[test]
+fn another_stores_volumes_refuse_this_main_directory() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    // The main directory is not mounted: a new store must not take the volumes.
+    let elsewhere = Options { dir: "/elsewhere".into(), ..two_volumes() };
+    let error = open_on(Arc::new(disk.clone()), &elsewhere).map(Open::close).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("mount or name that one"), "{error}");
+    assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
+}
+
+#[test]
+fn read_failure_takes_no_page_out() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk), schedule.clone()));
+    let open = reopen(faulty);
+    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Read).at("seg-"));
+    assert_eq!(found(&open), 0);
+    schedule.heal();
+    assert_eq!(found(&open), PAGES, "a reader's report of a failed read took pages out");
+    assert_eq!(open.store.stats().unwrap().catalog.counters["pages_distrusted"], 0);
+    open.close();
+}
+
+#[test]
+fn scrub_keeps_pages_that_it_cannot_read() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk), schedule.clone()));
+    let options = Options { scrub_rate: 1 << 40, ..Options::new(Path::new("/store")) };
+    let open = open_on(faulty, &options).unwrap();
+    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Read).at("seg-"));
+    let scrubbed = || open.store.stats().unwrap().catalog.counters["scrubbed_runs"];
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while scrubbed() < SEQUENCES && std::time::Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(scrubbed() > 0, "the scrubber did not run");
+    schedule.heal();
+    assert_eq!(found(&open), PAGES);
+    open.close();
+}

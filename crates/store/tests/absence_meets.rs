@@ -1,0 +1,378 @@
+//! Absent space where it meets other features: reservations, budget, drained directories, deletions,
+//! stores of an earlier build.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::volumes::*;
+use common::*;
+use ritornello_format::{Extent, Manifest};
+use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_store::{Alive, Catalog, ClientId, Directory, Options, Reshape, Wanted};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const NAME: &str = "0123456789abcdef0123456789abcdef";
+
+fn segments(disk: &SimDisk, dir: &str) -> Vec<String> {
+    let names = disk.list(Path::new(dir)).unwrap();
+    let names = names.into_iter().map(|name| name.to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("seg-")).collect()
+}
+
+/// A: `paths drain` of a volume one segment of which cannot be opened now.
+#[test]
+fn drained_volume_waits_for_its_absent_segment() {
+    let scope = chained(65_536);
+    for number in 0..4 {
+        let disk = SimDisk::new(64 * MIB);
+        let open = open_on(Arc::new(disk.clone()), &two_volumes()).unwrap();
+        for name in 0..20 {
+            assert_eq!(put(&open.store, &scope, &sequence(name, 3), None).pages, 3);
+        }
+        open.store.flush().unwrap();
+        open.close();
+        let found = |open: &Open| -> usize {
+            (0..20).map(|name| get(&open.store, &scope, &sequence(name, 3)).pages).sum()
+        };
+        let schedule = Schedule::new();
+        let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+        let path = format!("/b/seg-00000{number}");
+        schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
+        let open = reopen(faulty);
+        let absent = found(&open);
+        let _ = open.engine.reshape(&Reshape::DrainPath("/b".to_owned()), Duration::ZERO);
+        for _ in 0..4 {
+            open.engine.tend();
+            open.store.flush().unwrap();
+        }
+        schedule.heal();
+        for _ in 0..4 {
+            open.engine.tend();
+            open.store.flush().unwrap();
+        }
+        let stats = open.store.stats().unwrap().catalog;
+        println!(
+            "{path}: while absent {absent}; {:?} {:?}; left in /b: {:?}",
+            stats.unavailable,
+            stats.paths,
+            segments(&disk, "/b")
+        );
+        let (now, gone) = (found(&open), evicted(&open));
+        open.close();
+        let open = reopen(Arc::new(disk));
+        let again = found(&open);
+        assert!(
+            again as u64 + gone >= 60,
+            "{now}, and {again} after reopening, of 60 found, {gone} evicted: the rest is lost"
+        );
+    }
+}
+
+/// Segments that cannot be opened are not counted by the budget.
+#[test]
+fn absent_segments_count_for_the_budget() {
+    let disk = SimDisk::new(256 * MIB);
+    fill(&disk);
+    let before: Vec<String> = ["/a", "/b"]
+        .iter()
+        .flat_map(|dir| segments(&disk, dir).into_iter().map(move |name| format!("{dir}/{name}")))
+        .collect();
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    for path in &before {
+        schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
+    }
+    let open = reopen(faulty);
+    for name in 100..200 {
+        let _ = try_put(&open.store, &chained(65_536), &sequence(name, 4), None);
+    }
+    schedule.heal();
+    let max = open.store.stats().unwrap().catalog.segments_max;
+    let files = segments(&disk, "/a").len() + segments(&disk, "/b").len();
+    assert!(files as u64 <= max, "{files} segment files, the budget has {max}");
+}
+
+/// A segment that could not be opened, and whose file is gone for good, is given up: its pages
+/// can be put again, and the store is not degraded for ever.
+#[test]
+fn absent_segment_whose_file_is_gone_is_given_up() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-000000"));
+    let open = reopen(faulty);
+    schedule.heal();
+    disk.remove(Path::new("/b/seg-000000")).unwrap();
+    for _ in 0..3 {
+        open.engine.tend();
+    }
+    for name in 0..SEQUENCES {
+        let outcome = put(&open.store, &chained(65_536), &sequence(name, 8), None);
+        assert_eq!((outcome.pages, outcome.reason), (8, ""), "sequence {name}");
+    }
+}
+
+/// An absent segment is not gone because its volume's mount point is empty.
+#[test]
+fn absent_segment_of_an_unmounted_volume_is_not_gone() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-000000"));
+    let open = reopen(faulty);
+    schedule.heal();
+    disk.unmount(Path::new("/b")).unwrap();
+    open.engine.tend();
+    open.store.flush().unwrap();
+    disk.mount(Path::new("/b")).unwrap();
+    open.engine.tend();
+    open.close();
+    let open = reopen(Arc::new(disk));
+    assert_eq!(found(&open), PAGES);
+}
+
+/// A live client's reservation lies in a segment that the next owner cannot open for a moment.
+#[test]
+fn live_clients_space_in_absent_segment_is_not_given_away() {
+    let disk = SimDisk::new(64 * MIB);
+    let alive: Alive = Arc::new(|_| true);
+    let all = Options { upkeep: false, ..options(Path::new("/store"), 8) };
+    let open = open_beside(Arc::new(disk.clone()), &all, Arc::clone(&alive)).unwrap();
+    let client = open.engine.session(ClientId(1), NAME);
+    let scope = client.resolve(&chained(65_536), true).unwrap().unwrap();
+    let keys = sequence(77, 4);
+    let wanted = Wanted { patience: Duration::from_secs(1), ..Wanted::default() };
+    let reserved = client.reserve(scope, &refs(&keys), None, &wanted).unwrap();
+    let theirs: Vec<Extent> =
+        reserved.runs.iter().flat_map(|run| run.place.extents.clone()).collect();
+    std::mem::forget(open);
+
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("seg-000000"));
+    let open = open_beside(faulty, &at("/store"), alive).unwrap();
+    schedule.heal();
+    open.engine.tend();
+    open.engine.tend();
+    let session = open.engine.session(ClientId::LOCAL, "");
+    let scope = session.resolve(&chained(65_536), true).unwrap().unwrap();
+    for name in 0..20 {
+        let keys = sequence(name, 4);
+        let ours = session.reserve(scope, &refs(&keys), None, &wanted).unwrap();
+        for extent in ours.runs.iter().flat_map(|run| &run.place.extents) {
+            let overlaps = |other: &&Extent| {
+                other.segment == extent.segment
+                    && other.start < extent.end()
+                    && extent.start < other.end()
+            };
+            let hit = theirs.iter().find(overlaps);
+            assert!(hit.is_none(), "GIVEN TWICE: {extent:?} and the live client's {hit:?}");
+        }
+    }
+}
+
+/// Pages are deleted while `take_back` syncs: their space must not be reused before the deletion
+/// is durable.
+#[test]
+fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
+    let disk = SimDisk::new(64 * MIB);
+    let small = Options { capacity: Some(10 * MIB), ..two_volumes() };
+    {
+        let open = open_on(Arc::new(disk.clone()), &small).unwrap();
+        for name in 0..SEQUENCES {
+            assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
+        }
+        open.store.flush().unwrap();
+        open.close();
+    }
+    disk.unmount(Path::new("/b")).unwrap();
+    let schedule = Schedule::new();
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    let store = Arc::clone(&open.store);
+    let scope = chained(65_536);
+    // Those that are away.
+    let away: Vec<u64> = (0..SEQUENCES)
+        .filter(|name| store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() == 0)
+        .collect();
+    assert!(!away.is_empty());
+    // Something to sync, so that the index has a record to write and the round a segment.
+    put(&store, &scope, &sequence(900, 1), None);
+    let (names, deleting) = (away.clone(), Arc::clone(&store));
+    let delete = move || {
+        for name in names {
+            deleting.delete(&chained(65_536), &refs(&sequence(name, 8))).unwrap();
+        }
+    };
+    schedule.before(Op::SyncData, "seg-", delete);
+    disk.mount(Path::new("/b")).unwrap();
+    open.engine.tend();
+    assert_eq!(schedule.hooks(), 0, "nothing was synced");
+    // No flush: the space of the deleted pages must not be used. And no more than fits, because a put
+    // that finds no space syncs.
+    for name in 200..207 {
+        assert_eq!(put(&store, &scope, &sequence(name, 8), None).pages, 8);
+    }
+    std::mem::forget(open);
+    let mut broken = 0;
+    // The process is killed: what it wrote is there, and what it did not write out is not.
+    let open = reopen(Arc::new(disk));
+    for name in &away {
+        let keys = sequence(*name, 8);
+        let promised = open.store.probe(&scope, &refs(&keys)).unwrap();
+        let came = get(&open.store, &scope, &keys).pages;
+        broken += promised.saturating_sub(came);
+    }
+    assert_eq!(broken, 0, "pages were promised that cannot be delivered");
+}
+
+/// A volume is unmounted in the middle of an opening: after its marker was read, before its segments
+/// are listed.
+#[test]
+fn volume_that_goes_away_during_the_opening_keeps_its_pages() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    let unmounting = disk.clone();
+    schedule.before(Op::List, "/b", move || unmounting.unmount(Path::new("/b")).unwrap());
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    assert_eq!(schedule.hooks(), 0, "the volume was not listed");
+    assert!((1..PAGES).contains(&found(&open)), "the volume is away");
+    open.store.flush().unwrap();
+    open.close();
+    disk.mount(Path::new("/b")).unwrap();
+    assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
+}
+
+/// A volume that returned is unmounted again while the store takes it back.
+#[test]
+fn volume_that_goes_away_while_it_is_taken_back_keeps_its_pages() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    let schedule = Schedule::new();
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    let here = found(&open);
+    disk.mount(Path::new("/b")).unwrap();
+    let unmounting = disk.clone();
+    schedule.before(Op::List, "/b", move || unmounting.unmount(Path::new("/b")).unwrap());
+    open.engine.tend();
+    assert_eq!(schedule.hooks(), 0, "the volume was not listed");
+    assert_eq!(found(&open), here);
+    disk.mount(Path::new("/b")).unwrap();
+    open.engine.tend();
+    assert_eq!(found(&open), PAGES);
+}
+
+/// A volume is not mounted for the moment of its listing only, in the middle of an opening.
+#[test]
+fn volume_that_is_away_while_it_is_listed_is_not_empty() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    let (mounts, next) = (disk.clone(), schedule.clone());
+    schedule.before(Op::List, "/b", move || {
+        mounts.unmount(Path::new("/b")).unwrap();
+        next.before(Op::Open, "/b/", move || mounts.mount(Path::new("/b")).unwrap());
+    });
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    open.engine.tend();
+    assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
+    assert_eq!(found(&open), PAGES);
+    open.close();
+    assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
+}
+
+/// Segments of a volume cannot be opened. While the owner looks for them, the volume is mounted again
+/// between its listing and the look at its marker.
+#[test]
+fn volume_that_returns_between_listing_and_marker_is_not_given_up() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-"));
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    schedule.heal();
+    disk.unmount(Path::new("/b")).unwrap();
+    open.engine.tend();
+    let (mounts, next) = (disk.clone(), schedule.clone());
+    schedule.before(Op::List, "/b", move || {
+        next.before(Op::Open, "/b/", move || mounts.mount(Path::new("/b")).unwrap());
+    });
+    for _ in 0..4 {
+        open.engine.tend();
+    }
+    assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
+    assert_eq!(found(&open), PAGES);
+    open.close();
+    assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
+}
+
+/// A store of an earlier build, opened for the first time by this one while a volume is not
+/// mounted.
+#[test]
+fn upgrade_while_a_volume_is_unmounted_loses_nothing() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let directory = Directory::new(Arc::new(disk.clone()), Path::new("/store"));
+    let mut manifest: Manifest = directory.manifest().unwrap().unwrap();
+    for volume in &mut manifest.volumes {
+        volume.marked = false;
+    }
+    directory.write_manifest(&manifest).unwrap();
+    for dir in ["/a", "/b"] {
+        disk.remove(&Path::new(dir).join("VOLUME")).unwrap();
+        disk.sync_dir(Path::new(dir)).unwrap();
+    }
+    disk.unmount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    open.store.flush().unwrap();
+    open.close();
+    disk.mount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk));
+    assert_eq!(found(&open), PAGES);
+}
+
+/// A directory of another store whose volumes carry no marker yet is not taken for ours.
+#[test]
+fn unmarked_volume_of_another_store_is_not_taken() {
+    let disk = SimDisk::new(128 * MIB);
+    fill(&disk);
+    // The other store, of an earlier build, in /b's place.
+    let b = disk.clone();
+    b.unmount(Path::new("/b")).unwrap();
+    let other = Options { dir: "/other".into(), paths: vec!["/b".into()], ..two_volumes() };
+    let open = open_on(Arc::new(disk.clone()), &other).unwrap();
+    for name in 0..SEQUENCES {
+        put(&open.store, &unchained(65_536), &sequence(name, 4), None);
+    }
+    open.store.flush().unwrap();
+    open.close();
+    let directory = Directory::new(Arc::new(disk.clone()), Path::new("/other"));
+    let mut manifest = directory.manifest().unwrap().unwrap();
+    manifest.volumes[0].marked = false;
+    directory.write_manifest(&manifest).unwrap();
+    disk.remove(Path::new("/b/VOLUME")).unwrap();
+    // Our store opens with the other one's volume where ours should be.
+    let open = reopen(Arc::new(disk.clone()));
+    for name in 300..330 {
+        let _ = try_put(&open.store, &chained(65_536), &sequence(name, 8), None);
+    }
+    open.store.flush().unwrap();
+    open.close();
+    let open = open_on(
+        Arc::new(disk.clone()),
+        &Options { upkeep: false, ..Options::new(Path::new("/other")) },
+    );
+    let theirs: usize = match &open {
+        Ok(open) => (0..SEQUENCES)
+            .map(|name| get(&open.store, &unchained(65_536), &sequence(name, 4)).pages)
+            .sum(),
+        Err(error) => panic!("the other store does not open: {error}"),
+    };
+    drop(open);
+    assert_eq!(theirs as u64, 4 * SEQUENCES);
+}

@@ -1,0 +1,232 @@
+//! Pages that a put acknowledges because another put stored them.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_codec::Codec;
+use ritornello_format::{RunHeader, Scope, ScopeSettings};
+use ritornello_medium::SimDisk;
+use ritornello_store::admission::AdmissionMode;
+use ritornello_store::{Catalog, ClientId, Durability, Options, Outcome, Terms, Wanted};
+use ritornello_volume::memory::{BorrowedPages, Fragment, PageSource};
+use ritornello_volume::transfer::{Control, RunWrite};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const PAGE: u64 = 64 << 10;
+const LONG: Duration = Duration::from_secs(30);
+
+/// The way of a put. Each puts 8 pages of which 6 are another put's, or these 6 alone.
+type Way = fn(&Open, &Arc<Scope>, &[Vec<u8>]) -> Outcome;
+
+fn copy(open: &Open, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Outcome {
+    let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
+    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    submit_copy(open, scope, keys, &BorrowedPages::new(&pages))
+}
+
+fn submit_copy(
+    open: &Open,
+    scope: &Arc<Scope>,
+    keys: &[Vec<u8>],
+    source: &dyn PageSource,
+) -> Outcome {
+    let boxed = keys.iter().map(|key| key.as_slice().into()).collect();
+    let (terms, control) = (Terms::default(), Control::default());
+    let ticket = open.store.submit_put_copy(Arc::clone(scope), boxed, source, terms, control);
+    ticket.unwrap().wait(Some(LONG)).unwrap().as_ref().clone()
+}
+
+fn copy_without_staging(open: &Open, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Outcome {
+    let staging = open.store.staging();
+    let rest = staging.stats().capacity - staging.stats().in_use;
+    let _all = staging.try_take(rest).unwrap();
+    copy(open, scope, keys)
+}
+
+fn plain(open: &Open, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Outcome {
+    put(&open.store, scope, keys, None)
+}
+
+/// A scope whose pages are encoded, [`PAGE`] bytes each.
+fn numbers() -> Scope {
+    Scope {
+        dtype: "bfloat16".to_owned(),
+        page_tokens: 16,
+        layers: (0, 16),
+        kv_heads: (0, 1),
+        head_dim: 64,
+        layout: "page_first".to_owned(),
+        page_bytes: None,
+        ..Scope::opaque("numbers", 1, true)
+    }
+}
+
+fn durable(admission: AdmissionMode) -> Options {
+    let durability = Durability::Durable;
+    Options { durability, admission, ..options(Path::new("/store"), 32) }
+}
+
+/// Commits the pages of another client, who has not made them durable yet: a part of a put that is
+/// flushed when all of its parts are committed.
+fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
+    let session = open.engine.session(ClientId(7), "other");
+    let reference = session.resolve(scope, true).unwrap().unwrap();
+    let wanted = Wanted { flushed_later: true, patience: LONG, ..Wanted::default() };
+    let keys_of = refs(keys);
+    let reserve = || session.reserve(reference, &keys_of, None, &wanted).unwrap();
+    let mut reserved = reserve();
+    if reserved.runs.is_empty() {
+        // Admission takes what it sees a second time.
+        reserved = reserve();
+    }
+    let [run] = &reserved.runs[..] else { panic!("{reserved:?}") };
+    let header = RunHeader {
+        store: reserved.store,
+        scope: reference.id,
+        slot: reference.slot,
+        generation: run.place.generation,
+        page_bytes: PAGE,
+        header_units: run.place.header_units,
+        page_units: run.place.page_units,
+        parent: None,
+        extents: run.place.extents.clone(),
+        extents_total: run.place.extents.len() as u32,
+        keys: keys.to_vec(),
+        slices_per_page: 1,
+        slices: Vec::new(),
+    };
+    let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
+    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    let source = BorrowedPages::new(&pages);
+    let write = RunWrite { place: &run.place, header: &header, source: &source, first: 0 };
+    let sums = open.engine.segments().write_runs(&[write], &Control::default());
+    let sums: Vec<Option<u64>> = sums.into_iter().map(Result::ok).collect();
+    assert_eq!(session.commit(reserved.id, &sums).unwrap().stored, keys.len());
+}
+
+/// In `durable` mode, a put of `asked` pages after another client committed six of them, and power
+/// loss after its answer of `expected` pages.
+fn survive(scope: &Scope, admission: AdmissionMode, way: Way, asked: usize, expected: usize) {
+    let scope = Arc::new(scope.clone());
+    for seed in 0..12 {
+        let disk = SimDisk::new(128 * MIB);
+        let opts = durable(admission);
+        let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
+        if scope.dtype == "bfloat16" {
+            let codec = Some(Codec::Split.number());
+            open.store.configure(&scope, &ScopeSettings { codec, ..Default::default() }).unwrap();
+        }
+        let keys = sequence(1, 8);
+        commit_unsynced(&open, &scope, &keys[..6]);
+        let outcome = way(&open, &scope, &keys[..asked]);
+        assert_eq!(outcome.pages, expected, "{outcome:?}");
+        let after = disk.crash(seed);
+        open.forget();
+        let open = open_on(Arc::new(after), &opts).unwrap();
+        let survived = get(&open.store, &scope, &keys[..expected]).pages;
+        assert_eq!(survived, expected, "seed {seed}: acknowledged pages are gone");
+        open.close();
+    }
+}
+
+#[test]
+fn copied_puts_acknowledge_durable_pages_only() {
+    let all = AdmissionMode::WriteThrough;
+    survive(&chained(PAGE), all, copy, 6, 6);
+    survive(&chained(PAGE), all, copy, 8, 8);
+    survive(&unchained(PAGE), all, copy, 6, 6);
+    survive(&chained(PAGE), all, copy_without_staging, 8, 6);
+    survive(&chained(PAGE), AdmissionMode::SecondSight, copy, 8, 6);
+}
+
+#[test]
+fn plain_and_encoded_puts_acknowledge_durable_pages_only() {
+    let all = AdmissionMode::WriteThrough;
+    for scope in [chained(PAGE), numbers()] {
+        for (asked, way) in [(6, plain as Way), (8, plain), (6, copy), (8, copy)] {
+            survive(&scope, all, way, asked, asked);
+        }
+        survive(&scope, AdmissionMode::SecondSight, plain, 8, 6);
+    }
+}
+
+/// A source that deletes pages when its first page is copied, between the caller's probe and the
+/// worker's reservation.
+struct Deleting<'a> {
+    pages: BorrowedPages<'a>,
+    delete: Box<dyn Fn() + Send + Sync + 'a>,
+    done: AtomicBool,
+}
+
+// SAFETY: all fragments are those of `pages`.
+unsafe impl PageSource for Deleting<'_> {
+    fn len(&self) -> usize {
+        self.pages.len()
+    }
+    fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
+        if !self.done.swap(true, Ordering::AcqRel) {
+            (self.delete)();
+        }
+        self.pages.fragments(page, out);
+    }
+}
+
+/// Puts eight pages of which six are stored at first and `gone` is deleted meanwhile.
+fn put_while_deleting(scope: &Scope, gone: usize) -> (Outcome, Vec<bool>) {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 32);
+    let scope = Arc::new(scope.clone());
+    let keys = sequence(1, 8);
+    for at in 0..6_usize {
+        let before = at.checked_sub(1).map(|before| keys[before].as_slice());
+        assert_eq!(put(&open.store, &scope, &keys[at..=at], before).pages, 1);
+    }
+    let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(&scope, key)).collect();
+    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    let (store, name) = (Arc::clone(&open.store), Arc::clone(&scope));
+    let victim = keys[gone].clone();
+    let delete = Box::new(move || assert_eq!(store.delete(&name, &[&victim]).unwrap(), 1));
+    let pages = BorrowedPages::new(&pages);
+    let source = Deleting { pages, delete, done: AtomicBool::default() };
+    let outcome = submit_copy(&open, &scope, &keys, &source);
+    let there = open.store.exists(&scope, &refs(&keys)).unwrap();
+    assert_eq!(get(&open.store, &scope, &keys).pages, outcome.pages);
+    assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
+    drop(source);
+    open.close();
+    (outcome, there)
+}
+
+#[test]
+fn chained_tail_is_not_put_without_its_head() {
+    let (outcome, there) = put_while_deleting(&chained(PAGE), 3);
+    assert_eq!((outcome.pages, outcome.reason, outcome.ok.len()), (3, "absent", 8));
+    assert_eq!(there, [true, true, true, false, false, false, false, false]);
+}
+
+#[test]
+fn unchained_tail_is_put_without_its_head() {
+    let (outcome, there) = put_while_deleting(&unchained(PAGE), 3);
+    assert_eq!((outcome.pages, outcome.reason), (3, "absent"));
+    assert_eq!(there, [true, true, true, false, true, true, true, true]);
+}
+
+/// In `durable` mode a delete is durable too: its pages do not come back.
+#[test]
+fn durable_deletes_survive_power_loss() {
+    let disk = SimDisk::new(64 * MIB);
+    let open = open_on(Arc::new(disk.clone()), &durable(AdmissionMode::WriteThrough)).unwrap();
+    let (scope, keys) = (unchained(4096), sequence(1, 4));
+    assert_eq!(put(&open.store, &scope, &keys, None).pages, 4);
+    assert_eq!(open.store.delete(&scope, &refs(&keys[..1])).unwrap(), 1);
+    for seed in 0..12 {
+        let open =
+            open_on(Arc::new(disk.crash(seed)), &durable(AdmissionMode::WriteThrough)).unwrap();
+        let there = open.store.exists(&scope, &refs(&keys)).unwrap();
+        assert_eq!(there, [false, true, true, true], "crash {seed}");
+    }
+}

@@ -1,0 +1,47 @@
+//! A store in `/store` whose segments lie in `/a` and `/b`.
+
+use super::*;
+use ritornello_medium::SimDisk;
+
+/// Sequences of [`fill`], of 8 pages of 64 KiB.
+pub const SEQUENCES: u64 = 12;
+pub const PAGES: usize = 96;
+
+pub fn two_volumes() -> Options {
+    let paths = vec!["/a".into(), "/b".into()];
+    Options { paths, upkeep: false, ..options(Path::new("/store"), 16) }
+}
+
+/// What opens the store that is in `dir`.
+pub fn at(dir: &str) -> Options {
+    Options { upkeep: false, ..Options::new(Path::new(dir)) }
+}
+
+pub fn reopen(medium: Arc<dyn Medium>) -> Open {
+    open_on(medium, &at("/store")).unwrap()
+}
+
+/// Puts, flushes and closes: both volumes hold some of it.
+pub fn fill(disk: &SimDisk) {
+    fill_with(disk, &two_volumes());
+}
+
+pub fn fill_with(disk: &SimDisk, options: &Options) {
+    let open = open_on(Arc::new(disk.clone()), options).unwrap();
+    for name in 0..SEQUENCES {
+        assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
+    }
+    open.store.flush().unwrap();
+    let paths = open.store.stats().unwrap().catalog.paths;
+    assert!(paths.iter().all(|path| path.used_bytes > 0), "{paths:?}");
+    open.close();
+}
+
+/// Pages that come back, of all sequences.
+pub fn found(open: &Open) -> usize {
+    (0..SEQUENCES).map(|name| get(&open.store, &chained(65_536), &sequence(name, 8)).pages).sum()
+}
+
+pub fn evicted(open: &Open) -> u64 {
+    open.store.stats().unwrap().catalog.counters["pages_evicted"]
+}

@@ -1,0 +1,170 @@
+//! Writes of processes that died: they land after the process has lost its locks, and never in space
+//! that another put has been given.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk, SimProcess};
+use ritornello_store::{Alive, Catalog, ClientId, Options, Store, Wanted, open_segments};
+use ritornello_volume::segments::IoChoice;
+use ritornello_volume::staging::Staging;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const NAME: &str = "0123456789abcdef0123456789abcdef";
+
+/// Segments are written asynchronously, everything else by system calls.
+fn process(disk: &SimDisk) -> SimProcess {
+    disk.process(|path| path.to_string_lossy().contains("seg-"))
+}
+
+fn store_options() -> Options {
+    Options { upkeep: false, ..options(Path::new("/store"), 8) }
+}
+
+/// Puts and flushes sequences until the store is nearly full; returns their number.
+fn fill(store: &Store) -> u64 {
+    let names = 16;
+    for name in 0..names {
+        assert_eq!(put(store, &chained(65_536), &sequence(name, 4), None).pages, 4);
+    }
+    store.flush().unwrap();
+    names
+}
+
+fn check(store: &Store, names: u64) {
+    for name in 0..names {
+        assert_eq!(get(store, &chained(65_536), &sequence(name, 4)).pages, 4, "sequence {name}");
+    }
+}
+
+/// An owner dies in a put: its segment writes stay in flight.
+fn kill_owner_in_a_put(disk: &SimDisk) {
+    let dying = process(disk);
+    let open = open_on(Arc::new(dying.clone()), &store_options()).unwrap();
+    // The first segment exists, so that the next put writes into it.
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(50, 1), None).pages, 1);
+    open.store.flush().unwrap();
+    dying.kill(0, 16);
+    let _ = try_put(&open.store, &chained(65_536), &sequence(77, 8), None);
+    assert!(disk.in_flight() > 0);
+    std::mem::forget(open);
+}
+
+#[test]
+fn next_owner_reuses_no_space_before_it_is_drained() {
+    let disk = SimDisk::new(64 * MIB);
+    kill_owner_in_a_put(&disk);
+    let open = open_on(Arc::new(process(&disk)), &store_options()).unwrap();
+    let names = fill(&open.store);
+    disk.land(7);
+    check(&open.store, names);
+    open.close();
+}
+
+#[test]
+fn owner_reuses_dead_clients_space_after_draining_it() {
+    let disk = SimDisk::new(64 * MIB);
+    let lives = Arc::new(AtomicBool::new(true));
+    let looked_at = Arc::clone(&lives);
+    let alive: Alive = Arc::new(move |_| looked_at.load(Ordering::Relaxed));
+    let open = open_beside(Arc::new(process(&disk)), &store_options(), alive).unwrap();
+    // A client process with a view of the disk of its own.
+    let dying = process(&disk);
+    let segments = {
+        let medium: Arc<dyn Medium> = Arc::new(dying.clone());
+        open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap().1
+    };
+    let session = Arc::new(open.engine.session(ClientId(1), NAME));
+    let client = Store::new(session, segments, Staging::new(8 << 20).unwrap());
+    // The first segment exists, so that the client writes into it.
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(50, 1), None).pages, 1);
+    dying.kill(0, 16);
+    let _ = try_put(&client, &chained(65_536), &sequence(77, 8), None);
+    assert!(disk.in_flight() > 0);
+    open.engine.client_left(ClientId(1));
+    lives.store(false, Ordering::Relaxed);
+    open.engine.tend();
+    let names = fill(&open.store);
+    disk.land(9);
+    check(&open.store, names);
+    open.close();
+}
+
+#[test]
+fn space_that_cannot_be_drained_stays_out_of_use() {
+    let disk = SimDisk::new(64 * MIB);
+    kill_owner_in_a_put(&disk);
+    let schedule = Schedule::new();
+    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Drain));
+    let medium = Faulty::new(Arc::new(process(&disk)), schedule.clone());
+    let open = open_on(Arc::new(medium), &store_options()).unwrap();
+    let withheld = open.store.stats().unwrap().catalog.reserved_bytes;
+    assert!(withheld >= MIB / 2, "{withheld}");
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(1, 4), None).pages, 4, "it grows");
+    open.store.flush().unwrap();
+    disk.land(3);
+    assert_eq!(get(&open.store, &chained(65_536), &sequence(1, 4)).pages, 4);
+    schedule.heal();
+    open.engine.tend();
+    assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
+    open.close();
+}
+
+/// The log is written anew when it has become long. Had the owner to open it again by its name, or to
+/// sync its directory, a failure would leave it appending to a file without a name.
+#[test]
+fn reservation_log_is_found_after_it_was_shortened() {
+    let reopened = Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");
+    let synced = Rule::nth(1, Fault::Io).on(Op::SyncDir).at("/store");
+    for rule in [reopened, synced] {
+        let disk = SimDisk::new(64 * MIB);
+        let schedule = Schedule::new();
+        let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+        let alive: Alive = Arc::new(|_| true);
+        let open = open_beside(medium, &store_options(), Arc::clone(&alive)).unwrap();
+        let session = open.engine.session(ClientId(1), NAME);
+        let scope = session.resolve(&chained(4096), true).unwrap().unwrap();
+        let keys = sequence(1, 4);
+        let reserve = || session.reserve(scope, &refs(&keys), None, &Wanted::default()).unwrap();
+        let renamed = schedule.count(Op::Rename);
+        schedule.add(rule);
+        for _ in 0..1500 {
+            session.abort(reserve().id).unwrap();
+        }
+        assert!(schedule.count(Op::Rename) > renamed, "the log was not shortened");
+        assert!(!reserve().runs.is_empty());
+        std::mem::forget(open);
+        let open = open_beside(Arc::new(disk), &store_options(), alive).unwrap();
+        let withheld = open.store.stats().unwrap().catalog.reserved_bytes;
+        assert!(withheld > 0, "the next owner gives the space of a living client away");
+    }
+}
+
+/// A run was written and never committed. `fsck --salvage` brings it back, and a flush covers it.
+#[test]
+fn salvaged_pages_are_durable_after_a_flush() {
+    let disk = SimDisk::new(64 * MIB);
+    let open = open_on(Arc::new(disk.clone()), &store_options()).unwrap();
+    // What was dirty at the opening is synced, and the first segment exists.
+    put(&open.store, &chained(65_536), &sequence(50, 1), None);
+    open.store.flush().unwrap();
+    // The bytes of the run come from a put into a copy of the store.
+    let (copy, keys) = (disk.crash(1), sequence(77, 6));
+    let other = open_on(Arc::new(copy.clone()), &store_options()).unwrap();
+    assert_eq!(put(&other.store, &chained(65_536), &keys, None).pages, 6);
+    other.close();
+    let segment = Path::new("/store/segments/seg-000000");
+    let mut bytes = vec![0; MIB as usize];
+    let read = copy.open(segment, Access::default()).unwrap().read_at(&mut bytes, 0).unwrap();
+    let access = Access { write: true, create: false, direct: false };
+    disk.open(segment, access).unwrap().write_at(&bytes[..read], 0).unwrap();
+    assert_eq!(open.engine.verify(true, &mut |_, _| {}).unwrap().pages_salvaged, 6);
+    open.store.flush().unwrap();
+    for seed in 0..20 {
+        let open = open_on(Arc::new(disk.crash(seed)), &store_options()).unwrap();
+        assert_eq!(get(&open.store, &chained(65_536), &keys).pages, 6, "crash {seed}");
+    }
+}

@@ -1,0 +1,71 @@
+//! A client process: its own view of the disk, its own store over it, and a link to the owner.
+
+use crate::half::Half;
+use crate::link::Link;
+use crate::watch::Watched;
+use parking_lot::Mutex;
+use ritornello_store::{Alive, Catalog, ClientId, Engine, Store, open_segments};
+use ritornello_volume::segments::{IoChoice, Segments};
+use ritornello_volume::staging::Staging;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Names of the processes that hold their lock files.
+#[derive(Clone, Default)]
+pub struct Names(Arc<Mutex<BTreeSet<String>>>);
+
+impl Names {
+    /// What an engine asks.
+    pub fn alive(&self) -> Alive {
+        let names = Arc::clone(&self.0);
+        Arc::new(move |name| names.lock().contains(name))
+    }
+
+    pub fn add(&self, name: &str) {
+        self.0.lock().insert(name.to_owned());
+    }
+
+    pub fn remove(&self, name: &str) {
+        self.0.lock().remove(name);
+    }
+
+    pub fn clear(&self) {
+        self.0.lock().clear();
+    }
+}
+
+pub struct Client {
+    pub id: ClientId,
+    pub name: String,
+    pub watched: Watched,
+    pub link: Arc<Link>,
+    pub segments: Arc<Segments>,
+    pub store: Arc<Store>,
+    /// A put on its way.
+    pub half: Option<Half>,
+}
+
+impl Client {
+    /// The `number`th client of a life, connected to `owner`.
+    pub fn new(watched: Watched, owner: &Arc<Engine>, number: u64, names: &Names) -> Self {
+        let (id, name) = (ClientId(number), format!("client-{number}"));
+        names.add(&name);
+        let medium = Arc::new(watched.clone());
+        let (_, segments) = open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap();
+        let link = Arc::new(Link::new(watched.clone(), owner.session(id, &name)));
+        let catalog: Arc<dyn Catalog> = Arc::clone(&link) as _;
+        let staging = Staging::new(8 << 20).unwrap();
+        let store = Store::new(catalog, Arc::clone(&segments), staging);
+        Self { id, name, watched, link, segments, store, half: None }
+    }
+
+    /// Connects to the next owner.
+    pub fn connect(&self, owner: &Arc<Engine>) {
+        self.link.connect(owner.session(self.id, &self.name));
+    }
+
+    pub fn catalog(&self) -> Arc<dyn Catalog> {
+        Arc::clone(&self.link) as _
+    }
+}

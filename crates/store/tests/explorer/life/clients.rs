@@ -1,0 +1,160 @@
+//! Client processes beside the owner.
+
+use super::Life;
+use crate::act::Act;
+use crate::client::Client;
+use crate::common::Open;
+use crate::half::Half;
+use crate::kinds::{deliver, leading, present, put};
+use ritornello_format::ErrorKind;
+use ritornello_store::ClientId;
+
+impl Life {
+    /// Connects everybody who lives to the owner; clients that are missing are started.
+    pub(super) fn connect(&mut self, open: &Open) {
+        self.clients.iter().for_each(|client| client.connect(&open.engine));
+        if let Some(successor) = &self.successor {
+            successor.link.connect(open.engine.session(ClientId::LOCAL, ""));
+        }
+        while self.clients.len() < self.family.clients {
+            let client = self.start_client(open);
+            self.clients.push(client);
+        }
+    }
+
+    fn start_client(&mut self, open: &Open) -> Client {
+        self.born += 1;
+        Client::new(self.watched.another(), &open.engine, self.born, &self.names)
+    }
+
+    /// The owner's process is gone, and with it what it had on its way as a client.
+    pub(super) fn bury_owner(&mut self) {
+        if let Some(successor) = self.successor.take() {
+            self.names.remove(&successor.name);
+        }
+    }
+
+    /// Power loss: all processes are gone.
+    pub(super) fn bury_all(&mut self) {
+        self.successor = None;
+        self.clients.clear();
+        self.lingering.clear();
+        self.names.clear();
+    }
+
+    /// The client `who` is the owner from now on.
+    pub(super) fn take_over(&mut self, who: usize) {
+        let client = self.clients.remove(who);
+        self.watched = client.watched.clone();
+        self.successor = Some(client);
+    }
+
+    /// Sooner or later the kernel drops the locks of the dead.
+    pub(super) fn drop_locks(&mut self) {
+        if !self.lingering.is_empty() && self.fate.one_in(3) {
+            let name = self.lingering.remove(0);
+            self.names.remove(&name);
+        }
+    }
+
+    /// Reservations of dropped scopes come to nothing.
+    pub(super) fn void_halves(&mut self, of: impl Fn(usize) -> bool) {
+        let clients = self.clients.iter_mut().chain(&mut self.successor);
+        for half in clients.filter_map(|client| client.half.as_mut()) {
+            if of(half.pages().0) {
+                half.void = true;
+            }
+        }
+    }
+
+    pub(super) fn act_of_client(&mut self, open: &Open, act: &Act) {
+        match *act {
+            Act::ClientPut { who, at, pages } => {
+                self.expect_put(at, pages);
+                put(&self.clients[who].store, at, pages, 0).unwrap();
+            }
+            Act::ClientGet { who, at } => {
+                let store = &self.clients[who].store;
+                deliver(store, at, present(store)[at]);
+            }
+            Act::ClientFlush { who } => self.clients[who].store.flush().unwrap(),
+            Act::ClientReserve { who, at, pages } => {
+                let epoch = open.engine.manifest().epoch;
+                let client = &mut self.clients[who];
+                if client.half.is_none() {
+                    let segments = client.segments.clone();
+                    client.half = Half::reserve(client.catalog(), segments, at, pages);
+                    client.half.iter_mut().for_each(|half| half.epoch = epoch);
+                }
+            }
+            Act::ClientSettle { who, commit } => self.settle_half(open, who, commit),
+            Act::ClientKill { who, at, pages, after, in_flight, tend } => {
+                self.kill_client(open, who, (at, pages), (after, in_flight));
+                if tend {
+                    open.engine.tend();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A client writes what it reserved. If another owner opened the store since, the space was kept
+    /// for it, and it is told to put again.
+    fn settle_half(&mut self, open: &Open, who: usize, commit: bool) {
+        let half = match &mut self.successor {
+            Some(Client { half: half @ Some(_), .. }) => half.take(),
+            _ => self.clients[who].half.take(),
+        };
+        let Some(half) = half else { return };
+        let half = half.write();
+        if commit {
+            let (at, pages) = half.pages();
+            if !half.void {
+                self.expect_put(at, pages);
+            }
+            match half.commit() {
+                Ok(()) => {
+                    assert_eq!(half.epoch, open.engine.manifest().epoch, "another owner's");
+                    return;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+                    assert_ne!(half.epoch, open.engine.manifest().epoch, "{error}");
+                }
+            }
+        }
+        half.abort();
+    }
+
+    /// A client dies within its puts. Its connection ends at once, its locks maybe later.
+    fn kill_client(
+        &mut self,
+        open: &Open,
+        who: usize,
+        (at, pages): (usize, usize),
+        (after, in_flight): (u64, usize),
+    ) {
+        self.expect_put(at, pages);
+        let half = self.clients[who].half.take();
+        if let Some(half) = half.as_ref().filter(|half| !half.void) {
+            let (at, pages) = half.pages();
+            self.bounds.most[at] |= leading(pages);
+        }
+        let fresh = self.start_client(open);
+        let client = std::mem::replace(&mut self.clients[who], fresh);
+        client.watched.kill(after, in_flight);
+        if let Some(half) = half {
+            // Dead by then, or not.
+            let _ = half.write().commit();
+        }
+        let _ = put(&client.store, at, pages, 0);
+        client.watched.kill_now();
+        client.store.close();
+        open.engine.client_left(client.id);
+        if self.fate.one_in(2) {
+            self.names.remove(&client.name);
+        } else {
+            self.lingering.push(client.name);
+        }
+    }
+}

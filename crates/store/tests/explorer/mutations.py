@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+"""Breaks the store on purpose and tells which breakages the crash explorer sees.
+
+Each mutation replaces one piece of text in a temporary copy of the workspace, builds the explorer
+there and runs it. A piece that is not found exactly once is an error: the code has changed, and the
+mutation has to be written anew.
+
+    python3 crates/store/tests/explorer/mutations.py --states 30000
+    python3 crates/store/tests/explorer/mutations.py --only "journal not synced" --keep
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+INDEX = "crates/index/src/run"
+ENGINE = "crates/store/src/engine"
+SEGMENTS = "crates/volume/src/segments.rs"
+DIRECTORY = "crates/store/src/directory.rs"
+
+
+class Mutation(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTATIONS = [
+    Mutation(
+        "freed space reused before the record that frees it is durable",
+        f"{ENGINE}/limbo.rs",
+        "        self.limbo.add(extents);\n",
+        "        for extent in &extents {\n"
+        "            let _ = self.space.free(std::slice::from_ref(extent));\n"
+        "        }\n",
+    ),
+    Mutation(
+        "segments not synced",
+        SEGMENTS,
+        "                file.sync_data().map_err(|error| failed_sync(name(), error))?;\n",
+        "                drop(file);\n",
+    ),
+    Mutation(
+        "index synced before the data",
+        f"{INDEX}/log.rs",
+        "        settle()?;\n"
+        "        self.pending.lock().settle(last);\n"
+        "        let mut log = self.log.lock();\n"
+        "        self.flush(&mut log, last)\n",
+        "        self.pending.lock().settle(last);\n"
+        "        let mut log = self.log.lock();\n"
+        "        self.flush(&mut log, last)?;\n"
+        "        drop(log);\n"
+        "        settle()\n",
+    ),
+    Mutation(
+        "records written that came after the data was taken",
+        f"{INDEX}/log.rs",
+        "        settle()?;\n        self.pending.lock().settle(last);\n",
+        "        settle()?;\n"
+        "        let last = self.pending.lock().seal().max(last);\n"
+        "        self.pending.lock().settle(last);\n",
+    ),
+    Mutation(
+        "a checkpoint ended without the data of what it shows",
+        f"{INDEX}/checkpoint.rs",
+        "        self.commit(end.last, settle)?;\n",
+        "        let _ = settle;\n        self.commit(end.last, &|| Ok(()))?;\n",
+    ),
+    Mutation(
+        "journal not synced",
+        f"{INDEX}/log.rs",
+        "        self.or_poison(log.file.sync_data())?;\n",
+        "",
+    ),
+    Mutation(
+        "a segment's name not synced",
+        SEGMENTS,
+        "            self.medium.sync_dir(&dir)"
+        ".map_err(|error| failed_sync(dir.display(), error))?;\n",
+        "            drop(dir);\n",
+    ),
+    Mutation(
+        "a new journal file's name not synced",
+        f"{INDEX}/log.rs",
+        "    file.sync_data()?;\n    medium.sync_dir(dir)\n",
+        "    let _ = (medium, dir);\n    file.sync_data()\n",
+    ),
+    Mutation(
+        "small files (manifest, scopes) renamed before their bytes are synced",
+        DIRECTORY,
+        "        file.sync_data()?;\n        self.medium.rename(&new, &dir.join(name))?;\n",
+        "        self.medium.rename(&new, &dir.join(name))?;\n",
+    ),
+    Mutation(
+        "small files renamed without syncing the directory",
+        DIRECTORY,
+        "        self.medium.sync_dir(&self.path)"
+        ".map_err(|error| self.unsure(name).because(error))\n",
+        "        Ok(())\n",
+    ),
+    Mutation(
+        "a checkpoint not synced",
+        f"{INDEX}/checkpoint.rs",
+        "out.file.sync_data().and_then(|()| self.medium.sync_dir(&self.dir))",
+        "self.medium.sync_dir(&self.dir)",
+    ),
+    Mutation(
+        "a torn journal tail not cut off",
+        f"{INDEX}/recovery.rs",
+        "                file.set_len(position)?;\n",
+        "",
+    ),
+    Mutation(
+        "a client's reservation not logged",
+        f"{ENGINE}/reserve.rs",
+        "        self.log.lock().reserved(id, &name, runs)\n",
+        "        let _ = (id, name, runs);\n        Ok(())\n",
+    ),
+    Mutation(
+        "space that a living client reserved not withheld by the next owner",
+        f"{ENGINE}/open.rs",
+        "            let lives = alive(&held.client);\n",
+        "            let lives = alive(&held.client) && held.client.is_empty();\n",
+    ),
+    Mutation(
+        "space of a client that left reused while its process lives",
+        f"{ENGINE}/reclaim.rs",
+        "            if !(self.alive)(&name) {\n",
+        "            if !(self.alive)(&name) || !name.is_empty() {\n",
+    ),
+    Mutation(
+        "a failed sync does not poison the store",
+        "crates/store/src/rounds.rs",
+        "        round().inspect_err(|error| self.poison(error))?;\n",
+        "        round()?;\n",
+    ),
+    Mutation(
+        "a dropped scope forgotten in memory only",
+        f"{ENGINE}/scopes.rs",
+        "        self.write(&changed)?;\n        let gone: Vec<ScopeSlot> =\n",
+        "        let gone: Vec<ScopeSlot> =\n",
+    ),
+    Mutation(
+        "a durable put acknowledged before its round",
+        f"{ENGINE}/commit.rs",
+        "        if self.durable_puts() && !flushed_later {\n"
+        "            self.make_durable()?;\n"
+        "        }\n",
+        "        let _ = flushed_later;\n",
+    ),
+    Mutation(
+        "a deletion not recorded",
+        f"{ENGINE}/session.rs",
+        "        let removed = engine.index.remove(scope.slot, &scoped);\n",
+        "        let removed = Vec::new();\n        drop(scoped);\n",
+    ),
+    Mutation(
+        "space of a dead owner reused before it is drained",
+        f"{ENGINE}/open.rs",
+        "        if !clean {\n            let holes",
+        "        if clean && !clean {\n            let holes",
+    ),
+    Mutation(
+        "space of a dead client reused before it is drained",
+        f"{ENGINE}/reclaim.rs",
+        "            Abandoned::ByDeath => state.draining.add(extents),\n",
+        "            Abandoned::ByDeath => self.free(&mut state, &extents),\n",
+    ),
+    Mutation(
+        "the index believed as read after an unclean end",
+        "crates/store/src/conversion.rs",
+        "                clean,\n",
+        "                clean: clean || !clean,\n",
+    ),
+    Mutation(
+        "runs of an absent volume dropped",
+        f"{ENGINE}/recovery.rs",
+        "            let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));\n",
+        "            let here = extents.iter().copied();\n",
+    ),
+    Mutation(
+        "runs of a segment that cannot be opened dropped",
+        f"{ENGINE}/recovery.rs",
+        "                    absence.segments.insert(id, error.to_string());\n",
+        "                    drop(error);\n",
+    ),
+    Mutation(
+        "a mount point taken for a volume",
+        "crates/store/src/volumes.rs",
+        "            None if needs_marker => Whereabouts::Away(\n",
+        "            None if needs_marker && dir.is_absolute() => Whereabouts::Unmarked(dir),\n"
+        "            None if needs_marker => Whereabouts::Away(\n",
+    ),
+    Mutation(
+        "hidden runs found by lookups",
+        f"{ENGINE}/hidden.rs",
+        "            steps.truncate(end);\n",
+        "            let _ = end;\n",
+    ),
+]
+
+
+def copy_workspace(to: pathlib.Path) -> None:
+    """Copies what git tracks, as it is in the working tree, and what it does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    ).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        source = ROOT / name
+        if source.is_file():
+            target = to / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+
+
+def check(mutations: list[Mutation]) -> None:
+    """Ends the program if a mutation does not fit the code."""
+    wrong = []
+    for mutation in mutations:
+        found = (ROOT / mutation.file).read_text().count(mutation.old)
+        if found != 1:
+            wrong.append(f"{mutation.name}: its text is {found} times in {mutation.file}")
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+def cargo(copy: pathlib.Path, environment: dict[str, str], *words: str) -> tuple[int, str]:
+    command = ["cargo", "test", "-p", "ritornello-store", "--test", "explorer", *words]
+    done = subprocess.run(
+        command,
+        cwd=copy,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    return done.returncode, done.stdout
+
+
+def run(copy: pathlib.Path, mutation: Mutation | None, states: int, start: int) -> str:
+    """What the explorer says of one mutation; of none: of the code as it is."""
+    environment = dict(os.environ)
+    environment["CARGO_TARGET_DIR"] = str(copy / "target")
+    environment["RUSTFLAGS"] = environment.get("RUSTFLAGS", "") + " --allow warnings"
+    environment["RITORNELLO_CRASH_STATES"] = str(states)
+    environment["RITORNELLO_CRASH_FROM"] = str(start)
+    environment.pop("RITORNELLO_CRASH_SEED", None)
+    path = copy / mutation.file if mutation else None
+    before = path.read_text() if path else ""
+    if path and mutation:
+        path.write_text(before.replace(mutation.old, mutation.new))
+    try:
+        status, said = cargo(copy, environment, "--no-run")
+        if status != 0:
+            sys.exit(f"{mutation.name if mutation else 'unchanged'}: does not compile\n{said}")
+        status, said = cargo(copy, environment, "no_moment", "--", "--nocapture")
+    finally:
+        if path:
+            path.write_text(before)
+    if status == 0:
+        return "no"
+    ended = re.search(r"life (\d+) ended badly at (.*)", said)
+    if ended is None:
+        sys.exit(f"{mutation.name if mutation else 'unchanged'}: failed in another way\n{said}")
+    return f"yes: life {ended[1]}, {ended[2].removesuffix(': to see it again, run')}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--states", type=int, default=30_000, help="crash states a mutation")
+    parser.add_argument("--from", type=int, default=0, dest="start", help="the first life's seed")
+    parser.add_argument("--only", action="append", help="a mutation by its name; may be repeated")
+    parser.add_argument("--check", action="store_true", help="only see that every text is found")
+    parser.add_argument("--keep", action="store_true", help="keep the copy")
+    given = parser.parse_args()
+    unknown = set(given.only or []) - {mutation.name for mutation in MUTATIONS}
+    if unknown:
+        sys.exit(f"no such mutation: {', '.join(sorted(unknown))}")
+    mutations = [m for m in MUTATIONS if not given.only or m.name in given.only]
+    check(mutations)
+    if given.check:
+        print(f"{len(mutations)} mutations fit the code")
+        return
+    copy = pathlib.Path(tempfile.mkdtemp(prefix="ritornello-mutations-"))
+    try:
+        copy_workspace(copy)
+        unchanged = run(copy, None, given.states, given.start)
+        if unchanged != "no":
+            sys.exit(f"the explorer fails without a mutation: {unchanged}")
+        print("| broken on purpose | seen |\n|---|---|", flush=True)
+        for mutation in mutations:
+            answer = run(copy, mutation, given.states, given.start)
+            print(f"| {mutation.name} | {answer} |", flush=True)
+    finally:
+        if given.keep:
+            print(f"the copy is {copy}", file=sys.stderr)
+        else:
+            shutil.rmtree(copy)
+
+
+if __name__ == "__main__":
+    main()

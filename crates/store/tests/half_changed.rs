@@ -1,0 +1,119 @@
+//! Changes of the store's own files that fail half-way: what is acknowledged afterwards holds,
+//! whichever of the two states the next owner finds.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::volumes::*;
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_store::Reshape;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The rename of MANIFEST may be on the disk: pages of the forgotten volume, which is back, must not
+/// be acknowledged.
+#[test]
+fn volume_that_could_not_be_forgotten_takes_no_flush() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    let schedule = Schedule::new();
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    // The second is that of MANIFEST, the first that of MANIFEST.copy.
+    schedule.add(Rule::nth(2, Fault::Io).on(Op::SyncDir).at("/store"));
+    let forgotten = open.engine.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
+    assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
+    disk.mount(Path::new("/b")).unwrap();
+    open.engine.tend();
+    assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Fatal);
+    assert!(try_put(&open.store, &chained(65_536), &sequence(500, 8), None).is_err());
+}
+
+#[test]
+fn scope_that_could_not_be_dropped_takes_no_put() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::SyncDir).at("/store"));
+    let dropped = open.store.drop_scope(&chained(65_536));
+    assert_eq!(dropped.unwrap_err().kind(), ErrorKind::Fatal);
+    schedule.heal();
+    assert_eq!(found(&open), PAGES, "a failed drop takes no page");
+    assert!(try_put(&open.store, &chained(65_536), &sequence(500, 8), None).is_err());
+    assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Fatal);
+}
+
+/// A change for which there is no room leaves the store as it was.
+#[test]
+fn change_without_room_costs_nothing() {
+    for name in ["MANIFEST.copy.new", "/MANIFEST.new", "SCOPES.new"] {
+        let disk = SimDisk::new(64 * MIB);
+        fill(&disk);
+        let schedule = Schedule::new();
+        let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+        schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at(name));
+        if name == "SCOPES.new" {
+            assert!(open.store.drop_scope(&chained(65_536)).is_err());
+        } else {
+            let larger = Reshape::Capacity(20 * MIB);
+            assert!(open.engine.reshape(&larger, Duration::ZERO).is_err());
+        }
+        assert_eq!(put(&open.store, &chained(65_536), &sequence(500, 8), None).pages, 8);
+        open.store.flush().unwrap();
+        let file = |name: &str| {
+            let file = disk.open(&Path::new("/store").join(name), Access::default()).unwrap();
+            let mut bytes = vec![0; file.length().unwrap() as usize];
+            file.read_at(&mut bytes, 0).unwrap();
+            bytes
+        };
+        assert!(file("MANIFEST") == file("MANIFEST.copy"), "{name}: the copy stayed ahead");
+        assert_eq!(found(&open), PAGES);
+    }
+}
+
+/// `paths forget` runs out of file handles between MANIFEST.copy and MANIFEST; a later opening does
+/// at MANIFEST. The copy says what never came to be.
+#[test]
+fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    let schedule = Schedule::new();
+    let medium: Arc<dyn Medium> = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    let open = reopen(Arc::clone(&medium));
+    schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
+    // Nor can the copy be put back.
+    schedule.add(Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
+    let forgotten = open.engine.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
+    assert_eq!((forgotten.unwrap_err().kind(), schedule.injected()), (ErrorKind::Fatal, 2));
+    disk.mount(Path::new("/b")).unwrap();
+    std::mem::forget(open);
+    schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST"));
+    assert_eq!(
+        open_on(medium, &at("/store")).map(Open::close).unwrap_err().kind(),
+        ErrorKind::Retry
+    );
+    assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
+}
+
+/// A close finds no room for the index, and is asked again.
+#[test]
+fn second_close_does_not_say_that_all_is_durable() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let schedule = Schedule::new();
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(77, 6), None).pages, 6);
+    schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at("/index/"));
+    assert!(open.engine.close().is_err());
+    assert!(open.engine.close().is_err());
+    schedule.heal();
+    open.engine.close().unwrap();
+    open.engine.close().unwrap();
+    let open = reopen(Arc::new(disk));
+    assert_eq!(get(&open.store, &chained(65_536), &sequence(77, 6)).pages, 6);
+}

@@ -1,0 +1,144 @@
+//! How much of a store one client's leases keep from the others.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::{Error, ErrorKind, Scope};
+use ritornello_store::{ClientId, LeaseNumber, Store};
+use ritornello_volume::staging::Staging;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAGE: u64 = 32 << 10;
+const MIB_ALL: u64 = 24;
+const PAGES: usize = 10;
+const TTL: Duration = Duration::from_secs(600);
+
+/// The store as another client sees it.
+fn client(open: &Open, number: u64) -> Arc<Store> {
+    let session = Arc::new(open.engine.session(ClientId(number), &format!("client {number}")));
+    Store::new(session, open.engine.segments(), Staging::new(8 * MIB as usize).unwrap())
+}
+
+/// Fills a store, and has a client lease all that it may. Returns its leases and what ended that.
+fn hoard(open: &Open, hoarder: &Store) -> (Vec<(u64, LeaseNumber)>, Error) {
+    let scope = chained(PAGE);
+    let names = 0..MIB_ALL * MIB / (PAGE * PAGES as u64);
+    for name in names.clone() {
+        assert_eq!(put(&open.store, &scope, &sequence(name, PAGES), None).pages, PAGES);
+    }
+    let mut leases = Vec::new();
+    for name in names.rev() {
+        match hoarder.lease(&scope, &refs(&sequence(name, PAGES)), TTL) {
+            Ok(leased) if leased.pages == PAGES => leases.push((name, leased.lease)),
+            Ok(leased) => hoarder.release(leased.lease).unwrap(),
+            Err(error) => return (leases, error),
+        }
+    }
+    panic!("{} sequences are leased, and nothing ended that", leases.len());
+}
+
+/// Puts a sequence ten pages at a time.
+fn put_in_runs(store: &Store, scope: &Scope, keys: &[Vec<u8>]) {
+    for at in (0..keys.len()).step_by(PAGES) {
+        let before = at.checked_sub(1).map(|before| keys[before].as_slice());
+        assert_eq!(put(store, scope, &keys[at..at + PAGES], before).pages, PAGES);
+    }
+}
+
+#[test]
+fn hoarded_leases_leave_room_for_other_clients_puts() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), MIB_ALL);
+    let (hoarder, other, scope) = (client(&open, 1), client(&open, 2), chained(PAGE));
+    let (leases, refused) = hoard(&open, &hoarder);
+    assert_eq!(refused.kind(), ErrorKind::Retry);
+    assert!(refused.to_string().contains("release those that are not needed"), "{refused}");
+    let leased = leases.len() as u64 * PAGES as u64 * PAGE;
+    assert!(leased > MIB_ALL * MIB / 3 && leased < MIB_ALL * MIB / 2, "{leased}");
+    // Three times what the store holds.
+    for name in 1000..1000 + 3 * MIB_ALL * MIB / (PAGE * PAGES as u64) {
+        let outcome = put(&other, &scope, &sequence(name, PAGES), None);
+        assert_eq!((outcome.pages, outcome.reason), (PAGES, ""), "{name}");
+        let leased = other.lease(&scope, &refs(&sequence(name, PAGES)), TTL).unwrap();
+        assert_eq!(leased.pages, PAGES, "a second client may lease what is left");
+        other.release(leased.lease).unwrap();
+    }
+    for (name, lease) in leases {
+        assert_eq!(get(&hoarder, &scope, &sequence(name, PAGES)).pages, PAGES);
+        hoarder.release(lease).unwrap();
+    }
+    assert_eq!(put(&hoarder, &scope, &sequence(1, PAGES), None).pages, PAGES);
+    open.close();
+}
+
+#[test]
+fn reads_and_puts_are_not_bounded_by_the_share() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), MIB_ALL);
+    let (hoarder, scope) = (client(&open, 1), chained(PAGE));
+    let (leases, _) = hoard(&open, &hoarder);
+    let keys = sequence(5000, 2 * PAGES);
+    assert_eq!(put(&hoarder, &scope, &keys[..PAGES], None).pages, PAGES);
+    // It follows pages that the put pins.
+    assert_eq!(put(&hoarder, &scope, &keys, None).pages, 2 * PAGES);
+    assert_eq!(get(&hoarder, &scope, &keys).pages, 2 * PAGES);
+    assert!(hoarder.lease(&scope, &refs(&keys), TTL).is_err());
+    assert_eq!(hoarder.touch(&scope, &refs(&keys)).unwrap(), 2 * PAGES);
+    // What it has leased it may lease again, and what it releases is its to lease.
+    let again = hoarder.lease(&scope, &refs(&sequence(leases[0].0, PAGES)), TTL).unwrap();
+    assert_eq!(again.pages, PAGES);
+    for (_, lease) in &leases[leases.len() - 3..] {
+        hoarder.release(*lease).unwrap();
+    }
+    assert_eq!(hoarder.lease(&scope, &refs(&keys), TTL).unwrap().pages, 2 * PAGES);
+    open.close();
+}
+
+#[test]
+fn oversized_prefix_is_leased_as_far_as_it_fits() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), MIB_ALL);
+    let (store, scope) = (client(&open, 1), chained(PAGE));
+    // Three quarters of the store, in runs of ten pages.
+    let keys = sequence(1, 54 * PAGES);
+    put_in_runs(&store, &scope, &keys);
+    let stats = || open.store.stats().unwrap().catalog;
+    let leased = store.lease(&scope, &refs(&keys), TTL).unwrap();
+    assert!(leased.pages > 20 * PAGES && leased.pages < 40 * PAGES, "{leased:?}");
+    assert_eq!((leased.pages % PAGES, stats().counters["leases_shortened"]), (0, 1));
+    assert_eq!(get(&store, &scope, &keys).pages, keys.len());
+    // Its pages stay, whatever else is evicted.
+    for name in 1000..1100 {
+        assert_eq!(put(&open.store, &scope, &sequence(name, PAGES), None).pages, PAGES);
+    }
+    assert!(get(&store, &scope, &keys).pages >= leased.pages);
+    store.release(leased.lease).unwrap();
+    assert_eq!(stats().leases, 0);
+    open.close();
+}
+
+#[test]
+fn shortened_lease_on_several_scopes_covers_the_same_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), MIB_ALL);
+    let store = client(&open, 1);
+    let scopes = [chained(PAGE), unchained(PAGE)];
+    let keys = sequence(1, 30 * PAGES);
+    scopes.iter().for_each(|scope| put_in_runs(&store, scope, &keys));
+    let all: Vec<_> = scopes.iter().collect();
+    let leased = store.lease_all(&all, &refs(&keys), TTL).unwrap();
+    assert!(leased.pages > 10 * PAGES && leased.pages < 20 * PAGES, "{leased:?}");
+    for name in 1000..1100 {
+        assert_eq!(put(&open.store, &scopes[0], &sequence(name, PAGES), None).pages, PAGES);
+    }
+    for scope in &scopes {
+        assert!(get(&store, scope, &keys).pages >= leased.pages, "what is leased is there");
+    }
+    // Not even one page of both.
+    let other = client(&open, 2);
+    assert_eq!(other.lease_all(&all, &refs(&keys[..PAGES]), TTL).unwrap().pages, PAGES);
+    assert!(store.lease(&scopes[0], &refs(&sequence(1099, PAGES)), TTL).is_err());
+    open.close();
+}

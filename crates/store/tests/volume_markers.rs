@@ -1,0 +1,312 @@
+//! Markers of volumes: interrupted creations, other stores, mount points, shrinking while away.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::volumes::*;
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_store::{ClientId, Directory, Options, Reshape, Store, open_segments};
+use ritornello_volume::segments::IoChoice;
+use ritornello_volume::staging::Staging;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The creation of a store is interrupted before it has marked a directory, and another store
+/// takes the directory. The first store, opened again, must not take it.
+#[test]
+fn interrupted_creation_takes_no_other_stores_volume() {
+    let disk = SimDisk::new(128 * MIB);
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    schedule.add(Rule::nth(1, Fault::NoSpace).on(Op::Write).at("/b/VOLUME"));
+    let first = Options { dir: "/first".into(), ..two_volumes() };
+    assert!(open_on(faulty, &first).is_err());
+    let paths = vec!["/b".into()];
+    fill_with(&disk, &Options { paths, ..two_volumes() });
+    // The first one again.
+    match open_on(Arc::new(disk.clone()), &first) {
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
+        Ok(open) => {
+            for name in 300..330 {
+                let _ = try_put(&open.store, &chained(65_536), &sequence(name, 8), None);
+            }
+            open.store.flush().unwrap();
+            open.close();
+        }
+    }
+    let open = reopen(Arc::new(disk));
+    assert_eq!(found(&open), PAGES);
+}
+
+/// An unmarked store of an earlier build takes no directory that carries another store's marker.
+#[test]
+fn upgraded_store_takes_no_other_stores_volume() {
+    let disk = SimDisk::new(128 * MIB);
+    let old = Options { dir: "/old".into(), paths: vec!["/b".into()], ..two_volumes() };
+    open_on(Arc::new(disk.clone()), &old).unwrap().close();
+    let directory = Directory::new(Arc::new(disk.clone()), Path::new("/old"));
+    let mut manifest = directory.manifest().unwrap().unwrap();
+    manifest.volumes[0].marked = false;
+    directory.write_manifest(&manifest).unwrap();
+    // Its volume is away; another store's file system is mounted in its place.
+    disk.unmount(Path::new("/b")).unwrap();
+    fill_with(&disk, &Options { paths: vec!["/b".into()], ..two_volumes() });
+    match open_on(Arc::new(disk.clone()), &at("/old")) {
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
+        Ok(open) => {
+            for name in 300..330 {
+                let _ = try_put(&open.store, &chained(65_536), &sequence(name, 8), None);
+            }
+            open.store.flush().unwrap();
+            open.close();
+        }
+    }
+    let open = reopen(Arc::new(disk));
+    assert_eq!(found(&open), PAGES);
+}
+
+/// A store of an earlier build that holds no page is opened: its directory without a marker is taken
+/// if it is empty and inside the store's own, and only then.
+#[test]
+fn upgraded_store_takes_an_empty_directory_and_no_other() {
+    for foreign in [None, Some("/old/segments/notes")] {
+        let disk = SimDisk::new(128 * MIB);
+        let old = Options { dir: "/old".into(), paths: Vec::new(), ..two_volumes() };
+        open_on(Arc::new(disk.clone()), &old).unwrap().close();
+        unmark(&disk, "/old", &["/old/segments"]);
+        if let Some(name) = foreign {
+            let access = Access { write: true, create: true, direct: false };
+            disk.open(Path::new(name), access).unwrap();
+        }
+        let open = open_on(Arc::new(disk.clone()), &at("/old")).unwrap();
+        let degraded = is_degraded(&open);
+        let put = try_put(&open.store, &chained(65_536), &sequence(0, 8), None);
+        let stored = put.map_or(0, |outcome| outcome.pages);
+        open.close();
+        let marked = disk.list(Path::new("/old/segments")).unwrap().contains(&"VOLUME".into());
+        let expected = if foreign.is_some() { (true, 0, false) } else { (false, 8, true) };
+        assert_eq!((degraded, stored, marked), expected, "{foreign:?}");
+    }
+}
+
+/// A store of an earlier build, one of whose volumes has no pages and is not mounted at its first
+/// opening by this build: nothing is written below the mount point. Where it is no mount point,
+/// `paths add` says so.
+#[test]
+fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
+    let disk = SimDisk::new(64 * MIB);
+    open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
+    unmark(&disk, "/store", &["/a", "/b"]);
+    disk.unmount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    assert!(is_degraded(&open));
+    for name in 0..4 {
+        let _ = try_put(&open.store, &chained(65_536), &sequence(name, 8), None);
+    }
+    open.store.flush().unwrap();
+    assert!(disk.created_under(Path::new("/b")).is_empty());
+    disk.mount(Path::new("/b")).unwrap();
+    open.engine.tend();
+    assert!(is_degraded(&open), "an empty directory is taken for a volume");
+    for dir in ["/a", "/b"] {
+        open.engine.reshape(&Reshape::AddPath(dir.to_owned()), Duration::ZERO).unwrap();
+    }
+    assert!(!is_degraded(&open));
+    for name in 0..SEQUENCES {
+        assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
+    }
+    open.store.flush().unwrap();
+    open.close();
+    let open = reopen(Arc::new(disk));
+    assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
+}
+
+/// An earlier build once wrote a segment below the mount point of a volume that carries a marker and
+/// is not mounted now.
+#[test]
+fn marked_volume_is_not_found_in_segments_without_its_marker() {
+    let disk = SimDisk::new(256 * MIB);
+    fill(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    let file = disk.open(Path::new("/a/seg-000000"), Access::default()).unwrap();
+    let mut bytes = vec![0; file.length().unwrap() as usize];
+    file.read_at(&mut bytes, 0).unwrap();
+    let access = Access { write: true, create: true, direct: false };
+    let copy = disk.open(Path::new("/b/seg-000000"), access).unwrap();
+    copy.write_at(&bytes, 0).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    assert!(is_degraded(&open));
+    let marked = open.engine.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
+    assert_eq!(marked.unwrap_err().kind(), ErrorKind::Invalid, "most segments are not there");
+    open.close();
+    assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
+    disk.mount(Path::new("/b")).unwrap();
+    assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
+}
+
+/// The marker of a volume is lost: `paths add` marks the directory again.
+#[test]
+fn lost_marker_is_written_again_on_demand() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    disk.remove(Path::new("/b/VOLUME")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    assert!(is_degraded(&open) && found(&open) < PAGES);
+    let add = Reshape::AddPath("/b".to_owned());
+    open.engine.reshape(&add, Duration::ZERO).unwrap();
+    assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
+    open.close();
+    let open = reopen(Arc::new(disk.clone()));
+    assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
+    assert!(open.engine.reshape(&add, Duration::ZERO).is_err());
+    // It is lost under an open store.
+    disk.remove(Path::new("/b/VOLUME")).unwrap();
+    open.engine.reshape(&add, Duration::ZERO).unwrap();
+    assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
+}
+
+/// While a store is open, another store's disk is mounted over one of its volumes, which is then
+/// drained: no file of the other store is removed.
+#[test]
+fn drained_volume_removes_no_files_of_another_store() {
+    let disk = SimDisk::new(256 * MIB);
+    fill(&disk);
+    let open = reopen(Arc::new(disk.clone()));
+    let second = mount_another_store(&disk);
+    let before = disk.list(Path::new("/b")).unwrap();
+    let change = Reshape::DrainPath("/b".to_owned());
+    let _ = open.engine.reshape(&change, Duration::from_millis(200));
+    for _ in 0..5 {
+        open.engine.tend();
+    }
+    let _ = open.engine.close();
+    assert_eq!(disk.list(Path::new("/b")).unwrap(), before);
+    assert_eq!(found(&second), PAGES);
+}
+
+/// A client has found the store's volumes, and has no segment of /b open yet, when another store's
+/// disk is mounted over /b.
+#[test]
+fn client_writes_to_no_segment_of_another_store() {
+    let disk = SimDisk::new(256 * MIB);
+    fill(&disk);
+    let open = reopen(Arc::new(disk.clone()));
+    let (_, segments) =
+        open_segments(Arc::new(disk.clone()), Path::new("/store"), IoChoice::Auto).unwrap();
+    let session = Arc::new(open.engine.session(ClientId(1), "0123456789abcdef0123456789abcdef"));
+    let client = Store::new(session, segments, Staging::new(8 << 20).unwrap());
+    let second = mount_another_store(&disk);
+    let stored = |name: &u64| {
+        let put = try_put(&client, &chained(65_536), &sequence(*name, 1), None);
+        put.is_ok_and(|outcome| outcome.pages == 1)
+    };
+    let acknowledged: Vec<u64> = (700..740).filter(stored).collect();
+    client.flush().unwrap();
+    let came = |name: &&u64| get(&open.store, &chained(65_536), &sequence(**name, 1)).pages == 1;
+    assert_eq!(acknowledged.iter().filter(came).count(), acknowledged.len());
+    assert_eq!(found(&second), PAGES);
+}
+
+/// Unmounts /b, and makes a store in its place.
+fn mount_another_store(disk: &SimDisk) -> Open {
+    disk.unmount(Path::new("/b")).unwrap();
+    let other = Options { dir: "/other".into(), paths: vec!["/b".into()], ..two_volumes() };
+    fill_with(disk, &other);
+    open_on(Arc::new(disk.clone()), &at("/other")).unwrap()
+}
+
+/// Makes a store look like one of a build that knew no markers.
+fn unmark(disk: &SimDisk, store: &str, dirs: &[&str]) {
+    let directory = Directory::new(Arc::new(disk.clone()), Path::new(store));
+    let mut manifest = directory.manifest().unwrap().unwrap();
+    for volume in &mut manifest.volumes {
+        volume.marked = false;
+    }
+    directory.write_manifest(&manifest).unwrap();
+    for dir in dirs {
+        disk.remove(&Path::new(dir).join("VOLUME")).unwrap();
+        disk.sync_dir(Path::new(dir)).unwrap();
+    }
+}
+
+fn is_degraded(open: &Open) -> bool {
+    !open.store.stats().unwrap().catalog.unavailable.reasons.is_empty()
+}
+
+/// A creation that was refused for its options can be repeated with better ones.
+#[test]
+fn refused_creation_can_be_repeated_with_other_paths() {
+    let disk = SimDisk::new(64 * MIB);
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::CreateDir).at("/typo"));
+    let wrong = Options { paths: vec!["/typo".into()], ..two_volumes() };
+    assert!(open_on(faulty, &wrong).is_err());
+    let again = open_on(Arc::new(disk), &two_volumes()).map(Open::close);
+    assert!(again.is_ok(), "{}", again.unwrap_err());
+}
+
+/// Figures, also while a segment cannot be opened.
+#[test]
+fn figures_are_there_while_a_segment_is_absent() {
+    let disk = SimDisk::new(64 * MIB);
+    fill_with(&disk, &two_volumes());
+    let schedule = Schedule::new();
+    let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Open).at("/b/seg-000000"));
+    let open = reopen(faulty);
+    let stats = open.store.stats();
+    assert!(stats.is_ok(), "{}", stats.unwrap_err());
+    let larger = open.engine.reshape(&Reshape::Capacity(20 * MIB), Duration::ZERO);
+    assert!(larger.is_ok(), "{}", larger.unwrap_err());
+}
+
+/// A store is made smaller while a volume is away.
+#[test]
+fn shrinking_while_a_volume_is_away_keeps_what_fits() {
+    let disk = SimDisk::new(64 * MIB);
+    fill_with(&disk, &two_volumes());
+    disk.unmount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    let before = found(&open);
+    // Without a thread of its own the store may say that it is not done yet.
+    let _ = open.engine.reshape(&Reshape::Capacity(6 * MIB), Duration::ZERO);
+    for _ in 0..6 {
+        open.engine.tend();
+        open.store.flush().unwrap();
+    }
+    let after = found(&open);
+    assert!(after <= before);
+    put(&open.store, &chained(65_536), &sequence(500, 2), None);
+    disk.mount(Path::new("/b")).unwrap();
+    for _ in 0..6 {
+        open.engine.tend();
+        open.store.flush().unwrap();
+    }
+    assert!(after > 0, "everything that was here was evicted");
+}
+
+/// A volume that is unmounted while the store is open takes no new segment in its mount point.
+#[test]
+fn nothing_is_created_in_a_mount_point_while_open() {
+    let disk = SimDisk::new(64 * MIB);
+    let open = open_on(Arc::new(disk.clone()), &two_volumes()).unwrap();
+    put(&open.store, &chained(65_536), &sequence(0, 8), None);
+    put(&open.store, &chained(65_536), &sequence(1, 8), None);
+    open.store.flush().unwrap();
+    disk.unmount(Path::new("/b")).unwrap();
+    let mut flushed = 0;
+    for name in 2..SEQUENCES {
+        flushed +=
+            try_put(&open.store, &chained(65_536), &sequence(name, 8), None).map_or(0, |o| o.pages);
+    }
+    open.store.flush().unwrap();
+    open.close();
+    disk.mount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk));
+    let now = found(&open);
+    assert_eq!(now, 16 + flushed, "flushed pages are lost");
+}
