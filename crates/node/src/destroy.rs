@@ -3,50 +3,65 @@
 use crate::alone::alone;
 use crate::home::{CLIENTS, unusable};
 use crate::presence::is_name;
-use ritornello_format::{Error, Manifest, Result};
+use ritornello_format::{Error, Result, VolumeMarker};
 use ritornello_medium::Host;
 use ritornello_store::Directory;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, result};
 
 /// Its files beside the manifest and the lock.
-const FILES: [&str; 5] =
-    ["SCOPES", "SCOPES.new", "RESERVATIONS", "RESERVATIONS.new", "MANIFEST.new"];
+const FILES: [&str; 6] = [
+    "SCOPES",
+    "SCOPES.new",
+    "RESERVATIONS",
+    "RESERVATIONS.new",
+    "MANIFEST.new",
+    "MANIFEST.copy.new",
+];
 
 /// Removes the store in `path`: its files in all its directories, and the directories that are
-/// empty then. What somebody else put there stays. The manifest goes last, so that an interrupted
-/// removal can be repeated.
+/// empty then. Other files stay, and so does every file in a directory that does not carry the
+/// store's marker: its volume is away. The manifest goes last, so that an interrupted removal can be
+/// repeated.
 ///
 /// # Errors
-/// `Invalid` where there is no store, or a process has it open as its owner; `Fatal` for a damaged
-/// manifest, which alone says where the files are; `Retry` if the file system refuses.
+/// `Invalid` where there is no store, or a process has it open as its owner; `Fatal` if both copies
+/// of the manifest are damaged, because no other file names the volumes; `Retry` if the file system
+/// refuses.
 pub fn destroy(path: &Path) -> Result<()> {
     let path = fs::canonicalize(path).map_err(|error| unusable(path, error))?;
     let directory = Directory::new(Arc::new(Host), &path);
     let manifest = directory.manifest()?.ok_or_else(|| {
         Error::invalid("there is no store here: nothing was removed").with("dir", path.display())
     })?;
-    alone(&path, |path| remove_all(path, &manifest))?;
+    let mut volumes = directory.volumes_here(&manifest);
+    // One that was drained is in the manifest no more.
+    let drained = path.join("segments");
+    if !directory.is_foreign(&drained, &manifest) {
+        volumes.push(drained);
+    }
+    alone(&path, |path| remove_all(path, &volumes))?;
     // It stays where something else is in it.
     let _ = fs::remove_dir(&path);
     Ok(())
 }
 
-fn remove_all(path: &Path, manifest: &Manifest) -> Result<()> {
+fn remove_all(path: &Path, volumes: &[PathBuf]) -> Result<()> {
     let removed = (|| {
-        for volume in manifest.directories(path) {
-            remove_where(&volume, is_segment)?;
+        for volume in volumes {
+            remove_files(volume, is_segment)?;
+            // After the segments: an interrupted removal finds the directory again.
+            remove_where(volume, is_marker)?;
         }
-        // One that was drained is in the manifest no more.
-        remove_where(&path.join("segments"), is_segment)?;
         for database in ["lsm", "lsm.new", "lsm.old"] {
             remove_where(&path.join("index").join(database), is_rocksdb)?;
         }
         remove_where(&path.join("index"), is_index)?;
         remove_where(&path.join(CLIENTS), is_name)?;
         remove_files(path, |name| FILES.contains(&name) || name.starts_with("owner.sock"))?;
+        remove(&path.join("MANIFEST.copy"))?;
         remove(&path.join("MANIFEST"))?;
         remove(&path.join("LOCK"))
     })();
@@ -61,6 +76,10 @@ fn is_segment(name: &str) -> bool {
     let number = name.strip_prefix("seg-");
     number.is_some_and(|number| number.len() >= 6 && number.bytes().all(|b| b.is_ascii_digit()))
         || name.starts_with(".selftest-")
+}
+
+fn is_marker(name: &str) -> bool {
+    name.strip_prefix(VolumeMarker::FILE).is_some_and(|ending| ["", ".new"].contains(&ending))
 }
 
 fn is_index(name: &str) -> bool {

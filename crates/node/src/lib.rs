@@ -11,7 +11,8 @@
 //! ```
 //!
 //! **Who owns.** Whoever holds the POSIX record lock on `LOCK` (`record_lock.rs` says why that kind).
-//! The kernel takes it from a process that dies, and not before its last write has landed.
+//! The kernel takes it from a process that dies. Direct writes of that process may land after that:
+//! the next owner drains the segments before it reuses their free space.
 //!
 //! **Who may be writing.** A client holds a lock of its own, on `clients/<random name>`. The engine
 //! logs the name with every reservation, so that the next owner can tell a slow client from a dead
@@ -23,12 +24,13 @@
 //! it; what it was never told of goes back to the store with the name. Leases of a former owner are
 //! void. Everything is asked again by itself except `commit`: that fails with `Retry`, and the
 //! pages may be put again. A `flush` that follows the death of an owner fails, once, if that owner
-//! had acknowledged puts to this process and nobody had flushed them: they may be gone.
+//! had acknowledged puts to this process that no flush has covered, also of pages that another
+//! process wrote: they may be gone.
 //!
 //! **Fork.** A child gets no locks. Handles of its parent answer `Closed` in it, and leave alone
 //! what it shares with the parent; opening the directory again makes the child a client.
 //!
-//! **Promises.** Never two owners. No space is given away that somebody may still write to. No
+//! **Promises.** Never two owners. No space is reused that a process may still write to. No
 //! call waits without a deadline. A peer that sends nonsense loses its connection and nothing else.
 //!
 //! **May not know** what pages hold, or where they are kept: that is the store's.

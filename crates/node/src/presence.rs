@@ -1,8 +1,8 @@
 //! How a process shows that it may be writing: a locked file of a random name under `clients/`.
 //!
-//! An owner writes the name into its reservation log before it hands out space. A later owner, who
-//! never met the client, gives the space away only when the name's lock is free: see
-//! [`crate::record_lock`] for what that proves.
+//! An owner writes the name into its reservation log before it hands out space. A later owner, which
+//! never met the client, reuses the space only when the name's lock is free and the segments are
+//! drained: see [`crate::record_lock`] for what a free lock proves.
 
 use crate::home::{CLIENTS, Home};
 use crate::record_lock;

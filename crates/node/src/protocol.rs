@@ -17,7 +17,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 /// Changes whenever a message does.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 /// An owner lets nobody wait for space longer than this.
 pub(crate) const PATIENCE_MAX: Duration = Duration::from_secs(600);
 /// Starts the first message each way.

@@ -5,11 +5,13 @@
 //! * A child does not inherit them by `fork`: the lock belongs to the process, not to the
 //!   descriptor. (`flock` and open-file-description locks live as long as any copy of the
 //!   descriptor, so a forked worker would keep a dead owner's lock.)
-//! * The kernel lets go of them only when the process writes no more. `do_exit` cancels or waits
-//!   out the task's `io_uring` requests before `exit_files` closes anything; a thread inside a
-//!   direct `pread` or `pwrite` cannot exit before the device is done with its memory; and the
-//!   table of open files, whose closing frees the locks, is closed by the *last* thread. So a free
-//!   lock proves that no write of its former holder will land any more.
+//! * The kernel frees them only when the process issues no more writes: the table of open files,
+//!   whose closing frees the locks, is closed by the *last* thread, and a thread inside a direct
+//!   `pread` or `pwrite` does not end before the device is done with its memory. A free lock does
+//!   *not* prove that every write of its former holder has landed: the kernel tears an `io_uring`
+//!   down after the process, and direct writes that it has queued in the block layer land as late as
+//!   the device allows. The owner drains the segments before it reuses the space
+//!   (`ritornello_medium::MediumFile::drain`, and assumption 5 of `docs/format.md`).
 //! * Closing *any* descriptor of the file frees the process's lock. A locked file is therefore
 //!   opened once a process, see [`crate::lock`] and [`crate::presence`].
 //! * A process's own lock looks free to itself: `F_GETLK` reports conflicts only.

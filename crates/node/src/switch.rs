@@ -248,7 +248,16 @@ impl Catalog for Switch {
         );
         let given = asked.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
         self.ledger.note(given.map(|(reserved, giver)| (reserved.id, Arc::clone(giver))));
-        asked.map(|(reserved, _)| reserved)
+        let (reserved, giver) = asked?;
+        // No commit follows: the put is acknowledged with the pages that this owner reports. They
+        // may be another client's, and not durable.
+        if reserved.runs.is_empty()
+            && reserved.present > 0
+            && let Some(term) = giver.term()
+        {
+            self.unflushed.note(term);
+        }
+        Ok(reserved)
     }
 
     /// Asked once, and only of the owner that gave the reservation: to any other its number says
@@ -296,7 +305,14 @@ impl Catalog for Switch {
     }
 
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        self.ask(|catalog| catalog.delete(scope, keys))
+        let asked = self.ask_whom(DISK_PATIENCE, |catalog| catalog.delete(scope, keys), Arc::clone);
+        let (deleted, giver) = asked?;
+        if deleted > 0
+            && let Some(term) = giver.term()
+        {
+            self.unflushed.note(term);
+        }
+        Ok(deleted)
     }
 
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
@@ -323,8 +339,8 @@ impl Catalog for Switch {
         self.ask_disk(|catalog| catalog.clear())
     }
 
-    /// Fails with `Miss`, once, if an owner died with puts that it had acknowledged to this
-    /// process and nobody had flushed.
+    /// Fails with `Miss`, once, if an owner died after it had acknowledged puts or deletes to this
+    /// process that no flush has covered, whether the process wrote the pages or found them present.
     fn flush(&self) -> Result<()> {
         let mark = self.unflushed.mark();
         let flushed = self.ask_whom(
@@ -339,7 +355,7 @@ impl Catalog for Switch {
         }
         Err(Error::miss(
             "the process that owned the store died since the last flush, and pages put meanwhile \
-             may be gone: put them again",
+             may be gone: put them again, and delete again what was deleted",
         ))
     }
 

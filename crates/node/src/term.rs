@@ -12,7 +12,7 @@ pub(crate) struct Term {
     pub(crate) owner: u32,
     /// Whether the owner before it closed the store, and so lost nothing.
     pub(crate) clean: bool,
-    /// Whether a put is durable when it is acknowledged.
+    /// Whether a put or a delete is durable when it is acknowledged.
     pub(crate) durable: bool,
 }
 
@@ -23,26 +23,26 @@ impl Term {
     }
 }
 
-/// Puts that were acknowledged and that no flush has covered yet: an owner that dies takes those
-/// of its last seconds with it, and a flush that the next one answers must not say otherwise.
+/// Puts and deletes that an owner acknowledged and that no flush has covered yet. An owner that dies
+/// loses those of its last seconds, and a flush that the next owner answers must report it.
 #[derive(Debug, Default)]
 pub(crate) struct Unflushed(Mutex<Mark>);
 
 /// What a flush sets out to cover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// The first owner that acknowledged such a put.
+    /// The first owner that acknowledged one.
     pub(crate) owner: Option<u32>,
-    /// Counts puts, so that a flush does not take credit for those that came after it began.
-    puts: u64,
+    /// Counts changes, so that a flush does not take credit for those that came after it began.
+    changes: u64,
 }
 
 impl Unflushed {
-    /// A put was acknowledged.
+    /// A put or a delete was acknowledged.
     pub(crate) fn note(&self, term: &Term) {
         if !term.durable {
             let mut mark = self.0.lock();
-            mark.puts += 1;
+            mark.changes += 1;
             mark.owner = Some(mark.owner.map_or(term.owner, |owner| owner.min(term.owner)));
         }
     }

@@ -94,3 +94,19 @@ fn the_index_of_a_store_in_use_is_not_converted_and_nobody_opens_it_meanwhile() 
         (Role::Owner, "run".into())
     );
 }
+
+/// The default volume directory of one store leads to the volume of another.
+#[test]
+fn destroy_leaves_a_foreign_default_directory_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    for home in [&one, &two] {
+        std::fs::create_dir(home).unwrap();
+        open(&options(home)).unwrap().close().unwrap();
+    }
+    std::fs::write(two.join("segments/seg-000000"), "pages of the other store").unwrap();
+    std::fs::remove_dir_all(one.join("segments")).unwrap();
+    std::os::unix::fs::symlink(two.join("segments"), one.join("segments")).unwrap();
+    destroy(&one).unwrap();
+    assert!(two.join("segments/seg-000000").exists(), "another store's segment was removed");
+}

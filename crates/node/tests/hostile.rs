@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How this version's messages begin.
-const GREETING: &[u8] = b"RTRN\x06\0\0\0";
+const GREETING: &[u8] = b"RTRN\x07\0\0\0";
 
 #[test]
 fn helper() {

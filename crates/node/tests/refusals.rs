@@ -91,15 +91,29 @@ fn what_cannot_be_written_is_refused() {
 }
 
 #[test]
-fn a_damaged_manifest_is_fatal_and_the_lock_is_free() {
+fn store_opens_by_either_copy_of_its_manifest() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
-    let manifest = dir.path().join("MANIFEST");
-    let good = std::fs::read(&manifest).unwrap();
-    let mut bad = good.clone();
-    bad[20] ^= 1;
-    std::fs::write(&manifest, bad).unwrap();
-    assert_eq!(open(&options(dir.path())).unwrap_err().kind(), ErrorKind::Fatal);
-    std::fs::write(&manifest, good).unwrap();
+    let copies = [dir.path().join("MANIFEST"), dir.path().join("MANIFEST.copy")];
+    let damage = |path: &Path| {
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[20] ^= 1;
+        std::fs::write(path, bytes).unwrap();
+    };
+    for copy in &copies {
+        damage(copy);
+        open(&options(dir.path())).unwrap().close().unwrap();
+        // The owner wrote both anew.
+        assert_eq!(std::fs::read(&copies[0]).unwrap(), std::fs::read(&copies[1]).unwrap());
+    }
+    let good = std::fs::read(&copies[0]).unwrap();
+    copies.iter().for_each(|copy| damage(copy));
+    let error = open(&options(dir.path())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fatal);
+    let said = error.to_string();
+    let files_and_remedy = ["MANIFEST", "MANIFEST.copy", "restore one of them"];
+    assert!(files_and_remedy.iter().all(|part| said.contains(part)), "{said}");
+    assert_eq!(said.matches(&*dir.path().to_string_lossy()).count(), 1, "{said}");
+    std::fs::write(&copies[1], good).unwrap();
     open(&options(dir.path())).unwrap();
 }
