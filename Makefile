@@ -221,6 +221,7 @@ test-sglang-long: $(STAMPS)/sglang
 
 lint: $(STAMPS)/venv $(LSM)/env ## formatting, clippy, ruff and mypy; warnings are errors
 	$(CARGO) fmt --all --check
+	$(BIN)/python crates/store/tests/explorer/mutations.py --check
 	. $(LSM)/env && $(CARGO) clippy --workspace --all-targets $(FEATURES),ritornello-remote/servers --locked --quiet \
 		-- --deny warnings
 	$(BIN)/ruff check .

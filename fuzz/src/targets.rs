@@ -137,6 +137,8 @@ fn manifest() -> Manifest {
     Manifest {
         uuid: [7; 16],
         epoch: 3,
+        generations: 3,
+        clean: true,
         segment_bytes: 1 << 20,
         capacity: 1 << 30,
         index: "run".to_owned(),

@@ -233,7 +233,9 @@ class Store:
         self, scope: Scope | Sequence[Scope], keys: Sequence[bytes], *, ttl: float = 60.0
     ) -> Match:
         """In a scope whose keys do not chain, every page that is there is kept. Of several scopes:
-        the leading pages that all of them have, under one lease.
+        the leading pages that all of them have, under one lease. A process leases at most as much
+        of the store as is left for the others (half, if it is alone): of a longer prefix the pages
+        that fit, which `pages` counts. If the first does not fit: RetryError; release leases.
         """
     def release(self, lease: int) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]: ...
@@ -261,8 +263,9 @@ class Store:
     ) -> Ticket:
         """`copy=True`: the bytes are taken into bounded staging before this returns, so the
         memory may be reused at once; if staging is full the pages that do not fit are skipped
-        (reason "staging_full"). `copy=False`: the memory must not change until the ticket is
-        done.
+        (reason "staging_full"). Pages that are stored already are not copied; one that is gone
+        when the put reaches the owner ends it (reason "absent"). `copy=False`: the memory must
+        not change until the ticket is done.
         """
     def submit_get(
         self,
@@ -290,7 +293,10 @@ class Store:
         """Some keys of a scope, those put first before others, at least `limit` if there are as
         many; and `after` for the next call, 0 behind the last key. It reads from disk.
         """
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Makes puts and deletes durable that were acknowledged. RitornelloError, once, if the
+        owner that acknowledged them has died: repeat them.
+        """
     def resize(self, capacity: str | int) -> None:
         """The store stays in use. A smaller one keeps what was used last. Give `open` the new
         capacity from then on: an owner resizes the store to what it is given.

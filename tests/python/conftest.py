@@ -1,9 +1,10 @@
-"""A small store per test."""
+"""Stores and loop devices that last for one test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from real_device import Disk, require_disks, require_throttle
 from support import open_small
 
 import ritornello as rt
@@ -19,3 +20,25 @@ def where(tmp_path: Path) -> Path:
 def store(where: Path) -> Iterator[rt.Store]:
     with open_small(where) as opened:
         yield opened
+
+
+@pytest.fixture
+def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
+    """Makes disks by name, size in MiB and file system, and frees their devices after the test."""
+    require_disks()
+    disks: list[Disk] = []
+
+    def make(name: str, mebibytes: int, file_system: str = "ext4") -> Disk:
+        disks.append(Disk(tmp_path / name, mebibytes, file_system))
+        return disks[-1]
+
+    yield make
+    for disk in reversed(disks):
+        disk.detach()
+
+
+@pytest.fixture
+def slow_disk(request: pytest.FixtureRequest, make_disk: Callable[..., Disk]) -> Disk:
+    """A disk of 512 MiB whose writes can be throttled; its parameter is the file system."""
+    require_throttle()
+    return make_disk("slow", 512, getattr(request, "param", "ext4"))

@@ -17,12 +17,14 @@ import time
 from pathlib import Path
 
 import pytest
+from real_device import Disk, Throttle, require_io_uring
 from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
 
 import ritornello as rt
 
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
+SEGMENT = 4 << 20
 # Puts and flushes one sequence after the other, reads old ones, and says what was flushed.
 CHILD = """
 import random, sys
@@ -161,7 +163,212 @@ def test_kill_loop(tmp_path: Path, capacity: str) -> None:
     assert kills > 0
 
 
-SEGMENT = 4 << 20
+# Keeps 16 puts in flight, so that a kill finds many writes queued.
+AHEAD = """
+import sys
+from collections import deque
+sys.path.insert(0, {here!r})
+from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
+import ritornello as rt
+from ritornello.errors import RitornelloError
+path, capacity, name = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with rt.Store.open(path, capacity=capacity, io="uring", segment_bytes=4 << 20) as store:
+    print("open", flush=True)
+    tickets = deque()
+    while True:
+        name += 1
+        keys = keys_of(name, 7)
+        try:
+            tickets.append(store.submit_put(SCOPE, keys, [page_of(key) for key in keys]))
+            if len(tickets) > 16:
+                tickets.popleft().wait()
+        except RitornelloError as error:
+            # The owner was killed, or space is short until writes of a dead process have ended.
+            if store.stats()["poisoned"]:
+                print("poisoned", error, flush=True)
+"""
+
+
+class SlowLoop(Loop):
+    """Two children on a slow device: the first is throttled and keeps puts in flight, the second is
+    not throttled and flushes.
+    """
+
+    def __init__(self, path: Path, capacity: str, throttle: Throttle) -> None:
+        self.throttle = throttle
+        super().__init__(path, capacity)
+
+    def begin(self, path: Path) -> None:
+        """Makes a new store."""
+        self.path = path
+        self.flushed: dict[int, int] = {}
+        self.children = [self.start_ahead(), self.start()]
+        self.opened = [False, False]
+
+    def start_ahead(self) -> subprocess.Popen[str]:
+        """A throttled child with names of its own, which flushes nothing."""
+        self.next += 10_000
+        code = AHEAD.format(here=str(Path(__file__).parent))
+        words = [sys.executable, "-c", code, str(self.path), self.capacity, str(self.next)]
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        self.throttle.add(child.pid)
+        return child
+
+    def end_and_check(self) -> int:
+        """Kills both children, waits for the device, and looks at all sequences that were flushed.
+        Returns their number.
+        """
+        self.end()
+        self.throttle.limit(0)
+        time.sleep(1.0)
+        self.check(list(self.flushed), evicts=False)
+        self.throttle.limit(2 << 20)
+        return len(self.flushed)
+
+
+@pytest.mark.timeout(60 + 2 * SECONDS)
+def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
+    """A killed process leaves writes in the device's queue, and its space is used again at once."""
+    require_io_uring(slow_disk.path / "tried")
+    rng = random.Random(SEED + 2)
+    throttle = Throttle(slow_disk, "loop")
+    loop = None
+    try:
+        throttle.limit(2 << 20)
+        loop = SlowLoop(slow_disk.path / "0", "384MiB", throttle)
+        flushed = 0
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until or not loop.flushed:
+            loop.wait(0, rng.uniform(0.1, 0.3), opened=True)
+            loop.kill(0)
+            loop.children[0], loop.opened[0] = loop.start_ahead(), False
+            if rng.random() < 0.3:
+                loop.kill(1)
+                loop.children[1], loop.opened[1] = loop.start(), False
+            # The second child puts to the space of the dead one.
+            loop.wait(1, rng.uniform(0.0, 0.3), opened=True)
+            if len(loop.flushed) > 500:
+                flushed += loop.end_and_check()
+                shutil.rmtree(loop.path)
+                loop.begin(loop.path.with_name(str(loop.kills)))
+        flushed += loop.end_and_check()
+    finally:
+        if loop is not None:
+            loop.end()
+        throttle.remove()
+    print(f"{loop.kills} kills, {flushed} sequences flushed before one and looked at")
+
+
+# Fills the store, flushes, lists the pages, and then says how many were evicted since the list was
+# begun.
+WITNESS = """
+import sys, time
+sys.path.insert(0, {here!r})
+from test_sigkill import SCOPE, keys_of, page_of
+from test_kill_loop import FULL, evicted, stored_keys
+import ritornello as rt
+path, name = sys.argv[1], int(sys.argv[2])
+with rt.Store.open(path, capacity=FULL, segment_bytes=4 << 20) as store:
+    for name in range(name, name + 20):
+        keys = keys_of(name, 7)
+        store.put_batch(SCOPE, keys, [page_of(key) for key in keys])
+    store.flush()
+    before = evicted(store)
+    for key in stored_keys(store):
+        print("page", key.hex())
+    print("listed", flush=True)
+    while True:
+        print("evicted", evicted(store) - before, flush=True)
+        time.sleep(0.002)
+"""
+# Capacity of a store that evicts with every put.
+FULL = "24MiB"
+
+
+def evicted(store: rt.Store) -> int:
+    """Pages that the owner of the store has evicted since it became the owner."""
+    return int(store.stats()["counters"]["pages_evicted"])
+
+
+def stored_keys(store: rt.Store) -> list[bytes]:
+    """Keys of all pages of the store."""
+    found: list[bytes] = []
+    after = 0
+    while True:
+        keys, after = store.keys(SCOPE, after=after)
+        found += keys
+        if after == 0:
+            return found
+
+
+def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
+    """Kills a process that has flushed and puts no more. Returns the pages that it had listed, and
+    how many of them may have been evicted.
+
+    All listed pages are there after the kill, but for those that the owners' counters call evicted
+    since the list was begun: none, as long as nothing is put.
+    """
+    loop.next += 10_000
+    code = WITNESS.format(here=str(Path(__file__).parent))
+    words = [sys.executable, "-c", code, str(loop.path), str(loop.next)]
+    # With an owner here the witness is a client, and the owner outlives it.
+    owner = None
+    if rng.random() < 0.5:
+        owner = rt.Store.open(loop.path, capacity=FULL, segment_bytes=SEGMENT)
+    witness = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert witness.stdout is not None
+        keys: list[bytes] = []
+        while (line := witness.stdout.readline()) != "listed\n":
+            assert line.startswith("page "), f"the witness said {line!r}"
+            keys.append(bytes.fromhex(line.split()[1]))
+        time.sleep(rng.uniform(0.0, 0.05))
+        witness.kill()
+        rest = witness.stdout.read().splitlines(keepends=True)
+        gone = max((int(line.split()[1]) for line in rest if line.endswith("\n")), default=0)
+        store = owner or rt.Store.open(loop.path, capacity=FULL, segment_bytes=SEGMENT)
+        with store:
+            before = 0 if owner is None else evicted(store)
+            missing = 0
+            out = bytearray(PAGE_BYTES)
+            for key in keys:
+                if store.get_batch(SCOPE, [key], [out]) == 1:
+                    assert bytes(out) == page_of(key), "wrong bytes"
+                else:
+                    missing += 1
+            gone += evicted(store) - before
+            assert missing <= gone, f"{missing} of {len(keys)} pages lost, {gone} evicted"
+        loop.kills += 1
+    finally:
+        witness.kill()
+        witness.communicate()
+        if owner is not None:
+            owner.close()
+    return len(keys), gone
+
+
+@pytest.mark.timeout(60 + 2 * SECONDS)
+def test_kill_loop_in_full_store(tmp_path: Path) -> None:
+    """Workers are killed while they evict, then a witness that has flushed and puts no more."""
+    rng = random.Random(SEED + 3)
+    loop = Loop(tmp_path / "0", FULL)
+    listed, excused = 0, 0
+    until = time.monotonic() + SECONDS
+    try:
+        while time.monotonic() < until or not listed:
+            for at in (0, 1):
+                loop.wait(at, rng.uniform(0.0, 0.2), opened=rng.random() < 0.8)
+            while loop.children:
+                loop.kill(0)
+                del loop.children[0]
+            pages, gone = check_witness(loop, rng)
+            listed, excused = listed + pages, excused + gone
+            loop.children, loop.opened = [loop.start() for _ in range(2)], [False, False]
+    finally:
+        loop.end()
+    print(f"{loop.kills} kills, {listed} pages listed after a flush, {excused} evicted since")
+
+
 # Of the store whose shape changes, in MiB.
 LEAST, MOST = 24, 96
 

@@ -193,7 +193,8 @@ pub struct ResizeArgs {
 Examples:
   ritornello paths list /nvme/kv
   ritornello paths add /nvme/kv /nvme2/kv-segments
-  ritornello paths drain /nvme/kv segments")]
+  ritornello paths drain /nvme/kv segments
+  ritornello paths forget /nvme/kv /nvme3/dead-disk")]
 pub struct PathsArgs {
     /// What to do.
     #[command(subcommand)]
@@ -214,7 +215,7 @@ pub enum PathsCommand {
     Add {
         /// The store's directory
         dir: PathBuf,
-        /// The directory to add: new or empty
+        /// The directory to add: new or empty; or one of the store's whose marker VOLUME was lost
         path: PathBuf,
     },
     /// Take a directory out: what is there moves, or is evicted, and its files are removed
@@ -223,6 +224,20 @@ pub enum PathsCommand {
         /// The store's directory
         dir: PathBuf,
         /// The directory to drain, as `paths list` shows it
+        path: PathBuf,
+    },
+    /// Give up a directory that is away for good, with the pages that lie there
+    #[command(after_help = "\
+A directory whose file system is not mounted is away: its pages are misses until it is back, and
+nothing is lost. Forget it when its disk is dead. A directory that is here is drained instead.
+
+Examples:
+  ritornello paths list /nvme/kv
+  ritornello paths forget /nvme/kv /nvme2/kv-segments")]
+    Forget {
+        /// The store's directory
+        dir: PathBuf,
+        /// The directory to give up, as `paths list` shows it
         path: PathBuf,
     },
 }

@@ -29,7 +29,7 @@ pub fn resize(context: &Context, args: &ResizeArgs) -> Result<Status, Failure> {
     reshape(context, &args.dir, &Reshape::Capacity(args.capacity))
 }
 
-/// Lists, adds or drains directories.
+/// Lists, adds, drains or gives up directories.
 ///
 /// # Errors
 /// Where the store cannot be opened, or the directory cannot be used.
@@ -45,19 +45,22 @@ pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
             reshape(context, dir, &Reshape::AddPath(absolute(path)?))
         }
         PathsCommand::Drain { dir, path } => {
-            // As it is listed, or as it is reached from here.
-            let manifest = open::manifest(dir)?;
-            let listed = path.to_str().filter(|given| {
-                let volumes = manifest.iter().flat_map(|manifest| &manifest.volumes);
-                volumes.into_iter().any(|volume| volume.dir == **given)
-            });
-            let path = match listed {
-                Some(listed) => listed.to_owned(),
-                None => absolute(path)?,
-            };
-            reshape(context, dir, &Reshape::DrainPath(path))
+            reshape(context, dir, &Reshape::DrainPath(listed(dir, path)?))
+        }
+        PathsCommand::Forget { dir, path } => {
+            reshape(context, dir, &Reshape::ForgetPath(listed(dir, path)?))
         }
     }
+}
+
+/// A directory of the store in `dir`, as `paths list` shows it, or as it is reached from here.
+fn listed(dir: &Path, path: &Path) -> Result<String, Failure> {
+    let manifest = open::manifest(dir)?;
+    let listed = path.to_str().filter(|given| {
+        let volumes = manifest.iter().flat_map(|manifest| &manifest.volumes);
+        volumes.into_iter().any(|volume| volume.dir == **given)
+    });
+    listed.map_or_else(|| absolute(path), |listed| Ok(listed.to_owned()))
 }
 
 /// Removes a store, after a question where somebody can answer it.
@@ -140,7 +143,11 @@ fn show(context: &Context, node: &Node) -> Result<(), Failure> {
             path.dir.clone(),
             path.segments.to_string(),
             bytes(path.used_bytes),
-            if path.draining { "draining".to_owned() } else { String::new() },
+            match &path.away {
+                Some(why) => format!("away: {why}"),
+                None if path.draining => "draining".to_owned(),
+                None => String::new(),
+            },
         ]);
     }
     say(&format!(

@@ -36,7 +36,8 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         say(&describe(node.path(), role, &stats));
     }
     node.close()?;
-    Ok(Status::Fine)
+    let degraded = !stats.catalog.unavailable.reasons.is_empty();
+    Ok(if degraded { Status::Problems } else { Status::Fine })
 }
 
 /// The larger half of the sizes, each with its number.
@@ -239,6 +240,15 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     }
     if let Some(cause) = &s.poisoned {
         row("POISONED", format!("{cause}: close the store, check the disk, open it again"));
+    }
+    for reason in &s.unavailable.reasons {
+        row("DEGRADED", reason.clone());
+    }
+    if s.unavailable.runs > 0 {
+        row(
+            "unavailable",
+            format!("{} runs, misses until their space is back", count(s.unavailable.runs)),
+        );
     }
     for warning in &s.io.warnings {
         row("warning", warning.clone());

@@ -100,6 +100,10 @@ fn condition(stats: &CatalogStats) -> Vec<Finding> {
         let change = "close the store, check the disk (dmesg), open it again";
         findings.push(Finding::wrong("store", format!("poisoned: {cause}"), change));
     }
+    for reason in &stats.unavailable.reasons {
+        let change = "mount it, or give it up: ritornello paths forget DIR PATH";
+        findings.push(Finding::wrong("store", format!("degraded: {reason}"), change));
+    }
     if stats.quarantined_bytes > 0 {
         let found = format!(
             "{} hold bytes that could not be believed",

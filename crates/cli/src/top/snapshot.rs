@@ -51,6 +51,7 @@ pub struct Snapshot {
     reservations: u64,
     clients: u64,
     poisoned: Option<String>,
+    unavailable: Vec<String>,
     rates: Option<Rates>,
 }
 
@@ -138,6 +139,7 @@ impl Snapshot {
             reservations: s.reservations,
             clients: s.clients,
             poisoned: s.poisoned.clone(),
+            unavailable: s.unavailable.reasons.clone(),
             rates: before.map(|before| Rates::between(before, now)),
         }
     }
@@ -246,6 +248,9 @@ impl Snapshot {
         }
         if let Some(cause) = &self.poisoned {
             line("POISONED", format!("{cause}: close the store, check the disk, open it again"));
+        }
+        for reason in &self.unavailable {
+            line("DEGRADED", reason.clone());
         }
         lines
     }

@@ -347,14 +347,20 @@ impl Shared {
             }
             let end = range.end.min(at + at_once);
             let keys = pages.refs(at..end);
-            // What is there need not be read.
+            let control = by(WRITE);
+            // Pages that are there need not be read.
             let there = shelf.store().exists(&pages.scope, &keys).unwrap_or_default();
-            let there = there.iter().take_while(|there| **there).count();
+            let mut there = there.iter().take_while(|there| **there).count();
+            if there > 0 && !rises {
+                // Another process may have written them: with this, the tier's `flush` covers them.
+                let (stored, terms) = (&keys[..there], Terms::behind(pages.before(at)));
+                let stored = shelf.store().put_stored(&pages.scope, stored, &terms, &control);
+                there = stored.unwrap_or(0);
+            }
             at += there;
             if at == end {
                 continue;
             }
-            let control = by(WRITE);
             let bytes = pages.bytes(end - at);
             buffer.resize(bytes as usize, 0);
             let came = self.gather(to, job, at..end, &mut buffer, &control);

@@ -4,7 +4,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use ritornello_format::{Result, Scope};
-use ritornello_store::{Outcome, Terms};
+use ritornello_node::Node;
+use ritornello_store::{Catalog, ClientId, Outcome, Terms};
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{
     Cache, Found, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats, Wish,
@@ -108,6 +109,16 @@ pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Found {
         assert!(Instant::now() < until, "no answer");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Keeps pages of the store in `dir`, which this process has open, as a read in progress does: without
+/// the bound on a client's leases. The handle is to be dropped before the cache closes.
+pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
+    let node = ritornello_node::open(&ritornello_node::Options::new(dir)).unwrap();
+    let session = node.engine().unwrap().session(ClientId::LOCAL, "");
+    let reference = session.resolve(&scope(), false).unwrap().unwrap();
+    assert!(!session.locate(reference, &refs(keys)).unwrap().runs.is_empty());
+    node
 }
 
 pub fn release(cache: &Cache, found: &Found) {

@@ -1,0 +1,64 @@
+//! A cache beside another process's, which owns the disk tier and dies.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_tiers::cache::Cache;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const VARIABLE: &str = "RITORNELLO_TEST_DISK";
+const READY: &str = "the disk has them";
+
+/// Waits until the disk tier has what it is to have, without a flush. Returns how many pages this
+/// process wrote there.
+fn written_down(cache: &Cache) -> u64 {
+    let until = Instant::now() + TTL;
+    while tier(cache, "disk").queued_bytes > 0 {
+        assert!(Instant::now() < until, "never written down");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    tier(cache, "disk").written_pages
+}
+
+/// The other process: owns the disk, and puts a prompt of eight pages.
+#[test]
+fn helper() {
+    let Some(list) = std::env::var_os(VARIABLE) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&[&host(&dir, 16), list.to_str().unwrap()]);
+    assert_eq!(put(&cache, &keys(1, 0, 8), 0), 8);
+    assert_eq!(written_down(&cache), 8);
+    println!("{READY}");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn flush_reports_lost_pages_that_disk_tier_had() {
+    let (ours, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let disk = disk(&shared, 64);
+    let mut owner = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "helper", "--nocapture"])
+        .env(VARIABLE, &disk)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(owner.stdout.take().unwrap()).lines();
+    assert!(said.map_while(Result::ok).any(|line| line.contains(READY)));
+    let cache = open(&[&host(&ours, 16), &disk]);
+    assert_eq!(put(&cache, &keys(1, 0, 8), 0), 8);
+    assert_eq!(written_down(&cache), 0, "the other process wrote them");
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    let error = cache.flush().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Miss, "{error}");
+    assert_eq!(put(&cache, &keys(1, 0, 8), 0), 8);
+    cache.flush().unwrap();
+    cache.close().unwrap();
+}

@@ -1,0 +1,305 @@
+"""Stores on loop devices that are slow, fail for a moment, or are not mounted.
+
+Needs root, loop devices and, for slow devices, the blkio controller of cgroup v1; a test skips and
+names what is missing. `real_device.py` makes the devices.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from real_device import Disk, Throttle, command, require_io_uring
+from support import blank, keys_of, pages_of
+
+import ritornello as rt
+from ritornello.errors import FatalError, RetryError
+
+PAGE_BYTES = 256 << 10
+# Keys do not chain: a page that is lost hides no other.
+SCOPE = rt.Scope.opaque("device", PAGE_BYTES)
+# Bytes a second of the throttled writer, and pages of its put: 12 MiB, queued for three seconds.
+SLOW = 4 << 20
+IN_FLIGHT = 48
+FILE_SYSTEMS = pytest.mark.parametrize("slow_disk", ["ext4", "xfs"], indirect=True)
+# Submits its put when it reads a line, and waits for its end.
+WRITER = """
+import sys
+sys.path.insert(0, {here!r})
+from support import keys_of, pages_of
+from test_real_devices import IN_FLIGHT, PAGE_BYTES, SCOPE
+import ritornello as rt
+keys = keys_of("writer", IN_FLIGHT)
+pages = pages_of(keys, PAGE_BYTES)
+store = rt.Store.open(sys.argv[1], io="uring")
+print("open", flush=True)
+sys.stdin.readline()
+ticket = store.submit_put(SCOPE, keys, pages)
+print("submitted", flush=True)
+ticket.wait()
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+def read(store: rt.Store, keys: Sequence[bytes]) -> list[bytes]:
+    """Returns the keys whose pages are hits, and checks the bytes of each."""
+    found: list[bytes] = []
+    for first in range(0, len(keys), 16):
+        some = keys[first : first + 16]
+        out = blank(len(some), PAGE_BYTES)
+        outcome = store.submit_get(SCOPE, some, list(out)).wait()
+        assert outcome is not None
+        right = pages_of(some, PAGE_BYTES)
+        for at, ok in enumerate(outcome.ok):
+            if ok:
+                assert (out[at] == right[at]).all(), "wrong bytes"
+                found.append(some[at])
+    return found
+
+
+def put(store: rt.Store, keys: Sequence[bytes], seconds: float = 20) -> None:
+    """Puts pages, and retries for `seconds` while the store has no space for them."""
+    pages = pages_of(keys, PAGE_BYTES)
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if store.put_batch(SCOPE, keys, list(pages)) == len(keys):
+                return
+        except RetryError:
+            pass
+        assert time.monotonic() < deadline, "no space for a put"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def slow_writer(slow_disk: Disk) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Starts a throttled writer on a store, and kills it after the test."""
+    require_io_uring(slow_disk.path / "tried")
+    throttle = Throttle(slow_disk, "writer")
+    children: list[subprocess.Popen[str]] = []
+    yield lambda path: start_writer(path, throttle, children)
+    for child in children:
+        child.kill()
+        child.communicate()
+    throttle.remove()
+
+
+def start_writer(
+    path: Path, throttle: Throttle, children: list[subprocess.Popen[str]]
+) -> subprocess.Popen[str]:
+    code = WRITER.format(here=str(Path(__file__).parent))
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    children.append(child)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    throttle.add(child.pid)
+    throttle.limit(SLOW)
+    return child
+
+
+def kill_in_flight(child: subprocess.Popen[str]) -> None:
+    """Lets the writer submit its put, and kills it while most of the writes are queued."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "submitted\n"
+    time.sleep(0.2)
+    child.kill()
+    assert child.stdout.read() == "", "the writes ended before the kill"
+    child.wait(timeout=30)
+
+
+def check_dead_writes_harmless(
+    disk: Disk, store: rt.Store, early: Sequence[bytes], killed: float, written: int
+) -> None:
+    """Puts and flushes pages to the dead writer's space at once. Reads them back when the device
+    has written what was queued. `written` is the device's count at the kill.
+    """
+    late = [keys_of(f"late {n}", 16) for n in range(6)]
+    for keys in late:
+        put(store, keys)
+    store.flush()
+    flushed = read(store, [*early, *(key for keys in late for key in keys)])
+    assert len(flushed) >= 32, "nearly everything was evicted"
+    time.sleep(max(0.0, killed + IN_FLIGHT * PAGE_BYTES / SLOW + 1.5 - time.monotonic()))
+    own = 96 * PAGE_BYTES
+    more = disk.written() - written - own
+    assert more > 8 << 20, "the writes of the dead process did not outlive it: nothing was tried"
+    lost = len(flushed) - len(read(store, flushed))
+    assert lost == 0, f"{lost} of {len(flushed)} flushed pages were overwritten by a dead process"
+    # Pages that were overwritten before the first read are missing in `flushed`.
+    assert store.stats()["counters"]["pages_distrusted"] == 0
+
+
+@FILE_SYSTEMS
+def test_dead_clients_writes_spare_reused_space(
+    slow_writer: Callable[[Path], subprocess.Popen[str]], slow_disk: Disk
+) -> None:
+    path = slow_disk.path / "kv"
+    early = keys_of("early", 8)
+    with rt.Store.open(path, capacity="48MiB", segment_bytes=4 << 20) as store:
+        put(store, early)
+        store.flush()
+        writer = slow_writer(path)
+        written = slow_disk.written()
+        kill_in_flight(writer)
+        check_dead_writes_harmless(slow_disk, store, early, time.monotonic(), written)
+
+
+@FILE_SYSTEMS
+def test_dead_owners_writes_spare_reused_space(
+    slow_writer: Callable[[Path], subprocess.Popen[str]], slow_disk: Disk
+) -> None:
+    path = slow_disk.path / "kv"
+    early = keys_of("early", 8)
+    with rt.Store.open(path, capacity="48MiB", segment_bytes=4 << 20) as store:
+        put(store, early)
+        store.flush()
+    writer = slow_writer(path)
+    written = slow_disk.written()
+    kill_in_flight(writer)
+    killed = time.monotonic()
+    with rt.Store.open(path) as store:
+        check_dead_writes_harmless(slow_disk, store, early, killed, written)
+
+
+SMALL_PAGE = 4096
+SMALL_SCOPE = rt.Scope.opaque("index", SMALL_PAGE)
+
+
+def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
+    """Puts runs of 200 small pages. The record of a run is longer than 3 KiB, so that several of
+    them fill blocks of the journal that no later record writes again.
+    """
+    keys = []
+    for n in range(runs):
+        some = keys_of(f"{name} {n}", 200)
+        assert store.put_batch(SMALL_SCOPE, some, list(pages_of(some, SMALL_PAGE))) == 200
+        keys += some
+    return keys
+
+
+def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[..., Disk]) -> None:
+    """After a failed sync the page cache holds index records that the disk lacks."""
+    disk = make_disk("failing", 128)
+    path = disk.path / "kv"
+    store = rt.Store.open(path, capacity="32MiB", segment_bytes=4 << 20)
+    early = put_small(store, "early", 3)
+    store.flush()
+    command("sync", "--file-system", path)
+    put_small(store, "between", 5)
+    disk.cut(disk.data_begins())
+    with pytest.raises(FatalError):
+        store.flush()
+    with pytest.raises(FatalError):
+        store.close()
+    disk.cut(0)
+
+    with rt.Store.open(path) as store:
+        # A put of pages that this owner still knows promises as much as a put of new ones.
+        flushed = early + put_small(store, "between", 5) + put_small(store, "late", 3)
+        store.flush()
+        copy = disk.after_power_loss(tmp_path / "copy")
+    try:
+        with rt.Store.open(copy.path / "kv") as store:
+            there = store.exists(SMALL_SCOPE, flushed)
+            lost = len(flushed) - sum(there)
+            assert lost == 0, f"{lost} of {len(flushed)} flushed pages were not on the disk"
+            right = pages_of(flushed, SMALL_PAGE)
+            out = blank(len(flushed), SMALL_PAGE)
+            assert store.get_batch(SMALL_SCOPE, flushed, list(out)) == len(flushed)
+            assert (out == right).all()
+    finally:
+        copy.detach()
+
+
+@pytest.fixture(params=["mount point", "directory below"])
+def second_directory(
+    tmp_path: Path, request: pytest.FixtureRequest, make_disk: Callable[..., Disk]
+) -> tuple[Disk, Path, list[bytes]]:
+    """A closed store, half of whose 64 flushed pages lie on a disk that is not mounted."""
+    disk = make_disk("second", 128)
+    path, second = tmp_path / "kv", disk.path
+    if request.param == "directory below":
+        second /= "more"
+    keys = keys_of("page", 64)
+    directories = [path / "segments", second]
+    with rt.Store.open(path, "40MiB", paths=directories, segment_bytes=4 << 20) as store:
+        put(store, keys)
+        store.flush()
+    for directory in directories:
+        assert list(directory.glob("seg-*")), f"no segment in {directory}"
+    disk.unmount()
+    return disk, path, keys
+
+
+def put_unmounted(store: rt.Store, disk: Disk, keys: list[bytes]) -> list[bytes]:
+    """Reads and puts while a directory is not mounted. Returns the keys that it flushed."""
+    found = read(store, keys)
+    assert 0 < len(found) < len(keys), "pages of one directory are hits, of the other misses"
+    more = keys_of("unmounted", 4)
+    try:
+        stored = store.put_batch(SCOPE, more, list(pages_of(more, PAGE_BYTES)))
+        store.flush()
+    except RetryError:
+        stored = 0
+    assert not list(disk.path.iterdir()), "a file was made below the mount point"
+    return more[:stored]
+
+
+def test_unmounted_directory_keeps_its_pages(
+    second_directory: tuple[Disk, Path, list[bytes]],
+) -> None:
+    disk, path, keys = second_directory
+    with rt.Store.open(path) as store:
+        more = put_unmounted(store, disk, keys)
+    assert not list(disk.path.iterdir()), "a file was made below the mount point"
+    disk.mount()
+    with rt.Store.open(path) as store:
+        missing = len(keys + more) - len(read(store, keys + more))
+        assert missing == 0, f"{missing} of {len(keys + more)} flushed pages are gone"
+
+
+def test_directory_mounted_later_serves_open_store(
+    second_directory: tuple[Disk, Path, list[bytes]],
+) -> None:
+    disk, path, keys = second_directory
+    with rt.Store.open(path) as store:
+        more = put_unmounted(store, disk, keys)
+        disk.mount()
+        deadline = time.monotonic() + 12
+        while len(read(store, keys + more)) < len(keys + more) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        missing = len(keys + more) - len(read(store, keys + more))
+        assert missing == 0, f"{missing} of {len(keys + more)} flushed pages are still misses"
+
+
+def test_full_directory_is_used_all_the_same(
+    second_directory: tuple[Disk, Path, list[bytes]],
+) -> None:
+    """Segments are allocated whole: on a full disk they can be read and written."""
+    disk, path, keys = second_directory
+    disk.mount()
+    with (disk.path / "filler").open("wb", buffering=0) as filler:
+        for length in (1 << 20, 1 << 10):
+            with pytest.raises(OSError, match="No space left"):
+                while True:
+                    filler.write(bytes(length))
+    with rt.Store.open(path) as store:
+        assert store.stats()["unavailable"]["reasons"] == []
+        assert len(read(store, keys)) == len(keys), "a full disk made hits misses"
+        assert store.delete(SCOPE, keys[:8]) == 8
+        store.flush()
+        put(store, keys[:8])
