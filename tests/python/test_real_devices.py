@@ -191,6 +191,21 @@ def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
     return keys
 
 
+def fail_flush(store: rt.Store, disk: Disk) -> str:
+    """Puts runs whose flush fails on `disk`, which stays cut. Returns the name of the runs."""
+    data = disk.data_begins()
+    # The owner flushes every two seconds by itself, maybe right before the disk is cut.
+    for name in ("between", "between, again", "between, the third time"):
+        put_small(store, name, 5)
+        disk.cut(data)
+        try:
+            store.flush()
+        except FatalError:
+            return name
+        disk.cut(0)
+    pytest.fail("no flush met the cut disk")
+
+
 def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[..., Disk]) -> None:
     """After a failed sync the page cache holds index records that the disk lacks."""
     disk = make_disk("failing", 128)
@@ -199,17 +214,14 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
     early = put_small(store, "early", 3)
     store.flush()
     command("sync", "--file-system", path)
-    put_small(store, "between", 5)
-    disk.cut(disk.data_begins())
-    with pytest.raises(FatalError):
-        store.flush()
+    between = fail_flush(store, disk)
     with pytest.raises(FatalError):
         store.close()
     disk.cut(0)
 
     with rt.Store.open(path) as store:
         # A put of pages that this owner still knows promises as much as a put of new ones.
-        flushed = early + put_small(store, "between", 5) + put_small(store, "late", 3)
+        flushed = early + put_small(store, between, 5) + put_small(store, "late", 3)
         store.flush()
         copy = disk.after_power_loss(tmp_path / "copy")
     try:

@@ -93,9 +93,9 @@ impl Directory {
                 absent_or_damaged,
                 decode(MANIFEST_COPY, self.read_in(&self.path, MANIFEST_COPY)),
             ) {
-                (found, Ok(Some(copy))) => {
-                    let why = found.err().map_or_else(|| "absent".to_owned(), |e| e.to_string());
-                    tracing::warn!(dir = %self.display(), why, "MANIFEST is unusable: its copy is used");
+                (Ok(_), Ok(Some(copy))) => return self.manifest_behind(copy).map(Some),
+                (Err(why), Ok(Some(copy))) => {
+                    tracing::warn!(dir = %self.display(), %why, "MANIFEST is damaged: its copy is used");
                     return Ok(Some(copy));
                 }
                 (Err(error), _) if error.kind() == ErrorKind::Fatal => {
@@ -125,6 +125,18 @@ impl Directory {
             .with("dir", self.display())
             .with("found", name)),
         }
+    }
+
+    /// What holds where MANIFEST was absent and its copy is there. A process that makes the store
+    /// writes the copy first, and MANIFEST, in epoch 0, before the copy of a later epoch.
+    fn manifest_behind(&self, copy: Manifest) -> Result<Manifest> {
+        if let Some(bytes) = self.read(MANIFEST)? {
+            return Manifest::decode(&bytes).map_err(|error| error.with("file", MANIFEST));
+        }
+        if copy.epoch > 0 {
+            tracing::warn!(dir = %self.display(), "MANIFEST is absent: its copy is used");
+        }
+        Ok(copy)
     }
 
     /// Makes the manifest of a new store, or checks `options` against the one that is there.

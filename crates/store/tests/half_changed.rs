@@ -6,9 +6,9 @@ mod common;
 
 use common::volumes::*;
 use common::*;
-use ritornello_format::ErrorKind;
+use ritornello_format::{ErrorKind, Manifest};
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::Reshape;
+use ritornello_store::{Directory, Reshape};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,6 +98,28 @@ fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
         ErrorKind::Retry
     );
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
+}
+
+/// A process looks for the store while another makes it: MANIFEST is absent at first, and its copy
+/// is not the last word.
+#[test]
+fn manifest_that_is_made_meanwhile_is_read() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    let (path, aside) = (Path::new("/store/MANIFEST"), Path::new("/store/MANIFEST.new"));
+    let stored = Directory::new(Arc::new(disk.clone()), Path::new("/store")).manifest().unwrap();
+    let stored = stored.unwrap();
+    let older = Manifest { epoch: stored.epoch - 1, ..stored.clone() };
+    let write = Access { write: true, ..Access::default() };
+    let copy = disk.open(Path::new("/store/MANIFEST.copy"), write).unwrap();
+    copy.write_at(&older.encode(), 0).unwrap();
+    disk.rename(path, aside).unwrap();
+    let schedule = Schedule::new();
+    let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
+    schedule.before(Op::Open, "/store/MANIFEST.copy", move || disk.rename(aside, path).unwrap());
+    let directory = Directory::new(Arc::new(medium), Path::new("/store"));
+    assert_eq!(directory.manifest().unwrap(), Some(stored));
+    assert_eq!(schedule.hooks(), 0);
 }
 
 /// A close finds no room for the index, and is asked again.

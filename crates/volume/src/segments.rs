@@ -20,7 +20,7 @@ use maps::Maps;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, PAGE_BYTES_MAX, Result, SegmentId, UNIT, VolumeMarker};
 use ritornello_medium::{Access, Medium, MediumFile};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
@@ -76,8 +76,6 @@ pub struct Segments {
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
     /// Where segments are mapped.
     maps: Option<Maps>,
-    /// Volumes whose directory has entries that may not survive a power loss.
-    unsynced_dirs: Mutex<BTreeSet<u8>>,
     report: RwLock<IoReport>,
     /// When [`Segments::discover_with`] was last asked for a volume that is away.
     looked_for_absent: Mutex<Option<Instant>>,
@@ -127,8 +125,6 @@ impl Segments {
             };
             volumes.push(volume);
         }
-        let here = (0..=u8::MAX).zip(&volumes).filter(|(_, volume)| volume.is_here());
-        let unsynced = here.map(|(at, _)| at).collect();
         Ok(Self {
             medium,
             io,
@@ -141,8 +137,6 @@ impl Segments {
             staging,
             files: RwLock::default(),
             maps: (choice.report.mode == IoMode::Mapped).then(Maps::new),
-            // A former owner may have died between making a segment and syncing its directory.
-            unsynced_dirs: Mutex::new(unsynced),
             report: RwLock::new(choice.report),
             looked_for_absent: Mutex::new(None),
             refused,
@@ -150,8 +144,7 @@ impl Segments {
         })
     }
 
-    /// Creates a segment and allocates its blocks. Its name is durable after the next
-    /// [`Segments::sync`] of it.
+    /// Creates a segment and allocates its blocks. Its name is durable.
     ///
     /// # Errors
     /// `Retry` if the file system is full or refuses, or the directory does not hold the volume;
@@ -170,7 +163,7 @@ impl Segments {
             Err(error) => return Err(Error::from(error).with("path", path.display())),
         }
         let access = Access { write: true, create: true, direct: self.is_direct(id) };
-        let made = self.medium.open(&path, access).and_then(|file| {
+        let filled = self.medium.open(&path, access).and_then(|file| {
             if self.maps.is_some() && huge::are_given(&path) {
                 // Those that are allocated without a map are small.
                 file.set_len(self.segment_bytes)?;
@@ -182,19 +175,22 @@ impl Segments {
             file.allocate(self.segment_bytes)?;
             Ok(file)
         });
+        // Not at the next flush: the path may lead to another file system by then.
+        let made = filled.and_then(|file| self.sync_names(id.volume()).map(|()| file));
         match made {
             Ok(file) => {
-                self.unsynced_dirs.lock().insert(id.volume());
                 self.files.write().insert(id, file);
                 Ok(())
             }
             Err(error) => {
                 // Half a segment would count against the budget.
                 let _ = self.medium.remove(&path);
-                Err(Error::retry("no room for another segment: free space on this file system")
-                    .with("path", path.display())
-                    .with("bytes", self.segment_bytes)
-                    .because(error))
+                Err(Error::retry(
+                    "a segment cannot be made: free space on this file system, or mend the cause",
+                )
+                .with("path", path.display())
+                .with("bytes", self.segment_bytes)
+                .because(error))
             }
         }
     }
@@ -216,12 +212,12 @@ impl Segments {
         Ok(mended.inspect_err(|_| self.let_go(id))?)
     }
 
-    /// The segments of all volumes that are here, in order.
+    /// The segments of all volumes that are here, in order: see [`Segments::list_durably`].
     ///
     /// # Errors
-    /// `Retry` if a directory cannot be listed.
+    /// `Retry` if a directory cannot be listed or synced.
     pub fn existing(&self) -> Result<Vec<SegmentId>> {
-        let volumes = self.dirs().into_iter().map(|(volume, _)| self.list(volume));
+        let volumes = self.dirs().into_iter().map(|(volume, _)| self.list_durably(volume));
         Ok(volumes.collect::<Result<Vec<_>>>()?.concat())
     }
 
@@ -255,6 +251,24 @@ impl Segments {
                 .with("dir", dir.display()));
         }
         Ok(found)
+    }
+
+    /// The same, for an owner: it may write to these segments, and their names are durable. A former
+    /// owner may have died before it made them so.
+    ///
+    /// # Errors
+    /// As of [`Segments::list`]; `Retry` if the directory cannot be synced.
+    pub fn list_durably(&self, volume: u8) -> Result<Vec<SegmentId>> {
+        let listed = self.list(volume)?;
+        self.sync_names(volume)?;
+        Ok(listed)
+    }
+
+    /// Syncs the directory of a volume.
+    fn sync_names(&self, volume: u8) -> io::Result<()> {
+        self.medium.sync_dir(&self.dir(volume).map_err(io::Error::other)?)?;
+        // After the sync, which may have been that of another file system.
+        self.check_volume(volume)
     }
 
     /// Removes a segment, durably; one that is not there is gone already. Its blocks are free at
@@ -318,8 +332,7 @@ impl Segments {
         drained.map_err(|error| Error::from(error).with("segment", Segments::file_name(id)))
     }
 
-    /// Makes everything durable that was written to these segments, by any process, and the names
-    /// of those that this value created.
+    /// Makes everything durable that was written to these segments, by any process.
     ///
     /// # Errors
     /// `Fatal`: after a failed sync nobody knows what is on the disk. `Retry` if a file could not be
@@ -327,11 +340,6 @@ impl Segments {
     pub fn sync(&self, ids: &[SegmentId]) -> Result<()> {
         for &id in ids {
             self.file(id)?;
-        }
-        let dirs = std::mem::take(&mut *self.unsynced_dirs.lock());
-        for &volume in &dirs {
-            let Ok(dir) = self.dir(volume) else { continue };
-            self.medium.sync_dir(&dir).map_err(|error| failed_sync(dir.display(), error))?;
         }
         let next = Mutex::new(ids.iter());
         let work = || -> Result<()> {

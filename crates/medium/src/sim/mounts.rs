@@ -36,6 +36,22 @@ impl Mounts {
         self.0.values().flat_map(|mount| mount.unseen.files())
     }
 
+    /// Takes the names below `dir` out of `tree`. Returns them.
+    fn unmount(&mut self, tree: &mut Tree, dir: &Path) -> io::Result<&mut Tree> {
+        if !tree.is_dir(dir) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let mount = self.0.entry(dir.to_owned()).or_default();
+        if mount.away {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let names = tree.split_below(dir);
+        tree.merge(std::mem::replace(&mut mount.unseen, names));
+        mount.away = true;
+        mount.created.clear();
+        Ok(&mut mount.unseen)
+    }
+
     pub(super) fn crash(&self, chance: &mut Chance) -> Self {
         let mounts = self.0.iter().map(|(dir, mount)| {
             let unseen = mount.unseen.crash_below(dir, chance);
@@ -55,14 +71,7 @@ impl SimDisk {
     pub fn unmount(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        if !state.tree.is_dir(dir) {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        let mount = state.mounts.0.entry(dir.to_owned()).or_default();
-        if mount.away {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let mut names = state.tree.split_below(dir);
+        let names = state.mounts.unmount(&mut state.tree, dir)?;
         names.sync_all();
         for inode in names.files() {
             if let Some(file) = state.files.get_mut(&inode) {
@@ -72,10 +81,18 @@ impl SimDisk {
                 file.now = file.durable.clone();
             }
         }
-        state.tree.merge(std::mem::replace(&mut mount.unseen, names));
-        mount.away = true;
-        mount.created.clear();
         Ok(())
+    }
+
+    /// The same as `umount --lazy` does while files are open: nothing becomes durable, and no path
+    /// leads to the file system any more.
+    ///
+    /// # Errors
+    /// As of [`SimDisk::unmount`].
+    pub fn detach(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        state.mounts.unmount(&mut state.tree, dir).map(drop)
     }
 
     /// Mounts it again. What was created under the mount point is hidden.

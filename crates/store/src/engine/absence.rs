@@ -219,8 +219,8 @@ impl Engine {
             return Err(Error::invalid("its file system cannot be trusted"));
         }
         self.segments.attach(number, candidate)?;
-        let listed = self.segments.list(number)?;
-        // Looked for after the list: an empty mount point lists nothing.
+        let listed = self.segments.list_durably(number)?;
+        // Looked for after the list and its sync: an empty mount point lists nothing.
         if !self.is_volume_here(number) {
             return Err(Error::retry("it went away again"));
         }

@@ -38,9 +38,9 @@ pub(super) fn find_segments(
         if volume.is_gone() || absence.volumes.contains_key(&number) {
             continue;
         }
-        let listed = segments.list(number).map_err(|error| error.to_string());
+        let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
-            // Looked for after the list: an empty mount point lists nothing.
+            // Looked for after the list and its sync: an empty mount point lists nothing.
             Ok(_) if !is_here(number) => Err("it went away during the opening".to_owned()),
             listed => listed,
         };

@@ -84,9 +84,8 @@ MUTATIONS = [
     Mutation(
         "a segment's name not synced",
         SEGMENTS,
-        "            self.medium.sync_dir(&dir)"
-        ".map_err(|error| failed_sync(dir.display(), error))?;\n",
-        "            drop(dir);\n",
+        "        self.medium.sync_dir(&self.dir(volume).map_err(io::Error::other)?)?;\n",
+        "",
     ),
     Mutation(
         "a new journal file's name not synced",

@@ -138,8 +138,6 @@ impl Segments {
             report.direct &= candidate.volume.direct;
             report.file_systems.push(candidate.file_system);
             *volume = candidate.volume;
-            drop(report);
-            self.unsynced_dirs.lock().insert(number);
         }
         Ok(())
     }
@@ -166,7 +164,6 @@ impl Segments {
 
     /// Forgets the directory of a volume whose segments are gone.
     pub fn retire_volume(&self, volume: u8) {
-        self.unsynced_dirs.lock().remove(&volume);
         if let Some(volume) = self.volumes.write().get_mut(usize::from(volume)) {
             volume.dir = PathBuf::new();
         }
