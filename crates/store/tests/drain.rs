@@ -84,6 +84,8 @@ fn directories_that_cannot_be_are_refused() {
     std::fs::write(full.join("seg-000000"), "another store's").unwrap();
     refused(&Reshape::AddPath(text(&full)), "holds something");
     let (empty, alias) = (dir.path().join("empty"), dir.path().join("alias"));
+    // The root of a new ext4 file system.
+    std::fs::create_dir_all(empty.join("lost+found")).unwrap();
     open.store.reshape(&Reshape::AddPath(text(&empty))).unwrap();
     std::os::unix::fs::symlink(&empty, &alias).unwrap();
     refused(&Reshape::AddPath(text(&alias)), "already");

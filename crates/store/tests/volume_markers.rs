@@ -168,6 +168,39 @@ fn lost_marker_is_written_again_on_demand() {
     assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
 }
 
+/// No segment tells the volume, and something else lies in its directory: maybe its disk is not
+/// mounted.
+#[test]
+fn directory_with_other_files_is_marked_by_its_segments_only() {
+    let disk = SimDisk::new(64 * MIB);
+    let make = |path: &str| {
+        let access = Access { write: true, create: true, direct: false };
+        disk.open(Path::new(path), access).unwrap()
+    };
+    open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
+    disk.remove(Path::new("/b/VOLUME")).unwrap();
+    make("/b/photos");
+    let open = reopen(Arc::new(disk.clone()));
+    let add = |open: &Open| open.engine.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
+    let refused = add(&open).unwrap_err();
+    assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("photos"));
+    assert!(is_degraded(&open));
+    disk.remove(Path::new("/b/photos")).unwrap();
+    disk.create_dir(Path::new("/b/lost+found")).unwrap();
+    make("/b/VOLUME").write_at(b"torn", 0).unwrap();
+    add(&open).unwrap();
+    assert!(!is_degraded(&open));
+    for name in 0..SEQUENCES {
+        assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
+    }
+    open.close();
+    make("/b/photos");
+    disk.remove(Path::new("/b/VOLUME")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    add(&open).unwrap();
+    assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
+}
+
 /// While a store is open, another store's disk is mounted over one of its volumes, which is then
 /// drained: no file of the other store is removed.
 #[test]

@@ -16,10 +16,14 @@ use ritornello_volume::segments::{Candidate, Segments};
 use ritornello_volume::space::Space;
 use ritornello_volume::transfer::Control;
 use serde::{Deserialize, Serialize};
-use std::ffi::OsString;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Lies in the root of every ext4 file system.
+const LOST_AND_FOUND: &str = "lost+found";
 
 /// What to change about the space of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,7 +187,8 @@ impl Engine {
     }
 
     /// Marks the directory of a volume whose marker was lost. Returns its number. Every segment that
-    /// the index names must be there: the pages of one that is not would be given up.
+    /// the index names must be there: the pages of one that is not would be given up. Where it names
+    /// none, nothing but the volume's own may be there, as in a new directory.
     fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         let volume = &mut manifest.volumes[usize::from(number)];
@@ -196,14 +201,21 @@ impl Engine {
         if let Whereabouts::Foreign(why) = directory.find_volume(dir.clone(), marker, false) {
             return refused(&why);
         }
-        let mut missing = false;
+        let mut named = BTreeSet::new();
         self.index.for_each(&mut |_, view| {
-            let extents = view.live_extents();
-            let mut here = extents.iter().map(|e| e.segment).filter(|id| id.volume() == number);
-            missing |= here.any(|id| !names.contains(&Segments::file_name(id).into()));
+            let segments = view.live_extents().into_iter().map(|extent| extent.segment);
+            named.extend(segments.filter(|id| id.volume() == number));
         });
-        if missing {
+        if named.iter().any(|id| !names.contains(&Segments::file_name(*id).into())) {
             return refused("segments of the volume are not in this directory: mount its disk");
+        }
+        let is_strange = |name: &&OsString| {
+            let is_volumes = Segments::is_segment(name) || name.as_os_str() == VolumeMarker::FILE;
+            !is_volumes && self.is_strange(&dir, name)
+        };
+        if let Some(found) = names.iter().find(is_strange).filter(|_| named.is_empty()) {
+            let found = found.to_string_lossy();
+            return refused(&format!("it holds {found}: mount the volume's disk, or empty it"));
         }
         directory.write_marker(&dir, marker)?;
         volume.marked = true;
@@ -233,20 +245,13 @@ impl Engine {
         let names = self.medium.list(&path).map_err(refused)?;
         let number = manifest.volumes.len() as u8;
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
-        let half_added = |name: &OsString| {
-            Segments::is_left_over(name)
-                || (name.as_os_str() == VolumeMarker::FILE
-                    && directory.is_marked_by(&path, manifest.uuid))
-                || name.to_str().is_some_and(|name| name == format!("{}.new", VolumeMarker::FILE))
-        };
-        let (left_over, others): (Vec<_>, Vec<_>) = names.into_iter().partition(half_added);
-        if let Some(found) = others.first() {
+        if let Some(found) = names.iter().find(|name| self.is_strange(&path, name)) {
             return Err(Error::invalid("the directory holds something: name an empty or new one")
                 .with("dir", path.display())
                 .with("found", found.to_string_lossy()));
         }
-        // Somebody was killed while he added it.
-        for name in left_over {
+        // An owner was killed while it added the directory.
+        for name in names.iter().filter(|name| name.as_os_str() != LOST_AND_FOUND) {
             self.medium.remove(&path.join(name)).map_err(refused)?;
         }
         let candidate = self.segments.examine(&path)?;
@@ -262,6 +267,15 @@ impl Engine {
         directory.write_marker(&path, marker).map_err(refused)?;
         manifest.volumes.push(VolumeRecord { marked: true, ..VolumeRecord::new(name) });
         Ok(candidate)
+    }
+
+    /// Whether a file in `dir` is neither the file system's own nor left by an owner of this store that
+    /// was killed while it added or marked the directory.
+    fn is_strange(&self, dir: &Path, name: &OsStr) -> bool {
+        let is_own_marker =
+            name == VolumeMarker::FILE && self.directory().is_marked_by(dir, self.manifest().uuid);
+        let is_new_marker = name == format!("{}.new", VolumeMarker::FILE).as_str();
+        !(name == LOST_AND_FOUND || Segments::is_left_over(name) || is_own_marker || is_new_marker)
     }
 
     /// The number of the volume in the directory `dir`.
