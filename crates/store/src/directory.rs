@@ -22,7 +22,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// Names that may lie in a directory without making it somebody else's.
+/// Names that may lie in a directory without making it foreign.
 const OURS: [&str; 13] = [
     MANIFEST,
     "MANIFEST.new",
@@ -131,7 +131,9 @@ impl Directory {
     /// writes the copy first, and MANIFEST, in epoch 0, before the copy of a later epoch.
     fn manifest_behind(&self, copy: Manifest) -> Result<Manifest> {
         if let Some(bytes) = self.read(MANIFEST)? {
-            return Manifest::decode(&bytes).map_err(|error| error.with("file", MANIFEST));
+            let decoded = Manifest::decode(&bytes);
+            return decoded
+                .map_err(|error| error.with("dir", self.display()).with("file", MANIFEST));
         }
         if copy.epoch > 0 {
             tracing::warn!(dir = %self.display(), "MANIFEST is absent: its copy is used");
@@ -264,7 +266,7 @@ impl Directory {
         .with("paths", format!("{:?}", options.paths)))
     }
 
-    /// Those of a store that is to be made: none may hold segments, which were somebody else's.
+    /// Those of a store that is to be made: none may hold segments, which were another store's.
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for dir in volumes.iter().map(|volume| self.path.join(&volume.dir)) {

@@ -129,6 +129,8 @@ fn reservation_log_is_found_after_it_was_shortened() {
         let scope = session.resolve(&chained(4096), true).unwrap().unwrap();
         let keys = sequence(1, 4);
         let reserve = || session.reserve(scope, &refs(&keys), None, &Wanted::default()).unwrap();
+        // The segment exists: its directory is synced when it is made.
+        session.abort(reserve().id).unwrap();
         let renamed = schedule.count(Op::Rename);
         schedule.add(rule);
         for _ in 0..1500 {

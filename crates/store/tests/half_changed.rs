@@ -100,8 +100,8 @@ fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A process looks for the store while another makes it: MANIFEST is absent at first, and its copy
-/// is not the last word.
+/// A process looks for the store while another makes it: MANIFEST is absent at first, and its copy is
+/// older by the time it is read.
 #[test]
 fn manifest_that_is_made_meanwhile_is_read() {
     let disk = SimDisk::new(64 * MIB);

@@ -6,9 +6,10 @@ mod common;
 
 use common::volumes::*;
 use common::*;
-use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const CRASHES: u64 = 8;
 
@@ -61,9 +62,59 @@ fn segment_whose_volume_is_detached_while_it_is_made_takes_no_put() {
     }
 }
 
-/// An owner dies between making a segment and syncing its directory; the next one writes to it.
+/// Another store's disk is mounted over the volume while a segment of it is made.
+#[test]
+fn failed_segment_costs_no_other_store_a_file() {
+    let disk = SimDisk::new(64 * MIB);
+    open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
+    let schedule = Schedule::new();
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    let other = disk.clone();
+    schedule.before(Op::SyncDir, "/b", move || {
+        other.detach(Path::new("/b")).unwrap();
+        let access = Access { write: true, create: true, direct: false };
+        other.open(Path::new("/b/seg-000000"), access).unwrap();
+    });
+    for name in 0..SEQUENCES {
+        put(&open.store, &chained(65_536), &sequence(name, 8), None);
+    }
+    assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
+}
+
+/// A failed creation that could not remove its file stops no later one.
+#[test]
+fn volume_grows_again_after_a_segment_that_was_left_behind() {
+    let disk = SimDisk::new(64 * MIB);
+    open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
+    let schedule = Schedule::new();
+    let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncDir).at("/b"));
+    schedule.add(Rule::nth(1, Fault::Io).on(Op::Remove).at("/b/seg"));
+    put(&open.store, &chained(65_536), &sequence(0, 8), None);
+    put(&open.store, &chained(65_536), &sequence(1, 8), None);
+    assert_eq!(schedule.injected(), 2);
+    let second = || disk.list(Path::new("/b")).unwrap().contains(&"seg-000001".into());
+    let until = Instant::now() + Duration::from_secs(60);
+    for name in 2.. {
+        put(&open.store, &chained(65_536), &sequence(name, 8), None);
+        if second() {
+            break;
+        }
+        assert!(Instant::now() < until, "the volume does not grow again");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// An owner dies between making a segment and syncing its directory; the next one writes to it, be the
+/// volume here at its opening or back later.
 #[test]
 fn flush_covers_segments_that_a_dead_owner_made() {
+    for back_later in [false, true] {
+        cover_segments_of_dead_owner(back_later);
+    }
+}
+
+fn cover_segments_of_dead_owner(back_later: bool) {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();
@@ -76,7 +127,14 @@ fn flush_covers_segments_that_a_dead_owner_made() {
     std::mem::forget(open);
     let made = disk.list(Path::new("/b")).unwrap();
     assert!(made.iter().any(|name| name.to_string_lossy().starts_with("seg-")), "{made:?}");
+    if back_later {
+        disk.detach(Path::new("/b")).unwrap();
+    }
     let open = reopen(Arc::new(disk.clone()));
+    if back_later {
+        disk.mount(Path::new("/b")).unwrap();
+        open.engine.tend();
+    }
     for name in 0..2 {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
     }

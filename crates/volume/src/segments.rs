@@ -147,9 +147,9 @@ impl Segments {
     /// Creates a segment and allocates its blocks. Its name is durable.
     ///
     /// # Errors
-    /// `Retry` if the file system is full or refuses, or the directory does not hold the volume;
-    /// nothing is left behind then. `Fatal` if there already is a file of that name: an allocator that
-    /// does not know it must not write to it.
+    /// `Retry` if the file system is full or refuses, or the directory does not hold the volume; the
+    /// file is removed again then, where it can be. `Fatal` if there already is a file of that name: an
+    /// allocator that does not know it must not write to it, and takes another number.
     pub fn create(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;
@@ -183,8 +183,10 @@ impl Segments {
                 Ok(())
             }
             Err(error) => {
-                // Half a segment would count against the budget.
-                let _ = self.medium.remove(&path);
+                // Half a segment would count against the budget. Another volume's file is not touched.
+                if self.check_volume(id.volume()).is_ok() {
+                    let _ = self.medium.remove(&path);
+                }
                 Err(Error::retry(
                     "a segment cannot be made: free space on this file system, or mend the cause",
                 )
@@ -253,8 +255,8 @@ impl Segments {
         Ok(found)
     }
 
-    /// The same, for an owner: it may write to these segments, and their names are durable. A former
-    /// owner may have died before it made them so.
+    /// Lists the segments of one volume for an owner, which may write to them, and makes their names
+    /// durable: a former owner may have died before it did.
     ///
     /// # Errors
     /// As of [`Segments::list`]; `Retry` if the directory cannot be synced.
@@ -335,7 +337,7 @@ impl Segments {
     /// Makes everything durable that was written to these segments, by any process.
     ///
     /// # Errors
-    /// `Fatal`: after a failed sync nobody knows what is on the disk. `Retry` if a file could not be
+    /// `Fatal`: after a failed sync it is unknown what is on the disk. `Retry` if a file could not be
     /// opened (too many are); then nothing was begun.
     pub fn sync(&self, ids: &[SegmentId]) -> Result<()> {
         for &id in ids {
@@ -487,7 +489,7 @@ fn failed_sync(what: impl fmt::Display, error: io::Error) -> Error {
 fn number_of(name: &str) -> Option<u32> {
     let digits = name.strip_prefix(PREFIX)?;
     let number = digits.parse().ok()?;
-    // Only names we would give: "seg-7" or "seg-+00007" are somebody else's.
+    // Only names we would give: "seg-7" or "seg-+00007" are not ours.
     (name == Segments::file_name(SegmentId::new(0, number))).then_some(number)
 }
 

@@ -84,7 +84,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// The same as `umount --lazy` does while files are open: nothing becomes durable, and no path
+    /// Unmounts it as `umount --lazy` does while files are open: nothing becomes durable, and no path
     /// leads to the file system any more.
     ///
     /// # Errors

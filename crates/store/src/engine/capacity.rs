@@ -45,7 +45,7 @@ impl Engine {
     ///
     /// # Errors
     /// `Invalid` for a capacity below two segments, or below what is leased, retained and being
-    /// written; for a directory that is known, unknown, somebody else's, or the last one.
+    /// written; for a directory that is known, unknown, another store's, or the last one.
     pub fn reshape(&self, change: &Reshape, patience: Duration) -> Result<()> {
         self.check_writable()?;
         let deadline = Instant::now() + patience;
@@ -188,7 +188,7 @@ impl Engine {
 
     /// Marks the directory of a volume whose marker was lost. Returns its number. Every segment that
     /// the index names must be there: the pages of one that is not would be given up. Where it names
-    /// none, nothing but the volume's own may be there, as in a new directory.
+    /// none, nothing else may be there, as in a new directory.
     fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         let volume = &mut manifest.volumes[usize::from(number)];
@@ -215,7 +215,9 @@ impl Engine {
         };
         if let Some(found) = names.iter().find(is_strange).filter(|_| named.is_empty()) {
             let found = found.to_string_lossy();
-            return refused(&format!("it holds {found}: mount the volume's disk, or empty it"));
+            return refused(&format!(
+                "it holds {found}: mount the volume's disk, or remove that file"
+            ));
         }
         directory.write_marker(&dir, marker)?;
         volume.marked = true;
@@ -269,8 +271,8 @@ impl Engine {
         Ok(candidate)
     }
 
-    /// Whether a file in `dir` is neither the file system's own nor left by an owner of this store that
-    /// was killed while it added or marked the directory.
+    /// Whether a file in `dir` is neither the file system's own nor left by an owner that was killed
+    /// while it added or marked the directory.
     fn is_strange(&self, dir: &Path, name: &OsStr) -> bool {
         let is_own_marker =
             name == VolumeMarker::FILE && self.directory().is_marked_by(dir, self.manifest().uuid);

@@ -99,7 +99,7 @@ impl Engine {
             if wanted.retain_until > 0 {
                 self.retain(scope.slot, &hashes, wanted.retain_until);
             }
-            // Somebody else's put may be visible and on its way to the disk.
+            // Another put of it may be visible and on its way to the disk.
             if self.durable_puts() && !wanted.flushed_later {
                 self.make_durable()?;
             }
@@ -317,8 +317,8 @@ impl Engine {
         if more || state.limbo.units() > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
     }
 
-    /// Adds a segment file, unless the floor or the file system says no. One at a time: whoever
-    /// comes second finds that there is room by now.
+    /// Adds a segment file, unless the floor or the file system says no. One at a time: the
+    /// second caller finds that there is room by now.
     fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
         let growing = self.growing.try_lock_until(deadline);
         let _growing = growing.ok_or(Refusal::Deadline)?;
@@ -333,9 +333,9 @@ impl Engine {
             Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }
-            // Memory that the file system would give and the machine does not have kills somebody.
+            // Memory that the file system would give and the machine does not have kills a process.
             Ok(room) => check_memory(&room, segment_bytes)
-                .and_then(|()| self.segments.create(segment))
+                .and_then(|()| self.create(segment))
                 .err()
                 .map(|error| error.to_string()),
             Err(error) => Some(error.to_string()),
@@ -349,6 +349,14 @@ impl Engine {
             state.growth_paused.push((segment.volume(), Instant::now() + GROWTH_PAUSE));
         }
         Ok(())
+    }
+
+    /// Creates the file. One that a failed creation left keeps its number until the next opening.
+    fn create(&self, segment: SegmentId) -> Result<()> {
+        self.segments.create(segment).inspect_err(|_| {
+            let mut state = self.state.lock();
+            state.space.start_numbers_at(segment.volume(), segment.number() + 1);
+        })
     }
 
     /// Whether the engine still runs: checked where a loop may be long.

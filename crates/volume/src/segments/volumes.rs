@@ -71,7 +71,7 @@ impl Candidate {
 impl Segments {
     /// Tells how to find out about volumes that came after this was opened.
     pub fn discover_with(&self, discover: Discover) {
-        // Whoever opens it does this once.
+        // The process that opens the segments does this once.
         let _ = self.discover.set(discover);
     }
 
