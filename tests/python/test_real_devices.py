@@ -108,14 +108,24 @@ def start_writer(
     return child
 
 
+def bytes_written(pid: int) -> int:
+    """Bytes that a process has handed to block devices. Those of direct writes count at once."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
+
+
 def kill_in_flight(child: subprocess.Popen[str]) -> None:
     """Lets the writer submit its put, and kills it while most of the writes are queued."""
     assert child.stdin is not None
     assert child.stdout is not None
+    before = bytes_written(child.pid)
     child.stdin.write("\n")
     child.stdin.flush()
     assert child.stdout.readline() == "submitted\n"
-    time.sleep(0.2)
+    deadline = time.monotonic() + 20
+    while bytes_written(child.pid) - before < IN_FLIGHT * PAGE_BYTES * 3 // 4:
+        assert time.monotonic() < deadline, "the writer does not write"
+        time.sleep(0.02)
     child.kill()
     assert child.stdout.read() == "", "the writes ended before the kill"
     child.wait(timeout=30)
