@@ -60,7 +60,7 @@ pub struct ScopeRegistry {
 
 impl ScopeRegistry {
     /// The record: sealed like the manifest; body: next slot, count, then slot and scope of each,
-    /// count, then slot and settings of each.
+    /// count, then slot and settings of each, then [`Scope::IDENTITY`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
@@ -74,13 +74,15 @@ impl ScopeRegistry {
             body.u32(slot.0);
             settings.encode(&mut body);
         }
+        body.u8(Scope::IDENTITY);
         seal(MAGIC, body.as_slice())
     }
 
     /// Reads what [`ScopeRegistry::encode`] wrote.
     ///
     /// # Errors
-    /// `Invalid` or `Fatal`, see [`unseal`].
+    /// `Invalid` or `Fatal`, see [`unseal`]; `Miss` for scopes whose ids were made in another way:
+    /// no page that names them can be found, and no header of one verifies.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(unseal(MAGIC, "scope registry", bytes)?);
         let mut registry = Self { next: reader.u32()?, ..Self::default() };
@@ -93,6 +95,12 @@ impl ScopeRegistry {
                 let slot = ScopeSlot(reader.u32()?);
                 registry.settings.insert(slot, ScopeSettings::decode(&mut reader)?);
             }
+        }
+        // Registries of the first identity end here.
+        let identity = if reader.remaining() > 0 { reader.u8()? } else { 0 };
+        if identity != Scope::IDENTITY && !registry.scopes.is_empty() {
+            return Err(Error::miss("its scopes have ids that another version of Ritornello made")
+                .with("scopes", registry.scopes.len()));
         }
         Ok(registry)
     }
@@ -119,5 +127,19 @@ mod tests {
             bad[at] ^= 0x10;
             assert!(ScopeRegistry::decode(&bad).is_err(), "byte {at}");
         }
+    }
+
+    #[test]
+    fn scopes_of_another_identity_are_a_miss() {
+        let registry = ScopeRegistry {
+            next: 1,
+            scopes: vec![(ScopeSlot(0), Scope::opaque("a", 4096, true))],
+            settings: BTreeMap::new(),
+        };
+        let bytes = registry.encode();
+        let body = unseal(MAGIC, "scope registry", &bytes).unwrap();
+        let first = seal(MAGIC, &body[..body.len() - 1]);
+        let error = ScopeRegistry::decode(&first).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Miss);
     }
 }

@@ -359,7 +359,8 @@ impl Directory {
         Err(if restored { error } else { self.unsure(MANIFEST).because(error) })
     }
 
-    /// The scope registry; an absent one is empty, a damaged one `None`.
+    /// The scope registry; an absent one is empty, one that is damaged or whose scopes have ids of
+    /// another version is `None`.
     ///
     /// # Errors
     /// Those of the file system, and `Invalid` for another format.
@@ -369,7 +370,13 @@ impl Directory {
             Some(bytes) => match ScopeRegistry::decode(&bytes) {
                 Ok(registry) => Ok(Some(registry)),
                 Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
-                Err(_) => Ok(None),
+                Err(why) => {
+                    tracing::warn!(
+                        dir = %self.display(), %why,
+                        "SCOPES cannot be used: the store starts without any scope or page"
+                    );
+                    Ok(None)
+                }
             },
         }
     }

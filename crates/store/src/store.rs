@@ -130,8 +130,7 @@ impl Store {
     /// quota below what the scope holds evicts from it at once.
     ///
     /// # Errors
-    /// `Invalid` for a codec that the scope's numbers do not suit, more to retain than the quota, or
-    /// a scope stored with another description.
+    /// `Invalid` for a codec that the scope's numbers do not suit, or more to retain than the quota.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
         self.resolved.forget(&[scope]);
@@ -141,7 +140,7 @@ impl Store {
     /// Number of leading pages that can be had.
     ///
     /// # Errors
-    /// `Invalid` for malformed keys or a scope stored with another description.
+    /// `Invalid` for malformed keys.
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
         let asked = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ritornello_format::ErrorKind;
+use ritornello_format::{ErrorKind, Scope};
 use ritornello_store::{IndexKind, Options};
 
 #[test]
@@ -144,13 +144,61 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
     invalid(try_put(&open.store, &scope, &twice, None), "twice");
     invalid(try_put(&open.store, &scope, &[vec![1; 7]], None), "8 to 64");
     invalid(try_put(&open.store, &scope, &[vec![1; 65]], None), "8 to 64");
-    let resized = ritornello_format::Scope { page_bytes: Some(8192), ..scope.clone() };
-    invalid(try_put(&open.store, &resized, &keys, None), "page_bytes");
-    let rechained = ritornello_format::Scope { chained: false, ..scope.clone() };
-    invalid(try_put(&open.store, &rechained, &keys, None), "chained");
     assert_eq!(get(&open.store, &scope, &keys).pages, 3);
     assert_eq!(open.store.stats().unwrap().catalog.pages, 3);
     open.close();
+}
+
+#[test]
+fn pages_arranged_differently_are_other_scopes() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 16);
+    let (scope, keys) = (chained(4096), sequence(1, 3));
+    put(&open.store, &scope, &keys, None);
+    for other in [
+        Scope { page_bytes: Some(8192), ..scope.clone() },
+        Scope { chained: false, ..scope.clone() },
+        Scope { layout: "opaque/mine".to_owned(), ..scope.clone() },
+    ] {
+        assert_eq!(open.store.probe(&other, &refs(&keys)).unwrap(), 0);
+        assert_eq!(put(&open.store, &other, &keys, None).pages, 3);
+        assert_eq!(get(&open.store, &other, &keys).pages, 3);
+        assert_eq!(get(&open.store, &scope, &keys).pages, 3);
+    }
+    assert_eq!(open.store.stats().unwrap().catalog.scopes, 4);
+    open.close();
+}
+
+#[test]
+fn names_of_the_same_bytes_are_one_scope() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 16);
+    let (scope, keys) = (numbers("page_first", None), sequence(1, 3));
+    put(&open.store, &scope, &keys, None);
+    let given = scope.resolved_page_bytes().unwrap();
+    for same in [numbers("layer_first", None), numbers("page_first", Some(given))] {
+        assert_eq!(get(&open.store, &same, &keys).pages, 3);
+    }
+    assert_eq!(open.store.stats().unwrap().catalog.scopes, 1);
+    // A call under the other name does not go to the dropped slot.
+    open.store.drop_scope(&scope).unwrap();
+    assert_eq!(open.store.probe(&numbers("layer_first", None), &refs(&keys)).unwrap(), 0);
+    assert_eq!(put(&open.store, &numbers("layer_first", None), &keys, None).pages, 3);
+    assert_eq!(get(&open.store, &scope, &keys).pages, 3);
+    open.close();
+}
+
+fn numbers(layout: &str, page_bytes: Option<u64>) -> Scope {
+    Scope {
+        dtype: "float16".to_owned(),
+        page_tokens: 4,
+        layers: (0, 2),
+        kv_heads: (0, 2),
+        head_dim: 32,
+        layout: layout.to_owned(),
+        page_bytes,
+        ..Scope::opaque("numbers", 1, true)
+    }
 }
 
 #[test]

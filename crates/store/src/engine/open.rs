@@ -112,7 +112,6 @@ impl Engine {
         let registry = match directory.registry()? {
             Some(registry) => registry,
             None => {
-                tracing::warn!(dir = %options.dir.display(), "the scope registry is damaged: starting without any");
                 *dropped.entry("scope_registry".to_owned()).or_default() += 1;
                 never_reuse_slots(index.as_ref())
             }

@@ -76,6 +76,7 @@ impl Scopes {
             )
             .with("scopes", SCOPES_MAX));
         }
+        warn_of_rearranged(&registry, scope);
         let slot = ScopeSlot(registry.next);
         let mut changed = registry.clone();
         changed.next += 1;
@@ -203,6 +204,20 @@ impl Live {
         if let Some(reference) = self.by_slot.remove(&slot) {
             self.by_id.remove(&reference.id);
         }
+    }
+}
+
+/// Says so where a scope is new only because its pages are arranged in another way: maybe a setting
+/// is wrong, and in any case pages that are there are not found.
+fn warn_of_rearranged(registry: &ScopeRegistry, scope: &Scope) {
+    let mut newest_first = registry.scopes.iter().rev();
+    let found = newest_first.find_map(|(_, other)| Some((other, scope.rearranged(other)?)));
+    if let Some((other, differences)) = found {
+        tracing::warn!(
+            scope = %scope.id(), other = %other.id(), model = %scope.model,
+            "a new scope differs from a registered one in {differences} only: neither finds the \
+             pages of the other; if they should be shared, make these settings the same"
+        );
     }
 }
 

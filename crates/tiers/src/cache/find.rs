@@ -100,7 +100,7 @@ impl Cache {
     /// caller is to ask again, as the prefetch policy has it.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none or a scope stored with another description; `Closed`.
+    /// `Invalid` for a key that is none; `Closed`.
     pub fn find(
         &self,
         scope: &Arc<Scope>,

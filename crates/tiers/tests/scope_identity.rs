@@ -1,0 +1,80 @@
+//! Two machines with a remote in common: pages arranged in another way are not delivered.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::Scope;
+use ritornello_store::Terms;
+use ritornello_tiers::cache::{Cache, Found, Readiness, Wish};
+use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAGES: usize = 128;
+
+fn arranged(change: impl FnOnce(&mut Scope)) -> Arc<Scope> {
+    let mut scope = Scope {
+        dtype: "bfloat16".to_owned(),
+        page_tokens: 16,
+        layers: (0, 2),
+        kv_heads: (0, 2),
+        head_dim: 64,
+        layout: "page_first".to_owned(),
+        page_bytes: None,
+        ..Scope::opaque("llama", 1, true)
+    };
+    change(&mut scope);
+    Arc::new(scope)
+}
+
+fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
+    let bytes = scope.resolved_page_bytes().unwrap() as usize;
+    let pages: Vec<Vec<u8>> = keys.iter().map(|_| vec![0x5a; bytes]).collect();
+    let source = BorrowedPages::new(&refs(&pages));
+    let control = Control::default();
+    let ticket =
+        cache.submit_put(Arc::clone(scope), boxed(keys), 0, &source, Terms::default(), control);
+    let outcome = ticket.unwrap().wait(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(outcome.pages, keys.len());
+}
+
+fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Found {
+    let mut answer = None;
+    until("no answer", || {
+        let found = cache.find(scope, &refs(keys), TTL, &Wish::default()).unwrap();
+        let ready = found.readiness == Readiness::Ready;
+        answer = Some(found);
+        ready
+    });
+    answer.unwrap()
+}
+
+/// Pages that a machine finds of those that another one put under `arranged(|_| ())`.
+fn found_on_another_machine(scope: &Arc<Scope>) -> usize {
+    let new = || tempfile::tempdir().unwrap();
+    let (one, two, far) = (new(), new(), new());
+    let prompt = keys(1, 0, PAGES);
+    {
+        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        put_all(&cache, &arranged(|_| ()), &prompt);
+        cache.flush().unwrap();
+    }
+    let cache = open(&[&host(&two, 64), &remote(far.path())]);
+    let found = find_in(&cache, scope, &prompt);
+    release(&cache, &found);
+    found.local
+}
+
+#[test]
+fn pages_of_another_layout_are_a_miss() {
+    assert_eq!(found_on_another_machine(&arranged(|s| s.layout = "page_head".into())), 0);
+}
+
+#[test]
+fn names_of_the_same_bytes_share_pages() {
+    assert_eq!(found_on_another_machine(&arranged(|s| s.layout = "layer_first".into())), PAGES);
+    let bytes = arranged(|_| ()).resolved_page_bytes().unwrap();
+    assert_eq!(found_on_another_machine(&arranged(|s| s.page_bytes = Some(bytes))), PAGES);
+}
