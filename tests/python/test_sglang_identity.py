@@ -103,8 +103,14 @@ def test_another_engine_is_another_scope(others: dict[str, Any]) -> None:
     assert scope(replace(ENGINE, **others)).id != scope().id
 
 
-def test_another_size_is_another_scope_and_no_error() -> None:
+def test_another_size_is_another_scope() -> None:
     assert scope(page_bytes=BYTES // 2).id != scope().id
+
+
+def test_layout_and_size_are_said_once() -> None:
+    described = scope().describe()
+    assert not {"layout", "page_bytes"} & set(described["extra"])
+    assert described["layout"].startswith("sglang-")
 
 
 def test_ranks_are_named_by_their_heads() -> None:

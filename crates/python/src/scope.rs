@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 /// Everything besides tokens that decides whether bytes may be reused. `layers` and `kv_heads`
 /// are first and one past the last. `page_bytes` follows from the shape where dtype and layout
-/// are known; otherwise it must be given. `page_bytes`, `layout` and `chained` are stored with a
-/// scope and not part of its `id`: using a stored scope with others is an error.
+/// are known; otherwise it must be given. Every field takes part in the `id`: another `layout` or
+/// `page_bytes` is another scope. `layer_first` and `page_first` are names of the same bytes.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Scope {
     pub(crate) inner: Arc<ritornello_format::Scope>,

@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from ritornello._core import Scope
 
 ENGINE = "lmcache"
+# The core's name for layouts that need no shape; behind a slash, which one it is.
+OPAQUE = "opaque"
 RANK_BYTES = 8
 HASH_BYTES_MAX = 64 - RANK_BYTES
+# Bytes of a hash that resists collisions (sha256, blake3). LMCache does not say which hash it uses;
+# of the weak ones it knows, builtin has 8 bytes and xxhash 16.
+STRONG_HASH_BYTES = 32
 # Of an engine's workers there are fewer.
 RANKS_KNOWN = 4096
 # In a key of the native door, which is one string.
@@ -145,8 +150,7 @@ def dtype_of(form: Form) -> str:
 def scope_of(family: Family, form: Form, namespace: str) -> "Scope":
     from ritornello._core import Scope
 
-    # The number of bytes is said twice: `page_bytes` alone is no part of a scope's identity.
-    extra = {"engine": ENGINE, "bytes": str(form.nbytes), "form": form.layout}
+    extra = {"engine": ENGINE}
     if namespace:
         extra["namespace"] = namespace
     return Scope(
@@ -156,7 +160,7 @@ def scope_of(family: Family, form: Form, namespace: str) -> "Scope":
         layers=(0, 0),
         kv_heads=(0, 0),
         head_dim=0,
-        layout="opaque",
+        layout=f"{OPAQUE}/{form.layout}" if form.layout else OPAQUE,
         salt=family.salt.encode(errors="surrogateescape"),
         part=family.group,
         extra=extra,
@@ -172,4 +176,5 @@ def parse_scope(described: Mapping[str, Any], namespace: str) -> tuple[Family, F
         return None
     salt = described["salt"].decode(errors="surrogateescape")
     family = Family(described["model"], described["part"], salt)
-    return family, Form(described["page_bytes"], extra.get("form", ""))
+    layout = described["layout"].removeprefix(OPAQUE).removeprefix("/")
+    return family, Form(described["page_bytes"], layout)

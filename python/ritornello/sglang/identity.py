@@ -186,15 +186,6 @@ def _scope(
     from ritornello._core import Scope
 
     layout = f"sglang-{engine.version}/{shape.kind}/{shape.layout}/{shape.order(copied)}"
-    # A core's scope is told apart by what follows from neither: another layout or size must be
-    # another scope, so that it is a miss.
-    told = {
-        **extra,
-        **dict(shape.detail),
-        "layout": layout,
-        "page_bytes": str(page_bytes),
-        "pool": shape.pool,
-    }
     return Scope(
         engine.model,
         shape.dtype,
@@ -206,7 +197,7 @@ def _scope(
         weights=engine.weights,
         hash_algorithm="sglang-sha256",
         epoch=engine.epoch,
-        extra=told,
+        extra={**extra, **dict(shape.detail), "pool": shape.pool},
         # Side pools hold windows and states at some boundaries only.
         chained=shape.pool == KV,
         page_bytes=page_bytes,

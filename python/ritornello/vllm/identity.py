@@ -67,13 +67,7 @@ class Identity:
             hash_algorithm=self.hash_algorithm,
             epoch=self.epoch,
             part=of.part,
-            # A scope's layout is checked and does not make it another one; here it must.
-            extra={
-                **dict(self.extra),
-                "kv_layout": part.layout,
-                "kv_spec": part.spec,
-                "layer_names": digest,
-            },
+            extra={**dict(self.extra), "kv_spec": part.spec, "layer_names": digest},
             # A page of a window is of use without those before the window.
             chained=part.rule.reach is None,
             page_bytes=part.object_bytes(of.stage, of.unit),

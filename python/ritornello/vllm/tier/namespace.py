@@ -138,7 +138,6 @@ def namespace_of(
     )
     specs = {g.group_id: kv_cache_config.kv_cache_groups[g.group_id] for g in offloading.groups}
     extra = {
-        "row_bytes": str(row_bytes),
         "vllm": machine.version,
         "packing": machine.packing,
         "kv_cache_layout": str(offloading.kv_cache_layout),
