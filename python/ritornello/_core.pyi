@@ -43,6 +43,7 @@ __all__ = [
     "RitornelloError",
     "Scope",
     "Store",
+    "StorePolicy",
     "Ticket",
     "__version__",
     "destroy",
@@ -178,6 +179,18 @@ class Completions:
         """Tickets that were not drained yet."""
 
 @final
+class StorePolicy:
+    """What `policy.toml` in a store's directory permits; everything is False without it."""
+
+    @property
+    def allow_weak_hashes(self) -> bool:
+        """Whether keys may be made by a hash for which collisions can be made."""
+    def check_hash(self, algorithm: str) -> None:
+        """InvalidError, which names the permission, where keys that `algorithm` made may not be
+        used.
+        """
+
+@final
 class Store:
     @staticmethod
     def open(
@@ -310,6 +323,9 @@ class Store:
     @property
     def path(self) -> str: ...
     @property
+    def policy(self) -> StorePolicy:
+        """What the store permitted when it was opened."""
+    @property
     def role(self) -> str:
         """Now: "owner" or "client", which takes over when the owner dies."""
     def __enter__(self) -> Store: ...
@@ -437,6 +453,9 @@ class Cache:
         """What waits to be written to lower tiers is not waited for: `flush` before."""
     @property
     def closed(self) -> bool: ...
+    @property
+    def policy(self) -> StorePolicy:
+        """That of the lowest tier of this machine when it was opened."""
     @property
     def tiers(self) -> list[str]: ...
     def __enter__(self) -> Cache: ...

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ritornello._core import Store
 
 MIB = 1 << 20
+# The policy file of a store.
+POLICY = "policy.toml"
 
 
 def open_store(settings: StoreSettings, logger: Logger) -> "Store":
@@ -24,7 +26,8 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
     try:
         return Store.open(settings.path, **options)
     except InvalidError:
-        if path.is_dir() and any(path.iterdir()):
+        # A policy may be written before there is a store.
+        if path.is_dir() and any(entry.name != POLICY for entry in path.iterdir()):
             raise
         capacity = default_capacity(path)
         logger.warning(

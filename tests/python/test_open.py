@@ -1,5 +1,6 @@
 """Opening: what is refused, and what the error says to do."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from support import SMALL, keys_of, open_small, pages_of
 
 import ritornello as rt
 from ritornello.errors import InvalidError, RitornelloError
+from ritornello.opening import open_store
+from ritornello.settings import StoreSettings
 
 
 def test_a_new_store_needs_a_capacity(where: Path) -> None:
@@ -108,3 +111,68 @@ def test_a_damaged_manifest_is_said_so(where: Path) -> None:
             path.write_bytes(b"\0" * path.stat().st_size)
     with pytest.raises(RitornelloError, match="manifest"):
         rt.Store.open(where)
+
+
+def test_policy_is_strict_without_a_file(where: Path) -> None:
+    with open_small(where) as store:
+        assert not store.policy.allow_weak_hashes
+        store.policy.check_hash("sha256")
+        with pytest.raises(InvalidError, match=r"allow_weak_hashes = true.*policy\.toml"):
+            store.policy.check_hash("xxhash")
+    with pytest.raises(RitornelloError):
+        store.policy  # noqa: B018
+
+
+def test_policy_is_read_at_every_open(where: Path) -> None:
+    where.mkdir(exist_ok=True)
+    policy = where / "policy.toml"
+    policy.write_text("allow_weak_hashes = true\n")
+    with open_small(where) as store:
+        assert store.policy.allow_weak_hashes
+        store.policy.check_hash("xxhash")
+        policy.unlink()
+        assert store.policy.allow_weak_hashes
+        with rt.Store.open(where) as second:
+            assert not second.policy.allow_weak_hashes
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("allow_weak_hash = true", r"unknown field `allow_weak_hash`.*line=1"),
+        ("\nallow_weak_hashes = 'yes'", "line=2"),
+        ("[policy]\n", "allow_weak_hashes = true"),
+    ],
+)
+def test_policy_mistakes_refuse_the_open(where: Path, text: str, advice: str) -> None:
+    where.mkdir(exist_ok=True)
+    (where / "policy.toml").write_text(text)
+    with pytest.raises(InvalidError, match=advice):
+        open_small(where)
+
+
+def test_policy_goes_with_its_store(where: Path) -> None:
+    where.mkdir(exist_ok=True)
+    (where / "policy.toml").write_text("allow_weak_hashes = true")
+    open_small(where).close()
+    rt.destroy(where)
+    assert not where.exists()
+
+
+def test_policy_of_a_cache_is_its_lowest_tier_s(where: Path) -> None:
+    tiers = [f"host 16MiB {where}/host", f"disk {where}/disk 64MiB"]
+    for tier, allowed in (("host", False), ("disk", True)):
+        (where / tier).mkdir(parents=True)
+        (where / tier / "policy.toml").write_text("allow_weak_hashes = true")
+        with rt.Cache.open(tiers) as cache:
+            assert cache.policy.allow_weak_hashes is allowed
+        rt.destroy(where / "disk")
+
+
+def test_connectors_make_a_store_beside_a_policy(where: Path) -> None:
+    where.mkdir(exist_ok=True)
+    (where / "policy.toml").write_text("allow_weak_hashes = true")
+    with pytest.raises(InvalidError):
+        open_store(StoreSettings(str(where), capacity="1 potato"), logging.getLogger("test"))
+    with open_store(StoreSettings(str(where)), logging.getLogger("test")) as store:
+        assert store.policy.allow_weak_hashes

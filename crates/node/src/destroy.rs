@@ -5,20 +5,22 @@ use crate::home::{CLIENTS, unusable};
 use crate::presence::is_name;
 use ritornello_format::{Error, Result, VolumeMarker};
 use ritornello_medium::Host;
-use ritornello_store::Directory;
+use ritornello_store::{Directory, POLICY_FILE};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, result};
 
-/// Its files beside the manifest and the lock.
-const FILES: [&str; 6] = [
+/// Its files beside the manifest and the lock. The policy file is among them, although people write
+/// it: permissions were given to this store, and a next one in its place begins with none.
+const FILES: [&str; 7] = [
     "SCOPES",
     "SCOPES.new",
     "RESERVATIONS",
     "RESERVATIONS.new",
     "MANIFEST.new",
     "MANIFEST.copy.new",
+    POLICY_FILE,
 ];
 
 /// Removes the store in `path`: its files in all its directories, and the directories that are

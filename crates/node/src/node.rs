@@ -6,7 +6,7 @@ use crate::registry::{self, Slot};
 use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{Directory, Engine, Options, Store};
+use ritornello_store::{Directory, Engine, Options, Store, StorePolicy};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,7 @@ pub struct Node {
     process: Process,
     slot: Slot,
     shared: Arc<Shared>,
+    policy: StorePolicy,
     left: AtomicBool,
 }
 
@@ -59,6 +60,7 @@ pub fn open(options: &Options) -> Result<Arc<Node>> {
     let medium: Arc<dyn Medium> = Arc::new(Host);
     let path = prepare(&medium, options)?;
     let options = Options { dir: path.clone(), ..options.clone() };
+    let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
     let slot = registry::slot(Identity::of(&path).map_err(|error| unusable(&path, error))?)?;
     let Some(mut open) = slot.try_lock_until(until) else {
         return Err(Error::retry("another thread has been opening or closing this store for long")
@@ -67,7 +69,7 @@ pub fn open(options: &Options) -> Result<Arc<Node>> {
     if let Some(shared) = open.upgrade() {
         if shared.enter(&options)? {
             drop(open);
-            return Ok(Node::new(slot, shared));
+            return Ok(Node::new(slot, shared, policy));
         }
         shared.finish()?;
     }
@@ -75,7 +77,7 @@ pub fn open(options: &Options) -> Result<Arc<Node>> {
     let shared = Arc::new(shared.map_err(|error| error.with("dir", path.display()))?);
     *open = Arc::downgrade(&shared);
     drop(open);
-    let node = Node::new(slot, shared);
+    let node = Node::new(slot, shared, policy);
     tracing::info!(role = node.role().word(), dir = %path.display(), "the store is open");
     Ok(node)
 }
@@ -105,9 +107,15 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
 }
 
 impl Node {
-    fn new(slot: Slot, shared: Arc<Shared>) -> Arc<Self> {
+    fn new(slot: Slot, shared: Arc<Shared>, policy: StorePolicy) -> Arc<Self> {
         let left = AtomicBool::new(false);
-        Arc::new(Self { process: Process::current(), slot, shared, left })
+        Arc::new(Self { process: Process::current(), slot, shared, policy, left })
+    }
+
+    /// What the store permitted when this handle was opened.
+    #[must_use]
+    pub fn policy(&self) -> &StorePolicy {
+        &self.policy
     }
 
     /// The store. Calls fail with `Closed` once it is closed, and in a forked child.

@@ -37,6 +37,41 @@ fn a_store_goes_with_its_directories_and_what_is_not_its_own_stays() {
 }
 
 #[test]
+fn destroy_removes_the_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    std::fs::create_dir(&home).unwrap();
+    let policy = home.join(ritornello_store::POLICY_FILE);
+    // A policy may be written before there is a store.
+    std::fs::write(&policy, "allow_weak_hashes = true").unwrap();
+    let node = open(&options(&home)).unwrap();
+    assert!(node.policy().allow_weak_hashes);
+    node.close().unwrap();
+    destroy(&home).unwrap();
+    assert!(!home.exists());
+    // A next store in its place begins with none.
+    let node = open(&options(&home)).unwrap();
+    assert!(!node.policy().allow_weak_hashes);
+    node.close().unwrap();
+}
+
+#[test]
+fn every_process_reads_the_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let policy = dir.path().join(ritornello_store::POLICY_FILE);
+    std::fs::write(&policy, "allow_weak_hashes = true").unwrap();
+    let client = open(&options(dir.path())).unwrap();
+    assert_eq!((client.role(), client.policy().allow_weak_hashes), (Role::Client, true));
+    client.close().unwrap();
+    std::fs::write(&policy, "allow_weak_hash = true").unwrap();
+    let error = open(&options(dir.path())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("unknown field `allow_weak_hash`"), "{error}");
+    owner.finish();
+}
+
+#[test]
 fn a_store_in_use_and_what_is_no_store_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");

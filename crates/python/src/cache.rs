@@ -4,6 +4,7 @@ use crate::error::{OrRaise, invalid, raise};
 use crate::keys;
 use crate::log;
 use crate::outcome::Ticket;
+use crate::policy::StorePolicy;
 use crate::scope::Scope;
 use crate::store::{bytes_of, stats_of};
 use crate::submission::{Submission, terms};
@@ -226,6 +227,12 @@ impl Cache {
     #[getter]
     fn closed(&self) -> bool {
         self.cache.read().as_ref().is_none_or(|cache| cache.is_closed())
+    }
+
+    /// What the lowest tier of this machine permitted when it was opened.
+    #[getter]
+    fn policy(&self, py: Python<'_>) -> PyResult<StorePolicy> {
+        Ok(StorePolicy(self.cache(py)?.policy().or_raise(py)?))
     }
 
     /// The list, as it was given.

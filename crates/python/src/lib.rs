@@ -21,6 +21,7 @@ mod log;
 mod outcome;
 mod overlap;
 mod pages;
+mod policy;
 mod pool;
 mod scope;
 mod store;
@@ -45,6 +46,8 @@ mod _core {
     use super::destroy;
     #[pymodule_export]
     use super::outcome::{Outcome, Ticket};
+    #[pymodule_export]
+    use super::policy::StorePolicy;
     #[pymodule_export]
     use super::pool::{PagePool, PoolPages};
     #[pymodule_export]

@@ -6,6 +6,7 @@ use crate::handle::Handle;
 use crate::keys::{self, Keys};
 use crate::log;
 use crate::outcome::Ticket;
+use crate::policy::StorePolicy;
 use crate::scope::Scope;
 use crate::submission::{Submission, terms};
 use crate::time::{control, duration};
@@ -351,6 +352,12 @@ impl Store {
     #[getter]
     fn path(&self) -> String {
         self.path.to_string_lossy().into_owned()
+    }
+
+    /// What the store permitted when it was opened.
+    #[getter]
+    fn policy(&self, py: Python<'_>) -> PyResult<StorePolicy> {
+        Ok(StorePolicy(self.handle.node(py)?.policy().clone()))
     }
 
     /// "owner" or "client" now: a client takes over when the owner dies.

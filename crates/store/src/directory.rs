@@ -5,6 +5,7 @@
 //! MANIFEST.copy   the same, written first
 //! SCOPES          the scope registry         replaced whole at every change
 //! RESERVATIONS    space clients write to     appended, cut when nothing is outstanding
+//! policy.toml     what is permitted here     written by people only, see `policy`
 //! index/          the index backend's own
 //! segments/       VOLUME, seg-000000 ...     or in the directories of `paths`, see `volumes`
 //! ```
@@ -12,6 +13,7 @@
 use crate::budget::Budget;
 use crate::memory::check_memory;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
+use crate::policy::POLICY_FILE;
 use ritornello_format::{
     Error, ErrorKind, Manifest, Result, ScopeRegistry, VolumeMarker, VolumeRecord,
 };
@@ -23,7 +25,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 /// Names that may lie in a directory without making it foreign.
-const OURS: [&str; 13] = [
+const OURS: [&str; 14] = [
     MANIFEST,
     "MANIFEST.new",
     MANIFEST_COPY,
@@ -37,6 +39,7 @@ const OURS: [&str; 13] = [
     "index",
     "segments",
     "owner.sock",
+    POLICY_FILE,
 ];
 
 const MANIFEST: &str = "MANIFEST";
@@ -420,7 +423,7 @@ impl Directory {
         self.path.join("index")
     }
 
-    fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
+    pub(crate) fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.read_in(&self.path, name).map_err(|error| self.refused(error).with("file", name))
     }
 

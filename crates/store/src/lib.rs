@@ -30,6 +30,7 @@ mod moved;
 mod options;
 mod outcome;
 mod parts;
+mod policy;
 mod put;
 mod resolved;
 pub mod rounds;
@@ -56,6 +57,7 @@ pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,
 };
 pub use outcome::Outcome;
+pub use policy::{POLICY_FILE, StorePolicy};
 pub use silence::OwnerSilent;
 pub use stats::{
     AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,

@@ -12,7 +12,7 @@ use super::writer::After;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
-use ritornello_store::{Terms, Ticket, check_sections};
+use ritornello_store::{StorePolicy, Terms, Ticket, check_sections};
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::transfer::Control;
@@ -89,6 +89,16 @@ impl Cache {
             shared.gate(|gate| gate.capped(spec.tier(), cap));
         }
         Ok(Self { shared: Arc::new(shared), process: process_id() })
+    }
+
+    /// What the tiers of this machine permit: the policy of the lowest, which keeps pages longest.
+    ///
+    /// # Errors
+    /// `Closed` in a forked child, and once the cache is closed.
+    pub fn policy(&self) -> Result<StorePolicy> {
+        self.check()?;
+        let lowest = self.shared.shelves.last();
+        Ok(lowest.map(|shelf| shelf.node.policy().clone()).unwrap_or_default())
     }
 
     /// Starts to read pages, from the fastest tier of this machine that has them. `target` belongs to

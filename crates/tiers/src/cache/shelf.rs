@@ -6,7 +6,7 @@ use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result};
 use ritornello_node::{Node, Options};
 use ritornello_store::eviction::Policy;
-use ritornello_store::{Store, control_group};
+use ritornello_store::{POLICY_FILE, Store, control_group};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,7 +45,9 @@ pub(super) fn open(
     if tier == Tier::Host {
         check_memory(capacity.unwrap_or(0))?;
     }
-    let new = fs::read_dir(&dir).map_or(true, |mut entries| entries.next().is_none());
+    // A policy may be written before there is a store.
+    let new = fs::read_dir(&dir)
+        .map_or(true, |entries| entries.flatten().all(|entry| entry.file_name() == POLICY_FILE));
     let segment_bytes = capacity.filter(|_| new).map(|capacity| {
         let wanted = (capacity / SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
         (1 << wanted.ilog2()).min(ritornello_store::SEGMENT_BYTES)

@@ -1,0 +1,126 @@
+//! The policy file of a store: permissions that are rarely given.
+//!
+//! A file and no option: a permission belongs to what is stored, holds for every process that opens
+//! the store, and is given by who may write the store's directory.
+
+use crate::directory::Directory;
+use ritornello_format::{Error, Result};
+use serde::Deserialize;
+use std::path::PathBuf;
+
+/// Its name in the store's directory.
+pub const POLICY_FILE: &str = "policy.toml";
+
+/// Hashes for which nobody can make two inputs with one digest.
+const COLLISION_RESISTANT: [&str; 4] = ["sha256", "sha256_cbor", "sglang-sha256", "blake3"];
+
+/// What a store permits. The default, and what an absent file means, is the strictest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StorePolicy {
+    /// Keys may be made by a hash for which collisions can be made. Who can choose prompts can then
+    /// have the pages of one prompt found for another, as long as the store keeps them.
+    pub allow_weak_hashes: bool,
+    /// Where it was read, or would be.
+    #[serde(skip)]
+    file: PathBuf,
+}
+
+impl StorePolicy {
+    fn parse(text: &str) -> Result<Self> {
+        toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(0, |span| {
+                1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count()
+            });
+            Error::invalid(format!(
+                "the store's policy file cannot be read: {}; a line of it is \
+                 `allow_weak_hashes = true`, or `false`, and there are no others",
+                error.message()
+            ))
+            .with("line", line)
+        })
+    }
+
+    /// Checks that keys which `algorithm` made may be used.
+    ///
+    /// # Errors
+    /// `Invalid` for any but the hashes that are known to resist collisions, unless weak hashes are
+    /// allowed; it names the permission.
+    pub fn check_hash(&self, algorithm: &str) -> Result<()> {
+        if self.allow_weak_hashes || COLLISION_RESISTANT.contains(&algorithm) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "keys of this hash may collide, and the store would keep a collision: use sha256 or \
+             sha256_cbor (LMCache: blake3), or, if nobody who sends prompts could want that, write \
+             `allow_weak_hashes = true` into the store's policy file and start again",
+        )
+        .with("hash", algorithm)
+        .with("file", self.file.display()))
+    }
+}
+
+impl Directory {
+    /// The policy of the store.
+    ///
+    /// # Errors
+    /// `Invalid` for a file that is no policy; those of the file system, with advice.
+    pub fn policy(&self) -> Result<StorePolicy> {
+        let file = self.path().join(POLICY_FILE);
+        let Some(bytes) = self.read(POLICY_FILE)? else {
+            return Ok(StorePolicy { file, ..StorePolicy::default() });
+        };
+        let policy = std::str::from_utf8(&bytes)
+            .map_err(|_| Error::invalid("the store's policy file is not UTF-8: write it anew"))
+            .and_then(StorePolicy::parse)
+            .map_err(|error| error.with("file", file.display()))?;
+        Ok(StorePolicy { file, ..policy })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::ErrorKind;
+
+    #[test]
+    fn the_default_is_strict() {
+        assert_eq!(StorePolicy::parse("").unwrap(), StorePolicy::default());
+        assert_eq!(StorePolicy::parse("# nothing\n").unwrap(), StorePolicy::default());
+        let strict = StorePolicy::default();
+        for strong in COLLISION_RESISTANT {
+            assert!(strict.check_hash(strong).is_ok(), "{strong}");
+        }
+        for weak in ["xxhash", "xxhash_cbor", "builtin", "sha256_cbor_64bit", "", "unheard-of"] {
+            let error = strict.check_hash(weak).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(error.to_string().contains("allow_weak_hashes = true"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_permission_is_given() {
+        let policy = StorePolicy::parse("allow_weak_hashes = true\n").unwrap();
+        assert!(policy.check_hash("xxhash").is_ok());
+        assert_eq!(
+            StorePolicy::parse("allow_weak_hashes = false").unwrap(),
+            StorePolicy::default()
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line() {
+        for (text, named) in [
+            ("allow_weak_hashs = true", "allow_weak_hashs"),
+            ("\nallow_weak_hashes = 1", "line=2"),
+            ("allow_weak_hashes", "line=1"),
+            ("[allow]\nweak_hashes = true", "allow"),
+            ("file = \"/etc\"", "file"),
+        ] {
+            let error = StorePolicy::parse(text).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            let said = error.to_string();
+            assert!(said.contains(named) && said.contains("`allow_weak_hashes = true`"), "{said}");
+        }
+    }
+}
