@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// Live scopes at most: epochs make new ones, and somebody may draw epochs in a loop.
 const SCOPES_MAX: usize = 65_536;
 
+/// Scopes that differ in the arrangement of their pages only, after which new ones are not warned of.
+const REARRANGED_MAX: usize = 8;
+
 /// The scope table. `registry` is what is on disk, changed under its own lock because changing it
 /// means I/O; `live` is what lookups see.
 #[derive(Debug)]
@@ -210,9 +213,14 @@ impl Live {
 /// Says so where a scope is new only because its pages are arranged in another way: maybe a setting
 /// is wrong, and in any case pages that are there are not found.
 fn warn_of_rearranged(registry: &ScopeRegistry, scope: &Scope) {
-    let mut newest_first = registry.scopes.iter().rev();
-    let found = newest_first.find_map(|(_, other)| Some((other, scope.rearranged(other)?)));
-    if let Some((other, differences)) = found {
+    let newest_first = registry.scopes.iter().rev();
+    let mut found = newest_first.filter_map(|(_, other)| Some((other, scope.rearranged(other)?)));
+    let newest = found.next();
+    // A caller with a size for every object, as LMCache with a serde has, is not told each time.
+    if found.nth(REARRANGED_MAX - 2).is_some() {
+        return;
+    }
+    if let Some((other, differences)) = newest {
         tracing::warn!(
             scope = %scope.id(), other = %other.id(), model = %scope.model,
             "a new scope differs from a registered one in {differences} only: neither finds the \
