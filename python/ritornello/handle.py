@@ -51,6 +51,21 @@ class Handle:
         store = self._opened()
         return otherwise if store is None else self.quietly(doing, lambda: action(store), otherwise)
 
+    def refused_hash(self, algorithm: str) -> str:
+        """Why keys that `algorithm` made are not used; "" where they are, or where there is no
+        store to ask.
+        """
+        from ritornello._core import InvalidError
+
+        def check(store: "Store") -> str:
+            try:
+                store.policy.check_hash(algorithm)
+            except InvalidError as error:
+                return str(error)
+            return ""
+
+        return self.ask("policy", check, "")
+
     def quietly(self, doing: str, action: Callable[[], T], otherwise: D) -> T | D:
         """What `action` returns, or, where it fails, `otherwise`."""
         try:

@@ -26,7 +26,7 @@ KIB = 1 << 10
 def texts(count: int, *, start: int = 0, model: str = "m", salt: str = "") -> list[str]:
     tail = f"@{salt}" if salt else ""
     return [
-        f"{model}@{number:08x}@0@{number.to_bytes(16).hex()}{tail}"
+        f"{model}@{number:08x}@0@{number.to_bytes(32).hex()}{tail}"
         for number in range(start, start + count)
     ]
 
@@ -282,6 +282,36 @@ def test_forms_that_another_process_stores_are_seen(where: Path) -> None:
         one.close()
         two.close()
         os.kill(owner.pid, signal.SIGTERM)
+
+
+def weak_texts(count: int) -> list[str]:
+    """As `texts`, of LMCache's builtin hash."""
+    return [f"m@{number:08x}@0@{number.to_bytes(8).hex()}" for number in range(count)]
+
+
+def test_weak_hashes_are_refused(where: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client, keys = NativeClient(path=str(where)), weak_texts(3)
+    assert put(client, keys, 4 * KIB)[1:3] == (False, "not everything was stored")
+    assert there(client, keys) == [False] * 3
+    assert get(client, keys, 4 * KIB)[0] == [False] * 3
+    mixed = [*keys, *texts(3)]
+    assert put(client, mixed, 4 * KIB)[1] is False
+    assert get(client, mixed, 4 * KIB)[0] == [False] * 3 + [True] * 3
+    client.close()
+    (said,) = caplog.messages
+    assert "allow_weak_hashes = true" in said
+    assert str(where / "policy.toml") in said
+
+
+def test_weak_hashes_are_served_where_the_policy_allows(
+    where: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (where / "policy.toml").write_text("allow_weak_hashes = true")
+    client, keys = NativeClient(path=str(where)), weak_texts(3)
+    assert put(client, keys, 4 * KIB)[1]
+    assert there(client, keys) == [True] * 3
+    client.close()
+    assert not caplog.messages
 
 
 def test_failures_are_said_once(where: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ritornello.lmcache.forms import Forms
-from ritornello.lmcache.naming import Family, Form, Group, Name
+from ritornello.lmcache.naming import RANK_BYTES, STRONG_HASH_BYTES, Family, Form, Group, Name
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.store import QuietStore
+from ritornello.lmcache.store import QuietStore, logger
 
 if TYPE_CHECKING:
     from ritornello._core import Completions, Outcome, Scope, Ticket
@@ -66,6 +66,8 @@ class Shelf:
         self.store = QuietStore(settings)
         self.forms = Forms(self.store.scopes, settings.namespace)
         self.staged = False
+        self._weak = self.store.refused_hash(f"fewer than {STRONG_HASH_BYTES} bytes")
+        self._said_weak = False
 
     def put(self, number: int, items: Sequence[Item | None], to: "Completions") -> Job | None:
         """Starts a put; what is None is not stored. Returns None, or the job if it is over with
@@ -106,6 +108,8 @@ class Shelf:
         found = [False] * count
         leases: list[Leased] = []
         for group in groups:
+            if self._refuses(group.keys):
+                continue
             layout = expected.get(group.family.group, "") if expected else ""
             there = self._look_in_family(group, layout, seconds, leases, None)
             if not all(there) and self.forms.refresh():
@@ -145,7 +149,7 @@ class Shelf:
     ) -> Job | None:
         groups: dict[tuple[Family, Form], list[tuple[int, Item]]] = {}
         for at, item in enumerate(items):
-            if item is not None:
+            if item is not None and not self._refuses((item.name.key,)):
                 groups.setdefault((item.name.family, item.form), []).append((at, item))
         job = Job(number, [False] * len(items))
         tickets: list[tuple[Ticket, Part]] = []
@@ -171,6 +175,17 @@ class Shelf:
         for ticket, piece in tickets:
             to.add(ticket, piece)
         return None if tickets else job
+
+    def _refuses(self, keys: Sequence[bytes]) -> bool:
+        """Whether a key's hash is too short to resist collisions, and the store's policy does not
+        allow that: its object is then neither stored nor found.
+        """
+        if not self._weak or min(map(len, keys)) >= RANK_BYTES + STRONG_HASH_BYTES:
+            return False
+        if not self._said_weak:
+            self._said_weak = True
+            logger.warning("ritornello: %s; neither hits nor stores", self._weak)
+        return True
 
     def _look_in_family(
         self,

@@ -98,6 +98,10 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 # Opened here and not at the first request, so that the process that asks most
                 # often is the one that owns the store.
                 self._store.open()
+                hashes = str(vllm_config.cache_config.prefix_caching_hash_algo)
+                self._why = self._store.refused_hash(hashes)
+                if self._why:
+                    logger.warning("ritornello: %s; neither hits nor saves", self._why)
         elif not why:
             self._worker = WorkerSide(
                 self._store,

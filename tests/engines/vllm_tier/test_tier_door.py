@@ -26,10 +26,11 @@ def host() -> Host:
     return Host("shm", ROWS, ROW)
 
 
-def made(path: Path, host: Host, **settings: Any) -> RitornelloTier:
+def made(path: Path, host: Host, *, hashes: str = "sha256", **settings: Any) -> RitornelloTier:
     """A tier of an engine whose configuration is on the stack: here."""
     extra: dict[str, Any] = {}
     vllm_config = engine_of(extra)
+    vllm_config.cache_config.prefix_caching_hash_algo = hashes
     kv_cache_config = SimpleNamespace(
         kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec())]
     )
@@ -167,6 +168,28 @@ def test_an_engine_nobody_knows_is_not_served(
     tier.on_request_finished(request)
     tier.shutdown()
     assert not (tmp_path / "store").exists()
+
+
+def test_weak_hashes_need_a_permission(
+    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    request, keys = sequence("w", 2)
+    with caplog.at_level(logging.WARNING, "vllm.ritornello"):
+        tier = made(tmp_path, host, hashes="xxhash")
+    (said,) = [record.getMessage() for record in caplog.records if "hash" in record.getMessage()]
+    assert "allow_weak_hashes = true" in said
+    assert said.endswith("neither hits nor stores")
+    tier.submit_store(job(1, keys, request, 0, load=False))
+    assert ended(tier).success
+    assert tier.lookup(keys[0], request) is LookupResult.MISS
+    tier.shutdown()
+    (tmp_path / "store" / "policy.toml").write_text("allow_weak_hashes = true")
+    tier = made(tmp_path, host, hashes="xxhash")
+    tier.submit_store(job(1, keys, request, 0, load=False))
+    assert ended(tier).success
+    assert tier.lookup(keys[0], request) is LookupResult.HIT
+    tier.shutdown()
 
 
 def test_another_engine_s_configuration_is_not_believed(tmp_path: Path, host: Host) -> None:

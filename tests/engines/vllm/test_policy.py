@@ -1,0 +1,59 @@
+"""What the connector asks of the store's policy, on a configuration that vLLM would give it."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from ritornello.vllm import RitornelloConnector
+
+
+class FullAttentionSpec(SimpleNamespace):
+    """Stands for vLLM's: support goes by the exact type's name."""
+
+
+def connector(store: Path, hashes: str) -> RitornelloConnector:
+    """The scheduler's."""
+    transfer = SimpleNamespace(
+        kv_connector_extra_config={"path": str(store), "capacity": "1GiB"},
+        kv_load_failure_policy="",
+    )
+    config: Any = SimpleNamespace(
+        kv_transfer_config=transfer,
+        parallel_config=SimpleNamespace(),
+        device_config=SimpleNamespace(device_type="cpu"),
+        cache_config=SimpleNamespace(
+            cache_dtype="auto", prefix_caching_hash_algo=hashes, block_size=16
+        ),
+        speculative_config=None,
+    )
+    group = SimpleNamespace(layer_names=["l.0"], kv_cache_spec=FullAttentionSpec(block_size=16))
+    caches: Any = SimpleNamespace(kv_cache_groups=[group], hash_block_size=16, num_blocks=8)
+    return RitornelloConnector(config, KVConnectorRole.SCHEDULER, caches)
+
+
+def test_weak_hashes_need_a_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    store = tmp_path / "store"
+    with caplog.at_level(logging.WARNING, "vllm.ritornello"):
+        refused = connector(store, "xxhash")
+    (said,) = [line for line in caplog.messages if line.startswith("ritornello: ")]
+    assert "allow_weak_hashes = true" in said
+    assert str(store / "policy.toml") in said
+    assert said.endswith("neither hits nor saves")
+    # The workers' facts are not looked at: there is no side that could claim or save.
+    refused.set_xfer_handshake_metadata_pp_aware({})
+    assert refused.get_num_new_matched_tokens(SimpleNamespace(request_id="r"), 0) == (0, False)  # type: ignore[arg-type]
+    refused.shutdown()
+    caplog.clear()
+    (store / "policy.toml").write_text("allow_weak_hashes = true")
+    for hashes in ("xxhash_cbor", "sha256"):
+        served = connector(store, hashes)
+        assert not served._why
+        served.shutdown()
+    assert not [line for line in caplog.messages if line.startswith("ritornello: ")]
