@@ -7,7 +7,7 @@ use crate::{Context, progress};
 use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_remote::Remote;
-use ritornello_tiers::remote::{Census, CollectOptions, collect, fsck};
+use ritornello_tiers::remote::{Census, CollectOptions, Form, collect, fsck};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,8 @@ const SHOWN: usize = 20;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 An ADDRESS is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR; of a
-server of one's own s3://BUCKET/PREFIX?endpoint=http://HOST:PORT. Started as `python -m ritornello`
+server of one's own s3://BUCKET/PREFIX?endpoint=http://HOST:PORT. ?key=/FILE names the key file of sealed
+objects. Started as `python -m ritornello`
 it may also be MODULE:CLASS.
 
 Examples:
@@ -59,8 +60,8 @@ pub struct StatArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Reads everything. What is damaged is never delivered, whether it is repaired or not; removed, it is
-written again by whoever has the pages, when it puts their prompt or goes on with it. Exit code 1:
-something was damaged.
+written again by whoever has the pages, when it puts their prompt or goes on with it. With ?key=/FILE
+seals are verified; a seal that does not fit counts as damage. Exit code 1: something was damaged.
 
 Examples:
   ritornello remote fsck s3://bucket/kv
@@ -156,6 +157,8 @@ pub fn failure(error: Error) -> Failure {
 struct Use<'a> {
     address: &'a str,
     objects: usize,
+    /// Of the objects: those that have a seal, by their names.
+    sealed_objects: u64,
     pages: u64,
     bytes: u64,
     scopes: usize,
@@ -164,16 +167,19 @@ struct Use<'a> {
     youngest: Option<u64>,
     /// Objects and bytes that other versions wrote, by version.
     other_versions: &'a BTreeMap<String, (u64, u64)>,
-    /// Names that no version would give.
+    /// Names that no version would give: the first of them, and how many there are.
     strange: &'a [String],
+    strange_names: u64,
 }
 
 fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
-    let census = Census::take(open(&args.address)?.backend.as_ref()).map_err(failure)?;
+    let remote = open(&args.address)?;
+    let census = Census::take(remote.backend.as_ref()).map_err(failure)?;
     let written = || census.objects.iter().map(|object| object.written);
     let answer = Use {
         address: &args.address,
         objects: census.objects.len(),
+        sealed_objects: census.objects_of(Form::Sealed),
         pages: census.pages(),
         bytes: census.bytes(),
         scopes: census.scopes(),
@@ -181,6 +187,7 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         youngest: written().max(),
         other_versions: &census.others,
         strange: &census.strange,
+        strange_names: census.strange_names,
     };
     if context.json {
         json(&answer);
@@ -196,6 +203,26 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     if let (Some(oldest), Some(youngest)) = (answer.oldest, answer.youngest) {
         lines.push(format!("written over {} hours", (youngest - oldest) / 3600));
     }
+    let unread = match remote.options.form() {
+        Form::Sealed => census.objects_of(Form::Plain),
+        Form::Plain => answer.sealed_objects,
+    };
+    if unread > 0 {
+        lines.push(match remote.options.form() {
+            Form::Sealed => {
+                format!(
+                    "{} of them have no seal: engines with a key do not read them",
+                    count(unread)
+                )
+            }
+            Form::Plain => {
+                format!(
+                    "{} of them are sealed: engines without ?key= do not read them",
+                    count(unread)
+                )
+            }
+        });
+    }
     for (version, (objects, size)) in &census.others {
         lines.push(format!(
             "{} objects ({}) of format {version}, which this version does not read",
@@ -204,10 +231,7 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         ));
     }
     if let Some(first) = census.strange.first() {
-        lines.push(format!(
-            "{} names that are nobody's, as {first}",
-            count(census.strange.len() as u64)
-        ));
+        lines.push(format!("{} names that are nobody's, as {first}", count(census.strange_names)));
     }
     say(&lines.join("\n"));
     Ok(Status::Fine)
@@ -222,15 +246,20 @@ struct Checked<'a> {
     bytes: u64,
     damaged: &'a [(String, String)],
     removed: u64,
+    /// Sealed objects whose key the key file does not hold.
+    unknown_key: &'a [(String, String)],
+    /// Objects of which only checksums were verified.
+    unauthenticated: u64,
     gone: u64,
 }
 
 fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
-    let backend = open(&args.address)?.backend;
-    let census = Census::take(backend.as_ref()).map_err(failure)?;
+    let remote = open(&args.address)?;
+    let (backend, keys) = (remote.backend.as_ref(), remote.options.keys.as_deref());
+    let census = Census::take(backend).map_err(failure)?;
     let bar = progress::bar("verifying");
     bar.set_length(census.bytes());
-    let found = fsck(backend.as_ref(), &census, args.repair, &mut |object| bar.inc(object.bytes));
+    let found = fsck(backend, &census, keys, args.repair, &mut |object| bar.inc(object.bytes));
     bar.finish_and_clear();
     let found = found.map_err(failure)?;
     let clean = found.damaged.is_empty();
@@ -243,6 +272,8 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
             bytes: found.bytes,
             damaged: &found.damaged,
             removed: found.removed,
+            unknown_key: &found.unknown_key,
+            unauthenticated: found.unauthenticated,
             gone: found.gone,
         });
         return Ok(if clean { Status::Fine } else { Status::Problems });
@@ -262,6 +293,22 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
         if found.damaged.len() > SHOWN {
             lines.push(format!("and {} more: --json lists them", found.damaged.len() - SHOWN));
         }
+    }
+    if found.unauthenticated > 0 {
+        let why = match keys {
+            Some(_) => "they have no seal",
+            None => "add ?key=/FILE to the address to verify seals",
+        };
+        lines.push(format!(
+            "only checksums were verified of {} objects: {why}",
+            count(found.unauthenticated)
+        ));
+    }
+    if let Some((name, why)) = found.unknown_key.first() {
+        lines.push(format!(
+            "{} objects were not verified, as {name}: {why}; they stay until `gc` removes them",
+            count(found.unknown_key.len() as u64)
+        ));
     }
     lines.push(match (clean, args.repair) {
         (true, _) => "clean".to_owned(),

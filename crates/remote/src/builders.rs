@@ -153,7 +153,7 @@ fn s3(
     if flag(&mut address, "anonymous")? {
         builder = builder.with_skip_signature(true);
     }
-    address.finish("endpoint, style, region, profile, anonymous, timeout and zstd")?;
+    address.finish("endpoint, style, region, profile, anonymous, timeout, zstd and key")?;
     builder = builder.with_client_options(options.with_allow_http(plain));
     Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
 }
@@ -185,7 +185,7 @@ fn gcs(
         let none = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
         builder = builder.with_skip_signature(true).with_credentials(Arc::new(none));
     }
-    address.finish("endpoint, anonymous, timeout and zstd")?;
+    address.finish("endpoint, anonymous, timeout, zstd and key")?;
     builder = builder.with_client_options(options.with_allow_http(plain));
     Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
 }
@@ -221,7 +221,7 @@ fn azure(
     if flag(&mut address, "anonymous")? {
         builder = builder.with_skip_signature(true);
     }
-    address.finish("account, endpoint, anonymous, timeout and zstd")?;
+    address.finish("account, endpoint, anonymous, timeout, zstd and key")?;
     builder = builder.with_client_options(options.with_allow_http(plain));
     Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
 }

@@ -4,7 +4,7 @@ use crate::address::Address;
 use parking_lot::RwLock;
 use ritornello_format::{Error, Result};
 use ritornello_tiers::remote::{
-    Backend, DirectoryBackend, MemoryBackend, RemoteOptions, RemoteTier,
+    Backend, DirectoryBackend, KeyRing, MemoryBackend, RemoteOptions, RemoteTier,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub struct Remote {
     /// What it can do.
     pub backend: Arc<dyn Backend>,
-    /// How pages are written there.
+    /// How pages are written there, and which are believed.
     pub options: RemoteOptions,
 }
 
@@ -57,18 +57,18 @@ pub fn schemes() -> Vec<&'static str> {
 }
 
 /// Opens the remote at `address`, without asking it anything. Options of every scheme: `zstd=LEVEL`
-/// compresses pages. Those of object stores are in `docs/backends.md`.
+/// compresses pages; `key=/FILE` names a file of keys, with which pages are sealed and verified. Those of object stores are in `docs/backends.md`.
 ///
 /// # Errors
-/// `Invalid` if the address is none, an option is not known, or there is no such scheme; the message
-/// says what can be typed instead.
+/// `Invalid` if the address is none, an option is not known, the key file cannot be used, or there is
+/// no such scheme; the message says what to do instead. No remote is opened without the key that its
+/// address names.
 pub fn open(address: &str) -> Result<Remote> {
     let mut address = Address::parse(address)?;
-    let options =
-        RemoteOptions { zstd: address.take("zstd").map(|level| zstd(&level)).transpose()? };
+    let options = options(&mut address)?;
     let backend: Arc<dyn Backend> = match address.scheme.as_str() {
         "file" => {
-            address.finish("zstd")?;
+            address.finish("zstd and key")?;
             if !address.place.is_empty() {
                 return Err(Error::invalid(
                     "a directory's address has three slashes, as in file:///mnt/kv",
@@ -78,7 +78,7 @@ pub fn open(address: &str) -> Result<Remote> {
             Arc::new(DirectoryBackend::new(Path::new(&address.path), &writer()))
         }
         "memory" => {
-            address.finish("zstd")?;
+            address.finish("zstd and key")?;
             Arc::new(MemoryBackend::default())
         }
         #[cfg(feature = "clients")]
@@ -103,6 +103,31 @@ fn supplied(address: &Address) -> Result<Arc<dyn Backend>> {
     }
 }
 
+/// The options that every scheme has, taken out of the address.
+fn options(address: &mut Address) -> Result<RemoteOptions> {
+    Ok(RemoteOptions {
+        zstd: address.take("zstd").map(|level| zstd(&level)).transpose()?,
+        keys: address.take("key").map(|path| keys(&path)).transpose()?.map(Arc::new),
+    })
+}
+
+/// Takes the options that every scheme has out of an address, for clients that do without them.
+#[cfg(feature = "clients")]
+pub(crate) fn without_options(address: &mut Address) {
+    for option in ["zstd", "key"] {
+        drop(address.take(option));
+    }
+}
+
+fn keys(path: &str) -> Result<KeyRing> {
+    let path = Path::new(path);
+    if path.is_absolute() {
+        return KeyRing::read(path);
+    }
+    // The value may be the key itself: it is not repeated.
+    Err(Error::invalid("key is the absolute path of a key file, as in ?key=/etc/ritornello/key"))
+}
+
 fn zstd(level: &str) -> Result<i32> {
     let level = level.parse().ok().filter(|level| (1..=19).contains(level));
     level.ok_or_else(|| Error::invalid("zstd is a level from 1 to 19, as in ?zstd=3"))
@@ -118,6 +143,8 @@ fn writer() -> String {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn what_cannot_be_opened_says_what_can() {
@@ -138,5 +165,25 @@ mod tests {
         directory.backend.set("a/b", b"1").unwrap();
         assert!(dir.path().join("a/b").is_file());
         assert_eq!(open("memory:").unwrap().options.zstd, None);
+    }
+
+    #[test]
+    fn key_file_is_read_and_bad_ones_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("the key");
+        let address = format!("memory:?key={}", file.display().to_string().replace(' ', "%20"));
+        let told = || open(&address).unwrap_err().to_string();
+        assert!(told().contains("cannot be opened"), "{}", told());
+        let hex = "5a".repeat(32);
+        std::fs::write(&file, format!("new {hex}\nold {}\n", "33".repeat(32))).unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        assert!(told().contains("chmod 600"), "{}", told());
+        std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        let remote = open(&address).unwrap();
+        assert_eq!(remote.options.keys.as_ref().unwrap().ids(), ["new", "old"]);
+        assert!(!format!("{remote:?}").contains("5a5a"));
+        // A key is no path, and is not shown.
+        let direct = open(&format!("memory:?key={hex}")).unwrap_err().to_string();
+        assert!(direct.contains("absolute path") && !direct.contains("5a5a"), "{direct}");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::address::Address;
 use crate::builders::{self, Plan};
+use crate::open::without_options;
 use crate::refusal;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -26,7 +27,8 @@ impl PlainClient {
     /// # Errors
     /// As [`open`](crate::open); `Invalid` if it is no object store.
     pub fn open(address: &str) -> Result<Self> {
-        let address = Address::parse(address)?;
+        let mut address = Address::parse(address)?;
+        without_options(&mut address);
         if !builders::knows(&address.scheme) {
             return Err(Error::invalid(
                 "this is measured against an object store's client: name a bucket",

@@ -209,9 +209,9 @@ fn what_other_versions_and_broken_disks_left_is_not_delivered_and_told() {
     let all = keys(1, PAGES);
     assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
     let backend = open(&address(server.port, "")).unwrap().backend;
-    backend.set("ritornello/2/some/thing", b"new").unwrap();
+    backend.set("ritornello/3/some/thing", b"new").unwrap();
     let census = Census::take(backend.as_ref()).unwrap();
-    assert_eq!((census.pages(), census.others["2"]), (PAGES as u64, (1, 3)));
+    assert_eq!((census.pages(), census.others["3"]), (PAGES as u64, (1, 3)));
     // The second object's header is of a newer format; in the third one a byte is another.
     let by_end = |pages: u32| census.objects.iter().filter(move |object| object.pages == pages);
     let (newer, damaged) = (by_end(16).next().unwrap(), by_end(4).next().unwrap());
@@ -223,7 +223,7 @@ fn what_other_versions_and_broken_disks_left_is_not_delivered_and_told() {
     }
     // Groups of 64, 64 and 16 pages, 4 and 2.
     assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), 128);
-    let found = fsck(backend.as_ref(), &census, true, &mut |_| {}).unwrap();
+    let found = fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap();
     assert_eq!((found.damaged.len(), found.removed), (2, 2));
     assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
     assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), PAGES);

@@ -231,7 +231,7 @@ fn a_backend_is_examined_whole_and_one_that_lies_or_hangs_is_found() {
 fn compressed_pages_are_read_by_range_and_by_anybody() {
     for bytes in [3_000, 300_000] {
         let backend = Arc::new(MemoryBackend::default());
-        let zstd = RemoteOptions { zstd: Some(1) };
+        let zstd = RemoteOptions { zstd: Some(1), keys: None };
         let writer = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
         let all = keys(1, 0, 77);
         assert_eq!(put(&writer, &all, bytes, 0..77), 77);
@@ -241,7 +241,7 @@ fn compressed_pages_are_read_by_range_and_by_anybody() {
             let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
             assert_eq!(get(&reader, &all, bytes, range.clone()), range.len(), "{range:?}");
         }
-        let checked = fsck(backend.as_ref(), &census, false, &mut |_| {}).unwrap();
+        let checked = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
         assert_eq!((checked.pages, checked.damaged.len()), (77, 0));
     }
 }
@@ -424,7 +424,7 @@ fn damage_and_what_other_versions_wrote_is_told_apart() {
     let all = keys(1, 0, 20);
     let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     put(&tier, &all, 1 << 20, 0..20);
-    backend.set("ritornello/2/new/shape", b"of things").unwrap();
+    backend.set("ritornello/3/new/shape", b"of things").unwrap();
     let refs = refs(&all);
     let (damaged, newer) = (object_name(refs[15], 8), object_name(refs[19], 4));
     for (name, at) in [(&damaged, 3 << 20), (&newer, 8)] {
@@ -433,8 +433,8 @@ fn damage_and_what_other_versions_wrote_is_told_apart() {
         backend.set(name, &value).unwrap();
     }
     let census = Census::take(backend.as_ref()).unwrap();
-    assert_eq!(census.others["2"], (1, 9));
-    let found = fsck(backend.as_ref(), &census, false, &mut |_| {}).unwrap();
+    assert_eq!(census.others["3"], (1, 9));
+    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
     assert_eq!((found.objects, found.pages), (3, 20));
     let why = |name: &String| {
         found.damaged.iter().find(|(damaged, _)| damaged == name).unwrap().1.clone()
@@ -443,12 +443,12 @@ fn damage_and_what_other_versions_wrote_is_told_apart() {
     assert!(why(&newer).contains("another format"), "{}", why(&newer));
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(get(&reader, &all, 1 << 20, 0..20), 10, "up to the damage");
-    assert_eq!(fsck(backend.as_ref(), &census, true, &mut |_| {}).unwrap().removed, 2);
+    assert_eq!(fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap().removed, 2);
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&reader, &all, 1 << 20, 0..20), 20);
     assert_eq!(get(&reader, &all, 1 << 20, 0..20), 20);
     let census = Census::take(backend.as_ref()).unwrap();
-    assert!(fsck(backend.as_ref(), &census, false, &mut |_| {}).unwrap().damaged.is_empty());
+    assert!(fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap().damaged.is_empty());
 }
 
 proptest! {
@@ -490,14 +490,14 @@ proptest! {
 #[test]
 fn what_shrinks_to_almost_nothing_is_not_damaged() {
     let backend = Arc::new(MemoryBackend::default());
-    let zstd = RemoteOptions { zstd: Some(1) };
+    let zstd = RemoteOptions { zstd: Some(1), keys: None };
     let tier = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
     let (all, zeros) = (keys(1, 0, 1), vec![0; 8 << 20]);
     let refs = refs(&all);
     let prompt = Prompt { scope: &SCOPE, page_bytes: zeros.len() as u64, keys: &refs };
     assert_eq!(tier.put(&prompt, 0..1, |_| &zeros, soon()).unwrap(), 1);
     let census = Census::take(backend.as_ref()).unwrap();
-    let checked = fsck(backend.as_ref(), &census, true, &mut |_| {}).unwrap();
+    let checked = fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap();
     assert_eq!((checked.objects, checked.damaged), (1, Vec::new()));
 }
 

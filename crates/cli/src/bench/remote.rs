@@ -8,7 +8,7 @@ use crate::{Context, progress};
 use bytes::Bytes;
 use clap::Args;
 use ritornello_format::ScopeId;
-use ritornello_remote::PlainClient;
+use ritornello_remote::{PlainClient, Remote};
 use ritornello_tiers::remote::{Backend, FaultyBackend, Prompt, RemoteTier};
 use serde::Serialize;
 use std::sync::Arc;
@@ -82,9 +82,9 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     let (front, query) = args.address.split_once('?').unwrap_or((&args.address, ""));
     let address = format!("{}/ritornello-bench-{nanos}?{query}", front.trim_end_matches('/'));
     let plain = PlainClient::open(&address).map_err(failure)?;
-    let backend = open(&address)?.backend;
-    let measured = measure(args, &plain, &backend);
-    clean(backend.as_ref());
+    let remote = open(&address)?;
+    let measured = measure(args, &plain, &remote);
+    clean(remote.backend.as_ref());
     let answer = measured?;
     if context.json {
         json(&answer);
@@ -105,7 +105,7 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 fn measure<'a>(
     args: &'a RemoteArgs,
     plain: &PlainClient,
-    backend: &Arc<dyn Backend>,
+    remote: &Remote,
 ) -> Result<Answer<'a>, Failure> {
     let object_bytes = PAGE_BYTES * GROUP;
     let objects = (args.total as usize / object_bytes).max(PROBED / GROUP);
@@ -119,7 +119,7 @@ fn measure<'a>(
         let names: Vec<String> = (0..objects).map(|at| format!("plain/{round}/{at}")).collect();
         let values: Vec<(String, Bytes)> =
             names.iter().enumerate().map(|(at, name)| (name.clone(), side.object(at))).collect();
-        let tier = RemoteTier::new(Arc::clone(backend));
+        let tier = remote.clone().tier();
         steps.set_message("writing");
         puts.push(both(
             round,
@@ -134,7 +134,7 @@ fn measure<'a>(
         )?);
         steps.inc(1);
         steps.set_message("reading");
-        let reader = RemoteTier::new(Arc::clone(backend));
+        let reader = remote.clone().tier();
         match reader.probe(&prompt, patient()).map_err(failure)? {
             found if found == refs.len() => {}
             found => return Err(lost("found", found, refs.len())),
@@ -155,7 +155,7 @@ fn measure<'a>(
         }
         steps.inc(1);
     }
-    let probe_requests = probe(backend)?;
+    let probe_requests = probe(remote)?;
     steps.finish_and_clear();
     let total = (objects * object_bytes) as f64;
     Ok(Answer {
@@ -213,7 +213,7 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// The most requests that a tier that knows nothing makes for 256 pages.
-fn probe(backend: &Arc<dyn Backend>) -> Result<u64, Failure> {
+fn probe(remote: &Remote) -> Result<u64, Failure> {
     let there = Round::new(0, PROBED / GROUP);
     let other = Round::new(u32::MAX, PROBED / GROUP);
     let mut most = 0;
@@ -221,8 +221,9 @@ fn probe(backend: &Arc<dyn Backend>) -> Result<u64, Failure> {
         let keys = there.keys[..fork].iter().chain(&other.keys[fork..PROBED]);
         let keys: Vec<&[u8]> = keys.map(Vec::as_slice).collect();
         let prompt = Prompt { scope: &there.scope, page_bytes: PAGE_BYTES as u64, keys: &keys };
-        let counting = Arc::new(FaultyBackend::new(Arc::clone(backend)));
-        let tier = RemoteTier::new(Arc::clone(&counting) as Arc<dyn Backend>);
+        let counting = Arc::new(FaultyBackend::new(Arc::clone(&remote.backend)));
+        let backend = Arc::clone(&counting) as Arc<dyn Backend>;
+        let tier = RemoteTier::with_options(backend, remote.options.clone());
         let found = tier.probe(&prompt, Instant::now() + PATIENCE).map_err(failure)?;
         if found != fork / GROUP * GROUP {
             return Err(lost("found", found, fork));

@@ -176,6 +176,14 @@ pub struct CallStats {
     pub pages_lost: u64,
     /// Pages that were there already when they were to be written.
     pub pages_there: u64,
+    /// Objects that came and were not believed: cut, damaged, of another version, or of other pages.
+    pub damaged: u64,
+    /// Objects without a seal, although the remote has a key.
+    pub unsealed: u64,
+    /// Objects sealed with a key that the key file does not hold.
+    pub unknown_key: u64,
+    /// Objects whose seal does not fit: forged, damaged, or two keys have one id.
+    pub wrong_tag: u64,
 }
 
 /// Figures of prefetching.
@@ -279,5 +287,9 @@ fn calls(stats: &RemoteStats) -> CallStats {
         open: stats.calls.open,
         pages_lost: stats.pages_lost,
         pages_there: stats.pages_there,
+        damaged: stats.refused.damaged,
+        unsealed: stats.refused.unsealed,
+        unknown_key: stats.refused.unknown_key,
+        wrong_tag: stats.refused.wrong_tag,
     }
 }

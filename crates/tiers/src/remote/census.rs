@@ -2,8 +2,9 @@
 
 use super::backend::{Backend, Listed};
 use super::directory::UNFINISHED;
-use super::spans::ROOT;
-use ritornello_format::{Result, RunHeader, UNIT};
+use super::object;
+use super::spans::{Form, PAGES_MAX};
+use ritornello_format::{KEY_BYTES_MAX, Result, ScopeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the names of all formats begin with.
@@ -16,6 +17,8 @@ pub(super) const CLOCK: &str = "ritornello/clock-";
 pub struct Object {
     /// Its name.
     pub name: String,
+    /// Whether it is sealed, by its name.
+    pub form: Form,
     /// The scope of its pages, in hexadecimal digits.
     pub scope: String,
     /// The hash of its last page, in hexadecimal digits.
@@ -31,8 +34,16 @@ pub struct Object {
 impl Object {
     /// No header of so many pages is longer.
     pub(super) fn header_bytes(&self) -> u64 {
-        let longest = (0..self.pages).map(|_| ritornello_format::KEY_BYTES_MAX);
-        u64::from(RunHeader::units(longest, 1)) * UNIT
+        object::pages_begin(self.form, (0..self.pages as usize).map(|_| KEY_BYTES_MAX))
+    }
+
+    /// The scope that the name says.
+    pub(super) fn scope_id(&self) -> Option<ScopeId> {
+        let mut scope = ScopeId::default();
+        for (byte, at) in scope.0.iter_mut().zip((0..).step_by(2)) {
+            *byte = u8::from_str_radix(self.scope.get(at..at + 2)?, 16).ok()?;
+        }
+        Some(scope)
     }
 }
 
@@ -43,13 +54,18 @@ pub struct Census {
     pub objects: Vec<Object>,
     /// Objects and bytes of other versions, by version.
     pub others: BTreeMap<String, (u64, u64)>,
-    /// Names that no version would give.
+    /// Names that no version would give, the first [`Census::STRANGE_MAX`] of them.
     pub strange: Vec<String>,
+    /// How many there are.
+    pub strange_names: u64,
     /// What is written for a while only: the time it was asked for, values that are not finished.
     pub unfinished: Vec<Listed>,
 }
 
 impl Census {
+    /// Strange names that are kept; more are counted. Whoever writes to a remote can make any number.
+    pub const STRANGE_MAX: usize = 1000;
+
     /// Lists all that `backend` holds.
     ///
     /// # Errors
@@ -59,6 +75,12 @@ impl Census {
         backend.list(FAMILY, &mut |found| census.add(found))?;
         census.objects.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(census)
+    }
+
+    /// Objects of one form.
+    #[must_use]
+    pub fn objects_of(&self, form: Form) -> u64 {
+        self.objects.iter().filter(|object| object.form == form).count() as u64
     }
 
     /// Bytes of this version's objects.
@@ -91,22 +113,31 @@ impl Census {
                 Some(version) => {
                     let (objects, bytes) = self.others.entry(version).or_default();
                     *objects += 1;
-                    *bytes += found.bytes;
+                    *bytes = bytes.saturating_add(found.bytes);
                 }
-                None => self.strange.push(found.name),
+                None => {
+                    self.strange_names += 1;
+                    if self.strange.len() < Self::STRANGE_MAX {
+                        self.strange.push(found.name);
+                    }
+                }
             },
         }
     }
 }
 
-fn read(found: &Listed) -> Option<Object> {
-    let (scope, rest) = found.name.strip_prefix(ROOT)?.split_once('/')?;
+pub(super) fn read(found: &Listed) -> Option<Object> {
+    let of = |form: Form| Some((form, found.name.strip_prefix(form.root())?));
+    let (form, rest) = Form::ALL.into_iter().find_map(of)?;
+    let (scope, rest) = rest.split_once('/')?;
     let (last, pages) = rest.split_once('.')?;
-    let hex = |text: &str| text.len() == 32 && text.bytes().all(|c| c.is_ascii_hexdigit());
-    let pages =
-        pages.parse().ok().filter(|pages: &u32| pages.is_power_of_two() && *pages <= 1 << 16)?;
+    let digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
+    let hex = |text: &str| text.len() == 32 && text.bytes().all(digit);
+    let fits = |pages: &u32| pages.is_power_of_two() && u64::from(*pages) <= PAGES_MAX;
+    let pages = pages.parse().ok().filter(fits)?;
     (hex(scope) && hex(last)).then(|| Object {
         name: found.name.clone(),
+        form,
         scope: scope.to_owned(),
         last: last.to_owned(),
         pages,
@@ -115,11 +146,12 @@ fn read(found: &Listed) -> Option<Object> {
     })
 }
 
-/// The version of a name, if it is another one.
+/// The version of a name, if it is another one: up to three digits, so that few can be made up.
 fn version(name: &str) -> Option<String> {
     let (version, _) = name.strip_prefix(FAMILY)?.split_once('/')?;
-    let other = version.bytes().all(|c| c.is_ascii_digit()) && !name.starts_with(ROOT);
-    other.then(|| version.to_owned())
+    let number = (1..=3).contains(&version.len()) && version.bytes().all(|c| c.is_ascii_digit());
+    let known = Form::ALL.into_iter().any(|form| name.starts_with(form.root()));
+    (number && !known).then(|| version.to_owned())
 }
 
 #[cfg(test)]
@@ -132,11 +164,16 @@ mod tests {
         let backend = MemoryBackend::default();
         let hex = "0123456789abcdef0123456789abcdef";
         let good = format!("ritornello/1/{hex}/{hex}.32");
+        let sealed = format!("ritornello/2/{hex}/{hex}.8");
         for name in [
             good.as_str(),
             &format!("ritornello/1/{hex}/{hex}.33"),
             &format!("ritornello/1/{hex}/{hex}"),
+            &format!("ritornello/1/{hex}/{hex}.256"),
             &format!("ritornello/2/{hex}/what.ever"),
+            sealed.as_str(),
+            &format!("ritornello/3/{hex}/what.ever"),
+            "ritornello/1234/x",
             "ritornello/clock-7",
             &format!("ritornello/1/{hex}/.new-me-7"),
             "ritornello/readme",
@@ -145,10 +182,15 @@ mod tests {
             backend.set(name, b"12345").unwrap();
         }
         let census = Census::take(&backend).unwrap();
-        assert_eq!(census.objects.iter().map(|o| o.name.as_str()).collect::<Vec<_>>(), [good]);
-        assert_eq!((census.pages(), census.bytes(), census.scopes()), (32, 5, 1));
-        assert_eq!(census.others, BTreeMap::from([("2".to_owned(), (1, 5))]));
-        assert_eq!(census.strange.len(), 3);
+        assert_eq!(
+            census.objects.iter().map(|o| o.name.as_str()).collect::<Vec<_>>(),
+            [good, sealed]
+        );
+        assert_eq!((census.pages(), census.bytes(), census.scopes()), (40, 10, 1));
+        assert_eq!(Form::ALL.map(|form| census.objects_of(form)), [1, 1]);
+        assert_eq!(census.objects[1].scope_id().unwrap().to_string(), hex);
+        assert_eq!(census.others, BTreeMap::from([("3".to_owned(), (1, 5))]));
+        assert_eq!((census.strange.len(), census.strange_names), (6, 6));
         assert_eq!(census.unfinished.len(), 2);
     }
 }

@@ -14,6 +14,7 @@
 use super::backend::Backend;
 use super::census::{CLOCK, Census, Object};
 use super::object::Contents;
+use super::spans::Form;
 use ritornello_format::{Error, PageHash, Result};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -129,16 +130,16 @@ struct Standing<'a> {
 
 fn standing<'a>(backend: &dyn Backend, census: &'a Census) -> Result<Vec<Standing<'a>>> {
     let objects = &census.objects;
-    // By scope and last page: objects of several lengths may end there.
-    let mut ends: HashMap<(&str, &str), Vec<usize>> = HashMap::new();
+    // By form, scope and last page: objects of several lengths may end there.
+    let mut ends: HashMap<(Form, &str, &str), Vec<usize>> = HashMap::new();
     for (at, object) in objects.iter().enumerate() {
-        ends.entry((&object.scope, &object.last)).or_default().push(at);
+        ends.entry((object.form, &object.scope, &object.last)).or_default().push(at);
     }
     let parents = parents(backend, objects)?;
     let found = |at: usize| -> &[usize] {
         let parent = parents[at].as_deref();
         parent
-            .and_then(|parent| ends.get(&(objects[at].scope.as_str(), parent)))
+            .and_then(|parent| ends.get(&(objects[at].form, objects[at].scope.as_str(), parent)))
             .map_or(&[], Vec::as_slice)
     };
     let mut standing: Vec<_> = objects
@@ -176,10 +177,11 @@ fn parents(backend: &dyn Backend, objects: &[Object]) -> Result<Vec<Option<Strin
             .iter()
             .map(|object| (object.name.as_str(), Some(0..object.header_bytes())))
             .collect();
-        for head in backend.get_batch(&asked) {
-            // One that is damaged or gone stands alone.
-            let contents = head?.and_then(|head| Contents::read(&head).ok());
-            parents.push(contents.and_then(|Contents { header }| {
+        for (object, head) in some.iter().zip(backend.get_batch(&asked)) {
+            // One that is damaged or gone stands alone. Without a key nothing else is verified: whoever
+            // can forge a header here can delete the object too.
+            let contents = head?.and_then(|head| Contents::read(&head, object.form, None).ok());
+            parents.push(contents.and_then(|Contents { header, .. }| {
                 let hash = PageHash::of(&header.scope, header.parent.as_deref()?);
                 Some(hash.0.iter().fold(String::new(), |mut text, byte| {
                     let _ = write!(text, "{byte:02x}");

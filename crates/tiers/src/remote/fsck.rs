@@ -2,8 +2,10 @@
 
 use super::backend::Backend;
 use super::census::{Census, Object};
-use super::object::{Contents, Part};
-use super::spans;
+use super::keyring::KeyRing;
+use super::object::{self, Contents, Part};
+use super::refused::{Refused, Verified};
+use super::spans::{self, Form};
 use ritornello_format::Result;
 
 /// Objects that are read at once.
@@ -22,24 +24,33 @@ pub struct RemoteCheck {
     pub damaged: Vec<(String, String)>,
     /// Those of them that were removed.
     pub removed: u64,
+    /// Sealed objects whose key is not at hand, and why: they are neither damaged nor removed.
+    pub unknown_key: Vec<(String, String)>,
+    /// Objects of which only checksums were verified: they have no seal, or no key was given.
+    pub unauthenticated: u64,
     /// Objects that went while they were read: somebody collects.
     pub gone: u64,
 }
 
 /// Reads the objects of `census`, and removes those that are damaged if `repair`: whoever has the
-/// pages writes them again when it puts their prompt. `each` hears of every object that is done.
+/// pages writes them again when it puts their prompt. With `keys` the seals of sealed objects are
+/// verified. `each` hears of every object that is done.
 ///
 /// # Errors
 /// If the remote cannot be read.
 pub fn fsck(
     backend: &dyn Backend,
     census: &Census,
+    keys: Option<&KeyRing>,
     repair: bool,
     each: &mut dyn FnMut(&Object),
 ) -> Result<RemoteCheck> {
     let mut check = RemoteCheck::default();
     for objects in census.objects.chunks(AT_ONCE) {
-        let asked: Vec<_> = objects.iter().map(|object| (object.name.as_str(), None)).collect();
+        // A listing may say any length: no more is read than an object can have, and one byte to tell.
+        let most = Some(0..object::BYTES_MAX + 1);
+        let asked: Vec<_> =
+            objects.iter().map(|object| (object.name.as_str(), most.clone())).collect();
         for (object, read) in objects.iter().zip(backend.get_batch(&asked)) {
             each(object);
             let Some(value) = read? else {
@@ -49,30 +60,47 @@ pub fn fsck(
             check.objects += 1;
             check.pages += u64::from(object.pages);
             check.bytes += value.len() as u64;
-            if let Err(wrong) = examine(object, &value) {
-                if repair {
-                    backend.delete(&object.name)?;
-                    check.removed += 1;
-                }
-                check.damaged.push((object.name.clone(), wrong));
+            check.unauthenticated += u64::from(object.form == Form::Plain || keys.is_none());
+            let wrong = match examine(object, &value, keys) {
+                Ok(()) => continue,
+                Err(wrong) => (object.name.clone(), wrong.to_string(), wrong),
+            };
+            let (name, why, wrong) = wrong;
+            if matches!(wrong, Refused::UnknownKey(_)) {
+                check.unknown_key.push((name, why));
+                continue;
             }
+            if repair {
+                backend.delete(&name)?;
+                check.removed += 1;
+            }
+            check.damaged.push((name, why));
         }
     }
     Ok(check)
 }
 
-fn examine(object: &Object, value: &[u8]) -> std::result::Result<(), String> {
-    let contents = Contents::read(value).map_err(|error| error.to_string())?;
+fn examine(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verified<()> {
+    if value.len() as u64 > object::BYTES_MAX || object.bytes > object::BYTES_MAX {
+        return Err(Refused::damaged("it is longer than any object"));
+    }
+    let scope = object.scope_id().unwrap_or_default();
+    let contents = Contents::read(value, object.form, keys.map(|keys| (keys, &scope)))?;
     let header = &contents.header;
-    let named = header.keys.last().map(|last| spans::name(&header.scope, last, header.keys.len()));
+    let named = header
+        .keys
+        .last()
+        .map(|last| spans::name(object.form, &header.scope, last, header.keys.len()));
     if named.as_deref() != Some(&object.name) {
-        return Err("it holds other pages than its name says".to_owned());
+        return Err(Refused::damaged("it holds other pages than its name says"));
     }
     // No header says more than PAGE_BYTES_MAX.
     let mut page = vec![0; header.page_bytes as usize];
     let part = Part { at: 0, bytes: value };
-    match (0..header.keys.len()).find(|&at| contents.unpack(&part, at..at + 1, &mut page) != 1) {
-        None => Ok(()),
-        Some(at) => Err(format!("page {at} of {} is damaged", header.keys.len())),
+    for at in 0..header.keys.len() {
+        if let (_, Some(why)) = contents.unpack(&part, at..at + 1, &mut page) {
+            return Err(why);
+        }
     }
+    Ok(())
 }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 const ABSENT_FOR: Duration = Duration::from_secs(5);
 /// And one that was there; somebody may have removed it, which a read finds out.
 const PRESENT_FOR: Duration = Duration::from_secs(600);
+/// And one that is not authentic: a reader that asked again sooner would fetch it again and again.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// Names of one generation; two are kept.
 const GENERATION: usize = 32 << 10;
 
@@ -20,6 +22,9 @@ struct Note {
     until: Instant,
     /// It was found, did not come, and has not been seen since.
     lost: bool,
+    /// It came and was not believed. That it exists does not change this; that it was written here, or
+    /// came and was believed, does.
+    refused: bool,
 }
 
 impl Known {
@@ -33,15 +38,35 @@ impl Known {
         self.find(name).is_some_and(|note| note.lost)
     }
 
+    /// Whether what lies under `name` was read and not believed: a writer replaces it.
+    pub(super) fn is_refused(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|note| note.refused)
+    }
+
     pub(super) fn note(&self, name: &str, there: bool, now: Instant) {
         let long = if there { PRESENT_FOR } else { ABSENT_FOR };
-        let lost = !there && self.is_lost(name);
-        self.write(name, Note { there, until: now + long, lost });
+        let before = self.find(name);
+        let lost = !there && before.is_some_and(|note| note.lost);
+        let refused = before.is_some_and(|note| note.refused);
+        self.write(name, Note { there, until: now + long, lost, refused });
     }
 
     /// It was found and did not come.
     pub(super) fn lose(&self, name: &str, now: Instant) {
-        self.write(name, Note { there: false, until: now + ABSENT_FOR, lost: true });
+        let refused = self.is_refused(name);
+        self.write(name, Note { there: false, until: now + ABSENT_FOR, lost: true, refused });
+    }
+
+    /// It came and is not to be believed: damaged, or not authentic.
+    pub(super) fn refuse(&self, name: &str, is_damaged: bool, now: Instant) {
+        let long = if is_damaged { ABSENT_FOR } else { REFUSED_FOR };
+        self.write(name, Note { there: false, until: now + long, lost: true, refused: true });
+    }
+
+    /// It was written here, or came and was believed.
+    pub(super) fn trust(&self, name: &str, now: Instant) {
+        let until = now + PRESENT_FOR;
+        self.write(name, Note { there: true, until, lost: false, refused: false });
     }
 
     fn find(&self, name: &str) -> Option<Note> {
@@ -85,5 +110,23 @@ mod tests {
         }
         assert_eq!(known.get("there", now), None);
         assert!(known.0.lock().iter().map(HashMap::len).sum::<usize>() <= 2 * GENERATION);
+    }
+
+    #[test]
+    fn refused_object_stays_refused_until_it_is_written_or_believed() {
+        let (known, now) = (Known::default(), Instant::now());
+        known.refuse("forged", false, now);
+        assert_eq!(known.get("forged", now + ABSENT_FOR), Some(false));
+        assert_eq!(known.get("forged", now + REFUSED_FOR), None);
+        known.note("forged", true, now);
+        assert!(known.is_refused("forged"), "it still exists");
+        known.lose("forged", now);
+        known.note("forged", false, now);
+        assert!(known.is_refused("forged"));
+        known.trust("forged", now);
+        assert!(!known.is_refused("forged") && !known.is_lost("forged"));
+        assert_eq!(known.get("forged", now), Some(true));
+        known.refuse("damaged", true, now);
+        assert_eq!(known.get("damaged", now + ABSENT_FOR), None);
     }
 }

@@ -3,7 +3,7 @@
 //! Pages are packed into objects of several MiB with a header in front ([`spans`], [`object`]), whose
 //! names follow from what they hold, so that writers never conflict and existence can be asked for
 //! without a listing. Whatever a remote answers is believed only if header and checksums agree with
-//! what was asked for. A remote that is slow, dead or wrong costs hits, never requests ([`guard`]).
+//! what was asked for, and, where a key is given, if a holder of it wrote that ([`seal`]). A remote that is slow, dead or wrong costs hits, never requests ([`guard`]).
 
 mod backend;
 mod breaker;
@@ -15,9 +15,12 @@ mod examine;
 mod faults;
 mod fsck;
 mod guard;
+mod keyring;
 mod known;
 mod memory;
 mod object;
+mod refused;
+mod seal;
 mod spans;
 mod tier;
 
@@ -30,5 +33,8 @@ pub use examine::examine;
 pub use faults::{Fault, FaultyBackend};
 pub use fsck::{RemoteCheck, fsck};
 pub use guard::RemoteCalls;
+pub use keyring::KeyRing;
 pub use memory::MemoryBackend;
+pub use refused::RefusedObjects;
+pub use spans::Form;
 pub use tier::{Prompt, RemoteOptions, RemoteStats, RemoteTier};

@@ -1,23 +1,39 @@
-//! An object: a run header, padded to whole units, and the pages behind it.
+//! An object: a run header, padded to whole units, and the pages behind it. A sealed object has its
+//! [`seal`] in front of the header, within the same units.
 //!
 //! The header is the one of a run on disk, with the same checksums; what has a meaning on one machine
 //! only (store, slot, generation, extents) is zero or empty in it. Pages lie one after another as they
 //! are stored; compressed ones are shorter than pages are, so that a page lies no further behind than it would
 //! uncompressed, and a reader that knows the length of pages reads enough without asking first.
 
-use ritornello_format::{Error, Result, RunHeader, ScopeId, Slice, SliceChecksum, UNIT, units_of};
+use super::keyring::KeyRing;
+use super::refused::{Refused, Verified};
+use super::seal::{self, Seal, Sealer};
+use super::spans::{self, Form};
+use super::tier::RemoteOptions;
+use blake3::Hash;
+use ritornello_format::{
+    Error, PAGE_BYTES_MAX, Result, RunHeader, ScopeId, Slice, SliceChecksum, UNIT, units_of,
+};
 use std::ops::Range;
 
 /// The codec of a page that is one Zstandard frame. Numbers from 128 on are those of objects alone.
 const ZSTD: u8 = 128;
+/// No object is longer: the longest page, or several shorter ones, and what is in front of them.
+pub(super) const BYTES_MAX: u64 = PAGE_BYTES_MAX + 8 * UNIT;
 
-/// Bytes before the first page of an object with such keys.
-pub(super) fn pages_begin(keys: &[&[u8]]) -> u64 {
-    u64::from(RunHeader::units(keys.iter().map(|key| key.len()), 1)) * UNIT
+/// Bytes before the first page of an object with keys of such lengths.
+pub(super) fn pages_begin(form: Form, key_lengths: impl ExactSizeIterator<Item = usize>) -> u64 {
+    let pages = key_lengths.len();
+    let header = u64::from(RunHeader::units(key_lengths, 1)) * UNIT;
+    match form {
+        Form::Plain => header,
+        Form::Sealed => units_of(header + seal::room(pages) as u64) * UNIT,
+    }
 }
 
 /// Packs pages of one length each, behind the header of their run. `parent`: the key of the page
-/// before them. `zstd`: compresses every page by itself, at that level, where that makes it shorter.
+/// before them.
 ///
 /// # Errors
 /// `Invalid` if pages and keys do not match.
@@ -26,18 +42,18 @@ pub(super) fn pack(
     parent: Option<&[u8]>,
     keys: &[&[u8]],
     pages: &[&[u8]],
-    zstd: Option<i32>,
+    options: &RemoteOptions,
 ) -> Result<Vec<u8>> {
     let page_bytes = pages.first().map_or(0, |page| page.len());
     if keys.len() != pages.len() || pages.iter().any(|page| page.len() != page_bytes) {
         return Err(Error::invalid("an object's pages are of one length, one page a key"));
     }
-    let begin = pages_begin(keys) as usize;
+    let begin = pages_begin(options.form(), keys.iter().map(|key| key.len())) as usize;
     let mut object = Vec::with_capacity(begin + pages.len() * page_bytes);
     object.resize(begin, 0);
     let mut slices = Vec::with_capacity(pages.len());
     for (key, page) in keys.iter().zip(pages) {
-        let shorter = zstd.and_then(|level| zstd::bulk::compress(page, level).ok());
+        let shorter = options.zstd.and_then(|level| zstd::bulk::compress(page, level).ok());
         let shorter = shorter.filter(|short| short.len() < page_bytes);
         let codec = if shorter.is_some() { ZSTD } else { Slice::RAW };
         let stored = shorter.as_deref().unwrap_or(page);
@@ -55,8 +71,19 @@ pub(super) fn pack(
         slices,
         ..RunHeader::default()
     };
-    let (encoded, _) = header.encode()?;
-    object[..encoded.len()].copy_from_slice(&encoded);
+    let (mut front, _) = header.encode()?;
+    if let Some(key) = options.keys.as_deref().and_then(KeyRing::newest) {
+        let sealer = Sealer::new(key, scope);
+        let mut left = &object[begin..];
+        let mut tags = Vec::with_capacity(pages.len());
+        for (page, slice) in header.slices.iter().enumerate() {
+            let (stored, rest) = left.split_at(slice.bytes as usize);
+            tags.push(sealer.page(&seal::position(&header, page, slice), stored));
+            left = rest;
+        }
+        front = sealer.seal(&front, &tags);
+    }
+    object[..front.len()].copy_from_slice(&front);
     Ok(object)
 }
 
@@ -77,72 +104,115 @@ impl<'a> Part<'a> {
 /// What an object holds, by its header.
 pub(super) struct Contents {
     pub(super) header: RunHeader,
+    form: Form,
+    /// What verifies the pages, and their authenticators.
+    seal: Option<(Sealer, Vec<Hash>)>,
 }
 
 impl Contents {
-    /// From the first bytes of an object, the header at least.
-    ///
-    /// # Errors
-    /// `Miss` if they are damaged, or of a version that is not known.
-    pub(super) fn read(head: &[u8]) -> Result<Self> {
-        let (header, _) = RunHeader::decode(head)?;
-        if header.slices_per_page != 1 || header.slices.len() != header.keys.len() {
-            return Err(Error::miss("an object's pages have one slice each"));
+    /// From the first bytes of an object, all before its first page at least. With keys, and the scope
+    /// whose object it is to be, the header of a sealed object is verified before it is parsed; without
+    /// them checksums are all that is checked. No length of the header exceeds what an object can hold.
+    pub(super) fn read(
+        head: &[u8],
+        form: Form,
+        verify: Option<(&KeyRing, &ScopeId)>,
+    ) -> Verified<Self> {
+        let (encoded, tags, sealer) = match form {
+            Form::Plain => (head, None, None),
+            Form::Sealed => {
+                let seal = Seal::read(head)?;
+                let sealer = verify.map(|(keys, scope)| seal.open(keys, scope)).transpose()?;
+                (seal.header(), Some(seal.tags()), sealer)
+            }
+        };
+        let (header, _) = RunHeader::decode(encoded).map_err(Refused::damaged)?;
+        let pages = header.keys.len();
+        if header.slices_per_page != 1 || header.slices.len() != pages {
+            return Err(Refused::damaged("an object's pages have one slice each"));
         }
-        Ok(Self { header })
+        if tags.as_ref().is_some_and(|tags| tags.len() != pages) {
+            return Err(Refused::damaged("an object's seal is of other pages than its header"));
+        }
+        if pages > spans::group_pages(header.page_bytes) {
+            return Err(Refused::damaged("it holds more pages than an object of such pages does"));
+        }
+        let fits = |slice: &Slice| match slice.codec {
+            Slice::RAW => u64::from(slice.bytes) == header.page_bytes,
+            _ => u64::from(slice.bytes) <= header.page_bytes,
+        };
+        if !header.slices.iter().all(fits) {
+            return Err(Refused::damaged("a page of it is stored longer than pages are"));
+        }
+        Ok(Self { header, form, seal: sealer.zip(tags) })
     }
 
     /// Where the stored bytes of `pages` lie.
     pub(super) fn place(&self, pages: Range<usize>) -> Range<u64> {
         let lengths =
             |pages: &[Slice]| pages.iter().map(|slice| u64::from(slice.bytes)).sum::<u64>();
-        let units = u64::from(RunHeader::units(self.header.keys.iter().map(Vec::len), 1));
-        let from = units * UNIT + lengths(&self.header.slices[..pages.start]);
+        let begin = pages_begin(self.form, self.header.keys.iter().map(Vec::len));
+        let from = begin + lengths(&self.header.slices[..pages.start]);
         from..from + lengths(&self.header.slices[pages])
     }
 
     /// Whether it holds these pages, and no others.
-    ///
-    /// # Errors
-    /// `Miss` if not.
-    pub(super) fn check(&self, scope: &ScopeId, keys: &[&[u8]], page_bytes: u64) -> Result<()> {
+    pub(super) fn check(&self, scope: &ScopeId, keys: &[&[u8]], page_bytes: u64) -> Verified<()> {
         let same = self.header.scope == *scope
             && self.header.page_bytes == page_bytes
             && self.header.keys.iter().map(Vec::as_slice).eq(keys.iter().copied());
         if same {
             Ok(())
         } else {
-            Err(Error::miss("an object holds other pages than its name says"))
+            Err(Refused::damaged("an object holds other pages than its name says"))
         }
     }
 
-    /// Copies pages `wanted` to `out`, one after another, as far as they lie in `part` and are whole.
-    /// Returns how many there are.
-    pub(super) fn unpack(&self, part: &Part<'_>, wanted: Range<usize>, out: &mut [u8]) -> usize {
+    /// Copies pages `wanted` to `out`, one after another, up to the first that is refused. Returns how
+    /// many came. A page is verified before it is decompressed or copied.
+    pub(super) fn unpack(
+        &self,
+        part: &Part<'_>,
+        wanted: Range<usize>,
+        out: &mut [u8],
+    ) -> (usize, Option<Refused>) {
         let page_bytes = self.header.page_bytes as usize;
-        let mut came = 0;
-        for (page, out) in wanted.zip(out.chunks_exact_mut(page_bytes.max(1))) {
-            let slice = self.header.slices[page];
-            let stored = part.slice(self.place(page..page + 1));
-            let Some(stored) = stored.filter(|s| slice.checksum == sum(&self.header.keys[page], s))
-            else {
-                break;
-            };
-            let whole = match slice.codec {
-                Slice::RAW if stored.len() == out.len() => {
-                    out.copy_from_slice(stored);
-                    true
-                }
-                ZSTD => zstd::bulk::decompress_to_buffer(stored, out)
-                    .is_ok_and(|length| length == page_bytes),
-                _ => false,
-            };
-            if !whole {
-                break;
+        for (came, (page, out)) in
+            wanted.clone().zip(out.chunks_exact_mut(page_bytes.max(1))).enumerate()
+        {
+            if let Err(why) = self.unpack_page(part, page, out) {
+                return (came, Some(why));
             }
-            came += 1;
         }
-        came
+        (wanted.len(), None)
+    }
+
+    fn unpack_page(&self, part: &Part<'_>, page: usize, out: &mut [u8]) -> Verified<()> {
+        let damaged = || {
+            Refused::damaged(format_args!("page {page} of {} is damaged", self.header.keys.len()))
+        };
+        let slice = &self.header.slices[page];
+        let stored = part.slice(self.place(page..page + 1)).ok_or_else(damaged)?;
+        match &self.seal {
+            Some((sealer, tags)) => {
+                let position = seal::position(&self.header, page, slice);
+                if !tags.get(page).is_some_and(|tag| sealer.is_page(&position, stored, tag)) {
+                    return Err(Refused::WrongTag);
+                }
+            }
+            None if slice.checksum != sum(&self.header.keys[page], stored) => return Err(damaged()),
+            None => {}
+        }
+        match slice.codec {
+            Slice::RAW => out.copy_from_slice(stored),
+            // No frame gives more than `out` holds.
+            ZSTD => match zstd::bulk::decompress_to_buffer(stored, out) {
+                Ok(length) if length == out.len() => {}
+                _ => return Err(damaged()),
+            },
+            _ => return Err(damaged()),
+        }
+        Ok(())
     }
 }
 
@@ -155,6 +225,7 @@ fn sum(key: &[u8], page: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     const SCOPE: ScopeId = ScopeId([5; 16]);
 
@@ -166,25 +237,42 @@ mod tests {
         of.iter().map(Vec::as_slice).collect()
     }
 
-    fn read(object: &[u8], keys: &[&[u8]], wanted: Range<usize>, out: &mut [u8]) -> Result<usize> {
-        let contents = Contents::read(object)?;
+    fn options(zstd: Option<i32>, keys: Option<&str>) -> RemoteOptions {
+        let ring = |ids: &str| {
+            let line = |id: char| format!("{id} {}\n", format!("{:02x}", id as u8).repeat(32));
+            Arc::new(KeyRing::parse(&ids.chars().map(line).collect::<String>()).unwrap())
+        };
+        RemoteOptions { zstd, keys: keys.map(ring) }
+    }
+
+    fn read(
+        object: &[u8],
+        keys: &[&[u8]],
+        wanted: Range<usize>,
+        out: &mut [u8],
+        options: &RemoteOptions,
+    ) -> Verified<usize> {
+        let verify = options.keys.as_deref().map(|keys| (keys, &SCOPE));
+        let contents = Contents::read(object, options.form(), verify)?;
         contents.check(&SCOPE, keys, (out.len() / wanted.len()) as u64)?;
         let place = contents.place(wanted.clone());
         let bytes = object.get(place.start as usize..).unwrap_or_default();
-        Ok(contents.unpack(&Part { at: place.start, bytes }, wanted, out))
+        Ok(contents.unpack(&Part { at: place.start, bytes }, wanted, out).0)
     }
 
     #[test]
     fn pages_come_back_and_no_damaged_byte_does() {
         let (keys, pages) = sample();
         let (keys, pages) = (refs(&keys), refs(&pages));
-        let begin = pages_begin(&keys) as usize;
-        for zstd in [None, Some(3)] {
-            let object = pack(&SCOPE, Some(&[9; 64]), &keys, &pages, zstd).unwrap();
+        for (zstd, ring) in [(None, None), (Some(3), None), (None, Some("a")), (Some(3), Some("a"))]
+        {
+            let options = options(zstd, ring);
+            let begin = pages_begin(options.form(), keys.iter().map(|key| key.len())) as usize;
+            let object = pack(&SCOPE, Some(&[9; 64]), &keys, &pages, &options).unwrap();
             assert_eq!(object.len() == begin + 4 * 700, zstd.is_none());
             let read = |object: &[u8]| {
                 let mut out = vec![0; 2 * 700];
-                read(object, &keys, 1..3, &mut out).map(|came| (came, out))
+                read(object, &keys, 1..3, &mut out, &options).map(|came| (came, out))
             };
             assert_eq!(read(&object).unwrap(), (2, pages[1..3].concat()));
             for at in (0..object.len()).step_by(13).chain(begin..object.len().min(begin + 200)) {
@@ -211,20 +299,21 @@ mod tests {
             (state >> 56) as u8
         };
         let pages = [(0..700).map(|_| noise()).collect(), vec![7; 700]];
-        let object = pack(&SCOPE, None, &refs(&keys), &refs(&pages), Some(1)).unwrap();
-        let codecs: Vec<u8> =
-            Contents::read(&object).unwrap().header.slices.iter().map(|s| s.codec).collect();
+        let zstd = options(Some(1), None);
+        let object = pack(&SCOPE, None, &refs(&keys), &refs(&pages), &zstd).unwrap();
+        let contents = Contents::read(&object, Form::Plain, None).unwrap();
+        let codecs: Vec<u8> = contents.header.slices.iter().map(|s| s.codec).collect();
         assert_eq!(codecs, [Slice::RAW, ZSTD]);
         let mut out = vec![0; 1400];
-        assert_eq!(read(&object, &refs(&keys), 0..2, &mut out).unwrap(), 2);
+        assert_eq!(read(&object, &refs(&keys), 0..2, &mut out, &zstd).unwrap(), 2);
         assert_eq!(out, pages.concat());
     }
 
     #[test]
     fn the_pages_of_others_are_a_miss() {
         let (keys, pages) = sample();
-        let object = pack(&SCOPE, None, &refs(&keys), &refs(&pages), None).unwrap();
-        let contents = Contents::read(&object).unwrap();
+        let object = pack(&SCOPE, None, &refs(&keys), &refs(&pages), &options(None, None));
+        let contents = Contents::read(&object.unwrap(), Form::Plain, None).unwrap();
         let mut others = keys.clone();
         others[0][3] ^= 1;
         assert!(contents.check(&SCOPE, &refs(&keys), 700).is_ok());
@@ -232,5 +321,55 @@ mod tests {
         assert!(contents.check(&ScopeId([6; 16]), &refs(&keys), 700).is_err());
         assert!(contents.check(&SCOPE, &refs(&keys)[..2], 700).is_err());
         assert!(contents.check(&SCOPE, &refs(&keys), 699).is_err());
+    }
+
+    /// As a writer of the remote without the key would: with checksums that are right.
+    fn forge(object: &[u8], keys: &[&[u8]], page: usize, bytes: &[u8]) -> Vec<u8> {
+        let mut forged = object.to_vec();
+        let contents = Contents::read(object, Form::Sealed, None).unwrap();
+        let (mut header, place) = (contents.header.clone(), contents.place(page..page + 1));
+        forged[place.start as usize..place.end as usize].copy_from_slice(bytes);
+        header.slices[page].checksum = sum(keys[page], bytes);
+        let (encoded, _) = header.encode().unwrap();
+        let at = object.windows(8).position(|eight| eight == ritornello_format::RUN_MAGIC).unwrap();
+        forged[at..at + encoded.len()].copy_from_slice(&encoded);
+        forged
+    }
+
+    #[test]
+    fn forged_page_is_believed_without_a_key_and_refused_with_one() {
+        let (keys, pages) = sample();
+        let (keys, pages) = (refs(&keys), refs(&pages));
+        let sealed = options(None, Some("a"));
+        let object = pack(&SCOPE, None, &keys, &pages, &sealed).unwrap();
+        let forged = forge(&object, &keys, 1, &[66; 700]);
+        let mut out = vec![0; 700];
+        let contents = Contents::read(&forged, Form::Sealed, None).unwrap();
+        let whole = Part { at: 0, bytes: &forged };
+        assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "checksums fit");
+        assert_eq!(out, vec![66; 700]);
+        let refused = |object: &[u8], options: &RemoteOptions| {
+            read(object, &keys, 1..2, &mut vec![0; 700], options).unwrap_err()
+        };
+        assert_eq!(refused(&forged, &sealed), Refused::WrongTag);
+        assert_eq!(refused(&object, &options(None, Some("b"))), Refused::UnknownKey("a".into()));
+        let plain = pack(&SCOPE, None, &keys, &pages, &options(None, None)).unwrap();
+        assert_eq!(refused(&plain, &sealed), Refused::Unsealed);
+        assert!(matches!(refused(&object, &options(None, None)), Refused::Damaged(_)));
+    }
+
+    #[test]
+    fn older_key_is_read_and_newest_writes() {
+        let (keys, pages) = sample();
+        let (keys, pages) = (refs(&keys), refs(&pages));
+        let old = pack(&SCOPE, None, &keys, &pages, &options(None, Some("a"))).unwrap();
+        let both = options(None, Some("ba"));
+        let new = pack(&SCOPE, None, &keys, &pages, &both).unwrap();
+        let read = |object, options: &RemoteOptions| {
+            read(object, &keys, 0..4, &mut vec![0; 4 * 700], options)
+        };
+        assert_eq!((read(&old, &both), read(&new, &both)), (Ok(4), Ok(4)));
+        assert_eq!(read(&new, &options(None, Some("b"))), Ok(4));
+        assert_eq!(read(&old, &options(None, Some("b"))), Err(Refused::UnknownKey("a".into())));
     }
 }

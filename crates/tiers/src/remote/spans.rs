@@ -15,9 +15,29 @@ use std::ops::Range;
 /// About how long an object is.
 pub(super) const OBJECT_BYTES: u64 = 8 << 20;
 /// Pages that a run header has room for, with keys of 64 bytes.
-const PAGES_MAX: u64 = 128;
-/// What all names begin with; changes with the format of objects.
-pub(super) const ROOT: &str = "ritornello/1/";
+pub(super) const PAGES_MAX: u64 = 128;
+
+/// How objects are made, which their names tell: a reader of one form finds no object of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Form {
+    /// With checksums.
+    Plain,
+    /// With a seal, which proves that a holder of the key wrote them.
+    Sealed,
+}
+
+impl Form {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Plain, Self::Sealed];
+
+    /// What names begin with; changes with the format of objects.
+    pub(super) const fn root(self) -> &'static str {
+        match self {
+            Self::Plain => "ritornello/1/",
+            Self::Sealed => "ritornello/2/",
+        }
+    }
+}
 
 /// Pages of a full group, a power of two.
 pub(super) fn group_pages(page_bytes: u64) -> usize {
@@ -37,9 +57,10 @@ pub(super) fn spans(pages: usize, group: usize) -> impl Iterator<Item = Range<us
 }
 
 /// The name of the object that ends with the page `last`.
-pub(super) fn name(scope: &ScopeId, last: &[u8], pages: usize) -> String {
-    let mut name = String::with_capacity(ROOT.len() + 72);
-    name.push_str(ROOT);
+pub(super) fn name(form: Form, scope: &ScopeId, last: &[u8], pages: usize) -> String {
+    let root = form.root();
+    let mut name = String::with_capacity(root.len() + 72);
+    name.push_str(root);
     let hash = PageHash::of(scope, last);
     for byte in scope.0 {
         let _ = write!(name, "{byte:02x}");
@@ -80,10 +101,11 @@ mod tests {
     #[test]
     fn a_name_tells_apart_whatever_differs() {
         let names = [
-            name(&ScopeId([1; 16]), &[7; 32], 4),
-            name(&ScopeId([2; 16]), &[7; 32], 4),
-            name(&ScopeId([1; 16]), &[8; 32], 4),
-            name(&ScopeId([1; 16]), &[7; 32], 2),
+            name(Form::Plain, &ScopeId([1; 16]), &[7; 32], 4),
+            name(Form::Sealed, &ScopeId([1; 16]), &[7; 32], 4),
+            name(Form::Plain, &ScopeId([2; 16]), &[7; 32], 4),
+            name(Form::Plain, &ScopeId([1; 16]), &[8; 32], 4),
+            name(Form::Plain, &ScopeId([1; 16]), &[7; 32], 2),
         ];
         let unique: std::collections::HashSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());

@@ -2,9 +2,11 @@
 
 use super::backend::Backend;
 use super::guard::{Asked, Guard, RemoteCalls};
+use super::keyring::KeyRing;
 use super::known::Known;
 use super::object::{self, Contents, Part};
-use super::spans;
+use super::refused::{Refused, RefusedCounts, RefusedObjects};
+use super::spans::{self, Form};
 use ritornello_format::{Result, ScopeId, check_keys};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,11 +29,22 @@ pub struct Prompt<'a> {
     pub keys: &'a [&'a [u8]],
 }
 
-/// How pages are written to a remote. They are read however they were written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How pages are written to a remote, and which are believed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOptions {
-    /// Compresses each page with Zstandard at this level, from 1 to 19.
+    /// Compresses each page with Zstandard at this level, from 1 to 19. Pages are read however they
+    /// were compressed.
     pub zstd: Option<i32>,
+    /// Seals what is written, and reads nothing that is not sealed with one of these keys.
+    pub keys: Option<Arc<KeyRing>>,
+}
+
+impl RemoteOptions {
+    /// The form of the objects that are read and written.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        if self.keys.is_some() { Form::Sealed } else { Form::Plain }
+    }
 }
 
 /// What a remote was asked for, and what came of it.
@@ -49,6 +62,8 @@ pub struct RemoteStats {
     pub pages_there: u64,
     /// Pages that could not be written.
     pub pages_dropped: u64,
+    /// Objects that came and were not believed.
+    pub refused: RefusedObjects,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +73,7 @@ struct Counts {
     written: AtomicU64,
     there: AtomicU64,
     dropped: AtomicU64,
+    refused: RefusedCounts,
 }
 
 /// See the module. A remote that is slow or dead costs hits: every call has a deadline, and what
@@ -143,17 +159,29 @@ impl RemoteTier {
             let read = answer.and_then(Asked::wait).ok().flatten();
             // What is read next moves while this is verified.
             asked.extend(left.next());
-            let whole = read.map_or(0, |read| {
+            let (whole, refused) = read.map_or((0, None), |read| {
                 let inside = pages.start - span.start..pages.end - span.start;
-                read.pages(prompt, &span, inside, out).unwrap_or(0)
+                self.unpack(&read, prompt, &span, inside, out)
             });
             came += whole;
-            if whole < pages.len() {
-                let name = name_of(prompt, &span);
-                tracing::debug!(name, "an object that was found did not come whole");
-                self.known.lose(&name, Instant::now());
-                break;
+            let (name, now) = (self.name_of(prompt, &span), Instant::now());
+            if whole == pages.len() {
+                if self.known.is_refused(&name) {
+                    self.known.trust(&name, now);
+                }
+                continue;
             }
+            match refused {
+                Some(why) => {
+                    self.counts.refused.add(&name, &why);
+                    self.known.refuse(&name, matches!(why, Refused::Damaged(_)), now);
+                }
+                None => {
+                    tracing::debug!(name, "an object that was found did not come");
+                    self.known.lose(&name, now);
+                }
+            }
+            break;
         }
         self.counts.read.fetch_add(came as u64, Relaxed);
         self.counts.lost.fetch_add((promised - came) as u64, Relaxed);
@@ -180,7 +208,7 @@ impl RemoteTier {
         let end = have.end.min(prompt.keys.len());
         let mine: Vec<_> =
             spans::spans(end, group).filter(|span| span.start >= have.start).collect();
-        let names: Vec<_> = mine.iter().map(|span| name_of(prompt, span)).collect();
+        let names: Vec<_> = mine.iter().map(|span| self.name_of(prompt, span)).collect();
         let there = self.sound(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
         for ((span, name), there) in mine.iter().zip(names).zip(there) {
@@ -210,7 +238,7 @@ impl RemoteTier {
             let pages: Vec<&[u8]> = span.clone().map(&page).collect();
             let keys = &prompt.keys[span.clone()];
             let parent = span.start.checked_sub(1).map(|at| prompt.keys[at]);
-            let packed = object::pack(prompt.scope, parent, keys, &pages, self.options.zstd)?;
+            let packed = object::pack(prompt.scope, parent, keys, &pages, &self.options)?;
             let (to, packed) = (name.clone(), Arc::new(packed));
             let answer = self.guard.ask(deadline, move |remote| remote.set_shared(&to, &packed));
             asked.push_back((span, name, answer));
@@ -235,7 +263,7 @@ impl RemoteTier {
         let all: Vec<_> =
             spans::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
         for spans in all.chunks(ASKED) {
-            let names: Vec<_> = spans.iter().map(|span| name_of(prompt, span)).collect();
+            let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
             let there = self.sound(&names, deadline)?;
             let mut missing = spans.iter().zip(there).skip_while(|(_, there)| *there);
             if let Some((first, _)) = missing.next() {
@@ -253,7 +281,7 @@ impl RemoteTier {
         let count = if written { &self.counts.written } else { &self.counts.dropped };
         count.fetch_add(span.len() as u64, Relaxed);
         if written {
-            self.known.note(name, true, Instant::now());
+            self.known.trust(name, Instant::now());
         }
         written
     }
@@ -268,6 +296,7 @@ impl RemoteTier {
             pages_written: self.counts.written.load(Relaxed),
             pages_there: self.counts.there.load(Relaxed),
             pages_dropped: self.counts.dropped.load(Relaxed),
+            refused: self.counts.refused.get(),
         }
     }
 
@@ -282,7 +311,7 @@ impl RemoteTier {
     ) -> Result<Vec<Range<usize>>> {
         let group = spans::group_pages(prompt.page_bytes);
         let pages = prompt.keys.len();
-        let name = |end: usize| name_of(prompt, &((end - 1) * group..end * group));
+        let name = |end: usize| self.name_of(prompt, &((end - 1) * group..end * group));
         // So many leading groups are there at least, and at most.
         let (mut least, mut most) = (0, pages / group);
         while least < most {
@@ -306,7 +335,7 @@ impl RemoteTier {
         while size > 0 {
             if at + size <= pages {
                 let span = at..at + size;
-                if self.exist(&[name_of(prompt, &span)], deadline)? == [true] {
+                if self.exist(&[self.name_of(prompt, &span)], deadline)? == [true] {
                     at = span.end;
                     found.push(span);
                 }
@@ -322,7 +351,7 @@ impl RemoteTier {
         let group = spans::group_pages(prompt.page_bytes);
         let mut sound = 0;
         for end in 1..=prompt.keys.len() / group {
-            let name = name_of(prompt, &((end - 1) * group..end * group));
+            let name = self.name_of(prompt, &((end - 1) * group..end * group));
             let there = match self.known.get(&name, Instant::now()) {
                 None if self.known.is_lost(&name) => self.exist(&[name], deadline)? == [true],
                 known => known != Some(false),
@@ -336,9 +365,10 @@ impl RemoteTier {
     }
 
     /// Which of these objects are there and did not fail to come when they were read last: others are
-    /// to be written, though a damaged one is there.
+    /// to be written, though a damaged or forged one is there.
     fn sound(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
-        let lost: Vec<_> = names.iter().map(|name| self.known.is_lost(name)).collect();
+        let fails = |name: &String| self.known.is_lost(name) || self.known.is_refused(name);
+        let lost: Vec<_> = names.iter().map(fails).collect();
         let asked = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
         let asked: Vec<_> = asked.map(|(name, _)| name.clone()).collect();
         let mut answers = self.exist(&asked, deadline)?.into_iter();
@@ -371,6 +401,37 @@ impl RemoteTier {
         Ok(there.into_iter().map(|there| there == Some(true)).collect())
     }
 
+    fn name_of(&self, prompt: &Prompt<'_>, span: &Range<usize>) -> String {
+        let last = prompt.keys[span.end - 1];
+        spans::name(self.options.form(), prompt.scope, last, span.len())
+    }
+
+    /// Copies pages `wanted` of the object of `span` to `out`. Returns how many came, and why others
+    /// did not.
+    fn unpack(
+        &self,
+        read: &Read,
+        prompt: &Prompt<'_>,
+        span: &Range<usize>,
+        wanted: Range<usize>,
+        out: &mut [u8],
+    ) -> (usize, Option<Refused>) {
+        let verify = self.options.keys.as_deref().map(|keys| (keys, prompt.scope));
+        let checked =
+            Contents::read(&read.head, self.options.form(), verify).and_then(|contents| {
+                contents.check(prompt.scope, &prompt.keys[span.clone()], prompt.page_bytes)?;
+                Ok(contents)
+            });
+        let part = match &read.body {
+            None => Part { at: 0, bytes: &read.head },
+            Some((at, bytes)) => Part { at: *at, bytes },
+        };
+        match checked {
+            Ok(contents) => contents.unpack(&part, wanted, out),
+            Err(why) => (0, Some(why)),
+        }
+    }
+
     /// The header of an object and the bytes of `pages`, which lie in `span`: in one piece where
     /// they follow upon each other.
     fn fetch(
@@ -380,8 +441,10 @@ impl RemoteTier {
         pages: &Range<usize>,
         deadline: Instant,
     ) -> Result<Asked<Option<Read>>> {
-        let name = name_of(prompt, span);
-        let begin = object::pages_begin(&prompt.keys[span.clone()]);
+        let name = self.name_of(prompt, span);
+        let (form, keys, scope) = (self.options.form(), self.options.keys.clone(), *prompt.scope);
+        let (page_bytes, pages_in) = (prompt.page_bytes, span.len());
+        let begin = object::pages_begin(form, prompt.keys[span.clone()].iter().map(|k| k.len()));
         let place = |page: usize| begin + (page - span.start) as u64 * prompt.page_bytes;
         let (from, to) = (place(pages.start), place(pages.end));
         let inside = pages.start - span.start..pages.end - span.start;
@@ -396,8 +459,12 @@ impl RemoteTier {
                 return Ok(None);
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // Compressed pages lie further in front than that.
-            let truly = Contents::read(&head).ok().filter(|c| inside.end <= c.header.keys.len());
+            // Compressed pages lie further in front than that. Another length than this prompt's would be
+            // fetched on the word of whoever wrote the object.
+            let verify = keys.as_deref().map(|keys| (keys, &scope));
+            let truly = Contents::read(&head, form, verify).ok().filter(|contents| {
+                contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in
+            });
             let truly = truly.map(|contents| contents.place(inside.clone()));
             match truly.filter(|truly| *truly != (from..to)) {
                 None => Ok(Some(Read { head, body: Some((from, body)) })),
@@ -414,29 +481,6 @@ impl RemoteTier {
 struct Read {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
-}
-
-impl Read {
-    /// Copies pages `wanted` of the object of `span` to `out`, and says how many came.
-    fn pages(
-        &self,
-        prompt: &Prompt<'_>,
-        span: &Range<usize>,
-        wanted: Range<usize>,
-        out: &mut [u8],
-    ) -> Result<usize> {
-        let contents = Contents::read(&self.head)?;
-        contents.check(prompt.scope, &prompt.keys[span.clone()], prompt.page_bytes)?;
-        let part = match &self.body {
-            None => Part { at: 0, bytes: &self.head },
-            Some((at, bytes)) => Part { at: *at, bytes },
-        };
-        Ok(contents.unpack(&part, wanted, out))
-    }
-}
-
-fn name_of(prompt: &Prompt<'_>, span: &Range<usize>) -> String {
-    spans::name(prompt.scope, prompt.keys[span.end - 1], span.len())
 }
 
 #[cfg(test)]
@@ -484,7 +528,7 @@ mod tests {
         }
 
         fn first_object(&self) -> String {
-            spans::name(&SCOPE, &self.keys[7], 8)
+            spans::name(Form::Plain, &SCOPE, &self.keys[7], 8)
         }
 
         /// As if nobody had asked for it for a while.

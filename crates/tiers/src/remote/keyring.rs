@@ -1,0 +1,227 @@
+//! The keys that authenticate a remote's objects, and the file that they come from.
+
+use ritornello_format::{Error, Result};
+use rustix::fs::{Mode, OFlags};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Bytes of a key's id in an object's seal; shorter ids are padded with zeroes.
+pub(super) const ID_BYTES: usize = 16;
+/// The most keys of one file, and the most bytes that are read of it.
+const KEYS_MAX: usize = 32;
+const FILE_BYTES_MAX: u64 = 64 << 10;
+/// Permissions that others than the owner must not have: a group may read, as mounted secrets have it.
+const OTHERS: u32 = 0o027;
+
+/// One key, by its id.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) id: [u8; ID_BYTES],
+    pub(super) secret: [u8; 32],
+}
+
+/// The keys of a file: the first one seals what is written, all of them open what is read.
+///
+/// One key a line, `ID HEX`: an id of 1 to 16 characters `A-Z a-z 0-9 . _ -`, and 64 hexadecimal
+/// digits. Empty lines and lines that begin with `#` are skipped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct KeyRing(Vec<Key>);
+
+impl KeyRing {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// `Invalid` if it cannot be read, others than its owner and group may read it, others than its
+    /// owner may write it, or it is no key file. No message holds any of its bytes but ids.
+    pub fn read(path: &Path) -> Result<Self> {
+        let refused = |why: &str| Error::invalid(why).with("file", path.display());
+        // A pipe would otherwise block until something is written to it.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
+            refused("the remote's key file cannot be opened: make it, or correct ?key=")
+                .because(error)
+        })?;
+        let file = File::from(file);
+        let metadata = file
+            .metadata()
+            .map_err(|error| refused("the remote's key file cannot be read").because(error))?;
+        if !metadata.is_file() {
+            return Err(refused("the remote's key file is no regular file: correct ?key="));
+        }
+        if metadata.mode() & OTHERS != 0 {
+            return Err(refused(
+                "the remote's key file can be read by others, or written by its group: chmod 600 it, \
+                 and make new keys if others had access",
+            )
+            .with("mode", format_args!("{:o}", metadata.mode() & 0o777)));
+        }
+        let mut text = String::new();
+        file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| {
+            refused("the remote's key file cannot be read: it is text, one `ID HEX` a line")
+                .because(error)
+        })?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(refused("the remote's key file is longer than 64 KiB: is it one?"));
+        }
+        Self::parse(&text).map_err(|error| error.with("file", path.display()))
+    }
+
+    /// Reads the text of such a file.
+    ///
+    /// # Errors
+    /// `Invalid`, with the number of the line. The line is not quoted: it may hold a key.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut keys: Vec<Key> = Vec::new();
+        for (at, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let refused = |why: String| Error::invalid(why).with("line", at + 1);
+            let key = Key::parse(line).ok_or_else(|| {
+                refused(
+                    "a key is a line `ID HEX`: 1 to 16 of A-Z a-z 0-9 . _ -, then 64 hexadecimal digits, \
+                     as in `echo \"2026a $(openssl rand -hex 32)\"`"
+                        .to_owned(),
+                )
+            })?;
+            if keys.iter().any(|known| known.id == key.id) {
+                return Err(refused("two keys have this id: give each its own".to_owned())
+                    .with("id", id_text(&key.id)));
+            }
+            if keys.len() == KEYS_MAX {
+                return Err(refused(format!("at most {KEYS_MAX} keys: remove the oldest")));
+            }
+            keys.push(key);
+        }
+        if keys.is_empty() {
+            return Err(Error::invalid("the remote's key file holds no key: add a line `ID HEX`"));
+        }
+        Ok(Self(keys))
+    }
+
+    /// Ids of the keys: first the one that writes, then those that are only read.
+    #[must_use]
+    pub fn ids(&self) -> Vec<String> {
+        self.0.iter().map(|key| id_text(&key.id)).collect()
+    }
+
+    /// The key that seals what is written. [`parse`](Self::parse) refuses a file without one.
+    pub(super) fn newest(&self) -> Option<&Key> {
+        self.0.first()
+    }
+
+    pub(super) fn find(&self, id: &[u8; ID_BYTES]) -> Option<&Key> {
+        self.0.iter().find(|key| key.id == *id)
+    }
+}
+
+impl Key {
+    fn parse(line: &str) -> Option<Self> {
+        let (id, hex) = line.split_once(char::is_whitespace)?;
+        let hex = hex.trim_start().as_bytes();
+        let fits = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+        if !(1..=ID_BYTES).contains(&id.len()) || !id.bytes().all(fits) || hex.len() != 64 {
+            return None;
+        }
+        let mut key = Self { id: [0; ID_BYTES], secret: [0; 32] };
+        key.id[..id.len()].copy_from_slice(id.as_bytes());
+        for (byte, two) in key.secret.iter_mut().zip(hex.chunks(2)) {
+            let digit = |c: u8| char::from(c).to_digit(16);
+            *byte = (digit(two[0])? << 4 | digit(two[1])?) as u8;
+        }
+        Some(key)
+    }
+}
+
+/// An id as text. One that no key file can hold shows its bytes.
+pub(super) fn id_text(id: &[u8; ID_BYTES]) -> String {
+    let end = id.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    id[..end].escape_ascii().to_string()
+}
+
+/// Ids only.
+impl fmt::Debug for KeyRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeyRing").field(&self.ids()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    const HEX: &str = "00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF";
+
+    fn parse(text: &str) -> Result<KeyRing> {
+        KeyRing::parse(text)
+    }
+
+    #[test]
+    fn first_key_writes_and_all_are_read() {
+        let ring = parse(&format!("# keys\n\n new {HEX}\nold\t {}\n", "0".repeat(64))).unwrap();
+        assert_eq!(ring.ids(), ["new", "old"]);
+        let newest = ring.newest().unwrap();
+        assert_eq!((newest.secret[0], newest.secret[31]), (0, 0xff));
+        let mut old = [0; ID_BYTES];
+        old[..3].copy_from_slice(b"old");
+        assert_eq!(ring.find(&old).unwrap().secret, [0; 32]);
+        assert!(ring.find(&[0; ID_BYTES]).is_none());
+    }
+
+    #[test]
+    fn bad_key_files_are_refused_without_quoting_them() {
+        let many: String = (0..=KEYS_MAX).map(|at| format!("k{at} {HEX}\n")).collect();
+        for text in [
+            "",
+            "# none",
+            HEX,
+            "a",
+            &format!("a {}", &HEX[1..]),
+            &format!("a {HEX}0"),
+            &format!("a g{}", &HEX[1..]),
+            &format!("seventeen-letters {HEX}"),
+            &format!("a/b {HEX}"),
+            &format!("a {HEX}\na {HEX}"),
+            &many,
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(!error.contains("2233445566"), "{error}");
+        }
+        assert!(parse(&format!("a {HEX}\nb")).unwrap_err().to_string().contains("line=2"));
+        assert!(!format!("{:?}", parse(&format!("a {HEX}")).unwrap()).contains("2233"));
+    }
+
+    #[test]
+    fn key_file_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        std::fs::write(&path, format!("a {HEX}\n")).unwrap();
+        for (mode, is_read) in [
+            (0o600, true),
+            (0o400, true),
+            (0o440, true),
+            (0o604, false),
+            (0o644, false),
+            (0o660, false),
+        ] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let read = KeyRing::read(&path);
+            assert_eq!(read.is_ok(), is_read, "{mode:o}");
+            if let Err(error) = read {
+                assert!(error.to_string().contains("chmod 600"), "{error}");
+            }
+        }
+        assert!(KeyRing::read(dir.path()).unwrap_err().to_string().contains("regular file"));
+        let none = KeyRing::read(&dir.path().join("none")).unwrap_err().to_string();
+        assert!(none.contains("?key="), "{none}");
+        std::fs::write(&path, vec![b'#'; 65 << 10]).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        assert!(KeyRing::read(&path).unwrap_err().to_string().contains("64 KiB"));
+    }
+}

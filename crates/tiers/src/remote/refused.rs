@@ -1,0 +1,92 @@
+//! Why an object that came is not believed, and how often that was.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Why an object is a miss although its bytes came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// It is cut, damaged, of another version, or of other pages.
+    Damaged(String),
+    /// A key was given, and it has no seal.
+    Unsealed,
+    /// It is sealed with a key that the key file does not hold.
+    UnknownKey(String),
+    /// Its seal does not fit its bytes.
+    WrongTag,
+}
+
+/// What was verified, or why it is not believed.
+pub(super) type Verified<T> = std::result::Result<T, Refused>;
+
+impl Refused {
+    pub(super) fn damaged(why: impl fmt::Display) -> Self {
+        Self::Damaged(why.to_string())
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged(why) => f.write_str(why),
+            Self::Unsealed => {
+                f.write_str("it has no seal, although it lies where sealed objects lie")
+            }
+            Self::UnknownKey(id) => {
+                write!(f, "it is sealed with the key `{id}`, which the key file does not hold")
+            }
+            Self::WrongTag => f.write_str(
+                "its seal does not fit its bytes: forged, damaged, or two keys have one id",
+            ),
+        }
+    }
+}
+
+/// Objects that came and were not believed, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefusedObjects {
+    /// Cut, damaged, of another version, or of other pages.
+    pub damaged: u64,
+    /// Without a seal, although a key was given.
+    pub unsealed: u64,
+    /// Sealed with a key that the key file does not hold.
+    pub unknown_key: u64,
+    /// With a seal that does not fit: forged, damaged, or two keys have one id.
+    pub wrong_tag: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RefusedCounts {
+    damaged: AtomicU64,
+    unsealed: AtomicU64,
+    unknown_key: AtomicU64,
+    wrong_tag: AtomicU64,
+}
+
+impl RefusedCounts {
+    /// Counts one. The first of a kind that only a writer of the remote or another key can cause is a
+    /// warning; more of them must not fill the log.
+    pub(super) fn add(&self, name: &str, why: &Refused) {
+        let count = match why {
+            Refused::Damaged(_) => &self.damaged,
+            Refused::Unsealed => &self.unsealed,
+            Refused::UnknownKey(_) => &self.unknown_key,
+            Refused::WrongTag => &self.wrong_tag,
+        };
+        let before = count.fetch_add(1, Relaxed);
+        if before == 0 && !matches!(why, Refused::Damaged(_)) {
+            tracing::warn!(name, %why, "an object of the remote is not authentic and was not used; further ones are counted");
+        } else {
+            tracing::debug!(name, %why, "an object of the remote was not used");
+        }
+    }
+
+    pub(super) fn get(&self) -> RefusedObjects {
+        RefusedObjects {
+            damaged: self.damaged.load(Relaxed),
+            unsealed: self.unsealed.load(Relaxed),
+            unknown_key: self.unknown_key.load(Relaxed),
+            wrong_tag: self.wrong_tag.load(Relaxed),
+        }
+    }
+}

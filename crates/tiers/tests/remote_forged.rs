@@ -1,0 +1,392 @@
+//! A remote whose writers are not to be trusted: with a key, nothing that its holders did not write is
+//! delivered, and what was read and refused is written anew.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use ritornello_format::{RUN_MAGIC, RunHeader, ScopeId, SliceChecksum};
+use ritornello_tiers::cache::{Cache, Settings, TierSpec};
+use ritornello_tiers::remote::{
+    Backend, Census, CollectOptions, Form, KeyRing, MemoryBackend, Prompt, RefusedObjects,
+    RemoteOptions, RemoteStats, RemoteTier, collect, fsck,
+};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SCOPE: ScopeId = ScopeId([9; 16]);
+const OTHER: ScopeId = ScopeId([8; 16]);
+const PAGE: usize = 4096;
+/// Objects of 128, 16, 4, 2 and 1 pages.
+const PAGES: usize = 151;
+
+/// A key file of several keys, each of which has one letter for its id.
+fn ring(ids: &str) -> Arc<KeyRing> {
+    let line = |id: char| format!("{id} {}\n", format!("{:02x}", id as u8).repeat(32));
+    Arc::new(KeyRing::parse(&ids.chars().map(line).collect::<String>()).unwrap())
+}
+
+fn keys() -> Vec<Vec<u8>> {
+    (0..PAGES as u32).map(|at| at.to_le_bytes().repeat(8)).collect()
+}
+
+fn page(scope: &ScopeId, at: usize) -> Vec<u8> {
+    (0..PAGE).map(|byte| (byte / 7) as u8 ^ at as u8 ^ scope.0[0]).collect()
+}
+
+struct Remote {
+    backend: Arc<MemoryBackend>,
+    zstd: Option<i32>,
+}
+
+impl Remote {
+    fn new() -> Self {
+        Self { backend: Arc::default(), zstd: None }
+    }
+
+    /// A process that has this key file; none if it has no letters.
+    fn tier(&self, ids: &str) -> RemoteTier {
+        let keys = (!ids.is_empty()).then(|| ring(ids));
+        let options = RemoteOptions { zstd: self.zstd, keys };
+        RemoteTier::with_options(Arc::clone(&self.backend) as Arc<dyn Backend>, options)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let census = Census::take(self.backend.as_ref()).unwrap();
+        census.objects.into_iter().map(|object| object.name).collect()
+    }
+
+    /// The name of the object with this many pages.
+    fn name(&self, scope: &ScopeId, pages: usize) -> String {
+        let (scope, end) = (scope.to_string(), format!(".{pages}"));
+        self.names().into_iter().find(|n| n.contains(&scope) && n.ends_with(&end)).unwrap()
+    }
+
+    fn value(&self, name: &str) -> Vec<u8> {
+        self.backend.get(name, None).unwrap().unwrap()
+    }
+}
+
+fn with_prompt<T>(scope: &ScopeId, run: impl FnOnce(&Prompt<'_>, Instant) -> T) -> T {
+    let keys = keys();
+    let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let prompt = Prompt { scope, page_bytes: PAGE as u64, keys: &refs };
+    run(&prompt, Instant::now() + Duration::from_secs(60))
+}
+
+fn put(tier: &RemoteTier, scope: &ScopeId) -> RemoteStats {
+    let pages: Vec<Vec<u8>> = (0..PAGES).map(|at| page(scope, at)).collect();
+    let there = with_prompt(scope, |p, until| tier.put(p, 0..PAGES, |at| &pages[at], until));
+    assert_eq!(there.unwrap(), PAGES);
+    tier.stats()
+}
+
+/// Pages that came, which are the right ones.
+fn get(tier: &RemoteTier, scope: &ScopeId, range: Range<usize>) -> usize {
+    let mut out = vec![0; range.len() * PAGE];
+    let came = with_prompt(scope, |p, until| tier.get(p, range.clone(), &mut out, until)).unwrap();
+    for (at, out) in range.zip(out.chunks(PAGE)).take(came) {
+        assert!(out == page(scope, at), "page {at} is not what was put");
+    }
+    came
+}
+
+/// An object taken apart by a writer of the remote, who has no key.
+struct Apart {
+    object: Vec<u8>,
+    header: RunHeader,
+    /// Where the run header and the pages begin.
+    at: usize,
+    begin: usize,
+}
+
+impl Apart {
+    fn new(object: Vec<u8>) -> Self {
+        let at = object.windows(8).position(|eight| eight == RUN_MAGIC).unwrap();
+        let (header, _) = RunHeader::decode(&object[at..]).unwrap();
+        let stored: usize = header.slices.iter().map(|slice| slice.bytes as usize).sum();
+        let begin = object.len() - stored;
+        Self { object, header, at, begin }
+    }
+
+    fn place(&self, page: usize) -> Range<usize> {
+        let lengths = self.header.slices.iter().map(|slice| slice.bytes as usize);
+        let from = self.begin + lengths.clone().take(page).sum::<usize>();
+        from..from + self.header.slices[page].bytes as usize
+    }
+
+    /// Replaces the stored bytes of a page by as many others.
+    fn replace(&mut self, page: usize, bytes: &[u8]) {
+        let place = self.place(page);
+        self.object[place].copy_from_slice(bytes);
+    }
+
+    /// With all checksums right.
+    fn together(mut self) -> Vec<u8> {
+        for page in 0..self.header.keys.len() {
+            let mut sum = SliceChecksum::new(&self.header.keys[page], 0, 0);
+            sum.update(&self.object[self.place(page)]);
+            self.header.slices[page].checksum = sum.finish();
+        }
+        let (encoded, _) = self.header.encode().unwrap();
+        self.object[self.at..self.at + encoded.len()].copy_from_slice(&encoded);
+        self.object
+    }
+}
+
+/// The first object, whose page 5 has other bytes.
+fn forge(remote: &Remote, name: &str) {
+    let mut apart = Apart::new(remote.value(name));
+    apart.replace(5, &[66; PAGE]);
+    remote.backend.set(name, &apart.together()).unwrap();
+}
+
+#[test]
+fn forged_page_is_delivered_without_a_key() {
+    let remote = Remote::new();
+    put(&remote.tier(""), &SCOPE);
+    forge(&remote, &remote.name(&SCOPE, 128));
+    let mut out = vec![0; PAGE];
+    let read = |p: &Prompt<'_>, until| remote.tier("").get(p, 5..6, &mut out, until);
+    assert_eq!(with_prompt(&SCOPE, read).unwrap(), 1);
+    assert_eq!(out, [66; PAGE], "what the documentation says of a remote without a key");
+}
+
+#[test]
+fn forged_page_is_a_miss_and_written_anew_by_who_read_it() {
+    let remote = Remote::new();
+    put(&remote.tier("a"), &SCOPE);
+    let name = remote.name(&SCOPE, 128);
+    let good = remote.value(&name);
+    forge(&remote, &name);
+    let tier = remote.tier("a");
+    assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
+    assert_eq!(tier.stats().refused, RefusedObjects { wrong_tag: 1, ..Default::default() });
+    // Others find that it exists, and do not read it: they cannot know.
+    assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, 0);
+    // Asking whether it exists does not make it believed again.
+    with_prompt(&SCOPE, |p, until| assert_eq!(tier.probe(p, until).unwrap(), 0));
+    with_prompt(&SCOPE, |p, until| assert_eq!(tier.missing(p, 0, until).unwrap(), 0..128));
+    assert_eq!(put(&tier, &SCOPE).pages_written, 128);
+    assert_eq!(remote.value(&name), good);
+    assert_eq!(get(&tier, &SCOPE, 0..PAGES), PAGES);
+    assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), PAGES);
+}
+
+#[test]
+fn pages_are_read_by_range_with_a_key() {
+    for zstd in [None, Some(1)] {
+        let remote = Remote { zstd, ..Remote::new() };
+        put(&remote.tier("a"), &SCOPE);
+        for range in [0..PAGES, 0..1, 5..6, 100..140, 128..144, PAGES - 1..PAGES] {
+            let tier = remote.tier("a");
+            assert_eq!(get(&tier, &SCOPE, range.clone()), range.len(), "{range:?}, {zstd:?}");
+            assert_eq!(tier.stats().refused, RefusedObjects::default());
+        }
+    }
+}
+
+/// What a tier makes of an object that somebody put in the place of another.
+fn refused(remote: &Remote, scope: &ScopeId, name: &str, value: &[u8]) -> RefusedObjects {
+    let before = remote.value(name);
+    remote.backend.set(name, value).unwrap();
+    let tier = remote.tier("a");
+    get(&tier, scope, 0..PAGES);
+    remote.backend.set(name, &before).unwrap();
+    tier.stats().refused
+}
+
+const WRONG_TAG: RefusedObjects =
+    RefusedObjects { damaged: 0, unsealed: 0, unknown_key: 0, wrong_tag: 1 };
+
+#[test]
+fn pages_swapped_between_positions_objects_and_scopes_are_refused() {
+    for zstd in [None, Some(1)] {
+        let remote = Remote { zstd, ..Remote::new() };
+        put(&remote.tier("a"), &SCOPE);
+        put(&remote.tier("a"), &OTHER);
+        let name = remote.name(&SCOPE, 16);
+        let good = remote.value(&name);
+
+        // Two pages of one object, with their lengths.
+        let mut apart = Apart::new(good.clone());
+        let (two, three) = (apart.place(2), apart.place(3));
+        let swapped = [&good[three.clone()], &good[two.clone()]].concat();
+        apart.object[two.start..three.end].copy_from_slice(&swapped);
+        apart.header.slices.swap(2, 3);
+        assert_eq!(refused(&remote, &SCOPE, &name, &apart.together()), WRONG_TAG);
+
+        // Two pages with their tags and keys.
+        let mut apart = Apart::new(good.clone());
+        apart.object[two.start..three.end].copy_from_slice(&swapped);
+        apart.header.slices.swap(2, 3);
+        apart.header.keys.swap(2, 3);
+        let (encoded, _) = apart.header.encode().unwrap();
+        let tags = apart.at + encoded.len();
+        let mut object = apart.together();
+        let (before, after) = object.split_at_mut(tags + 3 * 32);
+        before[tags + 2 * 32..].swap_with_slice(&mut after[..32]);
+        assert_eq!(refused(&remote, &SCOPE, &name, &object), WRONG_TAG);
+
+        // The object of another span, and of another scope.
+        let longer = remote.value(&remote.name(&SCOPE, 128));
+        assert_eq!(refused(&remote, &SCOPE, &name, &longer).damaged, 1);
+        let other = remote.value(&remote.name(&OTHER, 16));
+        assert_eq!(refused(&remote, &SCOPE, &name, &other), WRONG_TAG);
+        let mut apart = Apart::new(other.clone());
+        apart.header.scope = SCOPE;
+        assert_eq!(refused(&remote, &SCOPE, &name, &apart.together()), WRONG_TAG);
+
+        // The pages of another scope behind the right header.
+        let (theirs, mut apart) = (Apart::new(other), Apart::new(good.clone()));
+        if theirs.place(4).len() == apart.place(4).len() {
+            apart.replace(4, &theirs.object[theirs.place(4)]);
+            assert_eq!(refused(&remote, &SCOPE, &name, &apart.object), WRONG_TAG);
+        }
+
+        // Compressed or not: the form is bound as well.
+        let mut apart = Apart::new(good);
+        apart.header.slices[0].codec ^= 128;
+        let form = refused(&remote, &SCOPE, &name, &apart.together());
+        assert_eq!(form, WRONG_TAG);
+    }
+}
+
+#[test]
+fn no_flipped_byte_of_a_sealed_object_is_delivered() {
+    let remote = Remote { zstd: Some(1), ..Remote::new() };
+    put(&remote.tier("a"), &SCOPE);
+    let name = remote.name(&SCOPE, 4);
+    let good = remote.value(&name);
+    let header = Apart::new(good.clone());
+    for at in (0..header.at + 600).chain((header.begin..good.len()).step_by(5)) {
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        remote.backend.set(&name, &bad).unwrap();
+        let tier = remote.tier("a");
+        // Judges every byte that comes. Bytes between header and pages are padding.
+        let came = get(&tier, &SCOPE, 144..148);
+        let seal = header.at + header.header.encode().unwrap().0.len() + 4 * 32;
+        assert!(came < 4 || (seal..header.begin).contains(&at), "byte {at}");
+    }
+    for length in [0, 1, 60, 4096, good.len() - 1] {
+        remote.backend.set(&name, &good[..length]).unwrap();
+        assert!(get(&remote.tier("a"), &SCOPE, 144..148) < 4, "{length} bytes");
+    }
+}
+
+#[test]
+fn object_without_a_seal_is_refused_where_a_sealed_one_belongs() {
+    let remote = Remote::new();
+    put(&remote.tier(""), &SCOPE);
+    let plain = remote.names();
+    assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), 0, "it has another name");
+    assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, PAGES as u64);
+    assert_eq!(get(&remote.tier(""), &SCOPE, 0..PAGES), PAGES, "both are there");
+    for name in &plain {
+        let planted = name.replace("ritornello/1/", "ritornello/2/");
+        remote.backend.set(&planted, &remote.value(name)).unwrap();
+    }
+    let tier = remote.tier("a");
+    assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
+    assert_eq!(tier.stats().refused, RefusedObjects { unsealed: 1, ..Default::default() });
+}
+
+#[test]
+fn rotation_reads_older_keys_until_they_are_removed() {
+    let remote = Remote::new();
+    put(&remote.tier("a"), &SCOPE);
+    // First everybody reads the new key, then it is the first of the file, then the old one goes.
+    assert_eq!(get(&remote.tier("ab"), &SCOPE, 0..PAGES), PAGES);
+    put(&remote.tier("ba"), &OTHER);
+    for ids in ["ab", "ba"] {
+        assert_eq!(get(&remote.tier(ids), &SCOPE, 0..PAGES), PAGES);
+        assert_eq!(get(&remote.tier(ids), &OTHER, 0..PAGES), PAGES);
+    }
+    let last = remote.tier("b");
+    assert_eq!(get(&last, &OTHER, 0..PAGES), PAGES);
+    assert_eq!(get(&last, &SCOPE, 0..PAGES), 0);
+    assert_eq!(last.stats().refused, RefusedObjects { unknown_key: 1, ..Default::default() });
+    assert_eq!(put(&last, &SCOPE).pages_written, 128, "what was read and refused");
+    assert_eq!(get(&remote.tier("b"), &SCOPE, 0..128), 128);
+}
+
+#[test]
+fn fsck_verifies_seals_and_removes_no_object_of_an_unknown_key() {
+    let remote = Remote::new();
+    put(&remote.tier("a"), &SCOPE);
+    put(&remote.tier("b"), &OTHER);
+    put(&remote.tier(""), &OTHER);
+    let name = remote.name(&SCOPE, 128);
+    forge(&remote, &name);
+    let census = Census::take(remote.backend.as_ref()).unwrap();
+    assert_eq!(Form::ALL.map(|form| census.objects_of(form)), [5, 10]);
+    let check = |ids: &str, repair| {
+        let keys = (!ids.is_empty()).then(|| ring(ids));
+        fsck(remote.backend.as_ref(), &census, keys.as_deref(), repair, &mut |_| {}).unwrap()
+    };
+    let blind = check("", false);
+    assert_eq!((blind.damaged.len(), blind.unauthenticated), (0, 15), "checksums fit");
+    let found = check("a", true);
+    assert_eq!((found.objects, found.unauthenticated, found.removed), (15, 5, 1));
+    assert_eq!((&found.damaged[0].0, found.unknown_key.len()), (&name, 5));
+    assert!(found.damaged[0].1.contains("forged"), "{:?}", found.damaged);
+    assert!(found.unknown_key[0].1.contains("`b`"), "{:?}", found.unknown_key);
+    assert_eq!(check("ab", false).gone, 1);
+}
+
+#[test]
+fn collector_keeps_what_sealed_objects_continue() {
+    let remote = Remote::new();
+    put(&remote.tier("a"), &SCOPE);
+    let all = Census::take(remote.backend.as_ref()).unwrap().bytes();
+    let options = CollectOptions {
+        max_age: None,
+        budget: Some(all - 1),
+        grace: Duration::ZERO,
+        dry_run: false,
+    };
+    let went = collect(remote.backend.as_ref(), &options, &mut |_| {}).unwrap();
+    assert_eq!((went.objects, went.removed_objects, went.orphans), (5, 1, 0));
+    assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), PAGES - 1, "the end went");
+}
+
+#[test]
+fn forged_page_does_not_rise_into_local_tiers() {
+    use common::{find, host, keys, put, reads, tier};
+    let (prompt, backend) = (keys(1, 0, 40), Arc::new(MemoryBackend::default()));
+    let over = |dir: &tempfile::TempDir| {
+        let options = RemoteOptions { zstd: None, keys: Some(ring("a")) };
+        Cache::open(
+            &TierSpec::list(&[&host(dir, 64), "memory:"]).unwrap(),
+            &Settings::default(),
+            |_| {
+                let backend = Arc::clone(&backend) as Arc<dyn Backend>;
+                Ok(RemoteTier::with_options(backend, options.clone()))
+            },
+        )
+        .unwrap()
+    };
+    let [first, second] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let cache = over(&first);
+    put(&cache, &prompt, 0);
+    cache.flush().unwrap();
+    let census = Census::take(backend.as_ref()).unwrap();
+    assert!(census.objects.iter().all(|object| object.form == Form::Sealed));
+    for object in &census.objects {
+        let mut apart = Apart::new(backend.get(&object.name, None).unwrap().unwrap());
+        apart.replace(0, &[66; common::PAGE]);
+        backend.set(&object.name, &apart.together()).unwrap();
+    }
+    let cache = over(&second);
+    assert_eq!(find(&cache, &prompt).local, 0);
+    let calls = tier(&cache, "remote").remote.unwrap();
+    assert!(calls.wrong_tag > 0, "{calls:?}");
+    // This process has read them: it writes them anew.
+    put(&cache, &prompt, 0);
+    cache.flush().unwrap();
+    let third = tempfile::tempdir().unwrap();
+    let cache = over(&third);
+    let found = find(&cache, &prompt);
+    assert!(found.local > 0 && reads(&cache, &prompt[..found.local], 0), "{found:?}");
+}

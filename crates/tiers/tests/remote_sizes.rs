@@ -1,0 +1,127 @@
+//! Objects that claim other lengths than they have: nothing is fetched or allocated on their word.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use ritornello_format::{Result, RunHeader, ScopeId, UNIT};
+use ritornello_tiers::remote::{Backend, Census, Listed, MemoryBackend, Prompt, RemoteTier, fsck};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const SCOPE: ScopeId = ScopeId([9; 16]);
+const PAGE: usize = 4096;
+const PAGES: usize = 4;
+
+/// A memory that notes the longest range it was asked for.
+#[derive(Debug, Default)]
+struct Longest {
+    inner: MemoryBackend,
+    asked: AtomicU64,
+    /// What a listing says of every length, if not the truth.
+    listed: Option<u64>,
+}
+
+impl Backend for Longest {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
+        let bytes = range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
+        self.asked.fetch_max(bytes, Relaxed);
+        self.inner.get(name, range)
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.inner.exists(name)
+    }
+
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.inner.set(name, value)
+    }
+
+    fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
+        self.inner.list(prefix, &mut |mut found| {
+            found.bytes = self.listed.unwrap_or(found.bytes);
+            each(found);
+        })
+    }
+}
+
+fn keys() -> Vec<Vec<u8>> {
+    (0..PAGES as u8).map(|at| vec![at; 32]).collect()
+}
+
+fn with_prompt<T>(run: impl FnOnce(&Prompt<'_>, Instant) -> T) -> T {
+    let keys = keys();
+    let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs };
+    run(&prompt, Instant::now() + Duration::from_secs(60))
+}
+
+/// The only object of a prompt, whose header `forge` changes; its checksum is right again.
+fn forged(backend: &Arc<Longest>, forge: impl FnOnce(&mut RunHeader)) -> String {
+    let tier = RemoteTier::new(Arc::clone(backend) as Arc<dyn Backend>);
+    let page = vec![7; PAGE];
+    assert_eq!(with_prompt(|p, until| tier.put(p, 0..PAGES, |_| &page, until)).unwrap(), PAGES);
+    let name = Census::take(&backend.inner).unwrap().objects[0].name.clone();
+    let mut object = backend.inner.get(&name, None).unwrap().unwrap();
+    let (mut header, _) = RunHeader::decode(&object).unwrap();
+    forge(&mut header);
+    let (encoded, _) = header.encode().unwrap();
+    object[..UNIT as usize].fill(0);
+    object[..encoded.len()].copy_from_slice(&encoded);
+    backend.inner.set(&name, &object).unwrap();
+    name
+}
+
+fn get(backend: &Arc<Longest>, range: Range<usize>) -> usize {
+    let tier = RemoteTier::new(Arc::clone(backend) as Arc<dyn Backend>);
+    let mut out = vec![0; range.len() * PAGE];
+    with_prompt(|prompt, until| tier.get(prompt, range, &mut out, until)).unwrap()
+}
+
+#[test]
+fn slice_longer_than_a_page_is_not_fetched() {
+    for claimed in [PAGE as u32 + 1, 800 << 20, u32::MAX] {
+        let backend = Arc::new(Longest::default());
+        forged(&backend, |header| {
+            header.slices[2].bytes = claimed;
+            header.slices[2].codec = 128;
+        });
+        assert_eq!(get(&backend, 2..3), 0);
+        let asked = backend.asked.load(Relaxed);
+        assert!(asked <= (PAGES * PAGE) as u64 + 2 * UNIT, "{asked} bytes for {claimed}");
+    }
+}
+
+#[test]
+fn pages_longer_than_the_scope_says_are_not_fetched() {
+    let backend = Arc::new(Longest::default());
+    forged(&backend, |header| {
+        header.page_bytes = 64 << 20;
+        header.slices.iter_mut().for_each(|slice| (slice.bytes, slice.codec) = (64 << 20, 128));
+    });
+    assert_eq!(get(&backend, 1..2), 0);
+    assert!(backend.asked.load(Relaxed) <= (PAGES * PAGE) as u64 + 2 * UNIT);
+}
+
+#[test]
+fn fsck_reads_no_more_than_an_object_can_hold() {
+    let backend = Arc::new(Longest { listed: Some(5 << 40), ..Longest::default() });
+    forged(&backend, |_| {});
+    let census = Census::take(backend.as_ref()).unwrap();
+    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+    assert!(backend.asked.load(Relaxed) <= 65 << 20, "{}", backend.asked.load(Relaxed));
+    assert!(found.damaged[0].1.contains("longer than"), "{:?}", found.damaged);
+}
+
+#[test]
+fn more_pages_than_an_object_has_are_refused() {
+    let backend = Arc::new(Longest::default());
+    let name = forged(&backend, |header| {
+        // Four pages of 64 MiB are no object of 8 MiB.
+        header.page_bytes = 64 << 20;
+        header.slices.iter_mut().for_each(|slice| (slice.bytes, slice.codec) = (64, 128));
+    });
+    let census = Census::take(backend.as_ref()).unwrap();
+    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+    assert_eq!(found.damaged[0].0, name);
+    assert!(found.damaged[0].1.contains("more pages"), "{:?}", found.damaged);
+}
