@@ -24,8 +24,8 @@ use tokio::runtime::{Builder, Runtime};
 const WORKERS: usize = 2;
 /// Requests of one batch at once.
 const AT_ONCE: usize = 16;
-/// The most memory that is taken at once on a server's word.
-const ROOM_MAX: u64 = 64 << 20;
+/// The longest value that is read whole. No object is longer than 65 MiB.
+const VALUE_BYTES_MAX: u64 = 128 << 20;
 
 /// See the module.
 pub(crate) struct ObjectBackend {
@@ -131,22 +131,32 @@ impl ObjectBackend {
     }
 }
 
+/// Reads `range`, or a whole value. A server that sends more than was asked for is cut off, not buffered.
 async fn fetch(
     store: &dyn ObjectStore,
     path: &Path,
     range: Option<Range<u64>>,
 ) -> object_store::Result<Vec<u8>> {
-    let most = range.as_ref().map(|range| range.end - range.start);
+    let is_part = range.is_some();
+    let most = range.as_ref().map_or(VALUE_BYTES_MAX, |range| range.end - range.start);
     let options = GetOptions { range: range.map(GetRange::Bounded), ..GetOptions::default() };
     let got = match store.get_opts(path, options).await {
-        Err(said) if most.is_some() && refusal::behind(&said) => return Ok(Vec::new()),
+        Err(said) if is_part && refusal::behind(&said) => return Ok(Vec::new()),
         got => got?,
     };
-    let room = got.range.end.saturating_sub(got.range.start).min(most.unwrap_or(ROOM_MAX));
+    let room = got.range.end.saturating_sub(got.range.start).min(most);
     let mut value = Vec::with_capacity(room as usize);
     let mut chunks = got.into_stream();
     while let Some(chunk) = chunks.next().await {
-        value.extend_from_slice(&chunk?);
+        let chunk = chunk?;
+        if (value.len() + chunk.len()) as u64 > most {
+            return Err(object_store::Error::Generic {
+                store: "remote",
+                source: format!("the server sent more than the {most} bytes it was asked for")
+                    .into(),
+            });
+        }
+        value.extend_from_slice(&chunk);
     }
     Ok(value)
 }
@@ -246,4 +256,52 @@ impl AsRef<[u8]> for Shared {
 /// What kept the whole batch from being asked.
 fn alike<T>(error: &Error, count: usize) -> Vec<Result<T>> {
     (0..count).map(|_| Err(Error::new(error.kind(), error.to_string()))).collect()
+}
+
+#[cfg(all(test, feature = "s3"))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    const SENT_MAX: usize = 256 << 20;
+
+    /// Answers one request for a range with a body that does not end, until the connection does. Returns
+    /// its port, and how many bytes it could send.
+    fn overlong() -> (u16, thread::JoinHandle<usize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut line = String::new();
+            let mut request = BufReader::new(client.try_clone().unwrap());
+            while request.read_line(&mut line).unwrap() > 2 {
+                line.clear();
+            }
+            write!(
+                client,
+                "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-9/{SENT_MAX}\r\n\
+                 Content-Length: {SENT_MAX}\r\nETag: \"1\"\r\n\
+                 Last-Modified: Mon, 23 Nov 2026 07:00:00 GMT\r\n\r\n"
+            )
+            .unwrap();
+            let piece = vec![7; 64 << 10];
+            let pieces = 0..SENT_MAX / piece.len();
+            pieces.take_while(|_| client.write_all(&piece).is_ok()).count() * piece.len()
+        });
+        (port, server)
+    }
+
+    #[test]
+    fn server_that_sends_more_than_the_range_is_cut_off() {
+        let (port, server) = overlong();
+        let address = format!("s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=true");
+        let backend = crate::open(&address).unwrap().backend;
+        let error = backend.get("name", Some(0..10)).unwrap_err().to_string();
+        assert!(error.contains("more than the 10 bytes"), "{error}");
+        drop(backend);
+        let sent = server.join().unwrap();
+        assert!(sent < SENT_MAX / 4, "it was read on for {sent} bytes");
+    }
 }
