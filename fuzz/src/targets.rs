@@ -10,10 +10,11 @@ use ritornello_format::residency::{Holder, ResidencyHeader, ResidencyRecord, Tie
 use ritornello_format::wire::Writer;
 use ritornello_format::{
     Extent, Manifest, PageHash, Place, ReservationRecord, RunHeader, Scope, ScopeId, ScopeRegistry,
-    ScopeSettings, ScopeSlot, SegmentId, Slice, VolumeRecord, checksum,
+    ScopeSettings, ScopeSlot, SegmentId, Slice, VolumeMarker, VolumeRecord, checksum,
 };
 use ritornello_node::fuzzing;
 use ritornello_sim::{Broken, read};
+use ritornello_tiers::remote::{KeyRing, fuzzing as fuzzing_remote};
 use std::borrow::Cow;
 use std::io::Write;
 
@@ -76,6 +77,12 @@ pub fn targets() -> Vec<Target> {
             parse: |bytes| Manifest::decode(bytes).is_ok(),
         },
         Target {
+            name: "volume",
+            seeds: vec![VolumeMarker { store: [9; 16], volume: 3 }.encode()],
+            seal: seal_file,
+            parse: |bytes| VolumeMarker::decode(bytes).is_ok(),
+        },
+        Target {
             name: "registry",
             seeds: vec![ScopeRegistry::default().encode(), registry().encode()],
             seal: seal_file,
@@ -115,6 +122,19 @@ pub fn targets() -> Vec<Target> {
             seal: seal_header,
             parse: |bytes| RunHeader::decode(bytes).is_ok(),
         },
+        Target {
+            name: "object",
+            seeds: fuzzing_remote::objects(),
+            seal: |input| fuzzing_remote::seal(input),
+            parse: fuzzing_remote::object,
+        },
+        Target {
+            name: "name",
+            seeds: fuzzing_remote::names(),
+            seal: as_it_is,
+            parse: fuzzing_remote::name,
+        },
+        Target { name: "key_file", seeds: key_files(), seal: as_it_is, parse: key_file },
         Target { name: "codec", seeds: codec_frames(), seal: as_it_is, parse: codec },
         Target {
             name: "message",
@@ -298,6 +318,23 @@ fn codec(bytes: &[u8]) -> bool {
     let Some((number, frame)) = bytes.split_first() else { return false };
     let mut out = vec![0; 2 * NUMBERS];
     decode(*number, frame, &mut out).is_ok()
+}
+
+fn key_files() -> Vec<Vec<u8>> {
+    let key = |id: &str| format!("{id} {}\n", "0123456789abcdef".repeat(4));
+    vec![key("2026a").into_bytes(), format!("# keys\n{}\n{}", key("b"), key("a")).into_bytes()]
+}
+
+/// The text of a remote's key file. No error quotes what may be a key.
+fn key_file(bytes: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(bytes) else { return false };
+    match KeyRing::parse(text) {
+        Ok(keys) => !keys.ids().is_empty(),
+        Err(error) => {
+            assert!(!error.to_string().contains("0123456789abcdef0"), "{error}");
+            false
+        }
+    }
 }
 
 fn traces() -> Vec<Vec<u8>> {

@@ -77,6 +77,15 @@ impl Census {
         Ok(census)
     }
 
+    /// What a listing of these is.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn of(listed: impl IntoIterator<Item = Listed>) -> Self {
+        let mut census = Self::default();
+        listed.into_iter().for_each(|found| census.add(found));
+        let _ = (census.bytes(), census.pages(), census.scopes());
+        census
+    }
+
     /// Objects of one form.
     #[must_use]
     pub fn objects_of(&self, form: Form) -> u64 {
@@ -86,7 +95,7 @@ impl Census {
     /// Bytes of this version's objects.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.objects.iter().map(|object| object.bytes).sum()
+        self.objects.iter().fold(0, |sum, object| object.bytes.saturating_add(sum))
     }
 
     /// Pages of this version's objects. One that lies in two objects counts twice.
@@ -126,7 +135,7 @@ impl Census {
     }
 }
 
-pub(super) fn read(found: &Listed) -> Option<Object> {
+fn read(found: &Listed) -> Option<Object> {
     let of = |form: Form| Some((form, found.name.strip_prefix(form.root())?));
     let (form, rest) = Form::ALL.into_iter().find_map(of)?;
     let (scope, rest) = rest.split_once('/')?;

@@ -14,6 +14,8 @@ mod directory;
 mod examine;
 mod faults;
 mod fsck;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod guard;
 mod keyring;
 mod known;

@@ -1,0 +1,126 @@
+//! Objects, seals and names of a remote, for a fuzzer. Behind the feature `fuzzing`.
+//!
+//! An input of [`object`] is the first bytes of an object behind one byte that says what is to be right:
+//! nothing, the checksums, or the checksums and the seal.
+
+#![allow(clippy::unwrap_used, reason = "a fuzzer fails by panicking")]
+
+use super::backend::Listed;
+use super::census;
+use super::keyring::KeyRing;
+use super::object::{self, Contents, Part};
+use super::seal::Sealer;
+use super::spans::Form;
+use super::tier::RemoteOptions;
+use ritornello_format::{RUN_MAGIC, ScopeId, checksum};
+use std::sync::Arc;
+
+const SCOPE: ScopeId = ScopeId([5; 16]);
+const PAGE: usize = 700;
+const PAGES: usize = 4;
+/// Bytes before the run header of a sealed object.
+const FRONT: usize = 68;
+/// Pages longer than this are not unpacked: allocating 64 MiB an input would take all of the time.
+const PAGE_MAX: u64 = 1 << 20;
+
+fn options(zstd: Option<i32>, form: Form) -> RemoteOptions {
+    let ring = || Arc::new(KeyRing::parse(&format!("a {}", "0a".repeat(32))).unwrap());
+    RemoteOptions { zstd, keys: (form == Form::Sealed).then(ring) }
+}
+
+fn form(byte: u8) -> Form {
+    if byte % 2 == 0 { Form::Plain } else { Form::Sealed }
+}
+
+/// Good objects of both forms, compressed and not.
+#[must_use]
+pub fn objects() -> Vec<Vec<u8>> {
+    let keys: Vec<Vec<u8>> = (0..PAGES as u8).map(|n| vec![n; 32]).collect();
+    let pages: Vec<Vec<u8>> = (0..PAGES as u8).map(|n| vec![n ^ 0x55; PAGE]).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    let mut all = Vec::new();
+    for what in 0..4 {
+        for zstd in [None, Some(1)] {
+            let options = options(zstd, form(what));
+            let object = object::pack(&SCOPE, Some(&[9; 64]), &keys, &pages, &options).unwrap();
+            all.push([&[what][..], &object].concat());
+        }
+    }
+    all
+}
+
+/// Makes the header's checksum right again, and of one in two inputs the seal.
+pub fn seal(input: &mut [u8]) {
+    let Some((&mut what, object)) = input.split_first_mut() else { return };
+    let Some(at) = object.windows(8).position(|eight| eight == RUN_MAGIC) else { return };
+    let length = |at: usize| -> Option<usize> {
+        Some(u32::from_le_bytes(object.get(at..at + 4)?.try_into().ok()?) as usize)
+    };
+    let Some(bytes) = length(at + 12).filter(|bytes| *bytes >= 24 && at + bytes <= object.len())
+    else {
+        return;
+    };
+    let pages = length(16).filter(|pages| *pages <= 128);
+    let end = at + bytes;
+    let sum = checksum(&object[at..end - 8]).to_le_bytes();
+    object[end - 8..end].copy_from_slice(&sum);
+    let (Form::Sealed, 2.., FRONT, Some(pages)) = (form(what), what, at, pages) else { return };
+    if end + pages * 32 > object.len() {
+        return;
+    }
+    let keys = options(None, Form::Sealed).keys.unwrap();
+    let sealer = Sealer::new(keys.newest().unwrap(), &SCOPE);
+    let tags: Vec<blake3::Hash> = object[end..end + pages * 32]
+        .chunks(32)
+        .map(|tag| blake3::Hash::from_slice(tag).unwrap())
+        .collect();
+    let sealed = sealer.seal(&object[at..end], &tags);
+    object[..sealed.len()].copy_from_slice(&sealed);
+}
+
+/// Reads an object as a reader with the key does, and as `fsck` and `gc` do without one. Whether all of
+/// its pages are believed.
+#[must_use]
+pub fn object(input: &[u8]) -> bool {
+    let Some((&what, object)) = input.split_first() else { return false };
+    let options = options(None, form(what));
+    let verify = options.keys.as_deref().map(|keys| (keys, &SCOPE));
+    let mut whole = false;
+    for verify in [None, verify] {
+        let Ok(contents) = Contents::read(object, options.form(), verify) else {
+            whole = false;
+            continue;
+        };
+        let pages = contents.header.keys.len();
+        let end = contents.place(0..pages).end;
+        assert!(end <= object::BYTES_MAX, "an object of {end} bytes");
+        if contents.header.page_bytes > PAGE_MAX {
+            continue;
+        }
+        let mut out = vec![0; contents.header.page_bytes as usize];
+        let part = Part { at: 0, bytes: object };
+        let came =
+            (0..pages).filter(|&page| contents.unpack(&part, page..page + 1, &mut out).0 == 1);
+        whole = came.count() == pages;
+    }
+    whole
+}
+
+/// Names as a listing gives them.
+#[must_use]
+pub fn names() -> Vec<Vec<u8>> {
+    let hex = "0123456789abcdef0123456789abcdef";
+    ["1", "2"].map(|root| format!("ritornello/{root}/{hex}/{hex}.32").into_bytes()).to_vec()
+}
+
+/// Whether `name` is an object's.
+#[must_use]
+pub fn name(name: &[u8]) -> bool {
+    let Ok(name) = std::str::from_utf8(name) else { return false };
+    let listed = Listed { name: name.to_owned(), bytes: u64::MAX, written: u64::MAX };
+    let census = census::Census::of([listed.clone(), listed]);
+    let Some(object) = census.objects.first() else { return false };
+    assert!(object.header_bytes() < 1 << 15 && object.scope_id().is_some(), "{object:?}");
+    true
+}
