@@ -8,7 +8,7 @@ mod common;
 use common::proxy::{Proxy, Wrong};
 use common::server::{BUCKET, Kind, Server};
 use common::{PAGE, get, keys, patient, probe, put};
-use ritornello_format::ErrorKind;
+use ritornello_format::{ErrorKind, RUN_MAGIC, RunHeader, SliceChecksum};
 use ritornello_remote::open;
 use ritornello_tiers::remote::{Census, CollectOptions, RemoteTier, collect, examine, fsck};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -256,4 +256,47 @@ fn two_writers_write_once_and_a_collector_leaves_what_is_wanted() {
     assert_eq!(get(&tier(server.port, "a"), &all, 0..256, patient()), 128, "the ends went");
     let young = CollectOptions { budget: Some(0), grace: Duration::from_secs(3600), ..half };
     assert_eq!(collect(backend.as_ref(), &young, &mut |_| {}).unwrap().removed_objects, 0);
+}
+
+/// An object in which a writer of the bucket, who has no key, replaced a page: checksums are right again.
+fn forged(mut object: Vec<u8>, page: usize) -> Vec<u8> {
+    let at = object.windows(8).position(|eight| eight == RUN_MAGIC).unwrap();
+    let (mut header, _) = RunHeader::decode(&object[at..]).unwrap();
+    let begin = object.len() - header.keys.len() * PAGE + page * PAGE;
+    object[begin..begin + PAGE].fill(66);
+    let mut sum = SliceChecksum::new(&header.keys[page], 0, 0);
+    sum.update(&object[begin..begin + PAGE]);
+    header.slices[page].checksum = sum.finish();
+    let (encoded, _) = header.encode().unwrap();
+    object[at..at + encoded.len()].copy_from_slice(&encoded);
+    object
+}
+
+#[test]
+fn forged_object_is_a_miss_with_a_key_and_written_anew() {
+    let server = Server::start(Kind::VersityGw);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("a {}\n", "5a".repeat(32))).unwrap();
+    let address = address(server.port, "a");
+    let keyed = || open(&format!("{address}&key={}", file.path().display())).unwrap();
+    let all = keys(1, PAGES);
+    assert_eq!(put(&keyed().tier(), &all, patient()), PAGES);
+    assert_eq!(probe(&open(&address).unwrap().tier(), &all, patient()).unwrap(), 0);
+
+    // Groups of 64, 64 and 16 pages, 4 and 2.
+    let backend = open(&address).unwrap().backend;
+    let census = Census::take(backend.as_ref()).unwrap();
+    let name = &census.objects.iter().find(|object| object.pages == 16).unwrap().name;
+    let good = backend.get(name, None).unwrap().unwrap();
+    backend.set(name, &forged(good.clone(), 3)).unwrap();
+    let checked = |keys| fsck(backend.as_ref(), &census, keys, false, &mut |_| {}).unwrap();
+    assert_eq!(checked(None).damaged.len(), 0, "checksums are right");
+    assert_eq!(checked(keyed().options.keys.as_deref()).damaged.len(), 1);
+
+    let reader = keyed().tier();
+    assert_eq!(get(&reader, &all, 0..PAGES, patient()), 128);
+    assert_eq!(reader.stats().refused.wrong_tag, 1);
+    assert_eq!(put(&reader, &all, patient()), PAGES);
+    assert_eq!(backend.get(name, None).unwrap().unwrap(), good);
+    assert_eq!(get(&keyed().tier(), &all, 0..PAGES, patient()), PAGES);
 }
