@@ -4,11 +4,14 @@
 # mypy: allow-subclassing-any
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import vllm
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -22,6 +25,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ritornello.model import plain
+from ritornello.vllm import composition
 from ritornello.vllm.handshake import ShardFacts, shapes
 from ritornello.vllm.identity import identity_of
 from ritornello.vllm.interface import require_known
@@ -82,16 +86,22 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         require_no_context_parallel(vllm_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
-        why = refusal(vllm_config, kv_cache_config)
+        # Of the engine, where another connector has made this one.
+        self._engine = composition.engine_config(self, KVConnectorBase_V1)
+        why = refusal(vllm_config, kv_cache_config) or composition.refusal(self._engine)
         self._meter = Meter()
         held = QuietCache if self._settings.tiers else QuietStore
         self._store: QuietStore = held(self._settings, self._meter)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._why = why
+        workers = vllm_config.parallel_config.world_size
+        self._gathering = composition.Gathering(workers) if self._engine and not why else None
         if role is KVConnectorRole.SCHEDULER:
             # Read by vLLM once this constructor is done: a failed load must not fail a request.
-            self._kv_transfer_config.kv_load_failure_policy = "recompute"
+            outer = self._engine or vllm_config
+            if composition.recompute(outer) and self._engine is not None:
+                logger.warning("ritornello: %s", composition.POLICY_LINE)
             if why:
                 logger.warning("ritornello: %s; neither hits nor saves", why)
             else:
@@ -122,9 +132,13 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     # The scheduler's side.
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """What the workers said of their memory: now it is known what a page is."""
-        if self._why:
-            return
+        """What the workers said of their memory: now it is known what a page is. Beside other
+        connectors it is what their workers said.
+        """
+        if not self._why and self._engine is None:
+            self._serve(metadata)
+
+    def _serve(self, metadata: Mapping[tuple[int, int], Any]) -> None:
         try:
             side = self._scheduler_side(metadata)
         except Exception as error:  # a model unlike any that was tried must be served all the same
@@ -135,7 +149,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             side.bind(self._kv_cache_manager)
         self._scheduler = side
 
-    def _scheduler_side(self, metadata: dict[tuple[int, int], Any]) -> SchedulerSide:
+    def _scheduler_side(self, metadata: Mapping[tuple[int, int], Any]) -> SchedulerSide:
         config, caches = self._vllm_config, self._kv_cache_config
         parallel = config.parallel_config
         stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
@@ -150,6 +164,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             read_only=self._settings.read_only,
             apart=must_load_apart(config, caches),
             far=self._settings.far,
+            beside=self._engine is not None,
         )
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
@@ -168,7 +183,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if self._scheduler is None:
-            return 0, False
+            waits = self._gathering is not None and self._gathering.waits()
+            return None if waits else 0, False
         begun = perf_counter()
         found = self._scheduler.matched_tokens(request, num_computed_tokens)
         self._meter.hook(begun)
@@ -193,21 +209,26 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         if self._scheduler is None:
-            return IDLE
+            return self._gathering.metadata() if self._gathering else IDLE
         begun = perf_counter()
         metadata = self._scheduler.plan(scheduler_output)
         self._meter.hook(begun)
         return metadata
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        report = connector_output.kv_connector_worker_meta
+        if self._gathering is not None and isinstance(report, WorkerReport):
+            facts = self._gathering.add(report.facts)
+            if facts is not None:
+                self._serve(facts)
         if self._scheduler is None:
             return
         begun = perf_counter()
-        report = connector_output.kv_connector_worker_meta
         self._scheduler.reported(
             report if isinstance(report, WorkerReport) else None,
             connector_output.invalid_block_ids,
             connector_output.finished_recving or set(),
+            connector_output.failed_recving,
         )
         self._meter.hook(begun)
 
@@ -219,11 +240,12 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        if self._scheduler is not None:
-            begun = perf_counter()
-            self._scheduler.finished(request.request_id)
-            self._meter.hook(begun)
-        return False, None
+        if self._scheduler is None:
+            return False, None
+        begun = perf_counter()
+        held = self._scheduler.finished(request.request_id)
+        self._meter.hook(begun)
+        return held, None
 
     def reset_cache(self) -> bool | None:
         return None if self._scheduler is None else self._scheduler.reset()
@@ -235,9 +257,12 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> ShardFacts | None:
-        if self._worker is not None:
-            return self._worker.facts()
-        return ShardFacts(refusal=self._why) if self._why else None
+        if self._engine is not None or not _is_whole(self):
+            return None  # the other connectors would be given it, and take it for their own
+        if self._worker is None:
+            return ShardFacts(refusal=self._why) if self._why else None
+        facts: ShardFacts = self._worker.facts()
+        return facts
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -287,7 +312,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         # Where blocks can be named, those that came are kept; where they cannot, all is computed.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
-            finished_recving=over, failed_recving=failed if groups > 1 else set()
+            finished_sending=self._worker.take_sent(),
+            finished_recving=over,
+            failed_recving=failed if groups > 1 else set(),
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -326,6 +353,14 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> RitornelloPromMetrics:
         return RitornelloPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+composition.register(KVConnectorFactory, RitornelloConnector.__name__, "ritornello.vllm")
+
+
+def _is_whole(connector: RitornelloConnector) -> bool:
+    """Whether it is the one the worker calls, and not a part of it."""
+    return not has_kv_transfer_group() or get_kv_transfer_group() is connector
 
 
 def _layout(vllm_config: "VllmConfig", spec: Any) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ritornello.vllm.handshake import Place, ShardFacts
 from ritornello.vllm.identity import Identity
 
 
@@ -50,12 +51,17 @@ class StepMetadata:
     """A step's work. `identity` comes with the first work there is and whenever it has changed (a
     reset changes the epoch): it holds for this step and those after it. `prefill`: what the step
     computes, tokens before it and tokens, where somebody wants to know how long that takes.
+    Beside other connectors: `step` numbers a step whose outcome is to be reported, `sent` are
+    finished requests whose blocks are free when it is over, and `asks` for the workers' facts.
     """
 
     identity: Identity | None = None
     loads: Sequence[Load] = ()
     saves: Sequence[Save] = ()
     prefill: tuple[int, int] | None = None
+    step: int = 0
+    sent: Sequence[str] = ()
+    asks: bool = False
 
 
 IDLE = StepMetadata()
@@ -67,7 +73,8 @@ class WorkerReport:
     did not happen and may be asked for again. `failed`: requests whose load did not bring all.
     `refusal`: why this worker can serve nothing. `prefill`: tokens before what was computed,
     tokens, seconds. `loads`: tier, bytes, seconds of what was read. `took`: seconds of each
-    request's load.
+    request's load. `step`: the number of the step that is over. `facts`: what workers hold, where
+    it was asked for.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)
@@ -76,6 +83,8 @@ class WorkerReport:
     prefill: tuple[int, int, float] | None = None
     loads: list[tuple[str, int, float]] = field(default_factory=list)
     took: dict[str, float] = field(default_factory=dict)
+    step: int = 0
+    facts: dict[Place, ShardFacts] = field(default_factory=dict)
 
     def aggregate(self, other: "WorkerReport") -> "WorkerReport":
         both = self.took.keys() | other.took.keys()
@@ -86,4 +95,6 @@ class WorkerReport:
             self.prefill or other.prefill,
             self.loads + other.loads,
             {name: max(self.took.get(name, 0.0), other.took.get(name, 0.0)) for name in both},
+            max(self.step, other.step),
+            self.facts | other.facts,
         )

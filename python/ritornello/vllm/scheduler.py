@@ -9,15 +9,18 @@ Invariants:
 * A load that a step waits for (not `apart`) happens only where one worker computes and one step is
   in flight: what fails is then known before anything computed on top of it can be saved.
 * A request whose load failed computes the rest; it does not ask the store a second time.
+* Beside other connectors nothing is saved before it is known that what they loaded is right
+  (`confirmation`).
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, time
 from typing import Any, Protocol
 
 from ritornello.model import new_epoch
+from ritornello.vllm.confirmation import Confirmation, Work
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Found, Lease, Matcher, Prompt
 from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
@@ -88,6 +91,7 @@ class Tracked:
     """`loading`: its blocks are being filled beside other requests. `failed`: a load of it did not
     bring everything. `wake`: the step at which it is to be looked at. `waits`: since when pages are
     on their way to where they can be claimed. `sources`: tokens that were claimed, by tier.
+    `borrowed`: it shares a block that was not filled and that another request is to compute.
     """
 
     request: Request
@@ -99,6 +103,7 @@ class Tracked:
     wake: int = 0
     waits: float | None = None
     sources: dict[str, int] = field(default_factory=dict)
+    borrowed: bool = False
 
     @property
     def loads(self) -> bool:
@@ -107,7 +112,7 @@ class Tracked:
 
 class SchedulerSide:
     """`apart`: all loads go on beside the other requests, whatever their size. `far`: the store is
-    to know all keys of a prompt.
+    to know all keys of a prompt. `beside`: other connectors load into the same blocks.
     """
 
     def __init__(
@@ -119,11 +124,13 @@ class SchedulerSide:
         read_only: bool = False,
         apart: bool = False,
         far: bool = False,
+        beside: bool = False,
     ) -> None:
         self._store = store
         self._meter = meter
         self._read_only = read_only
         self._far = far
+        self._confirmation = Confirmation() if beside else None
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[Load] = []
         # Leases of loads that are under way: those of the last step, and those of requests.
@@ -197,6 +204,9 @@ class SchedulerSide:
         if tracked is None:
             return
         self._due.append(request.request_id)
+        tracked.borrowed = False
+        if self._confirmation is not None:
+            self._confirmation.discard(request.request_id)
         if tracked.loading and not external:
             tracked.loading = False
             return
@@ -232,25 +242,39 @@ class SchedulerSide:
         else:
             saves = self._saves(step)
         prefill = self._prefill(step) if self._store.learns else None
-        if not loads and not saves and prefill is None:
-            return IDLE
+        work = self._confirmed(step, saves)
+        if not loads and not work.saves and prefill is None:
+            if not work.number and not work.sent:
+                return IDLE
+            return StepMetadata(step=work.number, sent=work.sent)
         news, self._told = None if self._told else self._identity, True
-        return StepMetadata(news, loads, saves, prefill)
+        return StepMetadata(news, loads, work.saves, prefill, work.number, work.sent)
 
-    def finished(self, request_id: str) -> None:
-        """Answered or aborted. A load that is under way keeps its leases: it still reads."""
+    def finished(self, request_id: str) -> bool:
+        """Answered or aborted. A load that is under way keeps its leases: it still reads. Whether
+        vLLM is to keep the blocks until a worker reports the request as sent.
+        """
         tracked = self._tracked.pop(request_id, None)
         if tracked is None:
-            return
+            return False
         self._give_up(tracked)
         self._grounds.pop(request_id, None)
         if tracked.waits is not None:
             self._matcher.forgo(tracked.request.block_hashes, self._claimable(tracked.request))
+        if self._confirmation is None or self._cache is None:
+            return False
+        return self._confirmation.holds(request_id, self._cache)
 
     def reported(
-        self, report: WorkerReport | None, invalid_blocks: set[int], landed: set[str]
+        self,
+        report: WorkerReport | None,
+        invalid_blocks: set[int],
+        landed: set[str],
+        failed: Collection[str] = (),
     ) -> None:
-        """What a step came to. `landed`: requests whose load all workers have finished."""
+        """What a step came to. `landed`: requests whose load all workers have finished. `failed`:
+        of those, the ones whose load failed where blocks are not named.
+        """
         self._release(self._lent)
         for request_id in landed:
             self._release(self._lent_apart.pop(request_id, []))
@@ -260,13 +284,11 @@ class SchedulerSide:
             if self._store.learns:
                 self._store.learn(report, self._grounds)
             for request_id, part, first in report.unsaved:
-                tracked = self._tracked.get(request_id)
-                if tracked is not None and tracked.saved:
-                    tracked.saved[part] = min(tracked.saved[part], first)
-                    self._due.append(request_id)
+                self._offer_again(request_id, part, first)
             for request_id in report.failed:
                 if request_id in self._tracked:
                     self._tracked[request_id].failed = True
+        self._confirm(report.step if report is not None else 0, invalid_blocks, failed)
         if invalid_blocks:
             self._forget(invalid_blocks)
 
@@ -279,6 +301,8 @@ class SchedulerSide:
         self._become(replace(self._identity, epoch=new_epoch()))
         for tracked in self._tracked.values():
             self._give_up(tracked)
+        if self._confirmation is not None:
+            self._confirmation.clear()
         pool = self._cache.block_pool if self._cache is not None else None
         # One block is vLLM's null block, never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
@@ -360,6 +384,30 @@ class SchedulerSide:
             return ()
         return self._matcher.keys(number, hashes, range(0 if self._far else first - 1, first))
 
+    def _confirmed(self, step: Step, saves: Sequence[Save]) -> Work:
+        """Of `saves` and those of earlier steps, what may be saved with this step."""
+        if self._confirmation is None or self._cache is None:
+            return Work(list(saves))
+        if self._silent():
+            self._confirmation.clear()
+        return self._confirmation.plan(step, saves, self._cache)
+
+    def _confirm(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
+        if self._confirmation is None:
+            return
+        verdict = self._confirmation.over(step, invalid, failed)
+        for save in verdict.dropped:
+            self._offer_again(save.request, save.pages.part, save.pages.first)
+        if verdict.stale and self._cache is not None:
+            self._cache.evict_blocks(verdict.stale)
+
+    def _offer_again(self, request_id: str, part: int, first: int) -> None:
+        """Pages of a part from `first` on were not saved."""
+        tracked = self._tracked.get(request_id)
+        if tracked is not None and tracked.saved:
+            tracked.saved[part] = min(tracked.saved[part], first)
+            self._due.append(request_id)
+
     def _prefill(self, step: Step) -> tuple[int, int] | None:
         """Of a step that computes more than a token of one request only."""
         many = [(name, count) for name, count in step.num_scheduled_tokens.items() if count > 1]
@@ -378,7 +426,9 @@ class SchedulerSide:
         saves: list[Save] = []
         for request_id in dict.fromkeys(due):
             tracked = self._tracked.get(request_id)
-            if tracked is not None and tracked.wishes.stores and self._cache is not None:
+            if tracked is None or tracked.borrowed:
+                continue
+            if tracked.wishes.stores and self._cache is not None:
                 self._save_filled(saves, tracked, scheduled.get(request_id, 0), self._cache)
         return saves
 
@@ -424,15 +474,19 @@ class SchedulerSide:
     def _forget(self, invalid_blocks: set[int]) -> None:
         """Takes blocks that failed to load, and all that were computed after them, out of the
         engine's prefix cache. vLLM recomputes them in place, but a request that is preempted or
-        aborted before that would leave them to be found by the next one.
+        aborted before that would leave them to be found by the next one. Of requests that share
+        such a block vLLM has one compute it; what the others compute is not saved.
         """
         if self._cache is None:
             return
-        for request_id in self._tracked:
+        for request_id, tracked in self._tracked.items():
             blocks = next(iter(self._cache.get_block_ids(request_id)), ())
             for place, block in enumerate(blocks):
                 if block in invalid_blocks:
                     self._cache.evict_blocks(set(blocks[place:]))
+                    computed = tracked.request.num_computed_tokens
+                    shared = computed > place * self._parts[0].page_tokens
+                    tracked.borrowed = tracked.borrowed or shared
                     break
 
     def _count(self, tracked: Tracked, held: Held, external: int) -> None:

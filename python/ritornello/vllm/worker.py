@@ -82,6 +82,7 @@ class WorkerSide:
         self._flights: deque[Flight] = deque()
         self._failed: set[int] = set()
         self._spoilt = False
+        self._sent: set[str] = set()
         self._report = WorkerReport()
         self._begun = self._read = 0.0
 
@@ -174,6 +175,10 @@ class WorkerSide:
     def save(self, metadata: StepMetadata) -> None:
         """Takes copies of the blocks this step has filled, when its loads are over."""
         self._land()
+        self._report.step = metadata.step
+        self._sent.update(metadata.sent)
+        if metadata.asks:
+            self._report.facts[self._place] = self.facts()
         if metadata.prefill is not None:
             seconds = perf_counter() - self._begun - self._read
             self._report.prefill = (*metadata.prefill, seconds)
@@ -208,6 +213,11 @@ class WorkerSide:
     def take_failed_blocks(self) -> set[int]:
         failed, self._failed = self._failed, set()
         return failed
+
+    def take_sent(self) -> set[str]:
+        """Finished requests whose blocks nobody needs here any more."""
+        sent, self._sent = self._sent, set()
+        return sent
 
     def take_report(self) -> WorkerReport | None:
         report = self._report

@@ -59,8 +59,12 @@ class Engine:
 
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-            # Another connector has no such side.
-            side = getattr(get_kv_transfer_group(), "_worker", None)
+            # Another connector has no such side, or is made of several.
+            group = get_kv_transfer_group()
+            sides = [
+                getattr(one, "_worker", None) for one in getattr(group, "_connectors", [group])
+            ]
+            side = next(filter(None, sides), None)
             while side and not all(
                 side._store.landed(ticket) for flight in side._flights for ticket in flight.tickets
             ):

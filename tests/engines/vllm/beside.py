@@ -1,0 +1,113 @@
+"""One vLLM with Ritornello and another connector inside MultiConnector: `beside.py QUESTION_JSON`.
+
+Prints a line of JSON: the tokens of each answer by name, and how many of its prompt's tokens came
+from a connector.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+LENGTH = 300
+NO_STORE = {"ritornello.no_store": True}
+
+
+def composed(store: str, order: list[str]) -> dict[str, Any]:
+    """What a user writes; without kv_load_failure_policy."""
+    children = {
+        "ritornello": {
+            "kv_connector": "RitornelloConnector",
+            "kv_connector_module_path": "ritornello.vllm",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"path": store, "capacity": "1GiB"},
+        },
+        "lender": {
+            "kv_connector": "LenderConnector",
+            "kv_connector_module_path": "lender",
+            "kv_role": "kv_both",
+        },
+    }
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [children[name] for name in order]},
+    }
+
+
+class Conversation:
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.said: dict[str, list[int]] = {}
+        self.hits: dict[str, float] = {}
+
+    def ask(self, name: str, prompt: list[int], answer: int = 24, **params: Any) -> None:
+        before = self.engine.external_tokens()
+        output = self.engine.ask(prompt, answer=answer, params=params)[0]
+        self.said[name] = list(output.outputs[0].token_ids)
+        self.hits[name] = self.engine.external_tokens() - before
+
+    def forget(self) -> None:
+        # vLLM in one process makes no steps of its own: the last request's saves leave with these.
+        self.engine.ask([5, 6, 7], answer=4)
+        self.engine.forget()
+
+
+def talk(engine: Any) -> Conversation:
+    import pytest
+    from harness import prompt
+    from lender import MODE
+    from probes import fail_loads
+
+    talk = Conversation(engine)
+    broken, lent, once = (prompt(seed, LENGTH) for seed in (61, 62, 63))
+    # Remembered by the other connector, and not by the store.
+    MODE.remembers = True
+    for name, asked in (("broken", broken), ("lent", lent), ("once", once)):
+        talk.ask(f"{name} computed", asked, **NO_STORE)
+        talk.forget()
+    MODE.remembers, MODE.lends = False, True
+    MODE.fails = 2
+    talk.ask("broken repaired", broken)
+    talk.forget()
+    MODE.fails = None
+    talk.ask("lent", lent)
+    talk.forget()
+    # It ends in the step that loads.
+    talk.ask("once", once, answer=1)
+    talk.forget()
+    MODE.lends = False
+    for name, asked in (("broken", broken), ("lent", lent), ("once", once)):
+        talk.ask(f"{name} stored", asked)
+        talk.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        fail_loads(patch, [1])
+        talk.ask("lent with a failure", lent)
+    return talk
+
+
+def main(store: str, model: str, order: list[str]) -> None:
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        VLLM_ALLOW_INSECURE_SERIALIZATION="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_NO_USAGE_STATS="1",
+    )
+    from harness import Engine
+
+    engine = Engine(Path(model), Path(store), kv_transfer_config=composed(store, order))
+    talked = talk(engine)
+    from lender import LENT
+
+    found = {"said": talked.said, "hits": talked.hits, "lent": LENT}
+    found["errors"] = engine.count("vllm:ritornello_errors")
+    print("FOUND", json.dumps(found), flush=True)
+    engine.llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

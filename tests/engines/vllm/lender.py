@@ -1,0 +1,120 @@
+"""Another connector beside Ritornello: it remembers the blocks of a prompt in this process's memory
+and lends them to the next request with the same one, before the step that computes the rest.
+
+As NIXL it sends a handshake, and takes no other connector's for its own.
+"""
+
+# mypy: allow-subclassing-any
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+
+BLOCK = 32
+
+
+@dataclass
+class Mode:
+    """`fails`: from which block on a load fails, having filled the blocks with nothing of use."""
+
+    remembers: bool = False
+    lends: bool = False
+    fails: int | None = None
+
+
+MODE = Mode()
+REMEMBERED: dict[tuple[int, ...], dict[str, Any]] = {}
+LENT: list[int] = []
+
+
+@dataclass
+class Facts(KVConnectorHandshakeMetadata):
+    address: str = "here"
+
+
+@dataclass
+class Work(KVConnectorMetadata):
+    """Prompts and their blocks; of those to fill, the first."""
+
+    fill: list[tuple[tuple[int, ...], int, list[int]]] = field(default_factory=list)
+    remember: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
+
+
+class LenderConnector(KVConnectorBase_V1, SupportsHMA):
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._caches: dict[str, Any] = {}
+        self._fill: list[tuple[tuple[int, ...], int, list[int]]] = []
+        self._failed: set[int] = set()
+        self._local = 0
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[Any, Any]) -> None:
+        assert metadata
+        for facts in metadata.values():
+            if not isinstance(facts, Facts):
+                raise ValueError(f"handshake of {type(facts).__name__}")
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        asked = tuple(request.prompt_token_ids)
+        if not MODE.lends or asked not in REMEMBERED:
+            return 0, False
+        self._local = num_computed_tokens
+        return max((len(asked) - 1) // BLOCK * BLOCK - num_computed_tokens, 0), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            first = self._local // BLOCK
+            held = blocks.get_block_ids()[0][: first + num_external_tokens // BLOCK]
+            self._fill.append((tuple(request.prompt_token_ids), first, held))
+
+    def build_connector_meta(self, scheduler_output: Any) -> Work:
+        work, self._fill = Work(self._fill), []
+        if MODE.remembers:
+            for new in scheduler_output.scheduled_new_reqs:
+                asked = tuple(new.prompt_token_ids)
+                work.remember.append((asked, new.block_ids[0][: len(asked) // BLOCK]))
+        return work
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
+        return False, None
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._caches = kv_caches
+
+    def get_handshake_metadata(self) -> Facts:
+        return Facts()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        for asked, first, held in self._connector_metadata.fill:
+            LENT.append(len(held) - first)
+            for place in range(first, len(held)):
+                broken = MODE.fails is not None and place >= MODE.fails
+                if broken:
+                    self._failed.add(held[place])
+                for name, cache in self._caches.items():
+                    cache[held[place]] = 0 if broken else REMEMBERED[asked][name][place]
+
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+
+    def save_kv_layer(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_for_save(self) -> None:
+        for asked, held in self._connector_metadata.remember:
+            REMEMBERED[asked] = {
+                name: [cache[block].clone() for block in held]
+                for name, cache in self._caches.items()
+            }
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self._failed = self._failed, set()
+        return failed

@@ -1,0 +1,50 @@
+"""Ritornello and another connector inside vLLM's MultiConnector."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LENGTH = 300
+CLAIMED = (LENGTH - 1) // 32 * 32
+
+
+def found(tmp_path: Path, model: Path, order: list[str]) -> dict[str, Any]:
+    asked = {"store": str(tmp_path / "store"), "model": str(model), "order": order}
+    script, log = Path(__file__).with_name("beside.py"), tmp_path / "vllm.log"
+    with log.open("w") as output:
+        subprocess.run(
+            [sys.executable, str(script), json.dumps(asked)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=600,
+            check=False,
+        )
+    text = log.read_text()
+    line = next((line for line in text.splitlines() if line.startswith("FOUND ")), None)
+    assert line is not None, f"no answer; the end of its log:\n{text[-3000:]}"
+    answers: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    return {**answers, "log": text}
+
+
+@pytest.mark.parametrize("order", [["ritornello", "lender"], ["lender", "ritornello"]])
+def test_two_connectors_answer_as_one(tmp_path: Path, model: Path, order: list[str]) -> None:
+    answers = found(tmp_path, model, order)
+    said, hits = answers["said"], answers["hits"]
+    assert answers["errors"] == 0
+    assert "neither hits nor saves" not in answers["log"]
+    # The other connector filled blocks for three requests, for one of them wrong.
+    assert answers["lent"] == [CLAIMED // 32] * 3
+    assert said["broken repaired"] == said["broken computed"]
+    assert said["lent"] == said["lent computed"]
+    assert said["once"] == said["once computed"][:1]
+    # What was saved meanwhile is right, and nothing was left out.
+    for name in ("broken", "lent", "once"):
+        assert said[f"{name} stored"] == said[f"{name} computed"]
+        assert hits[f"{name} stored"] == CLAIMED
+    # A failed load fails no request, though nobody set a policy.
+    assert said["lent with a failure"] == said["lent computed"]
+    assert "kv_load_failure_policy" in answers["log"]
