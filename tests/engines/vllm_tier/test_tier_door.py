@@ -26,7 +26,14 @@ def host() -> Host:
     return Host("shm", ROWS, ROW)
 
 
-def made(path: Path, host: Host, *, hashes: str = "sha256", **settings: Any) -> RitornelloTier:
+def made(
+    path: Path,
+    host: Host,
+    *,
+    hashes: str = "sha256",
+    self_describing: bool = True,
+    **settings: Any,
+) -> RitornelloTier:
     """A tier of an engine whose configuration is on the stack: here."""
     extra: dict[str, Any] = {}
     vllm_config = engine_of(extra)
@@ -36,6 +43,7 @@ def made(path: Path, host: Host, *, hashes: str = "sha256", **settings: Any) -> 
     )
     spec = spec_of(extra)
     spec.kv_events_config.enable_kv_cache_events = True
+    spec.kv_events_config.self_describing_kv_events = self_describing
     settings = {"path": str(path / "store"), "capacity": "1GiB"} | settings
     tier = RitornelloTier(spec, host.view, "RitornelloTier", **settings)
     assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
@@ -72,7 +80,9 @@ def test_a_job_s_result_and_its_event(tier: RitornelloTier, host: Host) -> None:
     assert stored.transfer_time > 0
     (event,) = tier.take_events()
     assert (event.keys, event.medium, event.removed) == (keys, Medium.STORAGE, False)
-    assert (event.locality.value, event.ownership) == ("LOCAL", "RitornelloTier")
+    assert event.locality.value == "LOCAL"
+    # Dynamo drops events of an owner that it does not know.
+    assert event.ownership is None
     assert list(tier.take_events()) == []
     assert {tier.lookup(key, request) for key in keys} == {LookupResult.HIT}
     tier.submit_load(job(2, keys, request, 16, load=True))
@@ -81,6 +91,14 @@ def test_a_job_s_result_and_its_event(tier: RitornelloTier, host: Host) -> None:
     assert (loaded.success, loaded.successful_keys) == (True, None)
     assert (host.rows[16:24] == host.rows[:8]).all()
     assert list(tier.take_events()) == []
+
+
+@pytest.mark.parametrize("self_describing", [False, True])
+def test_events_that_name_no_tokens_are_said(
+    tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture, self_describing: bool
+) -> None:
+    made(tmp_path, host, self_describing=self_describing, enable_kv_events=True).shutdown()
+    assert ("self_describing_kv_events" in caplog.text) != self_describing
 
 
 def test_a_partial_load_names_what_came(tier: RitornelloTier) -> None:

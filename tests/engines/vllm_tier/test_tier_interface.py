@@ -150,7 +150,8 @@ def test_only_a_reset_of_the_cache_drains(sources: Path) -> None:
             {"tp_size", "pp_size", "pcp_size", "dcp_size", "is_parallelism_agnostic"},
         ),
         ("base.py", "ReqContext", {"req_id", "kv_transfer_params", "_offload_key_positions"}),
-        ("base.py", "OffloadingEvent", {"keys", "medium", "removed", "locality", "ownership"}),
+        ("base.py", "OffloadingEvent", {"keys", "medium", "removed", "locality"}),
+        ("base.py", "OffloadingKVEventsConfig", {"self_describing_kv_events"}),
         ("base.py", "OffloadingMetricMetadata", {"documentation", "labelnames"}),
     ],
 )

@@ -82,6 +82,11 @@ class RitornelloTier(SecondaryTierManager):
         self._events: list[OffloadingEvent] | None = None
         if settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
+            if not offloading_spec.kv_events_config.self_describing_kv_events:
+                logger.warning(
+                    'ritornello: events name no tokens without "self_describing_kv_events": true '
+                    "in kv_connector_extra_config; routers cannot use them"
+                )
         elif settings.enable_kv_events:
             logger.warning(
                 'ritornello: "enable_kv_events" does nothing without vLLM\'s own KV events '
@@ -288,7 +293,9 @@ class RitornelloTier(SecondaryTierManager):
         )
 
     def _tell(self, done: Done, came: "list[OffloadKey]") -> None:
-        """Chunks that are stored now, and promised ones that turned out to be gone."""
+        """Chunks that are stored now, and promised ones that turned out to be gone. Without
+        `ownership`: routers (Dynamo's) ignore events with one that they do not know.
+        """
         job = done.job
         gone = [key for key, ok in zip(job.keys, done.ok, strict=True) if not ok]
         keys = gone if job.load else came
@@ -299,7 +306,6 @@ class RitornelloTier(SecondaryTierManager):
                     medium=self.medium,
                     removed=job.load,
                     locality=self.locality,
-                    ownership=self.tier_type,
                 )
             )
 
