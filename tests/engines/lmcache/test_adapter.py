@@ -1,6 +1,9 @@
 """The adapter in this process, made by LMCache's factory and waited for as its controllers wait."""
 
+import gc
+import select
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -231,3 +234,25 @@ def test_objects_outside_the_arena_are_served(plugin: Door, memory: Memory) -> N
 def test_wrong_settings_are_refused_when_it_is_made(door: Door) -> None:
     with pytest.raises(ValueError, match="unknown key 'size'"):
         door.open(params={"size": 1})
+
+
+def test_objects_that_are_dropped_live_until_their_store_is_over(
+    plugin: Door, memory: Memory
+) -> None:
+    adapter, keys = plugin.open(memory), keys_of(6)
+    objects = memory.objects(6, SHAPE)
+    fill(objects, keys)
+    references = [weakref.ref(obj) for obj in objects]
+    number = adapter.submit_store_task(keys, objects)
+    del objects
+    gc.collect()
+    assert all(reference() is not None for reference in references)
+    until, done = time.monotonic() + 60, {}
+    while number not in done:
+        assert time.monotonic() < until
+        select.select([adapter.get_store_event_fd()], [], [], 1)
+        done |= adapter.pop_completed_store_tasks()
+    assert done[number].is_successful()
+    gc.collect()
+    assert not any(reference() is not None for reference in references)
+    adapter.close()

@@ -1,0 +1,104 @@
+"""Memory objects of LMCache live until the store has done with their memory, whoever drops them."""
+
+import ctypes
+import gc
+import mmap
+import select
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import open_small
+
+from ritornello._core import Completions
+from ritornello.lmcache.lent import lent
+from ritornello.lmcache.naming import Family, Form, Name
+from ritornello.lmcache.settings import Settings
+from ritornello.lmcache.shelf import Item, Shelf
+
+NBYTES = 1 << 20
+COUNT = 4
+
+
+class MemoryObj:
+    """As LMCache's: its memory goes back when it is collected, views of it or not."""
+
+    def __init__(self, fill: int = 0) -> None:
+        self.mapping = mmap.mmap(-1, NBYTES)
+        self.mapping.write(bytes([fill]) * NBYTES)
+        self.here = (ctypes.c_ubyte * NBYTES).from_buffer(self.mapping)
+        self.data_ptr = ctypes.addressof(self.here)
+
+    def get_size(self) -> int:
+        return NBYTES
+
+    @property
+    def byte_array(self) -> memoryview:
+        return memoryview((ctypes.c_ubyte * NBYTES).from_address(self.data_ptr))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    open_small(tmp_path / "store").close()
+    opened = Shelf(Settings.parse({"path": str(tmp_path / "store")}))
+    yield opened
+    opened.store.close()
+
+
+def items(objects: list[MemoryObj], *, in_arena: bool) -> list[Item | None]:
+    return [
+        Item(
+            Name(Family("m", 0, ""), bytes([place]) * 32),
+            Form(NBYTES),
+            lent(obj, obj.data_ptr if in_arena else None),
+        )
+        for place, obj in enumerate(objects)
+    ]
+
+
+def wait(shelf: Shelf, completions: Completions) -> list[bool]:
+    done: list[Any] = []
+    while not done:
+        assert select.select([completions.fileno()], [], [], 60)[0]
+        done = shelf.finished(completions.drain())
+    ok: list[bool] = done[0].ok
+    return ok
+
+
+def alive(references: "list[weakref.ref[MemoryObj]]") -> int:
+    gc.collect()
+    return sum(reference() is not None for reference in references)
+
+
+@pytest.mark.parametrize("in_arena", [False, True])
+def test_objects_live_until_their_task_is_over(shelf: Shelf, in_arena: bool) -> None:
+    completions = Completions()
+    for number, start in enumerate((shelf.put, shelf.get)):
+        objects = [MemoryObj(7) for _ in range(COUNT)]
+        references = [weakref.ref(obj) for obj in objects]
+        assert start(number, items(objects, in_arena=in_arena), completions) is None
+        del objects
+        assert alive(references) == COUNT
+        assert wait(shelf, completions) == [True] * COUNT
+        assert alive(references) == 0
+
+
+def test_objects_live_until_a_closed_store_has_let_go(shelf: Shelf) -> None:
+    completions = Completions()
+    objects = [MemoryObj(7) for _ in range(COUNT)]
+    references = [weakref.ref(obj) for obj in objects]
+    shelf.put(1, items(objects, in_arena=True), completions)
+    del objects
+    assert alive(references) == COUNT
+    shelf.store.close()
+    wait(shelf, completions)
+    assert alive(references) == 0
+
+
+def test_bytes_that_own_themselves_are_handed_on() -> None:
+    class Buffer:
+        byte_array = b"x" * 8
+
+    assert lent(Buffer()) == b"x" * 8
