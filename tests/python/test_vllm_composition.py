@@ -41,8 +41,11 @@ def side(blocks: Shared) -> SchedulerSide:
     return side_of(blocks)
 
 
-def side_of(blocks: Shared, *parts: Any) -> SchedulerSide:
-    made = SchedulerSide(cast(QuietStore, Shelf()), identity(*parts), Meter(), beside=True)
+def side_of(
+    blocks: Shared, *parts: Any, shelf: Shelf | None = None, meter: Meter | None = None
+) -> SchedulerSide:
+    store, meter = cast(QuietStore, shelf or Shelf()), meter or Meter()
+    made = SchedulerSide(store, identity(*parts), meter, beside=True)
     made.bind(blocks)
     return made
 
@@ -233,6 +236,29 @@ def test_a_failed_request_is_named_where_blocks_are_not(side: SchedulerSide) -> 
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     over(side, first, failed=frozenset({"r"}))
     assert saved(step(side, asked, 0)) == []
+
+
+def test_what_was_about_to_leave_is_dropped_with_a_late_report(side: SchedulerSide) -> None:
+    asked = request(400)
+    admit(side, asked, TOKENS)
+    first = step(side, asked, TOKENS, loads=True)
+    second = step(side, asked, TOKENS, loads=True)
+    over(side, first)
+    asked.num_computed_tokens = 0
+    over(side, second, 100)
+    assert saved(step(side, asked, TOKENS)) == [(0, (100,))]
+
+
+def test_pages_that_another_connector_loads_are_not_called_absent(blocks: Shared) -> None:
+    shelf, meter = Shelf(), Meter()
+    side, asked = side_of(blocks, shelf=shelf, meter=meter), request(300)
+    shelf.keep(asked.block_hashes[:3])
+    assert side.matched_tokens(asked, 0)[0] == 3 * TOKENS
+    side.admitted(asked, BLOCKS, 0)
+    counts = meter.take()
+    assert counts is not None
+    assert counts["missed_pages:other_connector"] == 4
+    assert not shelf.leases
 
 
 class Base:

@@ -131,7 +131,9 @@ class Confirmation:
             step.saves = [save for save in step.saves if keep(save)]
 
     def _drop(self, verdict: Verdict, invalid: set[int], failed: set[str]) -> None:
-        """Steps that are already under way go on with what they were given: all of them count."""
+        """Steps that are already under way go on with what they were given: all of them count, and
+        so does what was about to leave.
+        """
         bad = set(failed)
         for step in self._steps:
             for name, table in step.tables.items():
@@ -140,9 +142,11 @@ class Confirmation:
                     if place is not None:
                         bad.add(name)
                         verdict.stale.update(blocks[place:])
-        verdict.dropped = [save for save in self._pending() if save.request in bad]
-        for step in self._steps:
-            step.saves = [save for save in step.saves if save.request not in bad]
+        for save in (*self._ready, *self._pending()):
+            if save.request in bad or not invalid.isdisjoint(save.pages.blocks):
+                bad.add(save.request)
+                verdict.dropped.append(save)
+        self._filter(lambda save: save.request not in bad)
 
 
 class Predicate(Protocol):

@@ -495,7 +495,10 @@ class SchedulerSide:
         self._meter.add("probed_pages", probed)
         self._meter.add("hit_pages", hits)
         if probed > hits:
-            self._meter.missed("absent" if tracked.loads else "declined", probed - hits)
+            reason = "absent" if tracked.loads else "declined"
+            if self._confirmation is not None and not external and held.found.tokens > held.local:
+                reason = "other_connector"  # it was asked first, and has them as well
+            self._meter.missed(reason, probed - hits)
 
     def _refuse(self, why: str) -> None:
         if not self._worker_refused:
