@@ -1,4 +1,4 @@
-"""Inside MultiConnector: saves wait for the outcome of other connectors' loads; facts, policy."""
+"""Composition: deferred saves, workers' facts, load-failure policy."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from test_vllm_scheduler import BLOCKS, Blocks, request
 from vllm_shapes import TOKENS, Shelf, identity, part
 
 from ritornello.vllm import composition
-from ritornello.vllm.composition import ASKING, Gathering
+from ritornello.vllm.composition import REQUEST_FACTS, FactsCollector
 from ritornello.vllm.handshake import ShardFacts
 from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
@@ -45,7 +45,7 @@ def side_of(
     blocks: Shared, *parts: Any, shelf: Shelf | None = None, meter: Meter | None = None
 ) -> SchedulerSide:
     store, meter = cast(QuietStore, shelf or Shelf()), meter or Meter()
-    made = SchedulerSide(store, identity(*parts), meter, beside=True)
+    made = SchedulerSide(store, identity(*parts), meter, composed=True)
     made.bind(blocks)
     return made
 
@@ -74,7 +74,7 @@ def saved(metadata: Any) -> list[tuple[int, tuple[int, ...]]]:
     return [(save.pages.first, tuple(save.pages.blocks)) for save in metadata.saves]
 
 
-def test_without_foreign_loads_a_step_saves_at_once(side: SchedulerSide) -> None:
+def test_saves_are_not_deferred_without_loads(side: SchedulerSide) -> None:
     asked = request(200)
     admit(side, asked)
     metadata = step(side, asked, 200)
@@ -83,7 +83,7 @@ def test_without_foreign_loads_a_step_saves_at_once(side: SchedulerSide) -> None
     assert side.finished("r") is False
 
 
-def test_a_step_with_a_foreign_load_saves_when_it_is_over(side: SchedulerSide) -> None:
+def test_saves_wait_for_outcome_of_foreign_load(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
@@ -95,9 +95,7 @@ def test_a_step_with_a_foreign_load_saves_when_it_is_over(side: SchedulerSide) -
     assert second.step == 0
 
 
-def test_pages_behind_a_failed_foreign_load_are_saved_when_recomputed(
-    side: SchedulerSide, blocks: Shared
-) -> None:
+def test_failed_foreign_load_is_saved_after_recompute(side: SchedulerSide, blocks: Shared) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
@@ -108,9 +106,7 @@ def test_pages_behind_a_failed_foreign_load_are_saved_when_recomputed(
     assert saved(second) == [(0, (100, 101, 102, 103))]
 
 
-def test_a_request_that_shares_a_failed_block_is_not_saved(
-    side: SchedulerSide, blocks: Shared
-) -> None:
+def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: Shared) -> None:
     lent, sharing, other = request(300), request(300, "s"), request(300, "o")
     blocks.tables["s"] = ([100, 101, 112, 113, 114], [])
     blocks.tables["o"] = ([120, 121, 122, 123, 124], [])
@@ -128,7 +124,7 @@ def test_a_request_that_shares_a_failed_block_is_not_saved(
     assert {save.request: save.pages.first for save in second.saves} == {"r": 0, "o": 0}
 
 
-def test_steps_in_flight_wait_for_the_load_before_them(side: SchedulerSide) -> None:
+def test_steps_in_flight_wait_for_earlier_load(side: SchedulerSide) -> None:
     asked = request(400)
     admit(side, asked, TOKENS)
     first = step(side, asked, TOKENS, loads=True)
@@ -141,7 +137,7 @@ def test_steps_in_flight_wait_for_the_load_before_them(side: SchedulerSide) -> N
     assert saved(third) == [(0, (100, 101))]
 
 
-def test_steady_foreign_loads_do_not_keep_saves_back(side: SchedulerSide) -> None:
+def test_steady_foreign_loads_do_not_starve_saves(side: SchedulerSide) -> None:
     asked = request(600)
     admit(side, asked, TOKENS)
     pages = []
@@ -152,7 +148,7 @@ def test_steady_foreign_loads_do_not_keep_saves_back(side: SchedulerSide) -> Non
     assert pages == [100, 101, 102, 103, 104, 105]
 
 
-def test_overlapping_steps_with_steady_foreign_loads_save_too(side: SchedulerSide) -> None:
+def test_overlapping_steps_do_not_starve_saves(side: SchedulerSide) -> None:
     asked = request(600)
     admit(side, asked, TOKENS)
     pages, before = [], None
@@ -165,7 +161,7 @@ def test_overlapping_steps_with_steady_foreign_loads_save_too(side: SchedulerSid
     assert pages == [100, 101, 102, 103, 104]
 
 
-def test_a_request_that_finishes_in_that_step_keeps_its_blocks(side: SchedulerSide) -> None:
+def test_finished_request_keeps_blocks_until_saved(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
@@ -173,23 +169,21 @@ def test_a_request_that_finishes_in_that_step_keeps_its_blocks(side: SchedulerSi
     over(side, first)
     last = step(side, asked, 0)
     assert saved(last) == [(0, (100, 101, 102, 103))]
-    assert last.sent == ("r",)
+    assert last.finished_sending == ("r",)
     assert step(side, asked, 0) is IDLE
 
 
-def test_a_finished_request_whose_load_failed_is_let_go_unsaved(side: SchedulerSide) -> None:
+def test_finished_request_with_failed_load_is_freed(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     assert side.finished("r") is True
     over(side, first, 101)
     last = step(side, asked, 0)
-    assert (saved(last), last.sent) == ([], ("r",))
+    assert (saved(last), last.finished_sending) == ([], ("r",))
 
 
-def test_a_preempted_request_saves_nothing_of_its_old_blocks(
-    side: SchedulerSide, blocks: Shared
-) -> None:
+def test_preempted_request_drops_deferred_saves(side: SchedulerSide, blocks: Shared) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
@@ -199,7 +193,7 @@ def test_a_preempted_request_saves_nothing_of_its_old_blocks(
     assert side.finished("r") is False
 
 
-def test_a_request_admitted_anew_forgets_its_old_saves(side: SchedulerSide) -> None:
+def test_readmission_drops_deferred_saves(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
@@ -209,7 +203,7 @@ def test_a_request_admitted_anew_forgets_its_old_saves(side: SchedulerSide) -> N
     assert saved(second) == [(0, (100,))]
 
 
-def test_a_window_that_moved_on_leaves_its_first_blocks_out(blocks: Shared) -> None:
+def test_blocks_out_of_window_are_not_saved(blocks: Shared) -> None:
     side = side_of(blocks, part(), part(rule=trailing(2 * TOKENS)))
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
@@ -219,7 +213,7 @@ def test_a_window_that_moved_on_leaves_its_first_blocks_out(blocks: Shared) -> N
     assert saved(step(side, asked, 1)) == [(0, (100, 101, 102, 103)), (2, (202, 203))]
 
 
-def test_a_reset_drops_what_waits(side: SchedulerSide) -> None:
+def test_reset_drops_deferred_saves(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
@@ -227,10 +221,10 @@ def test_a_reset_drops_what_waits(side: SchedulerSide) -> None:
     side.reset()
     over(side, first)
     last = step(side, asked, 0)
-    assert (saved(last), last.sent) == ([], ("r",))
+    assert (saved(last), last.finished_sending) == ([], ("r",))
 
 
-def test_a_failed_request_is_named_where_blocks_are_not(side: SchedulerSide) -> None:
+def test_failed_request_drops_deferred_saves(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
@@ -238,7 +232,7 @@ def test_a_failed_request_is_named_where_blocks_are_not(side: SchedulerSide) -> 
     assert saved(step(side, asked, 0)) == []
 
 
-def test_what_was_about_to_leave_is_dropped_with_a_late_report(side: SchedulerSide) -> None:
+def test_late_failure_drops_released_saves(side: SchedulerSide) -> None:
     asked = request(400)
     admit(side, asked, TOKENS)
     first = step(side, asked, TOKENS, loads=True)
@@ -249,7 +243,7 @@ def test_what_was_about_to_leave_is_dropped_with_a_late_report(side: SchedulerSi
     assert saved(step(side, asked, TOKENS)) == [(0, (100,))]
 
 
-def test_pages_that_another_connector_loads_are_not_called_absent(blocks: Shared) -> None:
+def test_pages_loaded_elsewhere_are_not_counted_absent(blocks: Shared) -> None:
     shelf, meter = Shelf(), Meter()
     side, asked = side_of(blocks, shelf=shelf, meter=meter), request(300)
     shelf.keep(asked.block_hashes[:3])
@@ -275,21 +269,21 @@ class Multi(Base):
         self.child = made(SimpleNamespace(name="a copy"))
 
 
-def test_a_child_finds_the_engine_s_configuration() -> None:
+def test_child_finds_engine_configuration() -> None:
     outer = SimpleNamespace(name="the engine's")
     assert Multi(outer, Child).child.engine is outer
     assert Multi(outer, lambda copy: Multi(copy, Child)).child.child.engine is outer
     assert Child(outer).engine is None
 
 
-def test_the_policy_is_set_where_the_engine_reads_it() -> None:
+def test_policy_is_set_on_engine_configuration() -> None:
     outer = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_load_failure_policy="fail"))
     assert composition.recompute(outer)
     assert outer.kv_transfer_config.kv_load_failure_policy == "recompute"
     assert not composition.recompute(outer)
 
 
-def test_made_up_blocks_are_refused() -> None:
+def test_dummy_blocks_are_refused() -> None:
     def engine(*names: str) -> Any:
         extra = {"connectors": [{"kv_connector": name} for name in names]}
         return SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
@@ -299,26 +293,26 @@ def test_made_up_blocks_are_refused() -> None:
     assert "DecodeBenchConnector" in composition.refusal(engine("DecodeBenchConnector"))
 
 
-def test_requests_wait_for_the_facts_of_all_workers() -> None:
-    gathering = Gathering(2)
+def test_requests_wait_for_facts_of_all_workers() -> None:
+    facts_of_workers = FactsCollector(2)
     facts = ShardFacts()
-    assert gathering.waits()
-    assert gathering.metadata() is ASKING
-    assert gathering.add({(0, 0): facts}) is None
-    assert gathering.add({(0, 1): facts}) == {(0, 0): facts, (0, 1): facts}
-    assert not gathering.waits()
-    assert gathering.metadata() is IDLE
-    assert gathering.add({(0, 0): facts}) is None
+    assert facts_of_workers.pending()
+    assert facts_of_workers.step_metadata() is REQUEST_FACTS
+    assert facts_of_workers.add({(0, 0): facts}) is None
+    assert facts_of_workers.add({(0, 1): facts}) == {(0, 0): facts, (0, 1): facts}
+    assert not facts_of_workers.pending()
+    assert facts_of_workers.step_metadata() is IDLE
+    assert facts_of_workers.add({(0, 0): facts}) is None
 
 
-def test_requests_wait_for_facts_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathering = Gathering(1)
-    assert gathering.waits()
+def test_wait_for_facts_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts_of_workers = FactsCollector(1)
+    assert facts_of_workers.pending()
     monkeypatch.setattr(composition, "FACTS_SECONDS", 0.0)
-    assert not gathering.waits()
+    assert not facts_of_workers.pending()
 
 
-def test_a_worker_s_facts_and_step_travel_in_its_report() -> None:
+def test_reports_aggregate_facts_and_step() -> None:
     one = WorkerReport(step=3, facts={(0, 0): ShardFacts()})
     two = WorkerReport(step=3, facts={(0, 1): ShardFacts(refusal="no")})
     both = one.aggregate(two)

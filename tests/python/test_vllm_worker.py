@@ -1,7 +1,7 @@
 """The worker's side and its store, with tickets that do as they are told."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
@@ -171,6 +171,28 @@ def test_nothing_is_saved_in_a_step_with_a_failed_load(
     side.load(StepMetadata())
     side.save(StepMetadata(None, (), metadata.saves[:1]))
     assert len(shelf.puts) == 1
+
+
+def test_failed_load_does_not_cancel_earlier_saves(side: WorkerSide, shelf: Shelf) -> None:
+    shelf.outcomes = [outcome(False, False, False, reason="io"), outcome(True)]
+    metadata = replace(loading("a"), step=2, finished_sending=("b",))
+    side.load(metadata)
+    side.save(metadata)
+    assert len(shelf.puts) == 1
+    assert side.take_finished_sending() == {"b"}
+    report = side.take_report()
+    assert report is not None
+    assert report.step == 2
+    assert report.unsaved == [("a", 0, 4)]
+
+
+def test_worker_reports_facts_on_request(side: WorkerSide) -> None:
+    side.save(StepMetadata())
+    assert side.take_report() is None
+    side.save(StepMetadata(request_facts=True))
+    report = side.take_report()
+    assert report is not None
+    assert report.facts == {(0, 0): side.facts()}
 
 
 def test_a_late_load_is_cancelled_and_waited_for(side: WorkerSide, shelf: Shelf) -> None:

@@ -23,12 +23,12 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 from ritornello._core import Completions
 from ritornello.lmcache.asker import Asker
 from ritornello.lmcache.interface import require_known
-from ritornello.lmcache.lent import lent
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import Family, Form, Name, grouped, page_key, split_key
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.shelf import Item, Job, Shelf
+from ritornello.lmcache.views import owning_view
 from ritornello.memory import wants_staging
 
 if TYPE_CHECKING:
@@ -267,8 +267,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         if self._arena is not None:
             at = obj.data_ptr - self._arena_start
             if 0 <= at <= len(self._arena) - nbytes:
-                return Item(name, Form(nbytes, layout), lent(obj, obj.data_ptr))
-        return Item(name, Form(nbytes, layout), lent(obj))
+                return Item(name, Form(nbytes, layout), owning_view(obj, obj.data_ptr))
+        return Item(name, Form(nbytes, layout), owning_view(obj))
 
     def _number(self) -> int:
         with self._lock:

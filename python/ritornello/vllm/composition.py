@@ -1,8 +1,8 @@
-"""Inside vLLM's MultiConnector: what a child connector learns of the engine around it.
+"""A child of vLLM's MultiConnector.
 
-A child is made with a copy of the configuration, its handshake may go to its siblings, and the
-siblings' may come to it. So here the engine's own configuration is looked up, and workers' facts
-are asked for with the work of a step and come back with its report.
+A child gets a copy of the configuration, MultiConnector sends one child's handshake to all
+children, and statistics are resolved by class name. This module finds the engine's configuration,
+collects the workers' facts through step metadata and reports, and registers the class.
 """
 
 import sys
@@ -14,21 +14,21 @@ from typing import Any
 from ritornello.vllm.handshake import Place, ShardFacts
 from ritornello.vllm.metadata import IDLE, StepMetadata
 
-# Maximum time requests wait for the facts of workers. One step without tokens brings them.
+# Maximum time requests wait for the workers' facts. They arrive with the first step's report.
 FACTS_SECONDS = 5.0
 POLICY_LINE = (
     '"kv_load_failure_policy" is now "recompute" for all connectors of this engine, so that a '
     "failed load fails no request; write it beside the outermost kv_connector"
 )
-# Fills blocks with made-up values, which would be saved as the KV of a prompt.
-MADE_UP = "DecodeBenchConnector"
-ASKING = StepMetadata(asks=True)
+# Fills blocks with dummy values, which would be saved as the KV of a prompt.
+DUMMY = "DecodeBenchConnector"
+REQUEST_FACTS = StepMetadata(request_facts=True)
 
 
 def engine_config(child: object, base: type) -> Any | None:
-    """The configuration the engine reads, where another connector makes `child`; None where the
-    engine makes it. `base`: vLLM's connector class. The child's own configuration does not lead to
-    the engine's, so the constructor of the outermost connector is found on the stack.
+    """Returns the engine's configuration if another connector constructs `child`, else None.
+    `base`: vLLM's connector class. The child's configuration has no reference to the engine's, so
+    the constructor of the outermost connector is looked up on the stack.
     """
     found = None
     frame: FrameType | None = sys._getframe(1)
@@ -42,15 +42,15 @@ def engine_config(child: object, base: type) -> Any | None:
 
 
 def refusal(engine: Any | None) -> str:
-    """Why nothing is served beside the other connectors; "" where it is."""
-    if engine is not None and MADE_UP in _names(engine.kv_transfer_config):
-        return f"{MADE_UP} fills blocks with made-up values"
+    """Returns why the store serves nothing in this composition; "" if it serves."""
+    if engine is not None and DUMMY in _names(engine.kv_transfer_config):
+        return f"{DUMMY} fills blocks with dummy values"
     return ""
 
 
 def recompute(engine: Any) -> bool:
-    """Has the engine compute what could not be loaded; whether it would have failed requests. Read
-    by vLLM once its scheduler has made the outermost connector.
+    """Sets the engine to recompute after a failed load; returns whether the policy changed. vLLM's
+    scheduler reads the policy after it has constructed the outermost connector.
     """
     config = engine.kv_transfer_config
     failed: bool = config.kv_load_failure_policy != "recompute"
@@ -59,16 +59,16 @@ def recompute(engine: Any) -> bool:
 
 
 def register(factory: Any, name: str, module: str) -> None:
-    """Has vLLM resolve the connector by name alone, as it does for children's statistics."""
+    """Registers the class: vLLM resolves the statistics of children by class name."""
     try:
         factory.register_connector(name, module, name)
     except ValueError:  # registered already
         return
 
 
-class Gathering:
-    """Facts of `workers` workers. Until all are there, or `FACTS_SECONDS` after the first request,
-    requests wait and each step asks for them.
+class FactsCollector:
+    """Collects the facts of `workers` workers. Until they are complete, or for at most
+    `FACTS_SECONDS` after the first request, requests wait and every step requests the facts.
     """
 
     def __init__(self, workers: int) -> None:
@@ -77,18 +77,18 @@ class Gathering:
         self._since: float | None = None
         self._over = False
 
-    def waits(self) -> bool:
-        """Whether a request is to ask again; starts the clock."""
+    def pending(self) -> bool:
+        """Returns whether a request must wait; the first call starts the timeout."""
         now = monotonic()
         self._since = now if self._since is None else self._since
         return not self._over and now - self._since < FACTS_SECONDS
 
-    def metadata(self) -> StepMetadata:
-        """The work of a step until all facts are there."""
-        return IDLE if self._over else ASKING
+    def step_metadata(self) -> StepMetadata:
+        """Returns the metadata of steps until the facts are complete."""
+        return IDLE if self._over else REQUEST_FACTS
 
     def add(self, facts: Mapping[Place, ShardFacts]) -> Mapping[Place, ShardFacts] | None:
-        """The facts of all workers, once; None before and after."""
+        """Returns the facts of all workers when they become complete, else None."""
         self._facts.update(facts)
         if self._over or len(self._facts) < self._workers:
             return None
@@ -97,7 +97,7 @@ class Gathering:
 
 
 def _names(config: Any) -> set[str]:
-    """Class names of all connectors inside `config`."""
+    """Returns the class names of the connectors inside `config`."""
     found: set[str] = set()
     for child in config.kv_connector_extra_config.get("connectors", ()):
         found.add(str(child.get("kv_connector")))

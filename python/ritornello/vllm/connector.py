@@ -86,7 +86,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         require_no_context_parallel(vllm_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
-        # Of the engine, where another connector has made this one.
+        # The engine's configuration if another connector constructs this one, else None.
         self._engine = composition.engine_config(self, KVConnectorBase_V1)
         why = refusal(vllm_config, kv_cache_config) or composition.refusal(self._engine)
         self._meter = Meter()
@@ -96,7 +96,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         self._why = why
         workers = vllm_config.parallel_config.world_size
-        self._gathering = composition.Gathering(workers) if self._engine and not why else None
+        self._facts = composition.FactsCollector(workers) if self._engine and not why else None
         if role is KVConnectorRole.SCHEDULER:
             # Read by vLLM once this constructor is done: a failed load must not fail a request.
             outer = self._engine or vllm_config
@@ -132,8 +132,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     # The scheduler's side.
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """What the workers said of their memory: now it is known what a page is. Beside other
-        connectors it is what their workers said.
+        """What the workers said of their memory: now it is known what a page is. Inside
+        MultiConnector the metadata may be another child's, and is ignored.
         """
         if not self._why and self._engine is None:
             self._serve(metadata)
@@ -164,7 +164,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             read_only=self._settings.read_only,
             apart=must_load_apart(config, caches),
             far=self._settings.far,
-            beside=self._engine is not None,
+            composed=self._engine is not None,
         )
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
@@ -183,7 +183,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if self._scheduler is None:
-            waits = self._gathering is not None and self._gathering.waits()
+            waits = self._facts is not None and self._facts.pending()
             return None if waits else 0, False
         begun = perf_counter()
         found = self._scheduler.matched_tokens(request, num_computed_tokens)
@@ -209,7 +209,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         if self._scheduler is None:
-            return self._gathering.metadata() if self._gathering else IDLE
+            return self._facts.step_metadata() if self._facts else IDLE
         begun = perf_counter()
         metadata = self._scheduler.plan(scheduler_output)
         self._meter.hook(begun)
@@ -217,8 +217,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         report = connector_output.kv_connector_worker_meta
-        if self._gathering is not None and isinstance(report, WorkerReport):
-            facts = self._gathering.add(report.facts)
+        if self._facts is not None and isinstance(report, WorkerReport):
+            facts = self._facts.add(report.facts)
             if facts is not None:
                 self._serve(facts)
         if self._scheduler is None:
@@ -257,8 +257,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> ShardFacts | None:
-        if self._engine is not None or not _is_whole(self):
-            return None  # the other connectors would be given it, and take it for their own
+        if self._engine is not None or not _is_outermost(self):
+            return None  # MultiConnector sends one child's handshake to all children
         if self._worker is None:
             return ShardFacts(refusal=self._why) if self._why else None
         facts: ShardFacts = self._worker.facts()
@@ -312,7 +312,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         # Where blocks can be named, those that came are kept; where they cannot, all is computed.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
-            finished_sending=self._worker.take_sent(),
+            finished_sending=self._worker.take_finished_sending(),
             finished_recving=over,
             failed_recving=failed if groups > 1 else set(),
         )
@@ -358,8 +358,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 composition.register(KVConnectorFactory, RitornelloConnector.__name__, "ritornello.vllm")
 
 
-def _is_whole(connector: RitornelloConnector) -> bool:
-    """Whether it is the one the worker calls, and not a part of it."""
+def _is_outermost(connector: RitornelloConnector) -> bool:
+    """Returns whether vLLM's worker calls `connector` directly, not through MultiConnector."""
     return not has_kv_transfer_group() or get_kv_transfer_group() is connector
 
 

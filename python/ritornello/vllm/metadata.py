@@ -51,8 +51,9 @@ class StepMetadata:
     """A step's work. `identity` comes with the first work there is and whenever it has changed (a
     reset changes the epoch): it holds for this step and those after it. `prefill`: what the step
     computes, tokens before it and tokens, where somebody wants to know how long that takes.
-    Beside other connectors: `step` numbers a step whose outcome is to be reported, `sent` are
-    finished requests whose blocks are free when it is over, and `asks` for the workers' facts.
+    Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: none),
+    `finished_sending` names finished requests whose blocks vLLM may free after the step, and
+    `request_facts` asks every worker for its facts.
     """
 
     identity: Identity | None = None
@@ -60,8 +61,8 @@ class StepMetadata:
     saves: Sequence[Save] = ()
     prefill: tuple[int, int] | None = None
     step: int = 0
-    sent: Sequence[str] = ()
-    asks: bool = False
+    finished_sending: Sequence[str] = ()
+    request_facts: bool = False
 
 
 IDLE = StepMetadata()
@@ -73,8 +74,7 @@ class WorkerReport:
     did not happen and may be asked for again. `failed`: requests whose load did not bring all.
     `refusal`: why this worker can serve nothing. `prefill`: tokens before what was computed,
     tokens, seconds. `loads`: tier, bytes, seconds of what was read. `took`: seconds of each
-    request's load. `step`: the number of the step that is over. `facts`: what workers hold, where
-    it was asked for.
+    request's load. `step`: the number of the completed step. `facts`: of each worker, if requested.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)

@@ -9,8 +9,8 @@ Invariants:
 * A load that a step waits for (not `apart`) happens only where one worker computes and one step is
   in flight: what fails is then known before anything computed on top of it can be saved.
 * A request whose load failed computes the rest; it does not ask the store a second time.
-* Beside other connectors nothing is saved before it is known that what they loaded is right
-  (`confirmation`).
+* Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
+  (`deferred`).
 """
 
 import logging
@@ -20,7 +20,7 @@ from time import monotonic, time
 from typing import Any, Protocol
 
 from ritornello.model import new_epoch
-from ritornello.vllm.confirmation import Confirmation, Work
+from ritornello.vllm.deferred import DeferredSaves, StepSaves
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Found, Lease, Matcher, Prompt
 from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
@@ -91,7 +91,7 @@ class Tracked:
     """`loading`: its blocks are being filled beside other requests. `failed`: a load of it did not
     bring everything. `wake`: the step at which it is to be looked at. `waits`: since when pages are
     on their way to where they can be claimed. `sources`: tokens that were claimed, by tier.
-    `borrowed`: it shares a block that was not filled and that another request is to compute.
+    `shares_failed_block`: another request recomputes a block of this one that failed to load.
     """
 
     request: Request
@@ -103,7 +103,7 @@ class Tracked:
     wake: int = 0
     waits: float | None = None
     sources: dict[str, int] = field(default_factory=dict)
-    borrowed: bool = False
+    shares_failed_block: bool = False
 
     @property
     def loads(self) -> bool:
@@ -112,7 +112,7 @@ class Tracked:
 
 class SchedulerSide:
     """`apart`: all loads go on beside the other requests, whatever their size. `far`: the store is
-    to know all keys of a prompt. `beside`: other connectors load into the same blocks.
+    to know all keys of a prompt. `composed`: other connectors fill blocks too.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class SchedulerSide:
         read_only: bool = False,
         apart: bool = False,
         far: bool = False,
-        beside: bool = False,
+        composed: bool = False,
     ) -> None:
         self._store = store
         self._meter = meter
         self._read_only = read_only
         self._far = far
-        self._confirmation = Confirmation() if beside else None
+        self._deferred = DeferredSaves() if composed else None
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[Load] = []
         # Leases of loads that are under way: those of the last step, and those of requests.
@@ -204,9 +204,9 @@ class SchedulerSide:
         if tracked is None:
             return
         self._due.append(request.request_id)
-        tracked.borrowed = False
-        if self._confirmation is not None:
-            self._confirmation.discard(request.request_id)
+        tracked.shares_failed_block = False
+        if self._deferred is not None:
+            self._deferred.drop_request(request.request_id)
         if tracked.loading and not external:
             tracked.loading = False
             return
@@ -244,15 +244,15 @@ class SchedulerSide:
         prefill = self._prefill(step) if self._store.learns else None
         work = self._confirmed(step, saves)
         if not loads and not work.saves and prefill is None:
-            if not work.number and not work.sent:
+            if not work.number and not work.finished_sending:
                 return IDLE
-            return StepMetadata(step=work.number, sent=work.sent)
+            return StepMetadata(step=work.number, finished_sending=work.finished_sending)
         news, self._told = None if self._told else self._identity, True
-        return StepMetadata(news, loads, work.saves, prefill, work.number, work.sent)
+        return StepMetadata(news, loads, work.saves, prefill, work.number, work.finished_sending)
 
     def finished(self, request_id: str) -> bool:
-        """Answered or aborted. A load that is under way keeps its leases: it still reads. Whether
-        vLLM is to keep the blocks until a worker reports the request as sent.
+        """Answered or aborted. A load that is under way keeps its leases: it still reads. Returns
+        whether vLLM must keep the blocks until a worker reports the request as sent.
         """
         tracked = self._tracked.pop(request_id, None)
         if tracked is None:
@@ -261,9 +261,9 @@ class SchedulerSide:
         self._grounds.pop(request_id, None)
         if tracked.waits is not None:
             self._matcher.forgo(tracked.request.block_hashes, self._claimable(tracked.request))
-        if self._confirmation is None or self._cache is None:
+        if self._deferred is None or self._cache is None:
             return False
-        return self._confirmation.holds(request_id, self._cache)
+        return self._deferred.keeps_blocks(request_id, self._cache)
 
     def reported(
         self,
@@ -273,7 +273,7 @@ class SchedulerSide:
         failed: Collection[str] = (),
     ) -> None:
         """What a step came to. `landed`: requests whose load all workers have finished. `failed`:
-        of those, the ones whose load failed where blocks are not named.
+        of those, requests whose load failed and whose blocks vLLM cannot name.
         """
         self._release(self._lent)
         for request_id in landed:
@@ -301,8 +301,8 @@ class SchedulerSide:
         self._become(replace(self._identity, epoch=new_epoch()))
         for tracked in self._tracked.values():
             self._give_up(tracked)
-        if self._confirmation is not None:
-            self._confirmation.clear()
+        if self._deferred is not None:
+            self._deferred.clear()
         pool = self._cache.block_pool if self._cache is not None else None
         # One block is vLLM's null block, never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
@@ -384,25 +384,25 @@ class SchedulerSide:
             return ()
         return self._matcher.keys(number, hashes, range(0 if self._far else first - 1, first))
 
-    def _confirmed(self, step: Step, saves: Sequence[Save]) -> Work:
-        """Of `saves` and those of earlier steps, what may be saved with this step."""
-        if self._confirmation is None or self._cache is None:
-            return Work(list(saves))
+    def _confirmed(self, step: Step, saves: Sequence[Save]) -> StepSaves:
+        """Returns the saves of this step and of earlier steps that execute with this step."""
+        if self._deferred is None or self._cache is None:
+            return StepSaves(list(saves))
         if self._silent():
-            self._confirmation.clear()
-        return self._confirmation.plan(step, saves, self._cache)
+            self._deferred.clear()
+        return self._deferred.plan(step, saves, self._cache)
 
     def _confirm(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
-        if self._confirmation is None:
+        if self._deferred is None:
             return
-        verdict = self._confirmation.over(step, invalid, failed)
-        for save in verdict.dropped:
+        result = self._deferred.complete_steps(step, invalid, failed)
+        for save in result.dropped:
             self._offer_again(save.request, save.pages.part, save.pages.first)
-        if verdict.stale and self._cache is not None:
-            self._cache.evict_blocks(verdict.stale)
+        if result.stale and self._cache is not None:
+            self._cache.evict_blocks(result.stale)
 
     def _offer_again(self, request_id: str, part: int, first: int) -> None:
-        """Pages of a part from `first` on were not saved."""
+        """Marks the pages of a part from `first` on as unsaved."""
         tracked = self._tracked.get(request_id)
         if tracked is not None and tracked.saved:
             tracked.saved[part] = min(tracked.saved[part], first)
@@ -426,7 +426,7 @@ class SchedulerSide:
         saves: list[Save] = []
         for request_id in dict.fromkeys(due):
             tracked = self._tracked.get(request_id)
-            if tracked is None or tracked.borrowed:
+            if tracked is None or tracked.shares_failed_block:
                 continue
             if tracked.wishes.stores and self._cache is not None:
                 self._save_filled(saves, tracked, scheduled.get(request_id, 0), self._cache)
@@ -474,8 +474,9 @@ class SchedulerSide:
     def _forget(self, invalid_blocks: set[int]) -> None:
         """Takes blocks that failed to load, and all that were computed after them, out of the
         engine's prefix cache. vLLM recomputes them in place, but a request that is preempted or
-        aborted before that would leave them to be found by the next one. Of requests that share
-        such a block vLLM has one compute it; what the others compute is not saved.
+        aborted before that would leave them to be found by the next one. If requests share such a
+        block, vLLM recomputes it in one of them; pages of the others are not saved, because that
+        request may be aborted first.
         """
         if self._cache is None:
             return
@@ -486,7 +487,7 @@ class SchedulerSide:
                     self._cache.evict_blocks(set(blocks[place:]))
                     computed = tracked.request.num_computed_tokens
                     shared = computed > place * self._parts[0].page_tokens
-                    tracked.borrowed = tracked.borrowed or shared
+                    tracked.shares_failed_block = tracked.shares_failed_block or shared
                     break
 
     def _count(self, tracked: Tracked, held: Held, external: int) -> None:
@@ -496,8 +497,8 @@ class SchedulerSide:
         self._meter.add("hit_pages", hits)
         if probed > hits:
             reason = "absent" if tracked.loads else "declined"
-            if self._confirmation is not None and not external and held.found.tokens > held.local:
-                reason = "other_connector"  # it was asked first, and has them as well
+            if self._deferred is not None and not external and held.found.tokens > held.local:
+                reason = "other_connector"  # earlier in MultiConnector's order
             self._meter.missed(reason, probed - hits)
 
     def _refuse(self, why: str) -> None:

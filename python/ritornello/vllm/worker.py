@@ -6,8 +6,8 @@ Invariants:
   announce all its layers, they are over when `load` returns. Loads `apart` are reported once, when
   nothing of them is being read any more: until then vLLM gives their blocks to nobody else.
 * Saves are copied when `save` returns: the engine may overwrite the blocks at once.
-* Nothing is saved in a step in which a load that it waited for failed: what was computed on top of
-  a block that was not filled is worthless, and requests share blocks.
+* Nothing that was computed in a step in which a load that it waited for failed is saved: what was
+  computed on top of a block that was not filled is worthless, and requests share blocks.
 """
 
 import logging
@@ -82,7 +82,7 @@ class WorkerSide:
         self._flights: deque[Flight] = deque()
         self._failed: set[int] = set()
         self._spoilt = False
-        self._sent: set[str] = set()
+        self._finished_sending: set[str] = set()
         self._report = WorkerReport()
         self._begun = self._read = 0.0
 
@@ -176,8 +176,8 @@ class WorkerSide:
         """Takes copies of the blocks this step has filled, when its loads are over."""
         self._land()
         self._report.step = metadata.step
-        self._sent.update(metadata.sent)
-        if metadata.asks:
+        self._finished_sending.update(metadata.finished_sending)
+        if metadata.request_facts:
             self._report.facts[self._place] = self.facts()
         if metadata.prefill is not None:
             seconds = perf_counter() - self._begun - self._read
@@ -188,9 +188,11 @@ class WorkerSide:
         if not metadata.saves:
             return
         objects, identity = self._objects, self._identity
-        if self._spoilt or objects is None or identity is None:
+        # The saves of a numbered step were computed in earlier steps.
+        spoilt = self._spoilt and not metadata.step
+        if spoilt or objects is None or identity is None:
             for save in metadata.saves:
-                self._skip(save, 0, "spoilt" if self._spoilt else "refused", again=self._spoilt)
+                self._skip(save, 0, "spoilt" if spoilt else "refused", again=spoilt)
             return
         begun = perf_counter()
         for save in metadata.saves:
@@ -214,9 +216,9 @@ class WorkerSide:
         failed, self._failed = self._failed, set()
         return failed
 
-    def take_sent(self) -> set[str]:
-        """Finished requests whose blocks nobody needs here any more."""
-        sent, self._sent = self._sent, set()
+    def take_finished_sending(self) -> set[str]:
+        """Returns finished requests whose blocks this worker no longer reads."""
+        sent, self._finished_sending = self._finished_sending, set()
         return sent
 
     def take_report(self) -> WorkerReport | None:

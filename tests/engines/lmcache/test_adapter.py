@@ -236,9 +236,7 @@ def test_wrong_settings_are_refused_when_it_is_made(door: Door) -> None:
         door.open(params={"size": 1})
 
 
-def test_objects_that_are_dropped_live_until_their_store_is_over(
-    plugin: Door, memory: Memory
-) -> None:
+def test_dropped_objects_outlive_their_store_task(plugin: Door, memory: Memory) -> None:
     adapter, keys = plugin.open(memory), keys_of(6)
     objects = memory.objects(6, SHAPE)
     fill(objects, keys)

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ask_composed import composed
+from harness import prompt
+
+from demo.server import Server
 
 LENGTH = 300
 CLAIMED = (LENGTH - 1) // 32 * 32
@@ -14,7 +18,7 @@ CLAIMED = (LENGTH - 1) // 32 * 32
 
 def found(tmp_path: Path, model: Path, order: list[str]) -> dict[str, Any]:
     asked = {"store": str(tmp_path / "store"), "model": str(model), "order": order}
-    script, log = Path(__file__).with_name("beside.py"), tmp_path / "vllm.log"
+    script, log = Path(__file__).with_name("ask_composed.py"), tmp_path / "vllm.log"
     with log.open("w") as output:
         subprocess.run(
             [sys.executable, str(script), json.dumps(asked)],
@@ -31,7 +35,7 @@ def found(tmp_path: Path, model: Path, order: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("order", [["ritornello", "lender"], ["lender", "ritornello"]])
-def test_two_connectors_answer_as_one(tmp_path: Path, model: Path, order: list[str]) -> None:
+def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order: list[str]) -> None:
     answers = found(tmp_path, model, order)
     said, hits = answers["said"], answers["hits"]
     assert answers["errors"] == 0
@@ -48,3 +52,23 @@ def test_two_connectors_answer_as_one(tmp_path: Path, model: Path, order: list[s
     # A failed load fails no request, though nobody set a policy.
     assert said["lent with a failure"] == said["lent computed"]
     assert "kv_load_failure_policy" in answers["log"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", [["ritornello", "nixl"], ["nixl", "ritornello"]])
+def test_vllm_serves_with_nixl(tmp_path: Path, model: Path, order: list[str]) -> None:
+    pytest.importorskip("nixl", reason="`pip install nixl nixl-cu13` has not been run")
+    server = Server(
+        name="beside nixl",
+        program=Path(sys.executable).with_name("vllm"),
+        model=model,
+        log=tmp_path / "vllm.log",
+        max_tokens=1024,
+        connector=composed(str(tmp_path / "store"), order),
+    )
+    with server:
+        answers = [server.ask(prompt(64, 700), 8).tokens for _ in range(2)]
+        counters = server.counters()
+    assert answers[0] == answers[1]
+    assert counters.total("vllm:ritornello_saved_pages_total") >= 10
+    assert counters.total("vllm:ritornello_errors_total") == 0

@@ -139,3 +139,26 @@ def test_the_failure_policy_is_read_after_the_connector_is_made(sources: Path) -
     code = (sources / "vllm/v1/core/sched/scheduler.py").read_text()
     made = code.index("KVConnectorFactory.create_connector(")
     assert made < code.index("kv_transfer_config.kv_load_failure_policy")
+
+
+def test_multi_connector_has_the_used_names(sources: Path) -> None:
+    folder = "vllm/distributed/kv_transfer/kv_connector"
+    multi = methods(class_of(sources, f"{folder}/v1/multi_connector.py", "MultiConnector"))
+    # `composition.engine_config` reads it where the children are made.
+    assert "vllm_config" in [argument.arg for argument in multi["__init__"].args.args]
+    assert "connector_cls(temp_config" in ast.unparse(multi["__init__"])
+    factory = methods(class_of(sources, f"{folder}/factory.py", "KVConnectorFactory"))
+    taken = [argument.arg for argument in factory["register_connector"].args.args]
+    assert taken == ["cls", "name", "module_path", "class_name"]
+    step = class_of(sources, "vllm/v1/core/sched/output.py", "SchedulerOutput")
+    assert "has_sync_kv_loads: bool" in ast.unparse(step)
+    output = ast.unparse(class_of(sources, "vllm/v1/outputs.py", "KVConnectorOutput"))
+    assert "invalid_block_ids: set[int]" in output
+    assert "failed_recving: set[str]" in output
+
+
+def test_policy_is_read_after_connector_construction(sources: Path) -> None:
+    scheduler = methods(class_of(sources, "vllm/v1/core/sched/scheduler.py", "Scheduler"))
+    text = ast.unparse(scheduler["__init__"])
+    made = text.index("KVConnectorFactory.create_connector(")
+    assert made < text.index("kv_transfer_config.kv_load_failure_policy")

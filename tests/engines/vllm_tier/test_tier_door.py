@@ -94,7 +94,7 @@ def test_a_job_s_result_and_its_event(tier: RitornelloTier, host: Host) -> None:
 
 
 @pytest.mark.parametrize("self_describing", [False, True])
-def test_events_that_name_no_tokens_are_said(
+def test_events_without_tokens_are_logged(
     tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture, self_describing: bool
 ) -> None:
     made(tmp_path, host, self_describing=self_describing, enable_kv_events=True).shutdown()

@@ -293,8 +293,8 @@ class RitornelloTier(SecondaryTierManager):
         )
 
     def _tell(self, done: Done, came: "list[OffloadKey]") -> None:
-        """Chunks that are stored now, and promised ones that turned out to be gone. Without
-        `ownership`: routers (Dynamo's) ignore events with one that they do not know.
+        """Chunks that are stored now, and promised ones that turned out to be gone. `ownership` is
+        left out: Dynamo drops events with an owner that it does not know.
         """
         job = done.job
         gone = [key for key, ok in zip(job.keys, done.ok, strict=True) if not ok]

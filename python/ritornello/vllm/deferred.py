@@ -1,12 +1,12 @@
-"""Saves of steps in which other connectors fill blocks.
+"""Deferred saves: steps in which another connector fills blocks.
 
-vLLM tells which blocks a load did not fill when the step that used them is over, and only the
-scheduler's side hears it of all connectors and workers. Invariants:
-* A save leaves `plan` only when every step up to the one that filled its pages, in which a load
-  was waited for, is known to be over, and no block of its request was reported as not filled.
-* A save leaves only while its blocks still belong to its request: vLLM keeps them for a finished
-  request of which `holds` was true, until a worker reports the request as sent.
-* Without such loads saves leave in their own step.
+vLLM reports the blocks that a load failed to fill after the step that read them, and only the
+scheduler's side sees the reports of all connectors and workers. Invariants:
+* `plan` releases a save only after the outcome is known of every step with synchronous loads up to
+  the step that filled the save's pages, and only if no block of its request failed to load.
+* `plan` releases a save only while its request still holds the blocks. vLLM keeps the blocks of a
+  finished request for which `keeps_blocks` returned true until a worker reports it as sent.
+* Saves are not deferred while no step with synchronous loads is pending.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ Table = Sequence[Sequence[int]]
 
 
 class Tables(Protocol):
-    """What is used of vLLM's KV cache manager."""
+    """The used part of vLLM's KV cache manager."""
 
     @property
     def block_pool(self) -> Any: ...
@@ -29,15 +29,15 @@ class Tables(Protocol):
 
 
 class Step(Protocol):
-    """What is used of a SchedulerOutput."""
+    """The used part of a SchedulerOutput."""
 
     num_scheduled_tokens: Mapping[str, int]
 
 
 @dataclass(slots=True)
-class Unconfirmed:
-    """A step whose outcome is not known. `loads`: it waits for loads. `tables`: block tables of its
-    requests.
+class PendingStep:
+    """A step whose outcome is unknown. `loads`: it has synchronous loads. `tables`: block tables of
+    its requests.
     """
 
     number: int
@@ -47,78 +47,80 @@ class Unconfirmed:
 
 
 @dataclass(slots=True)
-class Work:
-    """For one step: `saves` that leave, its `number` (0 where its outcome needs no report), and the
-    finished requests whose blocks are free when it is over.
+class StepSaves:
+    """Of one step: `saves` to execute, its `number` (0: no report needed), and finished requests
+    whose blocks vLLM may free after it.
     """
 
     saves: list[Save] = field(default_factory=list)
     number: int = 0
-    sent: tuple[str, ...] = ()
+    finished_sending: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
-class Verdict:
-    """Of a step that is over: saves that are dropped, and blocks that hold nothing of use, with all
-    behind them in their requests.
+class StepResult:
+    """`dropped`: cancelled saves. `stale`: blocks that failed to load, and the blocks after them in
+    each request, which were computed on top of them.
     """
 
     dropped: list[Save] = field(default_factory=list)
     stale: set[int] = field(default_factory=set)
 
 
-class Confirmation:
+class DeferredSaves:
     def __init__(self) -> None:
         self._number = 0
-        # The first of them waits for loads.
-        self._steps: deque[Unconfirmed] = deque()
+        # Invariant: the first step has synchronous loads.
+        self._steps: deque[PendingStep] = deque()
         self._ready: list[Save] = []
         self._leaving: set[str] = set()
 
-    def plan(self, step: Step, saves: Sequence[Save], tables: Tables) -> Work:
-        """What leaves with a step that fills the pages of `saves`."""
+    def plan(self, step: Step, saves: Sequence[Save], tables: Tables) -> StepSaves:
+        """Returns the saves to execute with a step that fills the pages of `saves`."""
         ready, self._ready = self._ready, []
-        work = Work([kept for save in ready if (kept := _current(save, tables)) is not None])
-        # A vLLM that does not say so may load in every step.
+        work = StepSaves([kept for save in ready if (kept := _current(save, tables)) is not None])
+        # Without the field every step may have synchronous loads.
         loads = bool(getattr(step, "has_sync_kv_loads", True))
         if loads or self._steps:
             self._number += 1
             work.number = self._number
             held = {name: tables.get_block_ids(name) for name in step.num_scheduled_tokens}
-            self._steps.append(Unconfirmed(work.number, loads, list(saves), held))
+            self._steps.append(PendingStep(work.number, loads, list(saves), held))
         else:
             work.saves += saves
         waiting = {save.request for save in self._pending()}
-        work.sent = tuple(sorted(self._leaving - waiting))
+        work.finished_sending = tuple(sorted(self._leaving - waiting))
         self._leaving &= waiting
         return work
 
-    def over(self, number: int, invalid: Collection[int], failed: Collection[str]) -> Verdict:
-        """Steps up to `number` are over. `invalid`: blocks that were not filled; `failed`: requests
-        whose load failed, where blocks are not told.
+    def complete_steps(
+        self, number: int, invalid: Collection[int], failed: Collection[str]
+    ) -> StepResult:
+        """Ends the steps up to `number`. `invalid`: blocks that failed to load; `failed`: requests
+        whose load failed, where vLLM cannot name blocks.
         """
-        verdict = Verdict()
+        result = StepResult()
         if invalid or failed:
-            self._drop(verdict, {*invalid}, {*failed})
+            self._drop(result, {*invalid}, {*failed})
         while self._steps and (self._steps[0].number <= number or not self._steps[0].loads):
             self._ready += self._steps.popleft().saves
-        return verdict
+        return result
 
-    def holds(self, request_id: str, tables: Tables) -> bool:
-        """Whether vLLM is to keep the blocks of a request that has finished."""
+    def keeps_blocks(self, request_id: str, tables: Tables) -> bool:
+        """Returns whether vLLM must keep the blocks of a finished request for its saves."""
         mine = [save for save in (*self._pending(), *self._ready) if save.request == request_id]
         if all(_current(save, tables) is None for save in mine):
-            self.discard(request_id)
+            self.drop_request(request_id)
             return False
         self._leaving.add(request_id)
         return True
 
-    def discard(self, request_id: str) -> None:
-        """The request has other blocks than before, or none."""
+    def drop_request(self, request_id: str) -> None:
+        """Drops the saves of a request whose blocks changed."""
         self._filter(lambda save: save.request != request_id)
 
     def clear(self) -> None:
-        """Nothing that was computed until now is saved."""
+        """Drops all deferred saves."""
         self._filter(lambda _: False)
 
     def _pending(self) -> Iterator[Save]:
@@ -130,10 +132,8 @@ class Confirmation:
         for step in self._steps:
             step.saves = [save for save in step.saves if keep(save)]
 
-    def _drop(self, verdict: Verdict, invalid: set[int], failed: set[str]) -> None:
-        """Steps that are already under way go on with what they were given: all of them count, and
-        so does what was about to leave.
-        """
+    def _drop(self, result: StepResult, invalid: set[int], failed: set[str]) -> None:
+        """Covers later steps too, in flight on the same blocks, and saves not yet released."""
         bad = set(failed)
         for step in self._steps:
             for name, table in step.tables.items():
@@ -141,11 +141,11 @@ class Confirmation:
                     place = next((i for i, block in enumerate(blocks) if block in invalid), None)
                     if place is not None:
                         bad.add(name)
-                        verdict.stale.update(blocks[place:])
+                        result.stale.update(blocks[place:])
         for save in (*self._ready, *self._pending()):
             if save.request in bad or not invalid.isdisjoint(save.pages.blocks):
                 bad.add(save.request)
-                verdict.dropped.append(save)
+                result.dropped.append(save)
         self._filter(lambda save: save.request not in bad)
 
 
@@ -154,8 +154,8 @@ class Predicate(Protocol):
 
 
 def _current(save: Save, tables: Tables) -> Save | None:
-    """What of a save still lies in its request's blocks. A window leaves its first blocks behind,
-    as null blocks; anything else means that the request was preempted.
+    """Returns the part of a save whose blocks the request still holds. A sliding window replaces
+    its first blocks by null blocks; any other difference means preemption, and nothing is left.
     """
     pages, null = save.pages, tables.block_pool.null_block.block_id
     table = tables.get_block_ids(save.request)

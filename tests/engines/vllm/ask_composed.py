@@ -1,4 +1,4 @@
-"""One vLLM with Ritornello and another connector inside MultiConnector: `beside.py QUESTION_JSON`.
+"""One vLLM with two connectors inside MultiConnector: `ask_composed.py QUESTION_JSON`.
 
 Prints a line of JSON: the tokens of each answer by name, and how many of its prompt's tokens came
 from a connector.
@@ -28,6 +28,7 @@ def composed(store: str, order: list[str]) -> dict[str, Any]:
             "kv_connector_module_path": "lender",
             "kv_role": "kv_both",
         },
+        "nixl": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
     }
     return {
         "kv_connector": "MultiConnector",

@@ -1,4 +1,4 @@
-"""Memory objects of LMCache live until the store has done with their memory, whoever drops them."""
+"""Memory objects of LMCache outlive their transfers when the caller drops them."""
 
 import ctypes
 import gc
@@ -13,17 +13,17 @@ import pytest
 from support import open_small
 
 from ritornello._core import Completions
-from ritornello.lmcache.lent import lent
 from ritornello.lmcache.naming import Family, Form, Name
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.shelf import Item, Shelf
+from ritornello.lmcache.views import owning_view
 
 NBYTES = 1 << 20
 COUNT = 4
 
 
 class MemoryObj:
-    """As LMCache's: its memory goes back when it is collected, views of it or not."""
+    """As LMCache's: collecting it frees its memory, despite views."""
 
     def __init__(self, fill: int = 0) -> None:
         self.mapping = mmap.mmap(-1, NBYTES)
@@ -52,7 +52,7 @@ def items(objects: list[MemoryObj], *, in_arena: bool) -> list[Item | None]:
         Item(
             Name(Family("m", 0, ""), bytes([place]) * 32),
             Form(NBYTES),
-            lent(obj, obj.data_ptr if in_arena else None),
+            owning_view(obj, obj.data_ptr if in_arena else None),
         )
         for place, obj in enumerate(objects)
     ]
@@ -73,7 +73,7 @@ def alive(references: "list[weakref.ref[MemoryObj]]") -> int:
 
 
 @pytest.mark.parametrize("in_arena", [False, True])
-def test_objects_live_until_their_task_is_over(shelf: Shelf, in_arena: bool) -> None:
+def test_objects_outlive_their_transfer(shelf: Shelf, in_arena: bool) -> None:
     completions = Completions()
     for number, start in enumerate((shelf.put, shelf.get)):
         objects = [MemoryObj(7) for _ in range(COUNT)]
@@ -85,7 +85,7 @@ def test_objects_live_until_their_task_is_over(shelf: Shelf, in_arena: bool) -> 
         assert alive(references) == 0
 
 
-def test_objects_live_until_a_closed_store_has_let_go(shelf: Shelf) -> None:
+def test_objects_outlive_transfer_of_closed_store(shelf: Shelf) -> None:
     completions = Completions()
     objects = [MemoryObj(7) for _ in range(COUNT)]
     references = [weakref.ref(obj) for obj in objects]
@@ -97,8 +97,8 @@ def test_objects_live_until_a_closed_store_has_let_go(shelf: Shelf) -> None:
     assert alive(references) == 0
 
 
-def test_bytes_that_own_themselves_are_handed_on() -> None:
+def test_bytes_are_passed_unchanged() -> None:
     class Buffer:
         byte_array = b"x" * 8
 
-    assert lent(Buffer()) == b"x" * 8
+    assert owning_view(Buffer()) == b"x" * 8

@@ -1,0 +1,23 @@
+"""Views of LMCache's memory objects.
+
+LMCache frees an object's memory with the last reference to the object, and a view of the memory
+holds no reference. The views here do. The core keeps a buffer until no I/O uses it, also after a
+cancelled ticket or a closed store, so the object outlives its transfer.
+"""
+
+import ctypes
+from typing import Any
+
+
+def owning_view(obj: Any, address: int | None = None) -> Any:
+    """Returns the bytes of a memory object, at `address` if given. The object lives as long as the
+    view and all buffers exported from it.
+    """
+    if address is None:
+        memory = obj.byte_array
+        if not isinstance(memory, memoryview) or not isinstance(memory.obj, ctypes.Array):
+            return memory  # owns its bytes
+    else:
+        memory = memoryview((ctypes.c_ubyte * obj.get_size()).from_address(address))
+    memory.obj.owner = obj  # type: ignore[attr-defined]
+    return memory
