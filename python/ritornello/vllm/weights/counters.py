@@ -1,0 +1,68 @@
+"""Counts of weight changes, in memory that the processes of one machine share."""
+
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from threading import Lock
+
+SLOT = 8
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class ChangeCounters:
+    """`slots` counts, each of which one process alone adds to, from any of its threads. A count
+    never decreases: two readings are equal if, and only if, nothing was counted in between.
+    """
+
+    def __init__(self, memory: mmap.mmap, slots: int) -> None:
+        self._memory = memory
+        self._bytes = slots * SLOT
+        self._lock = Lock()
+
+    @classmethod
+    def create(cls, slots: int) -> tuple["ChangeCounters", Path]:
+        """Zeros, and the file that other processes attach to; the caller unlinks it after that."""
+        folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        file, name = tempfile.mkstemp(prefix="ritornello-weights-", dir=folder)
+        try:
+            os.ftruncate(file, slots * SLOT)
+            return cls(mmap.mmap(file, slots * SLOT), slots), Path(name)
+        finally:
+            os.close(file)
+
+    @classmethod
+    def attach(cls, path: Path, slots: int) -> "ChangeCounters | None":
+        """Those of another process; None where it is on another machine."""
+        try:
+            with path.open("r+b") as file:
+                return cls(mmap.mmap(file.fileno(), slots * SLOT), slots)
+        except (OSError, ValueError):
+            return None
+
+    @classmethod
+    def private(cls, slots: int) -> "ChangeCounters":
+        return cls(mmap.mmap(-1, slots * SLOT), slots)
+
+    def add(self, slot: int) -> None:
+        with self._lock:
+            self._write(slot, self.count(slot) + 1)
+
+    def raise_to(self, slot: int, count: int) -> None:
+        with self._lock:
+            self._write(slot, max(count, self.count(slot)))
+
+    def count(self, slot: int) -> int:
+        return count_in(self._memory, slot)
+
+    def read(self) -> bytes:
+        """All counts at this moment, to be compared with those of another."""
+        return self._memory[: self._bytes]
+
+    def _write(self, slot: int, count: int) -> None:
+        self._memory[slot * SLOT : (slot + 1) * SLOT] = count.to_bytes(SLOT, "little")
+
+
+def count_in(reading: bytes | mmap.mmap, slot: int) -> int:
+    """One of the counts of a reading."""
+    return int.from_bytes(reading[slot * SLOT : (slot + 1) * SLOT], "little")

@@ -1,0 +1,154 @@
+"""Hooks on vLLM's engine core, in the scheduler's process.
+
+All calls to workers and all resets of the prefix cache pass through the engine core, one at a time
+and between two schedules. After a call, before anything else is scheduled, every worker is asked
+whether its weights are still the same; and before a reset, so that the reset covers their answers.
+"""
+
+import functools
+import logging
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from ritornello.vllm.weights import watch
+from ritornello.vllm.weights.counters import ChangeCounters
+from ritornello.vllm.weights.guard import WeightGuard
+
+logger = logging.getLogger("vllm.ritornello")
+
+# Methods of vLLM's EngineCore behind which the weights may be others, and those that are followed.
+CALLS = ("collective_rpc", "add_lora")
+RESET = "reset_prefix_cache"
+ADMIT = "add_request"
+
+
+class EngineHooks:
+    """Of one process. A guard belongs to the engine core that calls first after it was made: vLLM
+    runs one in a process at a time.
+    """
+
+    def __init__(self) -> None:
+        self._new: WeakSet[WeightGuard] = WeakSet()
+        self._guards: WeakKeyDictionary[Any, WeakSet[WeightGuard]] = WeakKeyDictionary()
+        # None where the workers cannot be watched.
+        self._counters: WeakKeyDictionary[Any, ChangeCounters | None] = WeakKeyDictionary()
+        self._hooked: set[type] = set()
+
+    def guard(self, engine_core: type) -> WeightGuard:
+        """A guard of the engine that is being made, of this class."""
+        if engine_core not in self._hooked:
+            self._hooked.add(engine_core)
+            self._hook(engine_core)
+        guard = WeightGuard()
+        self._new.add(guard)
+        return guard
+
+    def _hook(self, kind: Any) -> None:
+        for name in CALLS:
+            setattr(kind, name, self._calling(getattr(kind, name)))
+        setattr(kind, RESET, self._resetting(getattr(kind, RESET)))
+        setattr(kind, ADMIT, self._admitting(getattr(kind, ADMIT)))
+
+    def _admitting(self, method: Any) -> Any:
+        @functools.wraps(method)
+        def admit(core: Any, *args: Any, **named: Any) -> Any:
+            self._install(core)
+            return method(core, *args, **named)
+
+        return admit
+
+    def _calling(self, method: Any) -> Any:
+        @functools.wraps(method)
+        def call(core: Any, *args: Any, **named: Any) -> Any:
+            self._install(core)
+            try:
+                return method(core, *args, **named)
+            finally:
+                self._ask(core)
+                for guard in self._guards.get(core, ()):
+                    guard.refresh()
+
+        return call
+
+    def _resetting(self, method: Any) -> Any:
+        @functools.wraps(method)
+        def reset(
+            core: Any, reset_running_requests: bool = False, reset_connector: bool = False
+        ) -> Any:
+            self._install(core)
+            self._ask(core)
+            emptied = method(core, reset_running_requests, reset_connector)
+            if emptied:
+                for guard in self._guards.get(core, ()):
+                    guard.emptied(reset_connector)
+            return emptied
+
+        return reset
+
+    def _install(self, core: Any) -> None:
+        """Has a watch in every worker, before the first request and the first call."""
+        if not self._new:
+            return
+        if core not in self._counters:
+            self._counters[core] = self._watched(core)
+            self._follow(core)
+        counters = self._counters[core]
+        guards = self._guards.setdefault(core, WeakSet())
+        while self._new:
+            guard = self._new.pop()
+            guards.add(guard)
+            if counters is not None:
+                guard.watched(counters)
+
+    def _follow(self, core: Any) -> None:
+        """Has guards hear of every step that computes or loads something."""
+        scheduler = core.scheduler
+        method = scheduler.schedule
+
+        @functools.wraps(method)
+        def schedule(*args: Any, **named: Any) -> Any:
+            if scheduler.has_unfinished_requests():
+                for guard in self._guards.get(core, ()):
+                    guard.used()
+            return method(*args, **named)
+
+        scheduler.schedule = schedule
+
+    def _watched(self, core: Any) -> ChangeCounters | None:
+        slots = core.vllm_config.parallel_config.world_size + 1
+        try:
+            counters, path = ChangeCounters.create(slots)
+            try:
+                core.model_executor.collective_rpc(watch.install, args=(str(path), slots))
+            finally:
+                path.unlink()
+        except Exception as error:  # an executor unlike any that was tried must serve all the same
+            logger.warning(
+                "ritornello: the weights cannot be watched (%s: %s); neither hits nor saves",
+                type(error).__name__,
+                error,
+            )
+            return None
+        return counters
+
+    def _ask(self, core: Any) -> None:
+        """Has the workers look at their weights now. An answer that does not come is a change."""
+        counters = self._counters.get(core)
+        if counters is None:
+            return
+        try:
+            for slot, count in core.model_executor.collective_rpc(watch.look):
+                counters.raise_to(slot, count)
+        except Exception as error:
+            logger.warning("ritornello: the weights could not be looked at (%s)", error)
+            counters.add(core.vllm_config.parallel_config.world_size)
+
+
+_hooks = EngineHooks()
+
+
+def guard_of_engine() -> WeightGuard:
+    """Called while vLLM makes its scheduler."""
+    from vllm.v1.engine.core import EngineCore
+
+    return _hooks.guard(EngineCore)

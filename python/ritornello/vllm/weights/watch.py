@@ -1,0 +1,223 @@
+"""The worker's side: counts every change of the weights that this process sees.
+
+An announced change (a method of vLLM's that changes weights) is counted before it begins and after
+it has ended, whether it succeeded or not: a cache that is emptied in the middle of it does not
+cover it. Other changes are counted when they are found: at the beginning of a step, when pages are
+about to be saved, when the scheduler's process asks, and every `SAMPLE_SECONDS` by a sample of the
+parameters' bytes, between two steps.
+
+The functions at the end are called by vLLM in the worker's process.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from threading import RLock
+from time import monotonic
+from typing import Any
+
+from ritornello.vllm.weights.adapters import Adapters
+from ritornello.vllm.weights.counters import ChangeCounters, count_in
+from ritornello.vllm.weights.parameters import Parameters, sample_tensors
+
+logger = logging.getLogger("vllm.ritornello")
+
+# Methods that change weights: without one of the worker's nothing can be watched, the others need
+# not exist.
+OF_WORKER = ("start_weight_update", "update_weights", "finish_weight_update", "reload_weights")
+OF_WORKER_OPTIONAL = ("reset_weights",)
+OF_RUNNER = ("load_model", "reload_weights")
+OF_MODEL = ("load_weights",)
+# The weights' memory is not there from one of the first to the other.
+SUSPENDS = ("sleep", "discard")
+RESUMES = "wake_up"
+
+# A step that computes one token a request is looked at so often, any other step always.
+DECODE_SECONDS = 0.05
+SAMPLE_SECONDS = 5.0
+
+
+class WeightWatch:
+    """Of one worker process. `shared`: the counters are those of all processes. Hooks may run on
+    any thread; a change that is found is counted once.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        counters: ChangeCounters,
+        slot: int,
+        *,
+        shared: bool = True,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._parameters = parameters
+        self._counters = counters
+        self.slot = slot
+        self.shared = shared
+        self._clock = clock
+        self._lock = RLock()
+        self._adapters = Adapters()
+        self._suspended = False
+        self._looked = self._sampled = clock()
+
+    @property
+    def count(self) -> int:
+        return self._counters.count(self.slot)
+
+    def covered_by(self, covered: bytes) -> bool:
+        """Whether no change was counted beyond those of this reading; on another machine than the
+        scheduler's: by this process.
+        """
+        if self.shared:
+            return self._counters.read() == covered
+        return self.count == count_in(covered, self.slot)
+
+    def record(self, what: str) -> None:
+        """Counts a change; the parameters as they are now are those to compare with."""
+        with self._lock:
+            self._counters.add(self.slot)
+            self._parameters.remember(sampled=not self._suspended)
+        logger.info("ritornello: the weights may have changed (%s)", what)
+
+    def look(self) -> None:
+        """Counts a change that shows in the parameters' state."""
+        with self._lock:
+            self._looked = self._clock()
+            if self._parameters.moved():
+                self.record("parameters were written or replaced")
+
+    def sample(self) -> None:
+        """Like `look`, and reads a sample of their bytes."""
+        with self._lock:
+            self.look()
+            self._sampled = self._clock()
+            if not self._suspended and self._parameters.sampled():
+                self.record("bytes of parameters differ")
+
+    def begin_step(self, tokens: int, requests: int) -> None:
+        """A step is about to run, of so many tokens of so many requests."""
+        now = self._clock()
+        if now - self._sampled >= SAMPLE_SECONDS:
+            self.sample()
+        elif tokens != requests or now - self._looked >= DECODE_SECONDS:
+            self.look()
+
+    def attach(self, worker: Any) -> None:
+        """Wraps methods of vLLM's worker, its model runner and its model, in these objects."""
+        runner = worker.model_runner
+        for owner, names in (
+            (worker, (*OF_WORKER, *OF_WORKER_OPTIONAL)),
+            (runner, OF_RUNNER),
+            (runner.get_model(), OF_MODEL),
+        ):
+            for name in names:
+                self._wrap(owner, name, self._announced)
+        for name in SUSPENDS:
+            self._wrap(worker, name, self._suspending)
+        self._wrap(worker, RESUMES, self._resuming)
+        self._wrap(worker, "execute_model", self._stepping)
+        adapters = getattr(runner, "lora_manager", None)
+        if adapters is not None:
+            self._wrap(adapters, "_load_adapter", self._loading_adapter)
+
+    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        method = getattr(owner, name, None)
+        if method is not None:
+            setattr(owner, name, functools.wraps(method)(wrapper(method)))
+
+    def _announced(self, method: Any) -> Any:
+        def update(*args: Any, **named: Any) -> Any:
+            self.record(f"{method.__name__} began")
+            try:
+                return method(*args, **named)
+            finally:
+                self.record(f"{method.__name__} ended")
+
+        return update
+
+    def _suspending(self, method: Any) -> Any:
+        """At a level above 1 the weights are given up."""
+
+        def suspend(*args: Any, **named: Any) -> Any:
+            with self._lock:
+                self._suspended = True
+            if method.__name__ == "discard" or (*args, *named.values()) not in ((), (1,), (0,)):
+                self.record(method.__name__)
+            return method(*args, **named)
+
+        return suspend
+
+    def _resuming(self, method: Any) -> Any:
+        def resume(tags: Any = None) -> Any:
+            returned = method(tags)
+            if tags is None or "weights" in tags:
+                with self._lock:
+                    self._suspended = False
+            return returned
+
+        return resume
+
+    def _stepping(self, method: Any) -> Any:
+        def execute_model(step: Any, *args: Any, **named: Any) -> Any:
+            self.begin_step(step.total_num_scheduled_tokens, len(step.num_scheduled_tokens))
+            return method(step, *args, **named)
+
+        return execute_model
+
+    def _loading_adapter(self, method: Any) -> Any:
+        def load_adapter(request: Any) -> Any:
+            replaced = self._adapters.replaced(
+                request.lora_name, request.lora_path, in_place=request.load_inplace
+            )
+            if replaced:
+                self.record(f"LoRA adapter {request.lora_name} was replaced")
+            return method(request)
+
+        return load_adapter
+
+
+# vLLM runs one worker in a process.
+_watch: WeightWatch | None = None
+
+
+def current() -> WeightWatch | None:
+    """This process's, once the engine core has installed it."""
+    return _watch
+
+
+def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
+    """Called by vLLM in each worker: its slot of the counters, and its count. Raises where the
+    worker is not one that can be watched.
+    """
+    global _watch
+    worker = getattr(worker, "worker", worker)
+    missing = [name for name in (*OF_WORKER, "execute_model") if not hasattr(worker, name)]
+    if missing:
+        raise RuntimeError(f"the worker has no {', '.join(missing)}")
+    # The last slot is that of the scheduler's process.
+    slot = worker.rank % (slots - 1)
+    counters = ChangeCounters.attach(Path(path), slots)
+    balanced = worker.vllm_config.parallel_config.enable_eplb
+    _watch = WeightWatch(
+        Parameters(
+            lambda: worker.model_runner.get_model().named_modules(),
+            sample_tensors,
+            # With expert load balancing vLLM moves experts about, which changes no KV.
+            lambda name: bool(balanced) and "experts" in name,
+        ),
+        counters or ChangeCounters.private(slots),
+        slot,
+        shared=counters is not None,
+    )
+    _watch.attach(worker)
+    return slot, 0
+
+
+def look(worker: Any) -> tuple[int, int]:
+    """Called by vLLM in each worker: its slot, and how many changes it has seen by now."""
+    if _watch is None:
+        raise RuntimeError("the weights of this worker are not watched")
+    _watch.sample()
+    return _watch.slot, _watch.count

@@ -1,0 +1,544 @@
+"""Changes of weights: how they are seen, counted and covered by resets. Stand-ins for vLLM."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ritornello.vllm.weights import watch
+from ritornello.vllm.weights.adapters import Adapters
+from ritornello.vllm.weights.counters import ChangeCounters, count_in
+from ritornello.vllm.weights.engine import EngineHooks
+from ritornello.vllm.weights.parameters import Parameters
+from ritornello.vllm.weights.watch import DECODE_SECONDS, SAMPLE_SECONDS, WeightWatch
+
+
+class Parameter:
+    """Stands for a tensor. `write` leaves the trace of PyTorch's operations, `poke` leaves none."""
+
+    def __init__(self, byte: int = 0, *, inference: bool = False) -> None:
+        self.byte, self.inference, self.version, self.address = byte, inference, 0, 1000
+
+    @property
+    def _version(self) -> int:
+        if self.inference:
+            raise RuntimeError("Inference tensors do not track version counter.")
+        return self.version
+
+    def is_inference(self) -> bool:
+        return self.inference
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def write(self, byte: int) -> None:
+        self.version += 1
+        self.byte = byte
+
+    def poke(self, byte: int) -> None:
+        self.byte = byte
+
+
+class Model:
+    """Of modules "a" and "experts.b"."""
+
+    def __init__(self) -> None:
+        self.parts = {
+            name: SimpleNamespace(_parameters={"weight": Parameter(), "bias": None})
+            for name in ("a", "experts.b")
+        }
+
+    def named_modules(self) -> Iterator[tuple[str, Any]]:
+        yield from self.parts.items()
+
+    def parameter(self, part: str = "a") -> Any:
+        return self.parts[part]._parameters["weight"]
+
+    def load_weights(self) -> None:
+        pass
+
+
+def sample(found: list[Any]) -> bytes:
+    return bytes(parameter.byte for parameter in found)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def parameters(model: Model) -> Parameters:
+    return Parameters(model.named_modules, sample)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def counters() -> ChangeCounters:
+    return ChangeCounters.private(3)
+
+
+@pytest.fixture
+def watching(parameters: Parameters, counters: ChangeCounters, clock: Clock) -> WeightWatch:
+    return WeightWatch(parameters, counters, 0, clock=clock)
+
+
+# Parameters.
+
+
+def test_an_operation_on_a_parameter_shows(parameters: Parameters, model: Model) -> None:
+    assert not parameters.moved()
+    model.parameter().write(7)
+    assert parameters.moved()
+    parameters.remember()
+    assert not parameters.moved()
+
+
+def test_a_parameter_at_another_address_shows(parameters: Parameters, model: Model) -> None:
+    model.parameter().address += 64
+    assert parameters.moved()
+
+
+def test_a_replaced_parameter_shows(parameters: Parameters, model: Model) -> None:
+    model.parts["a"]._parameters["weight"] = Parameter()
+    assert parameters.moved()
+
+
+def test_a_removed_parameter_shows(parameters: Parameters, model: Model) -> None:
+    del model.parts["a"]._parameters["weight"]
+    assert parameters.moved()
+
+
+def test_the_sample_shows_writes_past_the_version(parameters: Parameters, model: Model) -> None:
+    model.parameter().poke(7)
+    assert not parameters.moved()
+    assert parameters.sampled()
+
+
+def test_inference_tensors_have_no_version(model: Model) -> None:
+    model.parts["a"]._parameters["weight"] = Parameter(inference=True)
+    parameters = Parameters(model.named_modules, sample)
+    assert not parameters.moved()
+    model.parameter().write(7)
+    assert not parameters.moved()
+    assert parameters.sampled()
+
+
+def test_experts_that_vllm_moves_about_are_skipped(model: Model) -> None:
+    parameters = Parameters(model.named_modules, sample, lambda name: "experts" in name)
+    assert len(parameters) == 1
+    model.parameter("experts.b").write(7)
+    assert not parameters.moved()
+    assert not parameters.sampled()
+
+
+def test_bytes_that_cannot_be_read_are_no_change(model: Model) -> None:
+    readable = True
+
+    def reading(found: list[Any]) -> bytes:
+        if not readable:
+            raise RuntimeError("not this kind of tensor")
+        return sample(found)
+
+    parameters = Parameters(model.named_modules, reading)
+    readable = False
+    assert not parameters.sampled()
+    readable = True
+    assert not parameters.sampled()
+    model.parameter().poke(7)
+    assert parameters.sampled()
+
+
+# Adapters.
+
+
+def test_an_adapter_with_other_files_was_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(b"first")
+    at = file.stat()
+    adapters = Adapters()
+    assert not adapters.replaced("a", str(tmp_path), in_place=False)
+    assert not adapters.replaced("a", str(tmp_path), in_place=True), "the files are the same"
+    file.write_bytes(b"other")
+    os.utime(file, ns=(at.st_atime_ns, at.st_mtime_ns))
+    assert adapters.replaced("a", str(tmp_path), in_place=False), "its old time does not hide it"
+    assert not adapters.replaced("a", str(tmp_path), in_place=True)
+    assert not adapters.replaced("b", str(tmp_path), in_place=True), "another name, other hashes"
+
+
+def test_an_adapter_without_local_files_is_replaced_in_place() -> None:
+    adapters = Adapters()
+    assert not adapters.replaced("a", "somebody/adapter", in_place=False)
+    assert not adapters.replaced("a", "somebody/adapter", in_place=False)
+    assert adapters.replaced("a", "somebody/adapter", in_place=True)
+
+
+# Counters.
+
+
+def test_counts_outlive_the_file_they_came_through() -> None:
+    ours, path = ChangeCounters.create(3)
+    theirs = ChangeCounters.attach(path, 3)
+    path.unlink()
+    assert theirs is not None
+    before = ours.read()
+    theirs.add(1)
+    assert ours.read() != before
+    assert [count_in(ours.read(), slot) for slot in range(3)] == [0, 1, 0]
+    ours.raise_to(1, 5)
+    ours.raise_to(1, 4)
+    assert theirs.count(1) == 5
+    assert ChangeCounters.attach(path, 3) is None
+
+
+# The worker's side.
+
+
+def test_a_change_is_counted_once(watching: WeightWatch, model: Model) -> None:
+    model.parameter().write(7)
+    watching.look()
+    watching.look()
+    watching.sample()
+    assert watching.count == 1
+    model.parameter().poke(8)
+    watching.look()
+    assert watching.count == 1
+    watching.sample()
+    watching.sample()
+    assert watching.count == 2
+
+
+def test_decode_steps_look_less_often_than_prefills(
+    watching: WeightWatch, model: Model, clock: Clock
+) -> None:
+    model.parameter().write(1)
+    watching.begin_step(4, 4)
+    assert watching.count == 0
+    watching.begin_step(100, 4)
+    assert watching.count == 1
+    model.parameter().write(2)
+    clock.now += DECODE_SECONDS
+    watching.begin_step(4, 4)
+    assert watching.count == 2
+    model.parameter().poke(3)
+    clock.now += SAMPLE_SECONDS / 2
+    watching.begin_step(100, 4)
+    assert watching.count == 2
+    clock.now += SAMPLE_SECONDS / 2
+    watching.begin_step(4, 4)
+    assert watching.count == 3
+
+
+class Runner:
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.lora_manager = SimpleNamespace(_load_adapter=lambda request: request.lora_name)
+
+    def get_model(self) -> Model:
+        return self.model
+
+    def load_model(self) -> None:
+        pass
+
+    def reload_weights(self) -> str:
+        self.model.load_weights()
+        return "reloaded"
+
+
+class Worker:
+    """Stands for vLLM's. `seen`: the count when an update is under way."""
+
+    def __init__(self, model: Model) -> None:
+        self.model_runner: Any = Runner(model)
+        self.rank = 0
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(enable_eplb=False))
+        self.seen: list[int] = []
+
+    def _update(self) -> None:
+        self.seen.append(_count())
+
+    start_weight_update = update_weights = finish_weight_update = reload_weights = _update
+
+    def sleep(self, level: int = 1) -> None:
+        pass
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        pass
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        pass
+
+    def execute_model(self, step: Any) -> str:
+        return "ran"
+
+
+def _count() -> int:
+    current = watch.current()
+    assert current is not None
+    return current.count
+
+
+@pytest.fixture
+def worker(model: Model, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    monkeypatch.setattr(watch, "_watch", None)
+    monkeypatch.setattr(watch, "sample_tensors", sample)
+    made = Worker(model)
+    counters, path = ChangeCounters.create(2)
+    assert watch.install(SimpleNamespace(worker=made), str(path), 2) == (0, 0)
+    path.unlink()
+    assert counters.count(0) == 0
+    return made
+
+
+@pytest.mark.parametrize("name", watch.OF_WORKER)
+def test_an_announced_change_is_counted_before_and_after(worker: Worker, name: str) -> None:
+    getattr(worker, name)()
+    assert worker.seen == [1]
+    assert _count() == 2
+
+
+def test_a_change_that_fails_is_counted_as_well(worker: Worker, model: Model) -> None:
+    def broken() -> None:
+        raise RuntimeError("half of the weights are new")
+
+    model.load_weights = broken  # type: ignore[method-assign]
+    watching = watch.current()
+    assert watching is not None
+    watching.attach(worker)
+    before = _count()
+    with pytest.raises(RuntimeError, match="half"):
+        worker.model_runner.reload_weights()
+    assert _count() > before + 1
+
+
+def test_a_model_that_is_loaded_is_a_change(worker: Worker) -> None:
+    assert worker.model_runner.reload_weights() == "reloaded"
+    assert _count() == 4, "the runner's method and the model's"
+    worker.model_runner.get_model().load_weights()
+    assert _count() == 6
+
+
+def test_sleeping_memory_is_not_read(worker: Worker, model: Model) -> None:
+    worker.sleep(level=1)
+    model.parameter().poke(7)
+    assert watch.look(worker) == (0, 0)
+    worker.wake_up(["kv_cache"])
+    assert watch.look(worker) == (0, 0)
+    worker.wake_up(["weights"])
+    assert watch.look(worker) == (0, 1)
+    worker.sleep(2)
+    assert watch.look(worker) == (0, 2), "level 2 gives the weights up"
+
+
+def test_a_step_looks_before_it_runs(worker: Worker, model: Model) -> None:
+    model.parameter().write(7)
+    step = SimpleNamespace(total_num_scheduled_tokens=9, num_scheduled_tokens={"r": 9})
+    assert worker.execute_model(step) == "ran"
+    assert _count() == 1
+
+
+def test_an_adapter_that_is_replaced_is_a_change(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "adapter").write_bytes(b"1")
+    asked = SimpleNamespace(lora_name="a", lora_path=str(tmp_path), load_inplace=False)
+    load = worker.model_runner.lora_manager._load_adapter
+    assert load(asked) == "a"
+    assert _count() == 0
+    (tmp_path / "adapter").write_bytes(b"22")
+    load(asked)
+    assert _count() == 1
+
+
+def test_a_worker_of_another_kind_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_watch", None)
+    with pytest.raises(RuntimeError, match="the worker has no start_weight_update"):
+        watch.install(SimpleNamespace(), "/nowhere", 2)
+    with pytest.raises(RuntimeError, match="not watched"):
+        watch.look(SimpleNamespace())
+
+
+def test_a_remote_worker_compares_its_own_count(parameters: Parameters, model: Model) -> None:
+    elsewhere = WeightWatch(parameters, ChangeCounters.private(3), 1, shared=False)
+    ours = ChangeCounters.private(3)
+    ours.add(0)
+    assert elsewhere.covered_by(ours.read())
+    model.parameter().write(7)
+    elsewhere.look()
+    assert not elsewhere.covered_by(ours.read())
+    ours.raise_to(1, elsewhere.count)
+    assert elsewhere.covered_by(ours.read())
+
+
+# The scheduler's side.
+
+
+class Executor:
+    """One worker in this process; `fails` names what it cannot do."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.fails = worker, ""
+
+    def collective_rpc(self, method: Any, args: tuple[Any, ...] = ()) -> list[Any]:
+        if self.fails == method.__name__:
+            raise RuntimeError("made by the test")
+        return [method(self.worker, *args)]
+
+
+def cores(worker: Worker) -> Any:
+    """A class that stands for vLLM's EngineCore."""
+
+    class Core:
+        def __init__(self) -> None:
+            self.model_executor = Executor(worker)
+            self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1))
+            self.in_use = False
+            self.scheduler = SimpleNamespace(
+                schedule=lambda: "scheduled", has_unfinished_requests=lambda: self.in_use
+            )
+
+        def collective_rpc(self, method: Any) -> Any:
+            return method(worker)
+
+        def add_lora(self, asked: Any) -> Any:
+            return worker.model_runner.lora_manager._load_adapter(asked)
+
+        def reset_prefix_cache(
+            self, reset_running_requests: bool = False, reset_connector: bool = False
+        ) -> bool:
+            return not self.in_use
+
+        def add_request(self, request: Any) -> Any:
+            return request
+
+    return Core
+
+
+def flip(worker: Any) -> str:
+    worker.model_runner.get_model().parameter().poke(7)
+    return "flipped"
+
+
+@pytest.fixture
+def core(model: Model, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(watch, "_watch", None)
+    monkeypatch.setattr(watch, "sample_tensors", sample)
+    return cores(Worker(model))()
+
+
+@pytest.fixture
+def hooks() -> EngineHooks:
+    return EngineHooks()
+
+
+def test_weights_count_as_changed_until_they_are_watched(hooks: EngineHooks, core: Any) -> None:
+    guard = hooks.guard(type(core))
+    assert guard.changed()
+    assert core.add_request("asked") == "asked"
+    assert not guard.changed()
+    assert guard.covered == bytes(16)
+
+
+def test_a_call_is_followed_by_a_look(hooks: EngineHooks, core: Any) -> None:
+    guard = hooks.guard(type(core))
+    assert core.collective_rpc(flip) == "flipped"
+    assert guard.changed(), "also the first call of all"
+
+
+def test_a_call_that_changes_nothing_is_no_change(hooks: EngineHooks, core: Any) -> None:
+    guard = hooks.guard(type(core))
+    core.collective_rpc(lambda worker: None)
+    assert not guard.changed()
+
+
+def test_a_call_that_raises_is_followed_by_a_look(hooks: EngineHooks, core: Any) -> None:
+    def broken(worker: Any) -> None:
+        flip(worker)
+        raise RuntimeError("half of the weights are new")
+
+    guard = hooks.guard(type(core))
+    with pytest.raises(RuntimeError, match="half"):
+        core.collective_rpc(broken)
+    assert guard.changed()
+
+
+def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
+    guard, told = hooks.guard(type(core)), []
+
+    def emptied(connector: bool) -> None:
+        told.append((connector, guard.changed()))
+        guard.cover()
+
+    guard.emptied = emptied
+    core.add_request("asked")
+    flip(core.model_executor.worker)
+    core.in_use = True
+    assert not core.reset_prefix_cache()
+    assert told == []
+    assert guard.changed()
+    core.in_use = False
+    assert core.reset_prefix_cache()
+    assert core.reset_prefix_cache(reset_connector=True)
+    assert told == [(False, True), (True, False)]
+    assert not guard.changed()
+
+
+def test_changes_of_an_empty_engine_need_no_reset(hooks: EngineHooks, core: Any) -> None:
+    guard = hooks.guard(type(core))
+    epochs = []
+
+    def renew() -> None:
+        epochs.append(guard.changed())
+        guard.cover()
+
+    guard.renew = renew
+    core.collective_rpc(flip)
+    assert (epochs, guard.changed()) == ([True], False)
+    # A step without requests computes nothing.
+    assert core.scheduler.schedule() == "scheduled"
+    core.collective_rpc(lambda worker: worker.reload_weights())
+    assert (epochs, guard.changed()) == ([True] * 2, False)
+    core.in_use = True
+    core.scheduler.schedule()
+    core.in_use = False
+    core.collective_rpc(lambda worker: worker.reload_weights())
+    assert (epochs, guard.changed()) == ([True] * 2, True)
+
+
+def test_workers_that_cannot_be_watched_end_hits_and_saves(hooks: EngineHooks, core: Any) -> None:
+    core.model_executor.fails = "install"
+    guard = hooks.guard(type(core))
+    assert core.add_request("asked") == "asked"
+    assert core.reset_prefix_cache()
+    assert guard.changed()
+
+
+def test_workers_that_do_not_answer_count_as_changed(hooks: EngineHooks, core: Any) -> None:
+    guard = hooks.guard(type(core))
+    core.add_request("asked")
+    core.model_executor.fails = "look"
+    core.collective_rpc(lambda worker: None)
+    assert guard.changed()
+
+
+def test_what_other_machines_report_is_heard(hooks: EngineHooks, core: Any) -> None:
+    guard = hooks.guard(type(core))
+    guard.hear({0: 1})
+    core.add_request("asked")
+    guard.hear({})
+    assert not guard.changed()
+    guard.hear({0: 1})
+    assert guard.changed()
