@@ -12,6 +12,8 @@ from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import Slice, trailing
 from ritornello.vllm.scheduler import APART_BYTES, SchedulerSide
 from ritornello.vllm.store import QuietStore
+from ritornello.vllm.weights.counters import ChangeCounters
+from ritornello.vllm.weights.guard import WeightGuard
 
 
 class Blocks:
@@ -556,3 +558,68 @@ def test_a_remote_is_told_all_keys_of_a_prompt(shelf: Shelf, blocks: Blocks) -> 
     metadata = run(side, asked, local=TOKENS)
     assert metadata.loads[0].pages[0].before == tuple(asked.block_hashes[:1])
     assert metadata.saves[0].pages.before == tuple(asked.block_hashes[:3])
+
+
+def watched(changes: int = 0) -> tuple[WeightGuard, ChangeCounters]:
+    guard, counters = WeightGuard(), ChangeCounters.private(2)
+    for _ in range(changes):
+        counters.add(0)
+    guard.watched(counters)
+    return guard, counters
+
+
+def test_changed_weights_end_hits_and_saves(shelf: Shelf, blocks: Blocks) -> None:
+    guard, counters = watched()
+    side = side_of(shelf, blocks, identity(), guard=guard)
+    asked = request(200)
+    keep(shelf, asked, 3)
+    assert side.matched_tokens(asked, 0)[0] == 3 * TOKENS
+    counters.add(0)
+    assert side.matched_tokens(asked, 0)[0] == 0
+    assert run(side, request(200, name="cold")) is IDLE
+
+
+def test_a_request_in_flight_saves_no_changed_page(shelf: Shelf, blocks: Blocks) -> None:
+    guard, counters = watched()
+    side = side_of(shelf, blocks, identity(), guard=guard)
+    asked = request(4 * TOKENS)
+    assert len(run(side, asked, computed=2 * TOKENS).saves) == 1
+    counters.add(0)
+    assert step(side, asked, TOKENS) is IDLE
+    assert step(side, asked, TOKENS) is IDLE
+
+
+def test_an_emptied_engine_begins_an_epoch(shelf: Shelf, blocks: Blocks) -> None:
+    guard, counters = watched(changes=3)
+    side = side_of(shelf, blocks, identity(), guard=guard)
+    metadata = run(side, request(200))
+    assert (metadata.identity.epoch, metadata.covered) == (b"", counters.read())
+    side.engine_emptied()
+    assert run(side, request(200, name="s")).identity is None, "the weights are the same"
+    counters.add(0)
+    side.engine_emptied()
+    metadata = run(side, request(200, name="t"))
+    assert metadata.identity.epoch != b""
+    assert metadata.covered == counters.read()
+
+
+def test_a_reset_with_blocks_in_use_covers_no_change(shelf: Shelf, blocks: Blocks) -> None:
+    guard, counters = watched()
+    side = side_of(shelf, blocks, identity(), guard=guard)
+    counters.add(1)
+    blocks.free -= 5
+    assert not side.reset()
+    assert guard.changed()
+    blocks.free += 5
+    assert side.reset()
+    assert not guard.changed()
+
+
+def test_changes_on_other_machines_end_hits(shelf: Shelf, blocks: Blocks) -> None:
+    guard, _ = watched()
+    side = side_of(shelf, blocks, identity(), guard=guard)
+    asked = request(200)
+    keep(shelf, asked, 3)
+    both = WorkerReport(changes={0: 0}).aggregate(WorkerReport(changes={1: 1}))
+    side.reported(both, set(), set())
+    assert side.matched_tokens(asked, 0)[0] == 0

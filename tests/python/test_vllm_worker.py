@@ -16,6 +16,7 @@ from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.shard import Object
 from ritornello.vllm.store import QuietStore
+from ritornello.vllm.weights import watch
 from ritornello.vllm.worker import WorkerSide
 
 KEYS = (b"k0" * 8, b"k1" * 8, b"k2" * 8)
@@ -618,3 +619,78 @@ def test_a_load_by_layer_costs_what_the_step_waited(layered: WorkerSide, shelf: 
     report = layered.take_report()
     assert report is not None
     assert 0 < report.took["a"] <= monotonic() - begun
+
+
+class Watching:
+    """Stands for the watch of this process."""
+
+    shared, slot, count = True, 0, 1
+
+    def __init__(self) -> None:
+        self.counted = b"covered"
+
+    def look(self) -> None:
+        pass
+
+    def covered_by(self, covered: bytes) -> bool:
+        return covered == self.counted
+
+
+@pytest.fixture
+def watching(side: WorkerSide, monkeypatch: pytest.MonkeyPatch) -> Watching:
+    made = Watching()
+    monkeypatch.setattr(watch, "current", lambda: made)
+    side._covered = b"covered"
+    return made
+
+
+def test_changed_weights_refuse_loads_and_saves(
+    side: WorkerSide, shelf: Shelf, meter: Meter, watching: Watching
+) -> None:
+    watching.counted = b"changed"
+    side.begin(loading("a"))
+    side.load(loading("a"))
+    side.save(loading("a"))
+    assert side.take_failed_blocks() == {10, 11, 12}
+    assert shelf.puts == []
+    counts = meter.take()
+    assert counts is not None
+    assert counts["missed_pages:weights_changed"] == 3
+    assert counts["skipped_pages:weights_changed"] == 1
+
+
+def test_loads_in_flight_fail_if_weights_change(
+    side: WorkerSide, shelf: Shelf, watching: Watching
+) -> None:
+    shelf.outcomes = [outcome(True, True, True)]
+    side.load(loading("a", apart=True))
+    watching.counted = b"changed"
+    assert side.landed() == ({"a"}, {"a"})
+
+
+def test_weights_that_change_in_a_step_are_not_saved(
+    side: WorkerSide, shelf: Shelf, watching: Watching
+) -> None:
+    side.begin(saving("a", *KEYS))
+    side.load(saving("a", *KEYS))
+    watching.counted = b"changed"
+    side.save(saving("a", *KEYS))
+    assert shelf.puts == []
+    assert side.take_report() is None, "it is not asked for again"
+
+
+def test_a_worker_without_its_watch_saves_nothing(
+    side: WorkerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "current", lambda: None)
+    side._covered = b"covered"
+    side.save(saving("a", *KEYS))
+    assert shelf.puts == []
+
+
+def test_a_remote_worker_reports_its_changes(side: WorkerSide, watching: Watching) -> None:
+    watching.counted, watching.shared = b"changed", False
+    side.save(saving("a", *KEYS))
+    report = side.take_report()
+    assert report is not None
+    assert report.changes == {0: 1}

@@ -42,6 +42,8 @@ from ritornello.vllm.support import (
     require_no_context_parallel,
 )
 from ritornello.vllm.tiers import QuietCache
+from ritornello.vllm.weights.engine import guard_of_engine
+from ritornello.vllm.weights.guard import WeightGuard
 from ritornello.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._why = why
         workers = vllm_config.parallel_config.world_size
         self._facts = composition.FactsCollector(workers) if self._engine and not why else None
+        self._guard: WeightGuard | None = None
         if role is KVConnectorRole.SCHEDULER:
             # Read by vLLM once this constructor is done: a failed load must not fail a request.
             outer = self._engine or vllm_config
@@ -112,6 +115,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 self._why = self._store.refused_hash(hashes)
                 if self._why:
                     logger.warning("ritornello: %s; neither hits nor saves", self._why)
+                else:
+                    self._guard = guard_of_engine()
         elif not why:
             self._worker = WorkerSide(
                 self._store,
@@ -157,7 +162,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         identity = identity_of(config, caches, found, partial(_layout, config))
         for line in remarks(identity):
             logger.warning("ritornello: %s", line)
-        return SchedulerSide(
+        side = SchedulerSide(
             self._store,
             identity,
             self._meter,
@@ -165,7 +170,12 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             apart=must_load_apart(config, caches),
             far=self._settings.far,
             composed=self._engine is not None,
+            guard=self._guard,
         )
+        if self._guard is not None:
+            self._guard.emptied = lambda connector: side.engine_emptied()
+            self._guard.renew = side.reset
+        return side
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -267,8 +277,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         self._meter.begin_step()
-        if self._worker is not None:
-            self._worker.begin()
+        if self._worker is not None and isinstance(connector_metadata, StepMetadata):
+            self._worker.begin(connector_metadata)
 
     def clear_connector_metadata(self) -> None:
         super().clear_connector_metadata()

@@ -54,6 +54,8 @@ class StepMetadata:
     Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: none),
     `finished_sending` names finished requests whose blocks vLLM may free after the step, and
     `request_facts` asks every worker for its facts.
+    `covered`: comes with the identity; the changes of the weights that its epoch covers, empty
+    where they are not watched.
     """
 
     identity: Identity | None = None
@@ -63,6 +65,7 @@ class StepMetadata:
     step: int = 0
     finished_sending: Sequence[str] = ()
     request_facts: bool = False
+    covered: bytes = b""
 
 
 IDLE = StepMetadata()
@@ -75,6 +78,7 @@ class WorkerReport:
     `refusal`: why this worker can serve nothing. `prefill`: tokens before what was computed,
     tokens, seconds. `loads`: tier, bytes, seconds of what was read. `took`: seconds of each
     request's load. `step`: the number of the completed step. `facts`: of each worker, if requested.
+    `changes`: of a worker on another machine, the changes of its weights by slot.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)
@@ -85,6 +89,7 @@ class WorkerReport:
     took: dict[str, float] = field(default_factory=dict)
     step: int = 0
     facts: dict[Place, ShardFacts] = field(default_factory=dict)
+    changes: dict[int, int] = field(default_factory=dict)
 
     def aggregate(self, other: "WorkerReport") -> "WorkerReport":
         both = self.took.keys() | other.took.keys()
@@ -97,4 +102,5 @@ class WorkerReport:
             {name: max(self.took.get(name, 0.0), other.took.get(name, 0.0)) for name in both},
             max(self.step, other.step),
             self.facts | other.facts,
+            self.changes | other.changes,
         )

@@ -11,6 +11,7 @@ Invariants:
 * A request whose load failed computes the rest; it does not ask the store a second time.
 * Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
   (`deferred`).
+* Nothing is claimed or saved while the weights are others than those that the epoch began with.
 """
 
 import logging
@@ -27,6 +28,7 @@ from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, Work
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import EVERYTHING, Wishes
 from ritornello.vllm.store import QuietStore
+from ritornello.vllm.weights.guard import WeightGuard
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -112,7 +114,8 @@ class Tracked:
 
 class SchedulerSide:
     """`apart`: all loads go on beside the other requests, whatever their size. `far`: the store is
-    to know all keys of a prompt. `composed`: other connectors fill blocks too.
+    to know all keys of a prompt. `composed`: other connectors fill blocks too. `guard`: knows
+    whether the weights changed.
     """
 
     def __init__(
@@ -125,8 +128,10 @@ class SchedulerSide:
         apart: bool = False,
         far: bool = False,
         composed: bool = False,
+        guard: WeightGuard | None = None,
     ) -> None:
         self._store = store
+        self._guard = guard
         self._meter = meter
         self._read_only = read_only
         self._far = far
@@ -248,7 +253,16 @@ class SchedulerSide:
                 return IDLE
             return StepMetadata(step=work.number, finished_sending=work.finished_sending)
         news, self._told = None if self._told else self._identity, True
-        return StepMetadata(news, loads, work.saves, prefill, work.number, work.finished_sending)
+        covered = self._guard.covered if self._guard is not None and news is not None else b""
+        return StepMetadata(
+            news,
+            loads,
+            work.saves,
+            prefill,
+            work.number,
+            work.finished_sending,
+            covered=covered,
+        )
 
     def finished(self, request_id: str) -> bool:
         """Answered or aborted. A load that is under way keeps its leases: it still reads. Returns
@@ -279,6 +293,8 @@ class SchedulerSide:
         for request_id in landed:
             self._release(self._lent_apart.pop(request_id, []))
         if report is not None:
+            if self._guard is not None:
+                self._guard.hear(report.changes)
             if report.refusal:
                 self._refuse(report.refusal)
             if self._store.learns:
@@ -307,12 +323,25 @@ class SchedulerSide:
         # One block is vLLM's null block, never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
         self._reset_unclean = not clean
+        if clean and self._guard is not None:
+            self._guard.cover()
         if not clean:
             logger.warning(
                 "ritornello: the cache was reset while blocks were in use; "
                 "neither hits nor saves until a reset finds the engine idle"
             )
         return clean
+
+    def engine_emptied(self) -> None:
+        """The engine's prefix cache was emptied, and no request holds blocks: nothing of weights
+        before is left to be saved.
+        """
+        if self._guard is None:
+            return
+        if self._guard.changed():
+            self.reset()
+        else:
+            self._guard.cover()
 
     def close(self) -> None:
         for tracked in self._tracked.values():
@@ -507,7 +536,8 @@ class SchedulerSide:
         self._worker_refused = True
 
     def _silent(self) -> bool:
-        return self._worker_refused or self._reset_unclean
+        changed = self._guard is not None and self._guard.changed()
+        return changed or self._worker_refused or self._reset_unclean
 
 
 def _bytes_a_token(identity: Identity) -> int:

@@ -38,7 +38,7 @@ class Landing:
 class Arrival:
     """Until every read has landed the blocks belong to the kernel. `objects` is None where this
     worker can read nothing: then nothing arrives, and that is said page by page. `by_layer`: groups
-    of layers arrive one after the other.
+    of layers arrive one after the other. `refused`: why nothing is to arrive.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Arrival:
         seconds: float,
         *,
         by_layer: bool = False,
+        refused: str = "",
     ) -> None:
         self.load = load
         self.begun = begun
@@ -60,9 +61,9 @@ class Arrival:
         self._given_up = False
         self._missed = ""
         self._reads: list[tuple[Pages, Ticket | None]] = []
-        self._landing = Landing()
+        self._landing = Landing(reason=refused)
         for pages in load.pages:
-            if objects is None or identity is None:
+            if objects is None or identity is None or refused:
                 self._landing.add(pages, None)
                 continue
             for held in objects[pages.part]:
@@ -84,7 +85,7 @@ class Arrival:
                             self._store.abandon(late)
                 return None
             self._add(pages, ticket, 0.0)
-        return self._landing
+        return self._whole()
 
     def wait_group(self, number: int) -> None:
         """Waits until a group of layers has arrived or will not, at most until the deadline: what
@@ -104,6 +105,10 @@ class Arrival:
         while self._reads:
             pages, ticket = self._reads[-1]
             self._add(pages, ticket, max(self._deadline - monotonic(), 0.0))
+        return self._whole()
+
+    def _whole(self) -> Landing:
+        """What came, or nothing if something was missed."""
         if self._missed:
             self._landing = Landing(reason=self._missed)
             for pages in self.load.pages:

@@ -8,6 +8,8 @@ Invariants:
 * Saves are copied when `save` returns: the engine may overwrite the blocks at once.
 * Nothing that was computed in a step in which a load that it waited for failed is saved: what was
   computed on top of a block that was not filled is worthless, and requests share blocks.
+* Nothing is loaded or saved while any worker's weights are others than those that the epoch began
+  with. A step that was planned before the change is no exception.
 """
 
 import logging
@@ -20,11 +22,12 @@ from typing import TYPE_CHECKING
 from ritornello.vllm.handshake import Place, ShardFacts
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.layout import CacheTensor, LayoutError
-from ritornello.vllm.metadata import Load, Save, StepMetadata, WorkerReport
+from ritornello.vllm.metadata import IDLE, Load, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.shard import Object, Shard
 from ritornello.vllm.store import QuietStore
 from ritornello.vllm.transfer import Arrival, Landing
+from ritornello.vllm.weights import watch
 
 if TYPE_CHECKING:
     from ritornello._core import Ticket
@@ -37,6 +40,7 @@ LOAD_SECONDS = 10.0
 CLOSE_SECONDS = 10.0
 # Reasons for which a save may be asked for again: the next step may have room.
 TRANSIENT = frozenset({"staging_full"})
+CHANGED = "weights_changed"
 NOTHING = WorkerReport()
 
 
@@ -69,6 +73,8 @@ class WorkerSide:
         self._counts = place == (0, 0)
         self._shard: Shard | None = None
         self._identity: Identity | None = None
+        # Changes of the weights that the identity's epoch covers.
+        self._covered = b""
         self._objects: list[list[Object]] | None = None
         # What this step waits for, and how many groups of layers of it have come.
         self._waited: list[Arrival] = []
@@ -100,9 +106,13 @@ class WorkerSide:
             return ShardFacts(refusal=self._report.refusal or "no KV caches were registered")
         return self._shard.facts()
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, metadata: StepMetadata = IDLE) -> None:
+        """A step begins. Every worker looks at its weights before it computes pages to be saved, so
+        that all of them know of a change by the time one of them saves.
+        """
         self._begun, self._read = perf_counter(), 0.0
+        if metadata.saves:
+            self._weights_changed()
 
     def load(self, metadata: StepMetadata) -> None:
         """Begins to fill the blocks that this step needs, side by side, and those of loads `apart`;
@@ -119,8 +129,9 @@ class WorkerSide:
         begun = perf_counter()
         self._groups_here = 0
         self._awaited = set(self._group_of)
+        refused = CHANGED if self._weights_changed() else ""
         for load in metadata.loads:
-            arrival = self._begin(load)
+            arrival = self._begin(load, refused)
             (self._apart if load.apart else self._waited).append(arrival)
             mode = "apart" if load.apart else "layer" if arrival.by_layer else "step"
             self._meter.add(f"{mode}_loads", 1 if self._counts else 0)
@@ -158,7 +169,10 @@ class WorkerSide:
         over: set[str] = set()
         failed: set[str] = set()
         now = monotonic()
+        changed = bool(self._apart) and self._weights_changed()
         for arrival in list(self._apart):
+            if changed:
+                arrival.miss(CHANGED)
             landing = arrival.landed(now)
             if landing is None:
                 continue
@@ -190,9 +204,11 @@ class WorkerSide:
         objects, identity = self._objects, self._identity
         # The saves of a numbered step were computed in earlier steps.
         spoilt = self._spoilt and not metadata.step
-        if spoilt or objects is None or identity is None:
+        changed = self._weights_changed()
+        if changed or spoilt or objects is None or identity is None:
+            why = CHANGED if changed else "spoilt" if spoilt else "refused"
             for save in metadata.saves:
-                self._skip(save, 0, "spoilt" if spoilt else "refused", again=spoilt)
+                self._skip(save, 0, why, again=spoilt and not changed)
             return
         begun = perf_counter()
         for save in metadata.saves:
@@ -252,6 +268,7 @@ class WorkerSide:
         if metadata.identity is None:
             return
         self._identity, self._objects, self._group_of = metadata.identity, None, {}
+        self._covered = metadata.covered
         if self._shard is None:
             return
         try:
@@ -264,7 +281,21 @@ class WorkerSide:
         except Exception as error:  # of the core too: memory that it refuses
             self._refuse(str(error))
 
-    def _begin(self, load: Load) -> Arrival:
+    def _weights_changed(self) -> bool:
+        """Whether this worker's weights, or those of another one, changed since the epoch began."""
+        if not self._covered:
+            return False
+        watching = watch.current()
+        if watching is None:
+            return True
+        watching.look()
+        if watching.covered_by(self._covered):
+            return False
+        if not watching.shared:
+            self._report.changes[watching.slot] = watching.count
+        return True
+
+    def _begin(self, load: Load, refused: str) -> Arrival:
         return Arrival(
             self._store,
             self._identity,
@@ -273,6 +304,7 @@ class WorkerSide:
             monotonic(),
             LOAD_SECONDS,
             by_layer=self._by_layer and not load.apart,
+            refused=refused,
         )
 
     def _land(self) -> None:

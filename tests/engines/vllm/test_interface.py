@@ -14,6 +14,14 @@ from harness import ROOT
 from ritornello.vllm.connector import RitornelloConnector
 from ritornello.vllm.interface import ABSTRACT, HOOKS, PARAMETERS
 from ritornello.vllm.support import SERVED
+from ritornello.vllm.weights.engine import ADMIT, CALLS, RESET
+from ritornello.vllm.weights.watch import (
+    OF_RUNNER,
+    OF_WORKER,
+    OF_WORKER_OPTIONAL,
+    RESUMES,
+    SUSPENDS,
+)
 
 NEXT = "0.33.0"
 BASE = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
@@ -84,6 +92,15 @@ def test_overrides_take_what_vllm_passes(sources: Path) -> None:
         ),
         ("vllm/v1/core/kv_cache_manager.py", "KVCacheBlocks", {"get_block_ids"}),
         ("vllm/v1/request.py", "Request", {"num_tokens", "get_skip_reading_prefix_cache"}),
+        ("vllm/v1/engine/core.py", "EngineCore", {*CALLS, RESET, ADMIT}),
+        (
+            "vllm/v1/worker/gpu_worker.py",
+            "Worker",
+            {*OF_WORKER, *OF_WORKER_OPTIONAL, *SUSPENDS, RESUMES, "execute_model"},
+        ),
+        ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner", {*OF_RUNNER, "get_model"}),
+        ("vllm/v1/worker/gpu/model_runner.py", "GPUModelRunner", {*OF_RUNNER, "get_model"}),
+        ("vllm/lora/worker_manager.py", "WorkerLoRAManager", {"_load_adapter"}),
     ],
 )
 def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used: set[str]) -> None:
@@ -116,6 +133,20 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
         ),
         ("vllm/v1/core/block_pool.py", ["self.null_block = "]),
         ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
+        # Resets are seen where all of them pass through, and asked for in these words.
+        (
+            "vllm/v1/engine/core.py",
+            [
+                "def reset_prefix_cache(\n        self, reset_running_requests: bool = False, "
+                "reset_connector: bool = False\n    ) -> bool:",
+                "if not self.reset_prefix_cache(",
+            ],
+        ),
+        # Adapters are loaded there and nowhere else.
+        ("vllm/lora/worker_manager.py", ["lora = self._load_adapter(lora_request)"]),
+        ("vllm/lora/request.py", ["load_inplace: bool = False"]),
+        ("vllm/v1/core/sched/output.py", ["total_num_scheduled_tokens: int"]),
+        ("vllm/config/parallel.py", ["enable_eplb: bool = False"]),
         (
             "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
             ["class KVConnectorTransferResults", "finished_recving:", "failed_recving:"],

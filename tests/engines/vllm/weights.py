@@ -1,0 +1,230 @@
+"""One vLLM whose weights change while it serves: `weights.py SCENARIO MODEL STORE`.
+
+The scenario `change` changes the weights in every way there is; `restart` is the next engine, with
+the weights of the files; `ranks` is an engine of two workers, of which one changes its weights.
+Prints a line of JSON: by question the tokens of the answer, how many pages were loaded from the
+store for it and saved to the store, and the tokens that vLLM computes itself (`expected`).
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from ask import make_room_between_stages
+from harness import Engine, prompt
+
+SAMPLE_SECONDS = 0.5
+REPLY = "ANSWERS "
+
+
+def flip(worker: Any) -> None:
+    """Every tensor of the model back to front. Twice: the weights of the files again."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in worker.model_runner.get_model().parameters():
+            parameter.copy_(parameter.flip(0))
+
+
+def flip_data(worker: Any) -> None:
+    """The same, past PyTorch's version counters."""
+    for parameter in worker.model_runner.get_model().parameters():
+        parameter.data.copy_(parameter.data.flip(0))
+
+
+def flip_soon(worker: Any) -> None:
+    """In the second worker, from a thread, when no call is under way."""
+    from threading import Timer
+
+    if worker.rank == 1:
+        Timer(0.5, flip, (worker,)).start()
+
+
+def make_adapter(folder: Path, seed: int) -> None:
+    """A LoRA adapter of the tiny model, written over the one before it."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(exist_ok=True)
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 64, "target_modules": ["v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    numbers = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(4):
+        name = f"base_model.model.model.layers.{layer}.self_attn.v_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(8, 256, generator=numbers)
+        tensors[f"{name}.lora_B.weight"] = torch.randn(128, 8, generator=numbers)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def make_other(model: str, folder: Path) -> str:
+    """The model with other weights."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.flip(-1).contiguous() for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    return str(folder)
+
+
+class Changing:
+    def __init__(self, model: str, store: str, **options: Any) -> None:
+        self.engine = Engine(Path(model), Path(store), **options)
+        self.said: dict[str, dict[str, Any]] = {}
+
+    def ask(self, name: str, seed: int, adapter: Any = None) -> None:
+        before = self._counts()
+        tokens = self._answer(seed, adapter)
+        self.engine.tokens([1, 2, 3], answer=2)
+        moved = {key: now - before[key] for key, now in self._counts().items()}
+        self.said[name] = {"tokens": tokens, **moved}
+
+    def compare(self, name: str, seed: int, adapter: Any = None) -> None:
+        """Asks, resets vLLM's cache, and has vLLM compute the same alone."""
+        self.ask(name, seed, adapter)
+        self.reset()
+        self.said[name]["expected"] = self._answer(seed, adapter, alone=True)
+        self.reset()
+
+    def forget(self) -> None:
+        """Leaves nothing of what was asked in the cache of vLLM, which is in use nevertheless."""
+        self.engine.forget()
+        self.engine.tokens([1, 2, 3], answer=2)
+
+    def reset(self) -> None:
+        """Empties the cache of vLLM, without its connector."""
+        assert self.engine.llm.reset_prefix_cache()
+
+    def call(self, method: Any, **named: Any) -> None:
+        self.engine.llm.collective_rpc(method, kwargs=named)
+
+    def unseen(self, change: Any) -> None:
+        """A change that no call of vLLM's announces."""
+        core = self.engine.llm.llm_engine.engine_core
+        change(core.engine_core.model_executor.driver_worker)
+
+    def _answer(self, seed: int, adapter: Any, *, alone: bool = False) -> list[int]:
+        from vllm import SamplingParams
+
+        params = {"ritornello.no_load": alone, "ritornello.no_store": alone}
+        sampling = SamplingParams(
+            max_tokens=24,
+            temperature=0,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": params},
+        )
+        asked = {"prompt_token_ids": prompt(seed)}
+        (output,) = self.engine.llm.generate(
+            [asked], sampling, use_tqdm=False, lora_request=adapter
+        )
+        return list(output.outputs[0].token_ids)
+
+    def _counts(self) -> dict[str, float]:
+        names = ("loaded_pages", "saved_pages")
+        return {name: self.engine.count(f"vllm:ritornello_{name}") for name in names}
+
+
+def change(model: str, store: str) -> Changing:
+    from vllm.lora.request import LoRARequest
+
+    engine = Changing(model, store, enable_lora=True, max_lora_rank=8)
+    folder = Path(store).parent / "adapter"
+    make_adapter(folder, 1)
+    adapter = LoRARequest("adapter", 1, str(folder))
+    engine.ask("files 1", 1)
+    engine.ask("adapter 1", 1, adapter)
+    engine.forget()
+    # A call changes the weights; only vLLM's own cache is reset.
+    engine.call(flip)
+    engine.reset()
+    engine.compare("after a call", 1)
+    engine.ask("new epoch", 3)
+    engine.engine.forget()
+    engine.compare("again in the new epoch", 3)
+    engine.forget()
+    # The weights of the files again, without a reset: what is computed is not kept.
+    engine.call(flip_data)
+    engine.ask("no reset", 4)
+    engine.reset()
+    engine.ask("no reset, again", 4)
+    engine.forget()
+    # vLLM's own reload.
+    engine.call("reload_weights", weights_path=make_other(model, Path(store).parent / "other"))
+    engine.reset()
+    engine.compare("after a reload", 4)
+    engine.ask("reloaded", 5)
+    engine.ask("reloaded, adapter", 5, adapter)
+    engine.forget()
+    # An adapter is replaced in place.
+    make_adapter(folder, 2)
+    engine.engine.llm.llm_engine.add_lora(LoRARequest("adapter", 1, str(folder), load_inplace=True))
+    engine.reset()
+    engine.compare("adapter replaced", 5, adapter)
+    engine.ask("adapter replaced, base", 5)
+    engine.engine.forget()
+    # Nothing announces it: the versions of parameters, and a sample of their bytes.
+    engine.unseen(flip)
+    engine.compare("unannounced", 5)
+    engine.ask("unannounced, new epoch", 5)
+    engine.engine.forget()
+    engine.unseen(flip_data)
+    sleep(2 * SAMPLE_SECONDS)
+    engine.compare("unannounced data", 5)
+    # Nothing is in the cache of vLLM: no other reset is needed.
+    engine.call(flip)
+    engine.ask("empty", 6)
+    engine.engine.forget()
+    engine.compare("empty, again", 6)
+    return engine
+
+
+def restart(model: str, store: str) -> Changing:
+    engine = Changing(model, store)
+    for seed in (1, 3, 4, 5):
+        engine.compare(f"files {seed}", seed)
+    return engine
+
+
+def ranks(model: str, store: str) -> Changing:
+    engine = Changing(model, store, tensor_parallel_size=2, dtype="float32", block_size=64)
+    engine.call(make_room_between_stages)
+    engine.ask("files 1", 1)
+    engine.engine.forget()
+    engine.call(flip_soon)
+    sleep(1)
+    engine.ask("one rank", 1)
+    engine.ask("one rank, fresh", 2)
+    engine.reset()
+    engine.compare("one rank, reset", 1)
+    engine.ask("new epoch", 1)
+    engine.engine.forget()
+    engine.compare("again in the new epoch", 1)
+    return engine
+
+
+def main() -> None:
+    scenario, model, store = sys.argv[1:]
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        VLLM_ALLOW_INSECURE_SERIALIZATION="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_ENABLE_V1_MULTIPROCESSING="1" if scenario == "ranks" else "0",
+        VLLM_NO_USAGE_STATS="1",
+    )
+    from ritornello.vllm.weights import watch
+
+    watch.SAMPLE_SECONDS = SAMPLE_SECONDS
+    engine = {"change": change, "restart": restart, "ranks": ranks}[scenario](model, store)
+    print(REPLY + json.dumps(engine.said), flush=True)
+    engine.engine.llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()
