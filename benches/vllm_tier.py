@@ -194,6 +194,8 @@ def ours(folder: Path, host: Host) -> Any:
     )
     assert tier._tier is not None, (vllm_config, kv_cache_config)
     assert tier._tier._rows is not None
+    # Without an engine there are no weights that could change.
+    tier._tier._guard = None
     if host.kind == "shm":
         print(f"staged: {tier._tier._rows.staged}", file=sys.stderr)
     else:

@@ -17,6 +17,8 @@ from tier_support import ROW, TOKENS, Request, Rig, namespace, offload_keys
 from ritornello.vllm.tier.sequence import Group, Order, spans
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.tier import Answer
+from ritornello.vllm.weights.counters import ChangeCounters
+from ritornello.vllm.weights.guard import WeightGuard
 
 KEYS = offload_keys("a", 12)
 
@@ -220,6 +222,41 @@ def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: Rig) -> None:
     rig.tier.forget(running)
     assert rig.save(fresh, KEYS).ok == [True] * 12
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
+
+
+def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
+    guard, counters = WeightGuard(), ChangeCounters.private(2)
+    guard.watched(counters)
+    rig.tier._guard = guard
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS)
+    assert rig.hits(request, KEYS) == 12
+    counters.add(0)
+    assert rig.load(request, KEYS).reasons == {"weights_changed": 12}
+    assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
+    assert rig.save(request, KEYS).reasons == {"weights_changed": 12}
+    assert rig.leases() == 0
+
+
+def test_only_an_emptied_host_tier_covers_a_change(rig: Rig) -> None:
+    guard, counters = WeightGuard(), ChangeCounters.private(2)
+    guard.watched(counters)
+    rig.tier._guard = guard
+    counters.add(0)
+    # vLLM's own cache alone; a reset that found blocks in use; one that another reset followed.
+    rig.tier.engine_emptied(False)
+    assert guard.changed()
+    rig.tier.reset()
+    assert guard.changed()
+    rig.tier.engine_emptied(False)
+    rig.tier.engine_emptied(True)
+    assert guard.changed()
+    rig.tier.reset()
+    rig.tier.engine_emptied(True)
+    assert not guard.changed()
+    request = rig.begin("r", KEYS)
+    assert rig.hits(request, KEYS) == 0
+    assert rig.save(request, KEYS).ok == [True] * 12
 
 
 def test_jobs_of_a_request_that_is_over_land(rig: Rig) -> None:

@@ -9,6 +9,7 @@ from conftest import FIRST, SECOND
 from harness import BLOCK, prompt
 from tier_harness import TierEngine
 from tier_probes import Digests, fail_loads
+from weights import flip
 
 from ritornello.vllm.tier.store import TierStore
 from ritornello.vllm.tier.tier import Tier
@@ -162,6 +163,32 @@ def test_after_a_reset_of_the_cache_nothing_is_found(engine: TierEngine) -> None
     assert expected["cached"] == 0
     engine.forget_all()
     assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
+
+
+def test_chunks_of_other_weights_are_not_kept(engine: TierEngine) -> None:
+    files, known, fresh = engine.tier._namespace, prompt(14, 300), prompt(15, 300)
+    expected = ask(engine, known)
+    engine.forget_all()
+    engine.llm.collective_rpc(flip)
+    # vLLM's own cache alone: its host tier may hold chunks of the weights before.
+    engine.forget()
+    changed = ask(engine, known)
+    assert changed["cached"] == 0
+    assert changed["tokens"] != expected["tokens"]
+    ask(engine, fresh)
+    engine.forget_all()
+    assert ask(engine, known) == changed
+    # A reset of all caches begins an epoch.
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    assert ask(engine, known) == changed
+    engine.forget_all()
+    assert ask(engine, known) == {"tokens": changed["tokens"], "cached": cached(known)}
+    # The next engine, which has the weights of the files.
+    engine.llm.collective_rpc(flip)
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    engine.tier._renew(files)
+    assert ask(engine, fresh)["cached"] == 0
+    assert ask(engine, known) == {"tokens": expected["tokens"], "cached": cached(known)}
 
 
 @pytest.mark.long

@@ -28,6 +28,7 @@ from ritornello.vllm.tier.namespace import Machine, namespace_of, refusal
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
 from ritornello.vllm.tier.tier import UNWANTED, Answer, Tier
+from ritornello.vllm.weights.engine import guard_of_engine
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -119,7 +120,9 @@ class RitornelloTier(SecondaryTierManager):
             logger.warning("ritornello: %s; neither hits nor stores", why)
             store.close()
             return
-        self._tier = Tier(store, namespace, rows, settings, self._counts)
+        guard = guard_of_engine()
+        self._tier = Tier(store, namespace, rows, settings, self._counts, guard)
+        guard.emptied, guard.renew = self._tier.engine_emptied, self._tier.begin_epoch
 
     # Requests.
 

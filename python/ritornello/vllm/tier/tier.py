@@ -9,6 +9,7 @@ Invariants:
 * A row of the host tier belongs to a job until the job is reported, and it is reported when the
   kernel is done with it.
 * Nothing is stored for a request that began before a reset: its chunks may be of other weights.
+* Nothing is promised or stored while the weights are others than those that the epoch began with.
 """
 
 import logging
@@ -27,6 +28,7 @@ from ritornello.vllm.tier.namespace import Namespace
 from ritornello.vllm.tier.sequence import Context, Group, Order, group_of, spans
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
+from ritornello.vllm.weights.guard import WeightGuard
 
 if TYPE_CHECKING:
     from ritornello._core import Scope, Ticket
@@ -42,7 +44,9 @@ STORE_SECONDS = 30.0
 # How long a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
 # Reasons for which the store does not want a page: no failure, and nothing to be slowed down for.
-UNWANTED = frozenset({"admission", "write_budget", "read_only", "no_store", "before_reset"})
+UNWANTED = frozenset(
+    {"admission", "write_budget", "read_only", "no_store", "before_reset", "weights_changed"}
+)
 
 
 class Answer(Enum):
@@ -74,7 +78,7 @@ class Asked:
 
 
 class Tier:
-    """Between `store` and the rows of the host tier."""
+    """Between `store` and the rows of the host tier. `guard`: knows whether the weights changed."""
 
     def __init__(
         self,
@@ -83,8 +87,12 @@ class Tier:
         rows: HostRows,
         settings: TierSettings,
         counts: Counts,
+        guard: WeightGuard | None = None,
     ) -> None:
         self._store = store
+        self._guard = guard
+        # A new epoch began, and the engine may have emptied its own cache with it.
+        self._renewed = False
         self._rows: HostRows | None = rows
         self._read_only = settings.store.read_only
         self._counts = counts
@@ -147,7 +155,15 @@ class Tier:
         return found
 
     def _may_load(self, asked: Asked, key: bytes) -> bool:
-        return not self._stale and asked.wishes.loads and key not in asked.failed
+        return (
+            not self._stale
+            and asked.wishes.loads
+            and key not in asked.failed
+            and not self._weights_changed()
+        )
+
+    def _weights_changed(self) -> bool:
+        return self._guard is not None and self._guard.changed()
 
     def _ask(self, asked: Asked, key: bytes, context: Context) -> bool:
         known = self._scopes.get(group_of(key))
@@ -195,7 +211,11 @@ class Tier:
                 return None
             return self._store.submit_get(scope, keys, host, rows, LOAD_SECONDS)
 
-        pieces = self._pieces(context, keys, rows, move)
+        if self._weights_changed():
+            # Since the chunks were promised.
+            pieces = [Piece(range(len(keys)), None, "weights_changed")]
+        else:
+            pieces = self._pieces(context, keys, rows, move)
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, pieces, leases))
 
     def save(self, transfer: Transfer) -> None:
@@ -227,6 +247,8 @@ class Tier:
             return "read_only"
         if not asked.wishes.stores:
             return "no_store"
+        if self._weights_changed():
+            return "weights_changed"
         return "before_reset" if self._stale else ""
 
     def _pieces(
@@ -294,6 +316,21 @@ class Tier:
         self._fresh.clear()
         self._stale = set(self._asked)
         self._renew(self._namespace.renewed())
+        self._renewed = True
+
+    def engine_emptied(self, connector: bool) -> None:
+        """The engine has emptied its prefix cache and, if `connector`, the host tier: nothing of
+        weights before is left to be stored. Else the host tier may still hold chunks of theirs.
+        """
+        renewed, self._renewed = self._renewed, False
+        if connector and renewed and self._guard is not None:
+            self._guard.cover()
+
+    def begin_epoch(self) -> None:
+        """No cache of the engine holds anything, and no job is under way."""
+        self._renew(self._namespace.renewed())
+        if self._guard is not None:
+            self._guard.cover()
 
     def close(self) -> None:
         """Gives up loads, lets the last stores land within a bound, and waits for the kernel to
