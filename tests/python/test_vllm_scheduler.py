@@ -603,15 +603,15 @@ def test_an_emptied_engine_begins_an_epoch(shelf: Shelf, blocks: Blocks) -> None
     assert metadata.covered == counters.read()
 
 
-def test_a_reset_with_blocks_in_use_covers_no_change(shelf: Shelf, blocks: Blocks) -> None:
+def test_blocks_in_use_cover_no_change(shelf: Shelf, blocks: Blocks) -> None:
     guard, counters = watched()
     side = side_of(shelf, blocks, identity(), guard=guard)
     counters.add(1)
     blocks.free -= 5
-    assert not side.reset()
+    side.engine_emptied()
     assert guard.changed()
     blocks.free += 5
-    assert side.reset()
+    side.engine_emptied()
     assert not guard.changed()
 
 

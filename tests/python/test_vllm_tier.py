@@ -238,23 +238,25 @@ def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
     assert rig.leases() == 0
 
 
-def test_only_an_emptied_host_tier_covers_a_change(rig: Rig) -> None:
+def test_only_an_emptied_host_tier_covers_changes(rig: Rig) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.watched(counters)
     rig.tier._guard = guard
+    guard.renew = rig.tier.engine_emptied
+    rig.save(rig.begin("r", KEYS), KEYS)
+    guard.emptied("connector", True)
+    assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights are the same"
+    rig.tier.step_over()
     counters.add(0)
-    # vLLM's own cache alone; a reset that found blocks in use; one that another reset followed.
-    rig.tier.engine_emptied(False)
-    assert guard.changed()
+    # The cache of vLLM alone; a reset that found blocks in use.
+    guard.emptied("connector", False)
     rig.tier.reset()
     assert guard.changed()
-    rig.tier.engine_emptied(False)
-    rig.tier.engine_emptied(True)
-    assert guard.changed()
-    rig.tier.reset()
-    rig.tier.engine_emptied(True)
+    for name in "rs":
+        rig.tier.forget(Request(name))
+    guard.emptied("connector", True)
     assert not guard.changed()
-    request = rig.begin("r", KEYS)
+    request = rig.begin("t", KEYS)
     assert rig.hits(request, KEYS) == 0
     assert rig.save(request, KEYS).ok == [True] * 12
 

@@ -407,7 +407,9 @@ def cores(worker: Worker) -> Any:
             self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1))
             self.in_use = False
             self.scheduler = SimpleNamespace(
-                schedule=lambda: "scheduled", has_unfinished_requests=lambda: self.in_use
+                connector="connector",
+                schedule=lambda: "scheduled",
+                has_unfinished_requests=lambda: self.in_use,
             )
 
         def collective_rpc(self, method: Any) -> Any:
@@ -478,11 +480,11 @@ def test_a_call_that_raises_is_followed_by_a_look(hooks: EngineHooks, core: Any)
 def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
     guard, told = hooks.guard(type(core)), []
 
-    def emptied(connector: bool) -> None:
-        told.append((connector, guard.changed()))
+    def renew() -> None:
+        told.append(guard.changed())
         guard.cover()
 
-    guard.emptied = emptied
+    guard.renew, guard.owner = renew, core.scheduler.connector
     core.add_request("asked")
     flip(core.model_executor.worker)
     core.in_use = True
@@ -492,7 +494,21 @@ def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
     core.in_use = False
     assert core.reset_prefix_cache()
     assert core.reset_prefix_cache(reset_connector=True)
-    assert told == [(False, True), (True, False)]
+    assert told == [True, False]
+    assert not guard.changed()
+
+
+def test_other_connectors_must_be_reset_too(hooks: EngineHooks, core: Any) -> None:
+    guard = hooks.guard(type(core))
+    guard.renew, guard.owner = guard.cover, "one of several connectors"
+    core.add_request("asked")
+    core.in_use = True
+    core.scheduler.schedule()
+    core.in_use = False
+    core.collective_rpc(flip)
+    assert core.reset_prefix_cache()
+    assert guard.changed()
+    assert core.reset_prefix_cache(reset_connector=True)
     assert not guard.changed()
 
 

@@ -173,8 +173,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             guard=self._guard,
         )
         if self._guard is not None:
-            self._guard.emptied = lambda connector: side.engine_emptied()
-            self._guard.renew = side.reset
+            self._guard.owner = self
+            self._guard.renew = side.engine_emptied
         return side
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:

@@ -323,8 +323,6 @@ class SchedulerSide:
         # One block is vLLM's null block, never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
         self._reset_unclean = not clean
-        if clean and self._guard is not None:
-            self._guard.cover()
         if not clean:
             logger.warning(
                 "ritornello: the cache was reset while blocks were in use; "
@@ -333,14 +331,8 @@ class SchedulerSide:
         return clean
 
     def engine_emptied(self) -> None:
-        """The engine's prefix cache was emptied, and no request holds blocks: nothing of weights
-        before is left to be saved.
-        """
-        if self._guard is None:
-            return
-        if self._guard.changed():
-            self.reset()
-        else:
+        """All caches of the engine are empty: nothing of weights before is left to be saved."""
+        if self._guard is not None and (not self._guard.changed() or self.reset()):
             self._guard.cover()
 
     def close(self) -> None:

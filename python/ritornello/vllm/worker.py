@@ -129,9 +129,8 @@ class WorkerSide:
         begun = perf_counter()
         self._groups_here = 0
         self._awaited = set(self._group_of)
-        refused = CHANGED if self._weights_changed() else ""
         for load in metadata.loads:
-            arrival = self._begin(load, refused)
+            arrival = self._begin(load)
             (self._apart if load.apart else self._waited).append(arrival)
             mode = "apart" if load.apart else "layer" if arrival.by_layer else "step"
             self._meter.add(f"{mode}_loads", 1 if self._counts else 0)
@@ -295,7 +294,7 @@ class WorkerSide:
             self._report.changes[watching.slot] = watching.count
         return True
 
-    def _begin(self, load: Load, refused: str) -> Arrival:
+    def _begin(self, load: Load) -> Arrival:
         return Arrival(
             self._store,
             self._identity,
@@ -304,7 +303,7 @@ class WorkerSide:
             monotonic(),
             LOAD_SECONDS,
             by_layer=self._by_layer and not load.apart,
-            refused=refused,
+            refused=CHANGED if self._weights_changed() else "",
         )
 
     def _land(self) -> None:

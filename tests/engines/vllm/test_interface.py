@@ -132,6 +132,10 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
             ],
         ),
         ("vllm/v1/core/block_pool.py", ["self.null_block = "]),
+        (
+            "vllm/v1/core/sched/interface.py",
+            ["def has_unfinished_requests(self)", "def schedule(self"],
+        ),
         ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
         # Resets are seen where all of them pass through, and asked for in these words.
         (

@@ -175,8 +175,12 @@ def change(model: str, store: str) -> Changing:
     engine.unseen(flip_data)
     sleep(2 * SAMPLE_SECONDS)
     engine.compare("unannounced data", 5)
-    # Nothing is in the cache of vLLM: no other reset is needed.
+    # A pause empties the cache of vLLM: no other reset is needed.
+    core = engine.engine.llm.llm_engine.engine_core.engine_core
+    engine.engine.tokens([1, 2, 3], answer=2)
+    core.pause_scheduler("abort")
     engine.call(flip)
+    core.resume_scheduler()
     engine.ask("empty", 6)
     engine.engine.forget()
     engine.compare("empty, again", 6)

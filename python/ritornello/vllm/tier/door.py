@@ -122,7 +122,7 @@ class RitornelloTier(SecondaryTierManager):
             return
         guard = guard_of_engine()
         self._tier = Tier(store, namespace, rows, settings, self._counts, guard)
-        guard.emptied, guard.renew = self._tier.engine_emptied, self._tier.begin_epoch
+        guard.renew = self._tier.engine_emptied
 
     # Requests.
 

@@ -91,8 +91,6 @@ class Tier:
     ) -> None:
         self._store = store
         self._guard = guard
-        # A new epoch began, and the engine may have emptied its own cache with it.
-        self._renewed = False
         self._rows: HostRows | None = rows
         self._read_only = settings.store.read_only
         self._counts = counts
@@ -316,20 +314,14 @@ class Tier:
         self._fresh.clear()
         self._stale = set(self._asked)
         self._renew(self._namespace.renewed())
-        self._renewed = True
 
-    def engine_emptied(self, connector: bool) -> None:
-        """The engine has emptied its prefix cache and, if `connector`, the host tier: nothing of
-        weights before is left to be stored. Else the host tier may still hold chunks of theirs.
+    def engine_emptied(self) -> None:
+        """The engine's prefix cache and its host tier are empty: nothing of weights before is left
+        to be stored.
         """
-        renewed, self._renewed = self._renewed, False
-        if connector and renewed and self._guard is not None:
-            self._guard.cover()
-
-    def begin_epoch(self) -> None:
-        """No cache of the engine holds anything, and no job is under way."""
-        self._renew(self._namespace.renewed())
         if self._guard is not None:
+            if self._guard.changed():
+                self._renew(self._namespace.renewed())
             self._guard.cover()
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class EngineHooks:
             emptied = method(core, reset_running_requests, reset_connector)
             if emptied:
                 for guard in self._guards.get(core, ()):
-                    guard.emptied(reset_connector)
+                    guard.emptied(core.scheduler.connector, reset_connector)
             return emptied
 
         return reset

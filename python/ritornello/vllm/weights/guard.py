@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ritornello.vllm.weights.counters import ChangeCounters
 
@@ -10,14 +11,13 @@ logger = logging.getLogger("vllm.ritornello")
 
 class WeightGuard:
     """Of one connector or tier. Until a watch is installed in every worker the weights count as
-    changed. `emptied` is called when vLLM has emptied its prefix cache, and told whether that of
-    its connectors was reset with it; `renew` when an epoch under which nothing was computed is of
-    weights before. Both begin an epoch, where they can, and cover the changes.
+    changed. `renew` is called when no cache of the engine holds anything: it begins an epoch, and
+    covers the changes. `owner`: the connector, where it alone keeps KV beside vLLM's own cache.
     """
 
     def __init__(self) -> None:
-        self.emptied: Callable[[bool], None] = lambda connector: None
         self.renew: Callable[[], object] = lambda: None
+        self.owner: Any = None
         self._counters: ChangeCounters | None = None
         self._covered = b""
         self._said = False
@@ -54,6 +54,13 @@ class WeightGuard:
         if self._counters is not None:
             self._covered = self._counters.read()
             self._said, self._unused = False, True
+
+    def emptied(self, connector: Any, reset: bool) -> None:
+        """The engine's prefix cache is empty, and that of `connector` where it was `reset`. Another
+        connector than the owner may hold pages that were computed with the weights before.
+        """
+        if reset or (self.owner is not None and connector is self.owner):
+            self.renew()
 
     def used(self) -> None:
         """The engine is about to compute something."""
