@@ -12,7 +12,7 @@ from typing import Any
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Bytes of a parameter that are compared.
+# Bytes of a parameter that are compared, about.
 SAMPLES = 64
 
 Owner = tuple[dict[str, Any], str]
@@ -96,7 +96,7 @@ class Parameters:
 
 
 def sample_tensors(tensors: list[Any]) -> bytes:
-    """`SAMPLES` bytes or up to twice as many of each tensor, evenly spaced over its memory; one
+    """About `SAMPLES` bytes of each tensor, evenly spaced over its memory (all of a small one); one
     copy from each device, which waits for the work that was given to it.
     """
     import torch
