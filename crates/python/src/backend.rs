@@ -159,29 +159,35 @@ fn attached<T>(run: impl FnOnce(Python<'_>) -> Result<T>) -> Result<T> {
     Python::try_attach(run).unwrap_or_else(gone)
 }
 
-/// The bytes of a buffer.
-fn bytes(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+/// The bytes of a buffer; `None`, and no copy, if there are more than `most`.
+fn bytes(value: &Bound<'_, PyAny>, most: u64) -> PyResult<Option<Vec<u8>>> {
     if let Ok(bytes) = value.cast::<PyBytes>() {
-        return Ok(bytes.as_bytes().to_vec());
+        let bytes = bytes.as_bytes();
+        return Ok((bytes.len() as u64 <= most).then(|| bytes.to_vec()));
     }
-    let copied = PyMemoryView::from(value)?.call_method0("tobytes")?;
-    Ok(copied.cast::<PyBytes>()?.as_bytes().to_vec())
+    let view = PyMemoryView::from(value)?;
+    if view.getattr("nbytes")?.extract::<u64>()? > most {
+        return Ok(None);
+    }
+    let copied = view.call_method0("tobytes")?;
+    Ok(Some(copied.cast::<PyBytes>()?.as_bytes().to_vec()))
 }
 
 impl Backend for PythonBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
         let (start, stop) = range.clone().map_or((0, None), |range| (range.start, Some(range.end)));
+        let most = range.map_or(u64::MAX, |range| range.end - range.start);
         let value = self.call(|object| {
             let value = object.call_method1("get", (name, start, stop))?;
-            if value.is_none() { Ok(None) } else { bytes(&value).map(Some) }
+            if value.is_none() { Ok(None) } else { bytes(&value, most).map(Some) }
         })?;
-        let most = range.map_or(u64::MAX, |range| range.end - range.start);
-        match &value {
-            Some(value) if value.len() as u64 > most => {
+        match value {
+            None => Ok(None),
+            Some(Some(value)) => Ok(Some(value)),
+            Some(None) => {
                 Err(Error::fatal("the backend's get returned more than value[start:stop]")
                     .with("backend", &self.name))
             }
-            _ => Ok(value),
         }
     }
 
