@@ -29,7 +29,7 @@ fn options(zstd: Option<i32>, form: Form) -> RemoteOptions {
 }
 
 fn form(byte: u8) -> Form {
-    if byte % 2 == 0 { Form::Plain } else { Form::Sealed }
+    if byte.is_multiple_of(2) { Form::Plain } else { Form::Sealed }
 }
 
 /// Good objects of both forms, compressed and not.
