@@ -97,8 +97,10 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._why = why
-        workers = vllm_config.parallel_config.world_size
-        self._facts = composition.FactsCollector(workers) if self._engine and not why else None
+        self._facts: composition.FactsCollector | None = None
+        if self._engine and not why:
+            workers = vllm_config.parallel_config.world_size
+            self._facts = composition.FactsCollector(workers)
         self._guard: WeightGuard | None = None
         if role is KVConnectorRole.SCHEDULER:
             # Read by vLLM once this constructor is done: a failed load must not fail a request.
