@@ -48,9 +48,9 @@ def made(
     tier = RitornelloTier(spec, host.view, "RitornelloTier", **settings)
     assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
     assert kv_cache_config.kv_cache_groups
-    assert tier._tier is not None
-    # Without an engine there are no weights that could change.
-    tier._tier._guard = None
+    if tier._tier is not None:
+        # Without an engine there are no weights that could change.
+        tier._tier._guard = None
     return tier
 
 
