@@ -13,7 +13,7 @@ import pytest
 from support import open_small
 
 from ritornello._core import Completions
-from ritornello.lmcache.naming import Family, Form, Name
+from ritornello.lmcache.naming import RANK_BYTES, STRONG_HASH_BYTES, Family, Form, Name
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.shelf import Item, Shelf
 from ritornello.lmcache.views import owning_view
@@ -50,7 +50,7 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
 def items(objects: list[MemoryObj], *, in_arena: bool) -> list[Item | None]:
     return [
         Item(
-            Name(Family("m", 0, ""), bytes([place]) * 32),
+            Name(Family("m", 0, ""), bytes([place]) * (RANK_BYTES + STRONG_HASH_BYTES)),
             Form(NBYTES),
             owning_view(obj, obj.data_ptr if in_arena else None),
         )
