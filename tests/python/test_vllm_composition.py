@@ -108,6 +108,7 @@ def test_failed_foreign_load_is_saved_after_recompute(side: SchedulerSide, block
 
 def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: Shared) -> None:
     lent, sharing, other = request(300), request(300, "s"), request(300, "o")
+    blocks.tables["r"] = ([100, 101, 102, 103, 104], [])
     blocks.tables["s"] = ([100, 101, 112, 113, 114], [])
     blocks.tables["o"] = ([120, 121, 122, 123, 124], [])
     for asked, foreign in ((lent, 2 * TOKENS), (sharing, 2 * TOKENS), (other, 0)):

@@ -361,9 +361,9 @@ def test_a_request_whose_load_failed_computes_the_rest(apart: SchedulerSide, she
     keep(shelf, asked, 3)
     begin_apart(apart, asked)
     report = WorkerReport(unsaved=[("r", 0, 1)], failed={"r"})
-    apart.reported(report, {101}, {"r"})
     # vLLM keeps what came before the block that failed.
     asked.num_computed_tokens = TOKENS
+    apart.reported(report, {101}, {"r"})
     apart.admitted(asked, BLOCKS, 0)
     (save,) = step(apart, asked, 300 - TOKENS).saves
     assert save.pages.first == 1

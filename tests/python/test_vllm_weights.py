@@ -512,6 +512,39 @@ def test_other_connectors_must_be_reset_too(hooks: EngineHooks, core: Any) -> No
     assert not guard.changed()
 
 
+class KVConnectorBase_V1:  # noqa: N801
+    """As vLLM's: `reset_cache` does nothing."""
+
+    sub_connectors: tuple[Any, ...] = ()
+
+    def reset_cache(self) -> bool | None:
+        return None
+
+
+class Resetting(KVConnectorBase_V1):
+    def reset_cache(self) -> bool | None:
+        return True
+
+
+@pytest.mark.parametrize("sibling", [KVConnectorBase_V1, Resetting])
+def test_a_reset_does_not_cover_connectors_that_cannot_be_reset(
+    hooks: EngineHooks, core: Any, sibling: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = hooks.guard(type(core))
+    guard.renew, guard.owner = guard.cover, "one of several connectors"
+    core.scheduler.connector = Resetting()
+    core.scheduler.connector.sub_connectors = (Resetting(), sibling())
+    core.add_request("asked")
+    core.in_use = True
+    core.scheduler.schedule()
+    core.in_use = False
+    core.collective_rpc(flip)
+    assert core.reset_prefix_cache(reset_connector=True)
+    keeps = sibling is KVConnectorBase_V1
+    assert guard.changed() == keeps
+    assert ("KVConnectorBase_V1 cannot be reset" in caplog.text) == keeps
+
+
 def test_changes_of_an_empty_engine_need_no_reset(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     epochs = []

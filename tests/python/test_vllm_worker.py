@@ -546,6 +546,19 @@ def test_a_page_of_which_a_late_group_fails_is_reported_once_and_nothing_is_save
     assert layered.take_failed_blocks() == set()
 
 
+def test_what_failed_is_told_with_its_step_where_saves_come_later(
+    layered: WorkerSide, shelf: Shelf
+) -> None:
+    """With drafts vLLM asks before it has the step's pages saved."""
+    shelf.outcomes = [outcome(True, False, True, reason="checksum")]
+    layered.load(loading("a"))
+    run(layered, *LAYERS)
+    assert layered.landed() == (set(), set())
+    assert layered.take_failed_blocks() == {11}
+    layered.save(loading("a"))
+    assert shelf.puts == []
+
+
 def test_what_came_after_its_layer_ran_did_not_come(layered: WorkerSide, shelf: Shelf) -> None:
     shelf.outcomes = ["late"]
     layered.load(StepMetadata(None, loading("a").loads))

@@ -12,6 +12,7 @@ scheduler's side sees the reports of all connectors and workers. Invariants:
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 from ritornello.vllm.metadata import Save
@@ -74,10 +75,12 @@ class DeferredSaves:
         self._steps: deque[PendingStep] = deque()
         self._ready: list[Save] = []
         self._leaving: set[str] = set()
+        self._null = -1
 
     def plan(self, step: Step, saves: Sequence[Save], tables: Tables) -> StepSaves:
         """Returns the saves to execute with a step that fills the pages of `saves`."""
         ready, self._ready = self._ready, []
+        self._null = tables.block_pool.null_block.block_id
         work = StepSaves([kept for save in ready if (kept := _current(save, tables)) is not None])
         # Without the field every step may have synchronous loads.
         loads = bool(getattr(step, "has_sync_kv_loads", True))
@@ -135,18 +138,34 @@ class DeferredSaves:
     def _drop(self, result: StepResult, invalid: set[int], failed: set[str]) -> None:
         """Covers later steps too, in flight on the same blocks, and saves not yet released."""
         bad = set(failed)
-        for step in self._steps:
-            for name, table in step.tables.items():
-                for blocks in table:
-                    place = next((i for i, block in enumerate(blocks) if block in invalid), None)
-                    if place is not None:
-                        bad.add(name)
-                        result.stale.update(blocks[place:])
+        tables = [(name, table) for step in self._steps for name, table in step.tables.items()]
+        result.stale = stale_blocks([table for _, table in tables], invalid, self._null)
+        stale = result.stale | invalid
+        bad |= {name for name, table in tables if not stale.isdisjoint(chain(*table))}
         for save in (*self._ready, *self._pending()):
-            if save.request in bad or not invalid.isdisjoint(save.pages.blocks):
+            if save.request in bad or not stale.isdisjoint(save.pages.blocks):
                 bad.add(save.request)
                 result.dropped.append(save)
         self._filter(lambda save: save.request not in bad)
+
+
+def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -> set[int]:
+    """Returns the blocks that failed to load and all that were computed on top of them: also by
+    requests that do not hold the failed block, because a window has left it behind. `null` stands
+    for blocks that were left behind.
+    """
+    stale: set[int] = set()
+    bad, grows = set(invalid), True
+    while grows:
+        grows = False
+        for table in tables:
+            for blocks in table:
+                place = next((i for i, block in enumerate(blocks) if block in bad), None)
+                found = set() if place is None else {*blocks[place:]} - stale - {null}
+                stale |= found
+                grows |= bool(found)
+        bad |= stale
+    return stale
 
 
 class Predicate(Protocol):

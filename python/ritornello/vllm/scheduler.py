@@ -21,7 +21,7 @@ from time import monotonic, time
 from typing import Any, Protocol
 
 from ritornello.model import new_epoch
-from ritornello.vllm.deferred import DeferredSaves, StepSaves
+from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Found, Lease, Matcher, Prompt
 from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
@@ -149,6 +149,9 @@ class SchedulerSide:
         self._wake: dict[int, list[str]] = {}
         self._due: list[str] = []
         self._cache: CacheManager | None = None
+        # Block tables of a step that waits for loads: vLLM ends aborted requests before it reports
+        # the outcome of their step, and leaves their blocks in its prefix cache.
+        self._in_step: list[Sequence[Sequence[int]]] = []
         # Stands for blocks that a window has left behind.
         self._null = -1
         # Either ends hits and saves: a worker's for good (it says so once), the other until a
@@ -209,7 +212,9 @@ class SchedulerSide:
         if tracked is None:
             return
         self._due.append(request.request_id)
-        tracked.shares_failed_block = False
+        # Behind a load apart vLLM calls a second time, with the same blocks.
+        if not request.num_computed_tokens:
+            tracked.shares_failed_block = False
         if self._deferred is not None:
             self._deferred.drop_request(request.request_id)
         if tracked.loading and not external:
@@ -246,6 +251,12 @@ class SchedulerSide:
             self._due.clear()
         else:
             saves = self._saves(step)
+        waits = self._cache is not None and any(not load.apart for load in loads)
+        self._in_step = (
+            [self._cache.get_block_ids(name) for name in step.num_scheduled_tokens]
+            if waits and self._cache is not None
+            else []
+        )
         prefill = self._prefill(step) if self._store.learns else None
         work = self._confirmed(step, saves)
         if not loads and not work.saves and prefill is None:
@@ -501,15 +512,16 @@ class SchedulerSide:
         """
         if self._cache is None:
             return
+        held = {name: self._cache.get_block_ids(name) for name in self._tracked}
+        stale = stale_blocks([*self._in_step, *held.values()], invalid_blocks, self._null)
+        self._cache.evict_blocks(stale)
         for request_id, tracked in self._tracked.items():
-            blocks = next(iter(self._cache.get_block_ids(request_id)), ())
-            for place, block in enumerate(blocks):
-                if block in invalid_blocks:
-                    self._cache.evict_blocks(set(blocks[place:]))
-                    computed = tracked.request.num_computed_tokens
-                    shared = computed > place * self._parts[0].page_tokens
-                    tracked.shares_failed_block = tracked.shares_failed_block or shared
-                    break
+            blocks = next(iter(held[request_id]), ())
+            place = next((i for i, block in enumerate(blocks) if block in stale), None)
+            if place is not None:
+                computed = tracked.request.num_computed_tokens
+                shared = computed > place * self._parts[0].page_tokens
+                tracked.shares_failed_block = tracked.shares_failed_block or shared
 
     def _count(self, tracked: Tracked, held: Held, external: int) -> None:
         probed = max(held.asked - held.local, 0) // self._tokens

@@ -165,6 +165,8 @@ class WorkerSide:
         """Requests whose load apart is over, and those of them to which not everything came. Where
         there is one KV cache group the blocks that did not come are told as well.
         """
+        # With drafts vLLM asks before `save`: what failed in this step belongs to its outcome.
+        self._land()
         over: set[str] = set()
         failed: set[str] = set()
         now = monotonic()

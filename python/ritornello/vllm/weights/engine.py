@@ -19,6 +19,8 @@ logger = logging.getLogger("vllm.ritornello")
 # Methods of vLLM's EngineCore behind which the weights may be others, and those that are followed.
 CALLS = ("collective_rpc", "add_lora")
 RESET = "reset_prefix_cache"
+# vLLM's base class of connectors, whose `reset_cache` does nothing.
+CONNECTOR = "KVConnectorBase_V1"
 ADMIT = "add_request"
 
 
@@ -79,8 +81,10 @@ class EngineHooks:
             self._ask(core)
             emptied = method(core, reset_running_requests, reset_connector)
             if emptied:
+                connector = core.scheduler.connector
+                keepers = _without_reset(connector) if reset_connector else []
                 for guard in self._guards.get(core, ()):
-                    guard.emptied(core.scheduler.connector, reset_connector)
+                    guard.emptied(connector, reset_connector, keepers)
             return emptied
 
         return reset
@@ -142,6 +146,18 @@ class EngineHooks:
         except Exception as error:
             logger.warning("ritornello: the weights could not be looked at (%s)", error)
             counters.add(core.vllm_config.parallel_config.world_size)
+
+
+def _without_reset(connector: Any) -> list[str]:
+    """Class names of the connectors inside `connector` that have no `reset_cache` of their own.
+    They may keep pages all the same, and MultiConnector counts them as reset.
+    """
+    inner = getattr(connector, "sub_connectors", None)
+    if inner:
+        return [name for child in inner for name in _without_reset(child)]
+    kind = type(connector)
+    maker = next((one for one in kind.__mro__ if "reset_cache" in vars(one)), None)
+    return [kind.__name__] if maker is not None and maker.__name__ == CONNECTOR else []
 
 
 _hooks = EngineHooks()

@@ -1,7 +1,7 @@
 """The scheduler's side: whether the weights are those that the current epoch was begun with."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ritornello.vllm.weights.counters import ChangeCounters
@@ -55,11 +55,19 @@ class WeightGuard:
             self._covered = self._counters.read()
             self._said, self._unused = False, True
 
-    def emptied(self, connector: Any, reset: bool) -> None:
+    def emptied(self, connector: Any, reset: bool, keepers: Sequence[str] = ()) -> None:
         """The engine's prefix cache is empty, and that of `connector` where it was `reset`. Another
         connector than the owner may hold pages that were computed with the weights before.
+        `keepers`: names of those that cannot be reset.
         """
-        if reset or (self.owner is not None and connector is self.owner):
+        if keepers:
+            if self._differs():
+                logger.warning(
+                    "ritornello: after a change of the weights %s cannot be reset; neither hits "
+                    "nor saves until the engine is started again",
+                    ", ".join(keepers),
+                )
+        elif reset or (self.owner is not None and connector is self.owner):
             self.renew()
 
     def used(self) -> None:

@@ -1,0 +1,118 @@
+"""Blocks that a load did not fill: nothing that was computed on top of them is kept or saved."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_vllm_composition import Shared, admit, over, saved
+from test_vllm_composition import side_of as composed
+from test_vllm_scheduler import Blocks, keep, request, run
+from test_vllm_scheduler import side_of as alone
+from vllm_shapes import TOKENS, Shelf, identity, part
+
+from ritornello.vllm.metadata import WorkerReport
+from ritornello.vllm.parts import trailing
+from ritornello.vllm.scheduler import APART_BYTES
+
+WINDOW = part(rule=trailing(2 * TOKENS))
+
+
+def plan(side: Any, **tokens: int) -> Any:
+    return side.plan(SimpleNamespace(num_scheduled_tokens=tokens, has_sync_kv_loads=False))
+
+
+def windowed() -> tuple[Shared, Any, Any]:
+    """Request "r" loads block 101 and computes 102 to 105 on top of it. "s" finds 104 and 105 in
+    vLLM's cache in the same step; its window has left the blocks before them behind.
+    """
+    blocks, lent, other = Shared(), request(6 * TOKENS), request(8 * TOKENS, "s")
+    other.block_hashes[:6] = lent.block_hashes
+    blocks.tables["r"] = ([100, 101, 102, 103, 104, 105],)
+    blocks.tables["s"] = ([0, 0, 0, 0, 104, 105, 116, 117],)
+    return blocks, lent, other
+
+
+def test_a_window_hides_no_failed_block() -> None:
+    shelf = Shelf()
+    blocks, lent, other = windowed()
+    side = alone(shelf, blocks, identity(WINDOW))
+    keep(shelf, lent, 2)
+    assert side.matched_tokens(lent, 0) == (2 * TOKENS, False)
+    side.admitted(lent, blocks.tables["r"], 2 * TOKENS)
+    lent.num_computed_tokens = 2 * TOKENS
+    assert side.matched_tokens(other, 6 * TOKENS) == (0, False)
+    side.admitted(other, blocks.tables["s"], 0)
+    other.num_computed_tokens = 6 * TOKENS
+    metadata = plan(side, r=4 * TOKENS, s=2 * TOKENS)
+    lent.num_computed_tokens, other.num_computed_tokens = TOKENS, 8 * TOKENS
+    # The worker skips the saves of such a step; they are offered again.
+    unsaved = [(save.request, 0, save.pages.first) for save in metadata.saves]
+    side.reported(WorkerReport(failed={"r"}, unsaved=unsaved), {101}, set())
+    second = plan(side, r=5 * TOKENS, s=1)
+    assert not [save for save in second.saves if save.request == "s"]
+
+
+def test_a_window_hides_no_block_that_another_connector_failed_to_fill() -> None:
+    blocks, lent, other = windowed()
+    side = composed(blocks, WINDOW)
+    admit(side, lent, 2 * TOKENS)
+    admit(side, other, 6 * TOKENS)
+    scheduled = {"r": 4 * TOKENS, "s": 2 * TOKENS}
+    first = side.plan(SimpleNamespace(num_scheduled_tokens=scheduled, has_sync_kv_loads=True))
+    assert saved(first) == []
+    lent.num_computed_tokens, other.num_computed_tokens = TOKENS, 8 * TOKENS
+    over(side, first, 101)
+    second = plan(side, r=5 * TOKENS, s=1)
+    assert not [save for save in second.saves if save.request == "s"]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None:
+    """Request "r" loads 101 for the step; "a" and "b" have it from vLLM's cache and load more,
+    apart. vLLM computes it again in "a", which still waits, and takes it to be right in "b".
+    """
+    shelf, blocks = Shelf(), Shared()
+    model = part(head_bytes=APART_BYTES // 8)
+    side: Any = composed(blocks) if beside else alone(shelf, blocks, identity(model))
+    lent, one, two = request(3 * TOKENS), request(7 * TOKENS, "a"), request(7 * TOKENS, "b")
+    blocks.tables["r"] = ([100, 101, 102],)
+    blocks.tables["a"] = ([100, 101, *range(112, 117)],)
+    blocks.tables["b"] = ([100, 101, *range(122, 127)],)
+    for asked in (one, two):
+        asked.block_hashes[:3] = lent.block_hashes
+    if beside:
+        for asked in (lent, one, two):
+            admit(side, asked)
+    else:
+        keep(shelf, one, 5)
+        keep(shelf, two, 5)
+        assert side.matched_tokens(lent, 0) == (2 * TOKENS, False)
+        side.admitted(lent, blocks.tables["r"], 2 * TOKENS)
+        for asked in (one, two):
+            assert side.matched_tokens(asked, 2 * TOKENS) == (3 * TOKENS, True)
+            side.admitted(asked, blocks.tables[asked.request_id], 3 * TOKENS)
+    lent.num_computed_tokens = 2 * TOKENS
+    one.num_computed_tokens = two.num_computed_tokens = 5 * TOKENS
+    first = side.plan(SimpleNamespace(num_scheduled_tokens={"r": TOKENS}, has_sync_kv_loads=beside))
+    one.num_computed_tokens = TOKENS
+    if beside:
+        over(side, first, 101)
+    else:
+        side.reported(WorkerReport(failed={"r"}, unsaved=[("r", 0, 1)]), {101}, set())
+        side.reported(None, set(), {"b"})
+    side.admitted(two, blocks.tables["b"], 0)
+    assert not plan(side, b=2 * TOKENS).saves
+
+
+def test_an_abort_leaves_no_failed_block_in_vllm_s_cache() -> None:
+    """VLLM ends aborted requests before it reports the outcome of their last step."""
+    shelf, blocks = Shelf(), Blocks()
+    side = alone(shelf, blocks, identity())
+    asked = request(300)
+    keep(shelf, asked, 3)
+    metadata = run(side, asked)
+    assert metadata.loads[0].pages[0].blocks == (100, 101, 102)
+    side.finished("r")
+    side.reported(WorkerReport(failed={"r"}), {101}, set())
+    assert {101, 102, 103} <= blocks.evicted
+    assert 100 not in blocks.evicted
