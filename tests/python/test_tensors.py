@@ -1,9 +1,12 @@
 """CPU tensors of torch. Runs where torch is: in the environment of an engine."""
 
+from typing import Any
+
 import pytest
 from support import keys_of
 
 import ritornello as rt
+from ritornello.vllm.weights.parameters import Parameters, sample_tensors
 
 torch = pytest.importorskip("torch")
 
@@ -39,3 +42,46 @@ def test_tensors_that_cannot_be_used(store: rt.Store) -> None:
         store.put_batch(scope, keys, [torch.zeros(64, 64, dtype=torch.uint8).T])
     with pytest.raises(rt.errors.InvalidError, match="meta memory"):
         store.put_batch(scope, keys, [torch.zeros(4096, dtype=torch.uint8, device="meta")])
+
+
+def wrapping(inner: Any) -> Any:
+    """A parameter of a tensor subclass without memory, as torchao makes them."""
+
+    class Wrapper(torch.Tensor):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def __new__(cls: Any, inner: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            return ["inner"], None
+
+        @classmethod
+        def __torch_dispatch__(
+            cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if "detach" in str(function):
+                return cls(args[0].inner)
+            raise NotImplementedError(function)
+
+    return torch.nn.Parameter(Wrapper(inner), requires_grad=False)
+
+
+def test_a_tensor_without_memory_has_no_sample() -> None:
+    found = sample_tensors([wrapping(torch.ones(4096)), torch.zeros(64, dtype=torch.uint8)])
+    assert found == bytes(64)
+
+
+def test_writes_to_a_wrapped_tensor_are_seen() -> None:
+    inner, model = torch.ones(4096), torch.nn.Linear(8, 8)
+    model.weight = wrapping(inner)
+    parameters = Parameters(model.named_modules, sample_tensors)
+    assert not parameters.moved()
+    assert not parameters.sampled()
+    inner.data.fill_(2)
+    assert not parameters.moved()
+    assert parameters.sampled()
+    inner.fill_(3)
+    assert parameters.moved()

@@ -164,6 +164,54 @@ def test_bytes_that_cannot_be_read_are_no_change(model: Model) -> None:
     assert parameters.sampled()
 
 
+class Wrapper(Parameter):
+    """Stands for a tensor subclass that has no memory and wraps `inner`."""
+
+    def __init__(self, inner: Parameter) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+
+def test_a_parameter_without_address_hides_no_other(model: Model) -> None:
+    def raising() -> int:
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+    model.parameter("experts.b").data_ptr = raising
+    parameters = Parameters(model.named_modules, sample)
+    assert not parameters.moved()
+    model.parameter("a").write(7)
+    assert parameters.moved()
+
+
+def test_tensors_inside_a_wrapper_are_compared(model: Model) -> None:
+    inner = Parameter()
+    model.parts["a"]._parameters["weight"] = Wrapper(Wrapper(inner))
+    read: list[Any] = []
+
+    def reading(found: list[Any]) -> bytes:
+        read.extend(found)
+        return sample(found)
+
+    parameters = Parameters(model.named_modules, reading)
+    assert read == [inner, model.parameter("experts.b")]
+    assert len(parameters) == 2
+    inner.poke(7)
+    assert not parameters.moved()
+    assert parameters.sampled()
+    inner.write(8)
+    assert parameters.moved()
+    parameters.remember()
+    model.parameter("a").inner = Wrapper(Parameter())
+    model.parameter("a").inner.inner.address += 64
+    assert parameters.moved()
+
+
 # Adapters.
 
 

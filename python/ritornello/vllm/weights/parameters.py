@@ -4,18 +4,42 @@
 that were replaced and in-place operations of PyTorch, in inference mode too. Writes through
 `.data`, by another process or by a kernel of its own leave no such trace: `sampled` reads `SAMPLES`
 bytes of every parameter and sees them where they hit one of these bytes.
+
+A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
+its `__tensor_flatten__` names are compared and read in its place. A parameter that cannot be
+compared or read hides no other.
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 logger = logging.getLogger("vllm.ritornello")
 
 # Bytes of a parameter that are compared, about.
 SAMPLES = 64
 
-Owner = tuple[dict[str, Any], str]
+# What tensors raise that lack a version counter, an address or memory.
+LACKING = (AttributeError, RuntimeError)
+
+
+class Place(NamedTuple):
+    """Where a parameter is found, or with `path` a tensor inside it. `versioned`: it has a version
+    counter. `wraps`: the tensors inside hold the bytes.
+    """
+
+    owner: dict[str, Any]
+    name: str
+    path: tuple[str, ...]
+    versioned: bool
+    wraps: bool
+
+    def tensor(self) -> Any:
+        """None if it is gone."""
+        found = self.owner.get(self.name)
+        for name in self.path:
+            found = getattr(found, name, None)
+        return found
 
 
 class Parameters:
@@ -32,15 +56,14 @@ class Parameters:
         self._modules = modules
         self._sample = sample
         self._skips = skips
-        self._tracked: list[Owner] = []
-        self._untracked: list[Owner] = []
+        self._places: list[Place] = []
         self._seen: Any = None
         # None: not read yet, or not readable.
         self._bytes: bytes | None = None
         self.remember()
 
     def __len__(self) -> int:
-        return len(self._tracked) + len(self._untracked)
+        return sum(not place.path for place in self._places)
 
     def remember(self, *, sampled: bool = True) -> None:
         """Takes the parameters to be as they should be. Where memory cannot be read now
@@ -62,32 +85,25 @@ class Parameters:
 
     def _enumerate(self) -> None:
         """Owners and names, not parameters: those that were replaced must not be kept alive."""
-        self._tracked, self._untracked = [], []
+        self._places = []
         known: set[int] = set()
         for name, module in self._modules():
             for own, parameter in module._parameters.items():
                 if parameter is None or id(parameter) in known or self._skips(name):
                     continue
                 known.add(id(parameter))
-                # A tensor that was made in inference mode has no version counter.
-                inference = parameter.is_inference()
-                (self._untracked if inference else self._tracked).append((module._parameters, own))
+                self._places.extend(places_of(parameter, module._parameters, own))
 
     def _state(self) -> Any:
-        """None where a parameter is gone, or has become another kind of tensor."""
-        try:
-            tracked = [owner[name] for owner, name in self._tracked]
-            others = [owner[name] for owner, name in self._untracked]
-            return (
-                [*map(id, tracked), *map(id, others)],
-                [parameter._version for parameter in tracked],
-                [parameter.data_ptr() for parameter in (*tracked, *others)],
-            )
-        except (AttributeError, KeyError, RuntimeError):
-            return None
+        # The identity of an inner tensor is left out: a subclass may make one for every access.
+        return [
+            (0 if place.path else id(tensor), *trace(tensor, versioned=place.versioned))
+            for place in self._places
+            for tensor in (place.tensor(),)
+        ]
 
     def _sampled(self) -> bytes | None:
-        found = [owner.get(name) for owner, name in (*self._tracked, *self._untracked)]
+        found = [place.tensor() for place in self._places if not place.wraps]
         try:
             return self._sample([parameter for parameter in found if parameter is not None])
         except Exception as error:  # tensors of kinds that were never tried
@@ -95,9 +111,41 @@ class Parameters:
             return None
 
 
+def places_of(
+    tensor: Any, owner: dict[str, Any], name: str, path: tuple[str, ...] = ()
+) -> Iterator[Place]:
+    """Of a tensor and, at any depth, of those that it wraps."""
+    try:
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        inner = [] if flatten is None else list(flatten()[0])
+    except Exception as error:  # of any subclass
+        logger.warning("ritornello: what %s wraps cannot be compared (%s)", name, error)
+        inner = []
+    # A tensor that was made in inference mode has no version counter.
+    yield Place(owner, name, path, not tensor.is_inference(), bool(inner))
+    for part in inner:
+        within = getattr(tensor, part, None)
+        if within is not None:
+            yield from places_of(within, owner, name, (*path, part))
+
+
+def trace(tensor: Any, *, versioned: bool) -> tuple[int | None, int | None]:
+    """Version counter and address; None for one that the tensor lacks."""
+    try:
+        version = tensor._version if versioned else None
+    except LACKING:
+        version = None
+    try:
+        address = tensor.data_ptr()
+    except LACKING:
+        address = None
+    return version, address
+
+
 def sample_tensors(tensors: list[Any]) -> bytes:
     """About `SAMPLES` bytes of each tensor, evenly spaced over its memory (all of a small one); one
-    copy from each device, which waits for the work that was given to it.
+    copy from each device, which waits for the work that was given to it. A tensor without memory
+    has none.
     """
     import torch
 
@@ -106,7 +154,14 @@ def sample_tensors(tensors: list[Any]) -> bytes:
         for tensor in tensors:
             if tensor.device.type == "meta" or not tensor.numel():
                 continue
-            storage = tensor.untyped_storage()
+            try:
+                storage = tensor.untyped_storage()
+                address = storage.data_ptr()
+            except LACKING:
+                continue
+            # The storage of a wrapper subclass has a size and no memory.
+            if not address:
+                continue
             size = tensor.element_size()
             first = tensor.storage_offset() * size
             dense = tensor.is_contiguous()
