@@ -1,5 +1,6 @@
 """Changes of weights: how they are seen, counted and covered by resets. Stand-ins for vLLM."""
 
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_vllm_composition import Shared, side_of
 
 from ritornello.vllm.weights import watch
 from ritornello.vllm.weights.adapters import Adapters
 from ritornello.vllm.weights.counters import ChangeCounters, count_in
 from ritornello.vllm.weights.engine import EngineHooks
+from ritornello.vllm.weights.guard import WeightGuard
 from ritornello.vllm.weights.parameters import Parameters
 from ritornello.vllm.weights.watch import DECODE_SECONDS, SAMPLE_SECONDS, WeightWatch
 
@@ -530,7 +533,7 @@ def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
 
     def renew() -> None:
         told.append(guard.changed())
-        guard.cover()
+        guard.cover(guard.read())
 
     guard.renew, guard.owner = renew, core.scheduler.connector
     core.add_request("asked")
@@ -548,7 +551,7 @@ def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
 
 def test_other_connectors_must_be_reset_too(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
-    guard.renew, guard.owner = guard.cover, "one of several connectors"
+    guard.renew, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
     core.add_request("asked")
     core.in_use = True
     core.scheduler.schedule()
@@ -599,7 +602,7 @@ def test_changes_of_an_empty_engine_need_no_reset(hooks: EngineHooks, core: Any)
 
     def renew() -> None:
         epochs.append(guard.changed())
-        guard.cover()
+        guard.cover(guard.read())
 
     guard.renew = renew
     core.collective_rpc(flip)
@@ -639,3 +642,30 @@ def test_what_other_machines_report_is_heard(hooks: EngineHooks, core: Any) -> N
     assert not guard.changed()
     guard.hear({0: 1})
     assert guard.changed()
+
+
+class CountingMeanwhile(ChangeCounters):
+    """A worker's thread counts a change right after the next `read`."""
+
+    counts = False
+
+    def read(self) -> bytes:
+        found = super().read()
+        if self.counts:
+            self.counts = False
+            self.add(0)
+        return found
+
+
+def test_a_change_during_a_reset_is_not_covered() -> None:
+    guard, counters = WeightGuard(), CountingMeanwhile(mmap.mmap(-1, 16), 2)
+    guard.watched(counters)
+    side = side_of(Shared())
+    side._guard = guard
+    counters.counts = True
+    side.engine_emptied()
+    assert guard.changed()
+    assert not side._identity.epoch
+    side.engine_emptied()
+    assert not guard.changed()
+    assert side._identity.epoch

@@ -343,8 +343,11 @@ class SchedulerSide:
 
     def engine_emptied(self) -> None:
         """All caches of the engine are empty: nothing of weights before is left to be saved."""
-        if self._guard is not None and (not self._guard.changed() or self.reset()):
-            self._guard.cover()
+        if self._guard is None:
+            return
+        reading = self._guard.read()
+        if not self._guard.differs(reading) or self.reset():
+            self._guard.cover(reading)
 
     def close(self) -> None:
         for tracked in self._tracked.values():

@@ -319,10 +319,12 @@ class Tier:
         """The engine's prefix cache and its host tier are empty: nothing of weights before is left
         to be stored.
         """
-        if self._guard is not None:
-            if self._guard.changed():
-                self._renew(self._namespace.renewed())
-            self._guard.cover()
+        if self._guard is None:
+            return
+        reading = self._guard.read()
+        if self._guard.differs(reading):
+            self._renew(self._namespace.renewed())
+        self._guard.cover(reading)
 
     def close(self) -> None:
         """Gives up loads, lets the last stores land within a bound, and waits for the kernel to

@@ -27,13 +27,13 @@ class WeightGuard:
     def watched(self, counters: ChangeCounters) -> None:
         """All workers count changes from now on, and nothing was computed before."""
         self._counters = counters
-        self.cover()
+        self.cover(counters.read())
 
     def changed(self) -> bool:
         """Whether pages of the current epoch may be of other weights than the engine's."""
         if self._counters is None:
             return True
-        if not self._differs():
+        if not self.differs(self.read()):
             return False
         if not self._said:
             self._said = True
@@ -49,10 +49,21 @@ class WeightGuard:
             if self._counters is not None:
                 self._counters.raise_to(slot, count)
 
-    def cover(self) -> None:
-        """An epoch begins, and no cache of the engine holds anything of before."""
-        if self._counters is not None:
-            self._covered = self._counters.read()
+    def read(self) -> bytes | None:
+        """The changes until now, to decide by and to cover; None where nothing is watched."""
+        return None if self._counters is None else self._counters.read()
+
+    def differs(self, reading: bytes | None) -> bool:
+        """Whether the reading has changes that the current epoch does not cover."""
+        return reading is None or reading != self._covered
+
+    def cover(self, reading: bytes | None) -> None:
+        """The current epoch covers the changes of the reading, and no cache of the engine holds
+        anything of before. It is the reading that was compared: a change that a worker counts in
+        between needs an epoch of its own.
+        """
+        if reading is not None:
+            self._covered = reading
             self._said, self._unused = False, True
 
     def emptied(self, connector: Any, reset: bool, keepers: Sequence[str] = ()) -> None:
@@ -76,11 +87,8 @@ class WeightGuard:
 
     def refresh(self) -> None:
         """Weights that change while the engine's caches are empty need no other reset."""
-        if self._unused and self._differs():
+        if self._unused and self.differs(self.read()):
             self.renew()
-
-    def _differs(self) -> bool:
-        return self._counters is not None and self._counters.read() != self._covered
 
     @property
     def covered(self) -> bytes:
