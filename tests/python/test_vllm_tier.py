@@ -238,6 +238,27 @@ def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
     assert rig.leases() == 0
 
 
+@pytest.mark.parametrize("reset", [False, True])
+def test_loads_in_flight_fail_if_weights_change(rig: Rig, reset: bool) -> None:
+    guard, counters = WeightGuard(), ChangeCounters.private(2)
+    guard.watched(counters)
+    rig.tier._guard = guard
+    request = rig.begin("r", KEYS)
+    rig.save(request, KEYS)
+    assert rig.hits(request, KEYS) == 12
+    rig.start_load(request, KEYS)
+    rig.tier.step_over()
+    counters.add(0)
+    if reset:
+        rig.tier.engine_emptied()
+    rig.counts.take()
+    done = rig.ended()
+    assert (done.ok, done.reasons) == ([False] * 12, {"weights_changed": 12})
+    assert rig.counts.take()["failed_chunks", "weights_changed"] == 12
+    assert rig.hits(request, KEYS) == 0
+    assert rig.leases() == 0
+
+
 def test_only_an_emptied_host_tier_covers_changes(rig: Rig) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.watched(counters)

@@ -9,7 +9,8 @@ Invariants:
 * A row of the host tier belongs to a job until the job is reported, and it is reported when the
   kernel is done with it.
 * Nothing is stored for a request that began before a reset: its chunks may be of other weights.
-* Nothing is promised or stored while the weights are others than those that the epoch began with.
+* Nothing is promised or stored while the weights are others than those that the epoch began with,
+  and a load that ends then came to nothing.
 """
 
 import logging
@@ -101,6 +102,8 @@ class Tier:
         # Requests with answers or leases of this step.
         self._fresh: set[str] = set()
         self._jobs = Jobs()
+        # The changes of weights that the epoch of a load covers, by number of its job.
+        self._covered: dict[int, bytes] = {}
         # Requests that began before the last reset and are not over.
         self._stale: set[str] = set()
 
@@ -214,6 +217,8 @@ class Tier:
             pieces = [Piece(range(len(keys)), None, "weights_changed")]
         else:
             pieces = self._pieces(context, keys, rows, move)
+        if self._guard is not None:
+            self._covered[transfer.job_id] = self._guard.covered
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, pieces, leases))
 
     def save(self, transfer: Transfer) -> None:
@@ -273,6 +278,9 @@ class Tier:
         """The jobs that ended since the last call."""
         landed = self._jobs.landed()
         for done in landed:
+            if done.job.load and self._of_other_weights(done.job.number):
+                done.ok = [False] * len(done.ok)
+                done.reasons = {"weights_changed": len(done.ok)}
             for lease in done.job.leases:
                 self._store.release(lease)
             counted = "failed_chunks" if done.job.load else "skipped_chunks"
@@ -284,6 +292,12 @@ class Tier:
                     key for key, ok in zip(done.job.keys, done.ok, strict=True) if not ok
                 )
         return landed
+
+    def _of_other_weights(self, load: int) -> bool:
+        """Whether weights changed since the load began; a reset may have covered that by now."""
+        if self._guard is None:
+            return False
+        return self._covered.pop(load, None) != self._guard.covered or self._guard.changed()
 
     def step_over(self) -> None:
         """All loads of this step are submitted: what was promised and not taken up is let go."""
