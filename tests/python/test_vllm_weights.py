@@ -414,6 +414,28 @@ def test_an_adapter_that_is_replaced_is_a_change(worker: Worker, tmp_path: Path)
     assert _count() == 1
 
 
+def test_an_adapter_written_during_its_load_is_a_change(worker: Worker, tmp_path: Path) -> None:
+    file = tmp_path / "adapter"
+    file.write_bytes(b"1")
+    written = [b"1", b"22"]
+
+    def load_adapter(asked: Any) -> None:
+        content = written.pop(0)
+        if file.read_bytes() != content:
+            file.write_bytes(content)
+
+    manager = worker.model_runner.lora_manager
+    manager._load_adapter = load_adapter
+    watching = watch.current()
+    assert watching is not None
+    watching.attach(worker)
+    asked = SimpleNamespace(lora_name="a", lora_path=str(tmp_path), load_inplace=True)
+    manager._load_adapter(asked)
+    assert _count() == 0
+    manager._load_adapter(asked)
+    assert _count() == 1
+
+
 def test_a_worker_of_another_kind_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_watch", None)
     with pytest.raises(RuntimeError, match="the worker has no start_weight_update"):

@@ -168,12 +168,14 @@ class WeightWatch:
 
     def _loading_adapter(self, method: Any) -> Any:
         def load_adapter(request: Any) -> Any:
-            replaced = self._adapters.replaced(
-                request.lora_name, request.lora_path, in_place=request.load_inplace
-            )
-            if replaced:
-                self.record(f"LoRA adapter {request.lora_name} was replaced")
-            return method(request)
+            name, path = request.lora_name, request.lora_path
+            if self._adapters.replaced(name, path, in_place=request.load_inplace):
+                self.record(f"LoRA adapter {name} was replaced")
+            try:
+                return method(request)
+            finally:
+                if self._adapters.replaced(name, path, in_place=False):
+                    self.record(f"LoRA adapter {name} was written while it was loaded")
 
         return load_adapter
 
