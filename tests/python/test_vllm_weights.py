@@ -396,6 +396,16 @@ def test_sleeping_memory_is_not_read(worker: Worker, model: Model) -> None:
     assert watch.look(worker) == (0, 2), "level 2 gives the weights up"
 
 
+def test_memory_of_the_kv_cache_holds_no_weights(worker: Worker, model: Model) -> None:
+    worker.discard(("kv_cache",))
+    assert watch.look(worker) == (0, 0)
+    worker.wake_up(["kv_cache"])
+    model.parameter().poke(7)
+    assert watch.look(worker) == (0, 1)
+    worker.discard(tags=("weights", "kv_cache"))
+    assert watch.look(worker) == (0, 2)
+
+
 def test_a_step_looks_before_it_runs(worker: Worker, model: Model) -> None:
     model.parameter().write(7)
     step = SimpleNamespace(total_num_scheduled_tokens=9, num_scheduled_tokens={"r": 9})

@@ -138,12 +138,16 @@ class WeightWatch:
         return update
 
     def _suspending(self, method: Any) -> Any:
-        """At a level above 1 the weights are given up."""
+        """At a level of sleep above 1 the weights are given up; by `discard` where it says so."""
 
         def suspend(*args: Any, **named: Any) -> Any:
+            given = (*args, *named.values())
+            discards = method.__name__ == "discard"
+            if discards and given and "weights" not in given[0]:
+                return method(*args, **named)
             with self._lock:
                 self._suspended = True
-            if method.__name__ == "discard" or (*args, *named.values()) not in ((), (1,), (0,)):
+            if discards or given not in ((), (1,), (0,)):
                 self.record(method.__name__)
             return method(*args, **named)
 
