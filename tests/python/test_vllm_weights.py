@@ -406,6 +406,62 @@ def test_memory_of_the_kv_cache_holds_no_weights(worker: Worker, model: Model) -
     assert watch.look(worker) == (0, 2)
 
 
+def test_a_step_ends_a_sleep_that_failed(worker: Worker, model: Model) -> None:
+    def broken(level: int = 1) -> None:
+        raise RuntimeError("made by the test")
+
+    worker.sleep = broken  # type: ignore[method-assign]
+    watching = watch.current()
+    assert watching is not None
+    watching.attach(worker)
+    with pytest.raises(RuntimeError, match="made by the test"):
+        worker.sleep()
+    model.parameter().poke(7)
+    worker.execute_model(steps(tokens=0))
+    assert watch.look(worker) == (0, 0)
+    worker.execute_model(steps(tokens=9))
+    assert watch.look(worker) == (0, 1)
+
+
+def test_announced_changes_read_no_parameters(
+    worker: Worker, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL calls `load_weights` once for every tensor of a model."""
+    calls: list[str] = []
+    for name in ("remember", "moved", "sampled"):
+        read = getattr(Parameters, name)
+
+        def reading(*args: Any, read: Any = read, name: str = name, **named: Any) -> Any:
+            calls.append(name)
+            return read(*args, **named)
+
+        monkeypatch.setattr(Parameters, name, reading)
+    for _ in range(100):
+        model.load_weights()
+        watch.look(worker)
+    assert calls == []
+    assert _count() == 200
+    worker.execute_model(steps(tokens=1))
+    worker.execute_model(steps(tokens=1))
+    assert calls == ["remember"]
+
+
+def test_a_write_after_an_announced_change_is_counted(worker: Worker, model: Model) -> None:
+    worker.reload_weights()
+    model.parameter().write(7)
+    worker.execute_model(steps(tokens=0))
+    worker.execute_model(steps(tokens=1))
+    assert watch.look(worker) == (0, 2), "nothing was computed before the write"
+    model.parameter().poke(8)
+    assert watch.look(worker) == (0, 3)
+
+
+def steps(tokens: int) -> Any:
+    """A step of one request, or of none."""
+    counts = {"r": tokens} if tokens else {}
+    return SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens=counts)
+
+
 def test_a_step_looks_before_it_runs(worker: Worker, model: Model) -> None:
     model.parameter().write(7)
     step = SimpleNamespace(total_num_scheduled_tokens=9, num_scheduled_tokens={"r": 9})

@@ -6,6 +6,10 @@ cover it. Other changes are counted when they are found: at the beginning of a s
 about to be saved, when the scheduler's process asks, and every `SAMPLE_SECONDS` by a sample of the
 parameters' bytes, between two steps.
 
+A model may be loaded by a call for every tensor, so an announced change only counts. The parameters
+to compare with are read when the next step that computes begins. No look between is needed: a reset
+that covers the change leaves no pages of before, and that step computes the first ones after it.
+
 The functions at the end are called by vLLM in the worker's process.
 """
 
@@ -60,6 +64,8 @@ class WeightWatch:
         self._lock = RLock()
         self._adapters = Adapters()
         self._suspended = False
+        # A change was counted and the parameters after it are not known yet.
+        self._stale = False
         self._looked = self._sampled = clock()
 
     @property
@@ -75,30 +81,47 @@ class WeightWatch:
         return self.count == count_in(covered, self.slot)
 
     def record(self, what: str) -> None:
-        """Counts a change; the parameters as they are now are those to compare with."""
+        """Counts a change; the parameters as the next step finds them are those to compare with."""
         with self._lock:
             self._counters.add(self.slot)
-            self._parameters.remember(sampled=not self._suspended)
-        logger.info("ritornello: the weights may have changed (%s)", what)
+            known, self._stale = self._stale, True
+        if not known:
+            logger.info("ritornello: the weights may have changed (%s)", what)
 
     def look(self) -> None:
         """Counts a change that shows in the parameters' state."""
         with self._lock:
             self._looked = self._clock()
-            if self._parameters.moved():
+            if not self._stale and self._parameters.moved():
                 self.record("parameters were written or replaced")
+                self._remember()
 
     def sample(self) -> None:
         """Like `look`, and reads a sample of their bytes."""
         with self._lock:
             self.look()
             self._sampled = self._clock()
-            if not self._suspended and self._parameters.sampled():
+            if not self._stale and not self._suspended and self._parameters.sampled():
                 self.record("bytes of parameters differ")
+                self._remember()
+
+    def _remember(self) -> None:
+        """The parameters as they are now are those to compare with."""
+        with self._lock:
+            self._parameters.remember(sampled=not self._suspended)
+            self._stale = False
 
     def begin_step(self, tokens: int, requests: int) -> None:
-        """A step is about to run, of so many tokens of so many requests."""
+        """A step is about to run, of `tokens` tokens of `requests` requests."""
         now = self._clock()
+        if tokens:
+            with self._lock:
+                # Nothing computes without weights, even where waking up was never announced.
+                self._suspended = False
+                if self._stale:
+                    self._remember()
+                    self._looked = self._sampled = now
+                    return
         if now - self._sampled >= SAMPLE_SECONDS:
             self.sample()
         elif tokens != requests or now - self._looked >= DECODE_SECONDS:
