@@ -670,7 +670,7 @@ def test_a_reset_does_not_cover_connectors_that_cannot_be_reset(
     hooks: EngineHooks, core: Any, sibling: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = hooks.guard(type(core))
-    guard.renew, guard.owner = guard.cover, "one of several connectors"
+    guard.renew, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
     core.scheduler.connector = Resetting()
     core.scheduler.connector.sub_connectors = (Resetting(), sibling())
     core.add_request("asked")

@@ -72,7 +72,7 @@ class WeightGuard:
         `keepers`: names of those that cannot be reset.
         """
         if keepers:
-            if self._differs():
+            if self.differs(self.read()):
                 logger.warning(
                     "ritornello: after a change of the weights %s cannot be reset; neither hits "
                     "nor saves until the engine is started again",
