@@ -34,12 +34,12 @@ class Place(NamedTuple):
     versioned: bool
     wraps: bool
 
-    def tensor(self) -> Any:
-        """None if it is gone."""
-        found = self.owner.get(self.name)
-        for name in self.path:
-            found = getattr(found, name, None)
-        return found
+
+def within(tensor: Any, path: tuple[str, ...]) -> Any:
+    """The tensor inside; None if it is gone."""
+    for name in path:
+        tensor = getattr(tensor, name, None)
+    return tensor
 
 
 class Parameters:
@@ -96,14 +96,29 @@ class Parameters:
 
     def _state(self) -> Any:
         # The identity of an inner tensor is left out: a subclass may make one for every access.
-        return [
-            (0 if place.path else id(tensor), *trace(tensor, versioned=place.versioned))
-            for place in self._places
-            for tensor in (place.tensor(),)
-        ]
+        state: list[int | None] = []
+        for owner, name, path, versioned, _ in self._places:
+            tensor = owner.get(name)
+            if path:
+                tensor = within(tensor, path)
+            else:
+                state.append(id(tensor))
+            try:
+                state.append(tensor._version if versioned else None)  # type: ignore[union-attr]
+            except LACKING:
+                state.append(None)
+            try:
+                state.append(tensor.data_ptr())  # type: ignore[union-attr]
+            except LACKING:
+                state.append(None)
+        return state
 
     def _sampled(self) -> bytes | None:
-        found = [place.tensor() for place in self._places if not place.wraps]
+        found = [
+            within(place.owner.get(place.name), place.path)
+            for place in self._places
+            if not place.wraps
+        ]
         try:
             return self._sample([parameter for parameter in found if parameter is not None])
         except Exception as error:  # tensors of kinds that were never tried
@@ -124,22 +139,9 @@ def places_of(
     # A tensor that was made in inference mode has no version counter.
     yield Place(owner, name, path, not tensor.is_inference(), bool(inner))
     for part in inner:
-        within = getattr(tensor, part, None)
-        if within is not None:
-            yield from places_of(within, owner, name, (*path, part))
-
-
-def trace(tensor: Any, *, versioned: bool) -> tuple[int | None, int | None]:
-    """Version counter and address; None for one that the tensor lacks."""
-    try:
-        version = tensor._version if versioned else None
-    except LACKING:
-        version = None
-    try:
-        address = tensor.data_ptr()
-    except LACKING:
-        address = None
-    return version, address
+        found = getattr(tensor, part, None)
+        if found is not None:
+            yield from places_of(found, owner, name, (*path, part))
 
 
 def sample_tensors(tensors: list[Any]) -> bytes:
