@@ -4,9 +4,14 @@
 
 use super::backend::{Backend, Listed};
 use ritornello_format::{Error, ErrorKind as Kind, Result};
-use std::fs::{self, File};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::collections::hash_map::RandomState;
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
@@ -57,9 +62,12 @@ impl DirectoryBackend {
         let parent = path.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let unfinished = parent.join(format!("{UNFINISHED}{}-{number}", self.writer));
+        // Others that write there can guess host, process and number. A file that has the name, or a
+        // link to one outside of the remote, is neither opened nor in the way of the next attempt.
+        let random = RandomState::new().build_hasher().finish();
+        let unfinished = parent.join(format!("{UNFINISHED}{}-{number}-{random:016x}", self.writer));
+        let mut file = File::create_new(&unfinished)?;
         let written = (|| {
-            let mut file = File::create(&unfinished)?;
             file.write_all(value)?;
             // An error of a full or lost server may come only now.
             file.sync_all()?;
@@ -72,12 +80,36 @@ impl DirectoryBackend {
     }
 }
 
-/// `None` for what is not there.
+/// `None` for what is not there: nothing, or a link that leads to itself.
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) if is_errno(&error, Errno::LOOP) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+fn is_errno(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+/// Opens a value; `None` for what is not there or is no regular file. Opening or reading a pipe would
+/// wait for its other end, and a link leads out of the remote.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).custom_flags(flags.bits() as i32).open(path);
+    let file = match opened {
+        // A socket, or a device without a driver.
+        Err(error) if is_errno(&error, Errno::NXIO) => None,
+        opened => found(opened)?,
+    };
+    match file {
+        Some(file) if file.metadata()?.is_file() => Ok(Some(file)),
+        _ => Ok(None),
     }
 }
 
@@ -106,12 +138,12 @@ fn read(mut file: File, range: Option<Range<u64>>) -> io::Result<Vec<u8>> {
 
 impl Backend for DirectoryBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
-        let file = self.answer(found(File::open(self.root.join(name))))?;
+        let file = self.answer(open(&self.root.join(name)))?;
         file.map(|file| read(file, range)).transpose().map_err(failed)
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        let metadata = self.answer(found(fs::metadata(self.root.join(name))))?;
+        let metadata = self.answer(found(fs::symlink_metadata(self.root.join(name))))?;
         Ok(metadata.is_some_and(|metadata| metadata.is_file()))
     }
 
@@ -131,13 +163,16 @@ impl Backend for DirectoryBackend {
         let (begin, _) = prefix.rsplit_once('/').unwrap_or_default();
         let begin = self.root.join(begin);
         let (mut left, mut refused) = (vec![begin.clone()], false);
-        // What this user may not look into is passed over, unless it is all that was asked for.
+        // What this user may not look into, or no path is long enough to name, is passed over, unless
+        // it is all that was asked for.
         let mut or_pass = |error: io::Error, dir: &Path| {
-            if error.kind() != ErrorKind::PermissionDenied || dir == begin {
+            let passed =
+                error.kind() == ErrorKind::PermissionDenied || is_errno(&error, Errno::NAMETOOLONG);
+            if !passed || dir == begin {
                 return Err(failed(error));
             }
             if !std::mem::replace(&mut refused, true) {
-                tracing::warn!(dir = %dir.display(), %error, "not listed: this may not be read");
+                tracing::warn!(dir = %dir.display(), %error, "not listed: this cannot be read");
             }
             Ok(())
         };
