@@ -45,36 +45,45 @@ impl Known {
 
     pub(super) fn note(&self, name: &str, there: bool, now: Instant) {
         let long = if there { PRESENT_FOR } else { ABSENT_FOR };
-        let before = self.find(name);
-        let lost = !there && before.is_some_and(|note| note.lost);
-        let refused = before.is_some_and(|note| note.refused);
-        self.write(name, Note { there, until: now + long, lost, refused });
+        self.update(name, |before| Note {
+            there,
+            until: now + long,
+            lost: !there && before.is_some_and(|note| note.lost),
+            refused: before.is_some_and(|note| note.refused),
+        });
     }
 
     /// It was found and did not come.
     pub(super) fn lose(&self, name: &str, now: Instant) {
-        let refused = self.is_refused(name);
-        self.write(name, Note { there: false, until: now + ABSENT_FOR, lost: true, refused });
+        self.update(name, |before| Note {
+            there: false,
+            until: now + ABSENT_FOR,
+            lost: true,
+            refused: before.is_some_and(|note| note.refused),
+        });
     }
 
     /// It came and is not to be believed: damaged, or not authentic.
     pub(super) fn refuse(&self, name: &str, is_damaged: bool, now: Instant) {
         let long = if is_damaged { ABSENT_FOR } else { REFUSED_FOR };
-        self.write(name, Note { there: false, until: now + long, lost: true, refused: true });
+        let until = now + long;
+        self.update(name, |_| Note { there: false, until, lost: true, refused: true });
     }
 
     /// It was written here, or came and was believed.
     pub(super) fn trust(&self, name: &str, now: Instant) {
         let until = now + PRESENT_FOR;
-        self.write(name, Note { there: true, until, lost: false, refused: false });
+        self.update(name, |_| Note { there: true, until, lost: false, refused: false });
     }
 
     fn find(&self, name: &str) -> Option<Note> {
-        self.0.lock().iter().find_map(|generation| generation.get(name)).copied()
+        find(&self.0.lock(), name)
     }
 
-    fn write(&self, name: &str, note: Note) {
+    /// Writes what `change` makes of the note, under one lock: a refusal in between would be lost.
+    fn update(&self, name: &str, change: impl FnOnce(Option<Note>) -> Note) {
         let mut generations = self.0.lock();
+        let note = change(find(&generations, name));
         if generations[0].len() >= GENERATION {
             let [young, old] = &mut *generations;
             std::mem::swap(young, old);
@@ -82,6 +91,10 @@ impl Known {
         }
         generations[0].insert(name.to_owned(), note);
     }
+}
+
+fn find(generations: &[HashMap<String, Note>; 2], name: &str) -> Option<Note> {
+    generations.iter().find_map(|generation| generation.get(name)).copied()
 }
 
 #[cfg(test)]
@@ -128,5 +141,17 @@ mod tests {
         assert_eq!(known.get("forged", now), Some(true));
         known.refuse("damaged", true, now);
         assert_eq!(known.get("damaged", now + ABSENT_FOR), None);
+    }
+
+    #[test]
+    fn concurrent_note_does_not_undo_refusal() {
+        let (known, now) = (Known::default(), Instant::now());
+        let all = |change: &dyn Fn(&str)| (0..20_000).for_each(|name| change(&name.to_string()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| all(&|name| known.note(name, true, now)));
+            scope.spawn(|| all(&|name| known.lose(name, now)));
+            all(&|name| known.refuse(name, false, now));
+        });
+        all(&|name| assert!(known.is_refused(name), "{name}"));
     }
 }

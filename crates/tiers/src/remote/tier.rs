@@ -166,7 +166,8 @@ impl RemoteTier {
             came += whole;
             let (name, now) = (self.name_of(prompt, &span), Instant::now());
             if whole == pages.len() {
-                if self.known.is_refused(&name) {
+                // The part of a refused object that was not read may be what it was refused for.
+                if pages == span && self.known.is_refused(&name) {
                     self.known.trust(&name, now);
                 }
                 continue;
@@ -566,5 +567,22 @@ mod tests {
         assert_eq!(both.with(|prompt, until| both.tier.missing(prompt, 0, until)), 0..8);
         assert_eq!(both.put(), 16);
         assert_eq!(both.get(), 16);
+    }
+
+    #[test]
+    fn part_of_refused_object_does_not_restore_trust() {
+        let both = Both::new(8);
+        let name = both.first_object();
+        assert_eq!(both.put(), 8);
+        let mut value = both.backend.get(&name, None).unwrap().unwrap();
+        *value.last_mut().unwrap() ^= 1;
+        both.backend.set(&name, &value).unwrap();
+        assert_eq!(both.get(), 7);
+        both.wait(&name);
+        let mut out = vec![0; PAGE];
+        assert_eq!(both.with(|prompt, until| both.tier.get(prompt, 0..1, &mut out, until)), 1);
+        assert_eq!(both.with(|prompt, until| both.tier.missing(prompt, 0, until)), 0..8);
+        assert_eq!((both.put(), both.get()), (8, 8));
+        assert_eq!(both.tier.stats().pages_written, 16);
     }
 }
