@@ -143,7 +143,9 @@ fn read(found: &Listed) -> Option<Object> {
     let digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
     let hex = |text: &str| text.len() == 32 && text.bytes().all(digit);
     let fits = |pages: &u32| pages.is_power_of_two() && u64::from(*pages) <= PAGES_MAX;
-    let pages = pages.parse().ok().filter(fits)?;
+    // A writer gives one name only: no sign, no leading zeros.
+    let is_canonical = |number: &u32| number.to_string() == pages;
+    let pages = pages.parse().ok().filter(fits).filter(is_canonical)?;
     (hex(scope) && hex(last)).then(|| Object {
         name: found.name.clone(),
         form,
@@ -179,6 +181,8 @@ mod tests {
             &format!("ritornello/1/{hex}/{hex}.33"),
             &format!("ritornello/1/{hex}/{hex}"),
             &format!("ritornello/1/{hex}/{hex}.256"),
+            &format!("ritornello/2/{hex}/{hex}.+8"),
+            &format!("ritornello/2/{hex}/{hex}.08"),
             &format!("ritornello/2/{hex}/what.ever"),
             sealed.as_str(),
             &format!("ritornello/3/{hex}/what.ever"),
@@ -199,7 +203,7 @@ mod tests {
         assert_eq!(Form::ALL.map(|form| census.objects_of(form)), [1, 1]);
         assert_eq!(census.objects[1].scope_id().unwrap().to_string(), hex);
         assert_eq!(census.others, BTreeMap::from([("3".to_owned(), (1, 5))]));
-        assert_eq!((census.strange.len(), census.strange_names), (6, 6));
+        assert_eq!((census.strange.len(), census.strange_names), (8, 8));
         assert_eq!(census.unfinished.len(), 2);
     }
 }
