@@ -248,6 +248,8 @@ struct Checked<'a> {
     removed: u64,
     /// Sealed objects whose key the key file does not hold.
     unknown_key: &'a [(String, String)],
+    /// Objects that could not be read, and why.
+    unreadable: &'a [(String, String)],
     /// Objects of which only checksums were verified.
     unauthenticated: u64,
     gone: u64,
@@ -262,7 +264,7 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
     let found = fsck(backend, &census, keys, args.repair, &mut |object| bar.inc(object.bytes));
     bar.finish_and_clear();
     let found = found.map_err(failure)?;
-    let clean = found.damaged.is_empty();
+    let clean = found.damaged.is_empty() && found.unreadable.is_empty();
     if context.json {
         json(&Checked {
             address: &args.address,
@@ -273,6 +275,7 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
             damaged: &found.damaged,
             removed: found.removed,
             unknown_key: &found.unknown_key,
+            unreadable: &found.unreadable,
             unauthenticated: found.unauthenticated,
             gone: found.gone,
         });
@@ -284,7 +287,7 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
         count(found.objects),
         bytes(found.bytes)
     )];
-    if !clean {
+    if !found.damaged.is_empty() {
         let mut damaged = table(&["object", "what is wrong"]);
         for (name, wrong) in found.damaged.iter().take(SHOWN) {
             damaged.add_row([name, wrong]);
@@ -302,6 +305,12 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
         lines.push(format!(
             "only checksums were verified of {} objects: {why}",
             count(found.unauthenticated)
+        ));
+    }
+    if let Some((name, why)) = found.unreadable.first() {
+        lines.push(format!(
+            "{} objects could not be read, as {name}: {why}",
+            count(found.unreadable.len() as u64)
         ));
     }
     if let Some((name, why)) = found.unknown_key.first() {
@@ -329,10 +338,13 @@ struct Gone<'a> {
     removed_bytes: u64,
     orphans: u64,
     failed: u64,
+    /// Objects whose header could not be read.
+    unreadable: u64,
 }
 
 fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
-    let backend = open(&args.address)?.backend;
+    let remote = open(&args.address)?;
+    let (backend, keys) = (remote.backend.as_ref(), remote.options.keys.as_deref());
     let options = CollectOptions {
         max_age: args.max_age,
         budget: args.budget,
@@ -340,7 +352,7 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
         dry_run: args.dry_run,
     };
     let bar = progress::bar("removing");
-    let done = collect(backend.as_ref(), &options, &mut |object| bar.inc(object.bytes));
+    let done = collect(backend, &options, keys, &mut |object| bar.inc(object.bytes));
     bar.finish_and_clear();
     let done = done.map_err(failure)?;
     if context.json {
@@ -353,6 +365,7 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
             removed_bytes: done.removed_bytes,
             orphans: done.orphans,
             failed: done.failed,
+            unreadable: done.unreadable,
         });
     } else {
         let went = if args.dry_run { "would go" } else { "went" };
@@ -366,6 +379,9 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
         ));
         if done.failed > 0 {
             say(&format!("{} could not be removed", count(done.failed)));
+        }
+        if done.unreadable > 0 {
+            say(&format!("{} could not be read, and count as alone", count(done.unreadable)));
         }
     }
     Ok(if done.failed == 0 { Status::Fine } else { Status::Problems })

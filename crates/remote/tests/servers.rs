@@ -251,11 +251,11 @@ fn two_writers_write_once_and_a_collector_leaves_what_is_wanted() {
         grace: Duration::ZERO,
         dry_run: false,
     };
-    let gone = collect(backend.as_ref(), &half, &mut |_| {}).unwrap();
+    let gone = collect(backend.as_ref(), &half, None, &mut |_| {}).unwrap();
     assert_eq!((gone.objects, gone.removed_objects), (4, 2));
     assert_eq!(get(&tier(server.port, "a"), &all, 0..256, patient()), 128, "the ends went");
     let young = CollectOptions { budget: Some(0), grace: Duration::from_secs(3600), ..half };
-    assert_eq!(collect(backend.as_ref(), &young, &mut |_| {}).unwrap().removed_objects, 0);
+    assert_eq!(collect(backend.as_ref(), &young, None, &mut |_| {}).unwrap().removed_objects, 0);
 }
 
 /// An object in which a writer of the bucket, who has no key, replaced a page: checksums are right again.

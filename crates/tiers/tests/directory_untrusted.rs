@@ -100,7 +100,7 @@ fn gc_does_not_wait_for_pipe() {
     let options =
         CollectOptions { max_age: None, budget: Some(0), grace: Duration::ZERO, dry_run: true };
     assert!(ends(move || {
-        collect(&backend, &options, &mut |_| {}).unwrap();
+        collect(&backend, &options, None, &mut |_| {}).unwrap();
     }));
 }
 

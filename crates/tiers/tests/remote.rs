@@ -313,13 +313,13 @@ fn what_is_old_goes_and_what_something_young_hangs_on_stays() {
     let (backend, [first, second, third]) = aged();
     let options =
         CollectOptions { max_age: Some(Duration::from_secs(5_000)), dry_run: true, ..KEEP };
-    let would = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    let would = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((would.objects, would.removed_objects, would.failed), (8, 4, 0));
     assert_eq!(there(&backend, &first), 32, "nothing went");
     let options = CollectOptions { dry_run: false, ..options };
-    assert_eq!(collect(backend.as_ref(), &options, &mut |_| {}).unwrap(), would);
+    assert_eq!(collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap(), would);
     assert_eq!([&first, &second, &third].map(|prompt| there(&backend, prompt)), [16, 32, 0]);
-    let again = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    let again = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((again.objects, again.removed_objects), (4, 0));
 }
 
@@ -328,18 +328,19 @@ fn a_budget_takes_ends_first_and_never_what_is_in_grace() {
     let (backend, [first, second, third]) = aged();
     let all = Census::take(backend.as_ref()).unwrap().bytes();
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
-    let one = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!(one.removed_objects, 1);
     assert_eq!(there(&backend, &first), 24, "its end went");
     // Three more: the rest of the first one's own, and the other old prompt's end.
     let options = CollectOptions { budget: Some(all * 9 / 16), ..KEEP };
-    collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!([&first, &second, &third].map(|prompt| there(&backend, prompt)), [16, 32, 0]);
     let grace = Duration::from_secs(2_000);
     let nothing = CollectOptions { budget: Some(0), grace, ..KEEP };
-    collect(backend.as_ref(), &nothing, &mut |_| {}).unwrap();
+    collect(backend.as_ref(), &nothing, None, &mut |_| {}).unwrap();
     assert_eq!(there(&backend, &second), 32, "it is in grace");
-    collect(backend.as_ref(), &CollectOptions { budget: Some(0), ..KEEP }, &mut |_| {}).unwrap();
+    collect(backend.as_ref(), &CollectOptions { budget: Some(0), ..KEEP }, None, &mut |_| {})
+        .unwrap();
     let mut left = 0;
     backend.list("", &mut |_| left += 1).unwrap();
     assert_eq!(left, 0, "the clock too");
@@ -350,7 +351,7 @@ fn one_clock_that_is_wrong_makes_nothing_else_old() {
     let (backend, [first, ..]) = aged();
     backend.written.lock().insert(object_name(refs(&first)[7], 8), 1_000_000);
     let options = CollectOptions { max_age: Some(Duration::from_secs(9_500)), ..KEEP };
-    let went = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    let went = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((went.objects, went.removed_objects), (8, 0));
 }
 
@@ -362,7 +363,7 @@ fn what_is_unfinished_after_a_day_goes() {
         backend.set(&format!("ritornello/{name}"), b"1").unwrap();
     }
     backend.at(100_000);
-    let went = collect(backend.as_ref(), &KEEP, &mut |_| {}).unwrap();
+    let went = collect(backend.as_ref(), &KEEP, None, &mut |_| {}).unwrap();
     assert_eq!((went.objects, went.removed_objects, went.failed), (8, 0, 0));
     let left = Census::take(backend.as_ref()).unwrap().unfinished;
     assert_eq!(left.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["ritornello/1/.new-a-2"]);
@@ -376,7 +377,7 @@ fn what_hangs_on_nothing_goes_first() {
     backend.delete(&beginning).unwrap();
     let all = Census::take(backend.as_ref()).unwrap().bytes();
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
-    let one = collect(backend.as_ref(), &options, &mut |_| {}).unwrap();
+    let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((one.removed_objects, one.orphans), (1, 1));
     let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&tier, &second, 1 << 20, 0..32), 32, "whoever has them writes them again");
@@ -405,7 +406,7 @@ fn a_remote_that_is_collected_while_it_is_used_costs_hits_and_no_byte() {
         scope.spawn(|| {
             let everything = CollectOptions { budget: Some(0), grace: Duration::ZERO, ..KEEP };
             while !done.load(relaxed) {
-                collect(backend.as_ref(), &everything, &mut |_| {}).unwrap();
+                collect(backend.as_ref(), &everything, None, &mut |_| {}).unwrap();
             }
         });
         for user in users {

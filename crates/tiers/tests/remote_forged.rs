@@ -346,7 +346,7 @@ fn collector_keeps_what_sealed_objects_continue() {
         grace: Duration::ZERO,
         dry_run: false,
     };
-    let went = collect(remote.backend.as_ref(), &options, &mut |_| {}).unwrap();
+    let went = collect(remote.backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((went.objects, went.removed_objects, went.orphans), (5, 1, 0));
     assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), PAGES - 1, "the end went");
 }

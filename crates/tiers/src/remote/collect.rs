@@ -13,8 +13,10 @@
 
 use super::backend::Backend;
 use super::census::{CLOCK, Census, Object};
+use super::keyring::KeyRing;
 use super::object::Contents;
-use super::spans::Form;
+use super::spans::{self, Form};
+use super::unreadable::Unreadable;
 use ritornello_format::{Error, PageHash, Result};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -54,15 +56,20 @@ pub struct Collected {
     pub orphans: u64,
     /// Objects that could not be removed.
     pub failed: u64,
+    /// Objects whose header could not be read: they continue nothing.
+    pub unreadable: u64,
 }
 
-/// Removes what may not stay. `each` hears of everything that goes.
+/// Removes what may not stay. With `keys` headers of sealed objects are verified: one without a valid
+/// seal continues nothing. `each` hears of everything that goes.
 ///
 /// # Errors
-/// If the remote cannot be listed, read or written; `Invalid` if it cannot list or delete.
+/// If the remote cannot be listed, read (eight headers in a row fail) or written; `Invalid` if it
+/// cannot list or delete.
 pub fn collect(
     backend: &dyn Backend,
     options: &CollectOptions,
+    keys: Option<&KeyRing>,
     each: &mut dyn FnMut(&Object),
 ) -> Result<Collected> {
     let (census, now) = census_now(backend)?;
@@ -82,7 +89,8 @@ pub fn collect(
     if over == 0 && !census.objects.iter().any(|object| too_old(object.written)) {
         return Ok(done);
     }
-    let mut standing = standing(backend, &census)?;
+    let (mut standing, unreadable) = standing(backend, &census, keys)?;
+    done.unreadable = unreadable;
     // What hangs on nothing, then what is oldest; of equals what lies deepest.
     standing.sort_by_key(|at| (!at.orphan, at.needed, std::cmp::Reverse(at.depth)));
     for Standing { object, needed, orphan, .. } in standing {
@@ -128,14 +136,19 @@ struct Standing<'a> {
     orphan: bool,
 }
 
-fn standing<'a>(backend: &dyn Backend, census: &'a Census) -> Result<Vec<Standing<'a>>> {
+/// How every object stands, and how many headers could not be read.
+fn standing<'a>(
+    backend: &dyn Backend,
+    census: &'a Census,
+    keys: Option<&KeyRing>,
+) -> Result<(Vec<Standing<'a>>, u64)> {
     let objects = &census.objects;
     // By form, scope and last page: objects of several lengths may end there.
     let mut ends: HashMap<(Form, &str, &str), Vec<usize>> = HashMap::new();
     for (at, object) in objects.iter().enumerate() {
         ends.entry((object.form, &object.scope, &object.last)).or_default().push(at);
     }
-    let parents = parents(backend, objects)?;
+    let (parents, unreadable) = parents(backend, objects, keys)?;
     let found = |at: usize| -> &[usize] {
         let parent = parents[at].as_deref();
         parent
@@ -152,7 +165,10 @@ fn standing<'a>(backend: &dyn Backend, census: &'a Census) -> Result<Vec<Standin
             orphan: parents[at].is_some() && found(at).is_empty(),
         })
         .collect();
-    for at in 0..objects.len() {
+    // The youngest first, so that each object is given a younger time once, whatever headers say.
+    let mut youngest_first: Vec<usize> = (0..objects.len()).collect();
+    youngest_first.sort_by_key(|&at| std::cmp::Reverse(objects[at].written));
+    for at in youngest_first {
         // Upwards until what is there is as young: what made it so goes on from there.
         let written = objects[at].written;
         let mut left: Vec<usize> = found(at).to_vec();
@@ -162,26 +178,65 @@ fn standing<'a>(backend: &dyn Backend, census: &'a Census) -> Result<Vec<Standin
                 left.extend(found(above));
             }
         }
-        let ups = std::iter::successors(found(at).first(), |&&above| found(above).first());
-        // Headers that lie may go round in circles.
-        standing[at].depth = ups.take(objects.len()).count();
     }
-    Ok(standing)
+    let depths = depths(objects.len(), |at| found(at).first().copied());
+    for (standing, depth) in standing.iter_mut().zip(depths) {
+        standing.depth = depth;
+    }
+    Ok((standing, unreadable))
 }
 
-/// The hash of the page before each object, where it has one.
-fn parents(backend: &dyn Backend, objects: &[Object]) -> Result<Vec<Option<String>>> {
+/// How many objects are in front of each, where `above` says the next one; each is visited once.
+/// Headers that lie may go round in circles: an object on the way counts as a beginning then.
+fn depths(objects: usize, above: impl Fn(usize) -> Option<usize>) -> Vec<usize> {
+    let mut depths: Vec<Option<usize>> = vec![None; objects];
+    let mut way = Vec::new();
+    for at in 0..objects {
+        let mut next = Some(at);
+        let mut depth = loop {
+            let Some(at) = next else { break 0 };
+            if let Some(known) = depths[at] {
+                break known + 1;
+            }
+            depths[at] = Some(0);
+            way.push(at);
+            next = above(at);
+        };
+        while let Some(at) = way.pop() {
+            depths[at] = Some(depth);
+            depth += 1;
+        }
+    }
+    depths.into_iter().map(Option::unwrap_or_default).collect()
+}
+
+/// The hash of the page before each object, where it has one, and how many could not be read.
+fn parents(
+    backend: &dyn Backend,
+    objects: &[Object],
+    keys: Option<&KeyRing>,
+) -> Result<(Vec<Option<String>>, u64)> {
     let mut parents = Vec::with_capacity(objects.len());
+    let mut unreadable = Unreadable::default();
     for some in objects.chunks(HEADERS_AT_ONCE) {
         let asked: Vec<_> = some
             .iter()
             .map(|object| (object.name.as_str(), Some(0..object.header_bytes())))
             .collect();
         for (object, head) in some.iter().zip(backend.get_batch(&asked)) {
-            // One that is damaged or gone stands alone. Without a key nothing else is verified: whoever
-            // can forge a header here can delete the object too.
-            let contents = head?.and_then(|head| Contents::read(&head, object.form, None).ok());
+            // One that is damaged, gone or not authentic stands alone. Without a key a writer that may not
+            // delete can choose by forged headers which objects are removed.
+            let head = unreadable.admit(head)?.ok().flatten();
+            let scope = object.scope_id().unwrap_or_default();
+            let verify = keys.map(|keys| (keys, &scope));
+            let contents = head.and_then(|head| Contents::read(&head, object.form, verify).ok());
             parents.push(contents.and_then(|Contents { header, .. }| {
+                // A sealed header under the name of another object is not authentic either.
+                let last = header.keys.last()?;
+                let named = spans::name(object.form, &header.scope, last, header.keys.len());
+                if named != object.name {
+                    return None;
+                }
                 let hash = PageHash::of(&header.scope, header.parent.as_deref()?);
                 Some(hash.0.iter().fold(String::new(), |mut text, byte| {
                     let _ = write!(text, "{byte:02x}");
@@ -190,5 +245,18 @@ fn parents(backend: &dyn Backend, objects: &[Object]) -> Result<Vec<Option<Strin
             }));
         }
     }
-    Ok(parents)
+    Ok((parents, unreadable.total()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::depths;
+
+    #[test]
+    fn depths_count_objects_in_front_and_end_in_circles() {
+        let above = [None, Some(0), Some(3), Some(1), Some(1)];
+        assert_eq!(depths(5, |at| above[at]), [0, 1, 3, 2, 2]);
+        let circle = [Some(1), Some(2), Some(0), Some(3)];
+        assert_eq!(depths(4, |at| circle[at]), [3, 2, 1, 1]);
+    }
 }

@@ -6,6 +6,7 @@ use super::keyring::KeyRing;
 use super::object::{self, Contents, Part};
 use super::refused::{Refused, Verified};
 use super::spans::{self, Form};
+use super::unreadable::Unreadable;
 use ritornello_format::Result;
 
 /// Objects that are read at once.
@@ -28,6 +29,8 @@ pub struct RemoteCheck {
     pub unknown_key: Vec<(String, String)>,
     /// Objects of which only checksums were verified: they have no seal, or no key was given.
     pub unauthenticated: u64,
+    /// Names of objects that could not be read, and why: they may be damaged or not.
+    pub unreadable: Vec<(String, String)>,
     /// Objects that went while they were read: somebody collects.
     pub gone: u64,
 }
@@ -37,7 +40,7 @@ pub struct RemoteCheck {
 /// verified. `each` hears of every object that is done.
 ///
 /// # Errors
-/// If the remote cannot be read.
+/// If the remote cannot be read: eight objects in a row fail.
 pub fn fsck(
     backend: &dyn Backend,
     census: &Census,
@@ -45,7 +48,7 @@ pub fn fsck(
     repair: bool,
     each: &mut dyn FnMut(&Object),
 ) -> Result<RemoteCheck> {
-    let mut check = RemoteCheck::default();
+    let (mut check, mut unreadable) = (RemoteCheck::default(), Unreadable::default());
     for objects in census.objects.chunks(AT_ONCE) {
         // A listing may say any length: no more is read than an object can have, and one byte to tell.
         let most = Some(0..object::BYTES_MAX + 1);
@@ -53,7 +56,14 @@ pub fn fsck(
             objects.iter().map(|object| (object.name.as_str(), most.clone())).collect();
         for (object, read) in objects.iter().zip(backend.get_batch(&asked)) {
             each(object);
-            let Some(value) = read? else {
+            let read = match unreadable.admit(read)? {
+                Ok(read) => read,
+                Err(error) => {
+                    check.unreadable.push((object.name.clone(), error.to_string()));
+                    continue;
+                }
+            };
+            let Some(value) = read else {
                 check.gone += 1;
                 continue;
             };
@@ -70,8 +80,8 @@ pub fn fsck(
                 check.unknown_key.push((name, why));
                 continue;
             }
-            if repair {
-                backend.delete(&name)?;
+            // One that cannot be removed stays among the damaged.
+            if repair && unreadable.admit(backend.delete(&name))?.is_ok() {
                 check.removed += 1;
             }
             check.damaged.push((name, why));

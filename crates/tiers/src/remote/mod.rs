@@ -25,6 +25,7 @@ mod refused;
 mod seal;
 mod spans;
 mod tier;
+mod unreadable;
 
 pub use backend::{Backend, Listed};
 pub use census::{Census, Object};

@@ -1,0 +1,62 @@
+//! Objects that a command passes over because they cannot be read, until the remote itself seems to fail.
+
+use ritornello_format::{Error, ErrorKind, Result};
+
+/// Failures in a row that end the command.
+const IN_A_ROW: u32 = 8;
+
+#[derive(Debug, Default)]
+pub(super) struct Unreadable {
+    in_a_row: u32,
+    total: u64,
+}
+
+impl Unreadable {
+    /// The answer, or why there is none.
+    ///
+    /// # Errors
+    /// The error of the eighth failure in a row; `Invalid` at once: the backend cannot do that.
+    pub(super) fn admit<T>(&mut self, answer: Result<T>) -> Result<std::result::Result<T, Error>> {
+        match answer {
+            Ok(value) => {
+                self.in_a_row = 0;
+                Ok(Ok(value))
+            }
+            Err(error) => {
+                self.in_a_row += 1;
+                self.total += 1;
+                if self.in_a_row >= IN_A_ROW || error.kind() == ErrorKind::Invalid {
+                    return Err(error);
+                }
+                Ok(Err(error))
+            }
+        }
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_failures_in_a_row_end_a_command() {
+        let mut unreadable = Unreadable::default();
+        let fail = || Err::<(), _>(Error::retry("unreadable"));
+        for _ in 0..3 {
+            for _ in 1..IN_A_ROW {
+                assert!(unreadable.admit(fail()).unwrap().is_err());
+            }
+            assert!(unreadable.admit(Ok(())).unwrap().is_ok());
+        }
+        assert_eq!(unreadable.total(), 21);
+        for _ in 1..IN_A_ROW {
+            assert!(unreadable.admit(fail()).is_ok());
+        }
+        assert!(unreadable.admit(fail()).is_err());
+        assert!(unreadable.admit(Err::<(), _>(Error::invalid("unsupported"))).is_err());
+    }
+}
