@@ -67,17 +67,23 @@ class TierEngine(Engine):
 
     def forget_all(self) -> None:
         """Empties vLLM's prefix cache, and its host tier by a prompt that fills it; the store
-        keeps everything. While its chunks are being stored they are pinned and nothing could be
-        loaded. vLLM hands them over in the next step, and notices in a later one that they are
-        stored: a short prompt brings either.
+        keeps everything. While chunks are being stored they are pinned: those of before would
+        leave no room for the filler's, and nothing could be loaded over the filler's.
         """
         self.forget()
+        self._unpin()
         self.ask(prompt(FILLER, HOST_CHUNKS * BLOCK), answer=1)
+        self._unpin()
+        self.forget()
+
+    def _unpin(self) -> None:
+        """A short prompt: vLLM hands chunks over in the step after the one that computed them, and
+        notices in a later one that they are stored.
+        """
         self.ask([1, 2, 3], answer=2)
         if self.tier is not None:
             self.tier._jobs.wait(60)
         self.ask([1, 2, 3], answer=2)
-        self.forget()
 
     def offloaded(self) -> dict[str, float]:
         """What vLLM counts of offloading, and the tier with it. Counts travel with engine steps; a
