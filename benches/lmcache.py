@@ -140,11 +140,15 @@ def adapter_of(spec: dict[str, Any], desc: Any) -> Any:
 
 def specs(folder: Path) -> dict[str, dict[str, Any]]:
     def ours(kind: str, name: str, folder_name: str, **more: str) -> dict[str, Any]:
+        # The hashes of LMCache's bench have 16 bytes, which a store refuses without a permission.
+        path = folder / folder_name
+        path.mkdir()
+        (path / "policy.toml").write_text("allow_weak_hashes = true")
         return {
             "type": kind,
             "module_path": "ritornello.lmcache",
             "class_name": name,
-            "adapter_params": {"path": str(folder / folder_name), "capacity": CAPACITY, **more},
+            "adapter_params": {"path": str(path), "capacity": CAPACITY, **more},
         }
 
     return {
