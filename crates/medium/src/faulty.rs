@@ -1,6 +1,6 @@
 //! A medium that fails on schedule.
 
-use crate::{Access, Fault, Medium, MediumFile, Op, Room, Schedule};
+use crate::{Access, Fault, Medium, MediumFile, Op, Owner, Room, Schedule};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -67,6 +67,14 @@ impl Medium for Faulty {
     fn room(&self, dir: &Path) -> io::Result<Room> {
         self.check(Op::Room, dir)?;
         self.inner.room(dir)
+    }
+
+    fn owner(&self, dir: &Path) -> io::Result<Owner> {
+        self.inner.owner(dir)
+    }
+
+    fn close_to_others(&self, dir: &Path) -> io::Result<()> {
+        self.inner.close_to_others(dir)
     }
 }
 

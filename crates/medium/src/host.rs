@@ -1,8 +1,8 @@
 //! The machine's own file system.
 
-use crate::{Access, Medium, MediumFile, Room};
+use crate::{Access, Medium, MediumFile, Owner, Room};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -27,15 +27,22 @@ impl Medium for Host {
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
         let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
-        flags |= if access.write { OFlags::RDWR } else { OFlags::RDONLY };
+        flags |= if access.write { OFlags::RDWR | OFlags::NOFOLLOW } else { OFlags::RDONLY };
         if access.create {
             flags |= OFlags::CREATE;
         }
         if access.direct {
             flags |= OFlags::DIRECT;
         }
-        let fd = retry_on_intr(|| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR))?;
-        Ok(Arc::new(HostFile { file: File::from(fd), direct: access.direct }))
+        let fd = retry_on_intr(|| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR));
+        let file = match fd {
+            Err(Errno::LOOP) if access.write => return Err(refused("it is a symbolic link")),
+            fd => File::from(fd?),
+        };
+        if access.write {
+            check_own(&file)?;
+        }
+        Ok(Arc::new(HostFile { file, direct: access.direct }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -55,9 +62,7 @@ impl Medium for Host {
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::RDONLY;
-        let fd = retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()))?;
-        Ok(rustix::fs::fsync(fd)?)
+        Ok(rustix::fs::fsync(open_dir(dir)?)?)
     }
 
     fn room(&self, dir: &Path) -> io::Result<Room> {
@@ -71,6 +76,39 @@ impl Medium for Host {
             kind: u64::from(stat.f_type as u32),
         })
     }
+
+    fn owner(&self, dir: &Path) -> io::Result<Owner> {
+        Ok(Owner::of(&std::fs::metadata(dir)?))
+    }
+
+    fn close_to_others(&self, dir: &Path) -> io::Result<()> {
+        let dir = open_dir(dir)?;
+        if !Owner::of(&dir.metadata()?).is_this_user {
+            return Err(refused("it belongs to another user"));
+        }
+        Ok(rustix::fs::fchmod(&dir, Mode::RWXU)?)
+    }
+}
+
+fn open_dir(dir: &Path) -> io::Result<File> {
+    let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::RDONLY;
+    Ok(retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()))?.into())
+}
+
+/// Refuses what is no regular file, and files of other users, who can read and write them.
+fn check_own(file: &File) -> io::Result<()> {
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(refused("it is no regular file"));
+    }
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(refused("it belongs to another user"));
+    }
+    Ok(())
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 #[derive(Debug)]
@@ -142,6 +180,7 @@ impl MediumFile for HostFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
     const WRITE: Access = Access { write: true, create: true, direct: false };
@@ -169,6 +208,47 @@ mod tests {
         assert!(again.write_at(b"x", 0).is_err(), "opened to read");
         Host.remove(&dir.join("g")).unwrap();
         assert!(Host.open(&dir.join("g"), Access::default()).is_err());
+    }
+
+    #[test]
+    fn links_and_files_of_others_are_not_written() {
+        let root = tempfile::tempdir().unwrap();
+        let (link, target) = (root.path().join("link"), root.path().join("target"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        for create in [true, false] {
+            let error = Host.open(&link, Access { create, ..WRITE }).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        }
+        assert!(!target.exists(), "a link was followed");
+        let pipe = root.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RWXU).unwrap();
+        let error = Host.open(&pipe, Access { create: false, ..WRITE }).unwrap_err();
+        assert!(error.to_string().contains("regular"), "{error}");
+        if rustix::process::geteuid().is_root() {
+            std::fs::write(&target, "theirs").unwrap();
+            std::os::unix::fs::chown(&target, Some(12_345), None).unwrap();
+            let error = Host.open(&target, WRITE).unwrap_err();
+            assert!(error.to_string().contains("another user"), "{error}");
+        }
+    }
+
+    #[test]
+    fn directory_of_this_user_is_closed_to_others() {
+        let root = tempfile::tempdir().unwrap();
+        let mode = |mode| std::fs::set_permissions(root.path(), Permissions::from_mode(mode));
+        mode(0o755).unwrap();
+        assert!(Host.owner(root.path()).unwrap().is_open);
+        Host.close_to_others(root.path()).unwrap();
+        assert_eq!(Host.owner(root.path()).unwrap(), Owner::this_user());
+        assert!(Host.owner(&root.path().join("absent")).is_err());
+        if rustix::process::geteuid().is_root() {
+            // The directory of another user, writable by a group of this one.
+            std::os::unix::fs::chown(root.path(), Some(12_345), None).unwrap();
+            mode(0o2775).unwrap();
+            assert!(Host.close_to_others(root.path()).is_err());
+            let owner = Host.owner(root.path()).unwrap();
+            assert_eq!((owner.uid, owner.is_this_user, owner.by_group), (12_345, false, true));
+        }
     }
 
     #[test]

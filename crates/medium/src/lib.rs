@@ -21,6 +21,7 @@ use std::sync::Arc;
 mod change;
 mod faulty;
 mod host;
+mod owner;
 mod schedule;
 mod sim;
 mod sparse;
@@ -28,6 +29,7 @@ mod tree;
 
 pub use faulty::Faulty;
 pub use host::Host;
+pub use owner::Owner;
 pub use schedule::{Fault, Op, Rule, Schedule};
 pub use sim::{SimDisk, SimProcess};
 
@@ -60,7 +62,8 @@ pub struct Room {
 pub trait Medium: Send + Sync + Debug {
     /// Creates `path` and its parents, mode 0700.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Opens a file; mode 0600 if it is created.
+    /// Opens a file; mode 0600 if it is created. A file that is opened to be written is a regular file of
+    /// this user: links and files of other users are refused.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>>;
     /// Replaces `to` by `from`, atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -72,6 +75,16 @@ pub trait Medium: Send + Sync + Debug {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Room where `dir` is.
     fn room(&self, dir: &Path) -> io::Result<Room>;
+    /// The owner of the directory `dir`. A simulated disk has one user.
+    fn owner(&self, dir: &Path) -> io::Result<Owner> {
+        let _ = dir;
+        Ok(Owner::this_user())
+    }
+    /// Takes all rights to a directory of this user from other users: mode 0700.
+    fn close_to_others(&self, dir: &Path) -> io::Result<()> {
+        let _ = dir;
+        Ok(())
+    }
 }
 
 /// An open file.

@@ -10,6 +10,8 @@ use crate::lock::DirectoryLock;
 use crate::process::Process;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
+use ritornello_medium::Owner;
+use ritornello_store::foreign_directory;
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -57,15 +59,11 @@ impl Home {
             .map_err(|error| refused(error.into()))?
             .into();
         let found = dir.metadata().map_err(refused)?;
-        if found.uid() != rustix::process::geteuid().as_raw() {
-            return Err(Error::invalid(
-                "the directory belongs to another user, who could read the prompts in it: \
-                 run as that user, or name a new directory",
-            )
-            .with("dir", path.display())
-            .with("owner", found.uid()));
+        let owner = Owner::of(&found);
+        if !owner.is_this_user {
+            return Err(foreign_directory(path, owner));
         }
-        if found.mode() & 0o077 != 0 {
+        if owner.is_open {
             rustix::fs::fchmod(&dir, Mode::RWXU).map_err(|error| refused(error.into()))?;
         }
         match rustix::fs::mkdirat(&dir, CLIENTS, Mode::RWXU) {
@@ -129,6 +127,8 @@ pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_directory_of_another_user_is_refused_and_left_as_it_is() {
@@ -144,5 +144,21 @@ mod tests {
         assert_eq!(error.kind(), ritornello_format::ErrorKind::Invalid);
         assert!(error.to_string().contains("another user"), "{error}");
         assert!(!path.join("LOCK").exists());
+    }
+
+    /// A Kubernetes volume with `fsGroup`: its owner is another user, its group is one of this process.
+    #[test]
+    fn directory_of_the_group_names_a_directory_in_it_instead() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(12_345), None).unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o2775)).unwrap();
+        let error = Home::open(dir.path()).unwrap_err().to_string();
+        let inside = dir.path().join("ritornello");
+        assert!(error.contains(&format!("name {} instead", inside.display())), "{error}");
+        std::fs::create_dir(&inside).unwrap();
+        Home::open(&inside).unwrap();
     }
 }

@@ -25,7 +25,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 /// Names that may lie in a directory without making it foreign.
-const OURS: [&str; 14] = [
+const OURS: [&str; 15] = [
     MANIFEST,
     "MANIFEST.new",
     MANIFEST_COPY,
@@ -40,7 +40,11 @@ const OURS: [&str; 14] = [
     "segments",
     "owner.sock",
     POLICY_FILE,
+    LOST_AND_FOUND,
 ];
+
+/// Lies in the root of every ext4 file system.
+pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 const MANIFEST: &str = "MANIFEST";
 /// Written before `MANIFEST`, so it is never the older of the two: an owner that opens by the copy
@@ -273,6 +277,7 @@ impl Directory {
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for dir in volumes.iter().map(|volume| self.path.join(&volume.dir)) {
+            self.check_owner(&dir)?;
             let names = match self.medium.list(&dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 names => names.map_err(|e| self.refused(e).with("path", dir.display()))?,

@@ -29,6 +29,7 @@ mod memory;
 mod moved;
 mod options;
 mod outcome;
+mod ownership;
 mod parts;
 mod policy;
 mod put;
@@ -57,6 +58,7 @@ pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,
 };
 pub use outcome::Outcome;
+pub use ownership::foreign_directory;
 pub use policy::{POLICY_FILE, StorePolicy};
 pub use silence::OwnerSilent;
 pub use stats::{

@@ -85,9 +85,8 @@ impl Directory {
     /// Whether `dir` carries the marker of another store than that of `manifest`.
     #[must_use]
     pub fn is_foreign(&self, dir: &Path, manifest: &Manifest) -> bool {
-        let bytes = self.read_in(dir, VolumeMarker::FILE).ok().flatten();
-        let found = bytes.and_then(|bytes| VolumeMarker::decode(&bytes).ok());
-        found.is_some_and(|found| found.store != manifest.uuid)
+        let found = self.marker_in(dir).ok().flatten();
+        found.is_some_and(|found| found.is_ok_and(|found| found.store != manifest.uuid))
     }
 
     /// The directories of the volumes that are here.
@@ -116,11 +115,11 @@ impl Directory {
         expected: VolumeMarker,
         needs_marker: bool,
     ) -> Whereabouts {
-        let found = match self.read_in(&dir, VolumeMarker::FILE) {
-            Ok(found) => found.map(|bytes| VolumeMarker::decode(&bytes)),
+        let found = match self.marker_in(&dir) {
+            Ok(found) => found,
             Err(error) => return Whereabouts::Away(error.to_string()),
         };
-        match found {
+        let at = match found {
             Some(Ok(found)) if found == expected => Whereabouts::Here(dir),
             Some(Ok(found)) if found.store == expected.store => {
                 Whereabouts::Foreign(format!("its directory holds volume {}", found.volume))
@@ -144,6 +143,15 @@ impl Directory {
                 ),
                 Err(error) => Whereabouts::Away(error.to_string()),
             },
+        };
+        match &at {
+            Whereabouts::Here(dir) | Whereabouts::Unmarked(dir) => {
+                self.close_to_others(dir).map_or_else(
+                    |error| Whereabouts::Away(format!("cannot be closed to other users: {error}")),
+                    |()| at.clone(),
+                )
+            }
+            _ => at,
         }
     }
 
@@ -208,6 +216,7 @@ impl Directory {
                 .with("why", why));
             }
             self.medium.create_dir(&dir).map_err(|error| self.refused(error))?;
+            self.check_owner(&dir)?;
             match self.write_marker(&dir, marker) {
                 Ok(()) => volume.marked = true,
                 Err(error) => return Err(self.refused(error).with("path", dir.display())),
@@ -216,23 +225,23 @@ impl Directory {
         Ok(())
     }
 
-    /// Marks `dir`, durably.
+    /// Marks `dir`, durably, and closes it to other users.
     pub(crate) fn write_marker(&self, dir: &Path, marker: VolumeMarker) -> io::Result<()> {
+        self.close_to_others(dir)?;
         self.replace_in(dir, VolumeMarker::FILE, &marker.encode())
     }
 
     /// Whether `dir` carries a marker of this store. In a directory that the manifest does not name, an
     /// owner that added or removed the directory did not come to the end of it.
     pub(crate) fn is_marked_by(&self, dir: &Path, store: [u8; 16]) -> bool {
-        let bytes = self.read_in(dir, VolumeMarker::FILE).ok().flatten();
-        let found = bytes.and_then(|bytes| VolumeMarker::decode(&bytes).ok());
-        found.is_some_and(|found| found.store == store)
+        let found = self.marker_in(dir).ok().flatten();
+        found.is_some_and(|found| found.is_ok_and(|found| found.store == store))
     }
 
     /// Whether `dir` carries `marker`.
     pub(crate) fn has_marker(&self, dir: &Path, marker: VolumeMarker) -> bool {
-        let bytes = self.read_in(dir, VolumeMarker::FILE).ok().flatten();
-        bytes.is_some_and(|bytes| VolumeMarker::decode(&bytes).is_ok_and(|found| found == marker))
+        let found = self.marker_in(dir).ok().flatten();
+        found.is_some_and(|found| found.is_ok_and(|found| found == marker))
     }
 
     /// Takes the marker of a volume that is no more out of `dir`.

@@ -8,7 +8,7 @@
 use super::absence::Absence;
 use super::{Engine, State};
 use crate::budget::Budget;
-use crate::directory::{Directory, VOLUMES_MAX};
+use crate::directory::{Directory, LOST_AND_FOUND, VOLUMES_MAX};
 use crate::volumes::Whereabouts;
 use ritornello_format::{Error, Manifest, Result, UNIT, VolumeMarker, VolumeRecord};
 use ritornello_index::RunId;
@@ -21,9 +21,6 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Lies in the root of every ext4 file system.
-const LOST_AND_FOUND: &str = "lost+found";
 
 /// What to change about the space of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,6 +194,7 @@ impl Engine {
         if directory.has_marker(&dir, marker) {
             return refused("the store has this directory already");
         }
+        directory.check_owner(&dir)?;
         let names = self.medium.list(&dir)?;
         if let Whereabouts::Foreign(why) = directory.find_volume(dir.clone(), marker, false) {
             return refused(&why);
@@ -238,6 +236,7 @@ impl Engine {
                 .because(error)
         };
         self.medium.create_dir(&path).map_err(refused)?;
+        directory.check_owner(&path)?;
         let there = manifest.volumes.iter().filter(|volume| !volume.is_gone());
         let new = directory.real(&name);
         if there.into_iter().any(|volume| directory.real(&volume.dir) == new) {

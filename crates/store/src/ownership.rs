@@ -1,0 +1,57 @@
+//! Whose directories a store uses: those of this user only.
+
+use crate::directory::Directory;
+use ritornello_format::{Error, Result, VolumeMarker};
+use ritornello_medium::Owner;
+use std::io;
+use std::path::Path;
+
+/// The error for a directory of another user, with what to name instead.
+#[must_use]
+pub fn foreign_directory(dir: &Path, owner: Owner) -> Error {
+    let error = if owner.by_group {
+        // A Kubernetes volume with `fsGroup` is such a directory.
+        let inside = dir.join("ritornello");
+        Error::invalid(format!(
+            "the directory belongs to another user, and this one may write to it by its group only \
+             (as with a Kubernetes volume and fsGroup): name {} instead, which is made then",
+            inside.display()
+        ))
+    } else {
+        Error::invalid(
+            "the directory belongs to another user, who could read the prompts in it: run as that \
+             user, or name a new directory",
+        )
+    };
+    error.with("dir", dir.display()).with("owner", owner.uid)
+}
+
+impl Directory {
+    /// Refuses a directory of another user. One that does not exist is no one's.
+    ///
+    /// # Errors
+    /// `Invalid` for another user's; those of the file system.
+    pub(crate) fn check_owner(&self, dir: &Path) -> Result<()> {
+        match self.medium.owner(dir) {
+            Ok(owner) if owner.is_this_user => Ok(()),
+            Ok(owner) => Err(foreign_directory(dir, owner)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(self.refused(error).with("path", dir.display())),
+        }
+    }
+
+    /// Takes all rights to a directory of this user from other users.
+    pub(crate) fn close_to_others(&self, dir: &Path) -> io::Result<()> {
+        if self.medium.owner(dir)?.is_open {
+            self.medium.close_to_others(dir)?;
+        }
+        Ok(())
+    }
+
+    /// The marker in `dir`, `None` if there is none. In a directory of another user nothing is read.
+    pub(crate) fn marker_in(&self, dir: &Path) -> io::Result<Option<Result<VolumeMarker>>> {
+        self.check_owner(dir).map_err(io::Error::other)?;
+        let found = self.read_in(dir, VolumeMarker::FILE)?;
+        Ok(found.map(|bytes| VolumeMarker::decode(&bytes)))
+    }
+}

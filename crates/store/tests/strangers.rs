@@ -1,0 +1,171 @@
+//! Directories and segments of other users: nothing there is read or written, and they are taken back
+//! once they are this user's again. To change owners takes root; other users run the rest.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::volumes::{PAGES, SEQUENCES, found};
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_medium::Host;
+use ritornello_store::{Options, Reshape};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const OTHER_USER: u32 = 12_345;
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn give_to(path: &Path, user: u32) {
+    chown(path, Some(user), None).unwrap();
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn with_paths(root: &Path) -> Options {
+    let paths = vec![root.join("a"), root.join("b")];
+    Options { paths, upkeep: false, ..options(&root.join("store"), 16) }
+}
+
+fn filled(root: &Path) {
+    let open = open_on(Arc::new(Host), &with_paths(root)).unwrap();
+    for name in 0..SEQUENCES {
+        assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
+    }
+    open.store.flush().unwrap();
+    open.close();
+}
+
+fn reopened(root: &Path) -> Open {
+    let options = Options { upkeep: false, ..Options::new(&root.join("store")) };
+    open_on(Arc::new(Host), &options).unwrap()
+}
+
+fn reasons(open: &Open) -> String {
+    open.store.stats().unwrap().catalog.unavailable.reasons.join("\n")
+}
+
+fn segment_in(dir: &Path) -> PathBuf {
+    let mut names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    names.find(|path| path.to_str().unwrap().contains("seg-")).unwrap()
+}
+
+fn refused(change: ritornello_format::Result<()>, told: &str) {
+    let error = change.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains(told), "{error}");
+}
+
+#[test]
+fn volume_of_another_user_is_away_until_it_is_ours() {
+    if !is_root() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    filled(root.path());
+    let volume = root.path().join("b");
+    give_to(&volume, OTHER_USER);
+    let before = fs::read_dir(&volume).unwrap().count();
+    let open = reopened(root.path());
+    assert!((1..PAGES).contains(&found(&open)), "the other volume serves its pages");
+    assert!(reasons(&open).contains("belongs to another user"), "{}", reasons(&open));
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 4), None).pages, 4);
+    assert_eq!(fs::read_dir(&volume).unwrap().count(), before, "something was written there");
+    give_to(&volume, 0);
+    open.engine.tend();
+    assert_eq!((found(&open), reasons(&open)), (PAGES, String::new()));
+    open.close();
+}
+
+#[test]
+fn segment_of_another_user_or_a_link_is_absent_until_it_is_ours() {
+    let root = tempfile::tempdir().unwrap();
+    filled(root.path());
+    let segment = segment_in(&root.path().join("b"));
+    let elsewhere = root.path().join("elsewhere");
+    let linked = (
+        || {
+            fs::rename(&segment, &elsewhere).unwrap();
+            symlink(&elsewhere, &segment).unwrap();
+        },
+        || fs::rename(&elsewhere, &segment).unwrap(),
+    );
+    let given = (|| give_to(&segment, OTHER_USER), || give_to(&segment, 0));
+    let mut faults: Vec<(&dyn Fn(), &dyn Fn(), &str)> = vec![(&linked.0, &linked.1, "link")];
+    if is_root() {
+        faults.push((&given.0, &given.1, "another user"));
+    }
+    for (fault, repair, why) in faults {
+        fault();
+        let open = reopened(root.path());
+        assert!((1..PAGES).contains(&found(&open)), "{why}");
+        assert!(reasons(&open).contains(why), "{}", reasons(&open));
+        repair();
+        open.engine.tend();
+        assert_eq!(found(&open), PAGES, "{why}");
+        open.close();
+    }
+}
+
+#[test]
+fn directory_of_another_user_is_refused_for_new_volumes() {
+    if !is_root() {
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let (theirs, group) = (root.path().join("theirs"), root.path().join("group"));
+    for (dir, rights) in [(&theirs, 0o777), (&group, 0o2775)] {
+        fs::create_dir(dir).unwrap();
+        fs::set_permissions(dir, Permissions::from_mode(rights)).unwrap();
+        give_to(dir, OTHER_USER);
+    }
+    for (dir, told) in [(&theirs, "another user"), (&group, "group/ritornello instead")] {
+        let home = root.path().join("new");
+        let new = Options { paths: vec![dir.clone()], ..options(&home, 8) };
+        refused(open_on(Arc::new(Host), &new).map(Open::close), told);
+        let _ = fs::remove_dir_all(&home);
+    }
+    let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
+    let add = |dir: &Path| open.store.reshape(&Reshape::AddPath(dir.to_str().unwrap().into()));
+    refused(add(&theirs), "another user");
+    refused(add(&group), "group/ritornello instead");
+    for dir in [&theirs, &group] {
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 0, "something was written there");
+    }
+    add(&group.join("ritornello")).unwrap();
+    open.close();
+}
+
+#[test]
+fn volumes_are_closed_to_other_users() {
+    let root = tempfile::tempdir().unwrap();
+    let (a, more) = (root.path().join("a"), root.path().join("more"));
+    for dir in [&a, &more] {
+        fs::create_dir(dir).unwrap();
+        fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
+    }
+    let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
+    assert_eq!(mode(&a), 0o700, "when the store is made");
+    open.store.reshape(&Reshape::AddPath(more.to_str().unwrap().into())).unwrap();
+    assert_eq!(mode(&more), 0o700, "when the directory is added");
+    open.close();
+    fs::set_permissions(&a, Permissions::from_mode(0o755)).unwrap();
+    reopened(root.path()).close();
+    assert_eq!(mode(&a), 0o700, "at each opening");
+}
+
+#[test]
+fn store_is_made_in_the_root_of_a_new_file_system() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("lost+found")).unwrap();
+    for _ in 0..2 {
+        open(root.path(), 8).close();
+    }
+    assert!(root.path().join("lost+found").is_dir());
+}
