@@ -287,6 +287,8 @@ impl Directory {
             in_flight_bytes: SegmentsConfig::IN_FLIGHT_BYTES,
         };
         let segments = Segments::open(Arc::clone(&self.medium), config)?;
+        let most = manifest.capacity / manifest.segment_bytes.max(1);
+        segments.reserve_files(usize::try_from(most).unwrap_or(usize::MAX));
         let this = self.clone();
         let (guard, store) = (self.clone(), manifest.uuid);
         segments.guard_with(Box::new(move |volume, dir| {

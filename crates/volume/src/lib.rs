@@ -18,6 +18,7 @@ pub mod limit;
 mod map;
 pub mod memory;
 mod memory_block;
+mod open_files;
 mod parked;
 mod process;
 pub mod segments;
@@ -28,6 +29,7 @@ pub mod transfer;
 pub use memory::{
     BorrowedPages, BorrowedPagesMut, Fragment, FragmentMut, OwnedPages, PageSource, PageTarget,
 };
+pub use open_files::OTHER_FILES;
 pub use parked::Parked;
 pub use process::{heap_bytes, process_id};
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};

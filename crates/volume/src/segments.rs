@@ -15,6 +15,7 @@ use volumes::Volume;
 
 use crate::engine::Engine;
 use crate::map::Map;
+use crate::open_files;
 use crate::staging::{Staging, StagingStats};
 use maps::Maps;
 use parking_lot::{Mutex, RwLock};
@@ -25,6 +26,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -74,6 +76,8 @@ pub struct Segments {
     engine: Box<dyn Engine>,
     staging: Arc<Staging>,
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
+    /// Files that the limit of open files was raised for.
+    reserved: AtomicUsize,
     /// Where segments are mapped.
     maps: Option<Maps>,
     report: RwLock<IoReport>,
@@ -136,6 +140,7 @@ impl Segments {
             engine: choice.engine,
             staging,
             files: RwLock::default(),
+            reserved: AtomicUsize::new(0),
             maps: (choice.report.mode == IoMode::Mapped).then(Maps::new),
             report: RwLock::new(choice.report),
             looked_for_absent: Mutex::new(None),
@@ -179,7 +184,7 @@ impl Segments {
         let made = filled.and_then(|file| self.sync_names(id.volume()).map(|()| file));
         match made {
             Ok(file) => {
-                self.files.write().insert(id, file);
+                self.keep(id, file);
                 Ok(())
             }
             Err(error) => {
@@ -462,7 +467,37 @@ impl Segments {
         let file = self.medium.open(&path, access)?;
         // After the file was opened: what is mounted there since does not matter.
         self.check_volume(id.volume())?;
-        Ok(Arc::clone(self.files.write().entry(id).or_insert(file)))
+        Ok(self.keep(id, file))
+    }
+
+    /// Keeps an open file, unless the segment has one already. Returns the one that is kept.
+    fn keep(&self, id: SegmentId, file: Arc<dyn MediumFile>) -> Arc<dyn MediumFile> {
+        let (kept, count) = {
+            let mut files = self.files.write();
+            let kept = Arc::clone(files.entry(id).or_insert(file));
+            (kept, files.len())
+        };
+        // The store has grown since it was opened here.
+        if count >= self.reserved.load(Relaxed) {
+            self.reserve_files(2 * count);
+        }
+        kept
+    }
+
+    /// Raises the limit of open files so that `count` segments can be open. Where it cannot be raised
+    /// that far, the report says so.
+    pub fn reserve_files(&self, count: usize) {
+        let had = self.reserved.fetch_max(count, Relaxed);
+        if count <= had || self.report.read().mode == IoMode::Simulated {
+            return;
+        }
+        let left = count.saturating_sub(self.files.read().len());
+        if let Err(error) = open_files::reserve(left as u64) {
+            tracing::warn!("{error}");
+            let mut report = self.report.write();
+            report.warnings.retain(|known| !known.contains("may open"));
+            report.warnings.push(error.to_string());
+        }
     }
 
     fn path(&self, id: SegmentId) -> Result<PathBuf> {

@@ -1,0 +1,58 @@
+//! The limit of open files. A process of its own, because the limit is the whole process's.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_store::{Options, Reshape};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::sync::Arc;
+
+/// Far fewer than the store has segments, more than this process has open.
+const SOFT: u64 = 64;
+const SEGMENTS: u64 = 160;
+
+fn set(limit: Rlimit) {
+    setrlimit(Resource::Nofile, limit).unwrap();
+}
+
+fn warned(open: &Open) -> String {
+    open.engine.segments().report().warnings.join("\n")
+}
+
+#[test]
+fn limit_of_open_files_is_raised_to_what_the_store_needs() {
+    let limit = getrlimit(Resource::Nofile);
+    let dir = tempfile::tempdir().unwrap();
+    set(Rlimit { current: Some(SOFT), ..limit });
+    let small = Options { upkeep: false, ..options(dir.path(), 8) };
+    let open = open_on(Arc::new(ritornello_medium::Host), &small).unwrap();
+    let raised = getrlimit(Resource::Nofile).current.unwrap();
+    assert!(raised > SOFT, "the limit is {raised} at open");
+
+    // A store that grew needs more, here without what was reserved for connections.
+    set(Rlimit { current: Some(SOFT), ..limit });
+    open.store.reshape(&Reshape::Capacity(SEGMENTS * MIB)).unwrap();
+    for name in 0..SEGMENTS - 16 {
+        let outcome = put(&open.store, &chained(65_536), &sequence(name, 15), None);
+        assert_eq!(outcome.pages, 15, "put {name}: {outcome:?}");
+    }
+    let segments = open.store.stats().unwrap().catalog.segments;
+    assert!(segments > SOFT, "{segments} segments");
+    assert_eq!(warned(&open).matches("may open").count(), 0, "{}", warned(&open));
+    open.close();
+
+    // What is higher stays.
+    set(limit);
+    let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
+    assert!(getrlimit(Resource::Nofile).current >= limit.current, "the limit was lowered");
+    open.close();
+
+    // Last, because only root raises a hard limit again.
+    set(Rlimit { current: Some(SOFT), maximum: Some(512) });
+    let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
+    assert_eq!(getrlimit(Resource::Nofile).current, Some(512));
+    let said = warned(&open);
+    assert!(said.contains("may open 512 files") && said.contains("LimitNOFILE="), "{said}");
+    open.close();
+}

@@ -1,0 +1,44 @@
+//! The limit of open files of this process (`RLIMIT_NOFILE`), raised to what a store needs.
+
+use parking_lot::Mutex;
+use ritornello_format::{Error, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Files that a store opens beside its segments: the index, connections, descriptors of tickets.
+pub const OTHER_FILES: u64 = 1024;
+
+/// Raises the soft limit so that `segments` files, and [`OTHER_FILES`], can be opened beside those that
+/// this process has open. Never lowers it.
+///
+/// # Errors
+/// `Invalid`, with the number, if the hard limit is lower; the soft limit is the hard one then.
+pub(crate) fn reserve(segments: u64) -> Result<()> {
+    /// Two threads that raise the limit at once could lower it again.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock();
+    let limit = getrlimit(Resource::Nofile);
+    let needed = open_now().saturating_add(segments).saturating_add(OTHER_FILES);
+    let Some(soft) = limit.current.filter(|soft| *soft < needed) else { return Ok(()) };
+    let wanted = limit.maximum.map_or(needed, |hard| needed.min(hard));
+    if wanted > soft {
+        let raised = Rlimit { current: Some(wanted), ..limit };
+        setrlimit(Resource::Nofile, raised).map_err(|error| {
+            Error::invalid(shortage(needed, soft)).because(std::io::Error::from(error))
+        })?;
+        tracing::debug!(from = soft, to = wanted, "the limit of open files is raised");
+    }
+    if wanted < needed { Err(Error::invalid(shortage(needed, wanted))) } else { Ok(()) }
+}
+
+fn shortage(needed: u64, limit: u64) -> String {
+    format!(
+        "this process may open {limit} files, and the store may need {needed}: segments beyond the limit \
+         are misses; raise the hard limit to {needed} (`ulimit -Hn`, LimitNOFILE= of a unit, \
+         --ulimit nofile= of a container)"
+    )
+}
+
+/// Files that this process has open; zero where `/proc` is not mounted.
+fn open_now() -> u64 {
+    std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64)
+}
