@@ -68,14 +68,25 @@ pub fn open(address: &str) -> Result<Remote> {
     let options = options(&mut address)?;
     let backend: Arc<dyn Backend> = match address.scheme.as_str() {
         "file" => {
-            address.finish("zstd and key")?;
+            let shared = match address.take("mode").as_deref() {
+                None | Some("private") => false,
+                Some("shared") => true,
+                Some(_) => {
+                    return Err(Error::invalid(
+                        "mode is private (this user only), or shared (the directory's group, too)",
+                    )
+                    .with("address", &address));
+                }
+            };
+            address.finish("mode, zstd and key")?;
             if !address.place.is_empty() {
                 return Err(Error::invalid(
                     "a directory's address has three slashes, as in file:///mnt/kv",
                 )
                 .with("address", &address));
             }
-            Arc::new(DirectoryBackend::new(Path::new(&address.path), &writer()))
+            let backend = DirectoryBackend::new(Path::new(&address.path), &writer());
+            Arc::new(if shared { backend.shared() } else { backend })
         }
         "memory" => {
             address.finish("zstd and key")?;
@@ -165,6 +176,28 @@ mod tests {
         directory.backend.set("a/b", b"1").unwrap();
         assert!(dir.path().join("a/b").is_file());
         assert_eq!(open("memory:").unwrap().options.zstd, None);
+    }
+
+    #[test]
+    fn directory_remote_is_private_unless_it_is_shared() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |name: &str| {
+            std::fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o7777
+        };
+        let opened = |options: &str| {
+            open(&format!("file://{}{options}", dir.path().display())).unwrap().backend
+        };
+        let root = Permissions::from_mode(0o2755);
+        std::fs::set_permissions(dir.path(), root).unwrap();
+        opened("").set("a/b/c", b"1").unwrap();
+        assert_eq!((mode("a"), mode("a/b"), mode("a/b/c")), (0o2700, 0o2700, 0o600));
+        opened("?mode=shared").set("d/e/f", b"1").unwrap();
+        assert_eq!((mode("d"), mode("d/e"), mode("d/e/f")), (0o2770, 0o2770, 0o660));
+        // What exists keeps its mode.
+        opened("").set("d/e/g", b"1").unwrap();
+        assert_eq!((mode(""), mode("d/e"), mode("d/e/g")), (0o2755, 0o2770, 0o600));
+        let wrong = open("file:///x?mode=hunter2").unwrap_err().to_string();
+        assert!(wrong.contains("shared") && !wrong.contains("hunter2"), "{wrong}");
     }
 
     #[test]

@@ -1,17 +1,18 @@
 //! A backend over a mounted file system that several machines share: NFS, pNFS, 3FS, or any other.
 //!
-//! A value is written beside its name and renamed to it, which such file systems do whole.
+//! A value is written beside its name and renamed to it, which such file systems do whole. Pages reveal
+//! prompts: files are made with mode 0600 and directories with 0700, unless the remote is shared with a group.
 
 use super::backend::{Backend, Listed};
 use ritornello_format::{Error, ErrorKind as Kind, Result};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::hash_map::RandomState;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
@@ -26,6 +27,8 @@ pub struct DirectoryBackend {
     root: PathBuf,
     /// Tells this process's unfinished files apart, and from those of others.
     writer: String,
+    /// Whether members of the directory's group read and write it, too.
+    shared: bool,
     next: AtomicU64,
 }
 
@@ -34,7 +37,47 @@ impl DirectoryBackend {
     /// tells this process apart from all others that write there: host name and process id, say.
     #[must_use]
     pub fn new(root: &Path, writer: &str) -> Self {
-        Self { root: root.to_owned(), writer: writer.to_owned(), next: AtomicU64::new(0) }
+        Self {
+            root: root.to_owned(),
+            writer: writer.to_owned(),
+            shared: false,
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// Lets the group of the directory read and write what is made from now on, whatever the umask is:
+    /// directories 0770, files 0660. Directories that exist keep their mode.
+    #[must_use]
+    pub fn shared(self) -> Self {
+        Self { shared: true, ..self }
+    }
+
+    /// Makes the directories of an object that do not exist yet.
+    fn make_dirs(&self, dir: &Path) -> io::Result<()> {
+        if dir.is_dir() {
+            return Ok(());
+        }
+        if let Some(parent) = dir.parent() {
+            self.make_dirs(parent)?;
+        }
+        match DirBuilder::new().mode(if self.shared { 0o770 } else { 0o700 }).create(dir) {
+            Ok(()) if self.shared => {
+                // A set-group-ID bit comes from the parent, and keeps the group for what is made here.
+                let inherited = fs::metadata(dir)?.mode() & 0o2000;
+                fs::set_permissions(dir, Permissions::from_mode(0o770 | inherited))
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        let mode = if self.shared { 0o660 } else { 0o600 };
+        let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+        if self.shared {
+            file.set_permissions(Permissions::from_mode(mode))?;
+        }
+        Ok(file)
     }
 
     /// What is not in the directory is absent only while that is there: a file system that is not
@@ -60,13 +103,13 @@ impl DirectoryBackend {
     fn write(&self, name: &str, value: &[u8]) -> io::Result<()> {
         let path = self.root.join(name);
         let parent = path.parent().unwrap_or(&self.root);
-        fs::create_dir_all(parent)?;
+        self.make_dirs(parent)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         // Others that write there can guess host, process and number. A file that has the name, or a
         // link to one outside of the remote, is neither opened nor in the way of the next attempt.
         let random = RandomState::new().build_hasher().finish();
         let unfinished = parent.join(format!("{UNFINISHED}{}-{number}-{random:016x}", self.writer));
-        let mut file = File::create_new(&unfinished)?;
+        let mut file = self.create(&unfinished)?;
         let written = (|| {
             file.write_all(value)?;
             // An error of a full or lost server may come only now.
@@ -118,7 +161,11 @@ fn failed(error: io::Error) -> Error {
     let error = Error::retry("the remote's directory cannot be used").because(error);
     match kind {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            error.with("advice", "give this user the right to read and write it")
+            error.with(
+                "advice",
+                "give this user the right to read and write it; several users share a remote by a group and \
+                 ?mode=shared",
+            )
         }
         _ => error,
     }
