@@ -457,7 +457,8 @@ class Cache:
     def policy(self) -> StorePolicy:
         """That of the lowest tier of this machine when it was opened."""
     @property
-    def tiers(self) -> list[str]: ...
+    def tiers(self) -> list[str]:
+        """As they were given; of a remote's address without its options."""
     def __enter__(self) -> Cache: ...
     def __exit__(
         self,

@@ -81,6 +81,12 @@ class Arguments(Memory):
     def __init__(self, *, host: str):
         assert host == "a b"
 
+class Tells(Memory):
+    def __init__(self, *, password: str):
+        self.password = password
+    def get(self, name, start, stop):
+        raise OSError(f"no login with {self.password}")
+
 class Down(Memory):
     up = threading.Event()
     def __init__(self):
@@ -172,6 +178,24 @@ def test_a_class_that_hangs_is_left_alone(classes: Path) -> None:
 def test_what_cannot_be_opened_says_why(classes: Path, address: str, told: str) -> None:
     done = ritornello("doctor", "--backend", address, path=classes)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+def test_options_of_an_address_are_told_nowhere(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "mine:Tells?password=hunter2"
+    done = ritornello("doctor", "--json", "--backend", address, path=classes)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["backend"] == "mine:Tells?…"
+    assert "no login with …" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+    done = ritornello("doctor", "--backend", f"{address}&password2=hunter2", path=classes)
+    assert (done.returncode, "password2" in done.stderr) == (2, True), done.stderr
+    assert "hunter2" not in done.stderr
+    monkeypatch.syspath_prepend(str(classes))
+    with rt.Cache.open([f"host 64MiB {classes}/host", f"{address} write=none"]) as cache:
+        assert cache.tiers[1] == "mine:Tells?… write=none"
+        assert "hunter2" not in repr(cache) + str(cache.stats())
 
 
 def test_a_class_that_is_never_made_keeps_no_tier_from_being_opened(

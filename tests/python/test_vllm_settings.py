@@ -29,6 +29,7 @@ def test_tiers_take_the_place_of_a_path() -> None:
     assert settings == Settings("", tiers=tuple(tiers), prefetch="best_effort", gate="always")
     assert settings.far
     assert not Settings.parse({"tiers": tiers[:2]}).far
+    assert "hunter2" not in repr(Settings.parse({"tiers": [*tiers[:2], "m:C?password=hunter2"]}))
     assert not Settings.parse({"path": "/kv"}).far
 
 

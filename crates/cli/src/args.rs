@@ -10,6 +10,7 @@ use crate::soak::args::SoakArgs;
 use clap::{Args, Parser, Subcommand};
 use ritornello_codec::Codec;
 use ritornello_format::parse_bytes;
+use ritornello_tiers::remote::RemoteAddress;
 use std::path::PathBuf;
 
 /// The command line.
@@ -305,7 +306,7 @@ pub struct DoctorArgs {
     pub dir: Option<PathBuf>,
     /// Try a remote's backend out instead: its address, or MODULE:CLASS where this is Python
     #[arg(long, conflicts_with_all = ["dir", "capacity"])]
-    pub backend: Option<String>,
+    pub backend: Option<RemoteAddress>,
     /// Of --backend: seconds that a check may take
     #[arg(long, default_value_t = 120, requires = "backend", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub patience: u64,

@@ -7,7 +7,7 @@ use crate::{Context, progress};
 use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_remote::Remote;
-use ritornello_tiers::remote::{Census, CollectOptions, Form, collect, fsck};
+use ritornello_tiers::remote::{Census, CollectOptions, Form, RemoteAddress, collect, fsck};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -53,7 +53,7 @@ Examples:
   ritornello remote stat s3://bucket/kv --json | jq .bytes")]
 pub struct StatArgs {
     /// The remote's address
-    pub address: String,
+    pub address: RemoteAddress,
 }
 
 /// Of `remote fsck`.
@@ -68,7 +68,7 @@ Examples:
   ritornello remote fsck s3://bucket/kv --repair")]
 pub struct FsckArgs {
     /// The remote's address
-    pub address: String,
+    pub address: RemoteAddress,
     /// Remove what is damaged
     #[arg(long)]
     pub repair: bool,
@@ -89,7 +89,7 @@ Examples:
   ritornello remote gc s3://bucket/kv --budget 10TiB --dry-run --json")]
 pub struct GcArgs {
     /// The remote's address
-    pub address: String,
+    pub address: RemoteAddress,
     /// Remove what was not written or continued for so long: 30d, 12h, 45m
     #[arg(long, value_parser = age, required_unless_present = "budget")]
     pub max_age: Option<Duration>,
@@ -136,8 +136,8 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 ///
 /// # Errors
 /// Where its address is none.
-pub fn open(address: &str) -> Result<Remote, Failure> {
-    ritornello_remote::open(address).map_err(failure)
+pub fn open(address: &RemoteAddress) -> Result<Remote, Failure> {
+    ritornello_remote::open(address.expose()).map_err(failure)
 }
 
 /// What a remote's error means to a command.
@@ -155,7 +155,7 @@ pub fn failure(error: Error) -> Failure {
 
 #[derive(Serialize)]
 struct Use<'a> {
-    address: &'a str,
+    address: &'a RemoteAddress,
     objects: usize,
     /// Of the objects: those that have a seal, by their names.
     sealed_objects: u64,
@@ -239,7 +239,7 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
 
 #[derive(Serialize)]
 struct Checked<'a> {
-    address: &'a str,
+    address: &'a RemoteAddress,
     clean: bool,
     objects: u64,
     pages: u64,
@@ -330,7 +330,7 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
 
 #[derive(Serialize)]
 struct Gone<'a> {
-    address: &'a str,
+    address: &'a RemoteAddress,
     dry_run: bool,
     objects: u64,
     bytes: u64,

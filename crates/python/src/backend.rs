@@ -78,27 +78,26 @@ struct PythonBackend {
     class: Py<PyAny>,
     arguments: Py<PyDict>,
     object: PyOnceLock<Py<PyAny>>,
-    name: String,
+    address: Address,
 }
 
 impl fmt::Debug for PythonBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
+        write!(f, "{}", self.address)
     }
 }
 
 impl PythonBackend {
     fn open(address: &Address) -> Result<Self> {
-        let name = address.to_string();
         attached(|py| {
             let (class, arguments) = Self::find(py, address).map_err(|error| {
                 Error::invalid(
                     "the backend's class cannot be made: type MODULE:CLASS?argument=value",
                 )
-                .with("backend", &name)
-                .because(error.to_string())
+                .with("backend", address)
+                .because(address.redact(&error.to_string()))
             })?;
-            Ok(Self { class, arguments, object: PyOnceLock::new(), name })
+            Ok(Self { class, arguments, object: PyOnceLock::new(), address: address.clone() })
         })
     }
 
@@ -145,8 +144,8 @@ impl PythonBackend {
                     || crate::error::is_fatal(py, &error);
                 let kind = if wrong { ErrorKind::Fatal } else { ErrorKind::Retry };
                 Error::new(kind, "the backend's class raised an exception")
-                    .with("backend", &self.name)
-                    .because(error.to_string())
+                    .with("backend", &self.address)
+                    .because(self.address.redact(&error.to_string()))
             })
         })
     }
@@ -186,7 +185,7 @@ impl Backend for PythonBackend {
             Some(Some(value)) => Ok(Some(value)),
             Some(None) => {
                 Err(Error::fatal("the backend's get returned more than value[start:stop]")
-                    .with("backend", &self.name))
+                    .with("backend", &self.address))
             }
         }
     }

@@ -28,6 +28,7 @@ static OPEN: Mutex<Vec<Weak<cache::Cache>>> = Mutex::new(Vec::new());
 /// Several tiers as one: found, loaded and put as in a store.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Cache {
+    /// As they were given, without the options of an address.
     tiers: Vec<String>,
     cache: RwLock<Option<Arc<cache::Cache>>>,
 }
@@ -64,6 +65,7 @@ impl Cache {
         let mut open = OPEN.lock();
         open.retain(|opened| opened.strong_count() > 0);
         open.push(Arc::downgrade(&cache));
+        let tiers = tiers.iter().map(|tier| TierSpec::shown(tier)).collect();
         Ok(Self { tiers, cache: RwLock::new(Some(cache)) })
     }
 

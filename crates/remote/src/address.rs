@@ -2,6 +2,7 @@
 
 use percent_encoding::percent_decode_str;
 use ritornello_format::{Error, Result};
+use ritornello_tiers::remote::RemoteAddress;
 use std::fmt;
 
 /// An address, taken apart. What a scheme makes of the parts is its own business.
@@ -21,22 +22,30 @@ impl Address {
     /// Takes `text` apart.
     ///
     /// # Errors
-    /// `Invalid` if it has no scheme, or an option has no value.
+    /// `Invalid` if it has no scheme, names a user, or an option has no value. No error repeats an option,
+    /// which may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let (front, query) = text.split_once('?').unwrap_or((text, ""));
         let (scheme, rest) = front.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {
             Error::invalid("a remote's address begins with a scheme, as in s3://bucket/prefix or file:///dir")
-                .with("address", text)
+                .with("address", RemoteAddress::shown(text))
         })?;
         let (place, path) = match rest.strip_prefix("//") {
             Some(rest) => rest.split_once('/').unwrap_or((rest, "")),
             None => ("", rest),
         };
+        if place.contains('@') {
+            return Err(Error::invalid(
+                "an address names no user and no password: credentials come from the environment",
+            )
+            .with("address", RemoteAddress::shown(text)));
+        }
         let path =
             if scheme == "file" { format!("/{path}") } else { path.trim_matches('/').to_owned() };
         let option = |pair: &str| {
             let (name, value) = pair.split_once('=').ok_or_else(|| {
-                Error::invalid("an option of an address is NAME=VALUE").with("option", pair)
+                Error::invalid("an option of an address is NAME=VALUE, and & in a value is %26")
+                    .with("address", RemoteAddress::shown(text))
             })?;
             Ok((name.to_owned(), decoded(value)?))
         };
@@ -53,6 +62,17 @@ impl Address {
     pub fn take(&mut self, name: &str) -> Option<String> {
         let at = self.options.iter().position(|(known, _)| known == name)?;
         Some(self.options.remove(at).1)
+    }
+
+    /// `text` without the values of the options: what a backend says may repeat them. Values of less than
+    /// four characters, which are no secrets, stay.
+    #[must_use]
+    pub fn redact(&self, text: &str) -> String {
+        let mut values: Vec<&str> =
+            self.options.iter().map(|(_, value)| value.as_str()).filter(|v| v.len() >= 4).collect();
+        // A value may be a part of another one.
+        values.sort_unstable_by_key(|value| std::cmp::Reverse(value.len()));
+        values.into_iter().fold(text.to_owned(), |text, value| text.replace(value, "…"))
     }
 
     /// What is left of the options must be nothing.
@@ -119,6 +139,23 @@ mod tests {
         for text in ["", "bucket", "://x", "s3://b?endpoint", "s3://b/%ff"] {
             assert!(Address::parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn no_error_repeats_an_option_or_a_password() {
+        for text in [
+            "no-scheme?password=hunter2",
+            "s3://b?hunter2",
+            "s3://b?password=hunter2&hunter2",
+            "s3://me:hunter2@b",
+            "s3://b?password=hunter2%ff",
+        ] {
+            let error = Address::parse(text).unwrap_err().to_string();
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        let address = Address::parse("m:C?password=hunter2&more=hunter23&n=12").unwrap();
+        assert_eq!(address.redact("no hunter23, no hunter2, but 12"), "no …, no …, but 12");
+        assert!(!format!("{address:?}").contains("hunter2"));
     }
 
     #[test]

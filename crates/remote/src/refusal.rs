@@ -100,9 +100,28 @@ fn brief(text: &str) -> String {
     let front = front.split_once("Server returned").map_or(front, |(_, rest)| rest.trim());
     let code = body.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
     let code = code.map_or("", |(code, _)| code);
+    let front = without_secrets(front);
     let front = front.trim_start_matches("non-2xx").trim().trim_end_matches(':');
     let brief = if code.is_empty() { front.to_owned() } else { format!("{front}: {code}") };
     brief.chars().take(SAID_MAX).collect()
+}
+
+/// `text` without user-info and queries of the URLs in it: a query may hold a signature or a token.
+pub(crate) fn without_secrets(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, url) = rest.split_at(at + 3);
+        let end = url.find(|c: char| c.is_whitespace() || "()<>\"'`".contains(c));
+        let (url, behind) = url.split_at(end.unwrap_or(url.len()));
+        let (front, query) = url.split_once('?').map_or((url, ""), |(front, _)| (front, "?…"));
+        let host = front.split('/').next().unwrap_or_default();
+        let user = host.rfind('@').map_or(0, |at| at + 1);
+        shown.extend([before, &front[user..], query]);
+        rest = behind;
+    }
+    shown.push_str(rest);
+    shown
 }
 
 fn tells(text: &str, words: &[&str]) -> bool {
@@ -177,6 +196,15 @@ mod tests {
         assert_eq!(brief(text), "status code: 403 Forbidden: AccessDenied");
         assert_eq!(brief("connection reset by peer"), "connection reset by peer");
         assert_eq!(brief(""), "");
+    }
+
+    #[test]
+    fn what_a_client_says_of_a_url_shows_no_secret() {
+        let text = "error sending request for url (https://me:hunter2@h/b?sig=hunter2&x=1): \
+                    http://h:1/p?hunter2";
+        let shown = "error sending request for url (https://h/b?…): http://h:1/p?…";
+        assert_eq!(brief(text), shown);
+        assert_eq!(without_secrets("no URL: a@b?c"), "no URL: a@b?c");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 """What a user may set: for the engine (`kv_connector_extra_config`) and for one request."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ritornello.settings import StoreSettings, check
@@ -31,7 +31,8 @@ class Settings(StoreSettings):
     """
 
     read_only: bool = False
-    tiers: tuple[str, ...] = ()
+    # Not shown: options of a remote's address may be secrets.
+    tiers: tuple[str, ...] = field(default=(), repr=False)
     prefetch: str = "timeout"
     gate: "Gate" = "auto"
 
@@ -70,7 +71,7 @@ class Settings(StoreSettings):
         ):
             raise ValueError(
                 f'{PLACE}: "tiers" is a list like '
-                f'["host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix"], not {tiers!r}'
+                '["host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix"]'
             )
         if not isinstance(prefetch, str):
             raise ValueError(

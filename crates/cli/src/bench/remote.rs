@@ -9,7 +9,7 @@ use bytes::Bytes;
 use clap::Args;
 use ritornello_format::ScopeId;
 use ritornello_remote::{PlainClient, Remote};
-use ritornello_tiers::remote::{Backend, FaultyBackend, Prompt, RemoteTier};
+use ritornello_tiers::remote::{Backend, FaultyBackend, Prompt, RemoteAddress, RemoteTier};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -42,7 +42,7 @@ Examples:
   ritornello bench remote 's3://bucket?endpoint=http://127.0.0.1:7070' --json")]
 pub struct RemoteArgs {
     /// The address of an object store
-    pub address: String,
+    pub address: RemoteAddress,
     /// Bytes written and read each time
     #[arg(long, default_value = "128MiB", value_parser = size)]
     pub total: u64,
@@ -63,7 +63,7 @@ struct Way {
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    address: &'a str,
+    address: &'a RemoteAddress,
     object_bytes: usize,
     objects: usize,
     runs: u32,
@@ -79,9 +79,11 @@ struct Answer<'a> {
 /// Where the remote does not do it, or wrong bytes come back.
 pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    let (front, query) = args.address.split_once('?').unwrap_or((&args.address, ""));
+    let given = args.address.expose();
+    let (front, query) = given.split_once('?').unwrap_or((given, ""));
     let address = format!("{}/ritornello-bench-{nanos}?{query}", front.trim_end_matches('/'));
-    let plain = PlainClient::open(&address).map_err(failure)?;
+    let address = RemoteAddress::from(address.as_str());
+    let plain = PlainClient::open(address.expose()).map_err(failure)?;
     let remote = open(&address)?;
     let measured = measure(args, &plain, &remote);
     clean(remote.backend.as_ref());

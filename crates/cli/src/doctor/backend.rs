@@ -3,13 +3,13 @@
 use crate::exit::{Failure, Status};
 use crate::print::{json, say, table};
 use crate::{Context, progress, remote};
-use ritornello_tiers::remote::{Census, Check, examine};
+use ritornello_tiers::remote::{Census, Check, RemoteAddress, examine};
 use serde::Serialize;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    backend: &'a str,
+    backend: &'a RemoteAddress,
     healthy: bool,
     checks: Vec<Row<'a>>,
     advice: &'a [String],
@@ -25,7 +25,11 @@ struct Row<'a> {
 ///
 /// # Errors
 /// If its address is none.
-pub fn run(context: &Context, address: &str, patience: Duration) -> Result<Status, Failure> {
+pub fn run(
+    context: &Context,
+    address: &RemoteAddress,
+    patience: Duration,
+) -> Result<Status, Failure> {
     let backend = remote::open(address)?.backend;
     let bar = progress::steps(1);
     bar.set_message("writing, reading, breaking");

@@ -66,7 +66,7 @@ impl Cache {
         for (at, spec) in list.iter().enumerate() {
             let (dir, capacity) = match &spec.place {
                 Place::Remote(address) => {
-                    let tier = far(address)?;
+                    let tier = far(address.expose())?;
                     remote = Some(Far { tier, write: spec.write, rate: Rate::new(spec.rate) });
                     continue;
                 }

@@ -7,6 +7,7 @@
 //! each with options behind it: `write=` a [`WritePolicy`], `rate=` bytes a second at most.
 
 use super::policy::WritePolicy;
+use crate::remote::RemoteAddress;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result, checksum, parse_bytes};
 use std::fmt::Display;
@@ -47,7 +48,7 @@ pub enum Place {
         capacity: Option<u64>,
     },
     /// What several machines reach, by its address.
-    Remote(String),
+    Remote(RemoteAddress),
 }
 
 impl TierSpec {
@@ -67,8 +68,8 @@ impl TierSpec {
             ["disk", dir, size] => {
                 Place::Disk { dir: dir.into(), capacity: Some(parse_bytes(size)?) }
             }
-            [address] if address.contains(':') => Place::Remote(address.to_owned()),
-            _ => return Err(refused("a tier that is none", text)),
+            [address] if address.contains(':') => Place::Remote(address.into()),
+            _ => return Err(refused("a tier that is none", RemoteAddress::shown(text))),
         };
         let mut spec = Self { place, write: WritePolicy::default(), rate: None };
         for option in options {
@@ -77,7 +78,10 @@ impl TierSpec {
                 Some(("rate", rate)) => {
                     spec.rate = Some(parse_bytes(rate.trim_end_matches("/s"))?.max(1));
                 }
-                _ => return Err(refused("an option that is none (write= and rate= are)", option)),
+                other => {
+                    let name = other.map_or("", |(name, _)| name);
+                    return Err(refused("an option that is none (write= and rate= are)", name));
+                }
             }
         }
         Ok(spec)
@@ -91,7 +95,8 @@ impl TierSpec {
         let list: Vec<Self> =
             texts.iter().map(|text| Self::parse(text.as_ref())).collect::<Result<_>>()?;
         let given = || {
-            texts.iter().map(|text| format!("{:?}", text.as_ref())).collect::<Vec<_>>().join(", ")
+            let shown = |text: &T| format!("{:?}", RemoteAddress::shown(text.as_ref()));
+            texts.iter().map(shown).collect::<Vec<_>>().join(", ")
         };
         if list.is_empty() {
             return Err(refused("no tier", "nothing"));
@@ -109,6 +114,13 @@ impl TierSpec {
             return Err(refused("a remote alone, with nothing above it to load from", given()));
         }
         Ok(list)
+    }
+
+    /// `text`, which is a tier, without the options of an address.
+    #[must_use]
+    pub fn shown(text: &str) -> String {
+        let words = text.split_whitespace().map(RemoteAddress::shown);
+        words.collect::<Vec<_>>().join(" ")
     }
 
     /// Which tier it is.
@@ -142,7 +154,17 @@ pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
                 let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
                 below.extend(dir.as_os_str().as_encoded_bytes());
             }
-            Place::Remote(address) => below.extend(address.as_bytes()),
+            Place::Remote(address) => {
+                // The name is public, and a checksum of a secret tells the secret.
+                let (front, options) = address.expose().split_once('?').unzip();
+                below.extend(front.unwrap_or(address.expose()).as_bytes());
+                below.extend(
+                    options
+                        .map(|options| blake3::hash(options.as_bytes()))
+                        .iter()
+                        .flat_map(|hash| *hash.as_bytes()),
+                );
+            }
         }
         below.push(0);
     }
@@ -167,7 +189,7 @@ mod tests {
             Place::Host { dir: Some("/dev/shm/kv".into()), capacity: 8 << 30 }
         );
         assert_eq!((list[1].write, list[1].rate), (WritePolicy::Selective(2), Some(100 << 20)));
-        assert_eq!(list[2].place, Place::Remote("s3://bucket/prefix".to_owned()));
+        assert_eq!(list[2].place, Place::Remote("s3://bucket/prefix".into()));
         assert_eq!(list[2].write, WritePolicy::None);
         assert!(TierSpec::list(&["disk /nvme/a=b"]).is_ok());
     }
@@ -193,9 +215,28 @@ mod tests {
     }
 
     #[test]
+    fn options_of_addresses_are_in_no_error() {
+        let lists: [&[&str]; 5] = [
+            &["s3://a/b?password=hunter2"],
+            &["host 1GiB", "s3://a/b?password=hunter2", "disk /a"],
+            &["host 1GiB", "s3://a/b?password=my hunter2"],
+            &["host 1GiB", "s3://a/b?x=1 password=hunter2"],
+            &["s3://me:hunter2@a/b"],
+        ];
+        for list in lists {
+            let error = TierSpec::list(list).unwrap_err().to_string();
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        let list = TierSpec::list(&["host 1GiB", "m:C?password=hunter2"]).unwrap();
+        assert!(!format!("{list:?}").contains("hunter2"), "{list:?}");
+        assert_eq!(TierSpec::shown("m:C?password=hunter2 write=none"), "m:C?… write=none");
+    }
+
+    #[test]
     fn the_host_tier_is_shared_by_those_who_share_what_is_below() {
         let at = |list: &[&str]| host_dir(&TierSpec::list(list).unwrap());
         assert_eq!(at(&["host 1GiB", "disk /a"]), at(&["host 2GiB", "disk /a 9GiB"]));
         assert_ne!(at(&["host 1GiB", "disk /a"]), at(&["host 1GiB", "disk /b"]));
+        assert_ne!(at(&["host 1GiB", "s3://a?x=1"]), at(&["host 1GiB", "s3://a?x=2"]));
     }
 }

@@ -5,6 +5,7 @@
 //! without a listing. Whatever a remote answers is believed only if header and checksums agree with
 //! what was asked for, and, where a key is given, if a holder of it wrote that ([`seal`]). A remote that is slow, dead or wrong costs hits, never requests ([`guard`]).
 
+mod address;
 mod backend;
 mod breaker;
 mod census;
@@ -27,6 +28,7 @@ mod spans;
 mod tier;
 mod unreadable;
 
+pub use address::RemoteAddress;
 pub use backend::{Backend, Listed};
 pub use census::{Census, Object};
 pub use collect::{CollectOptions, Collected, collect};

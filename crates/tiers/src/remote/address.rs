@@ -1,0 +1,88 @@
+//! The address of a remote, as text that may hold secrets.
+
+use serde::{Serialize, Serializer};
+use std::convert::Infallible;
+use std::fmt;
+use std::str::FromStr;
+
+/// An address as it was typed. Options and user-info may be secrets (`?password=...`): every way to print
+/// an address leaves them out, and [`RemoteAddress::expose`] is the only way to read them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RemoteAddress(String);
+
+impl RemoteAddress {
+    /// The address with its options, for the code that opens it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// `text` up to its first option, without user-info; `?…` stands for the options.
+    #[must_use]
+    pub fn shown(text: &str) -> String {
+        let (front, options) = match text.split_once('?') {
+            Some((front, _)) => (front, "?…"),
+            None => (text, ""),
+        };
+        let Some((scheme, rest)) = front.split_once("://") else {
+            return format!("{front}{options}");
+        };
+        let user = rest.split('/').next().and_then(|host| host.rfind('@')).map_or(0, |at| at + 1);
+        format!("{scheme}://{}{options}", &rest[user..])
+    }
+}
+
+impl From<&str> for RemoteAddress {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl FromStr for RemoteAddress {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(text.into())
+    }
+}
+
+impl fmt::Display for RemoteAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&Self::shown(&self.0))
+    }
+}
+
+impl fmt::Debug for RemoteAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for RemoteAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_and_user_info_are_never_shown() {
+        for (text, shown) in [
+            ("s3://bucket/prefix?password=hunter2&x=1", "s3://bucket/prefix?…"),
+            ("s3://me:hunter2@bucket/a@b", "s3://bucket/a@b"),
+            ("redis://me:hun@ter2@host", "redis://host"),
+            ("my.module:Class?password=hunter2", "my.module:Class?…"),
+            ("file:///mnt/a@b", "file:///mnt/a@b"),
+            ("no address?password=hunter2 write=none", "no address?…"),
+            ("memory:", "memory:"),
+            ("", ""),
+        ] {
+            let address = RemoteAddress::from(text);
+            assert_eq!(address.to_string(), shown);
+            assert_eq!((format!("{address:?}").as_str(), address.expose()), (shown, text));
+        }
+    }
+}
