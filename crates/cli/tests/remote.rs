@@ -87,3 +87,51 @@ fn addresses_that_are_none_say_what_to_type() {
     assert_eq!(ritornello(&["doctor"]).code, 2);
     assert_eq!(ritornello(&["remote", "gc", "memory:"]).code, 2, "of what age or budget?");
 }
+
+#[test]
+fn options_of_an_address_are_printed_nowhere() {
+    let dir = scratch();
+    let at = format!("{}?mode=shared", address(dir.path()));
+    let shown = format!("{}?…", address(dir.path()));
+    for words in [&["remote", "stat", &at][..], &["remote", "fsck", &at]] {
+        assert_eq!(parsed(words).1["address"], shown, "{words:?}");
+    }
+    assert_eq!(parsed(&["doctor", "--backend", &at]).1["backend"], shown);
+    for wrong in [
+        "s3://bucket?password=hunter2",
+        "s3://bucket?hunter2",
+        "s3://bucket?timeout=hunter2",
+        "s3://bucket?style=hunter2",
+        "s3://bucket?anonymous=hunter2",
+        "s3://bucket?endpoint=hunter2",
+        "s3://bucket?endpoint=http://me:hunter2@nowhere.invalid&anonymous=true&allow_http=true",
+        "s3://me:hunter2@bucket",
+        "bucket?password=hunter2",
+        "file:///x?mode=hunter2",
+        "memory:?zstd=hunter2",
+        "memory:?key=hunter2",
+    ] {
+        for more in [&[][..], &["--json"]] {
+            let answer = ritornello(&[&["remote", "stat", wrong], more].concat());
+            assert_ne!(answer.code, 0, "{wrong}");
+            let said = format!("{}{}", answer.out, answer.err);
+            assert!(!said.contains("hunter2"), "{wrong}: {said}");
+        }
+    }
+}
+
+#[test]
+fn plain_http_to_another_machine_is_warned_of_once() {
+    let warned = |address: &str| {
+        let answer = ritornello(&["remote", "stat", address]);
+        assert_ne!(answer.code, 0, "{address}");
+        answer.err.matches("plain HTTP").count()
+    };
+    let away = "endpoint=http://nowhere.invalid:9000&anonymous=true";
+    assert_eq!(warned(&format!("s3://bucket?{away}")), 1);
+    assert_eq!(warned(&format!("gs://bucket?{away}")), 1);
+    assert_eq!(warned(&format!("az://bucket?account=a&{away}")), 1);
+    assert_eq!(warned(&format!("s3://bucket?{away}&allow_http=true")), 0);
+    assert_eq!(warned("s3://bucket?endpoint=http://127.0.0.1:1&anonymous=true"), 0);
+    assert_eq!(warned("s3://bucket?endpoint=https://nowhere.invalid&anonymous=true"), 0);
+}

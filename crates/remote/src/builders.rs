@@ -1,6 +1,8 @@
 //! From an address to the client of an object store, by scheme.
 
 use crate::address::Address;
+use crate::plaintext::{is_readable, web};
+use crate::refusal;
 #[cfg(feature = "gcs")]
 use object_store::StaticCredentialProvider;
 use object_store::path::Path;
@@ -14,6 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(5);
 
 type Store = Arc<dyn ObjectStore>;
+type Build = Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>;
 
 /// What it takes to make a client, as often as it is needed.
 pub(crate) struct Plan {
@@ -21,7 +24,7 @@ pub(crate) struct Plan {
     pub(crate) name: String,
     /// What all objects lie under.
     pub(crate) prefix: Path,
-    build: Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>,
+    build: Build,
 }
 
 impl Plan {
@@ -35,7 +38,7 @@ impl Plan {
         (self.build)().map_err(|error| {
             Error::invalid("the remote's client cannot be made as it is configured")
                 .with("remote", &self.name)
-                .because(error)
+                .because(refusal::without_secrets(&error.to_string()))
         })
     }
 }
@@ -69,25 +72,35 @@ pub(crate) fn plan(mut address: Address) -> Result<Plan> {
             .filter(|s| (1..=600).contains(s))
             .map(Duration::from_secs)
             .ok_or_else(|| {
-                Error::invalid("timeout is a number of seconds up to 600").with("timeout", text)
+                Error::invalid("timeout is a number of seconds from 1 to 600")
+                    .with("address", &name)
             })?,
     };
     let options =
         ClientOptions::new().with_timeout(timeout).with_connect_timeout(CONNECT.min(timeout));
-    let build: Box<dyn Fn() -> object_store::Result<Store> + Send + Sync> =
-        match address.scheme.as_str() {
-            #[cfg(feature = "s3")]
-            "s3" => s3(address, options)?,
-            #[cfg(feature = "gcs")]
-            "gs" => gcs(address, options)?,
-            #[cfg(feature = "azure")]
-            "az" => azure(address, options)?,
-            _ => {
-                return Err(
-                    Error::invalid("this object store is not compiled in").with("address", name)
-                );
-            }
-        };
+    let allow_http = flag(&mut address, "allow_http")?;
+    // And whether requests are readable on the way.
+    let (build, readable): (Build, bool) = match address.scheme.as_str() {
+        #[cfg(feature = "s3")]
+        "s3" => s3(address, options)?,
+        #[cfg(feature = "gcs")]
+        "gs" => gcs(address, options)?,
+        #[cfg(feature = "azure")]
+        "az" => azure(address, options)?,
+        _ => {
+            return Err(
+                Error::invalid("this object store is not compiled in").with("address", name)
+            );
+        }
+    };
+    if readable && !allow_http {
+        // The endpoint is not repeated: it may name a user and a password.
+        tracing::warn!(
+            remote = name,
+            "this remote is reached by plain HTTP: the network reads its pages and can change them; use an \
+             https:// endpoint, or add allow_http=true to the address to accept that"
+        );
+    }
     let plan = Plan { name, prefix, build };
     plan.build()?;
     Ok(plan)
@@ -99,26 +112,19 @@ fn once() -> RetryConfig {
 }
 
 #[cfg(feature = "s3")]
-fn s3(
-    mut address: Address,
-    options: ClientOptions,
-) -> Result<Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>> {
+fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
+    use crate::credentials::ProfileCredentials;
+    use crate::profile::ProfileFiles;
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 
     let mut builder =
         AmazonS3Builder::from_env().with_bucket_name(&address.place).with_retry(once());
     let named = address.take("profile");
-    let profile = crate::profile::read(named.as_deref())?;
+    let files = ProfileFiles::new(named.as_deref());
+    let profile = files.read()?;
     let unset = |key| builder.get_config_value(&key).is_none();
     // The environment counts before the files, but not before a profile that the address names.
-    if (named.is_some() || unset(Key::AccessKeyId) && unset(Key::WebIdentityTokenFile))
-        && let (Some(id), Some(secret)) = (profile.id, profile.secret)
-    {
-        builder = builder.with_access_key_id(id).with_secret_access_key(secret);
-        if let Some(token) = profile.token {
-            builder = builder.with_token(token);
-        }
-    }
+    let from_files = named.is_some() || unset(Key::AccessKeyId) && unset(Key::WebIdentityTokenFile);
     let region = address
         .take("region")
         .or_else(|| builder.get_config_value(&Key::Region))
@@ -136,16 +142,17 @@ fn s3(
         None => endpoint.is_none(),
         Some("virtual") => true,
         Some("path") => false,
-        Some(other) => {
+        Some(_) => {
             return Err(Error::invalid("style is path (HOST/BUCKET) or virtual (BUCKET.HOST)")
-                .with("style", other));
+                .with("address", &address));
         }
     };
     builder = builder.with_virtual_hosted_style_request(bucket_in_host);
-    let mut plain = false;
+    let (mut plain, mut readable) = (false, false);
     if let Some(endpoint) = endpoint {
         let (scheme, host) = web(&endpoint)?;
         plain = scheme == "http";
+        readable = is_readable(&endpoint);
         let endpoint =
             if bucket_in_host { format!("{scheme}://{}.{host}", address.place) } else { endpoint };
         builder = builder.with_config(Key::S3Endpoint, endpoint);
@@ -153,16 +160,22 @@ fn s3(
     if flag(&mut address, "anonymous")? {
         builder = builder.with_skip_signature(true);
     }
-    address.finish("endpoint, style, region, profile, anonymous, timeout, zstd and key")?;
+    address
+        .finish("endpoint, style, region, profile, anonymous, allow_http, timeout, zstd and key")?;
     builder = builder.with_client_options(options.with_allow_http(plain));
-    Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
+    let build = move || {
+        let mut builder = builder.clone();
+        // Looked for each time: the file may come, or get its key, after the remote was opened.
+        if let Some(files) = ProfileCredentials::open(files.clone()).filter(|_| from_files) {
+            builder = builder.with_credentials(Arc::new(files));
+        }
+        Ok(Arc::new(builder.build()?) as Store)
+    };
+    Ok((Box::new(build), readable))
 }
 
 #[cfg(feature = "gcs")]
-fn gcs(
-    mut address: Address,
-    options: ClientOptions,
-) -> Result<Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>> {
+fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
     let mut builder =
@@ -175,9 +188,10 @@ fn gcs(
         anonymous = true;
         Some(if host.contains("://") { host } else { format!("http://{host}") })
     });
-    let mut plain = false;
+    let (mut plain, mut readable) = (false, false);
     if let Some(endpoint) = endpoint {
         plain = web(&endpoint)?.0 == "http";
+        readable = is_readable(&endpoint);
         builder = builder.with_base_url(endpoint.trim_end_matches('/'));
     }
     if anonymous {
@@ -185,16 +199,13 @@ fn gcs(
         let none = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
         builder = builder.with_skip_signature(true).with_credentials(Arc::new(none));
     }
-    address.finish("endpoint, anonymous, timeout, zstd and key")?;
+    address.finish("endpoint, anonymous, allow_http, timeout, zstd and key")?;
     builder = builder.with_client_options(options.with_allow_http(plain));
-    Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
+    Ok((Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)), readable))
 }
 
 #[cfg(feature = "azure")]
-fn azure(
-    mut address: Address,
-    options: ClientOptions,
-) -> Result<Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>> {
+fn azure(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
     let mut builder =
@@ -202,7 +213,7 @@ fn azure(
     if let Some(account) = address.take("account") {
         builder = builder.with_account(account);
     }
-    let mut plain = false;
+    let (mut plain, mut readable) = (false, false);
     let named = address.take("endpoint");
     if named.is_some() {
         // The environment may say that there is an emulator: then it is elsewhere.
@@ -210,6 +221,7 @@ fn azure(
     }
     if let Some(endpoint) = named.or_else(|| builder.get_config_value(&Key::Endpoint)) {
         plain = web(&endpoint)?.0 == "http";
+        readable = is_readable(&endpoint);
         builder = builder.with_endpoint(endpoint);
     }
     let emulator = builder.get_config_value(&Key::UseEmulator);
@@ -221,26 +233,15 @@ fn azure(
     if flag(&mut address, "anonymous")? {
         builder = builder.with_skip_signature(true);
     }
-    address.finish("account, endpoint, anonymous, timeout, zstd and key")?;
+    address.finish("account, endpoint, anonymous, allow_http, timeout, zstd and key")?;
     builder = builder.with_client_options(options.with_allow_http(plain));
-    Ok(Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)))
-}
-
-/// `http` or `https`, and the host behind it.
-fn web(endpoint: &str) -> Result<(&str, &str)> {
-    endpoint
-        .split_once("://")
-        .filter(|(scheme, host)| matches!(*scheme, "http" | "https") && !host.is_empty())
-        .ok_or_else(|| {
-            Error::invalid("an endpoint begins with https://, or with http:// to do without TLS")
-                .with("endpoint", endpoint)
-        })
+    Ok((Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)), readable))
 }
 
 fn flag(address: &mut Address, name: &'static str) -> Result<bool> {
     match address.take(name).as_deref() {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(other) => Err(Error::invalid("it is true or false").with(name, other)),
+        Some(_) => Err(Error::invalid(format!("{name} is true or false")).with("address", address)),
     }
 }

@@ -15,11 +15,15 @@
 mod address;
 #[cfg(feature = "clients")]
 mod builders;
+#[cfg(feature = "s3")]
+mod credentials;
 #[cfg(feature = "clients")]
 mod objects;
 mod open;
 #[cfg(feature = "clients")]
 mod plain;
+#[cfg(feature = "clients")]
+mod plaintext;
 #[cfg(feature = "s3")]
 mod profile;
 #[cfg(feature = "clients")]

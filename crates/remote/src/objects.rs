@@ -10,7 +10,7 @@ use futures_util::{StreamExt, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutPayload};
 use parking_lot::Mutex;
-use ritornello_format::{Error, Result};
+use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_tiers::remote::{Backend, Listed};
 use std::fmt;
 use std::future::Future;
@@ -107,10 +107,20 @@ impl ObjectBackend {
         let heard = match said {
             Ok(value) => Some(value),
             Err(said) if refusal::absent(&said) => None,
-            Err(said) => return Err(refusal::error(said, &self.plan.name)),
+            Err(said) => return Err(self.refused(said)),
         };
         self.bucket_seen.store(true, Relaxed);
         Ok(heard)
+    }
+
+    /// The error for what a server said. After one that somebody must mend, the next call makes another
+    /// client, which reads keys and tokens again from where they come from.
+    fn refused(&self, said: object_store::Error) -> Error {
+        let error = refusal::error(said, &self.plan.name);
+        if error.kind() == ErrorKind::Fatal {
+            drop(self.live.lock().take());
+        }
+        error
     }
 
     /// A question for existence has no answer that tells a missing bucket from a missing object, so
@@ -180,7 +190,7 @@ impl Backend for ObjectBackend {
         let payload = PutPayload::from(Bytes::from_owner(Shared(Arc::clone(value))));
         let path = self.path(name);
         let said = self.run(|store| async move { store.put(&path, payload).await })?;
-        said.map_err(|said| refusal::error(said, &self.plan.name))?;
+        said.map_err(|said| self.refused(said))?;
         self.bucket_seen.store(true, Relaxed);
         Ok(())
     }

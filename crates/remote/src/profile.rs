@@ -2,7 +2,9 @@
 
 use ritornello_format::{Error, Result};
 use std::env::var;
-use std::path::PathBuf;
+use std::fs::{metadata, read_to_string};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// What a profile says.
 #[derive(Default)]
@@ -13,30 +15,58 @@ pub(crate) struct Profile {
     pub(crate) region: Option<String>,
 }
 
-/// The profile `name`, or the one that the environment names, or the default one. Files that are not
-/// there say nothing.
-///
-/// # Errors
-/// `Invalid` if a profile that was named is in neither file.
-pub(crate) fn read(name: Option<&str>) -> Result<Profile> {
-    let named =
-        name.map(str::to_owned).or_else(|| var("AWS_PROFILE").ok()).filter(|name| !name.is_empty());
-    let name = named.as_deref().unwrap_or("default");
-    let file = |variable: &str, usual: &str| {
-        let place = var(variable).ok().map(PathBuf::from);
-        let place =
-            place.or_else(|| Some(PathBuf::from(var("HOME").ok()?).join(".aws").join(usual)));
-        place.and_then(|place| std::fs::read_to_string(place).ok()).unwrap_or_default()
-    };
-    let credentials = file("AWS_SHARED_CREDENTIALS_FILE", "credentials");
-    let config = file("AWS_CONFIG_FILE", "config");
-    match parse(&credentials, &config, name) {
-        Some(profile) => Ok(profile),
-        None if named.is_none() => Ok(Profile::default()),
-        None => {
-            Err(Error::invalid("there is no such profile in ~/.aws/credentials or ~/.aws/config")
-                .with("profile", name))
+/// A profile's name, and the files that it is read from.
+#[derive(Clone, Debug)]
+pub(crate) struct ProfileFiles {
+    /// Named by an address or the environment; otherwise it is the default one.
+    named: Option<String>,
+    credentials: Option<PathBuf>,
+    config: Option<PathBuf>,
+}
+
+/// Tells whether the files have changed: device, inode, length, and time of the last change, of each.
+pub(crate) type Stamp = [Option<(u64, u64, u64, i64, i64)>; 2];
+
+impl ProfileFiles {
+    /// The profile `name`, or the one that the environment names, or the default one.
+    pub(crate) fn new(name: Option<&str>) -> Self {
+        let named = name.map(str::to_owned).or_else(|| var("AWS_PROFILE").ok());
+        let place = |variable: &str, usual: &str| {
+            let usual = || Some(PathBuf::from(var("HOME").ok()?).join(".aws").join(usual));
+            var(variable).ok().map(PathBuf::from).or_else(usual)
+        };
+        Self {
+            named: named.filter(|name| !name.is_empty()),
+            credentials: place("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+            config: place("AWS_CONFIG_FILE", "config"),
         }
+    }
+
+    /// What the profile says now. Files that do not exist say nothing.
+    ///
+    /// # Errors
+    /// `Invalid` if a profile that was named is in neither file.
+    pub(crate) fn read(&self) -> Result<Profile> {
+        let name = self.named.as_deref().unwrap_or("default");
+        let text = |place: &Option<PathBuf>| {
+            place.as_deref().and_then(|place| read_to_string(place).ok()).unwrap_or_default()
+        };
+        match parse(&text(&self.credentials), &text(&self.config), name) {
+            Some(profile) => Ok(profile),
+            None if self.named.is_none() => Ok(Profile::default()),
+            None => Err(Error::invalid(
+                "there is no such profile in ~/.aws/credentials or ~/.aws/config",
+            )),
+        }
+    }
+
+    /// The state of the files now.
+    pub(crate) fn stamp(&self) -> Stamp {
+        let of = |place: &Path| {
+            let found = metadata(place).ok()?;
+            Some((found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
+        };
+        [&self.credentials, &self.config].map(|place| place.as_deref().and_then(of))
     }
 }
 

@@ -3,10 +3,9 @@
 use super::finding::Finding;
 use crate::print::bytes;
 use ritornello_store::{ControlGroup, control_group};
+use ritornello_volume::OTHER_FILES;
 use rustix::process::{Resource, getrlimit};
 
-/// Files besides segments: index, lock, socket, connections, eventfds of tickets.
-const OTHER_FILES: u64 = 256;
 /// Staging memory of one process, in and out, and then some.
 const MEMORY_WANTED: u64 = 1 << 30;
 
@@ -15,22 +14,23 @@ pub fn examine(segments: u64) -> Vec<Finding> {
     vec![open_files(segments), locked_memory(), io_uring(), memory()]
 }
 
+/// The soft limit is raised when a store is opened: the hard one counts.
 fn open_files(segments: u64) -> Finding {
     const WHAT: &str = "open files";
     let limit = getrlimit(Resource::Nofile);
-    let Some(current) = limit.current else { return Finding::fine(WHAT, "unlimited") };
     let needed = segments + OTHER_FILES;
-    let found = format!("{current} at most; this store may need {needed}");
-    if current >= needed {
+    let Some(most) = limit.maximum else {
+        return Finding::fine(WHAT, "unlimited");
+    };
+    let found = format!("{most} at most; this store may need {needed}");
+    if most >= needed {
         return Finding::fine(WHAT, found);
     }
-    let change = match limit.maximum {
-        Some(maximum) if maximum < needed => {
-            format!("as root: raise the hard limit (LimitNOFILE=, limits.conf) to {needed}")
-        }
-        _ => format!("ulimit -n {needed} before starting the engine"),
-    };
-    Finding::advice(WHAT, found, change)
+    Finding::advice(
+        WHAT,
+        found,
+        format!("as root: raise the hard limit (LimitNOFILE=, limits.conf) to {needed}"),
+    )
 }
 
 fn locked_memory() -> Finding {

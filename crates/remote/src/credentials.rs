@@ -1,0 +1,51 @@
+//! Credentials of S3 from files, read again when the files change: keys are rotated while engines run.
+
+use crate::profile::{ProfileFiles, Stamp};
+use async_trait::async_trait;
+use object_store::CredentialProvider;
+use object_store::aws::AwsCredential;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// The credentials of a profile.
+#[derive(Debug)]
+pub(crate) struct ProfileCredentials {
+    files: ProfileFiles,
+    last: Mutex<(Stamp, Arc<AwsCredential>)>,
+}
+
+impl ProfileCredentials {
+    /// `None` if the profile has no key now.
+    pub(crate) fn open(files: ProfileFiles) -> Option<Self> {
+        let read = read(&files)?;
+        Some(Self { files, last: Mutex::new(read) })
+    }
+}
+
+/// The key in the files, and the state of the files that it was read from.
+fn read(files: &ProfileFiles) -> Option<(Stamp, Arc<AwsCredential>)> {
+    // Before the files are read: a change meanwhile is found by the next request.
+    let stamp = files.stamp();
+    let profile = files.read().ok()?;
+    let (key_id, secret_key) = (profile.id?, profile.secret?);
+    Some((stamp, Arc::new(AwsCredential { key_id, secret_key, token: profile.token })))
+}
+
+#[async_trait]
+impl CredentialProvider for ProfileCredentials {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        let mut last = self.last.lock();
+        // Files that are just being replaced may have no key: the one that was read last is used.
+        if self.files.stamp() != last.0
+            && let Some(read) = read(&self.files)
+        {
+            if read.1 != last.1 {
+                tracing::info!("the credentials of a remote have changed and are read again");
+            }
+            *last = read;
+        }
+        Ok(Arc::clone(&last.1))
+    }
+}

@@ -1,0 +1,144 @@
+//! Keys that are rotated while a remote is open. Where the files are is said by the environment, so the
+//! client is a process of its own; the server is a few lines of HTTP that look at the key's name.
+#![cfg(feature = "s3")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use ritornello_format::ErrorKind;
+use ritornello_remote::open;
+use std::env::{current_exe, var};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+const DIR: &str = "RITORNELLO_TEST_DIR";
+const PORT: &str = "RITORNELLO_TEST_PORT";
+
+/// Answers requests that are signed with the key that the file `allowed` names: the object is absent. Others
+/// are refused. Keeps the names of the keys that came; those of unsigned requests are empty.
+fn serve(dir: PathBuf) -> (u16, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let keep = Arc::clone(&seen);
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let _ = answer(client, &dir, &keep);
+        }
+    });
+    (port, seen)
+}
+
+fn answer(mut client: TcpStream, dir: &Path, seen: &Mutex<Vec<String>>) -> std::io::Result<()> {
+    let (mut key, mut line) = (String::new(), String::new());
+    let mut request = BufReader::new(client.try_clone()?);
+    while request.read_line(&mut line)? > 2 {
+        if let Some((_, rest)) = line.split_once("Credential=") {
+            key = rest.split('/').next().unwrap_or_default().to_owned();
+        }
+        line.clear();
+    }
+    let (status, code) = match fs::read_to_string(dir.join("allowed")) {
+        Ok(allowed) if allowed == key => ("404 Not Found", "NoSuchKey"),
+        _ => ("403 Forbidden", "InvalidAccessKeyId"),
+    };
+    seen.lock().unwrap().push(key);
+    let body = format!("<Error><Code>{code}</Code></Error>");
+    write!(
+        client,
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// Runs a test of this file in a process whose profile is in the directory. Returns the keys that came.
+fn with_files(name: &str) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let (port, seen) = serve(dir.path().to_owned());
+    let mut command = Command::new(current_exe().unwrap());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
+        command.env_remove(name);
+    }
+    let done = command
+        .args(["--exact", name, "--ignored", "--nocapture"])
+        .env(DIR, dir.path())
+        .env(PORT, port.to_string())
+        .env("HOME", dir.path())
+        .env("AWS_SHARED_CREDENTIALS_FILE", dir.path().join("credentials"))
+        .env("AWS_CONFIG_FILE", dir.path().join("config"))
+        .env("AWS_METADATA_ENDPOINT", format!("http://127.0.0.1:{port}"))
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let seen = seen.lock().unwrap();
+    seen.clone()
+}
+
+/// Has the file name another key, as a rotation does: a new file is renamed over the old one.
+fn rotate(dir: &Path, key: &str) {
+    let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n");
+    fs::write(dir.join("new"), text).unwrap();
+    fs::rename(dir.join("new"), dir.join("credentials")).unwrap();
+}
+
+fn allow(dir: &Path, key: &str) {
+    fs::write(dir.join("allowed"), key).unwrap();
+}
+
+fn directory_and_address() -> Option<(PathBuf, String)> {
+    let (dir, port) = (var(DIR).ok()?, var(PORT).ok()?);
+    Some((dir.into(), format!("s3://bucket?endpoint=http://127.0.0.1:{port}")))
+}
+
+#[test]
+fn rotated_key_is_used_by_the_next_request() {
+    assert_eq!(with_files("rotates"), ["one", "one", "two"]);
+}
+
+#[test]
+#[ignore = "a part of another"]
+fn rotates() {
+    let Some((dir, address)) = directory_and_address() else { return };
+    (rotate(&dir, "one"), allow(&dir, "one"));
+    let backend = open(&address).unwrap().backend;
+    assert!(!backend.exists("a").unwrap());
+    assert!(!backend.exists("a").unwrap());
+    (rotate(&dir, "two"), allow(&dir, "two"));
+    assert!(!backend.exists("a").unwrap());
+}
+
+#[test]
+fn file_that_is_half_written_leaves_the_last_key_in_use() {
+    assert_eq!(with_files("is_half_written"), ["one", "one"]);
+}
+
+#[test]
+#[ignore = "a part of another"]
+fn is_half_written() {
+    let Some((dir, address)) = directory_and_address() else { return };
+    (rotate(&dir, "one"), allow(&dir, "one"));
+    let backend = open(&address).unwrap().backend;
+    assert!(!backend.exists("a").unwrap());
+    fs::write(dir.join("credentials"), "[default]\naws_access").unwrap();
+    assert!(!backend.exists("a").unwrap());
+}
+
+#[test]
+fn file_that_comes_after_the_remote_was_opened_is_found() {
+    let seen = with_files("comes_late");
+    assert_eq!(seen.last().map(String::as_str), Some("one"), "{seen:?}");
+}
+
+#[test]
+#[ignore = "a part of another"]
+fn comes_late() {
+    let Some((dir, address)) = directory_and_address() else { return };
+    allow(&dir, "one");
+    let backend = open(&address).unwrap().backend;
+    let error = backend.exists("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
+    rotate(&dir, "one");
+    assert!(!backend.exists("a").unwrap());
+}
