@@ -1,19 +1,30 @@
 //! What a server needs of the engine behind it.
 
+use ritornello_format::Result;
 use ritornello_store::{Catalog, ClientId, Engine};
 use std::sync::Arc;
 
 /// Who answers the clients: an [`Engine`], or something simpler in a test.
 pub(crate) trait Authority: Send + Sync {
+    /// Whether clients are let in.
+    ///
+    /// # Errors
+    /// `Miss`, with what failed, while the store is reopened.
+    fn admit(&self) -> Result<()> {
+        Ok(())
+    }
     /// A catalog for one client.
-    fn session(&self, client: ClientId, name: &str) -> Arc<dyn Catalog>;
+    ///
+    /// # Errors
+    /// As of [`Authority::admit`].
+    fn session(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
     /// The last connection of a client is gone.
     fn left(&self, client: ClientId);
 }
 
 impl Authority for Arc<Engine> {
-    fn session(&self, client: ClientId, name: &str) -> Arc<dyn Catalog> {
-        Arc::new(Engine::session(self, client, name))
+    fn session(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>> {
+        Ok(Arc::new(Engine::session(self, client, name)))
     }
 
     fn left(&self, client: ClientId) {

@@ -55,7 +55,8 @@ impl Client {
     /// Connects to the owner of `home`, if there is one that listens.
     ///
     /// # Errors
-    /// Lost if there is none, or it went away; `Invalid` if it is another user's or version's.
+    /// Lost if there is none, or it went away; reopening if it reopens the store; `Invalid` if it is
+    /// another user's or version's.
     pub(crate) fn connect(home: &Arc<Home>, until: Instant) -> Result<Arc<Self>> {
         // Before connecting: were the owner to change meanwhile, the first look would tell.
         let owner = home.lock.holder()?.ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
@@ -367,6 +368,6 @@ fn enter(
     match welcome.outcome {
         Entry::Granted(term) => Ok((channel, term)),
         Entry::Gone => Err(lost(io::ErrorKind::ConnectionReset.into())),
-        Entry::Refused(fault) => Err(fault.into()),
+        Entry::Refused(fault) => Err(fault.refusal()),
     }
 }

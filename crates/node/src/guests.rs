@@ -137,13 +137,15 @@ impl Visit {
     /// catalog and the room for its long messages, or `None` if the client to be joined is gone.
     ///
     /// # Errors
-    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken.
+    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; those of
+    /// [`Authority::admit`].
     pub(crate) fn introduce(
         &self,
         name: &str,
         pid: i32,
         first: bool,
     ) -> Result<Option<(Arc<dyn Catalog>, Taken)>> {
+        self.guests.authority.admit()?;
         let mut book = self.guests.book.lock();
         let named: usize = book.clients.values().map(|guest| guest.connections).sum();
         if named >= CONNECTIONS_MAX {
@@ -154,7 +156,7 @@ impl Visit {
             book.check_newcomer(name, pid)?;
             book.last_client += 1;
             let id = ClientId(book.last_client);
-            let session = self.guests.authority.session(id, name);
+            let session = self.guests.authority.session(id, name)?;
             let room = Room::new(ROOM_A_CLIENT);
             book.clients.insert(name.to_owned(), Guest { id, pid, session, connections: 0, room });
         }

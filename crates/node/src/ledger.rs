@@ -2,6 +2,7 @@
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Reservations by their number, each with its giver.
@@ -56,6 +57,12 @@ impl<G: Clone> Ledger<G> {
         giver
     }
 
+    /// Takes reservations again, unless the store is being closed for good.
+    pub(crate) fn reopen(&self, closing: &AtomicBool) {
+        let mut page = self.page.lock();
+        page.closed = closing.load(Ordering::Acquire);
+    }
+
     /// Takes no more, and waits until there are none. Whether that came about in time.
     pub(crate) fn close(&self, until: Instant) -> bool {
         let mut page = self.page.lock();
@@ -91,5 +98,9 @@ mod tests {
             assert!(closing.join().unwrap());
         });
         assert_eq!(ledger.settle(7), None);
+        ledger.reopen(&AtomicBool::new(true));
+        assert!(!ledger.begin(), "closed for good");
+        ledger.reopen(&AtomicBool::new(false));
+        assert!(ledger.begin());
     }
 }

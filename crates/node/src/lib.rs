@@ -27,6 +27,10 @@
 //! had acknowledged puts to this process that no flush has covered, also of pages that another
 //! process wrote: they may be gone.
 //!
+//! **When a write or sync of the owner fails**, its engine is poisoned, and the owner opens another
+//! one in its place when the disks take writes again (`heal.rs`). To clients that is the death of one
+//! owner and the coming of the next, with misses at once in between.
+//!
 //! **Fork.** A child gets no locks. Handles of its parent answer `Closed` in it, and leave alone
 //! what it shares with the parent; opening the directory again makes the child a client.
 //!
@@ -47,6 +51,7 @@ mod destroy;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod guests;
+mod heal;
 mod hearing;
 mod home;
 mod keys;
@@ -61,6 +66,7 @@ mod protocol;
 mod record_lock;
 mod registry;
 mod remote;
+mod reopening;
 mod room;
 mod seat;
 mod server;
@@ -71,5 +77,5 @@ mod term;
 
 pub use convert::convert_index;
 pub use destroy::destroy;
-pub use node::{Node, Role, open};
+pub use node::{Node, Role, open, open_on};
 pub use ritornello_store::{Durability, IndexKind, Options};

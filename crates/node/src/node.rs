@@ -56,8 +56,17 @@ pub struct Node {
 /// `Invalid` where the directory, the options, the file system, or the owner's version or user do
 /// not fit, and the message says what would; `Retry` if an owner does not listen within a minute.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
+    open_on(Arc::new(Host), options)
+}
+
+/// The same, where the store's files are on `medium`, over directories of this machine: for tests of
+/// disks that fail.
+///
+/// # Errors
+/// As of [`open`].
+#[doc(hidden)]
+pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> {
     let until = Instant::now() + PATIENCE;
-    let medium: Arc<dyn Medium> = Arc::new(Host);
     let path = prepare(&medium, options)?;
     let options = Options { dir: path.clone(), ..options.clone() };
     let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
@@ -140,8 +149,16 @@ impl Node {
         Ok(self.role())
     }
 
+    /// What keeps the store from being used in full, if something does: its owner's last write or sync
+    /// failed, and it is not reopened yet; or the owner cannot be asked. A client asks its owner.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.shared.problem()
+    }
+
     /// The engine, while this process owns the store: what only an owner may do, such as `fsck`.
-    /// It is closed with the store, whoever still holds it.
+    /// It is closed with the store, whoever still holds it. A store that failed is not reopened before
+    /// it is dropped.
     #[must_use]
     pub fn engine(&self) -> Option<Arc<Engine>> {
         self.shared.engine()

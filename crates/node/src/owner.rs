@@ -4,15 +4,14 @@
 //! is left behind says that its owner died, and with it the puts of its last seconds.
 
 use crate::authority::Authority;
-use crate::home::Home;
 use crate::presence;
+use crate::seat::Opening;
 use crate::server::Server;
 use crate::socket;
 use crate::term::Term;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_medium::Medium;
-use ritornello_store::{Alive, ClientId, Durability, Engine, Options, Session};
+use ritornello_store::{Alive, Catalog, ClientId, Durability, Engine, Session};
 use std::sync::Arc;
 
 /// The engine, this process's session with it, and the server for the others.
@@ -24,15 +23,33 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// Opens the store and listens. The caller holds the lock of `home`.
-    pub(crate) fn open(
-        home: &Arc<Home>,
-        medium: &Arc<dyn Medium>,
-        options: &Options,
-    ) -> Result<Self> {
-        let looked_at = Arc::clone(home);
+    /// Opens the store and listens. The caller holds the directory's lock.
+    pub(crate) fn open(opening: &Opening) -> Result<Self> {
+        Self::serve(opening, Self::engine_of(opening)?)
+    }
+
+    /// The same, in place of an engine that was poisoned: it is only used when it could sync what it
+    /// found.
+    pub(crate) fn reopen(opening: &Opening) -> Result<Self> {
+        let engine = Self::engine_of(opening)?;
+        if let Err(error) = engine.session(ClientId::LOCAL, "").flush() {
+            // It fails for the same reason.
+            let _ = engine.close();
+            return Err(error);
+        }
+        Self::serve(opening, engine)
+    }
+
+    fn engine_of(opening: &Opening) -> Result<Arc<Engine>> {
+        let (looked_at, bell) = (Arc::clone(&opening.home), Arc::clone(&opening.bell));
         let alive: Alive = Arc::new(move |name| presence::is_alive(&looked_at, name));
-        let engine = Engine::open(Arc::clone(medium), options, alive)?;
+        let engine = Engine::open(Arc::clone(&opening.medium), &opening.options, alive)?;
+        engine.on_poison(Box::new(move || bell.ring()));
+        Ok(engine)
+    }
+
+    fn serve(opening: &Opening, engine: Arc<Engine>) -> Result<Self> {
+        let (home, options) = (&opening.home, &opening.options);
         let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&engine));
         let manifest = engine.manifest();
         let term = Term {

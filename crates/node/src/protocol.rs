@@ -10,7 +10,7 @@ use ritornello_format::{
 };
 use ritornello_store::{
     CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved, Reshape,
-    ScopeRef, Wanted,
+    ScopeRef, StoreReopening, Wanted,
 };
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -102,7 +102,8 @@ pub(crate) enum Entry {
     Granted(Term),
     /// The name it wants to join is gone: it must come back under a new one.
     Gone,
-    /// It is not.
+    /// It is not. A fault of the kind `Miss` says that the owner reopens the store after the failure
+    /// that is its text.
     Refused(Fault),
 }
 
@@ -244,6 +245,11 @@ impl Fault {
     /// Whether it says that the owner is closing.
     pub(crate) fn is_closed(&self) -> bool {
         self.kind == Kind::Closed
+    }
+
+    /// The error of a hello that was refused.
+    pub(crate) fn refusal(self) -> Error {
+        if self.kind == Kind::Miss { StoreReopening::error(&self.text) } else { self.into() }
     }
 }
 

@@ -1,13 +1,15 @@
 //! What a process is to a store at the moment, and how it comes to be that.
 
 use crate::client::Client;
+use crate::heal::Bell;
 use crate::home::Home;
 use crate::lost::is_lost;
 use crate::owner::Owner;
+use crate::reopening::Reopening;
 use crate::term::Term;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::Medium;
-use ritornello_store::{Options, OwnerSilent};
+use ritornello_store::{Options, OwnerSilent, StoreReopening};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +24,8 @@ pub(crate) enum Seat {
     Owner(Owner),
     /// Another process does.
     Client(Arc<Client>),
+    /// It owns the store, whose engine failed, and opens it again.
+    Reopening(Reopening),
     /// It has none any more.
     Closed,
 }
@@ -33,20 +37,25 @@ pub(crate) struct Opening {
     pub(crate) options: Options,
     /// Ends the search for a seat.
     pub(crate) closing: AtomicBool,
+    /// Rung when an engine is poisoned.
+    pub(crate) bell: Arc<Bell>,
 }
 
 impl Opening {
     /// Takes the lock and owns the store, or connects to whoever has it. If both fail because an
-    /// owner comes or goes, tries again until it is too late.
+    /// owner comes or goes, tries again until it is too late; because it reopens the store, for
+    /// `reopening` at most.
     ///
     /// # Errors
     /// Those of [`ritornello_store::Engine::open`] where the lock was free; `Invalid` for an owner
-    /// of another version or user; `Retry` if there is an owner that does not listen.
-    pub(crate) fn take_seat(&self, until: Instant) -> Result<Seat> {
+    /// of another version or user; `Retry` if there is an owner that does not listen, or that
+    /// reopens the store.
+    pub(crate) fn take_seat(&self, until: Instant, reopening: Duration) -> Result<Seat> {
         let mut pause = PAUSES.0;
+        let reopened = until.min(Instant::now() + reopening);
         loop {
             if self.home.try_own()? {
-                let owner = Owner::open(&self.home, &self.medium, &self.options);
+                let owner = Owner::open(self);
                 if owner.is_err() {
                     self.home.lock.release();
                 }
@@ -55,6 +64,11 @@ impl Opening {
             let error = match Client::connect(&self.home, until) {
                 Ok(client) => return Ok(Seat::Client(client)),
                 Err(error) if is_lost(&error) || OwnerSilent::caused(&error) => error,
+                Err(error)
+                    if StoreReopening::caused(&error) && Instant::now() + pause <= reopened =>
+                {
+                    error
+                }
                 Err(error) => return Err(error),
             };
             if self.closing.load(Ordering::Acquire) {
@@ -82,7 +96,7 @@ impl Seat {
         match self {
             Self::Owner(owner) => Some(owner.term()),
             Self::Client(client) => Some(client.term()),
-            Self::Closed => None,
+            Self::Reopening(_) | Self::Closed => None,
         }
     }
 
@@ -93,6 +107,7 @@ impl Seat {
     pub(crate) fn close(&self) -> Result<Result<()>> {
         match self {
             Self::Owner(owner) => owner.close(),
+            Self::Reopening(reopening) => reopening.close(),
             Self::Client(_) | Self::Closed => Ok(Ok(())),
         }
     }

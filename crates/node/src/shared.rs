@@ -1,5 +1,6 @@
 //! What all handles of one process on one directory share.
 
+use crate::heal;
 use crate::home::Home;
 use crate::node::Role;
 use crate::seat::{Opening, Seat};
@@ -51,9 +52,14 @@ impl Shared {
             medium: Arc::clone(&medium),
             options: options.clone(),
             closing: AtomicBool::new(false),
+            bell: Arc::default(),
         };
-        let switch = Switch::open(opening, until)?;
-        let opened = store_over(Arc::new(switch), &medium, options);
+        let switch = Arc::new(Switch::open(opening, until)?);
+        if let Err(error) = heal::start(&switch) {
+            let _ = switch.close();
+            return Err(error);
+        }
+        let opened = store_over(switch, &medium, options);
         let (switch, store) = opened?;
         Ok(Self { home, medium, switch, store, phase: Mutex::new(Phase::Open(1)) })
     }
@@ -117,7 +123,7 @@ impl Shared {
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
         match &*self.switch.seat() {
             Seat::Owner(owner) => Some(Arc::clone(owner.engine())),
-            Seat::Client(_) | Seat::Closed => None,
+            Seat::Client(_) | Seat::Reopening(_) | Seat::Closed => None,
         }
     }
 
@@ -126,9 +132,14 @@ impl Shared {
         self.switch.attend()
     }
 
+    /// See [`Switch::problem`].
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.switch.problem()
+    }
+
     pub(crate) fn role(&self) -> Role {
         match &*self.switch.seat() {
-            Seat::Owner(_) => Role::Owner,
+            Seat::Owner(_) | Seat::Reopening(_) => Role::Owner,
             Seat::Client(_) | Seat::Closed => Role::Client,
         }
     }
@@ -143,7 +154,7 @@ fn store_over(
     let made = (|| {
         let segments = match &*switch.seat() {
             Seat::Owner(owner) => owner.engine().segments(),
-            Seat::Client(_) | Seat::Closed => {
+            Seat::Client(_) | Seat::Reopening(_) | Seat::Closed => {
                 Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
                 let (manifest, segments) =
                     open_segments(Arc::clone(medium), &options.dir, options.io)?;

@@ -12,10 +12,10 @@ use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located,
-    OwnerSilent, Reserved, Reshape, ScopeRef, Wanted,
+    OwnerSilent, Reserved, Reshape, ScopeRef, StoreReopening, Wanted,
 };
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A call through a client takes at most this long, the takeover included.
@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const DISK_PATIENCE: Duration = Duration::from_secs(300);
 /// Closing waits this long for writes that are on their way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
+/// Opening a store waits this long for an owner that reopens it.
+const REOPENING_PATIENCE: Duration = Duration::from_secs(10);
 /// A call is asked again at once this often; after that an owner that hangs up on it every time
 /// is given a pause.
 const QUICK_RETRIES: u32 = 3;
@@ -35,14 +37,23 @@ const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 /// See the module.
 pub(crate) struct Switch {
     process: Process,
-    opening: Opening,
-    store: [u8; 16],
-    seat: RwLock<Arc<Seat>>,
-    /// Held by whoever looks for a new seat. The others wait and use what it found. Inside: when a
-    /// search was in vain.
-    changing: Mutex<Option<Instant>>,
-    ledger: Ledger<Arc<Seat>>,
+    pub(crate) opening: Opening,
+    pub(crate) store: [u8; 16],
+    pub(crate) seat: RwLock<Arc<Seat>>,
+    /// Held by whoever looks for a new seat. The others wait and use what it found.
+    pub(crate) changing: Mutex<Option<Vain>>,
+    pub(crate) ledger: Ledger<Arc<Seat>>,
     unflushed: Unflushed,
+    /// Times that this process has reopened the store.
+    pub(crate) reopenings: AtomicU64,
+}
+
+/// A search for a seat that was in vain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vain {
+    at: Instant,
+    /// The owner reopens the store; otherwise it is silent.
+    reopening: bool,
 }
 
 impl Switch {
@@ -51,7 +62,9 @@ impl Switch {
     /// # Errors
     /// Those of [`Opening::take_seat`].
     pub(crate) fn open(mut opening: Opening, until: Instant) -> Result<Self> {
-        let seat = opening.take_seat(until).inspect_err(|_| opening.home.lock.close())?;
+        let seat = opening
+            .take_seat(until, REOPENING_PATIENCE)
+            .inspect_err(|_| opening.home.lock.close())?;
         // Whoever takes over later takes the store as it is by then: it may have been resized.
         opening.options.capacity = None;
         opening.options.paths.clear();
@@ -64,6 +77,7 @@ impl Switch {
             changing: Mutex::new(None),
             ledger: Ledger::new(),
             unflushed: Unflushed::default(),
+            reopenings: AtomicU64::new(0),
         })
     }
 
@@ -91,6 +105,7 @@ impl Switch {
                 .with("dir", home.path().display())
         };
         self.opening.closing.store(true, Ordering::Release);
+        self.opening.bell.stop();
         if !self.ledger.close(until) {
             return Err(busy());
         }
@@ -121,7 +136,11 @@ impl Switch {
             }
             let seat = Arc::clone(&held);
             drop(held);
-            let Seat::Client(client) = &*seat else { return Err(closed()) };
+            let client = match &*seat {
+                Seat::Client(client) => client,
+                Seat::Reopening(reopening) => return Err(reopening.error()),
+                Seat::Owner(_) | Seat::Closed => return Err(closed()),
+            };
             let until = *until.get_or_insert_with(|| Instant::now() + patience);
             let error = match question(&Remote::new(client, until)) {
                 Ok(answer) => return Ok((answer, whom(&seat))),
@@ -152,6 +171,32 @@ impl Switch {
         }
     }
 
+    /// Why no space is reserved now: the store is closed, or about to be reopened.
+    fn refusal(&self) -> Error {
+        let is_open = !self.opening.closing.load(Ordering::Acquire);
+        match &*self.seat() {
+            Seat::Reopening(reopening) => reopening.error(),
+            Seat::Owner(owner) if is_open => {
+                StoreReopening::error(&owner.engine().poisoned().unwrap_or_default())
+            }
+            _ => closed(),
+        }
+    }
+
+    /// What keeps the store from being used in full, if something does: its owner's last write or sync
+    /// failed, and it is not reopened yet; or the owner cannot be asked.
+    pub(crate) fn problem(&self) -> Option<String> {
+        match &*self.seat() {
+            Seat::Owner(owner) => owner.engine().poisoned(),
+            Seat::Reopening(reopening) => Some(reopening.cause().to_owned()),
+            Seat::Client(_) => match self.stats() {
+                Ok(stats) => stats.poisoned,
+                Err(error) => Some(error.to_string()),
+            },
+            Seat::Closed => Some(closed().to_string()),
+        }
+    }
+
     fn ask<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
         self.ask_whom(PATIENCE, question, |_| ()).map(|(answer, ())| answer)
     }
@@ -164,7 +209,7 @@ impl Switch {
     ///
     /// # Errors
     /// Silent if some process has the lock and does not listen: once after the whole patience of a
-    /// call, then at once.
+    /// call, then at once. Reopening, at once, if the owner reopens the store.
     fn change(&self, lost: &Arc<Seat>, until: Instant) -> Result<()> {
         let unheard = || {
             OwnerSilent::error(self.opening.home.lock.holder().ok().flatten().map_or(0, |h| h.0))
@@ -174,12 +219,17 @@ impl Switch {
             return Ok(());
         }
         let until = match *vain {
-            Some(searched) if searched.elapsed() < SEARCH_PAUSE => return Err(unheard()),
+            Some(Vain { at, reopening }) if at.elapsed() < SEARCH_PAUSE => {
+                let refused = || StoreReopening::error("its owner's log says more");
+                return Err(if reopening { refused() } else { unheard() });
+            }
             Some(_) => Instant::now(),
             None => until,
         };
-        let taken = self.opening.take_seat(until);
-        *vain = taken.as_ref().is_err_and(OwnerSilent::caused).then(Instant::now);
+        let taken = self.opening.take_seat(until, Duration::ZERO);
+        let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
+        let in_vain = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
+        *vain = in_vain.then(|| Vain { at: Instant::now(), reopening });
         let seat = taken?;
         if seat.term().map(|term| term.store) != Some(self.store) {
             let _ = seat.close();
@@ -218,6 +268,8 @@ impl Catalog for Switch {
                 }
                 Ok(())
             }
+            // Leases end with the engine that granted them.
+            Err(error) if StoreReopening::caused(&error) => Ok(()),
             released => released,
         }
     }
@@ -239,7 +291,7 @@ impl Catalog for Switch {
     ) -> Result<Reserved> {
         self.process.check()?;
         if !self.ledger.begin() {
-            return Err(closed());
+            return Err(self.refusal());
         }
         let asked = self.ask_whom(
             PATIENCE + wanted.patience.min(PATIENCE_MAX),
@@ -273,6 +325,7 @@ impl Catalog for Switch {
             Seat::Client(client) => {
                 Remote::new(client, Instant::now() + DISK_PATIENCE).commit(reservation, written)
             }
+            Seat::Reopening(reopening) => Err(reopening.error()),
             Seat::Closed => Err(closed()),
         }?;
         self.ledger.settle(reservation);
@@ -339,7 +392,7 @@ impl Catalog for Switch {
         self.ask_disk(|catalog| catalog.clear())
     }
 
-    /// Fails with `Miss`, once, if an owner died after it had acknowledged puts or deletes to this
+    /// Fails with `Miss`, once, if an owner died, or its engine failed and was reopened, after it had acknowledged puts or deletes to this
     /// process that no flush has covered, whether the process wrote the pages or found them present.
     fn flush(&self) -> Result<()> {
         let mark = self.unflushed.mark();
@@ -354,12 +407,15 @@ impl Catalog for Switch {
             return Ok(());
         }
         Err(Error::miss(
-            "the process that owned the store died since the last flush, and pages put meanwhile \
-             may be gone: put them again, and delete again what was deleted",
+            "the store's owner died, or a write or sync of it failed, since the last flush, and pages \
+             put meanwhile may be gone: put them again, and delete again what was deleted",
         ))
     }
 
     fn stats(&self) -> Result<CatalogStats> {
+        if let Seat::Reopening(reopening) = &*self.seat() {
+            return Ok(reopening.stats());
+        }
         self.ask(|catalog| catalog.stats())
     }
 }

@@ -55,7 +55,7 @@ pub struct TransferStats {
     /// Staging memory in use now, in bytes.
     pub staging_bytes: u64,
     /// Questions that were answered with a miss, and puts that were skipped, because the process
-    /// that owns the store lived and did not answer.
+    /// that owns the store lived and did not answer, or reopened the store.
     pub unanswered: u64,
 }
 

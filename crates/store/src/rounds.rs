@@ -8,17 +8,22 @@
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use ritornello_format::{Error, ErrorKind, Result};
+use std::fmt;
 use std::sync::OnceLock;
 use std::time::Instant;
 
+/// Called by the thread that met the failure, under its locks: it must not wait.
+pub type OnPoison = Box<dyn Fn() + Send + Sync>;
+
 /// The rounds of a store.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Rounds {
     /// Number of requests.
     wanted: AtomicU64,
     /// Held while a round runs.
     progress: Mutex<Progress>,
     poison: OnceLock<String>,
+    on_poison: OnceLock<OnPoison>,
 }
 
 #[derive(Debug, Default)]
@@ -78,9 +83,22 @@ impl Rounds {
     /// After a sync that failed with `error`: unless it may be tried again, nothing is synced ever
     /// after.
     pub fn poison(&self, error: &Error) {
-        if error.kind() != ErrorKind::Retry {
-            let _ = self.poison.set(error.to_string());
-            tracing::error!(%error, "the store is poisoned");
+        if error.kind() != ErrorKind::Retry && self.poison.set(error.to_string()).is_ok() {
+            tracing::error!(%error, "the store is poisoned: it takes no writes until it is reopened");
+            self.tell();
+        }
+    }
+
+    /// Has `told` called when the store is poisoned, or now if it is. Set once.
+    pub fn on_poison(&self, told: OnPoison) {
+        if self.on_poison.set(told).is_ok() && self.cause().is_some() {
+            self.tell();
+        }
+    }
+
+    fn tell(&self) {
+        if let Some(told) = self.on_poison.get() {
+            told();
         }
     }
 
@@ -101,8 +119,15 @@ impl Rounds {
     /// `Fatal` if it is poisoned.
     pub fn check(&self) -> Result<()> {
         self.cause().map_or(Ok(()), |cause| {
-            Err(Error::fatal("the store is poisoned: reopen it").with("cause", cause))
+            Err(Error::fatal("a write or sync failed, so the store is poisoned: reopen it")
+                .with("cause", cause))
         })
+    }
+}
+
+impl fmt::Debug for Rounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rounds").field("poison", &self.poison).finish_non_exhaustive()
     }
 }
 

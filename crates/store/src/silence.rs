@@ -1,14 +1,23 @@
-//! An owner that lives and is not heard: stopped, frozen, in a debugger.
+//! An owner that lives and does not answer for now: it is stopped, frozen, in a debugger, or it
+//! reopens its store after a failed write or sync.
 //!
-//! Nobody else can be asked, so nothing is found and nothing is taken: an engine computes what it
-//! cannot get, and is not held up. What must not be made up (a flush, a deletion) fails.
+//! No other process can be asked, so nothing is found and nothing is taken: an engine computes what
+//! it cannot get, and is not held up. What must not be made up (a flush, a deletion) fails.
 
 use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What a get or put says that nobody answered.
-pub(crate) const REASON: &str = "owner_silent";
+/// What a get or put says that was not answered, if `error` says so.
+pub(crate) fn reason(error: &Error) -> Option<&'static str> {
+    if OwnerSilent::caused(error) {
+        Some("owner_silent")
+    } else if StoreReopening::caused(error) {
+        Some("reopening")
+    } else {
+        None
+    }
+}
 
 /// The cause of an error that says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +50,37 @@ impl OwnerSilent {
     }
 }
 
+/// The cause of an error that says that the owner reopens the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreReopening;
+
+impl fmt::Display for StoreReopening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a write or sync of its disk failed")
+    }
+}
+
+impl StdError for StoreReopening {}
+
+impl StoreReopening {
+    /// The error; `why` is what failed.
+    #[must_use]
+    pub fn error(why: &str) -> Error {
+        Error::retry(
+            "the store is reopened after a failed write or sync: nothing is hit or stored until \
+             its disk takes writes again",
+        )
+        .with("why", why)
+        .because(Self)
+    }
+
+    /// Whether `error` came about that way.
+    #[must_use]
+    pub fn caused(error: &Error) -> bool {
+        error.source().is_some_and(<dyn StdError>::is::<Self>)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,5 +89,9 @@ mod tests {
     fn it_is_told_from_other_errors() {
         assert!(OwnerSilent::caused(&OwnerSilent::error(7).with("dir", "d")));
         assert!(!OwnerSilent::caused(&Error::retry("busy")));
+        let reopening = StoreReopening::error("EIO");
+        assert!(StoreReopening::caused(&reopening) && !OwnerSilent::caused(&reopening));
+        assert_eq!(reason(&reopening), Some("reopening"));
+        assert_eq!(reason(&Error::retry("busy")), None);
     }
 }

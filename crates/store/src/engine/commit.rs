@@ -70,6 +70,8 @@ impl Engine {
                     if error.kind() == ErrorKind::Retry {
                         pages_refused += u64::from(run.pages);
                     }
+                    // An index that failed takes nothing any more.
+                    self.rounds.poison_if_fatal(&error);
                     tracing::debug!(%error, "a run was not taken at commit");
                     unused.extend(&run.place.extents);
                     self.counters.runs_abandoned.add(1);

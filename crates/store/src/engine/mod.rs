@@ -14,6 +14,7 @@ mod limbo;
 mod listing;
 mod numbers;
 mod open;
+mod poisoned;
 mod quota;
 mod reclaim;
 mod recovery;
@@ -324,11 +325,7 @@ impl Engine {
         self.check_open()?;
         match self.rounds.cause() {
             None => Ok(()),
-            Some(cause) => Err(Error::fatal(
-                "a sync failed, so nothing written since is certain: close the store, \
-                 check the disk, open it again",
-            )
-            .with("cause", cause)),
+            Some(cause) => Err(poisoned::refusal(cause)),
         }
     }
 

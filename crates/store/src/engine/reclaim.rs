@@ -250,6 +250,7 @@ impl Engine {
             *last_sync = Instant::now();
         }
         if let Err(error) = self.index.maintain_after(&|| self.make_durable()) {
+            self.rounds.poison_if_fatal(&error);
             tracing::error!(%error, "the index could not be tidied");
         }
     }

@@ -102,6 +102,12 @@ impl ReservationLog {
         Ok(Self { directory, file, length: records.len() as u64, outstanding })
     }
 
+    /// Writes the log anew, with what is outstanding.
+    pub(crate) fn rewrite(&mut self) -> Result<()> {
+        *self = Self::restart(self.directory.clone(), self.outstanding.clone())?;
+        Ok(())
+    }
+
     pub(crate) fn reserved(&mut self, id: u64, client: &str, runs: &[PlannedRun]) -> Result<()> {
         let extents: Vec<Extent> =
             runs.iter().flat_map(|run| run.place.extents.iter().copied()).collect();
@@ -129,7 +135,7 @@ impl ReservationLog {
     fn shorten(&mut self) -> Result<()> {
         let live = 512 * self.outstanding.len() as u64;
         if self.length > LOG_BYTES_MAX + 2 * live {
-            *self = Self::restart(self.directory.clone(), self.outstanding.clone())?;
+            self.rewrite()?;
         }
         Ok(())
     }

@@ -163,7 +163,8 @@ impl Catalog for Session {
         match self.engine.scopes.find(scope)? {
             None if create => {
                 self.engine.check_fits(scope)?;
-                self.engine.scopes.register(scope).map(Some)
+                let registered = self.engine.scopes.register(scope);
+                registered.map(Some).map_err(|error| self.engine.retryable(error))
             }
             found => Ok(found),
         }
@@ -171,7 +172,8 @@ impl Catalog for Session {
 
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
         self.engine.check_writable()?;
-        self.engine.scopes.configure(scope, *settings)?;
+        let configured = self.engine.scopes.configure(scope, *settings);
+        configured.map_err(|error| self.engine.retryable(error))?;
         self.engine.apply_quota(scope.slot);
         self.engine.trim_retention(scope.slot);
         Ok(())
@@ -278,11 +280,13 @@ impl Catalog for Session {
         parent: Option<&[u8]>,
         wanted: &Wanted,
     ) -> Result<Reserved> {
-        self.engine.reserve(self.client, scope, keys, parent, wanted)
+        let reserved = self.engine.reserve(self.client, scope, keys, parent, wanted);
+        reserved.map_err(|error| self.engine.retryable(error))
     }
 
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
-        self.engine.commit(self.client, reservation, written)
+        let committed = self.engine.commit(self.client, reservation, written);
+        committed.map_err(|error| self.engine.retryable(error))
     }
 
     fn abort(&self, reservation: u64) -> Result<()> {
@@ -332,7 +336,7 @@ impl Catalog for Session {
         engine.ring_if_limbo_is_large(&state);
         drop(state);
         if engine.durable_puts() && pages > 0 {
-            engine.make_durable()?;
+            engine.make_durable().map_err(|error| engine.retryable(error))?;
         }
         Ok(there.into_iter().filter(|there| *there).count())
     }
@@ -340,7 +344,8 @@ impl Catalog for Session {
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
         self.engine.check_writable()?;
         self.engine.scopes.check(scope)?;
-        self.engine.drop_scopes(|slot| slot == scope.slot)
+        let dropped = self.engine.drop_scopes(|slot| slot == scope.slot);
+        dropped.map_err(|error| self.engine.retryable(error))
     }
 
     fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
@@ -355,18 +360,19 @@ impl Catalog for Session {
     }
 
     fn reshape(&self, change: &Reshape) -> Result<()> {
-        self.engine.reshape(change, RESHAPE_PATIENCE)
+        let reshaped = self.engine.reshape(change, RESHAPE_PATIENCE);
+        reshaped.map_err(|error| self.engine.retryable(error))
     }
 
     fn clear(&self) -> Result<()> {
         self.engine.check_writable()?;
-        self.engine.drop_scopes(|_| true)?;
-        self.engine.make_durable()
+        let cleared = self.engine.drop_scopes(|_| true).and_then(|()| self.engine.make_durable());
+        cleared.map_err(|error| self.engine.retryable(error))
     }
 
     fn flush(&self) -> Result<()> {
         self.engine.check_writable()?;
-        self.engine.make_durable()
+        self.engine.make_durable().map_err(|error| self.engine.retryable(error))
     }
 
     fn stats(&self) -> Result<CatalogStats> {

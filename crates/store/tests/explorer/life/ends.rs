@@ -72,7 +72,7 @@ impl Life {
             self.settle(there);
             return open;
         };
-        assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
         assert!(open.store.flush().is_err(), "a failed sync is not repeated");
         assert!(put(&open.store, 0, 1, 0).is_err(), "a poisoned store takes puts");
         let there = present(&open.store);

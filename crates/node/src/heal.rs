@@ -1,0 +1,229 @@
+//! Reopening a poisoned store, in the process that owns it.
+//!
+//! A failed write or sync poisons an engine for good, because the kernel may have dropped what it
+//! could not write, and reports success afterwards. What is certain is on the disk. So the owner
+//! closes the engine and opens another one, which recovers as the next owner would after a kill: past
+//! the page cache, with all free space drained before it is reused. A thread of its own does that,
+//! with a back-off: while the disks take no writes, the poisoned engine goes on finding and reading.
+//!
+//! ```text
+//!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next term
+//! ```
+
+use crate::owner::Owner;
+use crate::reopening::Reopening;
+use crate::seat::Seat;
+use crate::switch::Switch;
+use parking_lot::{Condvar, Mutex};
+use ritornello_format::{Error, Result};
+use ritornello_store::CatalogStats;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// The pause before the first attempt, and the longest between two. Clients look for the owner again
+/// every second: all processes are served again well within 10 seconds of the end of a fault.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
+/// After this long without an attempt the next failure is a new one.
+const CALM: Duration = Duration::from_secs(60);
+/// An attempt waits this long for writes of this process that are on their way.
+const WRITES_PATIENCE: Duration = Duration::from_secs(5);
+/// And this long for its calls to leave the poisoned engine: later ones wait for that.
+const CALLS_PATIENCE: Duration = Duration::from_millis(200);
+/// Failed attempts are logged this often.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
+
+/// Wakes the thread.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    state: Mutex<BellState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BellState {
+    rung: bool,
+    stopped: bool,
+}
+
+impl Bell {
+    /// An engine is poisoned. Never waits.
+    pub(crate) fn ring(&self) {
+        self.state.lock().rung = true;
+        self.changed.notify_all();
+    }
+
+    /// The store is being closed: the thread ends.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a ring; `false` if the thread is to end.
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock();
+        while !state.rung && !state.stopped {
+            self.changed.wait(&mut state);
+        }
+        state.rung = false;
+        !state.stopped
+    }
+
+    /// Sleeps that long, whether it rings or not; `false` if the thread is to end.
+    fn sleep(&self, pause: Duration) -> bool {
+        let until = Instant::now() + pause;
+        let mut state = self.state.lock();
+        while !state.stopped {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        !state.stopped
+    }
+}
+
+/// Pauses between attempts. They do not start over with a store that fails again soon after it was
+/// reopened.
+#[derive(Debug, Default)]
+struct Backoff {
+    last: Option<(Instant, Duration)>,
+}
+
+impl Backoff {
+    fn next(&mut self, now: Instant) -> Duration {
+        let pause = match self.last {
+            Some((at, pause)) if now.duration_since(at) < CALM => (2 * pause).min(PAUSES.1),
+            _ => PAUSES.0,
+        };
+        self.last = Some((now, pause));
+        pause
+    }
+}
+
+/// Starts the thread. It ends when the store is closed or dropped.
+///
+/// # Errors
+/// `Retry` if there is no thread to be had.
+pub(crate) fn start(switch: &Arc<Switch>) -> Result<()> {
+    let (bell, switch) = (Arc::clone(&switch.opening.bell), Arc::downgrade(switch));
+    std::thread::Builder::new()
+        .name("ritornello-heal".to_owned())
+        .spawn(move || run(&switch, &bell))
+        .map(drop)
+        .map_err(|error| Error::retry("no thread to reopen a failed store").because(error))
+}
+
+fn run(switch: &Weak<Switch>, bell: &Bell) {
+    let mut backoff = Backoff::default();
+    let mut said: Option<Instant> = None;
+    while bell.wait() {
+        let failed = Instant::now();
+        loop {
+            if !bell.sleep(backoff.next(Instant::now())) {
+                return;
+            }
+            let Some(switch) = switch.upgrade() else { return };
+            let dir = switch.opening.home.path().display();
+            match switch.reopen() {
+                Ok(false) => break,
+                Ok(true) => {
+                    let seconds = failed.elapsed().as_secs_f64();
+                    tracing::warn!(%dir, seconds, "the store is reopened and takes writes again");
+                    said = None;
+                    break;
+                }
+                Err(error) if said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) => {
+                    tracing::warn!(%error, %dir, "the failed store cannot be reopened yet");
+                    said = Some(Instant::now());
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+impl Switch {
+    /// Reopens the store if this process owns it and it is poisoned. Returns whether it did.
+    ///
+    /// # Errors
+    /// If it cannot be reopened yet: the disks refuse, or a write of this process is on its way. The
+    /// poisoned engine goes on then; or, if it is closed by now, calls are answered with misses.
+    fn reopen(&self) -> Result<bool> {
+        let busy = || Error::retry("calls of this process are still in the failed store");
+        let turn = self.changing.try_lock_until(Instant::now() + WRITES_PATIENCE);
+        let _turn = turn.ok_or_else(busy)?;
+        let home = &self.opening.home;
+        if self.opening.closing.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        if let Seat::Owner(owner) = &*self.seat() {
+            let engine = owner.engine();
+            let Some(cause) = engine.poisoned() else { return Ok(false) };
+            engine.try_disks()?;
+            // From here on no space is reserved, so that none is in use when the next engine decides
+            // what is free.
+            if !self.ledger.close(Instant::now() + WRITES_PATIENCE) {
+                return Err(busy());
+            }
+            let stats = engine.stats().unwrap_or_else(|_| CatalogStats::default());
+            let stats = CatalogStats { poisoned: Some(cause), ..stats };
+            let reopening = Arc::new(Seat::Reopening(Reopening::new(self.seat(), engine, stats)));
+            *self.seat.try_write_for(CALLS_PATIENCE).ok_or_else(busy)? = reopening;
+        }
+        let seat = self.seat();
+        let Seat::Reopening(reopening) = &*seat else { return Ok(false) };
+        reopening.end_former(home)?;
+        if !home.try_own()? {
+            return Err(
+                Error::retry("another process owns the store").with("dir", home.path().display())
+            );
+        }
+        let owner = Owner::reopen(&self.opening)?;
+        if owner.term().store != self.store {
+            let _ = owner.close();
+            return Err(Error::fatal("another store has taken this one's place: open it again")
+                .with("dir", home.path().display()));
+        }
+        owner.engine().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
+        self.ledger.reopen(&self.opening.closing);
+        *self.seat.write() = Arc::new(Seat::Owner(owner));
+        reopening.stop_refusing();
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_start_over_after_a_calm() {
+        let mut backoff = Backoff::default();
+        let mut now = Instant::now();
+        let pauses: Vec<Duration> = (0..6)
+            .map(|_| {
+                let pause = backoff.next(now);
+                now += pause;
+                pause
+            })
+            .collect();
+        assert_eq!(pauses[..3], [PAUSES.0, 2 * PAUSES.0, 4 * PAUSES.0]);
+        assert_eq!(pauses[5], PAUSES.1);
+        assert_eq!(backoff.next(now + CALM), PAUSES.0);
+    }
+
+    #[test]
+    fn stopping_ends_a_sleep_and_a_ring_does_not() {
+        let bell = Bell::default();
+        bell.ring();
+        assert!(bell.wait() && bell.sleep(Duration::from_millis(1)));
+        bell.ring();
+        assert!(bell.sleep(Duration::from_millis(1)));
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| bell.sleep(Duration::from_secs(3600)));
+            bell.stop();
+            assert!(!sleeper.join().unwrap());
+        });
+        assert!(!bell.wait(), "stopped");
+    }
+}

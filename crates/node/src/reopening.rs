@@ -1,0 +1,120 @@
+//! The time between a poisoned engine and the next one of the same process.
+//!
+//! The process keeps the directory's lock throughout, so that no client takes the store over. Its own
+//! calls are answered at once: with a miss, or `Retry` where that would be made up. Clients are hung
+//! up on, and whoever says hello is told why it is not let in.
+
+use crate::authority::Authority;
+use crate::home::Home;
+use crate::seat::Seat;
+use crate::server::Server;
+use crate::term::Term;
+use parking_lot::Mutex;
+use ritornello_format::{Error, Result};
+use ritornello_store::{Catalog, CatalogStats, ClientId, Engine, StoreReopening};
+use std::sync::{Arc, Weak};
+
+/// See the module.
+pub(crate) struct Reopening {
+    cause: String,
+    /// The figures of the poisoned engine, with the cause among them.
+    stats: CatalogStats,
+    /// The seat with the poisoned engine, until it is closed.
+    former: Mutex<Option<Arc<Seat>>>,
+    engine: Weak<Engine>,
+    refusing: Mutex<Option<Server>>,
+}
+
+/// Lets no client in, and says what failed. The kind `Miss` tells this from other refusals.
+struct Refusing(String);
+
+impl Authority for Refusing {
+    fn admit(&self) -> Result<()> {
+        Err(Error::miss(self.0.clone()))
+    }
+
+    fn session(&self, _: ClientId, _: &str) -> Result<Arc<dyn Catalog>> {
+        Err(Error::miss(self.0.clone()))
+    }
+
+    fn left(&self, _: ClientId) {}
+}
+
+impl Reopening {
+    /// What follows upon `former`, whose `engine` is poisoned. No reservation of this process is open.
+    pub(crate) fn new(former: Arc<Seat>, engine: &Arc<Engine>, stats: CatalogStats) -> Self {
+        let cause = stats.poisoned.clone().unwrap_or_default();
+        let (former, engine) = (Mutex::new(Some(former)), Arc::downgrade(engine));
+        Self { cause, stats, former, engine, refusing: Mutex::new(None) }
+    }
+
+    /// What failed.
+    pub(crate) fn cause(&self) -> &str {
+        &self.cause
+    }
+
+    /// What calls are told.
+    pub(crate) fn error(&self) -> Error {
+        StoreReopening::error(&self.cause)
+    }
+
+    /// The last figures of the poisoned engine.
+    pub(crate) fn stats(&self) -> CatalogStats {
+        self.stats.clone()
+    }
+
+    /// Hangs up on the clients and closes the poisoned engine. When this returns, no call is left in
+    /// it, and its index has let go of its files. Again: does nothing.
+    ///
+    /// # Errors
+    /// `Retry` if a call or a drain does not end.
+    pub(crate) fn end_former(&self, home: &Arc<Home>) -> Result<()> {
+        let mut former = self.former.lock();
+        if let Some(seat) = &*former {
+            self.refuse(home, seat.term());
+            // Inside is the result of the last sync, which is known to have failed.
+            drop(seat.close()?);
+        }
+        *former = None;
+        if self.engine.strong_count() > 0 {
+            return Err(Error::retry("a call or a drain still uses the failed store"));
+        }
+        Ok(())
+    }
+
+    /// Listens in place of the server that is about to stop. Without it clients wait, as for an owner
+    /// that recovers.
+    fn refuse(&self, home: &Arc<Home>, term: Option<&Term>) {
+        let mut refusing = self.refusing.lock();
+        let Some(term) = term.filter(|_| refusing.is_none()) else { return };
+        match Server::start(home, Arc::new(Refusing(self.cause.clone())), *term) {
+            Ok(server) => *refusing = Some(server),
+            Err(error) => {
+                tracing::debug!(%error, "clients are not told that the store is reopened")
+            }
+        }
+    }
+
+    /// Refuses clients no longer: another server listens, or none will.
+    pub(crate) fn stop_refusing(&self) {
+        if let Some(mut server) = self.refusing.lock().take() {
+            server.stop();
+        }
+    }
+
+    /// Gives up. The store stays as the failure left it, for the next owner.
+    ///
+    /// # Errors
+    /// As of [`Reopening::end_former`]. What is inside is the failure.
+    pub(crate) fn close(&self) -> Result<Result<()>> {
+        if let Some(seat) = &*self.former.lock() {
+            drop(seat.close()?);
+        }
+        self.stop_refusing();
+        Ok(Err(Error::fatal(
+            "the store was closed before it was reopened after a failed write or sync: what was put \
+             since the last flush may be gone",
+        )
+        .with("cause", &self.cause)))
+    }
+}

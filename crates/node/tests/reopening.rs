@@ -1,0 +1,258 @@
+//! Owners whose disk fails for a time: the store is reopened by itself, for all its processes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
+use ritornello_node::{Durability, Node, Options, Role, open_on};
+use ritornello_store::{CatalogStats, Terms};
+use ritornello_volume::memory::{Fragment, OwnedPages, PageSource};
+use ritornello_volume::transfer::Control;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    match command {
+        "problem" => node.problem().is_some().to_string(),
+        "epoch" => node.store().stats().unwrap().catalog.epoch.to_string(),
+        _ => panic!("what is {command}?"),
+    }
+}
+
+/// An owner in this process, whose disk fails as the schedule says.
+fn owner(dir: &Path) -> (Schedule, Arc<Node>) {
+    owner_with(&options(dir))
+}
+
+fn owner_with(options: &Options) -> (Schedule, Arc<Node>) {
+    let schedule = Schedule::new();
+    let medium = Faulty::new(Arc::new(Host), schedule.clone());
+    let node = open_on(Arc::new(medium), options).unwrap();
+    assert_eq!(node.role(), Role::Owner);
+    (schedule, node)
+}
+
+fn stats(node: &Node) -> CatalogStats {
+    node.store().stats().unwrap().catalog
+}
+
+/// Puts a sequence whose flush fails, once. Returns its error.
+fn poison(schedule: &Schedule, node: &Node, name: u64) -> ritornello_format::Error {
+    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("seg-"));
+    assert_eq!(put(node.store(), name, 4).unwrap().pages, 4);
+    let error = node.store().flush().unwrap_err();
+    assert_eq!(schedule.injected(), 1);
+    error
+}
+
+fn reopened(node: &Node) -> bool {
+    node.problem().is_none() && stats(node).counters["reopenings"] > 0
+}
+
+#[test]
+fn owner_reopens_after_failed_sync() {
+    let dir = tempfile::tempdir().unwrap();
+    let (schedule, node) = owner(dir.path());
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    let error = poison(&schedule, &node, 2);
+    assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+    eventually("the store is reopened", || reopened(&node));
+    let stats = stats(&node);
+    assert_eq!((stats.poisoned, stats.epoch, stats.counters["reopenings"]), (None, 2, 1));
+    assert_eq!(get(store, 1, 4).unwrap(), 4, "flushed before the failure");
+    assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Miss, "puts may be gone");
+    assert_eq!(put(store, 2, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    node.close().unwrap();
+    let node = ritornello_node::open(&options(dir.path())).unwrap();
+    assert_eq!((get(node.store(), 1, 4).unwrap(), get(node.store(), 2, 4).unwrap()), (4, 4));
+}
+
+#[test]
+fn clients_find_the_reopened_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let (schedule, node) = owner(dir.path());
+    let mut client = Helper::opened(dir.path());
+    assert_eq!(client.ask("put 1 4"), "4");
+    assert_eq!(client.ask("flush"), "flushed");
+    assert_eq!(client.ask("put 3 4"), "4");
+    poison(&schedule, &node, 2);
+    eventually("the store is reopened", || reopened(&node));
+    eventually("the client is served", || client.ask("get 1 4") == "4");
+    assert_eq!(client.ask("role"), "client", "the owner kept its lock");
+    let flushed = client.ask("flush");
+    assert!(flushed.contains("put them again"), "{flushed}");
+    assert_eq!(client.ask("put 3 4"), "4");
+    assert_eq!(client.ask("flush"), "flushed");
+    assert_eq!((client.ask("problem"), client.ask("epoch")), ("false".into(), "2".into()));
+    assert_eq!(get(node.store(), 3, 4).unwrap(), 4);
+    client.finish();
+}
+
+#[test]
+fn poisoned_store_finds_and_reads_while_the_disk_is_broken() {
+    let dir = tempfile::tempdir().unwrap();
+    let (schedule, node) = owner(dir.path());
+    let mut client = Helper::opened(dir.path());
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+    assert_eq!(put(store, 2, 4).unwrap().pages, 4);
+    assert!(store.flush().is_err());
+    let before = schedule.injected();
+    eventually("two attempts failed", || schedule.injected() >= before + 2);
+    assert_eq!(get(store, 1, 4).unwrap(), 4);
+    assert_eq!(client.ask("get 1 4"), "4");
+    assert_eq!(put(store, 3, 4).unwrap_err().kind(), ErrorKind::Retry);
+    let refused = client.ask("put 3 4");
+    assert!(refused.contains("until it is reopened"), "{refused}");
+    assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Retry);
+    assert!(node.problem().is_some() && stats(&node).poisoned.is_some());
+    assert_eq!(client.ask("problem"), "true");
+    schedule.heal();
+    eventually("the store is reopened", || reopened(&node));
+    assert_eq!(put(store, 3, 4).unwrap().pages, 4);
+    eventually("the client puts", || client.ask("put 4 4") == "4");
+    client.finish();
+}
+
+/// The disk takes small files, and fails the index when the engine is closed already.
+#[test]
+fn calls_are_misses_at_once_while_no_engine_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let (schedule, node) = owner(dir.path());
+    let mut client = Helper::opened(dir.path());
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at("/index/"));
+    assert_eq!(put(store, 2, 4).unwrap().pages, 4);
+    assert!(store.flush().is_err());
+    eventually("the engine is closed", || node.engine().is_none());
+    let began = Instant::now();
+    assert_eq!((get(store, 1, 4).unwrap(), probe(store, 1, 4).unwrap()), (0, 0));
+    let skipped = put(store, 3, 4).unwrap();
+    assert_eq!((skipped.pages, skipped.reason), (0, "reopening"));
+    assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Retry);
+    assert!(stats(&node).poisoned.is_some() && node.problem().is_some());
+    eventually("the client is refused", || client.ask("get 1 4") == "0");
+    for _ in 0..20 {
+        assert_eq!((client.ask("put 3 4"), client.ask("probe 1 4")), ("0".into(), "0".into()));
+    }
+    assert_eq!(client.ask("problem"), "true");
+    assert_eq!((client.ask("role"), node.role()), ("client".into(), Role::Owner));
+    assert!(began.elapsed() < Duration::from_secs(20), "no call waited for the owner");
+    schedule.heal();
+    eventually("the store is reopened", || reopened(&node));
+    assert_eq!(get(store, 1, 4).unwrap(), 4);
+    eventually("the client is served", || client.ask("get 1 4") == "4");
+    assert_eq!(client.ask("put 3 4"), "4");
+    client.finish();
+}
+
+#[test]
+fn closing_does_not_wait_for_a_broken_disk() {
+    for closed_engine in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (schedule, node) = owner(dir.path());
+        assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+        node.store().flush().unwrap();
+        let part = if closed_engine { "/index/" } else { "" };
+        schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at(part));
+        assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
+        assert!(node.store().flush().is_err());
+        let before = schedule.injected();
+        eventually("it tried again", || schedule.injected() > before);
+        eventually("the engine is closed", || !closed_engine || node.engine().is_none());
+        assert_eq!(node.close().unwrap_err().kind(), ErrorKind::Fatal);
+        // The directory is free: another process takes the store over.
+        let mut next = Helper::opened(dir.path());
+        assert_eq!((next.ask("role"), next.ask("get 1 4")), ("owner".into(), "4".into()));
+        next.finish();
+    }
+}
+
+/// Says when the first page is wanted, and waits to be told to go on.
+struct Halted {
+    pages: OwnedPages,
+    reached: Mutex<Sender<()>>,
+    go: Mutex<Receiver<()>>,
+}
+
+// SAFETY: all fragments are those of `pages`.
+unsafe impl PageSource for Halted {
+    fn len(&self) -> usize {
+        self.pages.len()
+    }
+    fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
+        let _ = self.reached.lock().unwrap().send(());
+        let _ = self.go.lock().unwrap().recv();
+        self.pages.fragments(page, out);
+    }
+}
+
+#[test]
+fn own_write_in_flight_keeps_its_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let (schedule, node) = owner(dir.path());
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    let ((reached, is_reached), (let_go, go)) = (channel(), channel());
+    let keys = keys(9, 1);
+    let source = Halted {
+        pages: OwnedPages::new(vec![page(&keys[0])]),
+        reached: Mutex::new(reached),
+        go: Mutex::new(go),
+    };
+    std::thread::scope(|scope| {
+        let put_slowly = scope.spawn(|| {
+            let (terms, control) = (Terms::default(), Control::default());
+            store.put_batch(&common::scope(), &refs(&keys), &source, &terms, &control)
+        });
+        is_reached.recv().unwrap();
+        poison(&schedule, &node, 2);
+        // No space is given any more, and the engine stays: an attempt waits for the write.
+        let refused = |answer: ritornello_format::Result<ritornello_store::Outcome>| {
+            answer.is_ok_and(|put| put.reason == "reopening")
+        };
+        eventually("an attempt began", || refused(put(store, 3, 1)));
+        for _ in 0..100 {
+            assert!(refused(put(store, 3, 1)), "reopened under a write");
+            assert_eq!((get(store, 1, 4).unwrap(), stats(&node).epoch), (4, 1));
+        }
+        drop(let_go);
+        let answer = put_slowly.join().unwrap();
+        assert!(answer.as_ref().map_or(true, |put| put.pages == 0), "{answer:?}");
+    });
+    eventually("the store is reopened", || reopened(&node));
+    for name in 10..40 {
+        assert_eq!(put(store, name, 4).unwrap().pages, 4);
+        assert_eq!(get(store, name, 4).unwrap(), 4);
+    }
+}
+
+#[test]
+fn durable_put_that_failed_can_be_put_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let durable = Options { durability: Durability::Durable, ..options(dir.path()) };
+    let (schedule, node) = owner_with(&durable);
+    assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("seg-"));
+    assert_eq!(put(node.store(), 2, 4).unwrap_err().kind(), ErrorKind::Retry);
+    eventually("the store is reopened", || reopened(&node));
+    assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
+    node.store().flush().unwrap();
+    assert_eq!((get(node.store(), 1, 4).unwrap(), get(node.store(), 2, 4).unwrap()), (4, 4));
+}
