@@ -328,6 +328,12 @@ class Store:
     @property
     def role(self) -> str:
         """Now: "owner" or "client", which takes over when the owner dies."""
+    @property
+    def problem(self) -> str:
+        """What keeps the store from being used in full, "" if nothing does: a write or sync of its
+        owner failed, until the owner has reopened the store; or the owner does not answer. A client
+        asks its owner.
+        """
     def __enter__(self) -> Store: ...
     def __exit__(
         self,

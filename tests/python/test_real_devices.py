@@ -17,7 +17,9 @@ from real_device import Disk, Throttle, command, require_io_uring
 from support import blank, keys_of, pages_of
 
 import ritornello as rt
-from ritornello.errors import FatalError, RetryError
+from ritornello.errors import FatalError, RetryError, RitornelloError
+from ritornello.lmcache.settings import Settings
+from ritornello.lmcache.store import QuietStore
 
 PAGE_BYTES = 256 << 10
 # Keys do not chain: a page that is lost hides no other.
@@ -210,7 +212,7 @@ def fail_flush(store: rt.Store, disk: Disk) -> str:
         disk.cut(data)
         try:
             store.flush()
-        except FatalError:
+        except RetryError:
             return name
         disk.cut(0)
     pytest.fail("no flush met the cut disk")
@@ -245,6 +247,78 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
             assert (out == right).all()
     finally:
         copy.detach()
+
+
+# Puts a page whenever it reads a line, and says how many were stored or what failed.
+CLIENT = """
+import sys
+sys.path.insert(0, {here!r})
+from support import keys_of, pages_of
+from test_real_devices import SMALL_PAGE, SMALL_SCOPE
+import ritornello as rt
+from ritornello.errors import RitornelloError
+store = rt.Store.open(sys.argv[1])
+print(store.role, flush=True)
+for line in sys.stdin:
+    keys = keys_of(line, 1)
+    try:
+        print(store.put_batch(SMALL_SCOPE, keys, list(pages_of(keys, SMALL_PAGE))), flush=True)
+    except RitornelloError as error:
+        print(error.kind, flush=True)
+"""
+
+
+def stat(path: Path) -> tuple[int, str]:
+    """Exit code and output of `ritornello stat`."""
+    line = [sys.executable, "-m", "ritornello", "stat", str(path)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_store_reopens_on_healed_disk(make_disk: Callable[..., Disk]) -> None:
+    disk = make_disk("healing", 128)
+    path = disk.path / "kv"
+    with rt.Store.open(path, capacity="32MiB", segment_bytes=4 << 20) as store:
+        early = put_small(store, "early", 3)
+        store.flush()
+        quiet = QuietStore(Settings(str(path)))
+        assert (store.problem, quiet.problem()) == ("", "")
+        client = subprocess.Popen(
+            [sys.executable, "-c", CLIENT.format(here=str(Path(__file__).parent)), str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert client.stdout.readline() == "client\n"
+        between = fail_flush(store, disk)
+        assert store.problem
+        assert quiet.problem()
+        code, said = stat(path)
+        assert code == 1, said
+        assert sum(store.exists(SMALL_SCOPE, early)) == len(early), "found while it is broken"
+        disk.cut(0)
+        healed = time.monotonic()
+        while store.problem:
+            assert time.monotonic() < healed + 20, "not reopened"
+            time.sleep(0.05)
+        assert (store.role, quiet.problem(), stat(path)[0]) == ("owner", "", 0)
+        assert sum(store.exists(SMALL_SCOPE, early)) == len(early), "flushed pages are gone"
+        with pytest.raises(RitornelloError) as lost:
+            store.flush()
+        assert lost.value.kind == "miss"
+        put_small(store, between, 5)
+        store.flush()
+        answers: list[str] = []
+        while answers[-1:] != ["1\n"]:
+            assert time.monotonic() < healed + 20, answers
+            client.stdin.write(f"client {len(answers)}\n")
+            client.stdin.flush()
+            answers.append(client.stdout.readline())
+            time.sleep(0.05)
+        client.communicate()
+        quiet.close()
 
 
 @pytest.fixture(params=["mount point", "directory below"])

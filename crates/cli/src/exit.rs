@@ -1,6 +1,7 @@
 //! How a command ends.
 
 use ritornello_format::{Error, ErrorKind};
+use ritornello_store::StoreReopening;
 
 /// The exit codes of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +60,13 @@ impl Failure {
             // The message says it.
             ErrorKind::Invalid | ErrorKind::Closed | ErrorKind::Miss => "",
         };
-        Self::unusable(error.to_string(), advice)
+        let mut failure = Self::unusable(error.to_string(), advice);
+        if StoreReopening::caused(error) {
+            // It was found out what is wrong with the store.
+            failure.status = Status::Problems;
+            failure.advice = "the disk (dmesg): the owner reopens the store by itself".to_owned();
+        }
+        failure
     }
 }
 
@@ -80,5 +87,18 @@ impl From<Error> for Failure {
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::failed(error.to_string(), "`ritornello doctor DIR`")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn store_being_reopened_is_a_problem_found() {
+        let failure = Failure::unopened(&StoreReopening::error("EIO"));
+        assert_eq!(failure.status.code(), 1);
+        assert!(failure.line.contains("EIO") && failure.advice.contains("reopens"), "{failure:?}");
+        assert_eq!(Failure::unopened(&Error::retry("busy")).status.code(), 2);
     }
 }

@@ -5,6 +5,10 @@ use ritornello_store::eviction::EvictionStats;
 use serde::Serialize;
 use std::io::Write;
 
+/// What ends the state of a poisoned store.
+pub const REOPENS: &str =
+    "check the disk (dmesg); the owner reopens the store by itself when it takes writes again";
+
 /// Writes lines to standard output. A reader that went away is no error of ours.
 pub fn say(text: &str) {
     let mut out = std::io::stdout().lock();

@@ -16,13 +16,13 @@ use std::time::Duration;
 
 /// While another process owns the store, this one looks so often whether it is gone.
 const ATTENTION: Duration = Duration::from_millis(100);
-/// While this one does, it looks so often whether the disk still takes what is written.
+/// While this one does, it looks so often whether its last write or sync failed.
 const HEALTH: Duration = Duration::from_secs(5);
 
 /// What there is to say.
 #[derive(Serialize)]
 struct Event<'a> {
-    /// `ready`, `waiting` or `closed`.
+    /// `ready`, `waiting`, `failed` or `closed`.
     event: &'a str,
     dir: &'a Path,
     /// The owner's process, and its capacity.
@@ -35,7 +35,7 @@ struct Event<'a> {
 /// Owns a store until a signal comes, or waits to own it.
 ///
 /// # Errors
-/// Where it cannot be opened or is another's and must not be; where a sync fails.
+/// Where it cannot be opened or is another's and must not be.
 pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     let told = signals()?;
     let node = open::with(&options(args)?)?;
@@ -47,12 +47,14 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
             Err(error) => return Err(error.into()),
         };
-        if said != Some(role) && announce(context, &node, role, args.must_own)? {
-            said = Some(role);
+        // The owner reopens a failed store by itself.
+        let failed = role == Role::Owner && node.problem().is_some();
+        if said != Some((role, failed)) && announce(context, &node, role, failed, args.must_own)? {
+            said = Some((role, failed));
         }
         let pause = if role == Role::Owner { HEALTH } else { ATTENTION };
         match told.recv_timeout(pause) {
-            Err(RecvTimeoutError::Timeout) => check_health(&node)?,
+            Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
         }
     }
@@ -90,7 +92,13 @@ fn signals() -> Result<Receiver<()>, Failure> {
 }
 
 /// Says what this process is; returns whether that could be found out.
-fn announce(context: &Context, node: &Node, role: Role, must_own: bool) -> Result<bool, Failure> {
+fn announce(
+    context: &Context,
+    node: &Node,
+    role: Role,
+    failed: bool,
+    must_own: bool,
+) -> Result<bool, Failure> {
     let stats = match node.store().stats() {
         Ok(stats) => stats,
         Err(error) if must_own => return Err(Failure::unopened(&error)),
@@ -103,22 +111,14 @@ fn announce(context: &Context, node: &Node, role: Role, must_own: bool) -> Resul
             "without --must-own, to wait until it ends",
         ));
     }
-    let event = if role == Role::Owner { "ready" } else { "waiting" };
+    let event = match role {
+        Role::Owner if failed => "failed",
+        Role::Owner => "ready",
+        Role::Client => "waiting",
+    };
     let (owner_pid, capacity_bytes) = (Some(owner), Some(capacity));
     tell(context, &Event { event, dir: node.path(), owner_pid, capacity_bytes });
     Ok(true)
-}
-
-/// A store whose sync failed takes nothing any more; whoever keeps this process alive starts another.
-fn check_health(node: &Node) -> Result<(), Failure> {
-    let Some(engine) = node.engine() else { return Ok(()) };
-    match engine.stats()?.poisoned {
-        None => Ok(()),
-        Some(cause) => Err(Failure::failed(
-            format!("a sync failed, so nothing written since is certain: {cause}"),
-            "the disk, then this command again",
-        )),
-    }
 }
 
 fn tell(context: &Context, event: &Event<'_>) {
@@ -133,6 +133,11 @@ fn tell(context: &Context, event: &Event<'_>) {
         }
         ("waiting", Some(pid), _) => {
             format!("waiting: process {pid} owns {dir}; this one takes over when it ends")
+        }
+        ("failed", ..) => {
+            format!(
+                "failed: a write or sync of {dir} failed; it is reopened when its disk takes writes"
+            )
         }
         (event, ..) => format!("{event}: {dir}"),
     });

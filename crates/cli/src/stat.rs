@@ -37,7 +37,8 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     }
     node.close()?;
     let degraded = !stats.catalog.unavailable.reasons.is_empty();
-    Ok(if degraded { Status::Problems } else { Status::Fine })
+    let failed = stats.catalog.poisoned.is_some();
+    Ok(if degraded || failed { Status::Problems } else { Status::Fine })
 }
 
 /// The larger half of the sizes, each with its number.
@@ -239,7 +240,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         row("dropped at open", format!("{}: {reason}", count(*pages)));
     }
     if let Some(cause) = &s.poisoned {
-        row("POISONED", format!("{cause}: close the store, check the disk, open it again"));
+        row("POISONED", format!("{cause}: {}", print::REOPENS));
     }
     for reason in &s.unavailable.reasons {
         row("DEGRADED", reason.clone());

@@ -367,6 +367,13 @@ impl Store {
         Ok(py.detach(|| node.role().word()))
     }
 
+    /// What keeps the store from being used in full; "" if nothing does. A client asks its owner.
+    #[getter]
+    fn problem(&self, py: Python<'_>) -> PyResult<String> {
+        let node = self.handle.node(py)?;
+        Ok(py.detach(|| node.problem()).unwrap_or_default())
+    }
+
     fn __enter__(this: Py<Self>) -> Py<Self> {
         this
     }

@@ -222,12 +222,13 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
     def report_status(self) -> dict[str, Any]:
         store = self._shelf.store
+        problem = store.problem()
         return {
-            "is_healthy": not store.broken,
+            "is_healthy": not problem,
             "type": type(self).__name__,
             "path": self._path,
             "is_owner": store.is_owner(),
-            "problem": store.broken,
+            "problem": problem,
             "locked_objects": len(self._locks),
             "counts": dict(store.counts),
         }

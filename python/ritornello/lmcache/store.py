@@ -32,6 +32,10 @@ class QuietStore(Handle):
         """Whether questions are answered in this process. Once they are, they stay so."""
         return self.ask("role", lambda store: store.role == "owner", False)
 
+    def problem(self) -> str:
+        """What keeps the store from being used in full, "" if nothing does."""
+        return self.broken or self.ask("problem", lambda store: store.problem, "") or self.broken
+
     def match(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
         """A lease on every page that is there."""
         return self.ask("match", lambda store: store.match(scope, keys, ttl=seconds), None)

@@ -97,7 +97,7 @@ fn describe_role(node: &Node) -> String {
 fn condition(stats: &CatalogStats) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(cause) = &stats.poisoned {
-        let change = "close the store, check the disk (dmesg), open it again";
+        let change = "the disk (dmesg): the owner reopens the store when it takes writes again";
         findings.push(Finding::wrong("store", format!("poisoned: {cause}"), change));
     }
     for reason in &stats.unavailable.reasons {

@@ -247,7 +247,7 @@ impl Snapshot {
             );
         }
         if let Some(cause) = &self.poisoned {
-            line("POISONED", format!("{cause}: close the store, check the disk, open it again"));
+            line("POISONED", format!("{cause}: {}", crate::print::REOPENS));
         }
         for reason in &self.unavailable {
             line("DEGRADED", reason.clone());
