@@ -30,7 +30,7 @@ const CALM: Duration = Duration::from_secs(60);
 const WRITES_PATIENCE: Duration = Duration::from_secs(5);
 /// And this long for its calls to leave the poisoned engine: later ones wait for that.
 const CALLS_PATIENCE: Duration = Duration::from_millis(200);
-/// Failed attempts are logged this often.
+/// A store that fails, or cannot be reopened, is logged this often at most.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 /// Wakes the thread.
@@ -100,6 +100,20 @@ impl Backoff {
     }
 }
 
+/// When the log was last written to.
+#[derive(Debug, Default)]
+struct Said(Option<Instant>);
+
+impl Said {
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = self.0.is_none_or(|at| now.duration_since(at) >= SAID_AGAIN);
+        if due {
+            self.0 = Some(now);
+        }
+        due
+    }
+}
+
 /// Starts the thread. It ends when the store is closed or dropped.
 ///
 /// # Errors
@@ -115,28 +129,37 @@ pub(crate) fn start(switch: &Arc<Switch>) -> Result<()> {
 
 fn run(switch: &Weak<Switch>, bell: &Bell) {
     let mut backoff = Backoff::default();
-    let mut said: Option<Instant> = None;
+    let mut said = Said::default();
     while bell.wait() {
         let failed = Instant::now();
+        let Some(owner) = switch.upgrade() else { return };
+        let (cause, dir) = (owner.failure(), owner.opening.home.path().to_owned());
+        drop(owner);
+        let Some(cause) = cause else { continue };
+        let dir = dir.display();
+        let told = said.is_due(failed);
+        if told {
+            tracing::error!(%dir, cause, "a write or sync failed: the store takes no writes for now");
+        }
         loop {
             if !bell.sleep(backoff.next(Instant::now())) {
                 return;
             }
             let Some(switch) = switch.upgrade() else { return };
-            let dir = switch.opening.home.path().display();
             match switch.reopen() {
-                Ok(false) => break,
-                Ok(true) => {
+                Ok(reopened) => {
                     let seconds = failed.elapsed().as_secs_f64();
-                    tracing::warn!(%dir, seconds, "the store is reopened and takes writes again");
-                    said = None;
+                    if reopened && told {
+                        tracing::warn!(%dir, seconds, "the store is reopened and takes writes again");
+                    }
                     break;
                 }
-                Err(error) if said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) => {
+                Err(error) if said.is_due(Instant::now()) => {
                     tracing::warn!(%error, %dir, "the failed store cannot be reopened yet");
-                    said = Some(Instant::now());
                 }
-                Err(_) => {}
+                Err(error) => {
+                    tracing::debug!(%error, %dir, "the failed store cannot be reopened yet")
+                }
             }
         }
     }
@@ -210,6 +233,13 @@ mod tests {
         assert_eq!(pauses[..3], [PAUSES.0, 2 * PAUSES.0, 4 * PAUSES.0]);
         assert_eq!(pauses[5], PAUSES.1);
         assert_eq!(backoff.next(now + CALM), PAUSES.0);
+    }
+
+    #[test]
+    fn log_repeats_itself_once_a_minute() {
+        let (mut said, now) = (Said::default(), Instant::now());
+        assert!(said.is_due(now) && !said.is_due(now + Duration::from_secs(59)));
+        assert!(said.is_due(now + SAID_AGAIN));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 pub(crate) struct Reopening {
     cause: String,
     /// The figures of the poisoned engine, with the cause among them.
-    stats: CatalogStats,
+    stats: Box<CatalogStats>,
     /// The seat with the poisoned engine, until it is closed.
     former: Mutex<Option<Arc<Seat>>>,
     engine: Weak<Engine>,
@@ -45,7 +45,7 @@ impl Reopening {
     pub(crate) fn new(former: Arc<Seat>, engine: &Arc<Engine>, stats: CatalogStats) -> Self {
         let cause = stats.poisoned.clone().unwrap_or_default();
         let (former, engine) = (Mutex::new(Some(former)), Arc::downgrade(engine));
-        Self { cause, stats, former, engine, refusing: Mutex::new(None) }
+        Self { cause, stats: Box::new(stats), former, engine, refusing: Mutex::new(None) }
     }
 
     /// What failed.
@@ -60,7 +60,7 @@ impl Reopening {
 
     /// The last figures of the poisoned engine.
     pub(crate) fn stats(&self) -> CatalogStats {
-        self.stats.clone()
+        CatalogStats::clone(&self.stats)
     }
 
     /// Hangs up on the clients and closes the poisoned engine. When this returns, no call is left in

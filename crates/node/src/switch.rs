@@ -187,13 +187,21 @@ impl Switch {
     /// failed, and it is not reopened yet; or the owner cannot be asked.
     pub(crate) fn problem(&self) -> Option<String> {
         match &*self.seat() {
-            Seat::Owner(owner) => owner.engine().poisoned(),
-            Seat::Reopening(reopening) => Some(reopening.cause().to_owned()),
+            Seat::Owner(_) | Seat::Reopening(_) => self.failure(),
             Seat::Client(_) => match self.stats() {
                 Ok(stats) => stats.poisoned,
                 Err(error) => Some(error.to_string()),
             },
             Seat::Closed => Some(closed().to_string()),
+        }
+    }
+
+    /// What failed in this process, while it owns the store and has not reopened it.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match &*self.seat() {
+            Seat::Owner(owner) => owner.engine().poisoned(),
+            Seat::Reopening(reopening) => Some(reopening.cause().to_owned()),
+            Seat::Client(_) | Seat::Closed => None,
         }
     }
 
@@ -241,6 +249,8 @@ impl Switch {
         tracing::info!(role, dir = %self.opening.home.path().display(), "the store's owner is gone");
         let old = std::mem::replace(&mut *self.seat.write(), Arc::new(seat));
         drop(old);
+        // An engine may have failed before this process was seen to own it.
+        self.opening.bell.ring();
         Ok(())
     }
 }

@@ -84,20 +84,20 @@ impl Rounds {
     /// after.
     pub fn poison(&self, error: &Error) {
         if error.kind() != ErrorKind::Retry && self.poison.set(error.to_string()).is_ok() {
-            tracing::error!(%error, "the store is poisoned: it takes no writes until it is reopened");
-            self.tell();
+            match self.on_poison.get() {
+                Some(told) => told(),
+                None => tracing::error!(%error, "the store is poisoned"),
+            }
         }
     }
 
-    /// Has `told` called when the store is poisoned, or now if it is. Set once.
+    /// Has `told` called, instead of a log line, when the store is poisoned; or now if it is. Set
+    /// once.
     pub fn on_poison(&self, told: OnPoison) {
-        if self.on_poison.set(told).is_ok() && self.cause().is_some() {
-            self.tell();
-        }
-    }
-
-    fn tell(&self) {
-        if let Some(told) = self.on_poison.get() {
+        if self.on_poison.set(told).is_ok()
+            && self.cause().is_some()
+            && let Some(told) = self.on_poison.get()
+        {
             told();
         }
     }

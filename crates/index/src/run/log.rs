@@ -195,7 +195,8 @@ impl RunIndex {
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.gauges.poisoned.store(true, Ordering::Release);
-            tracing::error!(dir = %self.dir.display(), %error, "the index could not be written");
+            // The store that the index is of says so, with this error, and not at every attempt.
+            tracing::debug!(dir = %self.dir.display(), %error, "the index could not be written");
             poisoned().because(error)
         })
     }

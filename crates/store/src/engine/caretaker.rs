@@ -273,6 +273,8 @@ fn run(engine: &Weak<Engine>, bell: &Upkeep) {
             match engine.tend_shape(&engine.caretaker.control()) {
                 Ok(false) => {}
                 Ok(true) => pause = pause.min(AGAIN),
+                // Nothing is done until the store is reopened, and its owner says so.
+                Err(_) if engine.rounds.cause().is_some() => {}
                 Err(error) => {
                     let again = if error.kind() == ErrorKind::Fatal { LOOK } else { AGAIN };
                     pause = pause.min(again);

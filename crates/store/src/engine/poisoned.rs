@@ -12,7 +12,7 @@ impl Engine {
         self.rounds.cause().map(str::to_owned)
     }
 
-    /// Has `told` called when the store is poisoned, or now if it is. Set once.
+    /// Has `told` called, instead of a log line, when the store is poisoned; or now if it is. Set once.
     pub fn on_poison(&self, told: OnPoison) {
         self.rounds.on_poison(told);
     }
