@@ -43,7 +43,7 @@ fn filled(root: &Path) {
 }
 
 fn reopened(root: &Path) -> Open {
-    let options = Options { upkeep: false, ..Options::new(&root.join("store")) };
+    let options = Options { upkeep: false, ..Options::new(root.join("store")) };
     open_on(Arc::new(Host), &options).unwrap()
 }
 
@@ -97,7 +97,8 @@ fn segment_of_another_user_or_a_link_is_absent_until_it_is_ours() {
         || fs::rename(&elsewhere, &segment).unwrap(),
     );
     let given = (|| give_to(&segment, OTHER_USER), || give_to(&segment, 0));
-    let mut faults: Vec<(&dyn Fn(), &dyn Fn(), &str)> = vec![(&linked.0, &linked.1, "link")];
+    type Fault<'a> = (&'a dyn Fn(), &'a dyn Fn(), &'a str);
+    let mut faults: Vec<Fault<'_>> = vec![(&linked.0, &linked.1, "link")];
     if is_root() {
         faults.push((&given.0, &given.1, "another user"));
     }
