@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Options, open};
+use ritornello_node::{Durability, IndexKind, Node, Options, Role, open};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -56,16 +56,14 @@ fn without_a_capacity_nothing_is_made() {
 }
 
 #[test]
-fn a_capacity_that_is_too_small_or_another_one_is_refused_and_the_lock_is_free() {
+fn too_small_a_capacity_makes_no_store() {
     let dir = tempfile::tempdir().unwrap();
     refused(&Options { capacity: Some(MIB), ..options(dir.path()) }, "capacity");
-    let owner = Helper::opened(dir.path());
-    refused(&Options { capacity: Some(2 * CAPACITY), ..options(dir.path()) }, "another capacity");
-    let node = open(&Options::new(dir.path())).unwrap();
-    node.close().unwrap();
-    owner.finish();
-    refused(&Options { capacity: Some(MIB), ..options(dir.path()) }, "capacity");
     open(&options(dir.path())).unwrap();
+}
+
+fn capacity(node: &Node) -> u64 {
+    node.store().stats().unwrap().catalog.capacity_bytes
 }
 
 #[test]
@@ -73,14 +71,47 @@ fn an_owner_that_names_another_capacity_resizes_the_store() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
     let node = open(&Options { capacity: Some(2 * CAPACITY), ..options(dir.path()) }).unwrap();
-    assert_eq!(node.store().stats().unwrap().catalog.capacity_bytes, 2 * CAPACITY);
+    assert_eq!(capacity(&node), 2 * CAPACITY);
     node.close().unwrap();
     let node = open(&Options { capacity: None, ..options(dir.path()) }).unwrap();
-    assert_eq!(node.store().stats().unwrap().catalog.capacity_bytes, 2 * CAPACITY);
-    // While it is open, it is not the second to open it who decides.
-    refused(&options(dir.path()), "another capacity");
+    assert_eq!(capacity(&node), 2 * CAPACITY);
+    // While it is open, another handle of this process decides nothing.
+    let second = open(&options(dir.path())).unwrap();
+    assert_eq!((capacity(&second), second.role()), (2 * CAPACITY, Role::Owner));
     node.store().resize(CAPACITY).unwrap();
-    assert_eq!(node.store().stats().unwrap().catalog.capacity_bytes, CAPACITY);
+    assert_eq!(capacity(&node), CAPACITY);
+}
+
+#[test]
+fn owner_with_an_impossible_capacity_keeps_the_stored_one() {
+    let dir = tempfile::tempdir().unwrap();
+    open(&options(dir.path())).unwrap().close().unwrap();
+    let node = open(&Options { capacity: Some(MIB), ..options(dir.path()) }).unwrap();
+    assert_eq!((capacity(&node), node.role()), (CAPACITY, Role::Owner));
+    assert_eq!(put(node.store(), 1, 3).unwrap().pages, 3);
+}
+
+#[test]
+fn client_with_other_settings_serves_and_takes_over_with_the_stored_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let others = Options {
+        capacity: Some(2 * CAPACITY),
+        segment_bytes: Some(2 * MIB),
+        index: Some(IndexKind::Memory),
+        paths: vec![dir.path().join("elsewhere")],
+        durability: Durability::Durable,
+        ..options(dir.path())
+    };
+    let node = open(&others).unwrap();
+    assert_eq!((capacity(&node), node.role()), (CAPACITY, Role::Client));
+    assert_eq!(put(node.store(), 1, 3).unwrap().pages, 3);
+    owner.finish();
+    assert_eq!(get(node.store(), 1, 3).unwrap(), 3);
+    assert_eq!((capacity(&node), node.role()), (CAPACITY, Role::Owner));
+    let stats = node.store().stats().unwrap().catalog;
+    assert_eq!((stats.segment_bytes, stats.paths.len()), (MIB, 1));
+    assert!(!dir.path().join("elsewhere").exists());
 }
 
 #[test]

@@ -148,61 +148,82 @@ impl Directory {
         Ok(copy)
     }
 
-    /// Makes the manifest of a new store, or checks `options` against the one that is there.
+    /// Makes the manifest of a new store, or returns the stored one. What `options` say differently is
+    /// logged: the owner of a store decides.
     ///
     /// # Errors
-    /// `Invalid` where the options do not fit the store or are not enough to make one.
+    /// `Invalid` for another format, and where the options are not enough to make a store.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
-        let stored = self.manifest_to_resize(options)?;
-        if let Some(given) = options.index.filter(|given| given.word() != stored.index) {
-            return Err(Error::invalid(format!(
-                "this store is open with another index: leave it out, or close the store and \
-                 run `ritornello convert-index DIR --to {}`",
-                given.word()
-            ))
-            .with("stored", stored.index)
-            .with("given", given.word())
-            .with("dir", self.display()));
-        }
-        match options.capacity.filter(|given| *given != stored.capacity) {
-            None => Ok(stored),
-            Some(given) => Err(Error::invalid(
-                "this store is open with another capacity: leave it out, or resize the store",
-            )
-            .with("stored", stored.capacity)
-            .with("given", given)
-            .with("dir", self.display())),
-        }
+        self.manifest_as(options, Self::differences)
     }
 
-    /// Likewise, for an owner that will resize the store to the capacity that `options` name, and
+    /// Likewise for an owner, which will resize the store to the capacity that `options` name, and
     /// convert its index.
     pub(crate) fn manifest_to_resize(&self, options: &Options) -> Result<Manifest> {
+        self.manifest_as(options, Self::lasting_differences)
+    }
+
+    fn manifest_as(
+        &self,
+        options: &Options,
+        differences: impl Fn(&Self, &Options, &Manifest) -> Result<Vec<String>>,
+    ) -> Result<Manifest> {
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
         let stored = match self.manifest()? {
             Some(stored) if stored.epoch > 0 => stored,
             begun => return self.new_manifest(options, begun),
         };
-        let fixed = |what: &'static str, stored: &dyn std::fmt::Display, given: String| {
-            Error::invalid(format!(
-                "this store was made with another {what}, and it cannot be changed: \
-                 leave it out, or make a new store"
-            ))
-            .with("stored", stored)
-            .with("given", given)
-            .with("dir", self.display())
-        };
-        if let Some(given) = options.capacity {
-            Budget::divide(given, stored.segment_bytes)?;
-        }
-        if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
-            return Err(fixed("segment size", &stored.segment_bytes, given.to_string()));
-        }
-        if !options.paths.is_empty() {
-            self.check_paths(options, &stored)?;
-        }
         IndexKind::stored(&stored.index).map_err(|error| error.with("dir", self.display()))?;
+        for difference in differences(self, options, &stored)? {
+            tracing::warn!(dir = %self.display(), "{difference}");
+        }
         Ok(stored)
+    }
+
+    /// What `options` say that does not hold, one sentence each, for a process that does not own the
+    /// store.
+    fn differences(&self, options: &Options, stored: &Manifest) -> Result<Vec<String>> {
+        let mut differences = self.lasting_differences(options, stored)?;
+        if let Some(given) = options.capacity.filter(|given| *given != stored.capacity) {
+            differences.push(format!(
+                "this process was given another capacity ({given}) than the store has ({}), which \
+                 stays: the owner decides; `ritornello resize` changes it",
+                stored.capacity
+            ));
+        }
+        if let Some(given) = options.index.filter(|given| given.word() != stored.index) {
+            differences.push(format!(
+                "this process was given another index ({}) than the store has ({}), which stays: \
+                 leave it out, or close the store and run `ritornello convert-index DIR --to {0}`",
+                given.word(),
+                stored.index
+            ));
+        }
+        Ok(differences)
+    }
+
+    /// Likewise, for an owner.
+    fn lasting_differences(&self, options: &Options, stored: &Manifest) -> Result<Vec<String>> {
+        let mut differences = Vec::new();
+        if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
+            differences.push(format!(
+                "this process was given another segment size ({given}) than the store was made with \
+                 ({}), which stays: leave it out, or make a new store",
+                stored.segment_bytes
+            ));
+        }
+        if !options.paths.is_empty() && !self.has_paths(options, stored)? {
+            let there: Vec<&str> =
+                stored.volumes.iter().map(|volume| volume.dir.as_str()).collect();
+            differences.push(format!(
+                "this process was given another set of paths ({:?}) than the store has ({}), which \
+                 stays: leave it out, or change it with `ritornello paths add` and `ritornello paths \
+                 drain`",
+                options.paths,
+                there.join(":")
+            ));
+        }
+        Ok(differences)
     }
 
     /// The manifest of a store that is to be made. A creation that did not come to its end begins anew,
@@ -330,24 +351,15 @@ impl Directory {
             .ok_or_else(|| Error::invalid("paths must be UTF-8").with("path", path.display()))
     }
 
-    /// Those that are being drained may be named or not.
-    fn check_paths(&self, options: &Options, stored: &Manifest) -> Result<()> {
+    /// Whether the store has the paths that `options` name. Those that are being drained may be named or
+    /// not.
+    fn has_paths(&self, options: &Options, stored: &Manifest) -> Result<bool> {
         let given: BTreeSet<PathBuf> =
             self.volumes(options)?.iter().map(|volume| self.real(&volume.dir)).collect();
         let there = stored.volumes.iter().filter(|volume| !volume.is_gone());
         let has: BTreeSet<PathBuf> = there.map(|volume| self.real(&volume.dir)).collect();
         let mut active = stored.volumes.iter().filter(|volume| volume.is_active());
-        if given.is_subset(&has) && active.all(|volume| given.contains(&self.real(&volume.dir))) {
-            return Ok(());
-        }
-        let there: Vec<&str> = stored.volumes.iter().map(|volume| volume.dir.as_str()).collect();
-        Err(Error::invalid(
-            "this store has another set of paths: leave it out, or change it with `ritornello \
-             paths add` and `ritornello paths drain`",
-        )
-        .with("stored", there.join(":"))
-        .with("given", format!("{:?}", options.paths))
-        .with("dir", self.display()))
+        Ok(given.is_subset(&has) && active.all(|volume| given.contains(&self.real(&volume.dir))))
     }
 
     /// Replaces both copies of the manifest, durably.

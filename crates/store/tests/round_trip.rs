@@ -213,10 +213,18 @@ fn a_store_is_opened_as_it_was_made() {
     refused(&Options::new(dir.path()), "capacity");
     refused(&Options { capacity: Some(3 << 20), ..options(dir.path(), 3) }, "two segments");
     open(dir.path(), 16).close();
-    refused(&Options { segment_bytes: Some(2 << 20), ..Options::new(dir.path()) }, "segment");
     refused(&Options { index: Some(IndexKind::Memory), ..Options::new(dir.path()) }, "index");
-    refused(&Options { paths: vec!["elsewhere".into()], ..Options::new(dir.path()) }, "paths");
-    open_on(host(), &Options::new(dir.path())).unwrap().close();
+    // What cannot be changed stays, and costs no service.
+    let others = Options {
+        segment_bytes: Some(2 << 20),
+        paths: vec![dir.path().join("elsewhere")],
+        ..Options::new(dir.path())
+    };
+    let kept = open_on(host(), &others).unwrap();
+    let stats = kept.engine.stats().unwrap();
+    assert_eq!((stats.segment_bytes, stats.paths.len()), (1 << 20, 1));
+    assert!(!dir.path().join("elsewhere").exists());
+    kept.close();
 
     let foreign = tempfile::tempdir().unwrap();
     std::fs::write(foreign.path().join("thesis.tex"), "x").unwrap();

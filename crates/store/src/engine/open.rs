@@ -241,18 +241,26 @@ impl Engine {
 }
 
 impl Engine {
-    /// Resizes the store to what it was opened with. What takes long is done in the background.
+    /// Resizes the store to what it was opened with. What takes long is done in the background. A
+    /// capacity that cannot be had is logged, and the store keeps the one it has.
+    ///
+    /// # Errors
+    /// Those after which the engine cannot go on.
     fn take_capacity(&self) -> Result<()> {
-        let Some(capacity) = self.options.capacity else { return Ok(()) };
-        if capacity == self.budget().capacity {
+        let stored = self.budget().capacity;
+        let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {
             return Ok(());
-        }
+        };
         match self.reshape(&Reshape::Capacity(capacity), Duration::ZERO) {
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                let dir = self.options.dir.display();
+                tracing::warn!(%dir, given = capacity, stored, "the capacity stays: {error}");
+                Ok(())
+            }
             Err(error) if error.kind() == ErrorKind::Retry => Ok(()),
             result => result,
         }
         .inspect_err(|_| {
-            // Whoever opens it again does so with another capacity.
             let _ = self.close();
         })
     }
@@ -291,6 +299,14 @@ fn take_index(
     if wanted == stored {
         return Ok(stored);
     }
+    if !absence.is_empty() {
+        tracing::warn!(
+            dir = %options.dir.display(),
+            "the index cannot be converted while a volume is away, and stays: mount it, or give it up \
+             with `ritornello paths forget`"
+        );
+        return Ok(stored);
+    }
     tracing::warn!(
         dir = %options.dir.display(),
         from = stored.word(),
@@ -299,13 +315,6 @@ fn take_index(
     );
     if stored == IndexKind::Memory {
         tracing::warn!("the index `memory` keeps nothing: the store starts without any page");
-    }
-    if !absence.is_empty() {
-        return Err(Error::invalid(
-            "the index cannot be converted while a volume is away: mount it, or give it up with \
-             `ritornello paths forget`, or open the store with its own index",
-        )
-        .with("dir", options.dir.display()));
     }
     convert(medium, directory, manifest, wanted, options.index_memory, &mut |_, _| ())?;
     Ok(wanted)
