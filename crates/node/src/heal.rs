@@ -204,8 +204,8 @@ impl Switch {
         let owner = Owner::reopen(&self.opening)?;
         if owner.term().store != self.store {
             let _ = owner.close();
-            return Err(Error::fatal("another store has taken this one's place: open it again")
-                .with("dir", home.path().display()));
+            reopening.stop_refusing();
+            return Err(self.leave_to_another_store());
         }
         owner.engine().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
         self.ledger.reopen(&self.opening.closing);

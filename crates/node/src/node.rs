@@ -50,11 +50,13 @@ pub struct Node {
 /// process that does. A second open in one process gives a second handle on the same store.
 ///
 /// `durability`, `sync_interval` and `io` are the owner's to choose; a client brings its own to
-/// bear when it becomes the owner.
+/// bear when it becomes the owner. A capacity, an index, paths or a segment size that differ from the
+/// store's are logged by a client; an owner resizes the store, and converts its index.
 ///
 /// # Errors
-/// `Invalid` where the directory, the options, the file system, or the owner's version or user do
-/// not fit, and the message says what would; `Retry` if an owner does not listen within a minute.
+/// `Invalid` where the directory, the file system, or the owner's user do not fit, or where a store
+/// cannot be made with the options, and the message says what would do; `Retry` if an owner does not
+/// listen within a minute, or is of a version that this build has nothing in common with.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }
@@ -147,6 +149,13 @@ impl Node {
     pub fn attend(&self) -> Result<Role> {
         self.shared.attend()?;
         Ok(self.role())
+    }
+
+    /// Whether another store has taken this one's place: every call fails from then on, and opening
+    /// again finds the new one. Costs no more than a load from memory.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.shared.is_replaced()
     }
 
     /// What keeps the store from being used in full, if something does: its owner's last write or sync

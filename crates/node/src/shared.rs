@@ -64,13 +64,17 @@ impl Shared {
         Ok(Self { home, medium, switch, store, phase: Mutex::new(Phase::Open(1)) })
     }
 
-    /// Adds a handle, if it is not too late.
+    /// Adds a handle, unless the last one was closed or another store has taken this one's place. What
+    /// `options` say differently is logged.
     ///
     /// # Errors
-    /// `Invalid` if `options` do not fit the store.
+    /// `Invalid` if the directory holds no store of this format.
     pub(crate) fn enter(&self, options: &Options) -> Result<bool> {
         let mut phase = self.phase.lock();
         let Phase::Open(handles) = &mut *phase else { return Ok(false) };
+        if self.is_replaced() {
+            return Ok(false);
+        }
         Directory::new(Arc::clone(&self.medium), self.home.path()).manifest_for(options)?;
         *handles += 1;
         Ok(true)
@@ -130,6 +134,11 @@ impl Shared {
     /// See [`Switch::attend`].
     pub(crate) fn attend(&self) -> Result<()> {
         self.switch.attend()
+    }
+
+    /// See [`Switch::is_replaced`].
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.switch.is_replaced()
     }
 
     /// See [`Switch::problem`].

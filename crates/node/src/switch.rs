@@ -15,7 +15,7 @@ use ritornello_store::{
     OwnerSilent, Reserved, Reshape, ScopeRef, StoreReopening, Wanted,
 };
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A call through a client takes at most this long, the takeover included.
@@ -46,6 +46,8 @@ pub(crate) struct Switch {
     unflushed: Unflushed,
     /// Times that this process has reopened the store.
     pub(crate) reopenings: AtomicU64,
+    /// Another store has taken this one's place.
+    replaced: AtomicBool,
 }
 
 /// A search for a seat that was in vain.
@@ -78,6 +80,7 @@ impl Switch {
             ledger: Ledger::new(),
             unflushed: Unflushed::default(),
             reopenings: AtomicU64::new(0),
+            replaced: AtomicBool::new(false),
         })
     }
 
@@ -205,6 +208,22 @@ impl Switch {
         }
     }
 
+    /// Gives up the seat and the lock for good, so that the process can open the store that is in the
+    /// directory now, beside handles that are left here. Returns the error that says so. The caller
+    /// holds `changing`.
+    pub(crate) fn leave_to_another_store(&self) -> Error {
+        *self.seat.write() = Arc::new(Seat::Closed);
+        self.opening.home.lock.close();
+        self.replaced.store(true, Ordering::Release);
+        Error::fatal("another store has taken this one's place: open it again")
+            .with("dir", self.opening.home.path().display())
+    }
+
+    /// Whether another store has taken this one's place. Never waits.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Acquire)
+    }
+
     fn ask<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
         self.ask_whom(PATIENCE, question, |_| ()).map(|(answer, ())| answer)
     }
@@ -241,9 +260,7 @@ impl Switch {
         let seat = taken?;
         if seat.term().map(|term| term.store) != Some(self.store) {
             let _ = seat.close();
-            self.opening.home.lock.release();
-            return Err(Error::fatal("another store has taken this one's place: open it again")
-                .with("dir", self.opening.home.path().display()));
+            return Err(self.leave_to_another_store());
         }
         let role = if matches!(seat, Seat::Owner(_)) { "owner" } else { "client" };
         tracing::info!(role, dir = %self.opening.home.path().display(), "the store's owner is gone");

@@ -373,6 +373,34 @@ fn a_directory_that_was_replaced_is_not_taken_for_the_old_one() {
     assert!(!Path::new(&dir).exists(), "nothing was made in its place");
 }
 
+#[test]
+fn store_made_anew_in_the_same_directory_can_be_opened_beside_old_handles() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let (first, second) =
+        (open(&options(dir.path())).unwrap(), open(&options(dir.path())).unwrap());
+    assert_eq!(put(first.store(), 1, 4).unwrap().pages, 4);
+    owner.kill();
+    for entry in std::fs::read_dir(dir.path()).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }
+            .unwrap();
+    }
+    let mut owner = Helper::opened(dir.path());
+    assert_eq!(owner.ask("put 2 4"), "4");
+    let error = probe(first.store(), 1, 4).unwrap_err();
+    assert!(error.to_string().contains("another store"), "{error}");
+    first.close().unwrap();
+    // The other handle is still there, and neither serves nor is in the way.
+    let anew = open(&options(dir.path())).unwrap();
+    assert_eq!((anew.role(), get(anew.store(), 2, 4).unwrap()), (Role::Client, 4));
+    assert_eq!(probe(second.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);
+    second.close().unwrap();
+    assert_eq!(get(anew.store(), 2, 4).unwrap(), 4);
+    owner.finish();
+    assert_eq!((get(anew.store(), 2, 4).unwrap(), anew.role()), (4, Role::Owner));
+}
+
 fn probe_known(node: &Node) -> ritornello_format::Result<()> {
     node.store().flush()
 }

@@ -44,12 +44,16 @@ impl Handle {
         self.gate.try_read()
     }
 
-    /// The node.
+    /// The node, unless its calls can only fail: so tickets are refused when they are submitted, and
+    /// not one by one later.
     pub(crate) fn node(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
         let message = if std::process::id() != self.process {
             "this store was opened before a fork: open it again in the child"
         } else if let Some(node) = self.node.read().as_ref() {
-            return Ok(Arc::clone(node));
+            if !node.is_replaced() {
+                return Ok(Arc::clone(node));
+            }
+            "another store has taken this one's place: open it again"
         } else {
             "the store is closed: open it again"
         };

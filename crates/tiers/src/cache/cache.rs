@@ -259,19 +259,21 @@ impl Cache {
         closed.into_iter().collect()
     }
 
-    /// Refuses a cache that is closed, or was opened before a fork.
+    /// Refuses a cache that is closed, was opened before a fork, or has lost a tier for good.
     pub(super) fn check(&self) -> Result<()> {
         let why = if process_id() != self.process {
             "this cache was opened before a fork: open it again in the child"
         } else if self.shared.is_closing() {
             "the cache is closed: open it again"
+        } else if self.shared.shelves.iter().any(|shelf| shelf.node.is_replaced()) {
+            "another store has taken the place of a tier: open the cache again"
         } else {
             return Ok(());
         };
         Err(Error::new(ErrorKind::Closed, why))
     }
 
-    /// Whether it was closed, or opened before a fork.
+    /// Whether every call fails with `Closed`.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.check().is_err()
