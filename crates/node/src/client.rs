@@ -1,11 +1,12 @@
 //! A client of one owner: a name, and a small pool of connections.
 
 use crate::channel::{Channel, Patience, decode_owned};
+use crate::greeting::{First, NEWEST, OWNER, OtherVersion};
 use crate::hearing::{HUSH, Hearing};
 use crate::home::Home;
 use crate::lost::{is_lost, lost};
 use crate::presence::Presence;
-use crate::protocol::{Entry, Greeting, Hello, Request, Response, Welcome};
+use crate::protocol::{Entry, Hello, Request, Response};
 use crate::record_lock::Holder;
 use crate::socket::{self, SocketFile};
 use crate::term::Term;
@@ -39,6 +40,8 @@ pub(crate) struct Client {
     home: Arc<Home>,
     presence: Presence,
     owner: Holder,
+    /// The protocol version that both speak.
+    version: u32,
     term: Term,
     hearing: Hearing,
     pool: Mutex<Pool>,
@@ -56,19 +59,32 @@ impl Client {
     ///
     /// # Errors
     /// Lost if there is none, or it went away; reopening if it reopens the store; `Invalid` if it is
-    /// another user's or version's.
+    /// another user's; `Retry`, for a second without asking again, if it speaks no version of this
+    /// build.
     pub(crate) fn connect(home: &Arc<Home>, until: Instant) -> Result<Arc<Self>> {
         // Before connecting: were the owner to change meanwhile, the first look would tell.
         let owner = home.lock.holder()?.ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
+        home.mismatch.check(owner)?;
         let until = until.min(Instant::now() + HANDSHAKE);
         let dialled = dial(home, owner, until)?;
         let presence = Presence::announce(home)?;
-        let hello = Hello::new(presence.name(), true);
-        let (channel, term) = enter(home, dialled, &hello, owner, &mut || Instant::now() < until)?;
+        let patient = &mut || Instant::now() < until;
+        let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
+        let mut entered = enter(home, dialled, &hello, owner, patient);
+        // An owner that speaks only older versions says which.
+        let common = entered.as_ref().err().and_then(OtherVersion::of);
+        if let Some(older) = common.and_then(OtherVersion::in_common)
+            && older != hello.version
+        {
+            hello.version = older;
+            entered = enter(home, dial(home, owner, until)?, &hello, owner, patient);
+        }
+        let (channel, term) = entered.inspect_err(|error| home.mismatch.note(owner, error))?;
         Ok(Arc::new(Self {
             home: Arc::clone(home),
             presence,
             owner,
+            version: hello.version,
             term,
             hearing: Hearing::default(),
             pool: Mutex::new(Pool { idle: vec![channel], open: 1 }),
@@ -175,7 +191,7 @@ impl Client {
         let knocker = Knocker {
             client: Arc::downgrade(self),
             home: Arc::clone(&self.home),
-            hello: Hello::new(self.presence.name(), false),
+            hello: self.hello_again(),
             owner: self.owner,
             until: Instant::now() + HANDSHAKE,
         };
@@ -251,9 +267,17 @@ impl Client {
         }
     }
 
+    fn hello_again(&self) -> First<Hello> {
+        First { version: self.version, body: Hello::new(self.presence.name(), false) }
+    }
+
     /// One more connection under the same name.
     fn join(self: &Arc<Self>, until: Instant) -> Result<Channel> {
-        let hello = Hello::new(self.presence.name(), false);
+        let is_owner = self.home.lock.holder()? == Some(self.owner);
+        if !is_owner || self.home.mismatch.check(self.owner).is_err() {
+            return Err(replaced());
+        }
+        let hello = self.hello_again();
         let until = until.min(Instant::now() + HANDSHAKE);
         let patient = &mut || Instant::now() < until;
         let joined = dial(&self.home, self.owner, until)
@@ -262,7 +286,12 @@ impl Client {
             self.fall_silent();
             self.knock();
         }
-        joined.map(|(channel, _)| channel)
+        match joined {
+            Ok((channel, _)) => Ok(channel),
+            // The owner of this client spoke this version.
+            Err(error) if OtherVersion::of(&error).is_some() => Err(replaced()),
+            Err(error) => Err(error),
+        }
     }
 
     fn check_in(&self, channel: Channel) {
@@ -281,7 +310,7 @@ struct Knocker {
     /// Not kept alive from here: its name is held for as long as it lives.
     client: Weak<Client>,
     home: Arc<Home>,
-    hello: Hello,
+    hello: First<Hello>,
     owner: Holder,
     /// An owner that has not answered by then is silent.
     until: Instant,
@@ -320,6 +349,11 @@ impl Knocker {
     }
 }
 
+/// Another process owns the store by now, or none.
+fn replaced() -> Error {
+    lost(io::ErrorKind::ConnectionReset.into())
+}
+
 fn response(bytes: &[u8]) -> Result<Response> {
     decode_owned(bytes).map_err(|error| unexpected().because(error))
 }
@@ -347,7 +381,7 @@ fn dial(home: &Home, owner: Holder, until: Instant) -> Result<(Channel, Option<S
 fn enter(
     home: &Home,
     (mut channel, file): (Channel, Option<SocketFile>),
-    hello: &Hello,
+    hello: &First<Hello>,
     owner: Holder,
     patient: &mut dyn FnMut() -> bool,
 ) -> Result<(Channel, Term)> {
@@ -363,9 +397,7 @@ fn enter(
     channel.send(&mut patience)?;
     let answer = channel.receive(&mut patience)?;
     let answer = answer.ok_or_else(|| lost(io::ErrorKind::UnexpectedEof.into()))?;
-    Greeting::check(answer, "the process that owns this store")?;
-    let welcome: Welcome = decode_owned(answer)?;
-    match welcome.outcome {
+    match First::read(answer, hello.version..=hello.version, OWNER)?.body {
         Entry::Granted(term) => Ok((channel, term)),
         Entry::Gone => Err(lost(io::ErrorKind::ConnectionReset.into())),
         Entry::Refused(fault) => Err(fault.refusal()),

@@ -7,8 +7,9 @@
 
 use crate::answer::answer;
 use crate::channel::decode;
+use crate::greeting::{First, NEWEST, OLDEST};
 use crate::keys::Flattened;
-use crate::protocol::{Entry, Greeting, Hello, Request, Response, Welcome};
+use crate::protocol::{Entry, Hello, Request, Response};
 use crate::term::Term;
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
@@ -17,7 +18,9 @@ use ritornello_store::{
     ScopeUsage, Wanted,
 };
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::borrow::Cow;
+use std::fmt::Debug;
 use std::time::Duration;
 
 const HELLO: u8 = 0;
@@ -40,6 +43,18 @@ macro_rules! is_message {
     };
 }
 
+/// The same of a first message.
+fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
+    let read = |bytes: &[u8]| First::<T>::read(bytes, OLDEST..=NEWEST, "a peer");
+    read(bytes).is_ok_and(|message| {
+        let once = written(&message);
+        let again = read(&once).unwrap();
+        assert!(written(&again) == once, "{message:?} comes back as {again:?}");
+        assert!(once.len() <= bytes.len(), "{message:?} holds more than came");
+        true
+    })
+}
+
 /// Reads `message` as a peer does, and returns whether it is one.
 ///
 /// # Panics
@@ -48,8 +63,8 @@ macro_rules! is_message {
 pub fn parse(message: &[u8]) -> bool {
     let Some((kind, bytes)) = message.split_first() else { return false };
     match *kind {
-        HELLO => Greeting::check(bytes, "a client").is_ok() && is_message!(Hello, bytes),
-        WELCOME => Greeting::check(bytes, "the owner").is_ok() && is_message!(Welcome, bytes),
+        HELLO => is_first::<Hello>(bytes),
+        WELCOME => is_first::<Entry>(bytes),
         REQUEST => is_message!(Request<'_>, bytes),
         RESPONSE => is_message!(Response, bytes),
         _ => false,
@@ -81,12 +96,13 @@ pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
 #[must_use]
 pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
     let kind = |kind: u8, message: Vec<u8>| [vec![kind], message].concat();
-    let mut messages = vec![kind(HELLO, written(&Hello::new("0123456789abcdef", true)))];
-    messages.extend(
-        entries().into_iter().map(|outcome| {
-            kind(WELCOME, written(&Welcome { greeting: Greeting::ours(), outcome }))
-        }),
-    );
+    let mut messages = Vec::new();
+    for version in [OLDEST, NEWEST] {
+        let hello = First { version, body: Hello::new("0123456789abcdef", true) };
+        messages.push(kind(HELLO, written(&hello)));
+        let entries = entries().into_iter().map(|body| First { version, body });
+        messages.extend(entries.map(|first| kind(WELCOME, written(&first))));
+    }
     let (short, long) = ([1u8; 8], [2u8; 64]);
     let same = Flattened::new(&[&[1; 16], &[2; 16], &[3; 16]]).unwrap();
     let mixed = Flattened::new(&[&short, &long]).unwrap();

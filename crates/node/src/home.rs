@@ -7,6 +7,7 @@
 //! ```
 
 use crate::lock::DirectoryLock;
+use crate::mismatch::OwnerMismatch;
 use crate::process::Process;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
@@ -45,6 +46,7 @@ pub(crate) struct Home {
     pub(crate) lock: DirectoryLock,
     /// Names that this process holds: its own locks look free to itself.
     pub(crate) names: Mutex<BTreeSet<String>>,
+    pub(crate) mismatch: OwnerMismatch,
     path: PathBuf,
     identity: Identity,
     dir: File,
@@ -75,6 +77,7 @@ impl Home {
             process: Process::current(),
             lock,
             names: Mutex::default(),
+            mismatch: OwnerMismatch::default(),
             path: path.to_owned(),
             identity: Identity { device: found.dev(), inode: found.ino() },
             dir,

@@ -50,6 +50,7 @@ mod convert;
 mod destroy;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod greeting;
 mod guests;
 mod heal;
 mod hearing;
@@ -58,6 +59,7 @@ mod keys;
 mod ledger;
 mod lock;
 mod lost;
+mod mismatch;
 mod node;
 mod owner;
 mod presence;

@@ -1,13 +1,11 @@
 //! What is said over the socket of a store.
 //!
-//! The first message each way is fixed for all versions in its first eight bytes, so that any two
-//! versions can tell that they differ. Payload never comes this way.
+//! The first message each way follows a [`crate::greeting`]. All messages are the same in the versions
+//! that this build speaks. Payload never comes this way.
 
 use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::term::Term;
-use ritornello_format::{
-    Error, ErrorKind, FORMAT_VERSION, Result, Scope, ScopeSettings, ScopeSlot,
-};
+use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
     CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved, Reshape,
     ScopeRef, StoreReopening, Wanted,
@@ -16,52 +14,12 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// Changes whenever a message does.
-pub(crate) const VERSION: u32 = 7;
 /// An owner lets nobody wait for space longer than this.
 pub(crate) const PATIENCE_MAX: Duration = Duration::from_secs(600);
-/// Starts the first message each way.
-const MAGIC: [u8; 4] = *b"RTRN";
 
-/// What opens the first message each way. Fixed-width fields, so eight bytes in every version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Greeting {
-    magic: [u8; 4],
-    version: [u8; 4],
-}
-
-impl Greeting {
-    /// This version's.
-    pub(crate) fn ours() -> Self {
-        Self { magic: MAGIC, version: VERSION.to_le_bytes() }
-    }
-
-    /// Looks at how a first message begins.
-    ///
-    /// # Errors
-    /// `Invalid` for another protocol or version; `peer` names the other side in the message.
-    pub(crate) fn check(message: &[u8], peer: &str) -> Result<()> {
-        let (magic, rest) = message.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
-        let Some(version) = rest.first_chunk().filter(|_| *magic == MAGIC) else {
-            return Err(Error::invalid(format!("{peer} does not speak Ritornello's protocol")));
-        };
-        let theirs = u32::from_le_bytes(*version);
-        if theirs == VERSION {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "{peer} is another version of Ritornello: use one version for all processes of a store"
-        ))
-        .with("protocol", VERSION)
-        .with("theirs", theirs))
-    }
-}
-
-/// A connection's first message.
+/// What a client says first, behind the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// See there.
-    pub(crate) greeting: Greeting,
     /// The format of what the client writes.
     pub(crate) format: u32,
     /// The client's name, see [`crate::presence`].
@@ -76,26 +34,11 @@ pub(crate) struct Hello {
 impl Hello {
     /// The hello of a client of that name.
     pub(crate) fn new(name: &str, first: bool) -> Self {
-        Self {
-            greeting: Greeting::ours(),
-            format: FORMAT_VERSION,
-            name: name.to_owned(),
-            pid: std::process::id(),
-            first,
-        }
+        Self { format: FORMAT_VERSION, name: name.to_owned(), pid: std::process::id(), first }
     }
 }
 
-/// The answer to a hello.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Welcome {
-    /// See there.
-    pub(crate) greeting: Greeting,
-    /// How it went.
-    pub(crate) outcome: Entry,
-}
-
-/// Whether a client is let in.
+/// The answer to a hello: whether the client is let in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Entry {
     /// It is, in this owner's term.
@@ -290,6 +233,7 @@ impl From<Fault> for Error {
 mod tests {
     use super::*;
     use crate::channel::decode;
+    use crate::greeting::{First, NEWEST, OLDEST};
     use crate::keys::Flattened;
     use ritornello_format::ScopeId;
 
@@ -327,19 +271,33 @@ mod tests {
         }
     }
 
+    /// Messages of a connection between a client and an owner that only know version 7.
     #[test]
-    fn a_greeting_is_eight_bytes_and_names_what_differs() {
-        let hello = encoded(&Hello::new("a", true));
-        assert_eq!(encoded(&Greeting::ours()).len(), 8);
-        assert_eq!(hello[..4], MAGIC);
-        assert!(Greeting::check(&hello, "the owner").is_ok());
-        let mut other = hello.clone();
-        other[4] = 99;
-        let error = Greeting::check(&other, "the owner").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains("theirs=99"), "{error}");
-        assert!(Greeting::check(b"GET / HTTP/1.1", "a client").is_err());
-        assert!(Greeting::check(b"RTRN", "a client").is_err());
+    fn messages_of_version_7_are_laid_out_as_recorded() {
+        let (spoken, peer) = (OLDEST..=NEWEST, "a peer");
+        let client = messages(include_bytes!("../tests/recorded/client-7.bin"));
+        let owner = messages(include_bytes!("../tests/recorded/owner-7.bin"));
+        let hello = First::<Hello>::read(client[0], spoken.clone(), peer).unwrap();
+        assert_eq!((hello.version, encoded(&hello)), (7, client[0].to_vec()));
+        let entry = First::<Entry>::read(owner[0], spoken, peer).unwrap();
+        assert_eq!((entry.version, encoded(&entry)), (7, owner[0].to_vec()));
+        for message in &client[1..] {
+            assert_eq!(encoded(&decode::<Request<'_>>(message).unwrap()), *message);
+        }
+        for message in &owner[1..] {
+            assert_eq!(encoded(&decode::<Response>(message).unwrap()), *message);
+        }
+        assert!(client.len() > 20 && owner.len() > 15);
+    }
+
+    fn messages(mut recorded: &[u8]) -> Vec<&[u8]> {
+        let mut messages = Vec::new();
+        while let Some((length, rest)) = recorded.split_first_chunk() {
+            let (message, rest) = rest.split_at(u32::from_le_bytes(*length) as usize);
+            messages.push(message);
+            recorded = rest;
+        }
+        messages
     }
 
     #[test]

@@ -48,8 +48,8 @@ impl Opening {
     ///
     /// # Errors
     /// Those of [`ritornello_store::Engine::open`] where the lock was free; `Invalid` for an owner
-    /// of another version or user; `Retry` if there is an owner that does not listen, or that
-    /// reopens the store.
+    /// of another user; `Retry` if there is an owner that does not listen, that speaks no version of
+    /// this build, or that reopens the store.
     pub(crate) fn take_seat(&self, until: Instant, reopening: Duration) -> Result<Seat> {
         let mut pause = PAUSES.0;
         let reopened = until.min(Instant::now() + reopening);

@@ -2,12 +2,13 @@
 
 use crate::answer::answer;
 use crate::authority::Authority;
-use crate::channel::{Channel, decode, decode_owned};
+use crate::channel::{Channel, decode};
+use crate::greeting::{First, NEWEST, OLDEST};
 use crate::guests::{Guests, Visit};
 use crate::home::Home;
 use crate::lost::{is_lost, lost};
 use crate::presence;
-use crate::protocol::{Entry, Fault, Greeting, Hello, Response, Welcome};
+use crate::protocol::{Entry, Fault, Hello, Response};
 use crate::room::Taken;
 use crate::socket::{self, Listener};
 use crate::term::Term;
@@ -189,12 +190,14 @@ fn receive(home: &Home, term: Term, visit: &Visit, stream: &Arc<UnixStream>) -> 
     let pid = socket::check_peer(stream)?;
     let mut channel = Channel::new(Arc::clone(stream), SLICE)?.wary();
     let Some(message) = channel.receive(&mut within(HELLO_TIME))? else { return Ok(()) };
-    let (outcome, admitted) = match admit(home, visit, pid, message) {
+    let hello = First::read(message, OLDEST..=NEWEST, "a process that uses this store");
+    let version = hello.as_ref().map_or(NEWEST, |hello| hello.version);
+    let (body, admitted) = match hello.and_then(|hello| admit(home, visit, pid, hello.body)) {
         Ok(Some(admitted)) => (Entry::Granted(term), Some(admitted)),
         Ok(None) => (Entry::Gone, None),
         Err(error) => (Entry::Refused(error.into()), None),
     };
-    channel.stage(&Welcome { greeting: Greeting::ours(), outcome })?;
+    channel.stage(&First { version, body })?;
     channel.send(&mut within(HELLO_TIME))?;
     let Some((catalog, room)) = admitted else { return Ok(()) };
     channel.trust(room);
@@ -213,13 +216,12 @@ fn admit(
     home: &Home,
     visit: &Visit,
     pid: i32,
-    message: &[u8],
+    hello: Hello,
 ) -> Result<Option<(Arc<dyn Catalog>, Taken)>> {
-    Greeting::check(message, "a process that uses this store")?;
-    let hello: Hello = decode_owned(message)?;
     if hello.format != FORMAT_VERSION {
-        return Err(Error::invalid(
-            "the store's owner writes another format: use one version for all its processes",
+        return Err(Error::retry(
+            "the store's owner writes another format: restart the process with the lower number \
+             with the version of the other one; nothing is hit or stored here until then",
         )
         .with("format", FORMAT_VERSION)
         .with("yours", hello.format));

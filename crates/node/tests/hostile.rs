@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_node::{Node, open};
 use std::io::{Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -206,36 +206,6 @@ fn nonsense_costs_its_own_connection_and_nothing_else() {
     assert_eq!(node.store().stats().unwrap().catalog.clients, 1);
     client.finish();
     assert_eq!(put(node.store(), 2, 5).unwrap().pages, 5);
-}
-
-#[test]
-fn another_version_is_told_so() {
-    let dir = tempfile::tempdir().unwrap();
-    let _node = open(&options(dir.path())).unwrap();
-    let answer = answer_to(dir.path(), &framed(b"RTRN\x63\0\0\0 and whatever version 99 says"));
-    assert_eq!(&answer[4..12], GREETING);
-    let text = String::from_utf8_lossy(&answer);
-    assert!(text.contains("theirs=99"), "{text}");
-}
-
-#[test]
-fn a_client_meets_an_owner_of_another_version() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut owner = Helper::opened(dir.path());
-    // The owner keeps its lock, but somebody speaks for it who is of version 99.
-    std::fs::remove_file(dir.path().join("owner.sock")).unwrap();
-    let listener = UnixListener::bind(dir.path().join("owner.sock")).unwrap();
-    let impostor = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut some = [0; 64];
-        let _ = stream.read(&mut some).unwrap();
-        stream.write_all(&framed(b"RTRN\x63\0\0\0 come in")).unwrap();
-    });
-    let error = open(&options(dir.path())).unwrap_err().to_string();
-    assert!(error.contains("another version") && error.contains("theirs=99"), "{error}");
-    impostor.join().unwrap();
-    assert_eq!(owner.ask("put 1 1"), "1");
-    owner.finish();
 }
 
 #[test]

@@ -1,0 +1,181 @@
+//! How two processes find a protocol version that both speak.
+//!
+//! ```text
+//! magic "RTRN" │ version, u32 │ oldest, u32 │ body
+//! └─ fixed in all versions ──┘ └ from 8 on ┘ └ laid out as the version says
+//! ```
+//!
+//! A client says hello in the newest version that it speaks. An owner that speaks it answers in it.
+//! An owner that does not answers in its own newest version, and where the client speaks that one it
+//! connects again and says hello in it. So both use the newest version that they have in common,
+//! and builds that only know version 7, which accepts nothing else, are understood on both sides.
+
+use crate::channel::decode;
+use ritornello_format::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde::{Serialize, Serializer};
+use std::error::Error as StdError;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// Increases whenever a message changes. A version's messages never change: recorded ones are in
+/// `tests/recorded`.
+pub(crate) const NEWEST: u32 = 8;
+/// The oldest version that this build speaks, as owner and as client.
+pub(crate) const OLDEST: u32 = 7;
+/// From this version on, the greeting also says the oldest version that its sender speaks.
+const SAYS_OLDEST: u32 = 8;
+const MAGIC: [u8; 4] = *b"RTRN";
+/// The owner, in errors.
+pub(crate) const OWNER: &str = "the process that owns this store";
+
+/// The first message in one direction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct First<T> {
+    /// The version that the body, and all that follows, is in.
+    pub(crate) version: u32,
+    /// What the message says.
+    pub(crate) body: T,
+}
+
+impl<T: Serialize> Serialize for First<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let version = self.version.to_le_bytes();
+        if self.version >= SAYS_OLDEST {
+            (MAGIC, version, OLDEST.to_le_bytes(), &self.body).serialize(serializer)
+        } else {
+            (MAGIC, version, &self.body).serialize(serializer)
+        }
+    }
+}
+
+impl<T: DeserializeOwned> First<T> {
+    /// Reads a first message. `peer` names its sender in errors.
+    ///
+    /// # Errors
+    /// `Invalid` for another protocol; [`OtherVersion`] if the version is not among `spoken`.
+    pub(crate) fn read(
+        message: &[u8],
+        spoken: RangeInclusive<u32>,
+        peer: &'static str,
+    ) -> Result<Self> {
+        let (magic, rest) = message.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
+        let Some((version, rest)) = rest.split_first_chunk().filter(|_| *magic == MAGIC) else {
+            return Err(Error::invalid(format!("{peer} does not speak Ritornello's protocol")));
+        };
+        let version = u32::from_le_bytes(*version);
+        let (oldest, body) = match rest.split_first_chunk() {
+            Some((oldest, body)) if version >= SAYS_OLDEST => {
+                (u32::from_le_bytes(*oldest).min(version), body)
+            }
+            _ => (version, rest),
+        };
+        if !spoken.contains(&version) {
+            return Err(OtherVersion { oldest, newest: version }.error(peer));
+        }
+        Ok(Self { version, body: decode(body)? })
+    }
+}
+
+/// The versions that a peer speaks, where this build or this connection uses another one. The cause
+/// of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OtherVersion {
+    oldest: u32,
+    newest: u32,
+}
+
+impl OtherVersion {
+    /// The versions that the peer speaks, if that is why `error` came about.
+    pub(crate) fn of(error: &Error) -> Option<Self> {
+        error.source().and_then(|cause| cause.downcast_ref()).copied()
+    }
+
+    /// The newest version that this build and the peer have in common.
+    pub(crate) fn in_common(self) -> Option<u32> {
+        let newest = self.newest.min(NEWEST);
+        (newest >= self.oldest.max(OLDEST)).then_some(newest)
+    }
+
+    /// The error where the peer is the owner.
+    pub(crate) fn of_owner(self) -> Error {
+        self.error(OWNER)
+    }
+
+    fn error(self, peer: &'static str) -> Error {
+        let advice = if self.newest > NEWEST {
+            "is a newer version of Ritornello: restart this process with that version"
+        } else {
+            "is an older version of Ritornello: restart it with the version of this process"
+        };
+        Error::retry(format!("{peer} {advice}; nothing is hit or stored until then"))
+            .with("protocol", span(OLDEST, NEWEST))
+            .with("theirs", span(self.oldest, self.newest))
+            .because(self)
+    }
+}
+
+fn span(oldest: u32, newest: u32) -> String {
+    if oldest == newest { newest.to_string() } else { format!("{oldest} to {newest}") }
+}
+
+impl fmt::Display for OtherVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the two have no protocol version in common")
+    }
+}
+
+impl StdError for OtherVersion {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::ErrorKind;
+
+    const PEER: &str = "the owner";
+
+    fn written(version: u32) -> Vec<u8> {
+        postcard::to_stdvec(&First { version, body: 7u8 }).unwrap()
+    }
+
+    #[test]
+    fn first_message_starts_the_same_in_all_versions() {
+        assert_eq!(written(7), b"RTRN\x07\0\0\0\x07");
+        assert_eq!(written(8), b"RTRN\x08\0\0\0\x07\0\0\0\x07");
+        for version in [7, 8] {
+            let first = First::<u8>::read(&written(version), OLDEST..=NEWEST, PEER).unwrap();
+            assert_eq!(first, First { version, body: 7 });
+        }
+        for other in [&b"GET / HTTP/1.1"[..], b"RTRN", b""] {
+            let error = First::<u8>::read(other, OLDEST..=NEWEST, PEER).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        }
+    }
+
+    #[test]
+    fn peers_agree_on_the_newest_common_version() {
+        let met = |oldest, newest| OtherVersion { oldest, newest }.in_common();
+        assert_eq!(met(7, 7), Some(7));
+        assert_eq!(met(7, 8), Some(8));
+        assert_eq!(met(8, 20), Some(NEWEST));
+        assert_eq!(met(1, 6), None);
+        assert_eq!(met(NEWEST + 1, NEWEST + 2), None);
+    }
+
+    #[test]
+    fn error_of_a_version_mismatch_says_which_side_to_restart() {
+        let read = |version: u32| {
+            let message = [b"RTRN", &version.to_le_bytes()[..], &version.to_le_bytes()].concat();
+            let error = First::<u8>::read(&message, OLDEST..=NEWEST, PEER).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Retry);
+            assert!(OtherVersion::of(&error).is_some());
+            error.to_string()
+        };
+        let newer = read(NEWEST + 1);
+        assert!(newer.contains("restart this process with that version"), "{newer}");
+        assert!(newer.contains("protocol=7 to 8, theirs=9"), "{newer}");
+        let older = read(6);
+        assert!(older.contains("restart it with the version of this process"), "{older}");
+        assert!(older.contains("theirs=6"), "{older}");
+    }
+}

@@ -1,0 +1,212 @@
+//! Processes of different builds on one store.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_node::{Node, Role, open};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// What a client and an owner that only know version 7 said to each other.
+const CLIENT_7: &[u8] = include_bytes!("recorded/client-7.bin");
+const OWNER_7: &[u8] = include_bytes!("recorded/owner-7.bin");
+/// How messages of that version begin.
+const GREETING_7: &[u8] = b"RTRN\x07\0\0\0";
+/// The numbers of an entry that is granted and of one that is refused, for a call that was wrong.
+const GRANTED: u8 = 0;
+const REFUSED: &[u8] = b"\x02\0";
+/// The only question without an answer.
+const RELEASE: u8 = 3;
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(_: &Arc<Node>, other: &str) -> String {
+    panic!("what is {other}?")
+}
+
+fn frames(mut recorded: &[u8]) -> Vec<&[u8]> {
+    let mut frames = Vec::new();
+    while let Some(length) = recorded.first_chunk() {
+        let (frame, rest) = recorded.split_at(4 + u32::from_le_bytes(*length) as usize);
+        frames.push(frame);
+        recorded = rest;
+    }
+    frames
+}
+
+fn framed(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_le_bytes(), body].concat()
+}
+
+fn connect(socket: &Path) -> UnixStream {
+    let stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}
+
+/// One message, without its length; empty if the other side hung up.
+fn read_message(stream: &mut UnixStream) -> Vec<u8> {
+    let mut length = [0; 4];
+    if stream.read_exact(&mut length).is_err() {
+        return Vec::new();
+    }
+    let mut message = vec![0; u32::from_le_bytes(length) as usize];
+    stream.read_exact(&mut message).unwrap();
+    message
+}
+
+/// Listens in the owner's place, and answers each hello as `answer` says: by a message, or, if there is
+/// none, as the owner does. Returns the number of hellos.
+fn listen_before_owner(
+    dir: &Path,
+    answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send + 'static,
+) -> Arc<AtomicUsize> {
+    let (socket, owners) = (dir.join("owner.sock"), dir.join("owner.sock.moved"));
+    std::fs::rename(&socket, &owners).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let hellos = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&hellos);
+    std::thread::spawn(move || {
+        for near in listener.incoming() {
+            let mut near = near.unwrap();
+            let hello = read_message(&mut near);
+            counted.fetch_add(1, Ordering::Relaxed);
+            if let Some(answer) = answer(&hello) {
+                let _ = near.write_all(&framed(&answer));
+                continue;
+            }
+            let mut far = UnixStream::connect(&owners).unwrap();
+            far.write_all(&framed(&hello)).unwrap();
+            let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            std::thread::spawn(move || std::io::copy(&mut far, &mut near));
+        }
+    });
+    hellos
+}
+
+fn hear_owner_again(dir: &Path) {
+    std::fs::rename(dir.join("owner.sock.moved"), dir.join("owner.sock")).unwrap();
+}
+
+#[test]
+fn recorded_client_of_version_7_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let (client, recorded) = (frames(CLIENT_7), frames(OWNER_7));
+    // Length, greeting, format, length of the name, name.
+    let name = std::str::from_utf8(&client[0][14..46]).unwrap();
+    let lock = std::fs::File::create(dir.path().join("clients").join(name)).unwrap();
+    rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let mut stream = connect(&dir.path().join("owner.sock"));
+    let mut answers = Vec::new();
+    for frame in client {
+        stream.write_all(frame).unwrap();
+        if frame[4] != RELEASE {
+            answers.push(read_message(&mut stream));
+        }
+    }
+    let welcome = &answers[0];
+    assert_eq!((&welcome[..8], welcome[8]), (GREETING_7, GRANTED));
+    // Each answer is of the same kind as the one of an owner of that version.
+    let kinds = |answers: &[Vec<u8>]| answers[1..].iter().map(|body| body[0]).collect::<Vec<u8>>();
+    let expected: Vec<_> = recorded.iter().map(|frame| frame[4..].to_vec()).collect();
+    assert_eq!(kinds(&answers), kinds(&expected));
+    owner.finish();
+}
+
+#[test]
+fn client_is_served_by_owner_that_only_knows_version_7() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let refused = [GREETING_7, REFUSED, b"\x0fanother version"].concat();
+    let hellos = listen_before_owner(dir.path(), move |hello| {
+        (!hello.starts_with(GREETING_7)).then(|| refused.clone())
+    });
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    assert_eq!(hellos.load(Ordering::Relaxed), 2);
+    std::thread::scope(|threads| {
+        for name in 0..4 {
+            let store = node.store();
+            threads.spawn(move || {
+                assert_eq!(put(store, name, 5).unwrap().pages, 5);
+                assert_eq!(get(store, name, 5).unwrap(), 5);
+            });
+        }
+    });
+    // Further connections begin with the version that was agreed on.
+    assert!(hellos.load(Ordering::Relaxed) <= 2 + 3);
+    drop(node);
+    hear_owner_again(dir.path());
+    owner.finish();
+}
+
+#[test]
+fn owner_answers_an_unknown_version_in_its_newest() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    for version in [1u8, 99] {
+        let mut stream = connect(&dir.path().join("owner.sock"));
+        stream.write_all(&framed(&[b"RTRN", &[version, 0, 0, 0][..], b"\0 x"].concat())).unwrap();
+        let answer = read_message(&mut stream);
+        assert_eq!(&answer[..12], b"RTRN\x08\0\0\0\x07\0\0\0");
+        let said = String::from_utf8_lossy(&answer[12..]);
+        assert!(said.contains(&format!("theirs={version}")), "{said}");
+        assert!(read_message(&mut stream).is_empty(), "it hangs up");
+    }
+    node.close().unwrap();
+}
+
+#[test]
+fn client_without_a_common_version_waits_and_is_served_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let future = b"RTRN\x63\0\0\0\x62\0\0\0 something";
+    listen_before_owner(dir.path(), |_| Some(future.to_vec()));
+    let error = open(&options(dir.path())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+    let said = error.to_string();
+    assert!(said.contains("restart this process with that version"), "{said}");
+    assert!(said.contains("protocol=7 to 8") && said.contains("theirs=98 to 99"), "{said}");
+    hear_owner_again(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!((node.role(), put(node.store(), 1, 3).unwrap().pages), (Role::Client, 3));
+    drop(node);
+    owner.finish();
+}
+
+#[test]
+fn client_survives_a_takeover_by_another_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 3).unwrap().pages, 3);
+    node.store().flush().unwrap();
+    old.kill();
+    let new = Helper::opened(dir.path());
+    let hellos = listen_before_owner(dir.path(), |_| Some(b"RTRN\x06\0\0\0".to_vec()));
+    let started = std::time::Instant::now();
+    for _ in 0..200 {
+        let error = node.store().flush().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+        assert!(error.to_string().contains("theirs=6"), "{error}");
+    }
+    // At most one attempt a second, whatever the calls.
+    let most = 1 + started.elapsed().as_secs() as usize;
+    assert!(hellos.load(Ordering::Relaxed) <= most, "{hellos:?}");
+    hear_owner_again(dir.path());
+    eventually("it is served", || probe(node.store(), 1, 3).is_ok_and(|pages| pages == 3));
+    assert_eq!(node.role(), Role::Client);
+    drop(node);
+    new.finish();
+}
