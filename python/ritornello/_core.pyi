@@ -214,7 +214,9 @@ class Store:
         rarely needs to be named: "run", or "run:8GiB" with a ceiling for its memory (otherwise a
         quarter of what the process may have); "lsm", in a build that has it, is for catalogues
         larger than memory; "memory" keeps nothing. An owner that names another one than the store
-        has converts it. `segment_bytes` is chosen when a store is made.
+        has converts it. `segment_bytes` is chosen when a store is made. What differs from what the
+        store has and cannot be had is logged. A `SettingError` says that an argument cannot be
+        read; any other error may pass.
         """
     def put_batch(
         self,

@@ -2,7 +2,14 @@
 
 from typing import ClassVar, Literal
 
-__all__ = ["ClosedError", "FatalError", "InvalidError", "RetryError", "RitornelloError"]
+__all__ = [
+    "ClosedError",
+    "FatalError",
+    "InvalidError",
+    "RetryError",
+    "RitornelloError",
+    "SettingError",
+]
 
 
 class RitornelloError(Exception):
@@ -17,6 +24,10 @@ class InvalidError(RitornelloError, ValueError):
     """The call was wrong and changed nothing; the message says what to write instead."""
 
     kind = "invalid"
+
+
+class SettingError(InvalidError):
+    """A setting of `Store.open` or `Cache.open` cannot be read: no later call with it succeeds."""
 
 
 class RetryError(RitornelloError):

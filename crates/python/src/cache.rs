@@ -1,6 +1,6 @@
 //! A cache over several tiers, as Python sees it.
 
-use crate::error::{OrRaise, invalid, raise};
+use crate::error::{OrRaise, as_setting, invalid, raise};
 use crate::keys;
 use crate::log;
 use crate::outcome::Ticket;
@@ -46,14 +46,17 @@ impl Cache {
         write_queue: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         log::start();
-        let list = TierSpec::list(&tiers).or_raise(py)?;
-        let mut settings = Settings {
-            prefetch: PrefetchPolicy::parse(prefetch).or_raise(py)?,
-            ..Settings::default()
+        let read = || -> PyResult<_> {
+            let mut settings = Settings {
+                prefetch: PrefetchPolicy::parse(prefetch).or_raise(py)?,
+                ..Settings::default()
+            };
+            if let Some(given) = &write_queue {
+                settings.write_queue = bytes_of("write_queue", given)?;
+            }
+            Ok((TierSpec::list(&tiers).or_raise(py)?, settings))
         };
-        if let Some(given) = write_queue {
-            settings.write_queue = bytes_of("write_queue", &given)?;
-        }
+        let (list, settings) = read().map_err(|error| as_setting(py, error))?;
         let cache = py
             .detach(|| {
                 cache::Cache::open(&list, &settings, |address| {

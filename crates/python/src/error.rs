@@ -25,6 +25,7 @@ impl Exception {
 
 static BASE: Exception = Exception::new("RitornelloError");
 static INVALID: Exception = Exception::new("InvalidError");
+static SETTING: Exception = Exception::new("SettingError");
 static RETRY: Exception = Exception::new("RetryError");
 static FATAL: Exception = Exception::new("FatalError");
 static CLOSED: Exception = Exception::new("ClosedError");
@@ -59,6 +60,15 @@ pub(crate) fn is_fatal(py: Python<'_>, error: &PyErr) -> bool {
 /// An `InvalidError`.
 pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, &Error::invalid(message))
+}
+
+/// The same as a `SettingError`, if it is an `InvalidError`: no later call with that setting succeeds.
+pub(crate) fn as_setting(py: Python<'_>, error: PyErr) -> PyErr {
+    let is_invalid = INVALID.class(py).is_ok_and(|class| error.is_instance(py, class));
+    match SETTING.class(py) {
+        Ok(class) if is_invalid => PyErr::from_type(class.clone(), (error.value(py).to_string(),)),
+        _ => error,
+    }
 }
 
 /// An `InvalidError`: the argument `what` is not to be `given`, and what to pass instead.

@@ -1,7 +1,7 @@
 //! The store, as Python sees it.
 
 use crate::batch::Batch;
-use crate::error::{OrRaise, invalid, unfit};
+use crate::error::{OrRaise, as_setting, invalid, unfit};
 use crate::handle::Handle;
 use crate::keys::{self, Keys};
 use crate::log;
@@ -33,7 +33,8 @@ pub(crate) struct Store {
 #[pymethods]
 impl Store {
     /// Owner of the directory, or client of the process that owns it. `capacity` ("200GiB", or
-    /// bytes) may be omitted for a directory that holds a store.
+    /// bytes) may be omitted for a directory that holds a store. A `SettingError` says that a word or a
+    /// number cannot be read, whatever the directory.
     #[staticmethod]
     #[pyo3(
         signature = (
@@ -62,21 +63,24 @@ impl Store {
         segment_bytes: Option<u64>,
     ) -> PyResult<Self> {
         log::start();
-        let index = index.map(parse_index).transpose().or_raise(py)?;
-        let options = Options {
-            capacity: capacity.map(|given| bytes_of("capacity", &given)).transpose()?,
-            paths,
-            durability: Durability::parse(durability).or_raise(py)?,
-            io: io_choice(py, io)?,
-            eviction: Policy::parse(eviction).or_raise(py)?,
-            codec: parse_codec(codec).or_raise(py)?,
-            admission: AdmissionMode::parse(admission).or_raise(py)?,
-            write_budget: write_budget.as_ref().map(budget_of).transpose()?,
-            index: index.map(|(kind, _)| kind),
-            index_memory: index.and_then(|(_, memory)| memory),
-            segment_bytes,
-            ..Options::new(path.clone())
+        let read = || -> PyResult<Options> {
+            let index = index.map(parse_index).transpose().or_raise(py)?;
+            Ok(Options {
+                capacity: capacity.map(|given| bytes_of("capacity", &given)).transpose()?,
+                paths,
+                durability: Durability::parse(durability).or_raise(py)?,
+                io: io_choice(py, io)?,
+                eviction: Policy::parse(eviction).or_raise(py)?,
+                codec: parse_codec(codec).or_raise(py)?,
+                admission: AdmissionMode::parse(admission).or_raise(py)?,
+                write_budget: write_budget.as_ref().map(budget_of).transpose()?,
+                index: index.map(|(kind, _)| kind),
+                index_memory: index.and_then(|(_, memory)| memory),
+                segment_bytes,
+                ..Options::new(path.clone())
+            })
         };
+        let options = read().map_err(|error| as_setting(py, error))?;
         let node = py.detach(|| ritornello_node::open(&options)).or_raise(py)?;
         Ok(Self { path, handle: Handle::new(node) })
     }
