@@ -283,14 +283,20 @@ def test_locks_of_families_that_nobody_asks_for_again_run_out_too() -> None:
 # Questions.
 
 
-def test_an_owner_asks_on_the_spot_and_for_ever() -> None:
+def test_an_owner_asks_on_the_spot_until_it_is_none() -> None:
+    from threading import Event, get_ident
+
     owner = [True]
     asker = Asker(lambda: owner[0])
-    heard: list[bool] = []
-    asker.ask(heard.append)
+    threads: list[int] = []
+    done = Event()
+    asker.ask(lambda _: threads.append(get_ident()))
+    assert threads == [get_ident()]
     owner[0] = False
-    asker.ask(heard.append)
-    assert heard == [False, False]
+    asker.ask(lambda _: threads.append(get_ident()))
+    asker.ask(lambda _: done.set())
+    assert done.wait(60)
+    assert threads[1] != get_ident()
     asker.close()
 
 

@@ -1,6 +1,6 @@
 """The worker's side and its store, with tickets that do as they are told."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from types import SimpleNamespace
@@ -242,10 +242,12 @@ def fail(*_: object, **__: object) -> Any:
 
 
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> QuietStore:
+def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[QuietStore]:
     core = SimpleNamespace(release=fail, close=fail)
     monkeypatch.setattr("ritornello.handle.open_store", lambda *_: core)
-    return QuietStore(Settings("/kv", read_only=False), meter)
+    store = QuietStore(Settings("/kv", read_only=False), meter)
+    yield store
+    store.close()
 
 
 @pytest.mark.parametrize("closed", [False, True])

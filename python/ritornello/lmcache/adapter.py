@@ -48,7 +48,7 @@ SEED_KEYS = 10_000
 
 class RitornelloL2Adapter(L2AdapterInterface):
     """`params` are those of `settings.Settings`. A store that cannot be opened is logged, and
-    serves nothing.
+    serves nothing until it can.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
     ) -> None:
         self._shelf = Shelf(Settings.parse(params))
         self._path = params["path"]
-        super().__init__(max_capacity_bytes=self._shelf.store.capacity())
-        self._asker = Asker(self._shelf.store.is_owner)
+        capacity = self._shelf.store.capacity()
+        super().__init__(max_capacity_bytes=capacity)
+        self._asker = Asker(self._shelf.store.answers_at_once)
         self._locks = Locks(LEASE_SECONDS)
         self._lock = Lock()
         self._arena, self._arena_start = _arena(l1_memory_desc)
@@ -72,6 +73,10 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._loaded: dict[int, Any] = {}
         self._next = 0
         self._closed = False
+        self._listening: list[L2AdapterListener] = []
+        self._shelf.store.on_open = self._reopened
+        # It may have been opened again before this was said.
+        self._max_capacity_bytes = capacity or self._shelf.store.capacity()
 
     def get_store_event_fd(self) -> int:
         return self._stores.fileno()
@@ -218,6 +223,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def register_listener(self, listener: "L2AdapterListener") -> None:
         """A listener learns of what is stored already, so that LMCache can evict it."""
         super().register_listener(listener)
+        self._listening.append(listener)
         Thread(target=self._seed, args=(listener,), name="ritornello-seed", daemon=True).start()
 
     def report_status(self) -> dict[str, Any]:
@@ -275,6 +281,13 @@ class RitornelloL2Adapter(L2AdapterInterface):
         with self._lock:
             self._next += 1
             return self._next
+
+    def _reopened(self) -> None:
+        """The store was opened again: leases are gone, and it may hold anything."""
+        self._locks.clear()
+        self._max_capacity_bytes = self._shelf.store.capacity()
+        for listener in [*self._listening]:
+            self._seed(listener)
 
     def _seed(self, listener: "L2AdapterListener") -> None:
         cursor: str | None = None

@@ -18,11 +18,10 @@ Question = Callable[[bool], None]
 
 
 class Asker:
-    """`is_owner` says whether this process owns the store; a yes is final."""
+    """`at_once` says whether a question would be answered without waiting for another process."""
 
-    def __init__(self, is_owner: Callable[[], bool]) -> None:
-        self._is_owner = is_owner
-        self._owner = is_owner()
+    def __init__(self, at_once: Callable[[], bool]) -> None:
+        self._at_once = at_once
         self._queue: SimpleQueue[tuple[float, Question] | None] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
@@ -31,8 +30,7 @@ class Asker:
     def ask(self, question: Question) -> None:
         """Calls `question` once, now or later. It must not raise."""
         # The order is kept: what waits is asked first.
-        if self._owner or (self._thread is None and self._is_owner()):
-            self._owner = True
+        if self._thread is None and self._at_once():
             question(self._closed)
             return
         with self._lock:

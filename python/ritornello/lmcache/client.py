@@ -32,7 +32,7 @@ class NativeClient:
         from ritornello._core import Completions
 
         self._shelf = Shelf(Settings.parse(params))
-        self._asker = Asker(self._shelf.store.is_owner)
+        self._asker = Asker(self._shelf.store.answers_at_once)
         self._lock = Lock()
         self._completions = Completions()
         self._over: list[Completion] = []

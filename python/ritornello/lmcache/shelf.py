@@ -66,7 +66,6 @@ class Shelf:
         self.store = QuietStore(settings)
         self.forms = Forms(self.store.scopes, settings.namespace)
         self.staged = False
-        self._weak = self.store.refused_hash(f"fewer than {STRONG_HASH_BYTES} bytes")
         self._said_weak = False
 
     def put(self, number: int, items: Sequence[Item | None], to: "Completions") -> Job | None:
@@ -180,11 +179,14 @@ class Shelf:
         """Whether a key's hash is too short to resist collisions, and the store's policy does not
         allow that: its object is then neither stored nor found.
         """
-        if not self._weak or min(map(len, keys)) >= RANK_BYTES + STRONG_HASH_BYTES:
+        if min(map(len, keys)) >= RANK_BYTES + STRONG_HASH_BYTES:
+            return False
+        why = self.store.refused_hash(f"fewer than {STRONG_HASH_BYTES} bytes")
+        if not why:
             return False
         if not self._said_weak:
             self._said_weak = True
-            logger.warning("ritornello: %s; neither hits nor stores", self._weak)
+            logger.warning("ritornello: %s; neither hits nor stores", why)
         return True
 
     def _look_in_family(

@@ -10,7 +10,7 @@ from ritornello.handle import Handle
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:
-    from ritornello._core import Match, Scope, Ticket
+    from ritornello._core import Match, Scope, Store, Ticket
 
 logger = logging.getLogger("ritornello.lmcache")
 
@@ -26,11 +26,22 @@ class QuietStore(Handle):
         super().__init__(settings, logger, lambda _: self.count("errors", 1))
         self._counting = Lock()
         self.counts: Counter[str] = Counter()
+        self._owned: Store | None = None
         self.open()
 
     def is_owner(self) -> bool:
-        """Whether questions are answered in this process. Once they are, they stay so."""
-        return self.ask("role", lambda store: store.role == "owner", False)
+        """Whether this process owns the store. While it is open, a yes is final."""
+
+        def action(store: "Store") -> bool:
+            if self._owned is not store and store.role == "owner":
+                self._owned = store
+            return self._owned is store
+
+        return self.ask("role", action, False)
+
+    def answers_at_once(self) -> bool:
+        """Whether no question waits for another process."""
+        return bool(self.broken) or self.is_owner()
 
     def problem(self) -> str:
         """What keeps the store from being used in full, "" if nothing does."""

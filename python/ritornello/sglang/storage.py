@@ -104,7 +104,7 @@ class RitornelloStorage(HiCacheStorage):
         """Finishes what is under way; from then on everything is a miss. The pools let go of
         SGLang's memory.
         """
-        if not self._pools and self._store.broken:
+        if self._store.closed:
             return
         counts = ", ".join(f"{name} {value:g}" for name, value in sorted(self.counts().items()))
         logger.info("ritornello: detached; %s", counts or "nothing was asked")

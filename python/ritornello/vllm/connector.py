@@ -114,7 +114,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 # often is the one that owns the store.
                 self._store.open()
                 hashes = str(vllm_config.cache_config.prefix_caching_hash_algo)
-                self._why = self._store.refused_hash(hashes)
+                self._why = self._store.require_hash(hashes)
                 if self._why:
                     logger.warning("ritornello: %s; neither hits nor saves", self._why)
                 else:

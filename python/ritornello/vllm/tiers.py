@@ -142,7 +142,9 @@ class QuietCache(QuietStore):
         self._told_at = perf_counter()
         now = self._on_cache("stats", lambda cache: figures(cache.stats()))
         for name, amount in (now or {}).items():
-            self._meter.add(name, amount - self._told.get(name, 0.0))
+            told = self._told.get(name, 0.0)
+            # Less than before: of tiers that were opened again.
+            self._meter.add(name, amount - told if amount >= told else amount)
         self._told = now or self._told
 
     def _said_of_get(self, pages: Pages) -> dict[str, Any]:

@@ -222,6 +222,32 @@ def test_what_cannot_be_opened_serves_nothing(plugin: Door, memory: Memory) -> N
     adapter.close()
 
 
+def test_store_that_can_be_opened_again_is_healthy(plugin: Door, memory: Memory) -> None:
+    first, keys = plugin.open(memory), keys_of(2)
+    assert put(first, memory, keys).is_successful()
+    first.close()
+    elsewhere = plugin.path.with_name("elsewhere")
+    plugin.path.rename(elsewhere)
+    plugin.path.write_text("a file, not a directory")
+    adapter, listener = plugin.open(memory), Listener()
+    adapter.register_listener(listener)
+    assert not adapter.report_status()["is_healthy"]
+    assert adapter.get_usage().total_capacity_bytes == 0
+    plugin.path.unlink()
+    elsewhere.rename(plugin.path)
+    until = time.monotonic() + 60
+    while not adapter.report_status()["is_healthy"]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert look(adapter, keys) == [True] * 2
+    while not listener.stored:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert set(listener.stored) == set(keys)
+    assert adapter.get_usage().total_capacity_bytes > 0
+    adapter.close()
+
+
 def test_objects_outside_the_arena_are_served(plugin: Door, memory: Memory) -> None:
     adapter, keys, elsewhere = plugin.open(memory), keys_of(2), Memory(MIB)
     assert put(adapter, elsewhere, keys).is_successful()

@@ -115,7 +115,7 @@ class RitornelloTier(SecondaryTierManager):
             )
         rows = HostRows(primary_kv_view, row_bytes, settings.store.path)
         store = TierStore(settings.store, self._counts)
-        why = store.refused_hash(namespace.hash_algorithm)
+        why = store.require_hash(namespace.hash_algorithm)
         if why:
             logger.warning("ritornello: %s; neither hits nor stores", why)
             store.close()

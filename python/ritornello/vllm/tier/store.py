@@ -33,17 +33,21 @@ class TierStore(Handle):
         super().__init__(settings, logger, lambda doing: counts.add("errors", doing))
         self._counts = counts
         self._owned: bool | None = None
+        self._owned_of: Store | None = None
         self._errands: queue.Queue[Callable[[], object] | None] | None = None
         self.open()
 
     def answers_at_once(self) -> bool:
         """Whether this process owns the store, so that a question is a look into its memory."""
-        if self._owned is None:
+        if self._owned is None or self._owned_of is not self._store:
+            self._owned_of = self._store
             self._owned = self.ask("role", lambda store: store.role, "") == "owner"
         return self._owned
 
     def step_over(self) -> None:
-        """An owner stays one; a client becomes one when the owner dies, and is asked every step."""
+        """An owner stays one until the store is opened anew; a client becomes one when the owner
+        dies, and is asked every step.
+        """
         if not self._owned:
             self._owned = None
 
