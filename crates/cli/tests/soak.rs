@@ -25,6 +25,22 @@ fn a_short_soak_finds_nothing_and_leaves_nothing() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// The index lsm is covered by the store's own tests: an opening takes RocksDB long on a busy machine.
+#[test]
+fn clients_serve_again_after_every_fault() {
+    let dir = scratch();
+    let words = ["soak", "--faults", "--minutes", "0.01", "--within", "100", "--json", "--dir"];
+    let answer = ritornello(&[&words[..], &[text(dir.path())]].concat());
+    assert_eq!(answer.code, 0, "{}\n{}", answer.out, answer.err);
+    let report = answer.json();
+    let number = |name: &str| report[name].as_u64().unwrap_or_else(|| panic!("{name}: {report}"));
+    assert_eq!((number("wrong_bytes"), number("lost"), number("late")), (0, 0, 0), "{report}");
+    let outcomes = report["outcomes"].as_array().unwrap();
+    assert!(outcomes.iter().all(|outcome| outcome["times"].as_u64() == Some(1)), "{report}");
+    assert!(number("rounds") > 100 && number("looked_for") > 100, "{report}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 #[test]
 fn an_index_that_is_not_there_is_named_with_those_that_are() {
     let answer = ritornello(&["soak", "--index", "cuckoo"]);

@@ -17,13 +17,22 @@ const BLOCK: usize = 4096;
 pub struct Faulty {
     inner: Arc<dyn Medium>,
     schedule: Schedule,
+    descriptors: bool,
 }
 
 impl Faulty {
     /// `inner`, with faults from `schedule` (of which the caller keeps a clone).
     #[must_use]
     pub fn new(inner: Arc<dyn Medium>, schedule: Schedule) -> Self {
-        Self { inner, schedule }
+        Self { inner, schedule, descriptors: false }
+    }
+
+    /// Files show the descriptors of `inner`: transfers through them do not fail, all else does. For
+    /// faults under a process whose I/O is otherwise what it is on the host, `io_uring` included.
+    #[must_use]
+    pub fn with_descriptors(mut self) -> Self {
+        self.descriptors = true;
+        self
     }
 
     fn check(&self, op: Op, path: &Path) -> io::Result<()> {
@@ -40,8 +49,9 @@ impl Medium for Faulty {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
         self.check(Op::Open, path)?;
         let inner = self.inner.open(path, access)?;
-        let (path, schedule) = (path.to_owned(), self.schedule.clone());
-        Ok(Arc::new(FaultyFile { inner, path, schedule }))
+        let (path, schedule, descriptors) =
+            (path.to_owned(), self.schedule.clone(), self.descriptors);
+        Ok(Arc::new(FaultyFile { inner, path, schedule, descriptors }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -83,6 +93,7 @@ struct FaultyFile {
     inner: Arc<dyn MediumFile>,
     path: PathBuf,
     schedule: Schedule,
+    descriptors: bool,
 }
 
 impl FaultyFile {
@@ -182,9 +193,9 @@ impl MediumFile for FaultyFile {
         self.inner.allocated()
     }
 
-    /// None: what goes through the descriptor could not fail on schedule.
+    /// None unless asked for: what goes through the descriptor cannot fail on schedule.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.inner.descriptor().filter(|_| self.descriptors)
     }
 }
 

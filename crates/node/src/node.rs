@@ -61,12 +61,11 @@ pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }
 
-/// The same, where the store's files are on `medium`, over directories of this machine: for tests of
-/// disks that fail.
+/// As [`open`], over another medium than the host's: one that injects faults into this process's I/O.
+/// Locks and sockets are the host's in any case.
 ///
 /// # Errors
-/// As of [`open`].
-#[doc(hidden)]
+/// Those of [`open`].
 pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> {
     let until = Instant::now() + PATIENCE;
     let path = prepare(&medium, options)?;

@@ -22,12 +22,20 @@ allocated on the heap. It is the median of the last third of the shifts less tha
 the first one is for warming up. Resident memory is not looked at: the stacks of threads that ended
 stay for others, and it goes up and down by megabytes.
 
-Exit code 0: nothing wrong; 1: wrong bytes, damaged pages, more bytes than the capacity, or a store
-that refused to go on; 3: something hung for two minutes.
+With --faults two clients work on one store as engines do, and one fault after another is made under
+them: processes are killed and stopped, fdatasync and opens fail, the disk is full, the directory is not
+there yet or another user's, an owner speaks another version, a client restarts with another capacity
+or few open files, hundreds of scopes are made. After each, every client must serve again within
+--within seconds, by itself, and all that a flush has covered must be found. Failing system calls are
+injected at the seam to the file system; everything else is real.
+
+Exit code 0: nothing wrong; 1: wrong bytes, damaged pages, more bytes than the capacity, flushed
+pages lost, a client that did not serve again in time, or a store that refused to go on; 3: something hung for two minutes.
 
 Examples:
   ritornello soak --minutes 10
   ritornello soak --minutes 600 --dir /nvme --capacity 2GiB --index lsm
+  ritornello soak --faults --minutes 30 --dir /nvme
   ritornello soak --minutes 0.2 --seed 7 --json | jq .wrong_bytes")]
 pub struct SoakArgs {
     /// How long, in minutes; parts of one as well
@@ -45,9 +53,21 @@ pub struct SoakArgs {
     /// What the choices of all threads follow from
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Two clients and one fault after another, instead of the above
+    #[arg(long)]
+    pub faults: bool,
+    /// With --faults: seconds from the end of a fault within which every client must serve again
+    #[arg(long, default_value_t = 10.0, requires = "faults")]
+    pub within: f64,
     /// Works on this store until standard input ends: the other process
     #[arg(long, hide = true)]
     pub join: Option<PathBuf>,
+    /// With --faults and --join: the client's number, and that of its first sequence behind a colon
+    #[arg(long, hide = true, requires = "join", value_parser = client)]
+    pub client: Option<(u64, u64)>,
+    /// With --client: the soft limit of open files
+    #[arg(long, hide = true, requires = "client")]
+    pub open_files: Option<u64>,
 }
 
 fn minutes(text: &str) -> Result<f64, String> {
@@ -55,6 +75,13 @@ fn minutes(text: &str) -> Result<f64, String> {
         Ok(minutes) if minutes > 0.0 && minutes <= 1e6 => Ok(minutes),
         _ => Err("a number of minutes above zero".to_owned()),
     }
+}
+
+fn client(text: &str) -> Result<(u64, u64), String> {
+    let numbers = text
+        .split_once(':')
+        .and_then(|(number, from)| Some((number.parse().ok()?, from.parse().ok()?)));
+    numbers.ok_or_else(|| "two numbers with a colon between them".to_owned())
 }
 
 fn index(text: &str) -> Result<IndexKind, String> {

@@ -1,6 +1,7 @@
 //! `ritornello soak`: a small store under everything at once, for as long as wanted.
 
 pub mod args;
+mod faults;
 mod health;
 mod partner;
 mod shaper;
@@ -14,6 +15,7 @@ use health::Health;
 use partner::Partner;
 use ritornello_node::Node;
 use ritornello_store::Options;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use shaper::Shaper;
 use std::path::Path;
@@ -75,6 +77,14 @@ struct Report {
 /// Where the store cannot be opened, or a call hangs.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let options = |dir: &Path| Options { scrub_rate: SCRUB_RATE, ..Options::new(dir) };
+    if let (Some(dir), Some((number, from))) = (&args.join, args.client) {
+        limit_open_files(args.open_files)?;
+        let options = Options { capacity: Some(args.capacity), ..Options::new(dir) };
+        return Ok(faults::client(options, number, from));
+    }
+    if args.faults {
+        return faults::run(context, args);
+    }
     if let Some(dir) = &args.join {
         return partner::join(&options(dir), args.capacity, args.seed);
     }
@@ -148,6 +158,13 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     }
     let well = report.wrong_bytes == 0 && damaged_pages == 0 && report.trouble.is_empty();
     Ok(if well { Status::Fine } else { Status::Problems })
+}
+
+fn limit_open_files(soft: Option<u64>) -> Result<(), Failure> {
+    let Some(soft) = soft else { return Ok(()) };
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(soft), ..limit })
+        .map_err(|error| std::io::Error::from(error).into())
 }
 
 struct Soak<'a> {

@@ -292,7 +292,7 @@ fn now() -> u64 {
 }
 
 /// The only right bytes for `key`. Of the pages of numbers every third is plain noise.
-fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8], numbers: bool) {
+pub(super) fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8], numbers: bool) {
     let word = |word: &[u8]| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     let seed = key.chunks(8).fold(0, |seed, part| mix(seed ^ word(part)));
     // As bfloat16: between 2^-8 and 2, with any sign and mantissa.

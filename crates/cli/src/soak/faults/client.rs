@@ -1,0 +1,299 @@
+//! A client of the soak: what an engine's process does with its store, whatever happens to it.
+
+use super::message::{Answer, Order, State, Trouble, clock, hear, tell};
+use super::sequence::{PAGE_BYTES, PAGES, SALTED_BYTES, Sequence, salted, scope};
+use crate::exit::Status;
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
+use ritornello_node::Node;
+use ritornello_store::{Options, Store, Terms};
+use ritornello_volume::transfer::Control;
+use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
+use std::collections::VecDeque;
+use std::io::{BufReader, stdin, stdout};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Sequences that a client keeps in the store.
+const LIVE: usize = 64;
+/// A client that was killed had put no more sequences than this that the command has not heard of.
+pub const UNHEARD: u64 = 2_000;
+/// A flush comes after so many rounds.
+const FLUSH_EVERY: u64 = 8;
+/// After a round that failed, and after an opening that did.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+/// Between two lines about its state.
+const REPORT: Duration = Duration::from_millis(100);
+
+/// Works on the store until standard input ends. `number` tells this client's sequences from others';
+/// the first one is `from`.
+pub fn run(options: Options, number: u64, from: u64) -> Status {
+    let schedule = Schedule::new();
+    let state = Arc::new(Mutex::new(State::default()));
+    let (orders, heard) = channel();
+    std::thread::spawn(move || {
+        for order in hear::<Order>(BufReader::new(stdin())) {
+            if orders.send(order).is_err() {
+                break;
+            }
+        }
+    });
+    let reported = Arc::clone(&state);
+    std::thread::spawn(move || {
+        loop {
+            let now = {
+                let state = reported.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut now = state.clone();
+                now.present = if now.present == 0 { 0 } else { clock() - now.present };
+                now
+            };
+            tell(&mut stdout().lock(), &Answer::State(now));
+            std::thread::sleep(REPORT);
+        }
+    });
+    let mut client = Client {
+        options,
+        schedule,
+        state,
+        number,
+        next: from,
+        node: None,
+        put: Vec::new(),
+        live: VecDeque::new(),
+        pages: vec![Vec::new(); PAGES],
+        expected: vec![Vec::new(); PAGES],
+    };
+    client.work(&heard);
+    client.close();
+    Status::Fine
+}
+
+struct Client {
+    options: Options,
+    schedule: Schedule,
+    /// `present` is when the present call began here.
+    state: Arc<Mutex<State>>,
+    number: u64,
+    /// The number of the next sequence.
+    next: u64,
+    node: Option<Arc<Node>>,
+    /// Sequences that were put since the last flush that succeeded.
+    put: Vec<u64>,
+    /// Sequences that are to be found.
+    live: VecDeque<u64>,
+    pages: Vec<Vec<u8>>,
+    expected: Vec<Vec<u8>>,
+}
+
+impl Client {
+    fn work(&mut self, orders: &Receiver<Order>) {
+        loop {
+            loop {
+                match orders.try_recv() {
+                    Ok(order) => self.obey(order),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            }
+            let began = clock();
+            let done = self.round();
+            let is_open = self.node.is_some();
+            self.change(|state| match &done {
+                Ok(()) => {
+                    (state.rounds, state.began) = (state.rounds + 1, began);
+                    state.trouble.clear();
+                }
+                Err(error) => state.trouble = error.to_string(),
+            });
+            if let Err(error) = done {
+                if matches!(error.kind(), ErrorKind::Fatal | ErrorKind::Closed) {
+                    self.close();
+                }
+                std::thread::sleep(if is_open { PAUSES.0 } else { PAUSES.1 });
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Adopt(live) => self.adopt(live),
+            Order::Break(trouble) => {
+                let rule = |fault, op| self.schedule.add(Rule::always(fault).on(op));
+                match trouble {
+                    Trouble::Sync => [Op::SyncData, Op::SyncDir].map(|op| rule(Fault::Io, op)),
+                    Trouble::Space => [Op::Write, Op::Allocate].map(|op| rule(Fault::NoSpace, op)),
+                    Trouble::Files => {
+                        [Op::Open, Op::List].map(|op| rule(Fault::NoProcessFiles, op))
+                    }
+                };
+            }
+            Order::Heal => self.schedule.heal(),
+            Order::Salts(count) => self.register(count),
+            Order::Check { client, sequences } => self.check(client, &sequences),
+        }
+    }
+
+    /// What a client before has left unflushed would fill the store in time.
+    fn adopt(&mut self, live: Vec<u64>) {
+        let strays = self.next.saturating_sub(UNHEARD)..self.next;
+        let strays: Vec<_> = strays
+            .filter(|number| !live.contains(number))
+            .map(|number| Sequence::new(self.number, number))
+            .collect();
+        self.live = live.into();
+        let keys: Vec<&[u8]> = strays.iter().flat_map(Sequence::keys).collect();
+        if let Ok(store) = self.open().map(|node| Arc::clone(node.store())) {
+            let _ = self.timed(|| store.delete(&scope(), &keys));
+        }
+    }
+
+    /// One put and one get, and now and then a flush and deletions.
+    fn round(&mut self) -> Result<()> {
+        let store = Arc::clone(self.open()?.store());
+        let role = self.node.as_ref().map_or("", |node| node.role().word());
+        self.change(|state| role.clone_into(&mut state.role));
+        let (number, sequence) = (self.next, Sequence::new(self.number, self.next));
+        self.next += 1;
+        self.change(|state| state.next = number + 1);
+        sequence.fill(&mut self.pages);
+        let pages: Vec<&[u8]> = self.pages.iter().map(Vec::as_slice).collect();
+        let put = self.timed(|| {
+            let (terms, control) = (Terms::default(), Control::default());
+            let source = BorrowedPages::new(&pages);
+            store.put_batch(&scope(), &sequence.keys(), &source, &terms, &control)
+        })?;
+        self.change(|state| state.bytes += put.bytes);
+        if put.ok.iter().any(|ok| !ok) {
+            return Err(Error::retry("a put stored a part of its pages"));
+        }
+        self.put.push(number);
+        if self.get(&store, self.number, number)? < PAGES {
+            return Err(Error::retry("pages are not found that were put just now"));
+        }
+        if self.next.is_multiple_of(FLUSH_EVERY) {
+            self.flush(&store)?;
+        }
+        while self.live.len() > LIVE
+            && let Some(oldest) = self.live.pop_front()
+        {
+            tell(&mut stdout().lock(), &Answer::Deleting(vec![oldest]));
+            self.timed(|| store.delete(&scope(), &Sequence::new(self.number, oldest).keys()))?;
+        }
+        Ok(())
+    }
+
+    /// What was put before a flush that fails may be gone: it is promised by no flush.
+    fn flush(&mut self, store: &Store) -> Result<()> {
+        let put = std::mem::take(&mut self.put);
+        match self.timed(|| store.flush()) {
+            Ok(()) => {
+                self.live.extend(&put);
+                tell(&mut stdout().lock(), &Answer::Flushed(put));
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Miss => {
+                let gone: Vec<_> =
+                    put.iter().map(|&number| Sequence::new(self.number, number)).collect();
+                let keys: Vec<&[u8]> = gone.iter().flat_map(Sequence::keys).collect();
+                self.timed(|| store.delete(&scope(), &keys)).map(|_| ())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The leading pages of a sequence that come, counted; their bytes are compared.
+    fn get(&mut self, store: &Store, client: u64, number: u64) -> Result<usize> {
+        let sequence = Sequence::new(client, number);
+        let mut pages = std::mem::take(&mut self.pages);
+        pages.iter_mut().for_each(|page| {
+            page.clear();
+            page.resize(PAGE_BYTES, 0);
+        });
+        let mut slices: Vec<&mut [u8]> = pages.iter_mut().map(Vec::as_mut_slice).collect();
+        let target = BorrowedPagesMut::new(&mut slices);
+        let got = self
+            .timed(|| store.get_batch(&scope(), &sequence.keys(), &target, &Control::default()));
+        drop(target);
+        self.pages = pages;
+        let got = got?;
+        sequence.fill(&mut self.expected);
+        let came = self.pages.iter().zip(&self.expected).zip(&got.ok).filter(|(_, ok)| **ok);
+        let wrong = |(page, want): (&Vec<u8>, &Vec<u8>)| {
+            page.iter().zip(want).filter(|(got, want)| got != want).count() as u64
+        };
+        let wrong_bytes: u64 = came.map(|(pair, _)| wrong(pair)).sum();
+        self.change(|state| {
+            state.bytes += got.bytes;
+            state.wrong_bytes += wrong_bytes;
+        });
+        Ok(got.ok.iter().take_while(|ok| **ok).count())
+    }
+
+    fn check(&mut self, client: u64, sequences: &[u64]) {
+        let (mut lost, mut why) = (Vec::new(), String::new());
+        for &number in sequences {
+            let got = self.open().map(|node| Arc::clone(node.store()));
+            match got.and_then(|store| self.get(&store, client, number)) {
+                Ok(PAGES) => continue,
+                Ok(came) => why = format!("{came} of {PAGES} pages were found"),
+                Err(error) => why = error.to_string(),
+            }
+            lost.push(number);
+        }
+        tell(&mut stdout().lock(), &Answer::Checked { lost, why });
+    }
+
+    /// Refusals are no failure: the store may be full of scopes.
+    fn register(&mut self, count: u64) {
+        let page = vec![0; SALTED_BYTES];
+        for salt in 0..count {
+            let Ok(store) = self.open().map(|node| Arc::clone(node.store())) else { return };
+            let key = [7; 24];
+            let salt = (clock() << 20) | salt;
+            let _ = self.timed(|| {
+                let source_pages = [page.as_slice()];
+                let source = BorrowedPages::new(&source_pages);
+                let (terms, control) = (Terms::default(), Control::default());
+                store.put_batch(&salted(salt), &[&key], &source, &terms, &control)
+            });
+        }
+    }
+
+    fn open(&mut self) -> Result<&Arc<Node>> {
+        let node = match self.node.take() {
+            Some(node) => node,
+            None => {
+                self.change(|state| state.role.clear());
+                let medium = Faulty::new(Arc::new(Host), self.schedule.clone()).with_descriptors();
+                ritornello_node::open_on(Arc::new(medium), &self.options)?
+            }
+        };
+        Ok(self.node.insert(node))
+    }
+
+    fn close(&mut self) {
+        if let Some(node) = self.node.take()
+            && let Err(error) = node.close()
+        {
+            tracing::warn!(%error, "the store was not closed as it should be");
+        }
+    }
+
+    /// Does `call`, and takes note of how long it lasted.
+    fn timed<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let began = Instant::now();
+        self.change(|state| state.present = clock().max(1));
+        let answer = call();
+        let lasted = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.change(|state| {
+            state.present = 0;
+            state.slowest = state.slowest.max(lasted);
+        });
+        answer
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}

@@ -1,0 +1,57 @@
+//! The pages that clients put: keys and bytes follow from a client, a number, and a place.
+
+use super::super::work::fill;
+use ritornello_format::Scope;
+
+/// Pages of a sequence.
+pub const PAGES: usize = 4;
+/// Bytes a page.
+pub const PAGE_BYTES: usize = 64 << 10;
+
+/// The scope of all clients.
+pub fn scope() -> Scope {
+    Scope::opaque("soak under faults", PAGE_BYTES as u64, true)
+}
+
+/// Bytes a page of [`salted`].
+pub const SALTED_BYTES: usize = 4 << 10;
+
+/// A scope as made from the salt of a request.
+pub fn salted(salt: u64) -> Scope {
+    Scope {
+        salt: salt.to_le_bytes().to_vec(),
+        ..Scope::opaque("soak salts", SALTED_BYTES as u64, true)
+    }
+}
+
+/// One sequence.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    keys: [[u8; 24]; PAGES],
+}
+
+impl Sequence {
+    /// The `number`th of a line.
+    pub fn new(client: u64, number: u64) -> Self {
+        let key = |page: usize| {
+            let mut key = [0; 24];
+            for (to, word) in key.chunks_exact_mut(8).zip([client, number, page as u64]) {
+                to.copy_from_slice(&word.to_le_bytes());
+            }
+            key
+        };
+        Self { keys: std::array::from_fn(key) }
+    }
+
+    /// Its keys, in order.
+    pub fn keys(&self) -> [&[u8]; PAGES] {
+        self.keys.each_ref().map(<[u8; 24]>::as_slice)
+    }
+
+    /// The only right bytes of its pages.
+    pub fn fill(&self, pages: &mut [Vec<u8>]) {
+        for (page, key) in pages.iter_mut().zip(&self.keys) {
+            fill(page, PAGE_BYTES, key, false);
+        }
+    }
+}
