@@ -105,15 +105,15 @@ impl Scene<'_> {
         let owner = owner.unwrap_or(0);
         let other = (owner + 1) % self.clients.len();
         match kind {
-            Kind::OwnerKilled => self.restart(owner, self.capacity, None)?,
-            Kind::ClientKilled => self.restart(other, self.capacity, None)?,
+            Kind::OwnerKilled => self.restart(owner, Some(self.capacity), None)?,
+            Kind::ClientKilled => self.restart(other, Some(self.capacity), None)?,
             Kind::FewOpenFiles => {
-                self.restart(other, self.capacity, Some(FEW_FILES))?;
-                self.restart(owner, self.capacity, Some(FEW_FILES))?;
+                self.restart(other, Some(self.capacity), Some(FEW_FILES))?;
+                self.restart(owner, Some(self.capacity), Some(FEW_FILES))?;
             }
             Kind::OtherCapacity => {
-                self.restart(other, self.capacity / 4 * 3, None)?;
-                self.restart(owner, self.capacity / 8 * 7, None)?;
+                self.restart(other, Some(self.capacity / 4 * 3), None)?;
+                self.restart(owner, Some(self.capacity / 8 * 7), None)?;
             }
             Kind::OwnerStopped => return Ok(self.stop(owner)),
             Kind::ClientStopped => return Ok(self.stop(other)),
@@ -125,7 +125,8 @@ impl Scene<'_> {
                 let away = self.store.with_extension("away");
                 self.clients.iter_mut().for_each(Process::kill);
                 std::fs::rename(&self.store, &away)?;
-                self.start_all()?;
+                // With a capacity they would make a store where the other one is to be.
+                self.clients.iter_mut().try_for_each(|client| client.start(None, None))?;
                 return Ok(Fault::Moved(away));
             }
             Kind::DirectoryForeign => {
@@ -177,13 +178,14 @@ impl Scene<'_> {
     /// # Errors
     /// If one cannot be started.
     pub fn start_all(&mut self) -> Result<(), Failure> {
-        self.clients.iter_mut().try_for_each(|client| client.start(self.capacity, None))
+        let capacity = Some(self.capacity);
+        self.clients.iter_mut().try_for_each(|client| client.start(capacity, None))
     }
 
     fn restart(
         &mut self,
         client: usize,
-        capacity: u64,
+        capacity: Option<u64>,
         open_files: Option<u64>,
     ) -> Result<(), Failure> {
         self.clients[client].kill();

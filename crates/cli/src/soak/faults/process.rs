@@ -57,11 +57,12 @@ impl<'a> Process<'a> {
         Self { context, number, words, log, heard: Arc::default(), life: None }
     }
 
-    /// Starts it, with this capacity and under this soft limit of open files.
+    /// Starts it, with this capacity (`None`: that of the store, which must be there) and under this soft
+    /// limit of open files.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(&mut self, capacity: u64, open_files: Option<u64>) -> Result<(), Failure> {
+    pub fn start(&mut self, capacity: Option<u64>, open_files: Option<u64>) -> Result<(), Failure> {
         let Some((program, first)) = self.context.again.split_first() else {
             return Err(Failure::failed(
                 "this command does not know how to start itself again",
@@ -88,7 +89,7 @@ impl<'a> Process<'a> {
             .arg("soak")
             .args(&self.words)
             .arg(format!("--client={}:{from}", self.number))
-            .arg(format!("--capacity={capacity}"))
+            .arg(capacity.map_or("--existing".to_owned(), |bytes| format!("--capacity={bytes}")))
             .args(open_files.map(|soft| format!("--open-files={soft}")))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
