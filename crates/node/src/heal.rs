@@ -14,9 +14,9 @@ use crate::owner::Owner;
 use crate::reopening::Reopening;
 use crate::seat::Seat;
 use crate::switch::Switch;
-use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 use ritornello_store::CatalogStats;
+use ritornello_volume::Parked;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -35,10 +35,7 @@ const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 /// Wakes the thread.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
-    state: Mutex<BellState>,
-    changed: Condvar,
-}
+pub(crate) struct Bell(Parked<BellState>);
 
 #[derive(Debug, Default)]
 struct BellState {
@@ -49,21 +46,21 @@ struct BellState {
 impl Bell {
     /// An engine is poisoned. Never waits.
     pub(crate) fn ring(&self) {
-        self.state.lock().rung = true;
-        self.changed.notify_all();
+        self.0.lock().rung = true;
+        self.0.wake_all();
     }
 
     /// The store is being closed: the thread ends.
     pub(crate) fn stop(&self) {
-        self.state.lock().stopped = true;
-        self.changed.notify_all();
+        self.0.lock().stopped = true;
+        self.0.wake_all();
     }
 
     /// Waits for a ring; `false` if the thread is to end.
     fn wait(&self) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         while !state.rung && !state.stopped {
-            self.changed.wait(&mut state);
+            state = self.0.wait(state);
         }
         state.rung = false;
         !state.stopped
@@ -72,11 +69,13 @@ impl Bell {
     /// Sleeps that long, whether it rings or not; `false` if the thread is to end.
     fn sleep(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         while !state.stopped {
-            if self.changed.wait_until(&mut state, until).timed_out() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 break;
             }
+            state = self.0.wait_for(state, left);
         }
         !state.stopped
     }
