@@ -1,7 +1,7 @@
 //! The machine's own file system.
 
 use crate::{Access, Medium, MediumFile, Owner, Room};
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -26,7 +26,8 @@ impl Medium for Host {
     }
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
-        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+        // A pipe in the place of a file must not hold the opening up.
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         flags |= if access.write { OFlags::RDWR | OFlags::NOFOLLOW } else { OFlags::RDONLY };
         if access.create {
             flags |= OFlags::CREATE;
@@ -39,9 +40,8 @@ impl Medium for Host {
             Err(Errno::LOOP) if access.write => return Err(refused("it is a symbolic link")),
             fd => File::from(fd?),
         };
-        if access.write {
-            check_own(&file)?;
-        }
+        check(&file, access.write)?;
+        fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
         Ok(Arc::new(HostFile { file, direct: access.direct }))
     }
 
@@ -95,13 +95,13 @@ fn open_dir(dir: &Path) -> io::Result<File> {
     Ok(retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()))?.into())
 }
 
-/// Refuses what is no regular file, and files of other users, who can read and write them.
-fn check_own(file: &File) -> io::Result<()> {
+/// Refuses what is no regular file and, to be written, files of other users, who can read and write them.
+fn check(file: &File, write: bool) -> io::Result<()> {
     let found = file.metadata()?;
     if !found.is_file() {
         return Err(refused("it is no regular file"));
     }
-    if found.uid() != rustix::process::geteuid().as_raw() {
+    if write && found.uid() != rustix::process::geteuid().as_raw() {
         return Err(refused("it belongs to another user"));
     }
     Ok(())
@@ -222,8 +222,11 @@ mod tests {
         assert!(!target.exists(), "a link was followed");
         let pipe = root.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RWXU).unwrap();
-        let error = Host.open(&pipe, Access { create: false, ..WRITE }).unwrap_err();
-        assert!(error.to_string().contains("regular"), "{error}");
+        for write in [true, false] {
+            let access = Access { write, ..Access::default() };
+            let error = Host.open(&pipe, access).unwrap_err();
+            assert!(error.to_string().contains("regular"), "{error}");
+        }
         if rustix::process::geteuid().is_root() {
             std::fs::write(&target, "theirs").unwrap();
             std::os::unix::fs::chown(&target, Some(12_345), None).unwrap();

@@ -1,9 +1,12 @@
 //! The address of a remote: `SCHEME://PLACE/PATH?OPTION=VALUE&...`.
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use ritornello_format::{Error, Result};
 use ritornello_tiers::remote::RemoteAddress;
 use std::fmt;
+
+/// What clients encode in URLs: all but the unreserved characters of RFC 3986, section 2.3.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// An address, taken apart. What a scheme makes of the parts is its own business.
 #[derive(Clone, PartialEq, Eq)]
@@ -34,7 +37,8 @@ impl Address {
             Some(rest) => rest.split_once('/').unwrap_or((rest, "")),
             None => ("", rest),
         };
-        if place.contains('@') {
+        // No bucket has a colon in its name: what follows it is a password, which may hold a slash.
+        if place.contains(['@', ':']) {
             return Err(Error::invalid(
                 "an address names no user and no password: credentials come from the environment",
             )
@@ -68,11 +72,11 @@ impl Address {
     /// four characters, which are no secrets, stay.
     #[must_use]
     pub fn redact(&self, text: &str) -> String {
-        let mut values: Vec<&str> =
-            self.options.iter().map(|(_, value)| value.as_str()).filter(|v| v.len() >= 4).collect();
+        let values = self.options.iter().map(|(_, value)| value).filter(|value| value.len() >= 4);
+        let mut forms: Vec<String> = values.flat_map(|value| forms(value)).collect();
         // A value may be a part of another one.
-        values.sort_unstable_by_key(|value| std::cmp::Reverse(value.len()));
-        values.into_iter().fold(text.to_owned(), |text, value| text.replace(value, "…"))
+        forms.sort_unstable_by_key(|form| std::cmp::Reverse(form.len()));
+        forms.iter().fold(text.to_owned(), |text, form| text.replace(form, "…"))
     }
 
     /// What is left of the options must be nothing.
@@ -89,6 +93,14 @@ impl Address {
             .with("option", name)),
         }
     }
+}
+
+/// `value` as it is, percent-encoded as in URLs, and escaped as in Python's `repr`.
+fn forms(value: &str) -> [String; 5] {
+    let encoded = utf8_percent_encode(value, ENCODED).to_string();
+    let (slashes, plus) = (encoded.replace("%2F", "/"), encoded.replace("%20", "+"));
+    let escaped = value.replace('\\', r"\\").replace('\'', r"\'");
+    [value.to_owned(), encoded, slashes, plus, escaped]
 }
 
 fn decoded(text: &str) -> Result<String> {
@@ -156,6 +168,13 @@ mod tests {
         let address = Address::parse("m:C?password=hunter2&more=hunter23&n=12").unwrap();
         assert_eq!(address.redact("no hunter23, no hunter2, but 12"), "no …, no …, but 12");
         assert!(!format!("{address:?}").contains("hunter2"));
+        let address = Address::parse("m:C?password=p%40s%2Fw'o%20rd").unwrap();
+        let said = r"p@s/w'o rd p%40s%2Fw%27o%20rd p%40s/w%27o%20rd p%40s%2Fw%27o+rd p@s/w\'o rd";
+        assert_eq!(address.redact(said), "… … … … …");
+        for text in ["s3://me:hun/ter2@bucket", "s3://me:hunter2", "s3://me@bucket"] {
+            let error = Address::parse(text).unwrap_err().to_string();
+            assert!(error.contains("no user") && !error.contains("ter2"), "{error}");
+        }
     }
 
     #[test]

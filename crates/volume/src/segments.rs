@@ -184,10 +184,13 @@ impl Segments {
         let made = filled.and_then(|file| self.sync_names(id.volume()).map(|()| file));
         match made {
             Ok(file) => {
+                // A reader may have opened what had this name before.
+                self.let_go(id);
                 self.keep(id, file);
                 Ok(())
             }
             Err(error) => {
+                self.let_go(id);
                 // Half a segment would count against the budget. Another volume's file is not touched.
                 if self.check_volume(id.volume()).is_ok() {
                     let _ = self.medium.remove(&path);
@@ -478,7 +481,7 @@ impl Segments {
             (kept, files.len())
         };
         // The store has grown since it was opened here.
-        if count >= self.reserved.load(Relaxed) {
+        if count > self.reserved.load(Relaxed) {
             self.reserve_files(2 * count);
         }
         kept

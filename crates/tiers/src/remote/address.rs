@@ -17,7 +17,7 @@ impl RemoteAddress {
         &self.0
     }
 
-    /// `text` up to its first option, without user-info; `?…` stands for the options.
+    /// `text` up to its first option, without user-info; `…` stands for what is left out.
     #[must_use]
     pub fn shown(text: &str) -> String {
         let (front, options) = match text.split_once('?') {
@@ -25,9 +25,15 @@ impl RemoteAddress {
             None => (text, ""),
         };
         let Some((scheme, rest)) = front.split_once("://") else {
-            return format!("{front}{options}");
+            let user = front.rfind('@').map_or(0, |at| at + 1);
+            return format!("{}{options}", &front[user..]);
         };
-        let user = rest.split('/').next().and_then(|host| host.rfind('@')).map_or(0, |at| at + 1);
+        let place = rest.split('/').next().unwrap_or_default();
+        if place.contains(':') {
+            // A password may hold `/` and `?`, so where it ends is not certain.
+            return format!("{scheme}://…");
+        }
+        let user = place.rfind('@').map_or(0, |at| at + 1);
         format!("{scheme}://{}{options}", &rest[user..])
     }
 }
@@ -72,10 +78,15 @@ mod tests {
     fn options_and_user_info_are_never_shown() {
         for (text, shown) in [
             ("s3://bucket/prefix?password=hunter2&x=1", "s3://bucket/prefix?…"),
-            ("s3://me:hunter2@bucket/a@b", "s3://bucket/a@b"),
-            ("redis://me:hun@ter2@host", "redis://host"),
+            ("s3://me@bucket/a@b", "s3://bucket/a@b"),
+            ("s3://me:hunter2@bucket/a@b", "s3://…"),
+            ("redis://me:hun@ter2@host", "redis://…"),
             ("my.module:Class?password=hunter2", "my.module:Class?…"),
+            ("s3://me:hun/ter2@bucket", "s3://…"),
+            ("s3://me:hun?ter2@bucket", "s3://…"),
+            ("me:hunter2@host", "host"),
             ("file:///mnt/a@b", "file:///mnt/a@b"),
+            ("file:///mnt/a:b@c", "file:///mnt/a:b@c"),
             ("no address?password=hunter2 write=none", "no address?…"),
             ("memory:", "memory:"),
             ("", ""),

@@ -62,9 +62,12 @@ impl DirectoryBackend {
         }
         match DirBuilder::new().mode(if self.shared { 0o770 } else { 0o700 }).create(dir) {
             Ok(()) if self.shared => {
+                // Members of the group can put a link in the place of what was made.
+                let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
+                let made = OpenOptions::new().read(true).custom_flags(flags).open(dir)?;
                 // A set-group-ID bit comes from the parent, and keeps the group for what is made here.
-                let inherited = fs::metadata(dir)?.mode() & 0o2000;
-                fs::set_permissions(dir, Permissions::from_mode(0o770 | inherited))
+                let inherited = made.metadata()?.mode() & 0o2000;
+                made.set_permissions(Permissions::from_mode(0o770 | inherited))
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
             made => made,

@@ -40,6 +40,10 @@ impl Maps {
         self.open.write().remove(&id);
     }
 
+    fn forget_all(&self) {
+        self.open.write().clear();
+    }
+
     /// Lets go of segments that were removed, now and then, and returns them.
     pub(super) fn sweep(&self) -> Vec<SegmentId> {
         let Some(mut swept) = self.swept.try_lock().filter(|at| at.elapsed() >= SWEEP) else {
@@ -87,6 +91,14 @@ impl Segments {
         self.files.write().remove(&id);
         if let Some(maps) = &self.maps {
             maps.forget(id);
+        }
+    }
+
+    /// Closes all files: the next call opens what their names lead to by then.
+    pub fn let_go_of_all(&self) {
+        self.files.write().clear();
+        if let Some(maps) = &self.maps {
+            maps.forget_all();
         }
     }
 }
