@@ -206,6 +206,11 @@ impl Switch {
             reopening.stop_refusing();
             return Err(self.leave_to_another_store());
         }
+        // No call is in them. The former engine may have removed segments, or failed to make them,
+        // whose numbers the new one gives again; and the fault may have ended in a new mount.
+        if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
+            segments.let_go_of_all();
+        }
         owner.engine().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
         self.ledger.reopen(&self.opening.closing);
         *self.seat.write() = Arc::new(Seat::Owner(owner));

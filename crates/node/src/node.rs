@@ -6,7 +6,7 @@ use crate::registry::{self, Slot};
 use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{Directory, Engine, Options, Store, StorePolicy};
+use ritornello_store::{Directory, Engine, Options, Store, StorePolicy, foreign_directory};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,6 +104,11 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
         }
         found => found.map_err(refused)?,
     };
+    // Before anything in it is read.
+    let owner = medium.owner(&path).map_err(refused)?;
+    if !owner.is_this_user {
+        return Err(foreign_directory(&path, owner));
+    }
     let manifest = Directory::new(Arc::clone(medium), &path).manifest();
     // Looked at after the manifest. If it is there, somebody may be making the store just now, and
     // whoever has the lock judges what else is.

@@ -44,13 +44,18 @@ pub(crate) struct Opening {
 impl Opening {
     /// Takes the lock and owns the store, or connects to whoever has it. If both fail because an
     /// owner comes or goes, tries again until it is too late; because it reopens the store, for
-    /// `reopening` at most.
+    /// `reopening` at most. Where `known`, this process has used the store already.
     ///
     /// # Errors
     /// Those of [`ritornello_store::Engine::open`] where the lock was free; `Invalid` for an owner
     /// of another user; `Retry` if there is an owner that does not listen, that speaks no version of
     /// this build, or that reopens the store.
-    pub(crate) fn take_seat(&self, until: Instant, reopening: Duration) -> Result<Seat> {
+    pub(crate) fn take_seat(
+        &self,
+        until: Instant,
+        reopening: Duration,
+        known: bool,
+    ) -> Result<Seat> {
         let mut pause = PAUSES.0;
         let reopened = until.min(Instant::now() + reopening);
         loop {
@@ -59,7 +64,14 @@ impl Opening {
                 if owner.is_err() {
                     self.home.lock.release();
                 }
-                return owner.map(Seat::Owner);
+                return owner.map(Seat::Owner).map_err(|error| match error.kind() {
+                    // The disk failed before the owner died: as if that one reopened the store.
+                    ErrorKind::Fatal | ErrorKind::Retry if known => {
+                        tracing::debug!(%error, "the store cannot be taken over yet");
+                        StoreReopening::error(&error.to_string())
+                    }
+                    _ => error,
+                });
             }
             let error = match Client::connect(&self.home, until) {
                 Ok(client) => return Ok(Seat::Client(client)),

@@ -173,6 +173,7 @@ fn store_over(
                 segments
             }
         };
+        let _ = switch.segments.set(Arc::downgrade(&segments));
         let catalog: Arc<dyn Catalog> = Arc::clone(&switch) as _;
         Ok(Store::new(catalog, segments, Staging::new(STAGING_BYTES)?))
     })();

@@ -14,8 +14,9 @@ use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located,
     OwnerSilent, Reserved, Reshape, ScopeRef, StoreReopening, Wanted,
 };
-use std::sync::Arc;
+use ritornello_volume::Segments;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// A call through a client takes at most this long, the takeover included.
@@ -44,6 +45,8 @@ pub(crate) struct Switch {
     pub(crate) changing: Mutex<Option<Vain>>,
     pub(crate) ledger: Ledger<Arc<Seat>>,
     unflushed: Unflushed,
+    /// The segments that calls of this process read and write.
+    pub(crate) segments: OnceLock<Weak<Segments>>,
     /// Times that this process has reopened the store.
     pub(crate) reopenings: AtomicU64,
     /// Another store has taken this one's place.
@@ -65,7 +68,7 @@ impl Switch {
     /// Those of [`Opening::take_seat`].
     pub(crate) fn open(mut opening: Opening, until: Instant) -> Result<Self> {
         let seat = opening
-            .take_seat(until, REOPENING_PATIENCE)
+            .take_seat(until, REOPENING_PATIENCE, false)
             .inspect_err(|_| opening.home.lock.close())?;
         // Whoever takes over later takes the store as it is by then: it may have been resized.
         opening.options.capacity = None;
@@ -79,6 +82,7 @@ impl Switch {
             changing: Mutex::new(None),
             ledger: Ledger::new(),
             unflushed: Unflushed::default(),
+            segments: OnceLock::new(),
             reopenings: AtomicU64::new(0),
             replaced: AtomicBool::new(false),
         })
@@ -253,7 +257,7 @@ impl Switch {
             Some(_) => Instant::now(),
             None => until,
         };
-        let taken = self.opening.take_seat(until, Duration::ZERO);
+        let taken = self.opening.take_seat(until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let in_vain = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
         *vain = in_vain.then(|| Vain { at: Instant::now(), reopening });

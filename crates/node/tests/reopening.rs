@@ -128,6 +128,57 @@ fn poisoned_store_finds_and_reads_while_the_disk_is_broken() {
     client.finish();
 }
 
+/// Segments that have another inode by the end of the fault: a file system that was mounted anew.
+#[test]
+fn reopened_owner_writes_to_segments_opened_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (schedule, node) = owner(dir.path());
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+    assert_eq!(put(store, 2, 4).unwrap().pages, 4);
+    assert!(store.flush().is_err());
+    for found in std::fs::read_dir(dir.path().join("segments")).unwrap() {
+        let segment = found.unwrap().path();
+        let copy = segment.with_extension("copy");
+        std::fs::copy(&segment, &copy).unwrap();
+        std::fs::rename(&copy, &segment).unwrap();
+    }
+    schedule.heal();
+    eventually("the store is reopened", || reopened(&node));
+    let _ = store.flush();
+    assert_eq!(put(store, 3, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    node.close().unwrap();
+    let node = ritornello_node::open(&options(dir.path())).unwrap();
+    assert_eq!((get(node.store(), 1, 4).unwrap(), get(node.store(), 3, 4).unwrap()), (4, 4));
+}
+
+#[test]
+fn takeover_on_a_failing_disk_misses_until_it_heals() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let (schedule, medium) = (Schedule::new(), Arc::new(Host));
+    let medium = Arc::new(Faulty::new(medium, schedule.clone()));
+    let node = open_on(medium, &options(dir.path())).unwrap();
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+    owner.kill();
+    let failed = schedule.injected();
+    for _ in 0..3 {
+        assert_eq!((probe(store, 1, 4).unwrap(), get(store, 1, 4).unwrap()), (0, 0));
+        assert_eq!(put(store, 2, 4).unwrap().reason, "reopening");
+    }
+    assert!(schedule.injected() > failed, "the disk was not tried");
+    assert!(node.problem().is_some());
+    schedule.heal();
+    eventually("the client took over", || get(store, 1, 4).unwrap() == 4);
+    assert_eq!((node.role(), node.problem()), (Role::Owner, None));
+}
+
 /// The disk takes small files, and fails the index when the engine is closed already.
 #[test]
 fn calls_are_misses_at_once_while_no_engine_opens() {
