@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_node::{Durability, IndexKind, Node, Options, Role, open};
+use rustix::fs::Mode;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -119,6 +120,21 @@ fn what_cannot_be_written_is_refused() {
     // Nobody can make directories there, root included.
     let error = open(&options(Path::new("/proc/ritornello"))).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Retry), "{error:?}");
+}
+
+/// Another user's directory is refused before anything in it is read: a pipe in the place of a file
+/// would hold the opening up.
+#[test]
+fn directory_of_another_user_is_not_read() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["MANIFEST", "MANIFEST.copy", "policy.toml"] {
+        rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join(name), Mode::RWXU).unwrap();
+    }
+    std::os::unix::fs::chown(dir.path(), Some(12_345), None).unwrap();
+    refused(&options(dir.path()), "another user");
 }
 
 #[test]
