@@ -43,6 +43,22 @@ fn seal_file(input: &mut Vec<u8>) {
     seal_end(input);
 }
 
+/// A file whose head is followed by records: length of the body, body, checksum. The last one ends
+/// where the input does.
+fn seal_registry(input: &mut [u8]) {
+    let (mut start, mut fixed) = (0, 16);
+    while let Some(rest) = input.len().checked_sub(start + fixed + 8) {
+        let length = start + fixed - 4..start + fixed;
+        let said: [u8; 4] = input[length.clone()].try_into().unwrap_or_default();
+        let body = usize::try_from(u32::from_le_bytes(said)).map_or(rest, |said| said.min(rest));
+        input[length].copy_from_slice(&(body as u32).to_le_bytes());
+        let end = start + fixed + body;
+        let sum = checksum(&input[start..end]).to_le_bytes();
+        input[end..end + 8].copy_from_slice(&sum);
+        (start, fixed) = (end + 8, 4);
+    }
+}
+
 /// Magic (8), version, length of everything, ..., checksum.
 fn seal_header(input: &mut Vec<u8>) {
     if input.len() >= 24 {
@@ -84,8 +100,8 @@ pub fn targets() -> Vec<Target> {
         },
         Target {
             name: "registry",
-            seeds: vec![ScopeRegistry::default().encode(), registry().encode()],
-            seal: seal_file,
+            seeds: registries(),
+            seal: |input| seal_registry(input),
             parse: |bytes| ScopeRegistry::decode(bytes).is_ok(),
         },
         Target {
@@ -168,13 +184,21 @@ fn manifest() -> Manifest {
 }
 
 fn registry() -> ScopeRegistry {
-    let scopes = vec![
-        (ScopeSlot(1), Scope::opaque("one", 4096, true)),
-        (ScopeSlot(4), Scope::opaque("two", 70_000, false)),
+    let scopes = [
+        (ScopeSlot(1), Scope::opaque("one", 4096, true).into()),
+        (ScopeSlot(4), Scope::opaque("two", 70_000, false).into()),
     ];
     let settings =
         ScopeSettings { codec: Some(1), quota_bytes: Some(1 << 20), retained_bytes: None };
-    ScopeRegistry { next: 9, scopes, settings: [(ScopeSlot(4), settings)].into() }
+    ScopeRegistry { next: 9, scopes: scopes.into(), settings: [(ScopeSlot(4), settings)].into() }
+}
+
+fn registries() -> Vec<Vec<u8>> {
+    let mut appended = registry().encode();
+    appended.extend(ScopeRegistry::registration(ScopeSlot(9), &Scope::opaque("three", 1, true)));
+    appended.extend(ScopeRegistry::removal(&[ScopeSlot(1), ScopeSlot(9)]));
+    let torn = appended[..appended.len() - 7].to_vec();
+    vec![ScopeRegistry::default().encode(), registry().encode(), appended, torn]
 }
 
 fn extents() -> Vec<Extent> {

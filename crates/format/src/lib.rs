@@ -33,7 +33,7 @@ pub use key::{KEY_BYTES_MAX, KEY_BYTES_MIN, PageHash, PageHashes, ScopedKeys, ch
 pub use manifest::{Manifest, VolumeRecord};
 pub use marker::VolumeMarker;
 pub use place::{Extent, PIECE_UNITS, Place, SegmentId, UNIT, WHOLE_PAGE_UNITS, units_of};
-pub use registry::{ScopeRegistry, ScopeSettings};
+pub use registry::{ScopeRegistry, ScopeSettings, StoredRegistry};
 pub use reservation::ReservationRecord;
 pub use scope::{PAGE_BYTES_MAX, Scope, ScopeId, ScopeSlot};
 pub use size::parse_bytes;

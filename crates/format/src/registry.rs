@@ -1,12 +1,22 @@
 //! The scope registry: which scopes a store knows, under which slots.
+//!
+//! The file is a whole-file record, the head, and behind it records of what changed since the head
+//! was written. A registration appends one record, so that it writes as much as its description
+//! takes, however many scopes there are.
 
 use crate::manifest::{seal, unseal};
 use crate::wire::{Reader, Writer};
-use crate::{Error, Result, Scope, ScopeSlot};
+use crate::{Error, Result, Scope, ScopeSlot, checksum};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"RTRNSCOP";
+/// Bytes of a sealed record besides its body: magic, version, length, checksum.
+const SEAL_BYTES: usize = 24;
+/// Kinds of appended records.
+const REGISTERED: u8 = 1;
+const DROPPED: u8 = 2;
 
 /// What a user chose for one scope. What is `None` is the store's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,20 +56,34 @@ impl ScopeSettings {
     }
 }
 
-/// The registered scopes and the next free slot. Rewritten whole at every change; a slot that is
-/// not listed is dead, and so is every run that names it.
+/// The registered scopes and the next free slot. A slot that is not listed is dead, and so is every
+/// run that names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScopeRegistry {
-    /// The slot the next registration gets.
+    /// The slot the next registration gets. It only rises, so no slot is given twice.
     pub next: u32,
     /// Live scopes.
-    pub scopes: Vec<(ScopeSlot, Scope)>,
+    pub scopes: BTreeMap<ScopeSlot, Arc<Scope>>,
     /// Settings of those that have any.
     pub settings: BTreeMap<ScopeSlot, ScopeSettings>,
 }
 
+/// A registry as a file holds it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredRegistry {
+    /// The head with all changes behind it.
+    pub registry: ScopeRegistry,
+    /// Bytes of the head.
+    pub head_bytes: usize,
+    /// Bytes behind it.
+    pub appended_bytes: usize,
+    /// Every one of these bytes is in a record that was read. If not, the last append was torn, or
+    /// records are damaged, and `next` may be lower than it was.
+    pub is_whole: bool,
+}
+
 impl ScopeRegistry {
-    /// The record: sealed like the manifest; body: next slot, count, then slot and scope of each,
+    /// The head: sealed like the manifest; body: next slot, count, then slot and scope of each,
     /// count, then slot and settings of each, then [`Scope::IDENTITY`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -78,16 +102,52 @@ impl ScopeRegistry {
         seal(MAGIC, body.as_slice())
     }
 
-    /// Reads what [`ScopeRegistry::encode`] wrote.
+    /// The record that is appended when `scope` is registered under `slot`.
+    #[must_use]
+    pub fn registration(slot: ScopeSlot, scope: &Scope) -> Vec<u8> {
+        let mut body = Writer::new();
+        body.u8(REGISTERED).u32(slot.0);
+        scope.encode(&mut body);
+        record(&body)
+    }
+
+    /// The record that is appended when the scopes in `slots` are dropped.
+    #[must_use]
+    pub fn removal(slots: &[ScopeSlot]) -> Vec<u8> {
+        let mut body = Writer::new();
+        body.u8(DROPPED).u32(slots.len() as u32);
+        for slot in slots {
+            body.u32(slot.0);
+        }
+        record(&body)
+    }
+
+    /// Reads a file: what [`ScopeRegistry::encode`] wrote, and the records behind it up to the first
+    /// that is cut, damaged or out of order.
     ///
     /// # Errors
-    /// `Invalid` or `Fatal`, see [`unseal`]; `Miss` for scopes whose ids were made in another way:
-    /// no page that names them can be found, and no header of one verifies.
-    pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(unseal(MAGIC, "scope registry", bytes)?);
+    /// Of the head. `Invalid` or `Fatal`, see [`unseal`]; `Miss` for scopes whose ids were made in
+    /// another way: no page that names them can be found, and no header of one verifies.
+    pub fn decode(bytes: &[u8]) -> Result<StoredRegistry> {
+        let body = unseal(MAGIC, "scope registry", bytes)?;
+        let mut registry = Self::decode_head(body)?;
+        let head_bytes = SEAL_BYTES + body.len();
+        let appended = bytes.get(head_bytes..).unwrap_or_default();
+        let mut reader = Reader::new(appended);
+        let mut unread = reader.remaining();
+        while unread > 0 && registry.replay(&mut reader).is_ok() {
+            unread = reader.remaining();
+        }
+        let appended_bytes = appended.len();
+        Ok(StoredRegistry { registry, head_bytes, appended_bytes, is_whole: unread == 0 })
+    }
+
+    fn decode_head(body: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(body);
         let mut registry = Self { next: reader.u32()?, ..Self::default() };
         for _ in 0..reader.u32()? {
-            registry.scopes.push((ScopeSlot(reader.u32()?), Scope::decode(&mut reader)?));
+            let slot = ScopeSlot(reader.u32()?);
+            registry.scopes.insert(slot, Arc::new(Scope::decode(&mut reader)?));
         }
         // Registries from before there were settings end here.
         if reader.remaining() > 0 {
@@ -104,24 +164,73 @@ impl ScopeRegistry {
         }
         Ok(registry)
     }
+
+    /// Reads the next appended record and applies it. After an error nothing of it is applied.
+    fn replay(&mut self, reader: &mut Reader<'_>) -> Result<()> {
+        let damaged = || Error::miss("a record of the scope registry is damaged");
+        let whole = reader.rest();
+        let body = reader.blob()?;
+        if reader.u64()? != checksum(&whole[..4 + body.len()]) {
+            return Err(damaged());
+        }
+        let mut body = Reader::new(body);
+        match body.u8()? {
+            REGISTERED => {
+                let slot = ScopeSlot(body.u32()?);
+                let scope = Scope::decode(&mut body)?;
+                let next = slot.0.checked_add(1).filter(|_| slot.0 >= self.next);
+                self.next = next.ok_or_else(damaged)?;
+                self.scopes.insert(slot, Arc::new(scope));
+            }
+            DROPPED => {
+                let count = body.u32()?;
+                let slots = (0..count).map(|_| body.u32().map(ScopeSlot));
+                for slot in slots.collect::<Result<Vec<_>>>()? {
+                    self.scopes.remove(&slot);
+                    self.settings.remove(&slot);
+                }
+            }
+            _ => return Err(damaged()),
+        }
+        Ok(())
+    }
+}
+
+/// An appended record: length `u32` of the body, body, CRC-64 of length and body.
+fn record(body: &Writer) -> Vec<u8> {
+    let mut record = Writer::new();
+    record.blob(body.as_slice());
+    let sum = checksum(record.as_slice());
+    record.u64(sum);
+    record.into_vec()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn it_comes_back_and_damage_is_seen() {
+    fn scope(name: &str) -> Scope {
+        Scope::opaque(name, 4096, true)
+    }
+
+    fn registry() -> ScopeRegistry {
         let some = ScopeSettings { codec: Some(0), quota_bytes: None, retained_bytes: Some(7) };
         let others =
             ScopeSettings { codec: None, quota_bytes: Some(1 << 40), retained_bytes: None };
-        let registry = ScopeRegistry {
+        ScopeRegistry {
             next: 9,
-            scopes: vec![(ScopeSlot(3), Scope::opaque("a", 4096, true))],
+            scopes: BTreeMap::from([(ScopeSlot(3), Arc::new(scope("a")))]),
             settings: BTreeMap::from([(ScopeSlot(3), some), (ScopeSlot(4), others)]),
-        };
-        let bytes = registry.encode();
-        assert_eq!(ScopeRegistry::decode(&bytes).unwrap(), registry);
+        }
+    }
+
+    #[test]
+    fn head_comes_back_and_damage_is_seen() {
+        let bytes = registry().encode();
+        let head_bytes = bytes.len();
+        let registry = registry();
+        let stored = StoredRegistry { registry, head_bytes, appended_bytes: 0, is_whole: true };
+        assert_eq!(ScopeRegistry::decode(&bytes).unwrap(), stored);
         for at in 0..bytes.len() {
             let mut bad = bytes.clone();
             bad[at] ^= 0x10;
@@ -130,13 +239,53 @@ mod tests {
     }
 
     #[test]
+    fn appended_records_are_applied_in_order() {
+        let mut bytes = registry().encode();
+        let head = bytes.len();
+        bytes.extend(ScopeRegistry::registration(ScopeSlot(9), &scope("b")));
+        bytes.extend(ScopeRegistry::registration(ScopeSlot(12), &scope("c")));
+        bytes.extend(ScopeRegistry::removal(&[ScopeSlot(3), ScopeSlot(9)]));
+        let stored = ScopeRegistry::decode(&bytes).unwrap();
+        assert!(stored.is_whole && stored.appended_bytes == bytes.len() - head);
+        let registry = stored.registry;
+        assert_eq!(registry.next, 13);
+        assert_eq!(registry.scopes, BTreeMap::from([(ScopeSlot(12), Arc::new(scope("c")))]));
+        assert_eq!(registry.settings.keys().collect::<Vec<_>>(), [&ScopeSlot(4)]);
+    }
+
+    #[test]
+    fn torn_tail_takes_only_itself() {
+        let head = registry().encode();
+        let first = ScopeRegistry::registration(ScopeSlot(9), &scope("b"));
+        let second = ScopeRegistry::registration(ScopeSlot(10), &scope("c"));
+        let bytes = [head.as_slice(), &first, &second].concat();
+        let confirmed = head.len() + first.len();
+        let expected = ScopeRegistry::decode(&bytes[..confirmed]).unwrap().registry;
+        assert_eq!((expected.next, expected.scopes.len()), (10, 2));
+        for cut in confirmed + 1..bytes.len() {
+            let stored = ScopeRegistry::decode(&bytes[..cut]).unwrap();
+            assert!(!stored.is_whole && stored.registry == expected, "cut at {cut}");
+        }
+        for at in confirmed..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x10;
+            let stored = ScopeRegistry::decode(&bad).unwrap();
+            assert!(!stored.is_whole && stored.registry == expected, "byte {at}");
+        }
+    }
+
+    /// The slot of a dropped scope: a registration under it could only be read from a stale file.
+    #[test]
+    fn registration_under_a_used_slot_is_refused() {
+        let mut bytes = registry().encode();
+        bytes.extend(ScopeRegistry::registration(ScopeSlot(8), &scope("b")));
+        let stored = ScopeRegistry::decode(&bytes).unwrap();
+        assert!(!stored.is_whole && stored.registry == registry());
+    }
+
+    #[test]
     fn scopes_of_another_identity_are_a_miss() {
-        let registry = ScopeRegistry {
-            next: 1,
-            scopes: vec![(ScopeSlot(0), Scope::opaque("a", 4096, true))],
-            settings: BTreeMap::new(),
-        };
-        let bytes = registry.encode();
+        let bytes = registry().encode();
         let body = unseal(MAGIC, "scope registry", &bytes).unwrap();
         let first = seal(MAGIC, &body[..body.len() - 1]);
         let error = ScopeRegistry::decode(&first).unwrap_err();

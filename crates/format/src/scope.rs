@@ -245,6 +245,17 @@ impl Scope {
         (!differences.is_empty()).then(|| differences.join(", "))
     }
 
+    /// A digest of all fields but those that say how pages are arranged: equal for scopes that
+    /// [`Scope::rearranged`] may tell apart.
+    #[must_use]
+    pub fn content_digest(&self) -> [u8; 16] {
+        let mut writer = Writer::new();
+        self.encode_content(&mut writer);
+        let mut digest = [0; 16];
+        digest.copy_from_slice(&blake3::hash(writer.as_slice()).as_bytes()[..16]);
+        digest
+    }
+
     /// Whether all fields but those that say how pages are arranged are equal.
     fn has_same_content(&self, other: &Self) -> bool {
         // Names every field, so that a new one is not forgotten here.

@@ -3,7 +3,7 @@
 //! ```text
 //! MANIFEST        what the store is          replaced whole at every open and clean close
 //! MANIFEST.copy   the same, written first
-//! SCOPES          the scope registry         replaced whole at every change
+//! SCOPES          the scope registry         appended, replaced whole when much of it is dead
 //! RESERVATIONS    space clients write to     appended, cut when nothing is outstanding
 //! policy.toml     what is permitted here     written by people only, see `policy`
 //! index/          the index backend's own
@@ -15,7 +15,7 @@ use crate::memory::check_memory;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
 use crate::policy::POLICY_FILE;
 use ritornello_format::{
-    Error, ErrorKind, Manifest, Result, ScopeRegistry, VolumeMarker, VolumeRecord,
+    Error, ErrorKind, Manifest, Result, ScopeRegistry, StoredRegistry, VolumeMarker, VolumeRecord,
 };
 use ritornello_medium::{Access, Medium, MediumFile};
 use ritornello_volume::segments::Segments;
@@ -30,7 +30,7 @@ const OURS: [&str; 15] = [
     "MANIFEST.new",
     MANIFEST_COPY,
     "MANIFEST.copy.new",
-    "SCOPES",
+    SCOPES,
     "SCOPES.new",
     RESERVATIONS,
     "RESERVATIONS.new",
@@ -51,6 +51,7 @@ const MANIFEST: &str = "MANIFEST";
 /// uses no epoch a second time.
 const MANIFEST_COPY: &str = "MANIFEST.copy";
 
+pub(crate) const SCOPES: &str = "SCOPES";
 const RESERVATIONS: &str = "RESERVATIONS";
 
 /// The volume of a store without `paths`.
@@ -379,14 +380,14 @@ impl Directory {
         Err(if restored { error } else { self.unsure(MANIFEST).because(error) })
     }
 
-    /// The scope registry; an absent one is empty, one that is damaged or whose scopes have ids of
-    /// another version is `None`.
+    /// The scope registry; an absent one is empty and not whole, one that is damaged or whose scopes
+    /// have ids of another version is `None`.
     ///
     /// # Errors
     /// Those of the file system, and `Invalid` for another format.
-    pub fn registry(&self) -> Result<Option<ScopeRegistry>> {
-        match self.read("SCOPES")? {
-            None => Ok(Some(ScopeRegistry::default())),
+    pub fn registry(&self) -> Result<Option<StoredRegistry>> {
+        match self.read(SCOPES)? {
+            None => Ok(Some(StoredRegistry::default())),
             Some(bytes) => match ScopeRegistry::decode(&bytes) {
                 Ok(registry) => Ok(Some(registry)),
                 Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
@@ -401,12 +402,12 @@ impl Directory {
         }
     }
 
-    /// Replaces the scope registry, durably.
+    /// Replaces the scope registry by the file `bytes`, durably. Returns the new file, to append to.
     ///
     /// # Errors
     /// As of [`Directory::write_manifest`].
-    pub fn write_registry(&self, registry: &ScopeRegistry) -> Result<()> {
-        self.replace("SCOPES", &registry.encode())
+    pub fn write_registry(&self, bytes: &[u8]) -> Result<Arc<dyn MediumFile>> {
+        self.replace(SCOPES, bytes)
     }
 
     /// The bytes of the reservation log.
@@ -458,11 +459,12 @@ impl Directory {
         Ok(Some(bytes))
     }
 
-    /// New file, its bytes durable, renamed over the old one, the rename durable.
-    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+    /// New file, its bytes durable, renamed over the old one, the rename durable. Returns it.
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<Arc<dyn MediumFile>> {
         let replaced = self.rename_over(&self.path, name, bytes);
-        replaced.map_err(|error| self.refused(error).with("file", name))?;
-        self.medium.sync_dir(&self.path).map_err(|error| self.unsure(name).because(error))
+        let file = replaced.map_err(|error| self.refused(error).with("file", name))?;
+        self.medium.sync_dir(&self.path).map_err(|error| self.unsure(name).because(error))?;
+        Ok(file)
     }
 
     /// The same in the directory of a volume.
@@ -483,7 +485,7 @@ impl Directory {
     }
 
     /// A change of a file failed, and the next opening may find it all the same.
-    fn unsure(&self, name: &str) -> Error {
+    pub(crate) fn unsure(&self, name: &str) -> Error {
         Error::fatal(
             "a change of the store's directory failed half-way: close the store, check the disk, \
              open it again",

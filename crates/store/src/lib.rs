@@ -33,6 +33,7 @@ mod ownership;
 mod parts;
 mod policy;
 mod put;
+mod registry_file;
 mod resolved;
 pub mod rounds;
 mod silence;

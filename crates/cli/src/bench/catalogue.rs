@@ -53,11 +53,12 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
     options.capacity = Some(capacity(entries, run_pages)?);
     options.segment_bytes = Some(SEGMENT_BYTES);
     directory.write_manifest(&directory.manifest_for(&options)?)?;
-    directory.write_registry(&ScopeRegistry {
+    let registry = ScopeRegistry {
         next: 1,
-        scopes: vec![(SLOT, scope())],
+        scopes: [(SLOT, scope().into())].into(),
         ..ScopeRegistry::default()
-    })?;
+    };
+    directory.write_registry(&registry.encode())?;
     let index = index(dir, entries, run_pages)?;
     let scope = scope().id();
     let mut hashes: Vec<PageHash> = Vec::with_capacity(PROBE_PAGES as usize);

@@ -3,7 +3,7 @@
 
 use super::Engine;
 use crate::catalog::{HeldKeys, HeldScope, ScopeRef};
-use ritornello_format::{PageHash, ScopeSlot, ScopedKeys, UNIT};
+use ritornello_format::{PageHash, Scope, ScopeSlot, ScopedKeys, UNIT};
 use ritornello_index::{RunId, Step};
 
 /// Scopes in one answer: their descriptions have to fit a message.
@@ -43,6 +43,7 @@ impl Engine {
         let state = self.state.lock();
         let held = scopes.into_iter().map(|(slot, scope)| {
             let (pages, units) = state.usage.held(slot);
+            let scope = Scope::clone(&scope);
             HeldScope { slot, scope, pages, bytes: units * UNIT }
         });
         held.collect()

@@ -16,6 +16,7 @@ mod numbers;
 mod open;
 mod poisoned;
 mod quota;
+mod rearranged;
 mod reclaim;
 mod recovery;
 mod relocate;
@@ -289,6 +290,7 @@ impl Engine {
         if !self.is_at_rest() {
             return Ok(());
         }
+        self.scopes.compact();
         let manifest = Manifest { clean: true, ..Manifest::clone(&self.manifest()) };
         self.directory().write_manifest(&manifest)
     }

@@ -25,7 +25,8 @@ use crate::stats::Counters;
 use crate::volumes::Whereabouts;
 use parking_lot::{Condvar, Mutex, RwLock};
 use ritornello_format::{
-    Error, ErrorKind, Extent, Manifest, Result, ScopeRegistry, ScopeSlot, UNIT, VolumeMarker,
+    Error, ErrorKind, Extent, Manifest, Result, ScopeRegistry, ScopeSlot, StoredRegistry, UNIT,
+    VolumeMarker,
 };
 use ritornello_index::PrefixIndex;
 use ritornello_medium::Medium;
@@ -109,13 +110,13 @@ impl Engine {
         ) {
             directory.write_manifest(&manifest)?;
         }
-        let registry = match directory.registry()? {
-            Some(registry) => registry,
-            None => {
-                *dropped.entry("scope_registry".to_owned()).or_default() += 1;
-                never_reuse_slots(index.as_ref())
-            }
-        };
+        let mut registry = directory.registry()?.unwrap_or_else(|| {
+            *dropped.entry("scope_registry".to_owned()).or_default() += 1;
+            StoredRegistry::default()
+        });
+        if !registry.is_whole {
+            never_reuse_slots(&mut registry.registry, index.as_ref());
+        }
         let rounds = Arc::new(Rounds::default());
         let scopes = Scopes::new(directory.clone(), Arc::clone(&rounds), registry, options.codec)?;
         let mut space = Space::new(SpaceConfig {
@@ -320,11 +321,12 @@ fn take_index(
     Ok(wanted)
 }
 
-/// A registry that was lost must not hand out slots that runs in the index still carry.
-fn never_reuse_slots(index: &dyn PrefixIndex) -> ScopeRegistry {
-    let mut next = 0;
-    index.for_each(&mut |_, run| next = next.max(run.scope.0.saturating_add(1)));
-    ScopeRegistry { next, ..ScopeRegistry::default() }
+/// A registry that was lost, or the end of it, must not hand out slots that runs in the index still
+/// carry.
+fn never_reuse_slots(registry: &mut ScopeRegistry, index: &dyn PrefixIndex) {
+    index.for_each(&mut |_, run| {
+        registry.next = registry.next.max(run.scope.0.saturating_add(1));
+    });
 }
 
 /// Marks those volumes of an earlier build's store, of the `candidates`, whose directories are inside

@@ -1,59 +1,70 @@
 //! The scopes of a store: registered durably, looked up without waiting for the disk.
 
+use super::rearranged::Arrangements;
 use crate::catalog::ScopeRef;
 use crate::directory::Directory;
 use crate::encode;
+use crate::registry_file::RegistryFile;
 use crate::rounds::Rounds;
 use parking_lot::{Mutex, RwLock};
 use ritornello_codec::Codec;
-use ritornello_format::{Error, Result, Scope, ScopeId, ScopeRegistry, ScopeSettings, ScopeSlot};
+use ritornello_format::{
+    Error, Result, Scope, ScopeId, ScopeRegistry, ScopeSettings, ScopeSlot, StoredRegistry,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Live scopes at most: epochs make new ones, and somebody may draw epochs in a loop.
+/// Live scopes at most: epochs and salts make new ones, as many as requests ask for.
 const SCOPES_MAX: usize = 65_536;
-
-/// Scopes that differ in the arrangement of their pages only, after which new ones are not warned of.
-const REARRANGED_MAX: usize = 8;
 
 /// The scope table. `registry` is what is on disk, changed under its own lock because changing it
 /// means I/O; `live` is what lookups see.
 #[derive(Debug)]
 pub(crate) struct Scopes {
-    directory: Directory,
     /// Poisoned if a change may be on the disk that failed.
     rounds: Arc<Rounds>,
     /// For scopes that have no setting of their own.
     codec: Codec,
-    registry: Mutex<ScopeRegistry>,
+    registry: Mutex<Registry>,
     live: RwLock<Live>,
+}
+
+/// What is on disk, and what registrations need besides.
+#[derive(Debug)]
+struct Registry {
+    table: ScopeRegistry,
+    file: RegistryFile,
+    arrangements: Arrangements,
 }
 
 #[derive(Debug, Default)]
 struct Live {
-    by_id: HashMap<ScopeId, (ScopeRef, Scope)>,
+    by_id: HashMap<ScopeId, (ScopeRef, Arc<Scope>)>,
     by_slot: HashMap<ScopeSlot, ScopeRef>,
     settings: HashMap<ScopeSlot, ScopeSettings>,
 }
 
 impl Scopes {
-    /// The scopes of `registry`, which is what the directory holds.
+    /// The scopes of `stored`, which is what the directory holds.
     pub(crate) fn new(
         directory: Directory,
         rounds: Arc<Rounds>,
-        registry: ScopeRegistry,
+        stored: StoredRegistry,
         codec: Codec,
     ) -> Result<Self> {
-        let mut live = Live::default();
-        for (slot, scope) in &registry.scopes {
-            let settings = registry.settings.get(slot).copied().unwrap_or_default();
+        let file = RegistryFile::open(directory, &stored);
+        let file = file.inspect_err(|error| rounds.poison_if_fatal(error))?;
+        let (mut live, mut arrangements) = (Live::default(), Arrangements::default());
+        let table = stored.registry;
+        for (slot, scope) in &table.scopes {
+            let settings = table.settings.get(slot).copied().unwrap_or_default();
             live.add(*slot, scope, settings, codec)?;
+            arrangements.note(*slot, scope);
         }
         Ok(Self {
-            directory,
             rounds,
             codec,
-            registry: Mutex::new(registry),
+            registry: Mutex::new(Registry { table, file, arrangements }),
             live: RwLock::new(live),
         })
     }
@@ -73,41 +84,54 @@ impl Scopes {
         if let Some(found) = self.find(scope)? {
             return Ok(found);
         }
-        if registry.scopes.len() >= SCOPES_MAX {
+        if registry.table.scopes.len() >= SCOPES_MAX {
             return Err(Error::retry(
                 "the store knows as many scopes as it may: drop some, or clear it",
             )
             .with("scopes", SCOPES_MAX));
         }
-        warn_of_rearranged(&registry, scope);
-        let slot = ScopeSlot(registry.next);
-        let mut changed = registry.clone();
-        changed.next += 1;
-        changed.scopes.push((slot, scope.clone()));
-        self.write(&changed)?;
-        *registry = changed;
-        self.live.write().add(slot, scope, ScopeSettings::default(), self.codec)
+        let slot = ScopeSlot(registry.table.next);
+        let Some(next) = slot.0.checked_add(1) else {
+            return Err(Error::miss(
+                "the store has given every scope number there is: make a new store",
+            ));
+        };
+        let record = ScopeRegistry::registration(slot, scope);
+        let Registry { table, file, arrangements } = &mut *registry;
+        arrangements.warn(&table.scopes, scope);
+        let scope = Arc::new(scope.clone());
+        // If the registration fails the slot stays used: the record may be on the disk.
+        table.next = next;
+        table.scopes.insert(slot, Arc::clone(&scope));
+        if let Err(error) = file.register(&record, table) {
+            table.scopes.remove(&slot);
+            self.rounds.poison_if_fatal(&error);
+            return Err(error);
+        }
+        arrangements.note(slot, &scope);
+        self.live.write().add(slot, &scope, ScopeSettings::default(), self.codec)
     }
 
     /// Sets what is to hold for a scope, durably.
     pub(crate) fn configure(&self, scope: ScopeRef, settings: ScopeSettings) -> Result<()> {
         let mut registry = self.registry.lock();
         self.check(scope)?;
-        let mut changed = registry.clone();
-        let Some((_, stored)) = registry.scopes.iter().find(|(slot, _)| *slot == scope.slot) else {
+        let Registry { table, file, .. } = &mut *registry;
+        let Some(stored) = table.scopes.get(&scope.slot).cloned() else {
             return Err(gone(scope));
         };
-        check_settings(stored, &settings)?;
+        check_settings(&stored, &settings)?;
+        let mut changed = table.clone();
         if settings == ScopeSettings::default() {
             changed.settings.remove(&scope.slot);
         } else {
             changed.settings.insert(scope.slot, settings);
         }
-        if changed != *registry {
-            self.write(&changed)?;
+        if changed != *table {
+            file.replace(&changed).inspect_err(|error| self.rounds.poison_if_fatal(error))?;
         }
-        self.live.write().add(scope.slot, stored, settings, self.codec)?;
-        *registry = changed;
+        self.live.write().add(scope.slot, &stored, settings, self.codec)?;
+        *table = changed;
         Ok(())
     }
 
@@ -133,24 +157,43 @@ impl Scopes {
     /// Forgets the scopes that `which` names, durably, and returns them.
     pub(crate) fn forget(&self, which: impl Fn(ScopeSlot) -> bool) -> Result<Vec<ScopeSlot>> {
         let mut registry = self.registry.lock();
-        let mut changed = registry.clone();
-        changed.scopes.retain(|(slot, _)| !which(*slot));
-        changed.settings.retain(|slot, _| !which(*slot));
-        if changed.scopes.len() == registry.scopes.len() {
-            return Ok(Vec::new());
+        let slots = registry.table.scopes.keys().copied();
+        let slots: Vec<ScopeSlot> = slots.filter(|slot| which(*slot)).collect();
+        if !slots.is_empty() {
+            self.drop_durably(&mut registry, &slots)?;
+            let mut live = self.live.write();
+            slots.iter().for_each(|slot| live.forget(*slot));
         }
-        self.write(&changed)?;
-        let gone: Vec<ScopeSlot> =
-            registry.scopes.iter().map(|(slot, _)| *slot).filter(|slot| which(*slot)).collect();
-        *registry = changed;
-        let mut live = self.live.write();
-        gone.iter().for_each(|slot| live.forget(*slot));
-        Ok(gone)
+        Ok(slots)
     }
 
-    fn write(&self, changed: &ScopeRegistry) -> Result<()> {
-        let written = self.directory.write_registry(changed);
-        written.inspect_err(|error| self.rounds.poison_if_fatal(error))
+    /// Takes `slots` out of the registry, durably; `live` is the caller's.
+    fn drop_durably(&self, registry: &mut Registry, slots: &[ScopeSlot]) -> Result<()> {
+        let Registry { table, file, arrangements } = registry;
+        let mut changed = table.clone();
+        let (mut gone, mut freed) = (Vec::with_capacity(slots.len()), 0);
+        for slot in slots {
+            changed.settings.remove(slot);
+            if let Some(scope) = changed.scopes.remove(slot) {
+                freed += ScopeRegistry::registration(*slot, &scope).len() as u64;
+                gone.push((*slot, scope));
+            }
+        }
+        let record = ScopeRegistry::removal(slots);
+        let removed = file.remove(&record, freed, &changed, table);
+        removed.inspect_err(|error| self.rounds.poison_if_fatal(error))?;
+        gone.iter().for_each(|(slot, scope)| arrangements.forget(*slot, scope));
+        *table = changed;
+        Ok(())
+    }
+
+    /// Writes the registry without history, for the next owner.
+    pub(super) fn compact(&self) {
+        let mut registry = self.registry.lock();
+        let Registry { table, file, .. } = &mut *registry;
+        if let Err(error) = file.compact(table) {
+            tracing::warn!(%error, "the scope registry keeps its history");
+        }
     }
 
     /// Refuses a reference whose scope was dropped or configured since it was handed out.
@@ -167,11 +210,11 @@ impl Scopes {
         self.live.read().by_slot.get(&slot).copied()
     }
 
-    /// Scopes from a slot on, at most so many, in slot order.
-    pub(crate) fn from(&self, slot: ScopeSlot, most: usize) -> Vec<(ScopeSlot, Scope)> {
+    /// Scopes from a slot on, at most `most`, in slot order.
+    pub(crate) fn from(&self, slot: ScopeSlot, most: usize) -> Vec<(ScopeSlot, Arc<Scope>)> {
         let registry = self.registry.lock();
-        let scopes = registry.scopes.iter().filter(|(found, _)| *found >= slot);
-        scopes.take(most).cloned().collect()
+        let scopes = registry.table.scopes.range(slot..).take(most);
+        scopes.map(|(slot, scope)| (*slot, Arc::clone(scope))).collect()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -184,7 +227,7 @@ impl Live {
     fn add(
         &mut self,
         slot: ScopeSlot,
-        scope: &Scope,
+        scope: &Arc<Scope>,
         settings: ScopeSettings,
         default: Codec,
     ) -> Result<ScopeRef> {
@@ -196,7 +239,7 @@ impl Live {
             chained: scope.chained,
             codec,
         };
-        self.by_id.insert(reference.id, (reference, scope.clone()));
+        self.by_id.insert(reference.id, (reference, Arc::clone(scope)));
         self.by_slot.insert(slot, reference);
         self.settings.insert(slot, settings);
         Ok(reference)
@@ -207,25 +250,6 @@ impl Live {
         if let Some(reference) = self.by_slot.remove(&slot) {
             self.by_id.remove(&reference.id);
         }
-    }
-}
-
-/// Says so where a scope is new only because its pages are arranged in another way: maybe a setting
-/// is wrong, and in any case pages that are there are not found.
-fn warn_of_rearranged(registry: &ScopeRegistry, scope: &Scope) {
-    let newest_first = registry.scopes.iter().rev();
-    let mut found = newest_first.filter_map(|(_, other)| Some((other, scope.rearranged(other)?)));
-    let newest = found.next();
-    // A caller with a size for every object, as LMCache with a serde has, is not told each time.
-    if found.nth(REARRANGED_MAX - 2).is_some() {
-        return;
-    }
-    if let Some((other, differences)) = newest {
-        tracing::warn!(
-            scope = %scope.id(), other = %other.id(), model = %scope.model,
-            "a new scope differs from a registered one in {differences} only: neither finds the \
-             pages of the other; if they should be shared, make these settings the same"
-        );
     }
 }
 

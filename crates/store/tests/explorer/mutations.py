@@ -24,6 +24,7 @@ INDEX = "crates/index/src/run"
 ENGINE = "crates/store/src/engine"
 SEGMENTS = "crates/volume/src/segments.rs"
 DIRECTORY = "crates/store/src/directory.rs"
+REGISTRY = "crates/store/src/registry_file.rs"
 
 
 class Mutation(NamedTuple):
@@ -103,8 +104,8 @@ MUTATIONS = [
         "small files renamed without syncing the directory",
         DIRECTORY,
         "        self.medium.sync_dir(&self.path)"
-        ".map_err(|error| self.unsure(name).because(error))\n",
-        "        Ok(())\n",
+        ".map_err(|error| self.unsure(name).because(error))?;\n",
+        "",
     ),
     Mutation(
         "a checkpoint not synced",
@@ -145,8 +146,23 @@ MUTATIONS = [
     Mutation(
         "a dropped scope forgotten in memory only",
         f"{ENGINE}/scopes.rs",
-        "        self.write(&changed)?;\n        let gone: Vec<ScopeSlot> =\n",
-        "        let gone: Vec<ScopeSlot> =\n",
+        "            self.drop_durably(&mut registry, &slots)?;\n",
+        "",
+    ),
+    Mutation(
+        "a scope's registration not synced",
+        REGISTRY,
+        "        file.sync_data().map_err(|error| self.directory.refused(error)"
+        '.with("file", SCOPES))?;\n',
+        "",
+    ),
+    Mutation(
+        "records appended to the file that a new registry replaced",
+        REGISTRY,
+        "        self.file = None;\n"
+        "        self.file = Some(self.directory.write_registry(&bytes)?);\n",
+        "        let file = self.directory.write_registry(&bytes)?;\n"
+        "        self.file.get_or_insert(file);\n",
     ),
     Mutation(
         "a durable put acknowledged before its round",

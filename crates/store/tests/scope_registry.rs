@@ -1,0 +1,295 @@
+//! The scope registry: what it writes, and what a crash leaves of it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::{Scope, ScopeSlot};
+use ritornello_medium::{
+    Access, Fault, Faulty, Medium, MediumFile, Op, Room, Rule, Schedule, SimDisk,
+};
+use ritornello_store::{Catalog, ClientId, Directory};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A disk that counts the bytes written to the registry, and at each change of it can note how the disk
+/// would come up after a power loss.
+#[derive(Clone, Debug)]
+struct Watched {
+    disk: SimDisk,
+    written: Arc<AtomicU64>,
+    /// States noted for each change, by the seeds that decide them.
+    seeds: std::ops::Range<u64>,
+    noted: Arc<parking_lot::Mutex<Vec<SimDisk>>>,
+}
+
+#[derive(Debug)]
+struct WatchedFile(Arc<dyn MediumFile>, Watched);
+
+impl Watched {
+    fn new(disk: &SimDisk, seeds: std::ops::Range<u64>) -> Self {
+        let (written, noted) = Default::default();
+        Self { disk: disk.clone(), written, seeds, noted }
+    }
+
+    fn note<T>(&self, change: impl FnOnce() -> T) -> T {
+        let changed = change();
+        let states = self.seeds.clone().map(|seed| self.disk.crash(seed));
+        self.noted.lock().extend(states);
+        changed
+    }
+}
+
+impl Medium for Watched {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.disk.create_dir(path)
+    }
+    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
+        let file = self.disk.open(path, access)?;
+        let watched = access.write && path.to_string_lossy().contains("SCOPES");
+        Ok(if watched { Arc::new(WatchedFile(file, self.clone())) } else { file })
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.note(|| self.disk.rename(from, to))
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        self.disk.list(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.note(|| self.disk.sync_dir(dir))
+    }
+    fn room(&self, dir: &Path) -> io::Result<Room> {
+        self.disk.room(dir)
+    }
+}
+
+impl MediumFile for WatchedFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buffer, offset)
+    }
+    fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.1.written.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+        self.1.note(|| self.0.write_at(buffer, offset))
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.1.note(|| self.0.sync_data())
+    }
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        self.0.allocate(length)
+    }
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.1.note(|| self.0.set_len(length))
+    }
+    fn drain(&self) -> io::Result<()> {
+        self.0.drain()
+    }
+    fn length(&self) -> io::Result<u64> {
+        self.0.length()
+    }
+    fn allocated(&self) -> io::Result<u64> {
+        self.0.allocated()
+    }
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.0.descriptor()
+    }
+}
+
+fn open_with(medium: impl Medium + 'static) -> Open {
+    open_on(Arc::new(medium), &options(Path::new("/store"), 16)).unwrap()
+}
+
+fn salted(salt: u64) -> Scope {
+    Scope::opaque(&format!("salt {salt}"), 300, true)
+}
+
+/// A scope whose description takes `bytes` and a little more.
+fn long(salt: u64, bytes: usize) -> Scope {
+    Scope::opaque(&format!("salt {salt} {}", "x".repeat(bytes)), 300, true)
+}
+
+fn register(open: &Open, scope: &Scope) -> ritornello_format::Result<ScopeSlot> {
+    let session = open.engine.session(ClientId::LOCAL, "");
+    Ok(session.resolve(scope, true)?.unwrap().slot)
+}
+
+fn known(open: &Open, scope: &Scope) -> Option<ScopeSlot> {
+    let session = open.engine.session(ClientId::LOCAL, "");
+    session.resolve(scope, false).unwrap().map(|found| found.slot)
+}
+
+fn file_bytes(disk: &SimDisk) -> u64 {
+    disk.open(Path::new("/store/SCOPES"), Access::default()).unwrap().length().unwrap()
+}
+
+/// Whether nothing was appended to the registry.
+fn is_head(disk: &SimDisk) -> bool {
+    let stored = Directory::new(Arc::new(disk.clone()), Path::new("/store")).registry().unwrap();
+    stored.unwrap().appended_bytes == 0
+}
+
+#[test]
+fn registration_writes_its_own_description_only() {
+    let medium = Watched::new(&SimDisk::new(64 * MIB), 0..0);
+    let open = open_with(medium.clone());
+    for salt in 0..1000 {
+        register(&open, &salted(salt)).unwrap();
+    }
+    let first = medium.written.swap(0, Ordering::Relaxed);
+    let length = file_bytes(&medium.disk);
+    assert!(first < 2 * length, "{first} bytes written for {length}");
+    open.close();
+    let open = open_with(medium.clone());
+    assert!((0..1000).all(|salt| known(&open, &salted(salt)).is_some()));
+    let reopened = medium.written.swap(0, Ordering::Relaxed);
+    assert!(reopened < 2 * length, "{reopened} bytes written to open {length}");
+    open.close();
+}
+
+#[test]
+fn registry_of_an_earlier_build_is_read() {
+    let disk = SimDisk::new(64 * MIB);
+    let open = open_with(disk.clone());
+    put(&open.store, &salted(0), &sequence(1, 3), None);
+    open.close();
+    assert!(is_head(&disk), "a closed store's registry is one that earlier builds read");
+    let open = open_with(disk.clone());
+    assert_eq!(open.store.probe(&salted(0), &refs(&sequence(1, 3))).unwrap(), 3);
+    for salt in 1..4 {
+        register(&open, &salted(salt)).unwrap();
+    }
+    assert!(!is_head(&disk));
+    open.close();
+    assert!(is_head(&disk));
+    let open = open_with(disk);
+    assert!(known(&open, &salted(1)).is_some());
+    assert_eq!(get(&open.store, &salted(0), &sequence(1, 3)).pages, 3);
+    open.close();
+}
+
+/// At every change of the registry power may go: what was registered before is registered, under its
+/// slot, and its pages are found; no slot is given twice.
+#[test]
+fn crash_at_any_change_keeps_what_was_registered() {
+    let disk = SimDisk::new(64 * MIB);
+    let medium = Watched::new(&disk, 0..3);
+    let open = open_with(medium.clone());
+    let (kept, keys) = (long(1000, 3000), sequence(1, 3));
+    put(&open.store, &kept, &keys, None);
+    open.store.flush().unwrap();
+    let mut slots: BTreeMap<u64, ScopeSlot> = BTreeMap::new();
+    let mut judged = 0;
+    for salt in 0..150 {
+        let before = slots.clone();
+        medium.noted.lock().clear();
+        if salt % 5 == 4 {
+            open.store.drop_scope(&long(salt - 2, 3000)).unwrap();
+            slots.remove(&(salt - 2));
+        } else {
+            slots.insert(salt, register(&open, &long(salt, 3000)).unwrap());
+        }
+        slots.retain(|salt, _| known(&open, &long(*salt, 3000)).is_some());
+        let held = |state: &Open| {
+            for (salt, slot) in before.iter().filter(|(salt, _)| slots.contains_key(salt)) {
+                assert_eq!(known(state, &long(*salt, 3000)), Some(*slot), "scope {salt}");
+            }
+            assert_eq!(get(&state.store, &kept, &keys).pages, 3);
+            let next = register(state, &salted(1)).unwrap();
+            assert!(before.values().all(|slot| *slot < next), "{next:?} was given before");
+        };
+        // Every moment of some registrations; those in between are alike.
+        if salt % 10 == 4 || salt % 10 == 5 || medium.noted.lock().len() > 6 {
+            for state in std::mem::take(&mut *medium.noted.lock()) {
+                let state = open_with(state);
+                held(&state);
+                state.forget();
+                judged += 1;
+            }
+        }
+    }
+    assert!(judged > 200, "{judged}");
+    open.close();
+}
+
+/// Pages of a scope whose registration is lost are no other scope's.
+#[test]
+fn lost_tail_gives_no_scope_the_pages_of_another() {
+    let disk = SimDisk::new(64 * MIB);
+    let open = open_with(disk.clone());
+    let keys = sequence(1, 3);
+    let scopes: Vec<Scope> = (0..3).map(salted).collect();
+    let mut ends = Vec::new();
+    for scope in &scopes {
+        put(&open.store, scope, &keys, None);
+        ends.push(file_bytes(&disk));
+    }
+    let last = known(&open, &scopes[2]).unwrap();
+    open.store.flush().unwrap();
+    for cut in [ends[1] + 1, ends[1] + 20, ends[2] - 1, ends[1]] {
+        let disk = disk.crash(1);
+        let access = Access { write: true, create: false, direct: false };
+        disk.open(Path::new("/store/SCOPES"), access).unwrap().set_len(cut).unwrap();
+        let open = open_with(disk.clone());
+        assert_eq!(known(&open, &scopes[2]), None);
+        for scope in &scopes[..2] {
+            assert_eq!(get(&open.store, scope, &keys).pages, 3, "cut at {cut}");
+        }
+        let other = salted(9);
+        let slot = register(&open, &other).unwrap();
+        assert!(slot > last || cut == ends[1], "{slot:?} after {last:?}");
+        assert_eq!(open.store.probe(&other, &refs(&keys)).unwrap(), 0);
+        assert_eq!(put(&open.store, &other, &keys, None).pages, 3);
+        assert_eq!(put(&open.store, &scopes[2], &keys, None).pages, 3);
+        open.close();
+        let open = open_with(disk);
+        for scope in scopes.iter().chain([&other]) {
+            assert_eq!(get(&open.store, scope, &keys).pages, 3);
+        }
+        open.close();
+    }
+    open.close();
+}
+
+/// Any operation on the registry fails once: what was acknowledged holds after a power loss, and the
+/// registry takes further scopes unless the store is poisoned.
+#[test]
+fn failed_change_costs_no_scope_that_was_acknowledged() {
+    for fault in [Fault::Io, Fault::NoSpace, Fault::Short] {
+        for (op, at) in [(Op::Write, "SCOPES"), (Op::SyncData, "SCOPES"), (Op::SyncDir, "/store")] {
+            for nth in 1..8 {
+                let (disk, schedule) = (SimDisk::new(64 * MIB), Schedule::new());
+                let open = open_with(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+                schedule.add(Rule::nth(nth, fault).on(op).at(at));
+                let mut acknowledged = BTreeMap::new();
+                let mut dropped = Vec::new();
+                for salt in 0..12 {
+                    if let Ok(slot) = register(&open, &salted(salt)) {
+                        acknowledged.insert(salt, slot);
+                    }
+                    if salt % 3 == 2 && acknowledged.remove(&(salt - 1)).is_some() {
+                        match open.store.drop_scope(&salted(salt - 1)) {
+                            Ok(()) => dropped.push(salt - 1),
+                            Err(_) => assert!(known(&open, &salted(salt - 1)).is_some()),
+                        }
+                    }
+                }
+                let state = open_with(disk.crash(nth));
+                for (salt, slot) in acknowledged {
+                    assert_eq!(known(&state, &salted(salt)), Some(slot), "{fault:?} {op:?} {nth}");
+                }
+                for salt in dropped {
+                    assert_eq!(known(&state, &salted(salt)), None, "{fault:?} {op:?} {nth}");
+                }
+                state.close();
+                open.forget();
+            }
+        }
+    }
+}
