@@ -1,10 +1,18 @@
 //! How the capacity is divided: whole segments, and what metadata can grow to at worst.
 
 use crate::options::SEGMENT_BYTES_MIN;
+use crate::registry_file::RegistryFile;
 use ritornello_format::{Error, Result};
 
-/// Manifest, scope registry, reservation log, lock and client files.
+/// Manifest, reservation log, lock and client files, and the files of the scope registry as long as its
+/// records take [`REGISTRY_MIN`].
 const FIXED_METADATA: u64 = 1 << 20;
+/// The records of live scopes may take one part in this many of the capacity, within limits.
+const REGISTRY_SHARE: u64 = 4096;
+/// They may always take this much: about a thousand scopes.
+const REGISTRY_MIN: u64 = 256 << 10;
+/// More is not needed for as many scopes as there may be.
+const REGISTRY_MAX: u64 = 32 << 20;
 /// The index may take one part in this many of the capacity.
 const INDEX_SHARE: u64 = 32;
 /// The index is given at least this much.
@@ -24,6 +32,8 @@ pub struct Budget {
     pub segments_max: u32,
     /// What the index may take on disk.
     pub index_bytes: u64,
+    /// What the records of live scopes may take in the registry.
+    pub registry_bytes: u64,
 }
 
 impl Budget {
@@ -39,8 +49,8 @@ impl Budget {
             return Err(Error::invalid("segment_bytes is a power of two from 1 MiB to 256 MiB")
                 .with("segment_bytes", segment_bytes));
         }
-        let index_bytes = (capacity / INDEX_SHARE).max(INDEX_MIN);
-        let segments = capacity.saturating_sub(index_bytes + FIXED_METADATA) / segment_bytes;
+        let index_share = (capacity / INDEX_SHARE).max(INDEX_MIN);
+        let segments = capacity.saturating_sub(index_share + FIXED_METADATA) / segment_bytes;
         if segments < 2 {
             let least = (2 * segment_bytes + FIXED_METADATA + INDEX_MIN).max(
                 (2 * segment_bytes + FIXED_METADATA) * INDEX_SHARE / (INDEX_SHARE - 1)
@@ -55,7 +65,11 @@ impl Budget {
         }
         // The limit is the width of a segment number.
         let segments_max = segments.min((1 << 24) - 1) as u32;
-        Ok(Self { capacity, segment_bytes, segments_max, index_bytes })
+        let registry_bytes = (capacity / REGISTRY_SHARE).clamp(REGISTRY_MIN, REGISTRY_MAX);
+        // A larger registry takes from the index, so that the segments are as many as ever.
+        let index_bytes = index_share
+            - (RegistryFile::bytes_max(registry_bytes) - RegistryFile::bytes_max(REGISTRY_MIN));
+        Ok(Self { capacity, segment_bytes, segments_max, index_bytes, registry_bytes })
     }
 
     /// Segments each directory may hold that `existing` names the segments of; `None` is one that
@@ -110,7 +124,8 @@ mod tests {
                 let Ok(budget) = Budget::divide(capacity, segment_bytes) else { continue };
                 let used = u64::from(budget.segments_max) * segment_bytes
                     + budget.index_bytes
-                    + FIXED_METADATA;
+                    + RegistryFile::bytes_max(budget.registry_bytes)
+                    + (FIXED_METADATA - RegistryFile::bytes_max(REGISTRY_MIN));
                 assert!(used <= capacity, "{budget:?}");
                 let shares = budget.shares(&[Some(0); 3]);
                 assert_eq!(shares.iter().sum::<u32>(), budget.segments_max);
@@ -126,6 +141,7 @@ mod tests {
             segment_bytes: 1 << 20,
             segments_max,
             index_bytes: 0,
+            registry_bytes: 0,
         };
         assert_eq!(budget(10).shares(&[Some(10), Some(0)]), [10, 0]);
         assert_eq!(budget(16).shares(&[Some(10), Some(0)]), [10, 6]);

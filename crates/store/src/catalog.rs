@@ -184,7 +184,8 @@ pub trait Catalog: Send + Sync {
     /// The scope's reference; `None` if it is unknown and `create` is false.
     ///
     /// # Errors
-    /// `Fatal` if a stored scope has the same digest and is another one.
+    /// `Fatal` if a stored scope has the same digest and is another one; `Miss` if it is to be made,
+    /// and the registry is full of scopes that hold pages.
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>>;
     /// Sets what is to hold for a scope, durably: what is not named goes back to the default. A
     /// quota below what the scope holds evicts from it at once. References go stale if the codec

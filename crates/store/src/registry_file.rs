@@ -37,6 +37,17 @@ impl RegistryFile {
         Ok(opened)
     }
 
+    /// The file's bytes at most while the live scopes take `live`, with the new file of a
+    /// replacement beside it.
+    pub(crate) const fn bytes_max(live: u64) -> u64 {
+        3 * live + DEAD_BYTES
+    }
+
+    /// Bytes of the file that live scopes take.
+    pub(crate) fn live(&self) -> u64 {
+        self.live
+    }
+
     /// Makes a registration durable: appends `record`, or replaces the file by `changed`, the registry
     /// with the registration.
     ///

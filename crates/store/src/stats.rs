@@ -364,6 +364,10 @@ counters! {
     refused_index_memory,
     /// Pages that are stored in space which is away.
     refused_unavailable,
+    /// New scopes that were refused, because the registry is full and its scopes hold pages.
+    refused_scopes,
+    /// Empty scopes that a full registry dropped.
+    scopes_dropped,
     /// Runs that were to be retained and are, or for longer than before.
     runs_retained,
     /// Runs that were to be retained and are not, or not any more: their quota went to runs that

@@ -240,8 +240,13 @@ impl Store {
     ) -> Result<Outcome> {
         self.check_batch(keys, bytes.source.len())?;
         let started = Instant::now();
-        let outcome = self.retry_stale(&[scope], || {
-            self.put(self.registered(scope)?, scope, keys, bytes, terms, control)
+        let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
+            // The registry is full: nobody can put pages of another scope.
+            Err(error) if error.kind() == ErrorKind::Miss => {
+                tracing::debug!(%error, "a put of a new scope was refused");
+                Ok(Outcome::none(keys.len(), "scopes"))
+            }
+            scope_ref => self.put(scope_ref?, scope, keys, bytes, terms, control),
         });
         let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
         Ok(outcome.timed(started.elapsed()))

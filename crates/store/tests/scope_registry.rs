@@ -1,10 +1,10 @@
-//! The scope registry: what it writes, and what a crash leaves of it.
+//! The scope registry: what it writes, what it drops when it is full, and what a crash leaves of it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
 use common::*;
-use ritornello_format::{Scope, ScopeSlot};
+use ritornello_format::{ErrorKind, Scope, ScopeSlot};
 use ritornello_medium::{
     Access, Fault, Faulty, Medium, MediumFile, Op, Room, Rule, Schedule, SimDisk,
 };
@@ -16,6 +16,10 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What the registry of a small store may hold of live scopes, and its file in all.
+const BYTES_MAX: u64 = 256 << 10;
+const FILE_MAX: u64 = 2 * BYTES_MAX + (64 << 10);
 
 /// A disk that counts the bytes written to the registry, and at each change of it can note how the disk
 /// would come up after a power loss.
@@ -125,6 +129,10 @@ fn known(open: &Open, scope: &Scope) -> Option<ScopeSlot> {
     session.resolve(scope, false).unwrap().map(|found| found.slot)
 }
 
+fn counter(open: &Open, name: &str) -> u64 {
+    open.store.stats().unwrap().catalog.counters[name]
+}
+
 fn file_bytes(disk: &SimDisk) -> u64 {
     disk.open(Path::new("/store/SCOPES"), Access::default()).unwrap().length().unwrap()
 }
@@ -174,6 +182,103 @@ fn registry_of_an_earlier_build_is_read() {
     open.close();
 }
 
+#[test]
+fn full_registry_drops_empty_scopes_least_recently_used_first() {
+    let disk = SimDisk::new(64 * MIB);
+    let open = open_with(disk.clone());
+    let (full, used, keys) = (long(1000, 4000), long(1001, 4000), sequence(1, 3));
+    put(&open.store, &full, &keys, None);
+    register(&open, &used).unwrap();
+    let mut given = BTreeMap::new();
+    for salt in 0..400 {
+        let slot = register(&open, &long(salt, 4000)).unwrap();
+        assert!(given.insert(slot, salt).is_none(), "a slot is given twice");
+        assert_eq!(open.store.probe(&used, &refs(&keys)).unwrap(), 0);
+        assert!(file_bytes(&disk) <= FILE_MAX, "{}", file_bytes(&disk));
+    }
+    assert!(given.keys().is_sorted_by_key(|slot| given[slot]));
+    assert!(known(&open, &used).is_some(), "used lately");
+    assert!(known(&open, &long(0, 4000)).is_none() && known(&open, &long(399, 4000)).is_some());
+    assert_eq!(get(&open.store, &full, &keys).pages, 3);
+    assert!(counter(&open, "scopes_dropped") > 300);
+    open.close();
+    let open = open_with(disk);
+    assert!(known(&open, &used).is_some() && known(&open, &long(0, 4000)).is_none());
+    assert_eq!(get(&open.store, &full, &keys).pages, 3);
+    open.close();
+}
+
+/// A large store's registry has room for the bytes of more scopes than there may be.
+#[test]
+fn number_of_scopes_has_a_limit() {
+    const SCOPES_MAX: u64 = 65_536;
+    let options = options(Path::new("/store"), 256 << 10);
+    let open = open_on(Arc::new(SimDisk::new(512 << 30)), &options).unwrap();
+    for salt in 0..SCOPES_MAX {
+        register(&open, &salted(salt)).unwrap();
+    }
+    assert_eq!(counter(&open, "scopes_dropped"), 0);
+    register(&open, &salted(SCOPES_MAX)).unwrap();
+    let dropped = counter(&open, "scopes_dropped");
+    assert!((1..=SCOPES_MAX / 64 + 1).contains(&dropped), "{dropped}");
+    assert!(known(&open, &salted(0)).is_none() && known(&open, &salted(SCOPES_MAX)).is_some());
+    open.forget();
+}
+
+/// A put of a further scope is a miss with a reason, until a scope holds nothing any more.
+#[test]
+fn full_registry_of_used_scopes_refuses_a_put() {
+    let open = open_with(SimDisk::new(64 * MIB));
+    let keys = sequence(1, 1);
+    let mut scopes = Vec::new();
+    let refused = loop {
+        let scope = long(scopes.len() as u64, 16_000);
+        let outcome = put(&open.store, &scope, &keys, None);
+        if outcome.pages == 0 {
+            break outcome;
+        }
+        scopes.push(scope);
+    };
+    assert_eq!((refused.reason, refused.ok.as_slice()), ("scopes", [false].as_slice()));
+    assert!((10..=16).contains(&scopes.len()), "{}", scopes.len());
+    assert_eq!((counter(&open, "refused_scopes"), counter(&open, "scopes_dropped")), (1, 0));
+    let resolved = register(&open, &salted(1)).map(drop);
+    assert!(resolved.is_ok(), "a short one has room");
+    for scope in &scopes {
+        assert_eq!(get(&open.store, scope, &keys).pages, 1);
+    }
+    assert_eq!(open.store.delete(&scopes[3], &refs(&keys)).unwrap(), 1);
+    assert_eq!(put(&open.store, &long(77, 16_000), &keys, None).pages, 1);
+    assert!(known(&open, &scopes[3]).is_none(), "empty and dropped");
+    let error = register(&open, &long(78, 300_000)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Miss);
+    open.close();
+}
+
+/// A scope with settings is an operator's, and one that is written to is in use.
+#[test]
+fn scope_with_a_quota_or_a_reservation_is_kept() {
+    let open = open_with(SimDisk::new(64 * MIB));
+    let (limited, written) = (long(1000, 4000), long(1001, 4000));
+    let settings = ritornello_format::ScopeSettings {
+        quota_bytes: Some(MIB),
+        ..ritornello_format::ScopeSettings::default()
+    };
+    open.store.configure(&limited, &settings).unwrap();
+    let session = open.engine.session(ClientId::LOCAL, "");
+    let reference = session.resolve(&written, true).unwrap().unwrap();
+    let keys = sequence(1, 1);
+    let wanted = ritornello_store::Wanted::default();
+    let reserved = session.reserve(reference, &refs(&keys), None, &wanted).unwrap();
+    assert_eq!(reserved.runs.len(), 1);
+    for salt in 0..200 {
+        register(&open, &long(salt, 4000)).unwrap();
+    }
+    assert!(known(&open, &limited).is_some() && known(&open, &written).is_some());
+    session.abort(reserved.id).unwrap();
+    open.close();
+}
+
 /// At every change of the registry power may go: what was registered before is registered, under its
 /// slot, and its pages are found; no slot is given twice.
 #[test]
@@ -214,7 +319,7 @@ fn crash_at_any_change_keeps_what_was_registered() {
             }
         }
     }
-    assert!(judged > 200, "{judged}");
+    assert!(counter(&open, "scopes_dropped") > 0 && judged > 200, "{judged}");
     open.close();
 }
 

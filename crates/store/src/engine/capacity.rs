@@ -77,6 +77,7 @@ impl Engine {
                 self.segments.add_volume(candidate);
             }
             self.index.set_budget(budget.index_bytes);
+            self.scopes.set_bytes_max(budget.registry_bytes);
             {
                 let mut state = self.state.lock();
                 if let Some(number) = forgotten {

@@ -23,6 +23,7 @@ mod relocate;
 mod reservations;
 mod reserve;
 mod retention;
+mod scope_room;
 mod scopes;
 mod scrub;
 mod session;

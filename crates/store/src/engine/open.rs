@@ -118,7 +118,13 @@ impl Engine {
             never_reuse_slots(&mut registry.registry, index.as_ref());
         }
         let rounds = Arc::new(Rounds::default());
-        let scopes = Scopes::new(directory.clone(), Arc::clone(&rounds), registry, options.codec)?;
+        let scopes = Scopes::new(
+            directory.clone(),
+            Arc::clone(&rounds),
+            registry,
+            options.codec,
+            budget.registry_bytes,
+        )?;
         let mut space = Space::new(SpaceConfig {
             segment_units: (manifest.segment_bytes / UNIT) as u32,
             volumes: manifest.volumes.iter().map(|_| u32::MAX).collect(),

@@ -119,6 +119,12 @@ impl Usage {
         self.scopes.get(&slot).map_or((0, 0), |holding| (holding.pages, holding.units))
     }
 
+    /// Whether a scope holds nothing, and no put was promised space in it.
+    pub(super) fn is_empty(&self, slot: ScopeSlot) -> bool {
+        let held = self.scopes.get(&slot);
+        held.is_none_or(|held| held.pages == 0 && held.units == 0 && held.promised == 0)
+    }
+
     fn order(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
         self.scopes.get_mut(&slot)?.order.as_mut()
     }

@@ -1,5 +1,6 @@
 //! The scopes of a store: registered durably, looked up without waiting for the disk.
 
+use super::State;
 use super::rearranged::Arrangements;
 use crate::catalog::ScopeRef;
 use crate::directory::Directory;
@@ -13,9 +14,10 @@ use ritornello_format::{
 };
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Live scopes at most: epochs and salts make new ones, as many as requests ask for.
-const SCOPES_MAX: usize = 65_536;
+pub(super) const SCOPES_MAX: usize = 65_536;
 
 /// The scope table. `registry` is what is on disk, changed under its own lock because changing it
 /// means I/O; `live` is what lookups see.
@@ -27,30 +29,53 @@ pub(crate) struct Scopes {
     codec: Codec,
     registry: Mutex<Registry>,
     live: RwLock<Live>,
+    /// Registrations of this owner: the time by which uses of scopes are ordered.
+    registrations: AtomicU64,
+    /// Bytes that the live scopes' records may take.
+    bytes_max: AtomicU64,
 }
 
 /// What is on disk, and what registrations need besides.
 #[derive(Debug)]
-struct Registry {
-    table: ScopeRegistry,
-    file: RegistryFile,
+pub(super) struct Registry {
+    pub(super) table: ScopeRegistry,
+    pub(super) file: RegistryFile,
     arrangements: Arrangements,
 }
 
 #[derive(Debug, Default)]
-struct Live {
+pub(super) struct Live {
     by_id: HashMap<ScopeId, (ScopeRef, Arc<Scope>)>,
-    by_slot: HashMap<ScopeSlot, ScopeRef>,
-    settings: HashMap<ScopeSlot, ScopeSettings>,
+    pub(super) by_slot: HashMap<ScopeSlot, Known>,
+    pub(super) settings: HashMap<ScopeSlot, ScopeSettings>,
+}
+
+/// A live scope.
+#[derive(Debug)]
+pub(super) struct Known {
+    reference: ScopeRef,
+    /// [`Scopes::registrations`] when it was used last.
+    pub(super) used: AtomicU64,
+}
+
+impl Known {
+    /// Most uses come between two registrations and write nothing.
+    fn note_use(&self, now: u64) {
+        if self.used.load(Ordering::Relaxed) != now {
+            self.used.store(now, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Scopes {
-    /// The scopes of `stored`, which is what the directory holds.
+    /// The scopes of `stored`, which is what the directory holds. The live ones' records may take
+    /// `bytes_max`.
     pub(crate) fn new(
         directory: Directory,
         rounds: Arc<Rounds>,
         stored: StoredRegistry,
         codec: Codec,
+        bytes_max: u64,
     ) -> Result<Self> {
         let file = RegistryFile::open(directory, &stored);
         let file = file.inspect_err(|error| rounds.poison_if_fatal(error))?;
@@ -66,29 +91,55 @@ impl Scopes {
             codec,
             registry: Mutex::new(Registry { table, file, arrangements }),
             live: RwLock::new(live),
+            registrations: AtomicU64::new(1),
+            bytes_max: AtomicU64::new(bytes_max),
         })
+    }
+
+    /// Bytes that the live scopes' records may take.
+    pub(super) fn bytes_max(&self) -> u64 {
+        self.bytes_max.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn live(&self) -> &RwLock<Live> {
+        &self.live
+    }
+
+    /// For scopes that have no setting of their own.
+    pub(super) fn codec(&self) -> Codec {
+        self.codec
+    }
+
+    /// Sets what the live scopes' records may take.
+    pub(crate) fn set_bytes_max(&self, bytes: u64) {
+        self.bytes_max.store(bytes, Ordering::Relaxed);
     }
 
     /// The reference of `scope`, checked against the stored description.
     pub(crate) fn find(&self, scope: &Scope) -> Result<Option<ScopeRef>> {
-        match self.live.read().by_id.get(&scope.id()) {
-            None => Ok(None),
-            Some((reference, stored)) => stored.check_same(scope).map(|()| Some(*reference)),
+        let live = self.live.read();
+        let Some((reference, stored)) = live.by_id.get(&scope.id()) else { return Ok(None) };
+        stored.check_same(scope)?;
+        if let Some(known) = live.by_slot.get(&reference.slot) {
+            known.note_use(self.registrations.load(Ordering::Relaxed));
         }
+        Ok(Some(*reference))
     }
 
-    /// Registers `scope` durably unless it is registered.
-    pub(crate) fn register(&self, scope: &Scope) -> Result<ScopeRef> {
+    /// Registers `scope` durably unless it is registered. Where the registry is full, drops scopes that
+    /// hold nothing, as `state` has it, least recently used first. Also returns how many.
+    ///
+    /// # Errors
+    /// `Miss` if the registry is full and every scope of it is in use; those of the file system.
+    pub(super) fn register(
+        &self,
+        scope: &Scope,
+        state: &Mutex<State>,
+    ) -> Result<(ScopeRef, usize)> {
         scope.resolved_page_bytes()?;
         let mut registry = self.registry.lock();
         if let Some(found) = self.find(scope)? {
-            return Ok(found);
-        }
-        if registry.table.scopes.len() >= SCOPES_MAX {
-            return Err(Error::retry(
-                "the store knows as many scopes as it may: drop some, or clear it",
-            )
-            .with("scopes", SCOPES_MAX));
+            return Ok((found, 0));
         }
         let slot = ScopeSlot(registry.table.next);
         let Some(next) = slot.0.checked_add(1) else {
@@ -97,6 +148,7 @@ impl Scopes {
             ));
         };
         let record = ScopeRegistry::registration(slot, scope);
+        let dropped = self.make_room(&mut registry, record.len() as u64, state)?;
         let Registry { table, file, arrangements } = &mut *registry;
         arrangements.warn(&table.scopes, scope);
         let scope = Arc::new(scope.clone());
@@ -109,7 +161,11 @@ impl Scopes {
             return Err(error);
         }
         arrangements.note(slot, &scope);
-        self.live.write().add(slot, &scope, ScopeSettings::default(), self.codec)
+        let mut live = self.live.write();
+        let reference = live.add(slot, &scope, ScopeSettings::default(), self.codec)?;
+        let now = self.registrations.fetch_add(1, Ordering::Relaxed) + 1;
+        live.by_slot.get(&slot).into_iter().for_each(|known| known.note_use(now));
+        Ok((reference, dropped))
     }
 
     /// Sets what is to hold for a scope, durably.
@@ -150,7 +206,8 @@ impl Scopes {
     /// The model that the scope of a slot names.
     pub(crate) fn model(&self, slot: ScopeSlot) -> String {
         let live = self.live.read();
-        let reference = live.by_slot.get(&slot).and_then(|scope| live.by_id.get(&scope.id));
+        let reference =
+            live.by_slot.get(&slot).and_then(|known| live.by_id.get(&known.reference.id));
         reference.map(|(_, scope)| scope.model.clone()).unwrap_or_default()
     }
 
@@ -168,7 +225,7 @@ impl Scopes {
     }
 
     /// Takes `slots` out of the registry, durably; `live` is the caller's.
-    fn drop_durably(&self, registry: &mut Registry, slots: &[ScopeSlot]) -> Result<()> {
+    pub(super) fn drop_durably(&self, registry: &mut Registry, slots: &[ScopeSlot]) -> Result<()> {
         let Registry { table, file, arrangements } = registry;
         let mut changed = table.clone();
         let (mut gone, mut freed) = (Vec::with_capacity(slots.len()), 0);
@@ -196,9 +253,17 @@ impl Scopes {
         }
     }
 
-    /// Refuses a reference whose scope was dropped or configured since it was handed out.
+    /// Refuses a reference whose scope was dropped or configured since it was handed out. Counts as a
+    /// use of the scope.
     pub(crate) fn check(&self, scope: ScopeRef) -> Result<()> {
-        if self.by_slot(scope.slot) == Some(scope) { Ok(()) } else { Err(gone(scope)) }
+        let live = self.live.read();
+        match live.by_slot.get(&scope.slot).filter(|known| known.reference == scope) {
+            Some(known) => {
+                known.note_use(self.registrations.load(Ordering::Relaxed));
+                Ok(())
+            }
+            None => Err(gone(scope)),
+        }
     }
 
     pub(crate) fn is_live(&self, slot: ScopeSlot) -> bool {
@@ -207,7 +272,7 @@ impl Scopes {
 
     /// The reference behind a slot.
     pub(crate) fn by_slot(&self, slot: ScopeSlot) -> Option<ScopeRef> {
-        self.live.read().by_slot.get(&slot).copied()
+        self.live.read().by_slot.get(&slot).map(|known| known.reference)
     }
 
     /// Scopes from a slot on, at most `most`, in slot order.
@@ -224,7 +289,7 @@ impl Scopes {
 
 impl Live {
     /// Adds a scope, or replaces it.
-    fn add(
+    pub(super) fn add(
         &mut self,
         slot: ScopeSlot,
         scope: &Arc<Scope>,
@@ -240,15 +305,17 @@ impl Live {
             codec,
         };
         self.by_id.insert(reference.id, (reference, Arc::clone(scope)));
-        self.by_slot.insert(slot, reference);
+        let known = self.by_slot.entry(slot);
+        let known = known.or_insert_with(|| Known { reference, used: AtomicU64::new(0) });
+        known.reference = reference;
         self.settings.insert(slot, settings);
         Ok(reference)
     }
 
-    fn forget(&mut self, slot: ScopeSlot) {
+    pub(super) fn forget(&mut self, slot: ScopeSlot) {
         self.settings.remove(&slot);
-        if let Some(reference) = self.by_slot.remove(&slot) {
-            self.by_id.remove(&reference.id);
+        if let Some(known) = self.by_slot.remove(&slot) {
+            self.by_id.remove(&known.reference.id);
         }
     }
 }

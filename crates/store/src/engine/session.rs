@@ -10,8 +10,8 @@ use crate::eviction::{Demand, Used};
 use crate::stats::CatalogStats;
 use parking_lot::MutexGuard;
 use ritornello_format::{
-    Error, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings, ScopeSlot,
-    ScopedKeys, UNIT, check_keys,
+    Error, ErrorKind, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings,
+    ScopeSlot, ScopedKeys, UNIT, check_keys,
 };
 use ritornello_index::{RunId, Step};
 use std::sync::Arc;
@@ -163,8 +163,7 @@ impl Catalog for Session {
         match self.engine.scopes.find(scope)? {
             None if create => {
                 self.engine.check_fits(scope)?;
-                let registered = self.engine.scopes.register(scope);
-                registered.map(Some).map_err(|error| self.engine.retryable(error))
+                self.engine.register(scope).map(Some)
             }
             found => Ok(found),
         }
@@ -391,6 +390,25 @@ impl Engine {
         Err(Error::invalid("a page is too large for the segments of this store")
             .with("page_bytes", page_bytes)
             .with("at_most", most))
+    }
+
+    fn register(&self, scope: &Scope) -> Result<ScopeRef> {
+        match self.scopes.register(scope, &self.state) {
+            Ok((reference, dropped)) => {
+                self.counters.scopes_dropped.add(dropped as u64);
+                Ok(reference)
+            }
+            Err(error) => {
+                if error.kind() == ErrorKind::Miss {
+                    let refused = &self.counters.refused_scopes;
+                    if refused.get() == 0 {
+                        tracing::warn!(%error, "a new scope was refused; others are only counted");
+                    }
+                    refused.add(1);
+                }
+                Err(self.retryable(error))
+            }
+        }
     }
 
     /// Where a page is, if it is in the run of `generation`. If not, what was read there was read

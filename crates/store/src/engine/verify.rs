@@ -222,7 +222,7 @@ impl Engine {
         }
         place.truncate(good as u32);
         let mut state = self.state.lock();
-        if state.space.mark(&place.extents).is_err() {
+        if !self.scopes.is_live(scope.slot) || state.space.mark(&place.extents).is_err() {
             return 0;
         }
         let parent = header.parent.as_deref().map(|key| PageHash::of(&scope.id, key));

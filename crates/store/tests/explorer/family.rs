@@ -17,6 +17,8 @@ pub struct Family {
     pub volumes: bool,
     /// Syncs may fail.
     pub faults: bool,
+    /// Requests make scopes, more than the registry holds.
+    pub salted: bool,
     /// The store begins with an index that keeps nothing, and is converted.
     pub converted: bool,
 }
@@ -31,7 +33,7 @@ impl Family {
                 let (clients, letter) = (1 + fate.below(2) as usize, fate.one_in(2));
                 Self { clients, letter, faults: fate.one_in(4), ..plain }
             }
-            4 => Self { letter: true, faults: true, ..plain },
+            4 => Self { letter: true, faults: true, salted: true, ..plain },
             _ => {
                 let (faults, clients) = (fate.one_in(2), usize::from(fate.one_in(3)));
                 Self { letter: true, volumes: true, faults, clients, ..plain }

@@ -4,6 +4,7 @@ mod clients;
 mod ends;
 mod expect;
 mod look;
+mod salts;
 mod volumes;
 
 use crate::act::Act;
@@ -56,6 +57,8 @@ pub struct Life {
     lingering: Vec<String>,
     /// The owner, if it was a client before.
     successor: Option<Client>,
+    /// Scopes that requests made so far.
+    salts: u64,
     /// The volume that is away.
     absent: Option<&'static str>,
     tell: bool,
@@ -116,6 +119,7 @@ impl Life {
             born: 0,
             lingering: Vec::new(),
             successor: None,
+            salts: 0,
             absent: None,
             tell,
             now: String::from("birth"),
@@ -181,6 +185,9 @@ impl Life {
         let before = self.bounds.clone();
         self.watched.pass_time(3);
         self.drop_locks();
+        if self.family.salted {
+            self.make_scopes(&open);
+        }
         match act {
             Act::FailSync { part, at, pages, end } => {
                 return self.fail_sync(open, part, (*at, *pages), *end, &before);

@@ -1,0 +1,30 @@
+//! Scopes that requests make, as salts do: they hold no pages, and crowd the registry.
+
+use super::Life;
+use crate::common::Open;
+use ritornello_format::{Scope, ScopeSlot};
+use ritornello_store::{Catalog, ClientId};
+
+impl Life {
+    /// Makes a few scopes, and drops one. Their descriptions are long, so that the registry is soon
+    /// full, and its file is replaced now and then.
+    pub(super) fn make_scopes(&mut self, open: &Open) {
+        if !self.fate.one_in(3) {
+            return;
+        }
+        let session = open.engine.session(ClientId::LOCAL, "");
+        let mut slots: Vec<ScopeSlot> = Vec::new();
+        for _ in 0..=self.fate.below(3) {
+            self.salts += 1;
+            slots.push(session.resolve(&salted(self.salts), true).unwrap().unwrap().slot);
+        }
+        assert!(slots.is_sorted(), "{slots:?} given in this order");
+        if self.fate.one_in(2) {
+            open.store.drop_scope(&salted(self.salts.saturating_sub(self.fate.below(4)))).unwrap();
+        }
+    }
+}
+
+fn salted(salt: u64) -> Scope {
+    Scope::opaque(&format!("salt {salt} {}", "x".repeat(6000)), 300, true)
+}
