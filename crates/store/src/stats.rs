@@ -368,6 +368,8 @@ counters! {
     refused_scopes,
     /// Empty scopes that a full registry dropped.
     scopes_dropped,
+    /// Releases of leases by clients that do not hold them, which have no effect.
+    foreign_releases,
     /// Runs that were to be retained and are, or for longer than before.
     runs_retained,
     /// Runs that were to be retained and are not, or not any more: their quota went to runs that

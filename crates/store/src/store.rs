@@ -176,7 +176,7 @@ impl Store {
         self.or_miss(asked, |_| none)
     }
 
-    /// Ends a lease, of this process or another.
+    /// Ends a lease of this process. One of another process is left as it is.
     ///
     /// # Errors
     /// Those of the connection.

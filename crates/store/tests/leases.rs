@@ -47,6 +47,25 @@ fn put_in_runs(store: &Store, scope: &Scope, keys: &[Vec<u8>]) {
     }
 }
 
+/// Numbers of leases can be guessed.
+#[test]
+fn lease_is_released_by_its_client_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), MIB_ALL);
+    let (holder, other, scope) = (client(&open, 1), client(&open, 2), chained(PAGE));
+    let keys = sequence(1, PAGES);
+    put(&open.store, &scope, &keys, None);
+    let lease = holder.lease(&scope, &refs(&keys), TTL).unwrap().lease;
+    let leases = || open.store.stats().unwrap().catalog.leases;
+    for stranger in [&other, &open.store] {
+        stranger.release(lease).unwrap();
+        assert_eq!(leases(), 1, "released by another client");
+    }
+    assert_eq!(open.store.stats().unwrap().catalog.counters["foreign_releases"], 2);
+    holder.release(lease).unwrap();
+    assert_eq!(leases(), 0);
+}
+
 #[test]
 fn hoarded_leases_leave_room_for_other_clients_puts() {
     let dir = tempfile::tempdir().unwrap();

@@ -229,6 +229,20 @@ impl Catalog for Session {
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
         let mut state = self.engine.state.lock();
+        // Numbers can be guessed, and a lease that ends early fails reads of its client.
+        if state.leases.holder(lease.0).is_some_and(|holder| holder != self.client) {
+            drop(state);
+            let foreign = &self.engine.counters.foreign_releases;
+            if foreign.get() == 0 {
+                tracing::warn!(
+                    client = self.client.0,
+                    lease = lease.0,
+                    "a client released a lease of another one, to no effect; others are only counted"
+                );
+            }
+            foreign.add(1);
+            return Ok(());
+        }
         let freed = state.leases.release(lease.0);
         state.release_later(freed);
         Ok(())
