@@ -180,11 +180,16 @@ class Completions:
 
 @final
 class StorePolicy:
-    """What `policy.toml` in a store's directory permits; everything is False without it."""
+    """What `policy.toml` in a store's directory permits. Without it nothing is permitted, and no
+    call is denied.
+    """
 
     @property
     def allow_weak_hashes(self) -> bool:
         """Whether keys may be made by a hash for which collisions can be made."""
+    @property
+    def deny_clients(self) -> list[str]:
+        """Calls (`clear`, `drop_scope`, `reshape`) that the owner refuses to other processes."""
     def check_hash(self, algorithm: str) -> None:
         """InvalidError, which names the permission, where keys that `algorithm` made may not be
         used.

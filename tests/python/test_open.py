@@ -116,6 +116,7 @@ def test_a_damaged_manifest_is_said_so(where: Path) -> None:
 def test_policy_is_strict_without_a_file(where: Path) -> None:
     with open_small(where) as store:
         assert not store.policy.allow_weak_hashes
+        assert store.policy.deny_clients == []
         store.policy.check_hash("sha256")
         with pytest.raises(InvalidError, match=r"allow_weak_hashes = true.*policy\.toml"):
             store.policy.check_hash("xxhash")
@@ -136,12 +137,21 @@ def test_policy_is_read_at_every_open(where: Path) -> None:
             assert not second.policy.allow_weak_hashes
 
 
+def test_policy_denies_calls_to_clients(where: Path) -> None:
+    where.mkdir(exist_ok=True)
+    (where / "policy.toml").write_text('deny_clients = ["drop_scope", "clear"]\n')
+    with open_small(where) as store:
+        assert store.policy.deny_clients == ["clear", "drop_scope"]
+        store.clear()
+
+
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
         ("allow_weak_hash = true", r"unknown field `allow_weak_hash`.*line=1"),
         ("\nallow_weak_hashes = 'yes'", "line=2"),
         ("[policy]\n", "allow_weak_hashes = true"),
+        ('deny_clients = ["flush"]', r"unknown variant `flush`.*line=1"),
     ],
 )
 def test_policy_mistakes_refuse_the_open(where: Path, text: str, advice: str) -> None:

@@ -1,13 +1,19 @@
 //! One question in, one answer out: the owner's side of [`crate::remote`].
 
+use crate::permissions::ClientPermissions;
 use crate::protocol::{PATIENCE_MAX, Request, Response};
 use ritornello_format::Result;
 use ritornello_store::Catalog;
 
-/// Asks `catalog` what `request` says; `None` for what is not answered.
-pub(crate) fn answer(catalog: &dyn Catalog, request: Request<'_>) -> Option<Response> {
+/// Asks `catalog` what `request` says, if `permissions` let a client; `None` for what is not answered.
+pub(crate) fn answer(
+    catalog: &dyn Catalog,
+    permissions: &ClientPermissions,
+    request: Request<'_>,
+) -> Option<Response> {
     let is_answered = !matches!(request, Request::Release { .. });
-    let response = ask(catalog, request).unwrap_or_else(|error| Response::Failed(error.into()));
+    let permitted = permissions.check(&request).and_then(|()| ask(catalog, request));
+    let response = permitted.unwrap_or_else(|error| Response::Failed(error.into()));
     is_answered.then_some(response)
 }
 

@@ -9,6 +9,7 @@ use crate::answer::answer;
 use crate::channel::decode;
 use crate::greeting::{First, NEWEST, OLDEST};
 use crate::keys::Flattened;
+use crate::permissions::ClientPermissions;
 use crate::protocol::{Entry, Hello, Request, Response};
 use crate::term::Term;
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
@@ -81,7 +82,7 @@ pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
     match decode(bytes) {
         Err(_) | Ok(Request::Reshape { .. }) => false,
         Ok(request) => {
-            if let Some(response) = answer(catalog, request) {
+            if let Some(response) = answer(catalog, &ClientPermissions::default(), request) {
                 assert!(is_message!(Response, &written(&response)));
             }
             true

@@ -62,6 +62,7 @@ mod lost;
 mod mismatch;
 mod node;
 mod owner;
+mod permissions;
 mod presence;
 mod process;
 mod protocol;

@@ -83,7 +83,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
         }
         shared.finish()?;
     }
-    let shared = Shared::open(Home::open(&path)?, medium, &options, until);
+    let shared = Shared::open(Home::open(&path)?, medium, &options, policy.clone(), until);
     let shared = Arc::new(shared.map_err(|error| error.with("dir", path.display()))?);
     *open = Arc::downgrade(&shared);
     drop(open);

@@ -58,7 +58,7 @@ impl Owner {
             clean: socket::present(home).is_none(),
             durable: options.durability == Durability::Durable,
         };
-        match Server::start(home, authority, term) {
+        match Server::start(home, authority, &opening.permissions, term) {
             Ok(server) => Ok(Self {
                 term,
                 session: engine.session(ClientId::LOCAL, ""),

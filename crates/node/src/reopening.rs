@@ -87,7 +87,9 @@ impl Reopening {
     fn refuse(&self, home: &Arc<Home>, term: Option<&Term>) {
         let mut refusing = self.refusing.lock();
         let Some(term) = term.filter(|_| refusing.is_none()) else { return };
-        match Server::start(home, Arc::new(Refusing(self.cause.clone())), *term) {
+        let authority = Arc::new(Refusing(self.cause.clone()));
+        // Clients are let in by nobody.
+        match Server::start(home, authority, &Arc::default(), *term) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
                 tracing::debug!(%error, "clients are not told that the store is reopened")

@@ -5,6 +5,7 @@ use crate::heal::Bell;
 use crate::home::Home;
 use crate::lost::is_lost;
 use crate::owner::Owner;
+use crate::permissions::ClientPermissions;
 use crate::reopening::Reopening;
 use crate::term::Term;
 use ritornello_format::{Error, ErrorKind, Result};
@@ -35,6 +36,8 @@ pub(crate) struct Opening {
     pub(crate) home: Arc<Home>,
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) options: Options,
+    /// What clients may do while this process is the owner.
+    pub(crate) permissions: Arc<ClientPermissions>,
     /// Ends the search for a seat.
     pub(crate) closing: AtomicBool,
     /// Rung when an engine is poisoned.

@@ -7,6 +7,7 @@ use crate::greeting::{First, NEWEST, OLDEST};
 use crate::guests::{Guests, Visit};
 use crate::home::Home;
 use crate::lost::{is_lost, lost};
+use crate::permissions::ClientPermissions;
 use crate::presence;
 use crate::protocol::{Entry, Fault, Hello, Response};
 use crate::room::Taken;
@@ -57,6 +58,7 @@ impl Server {
     pub(crate) fn start(
         home: &Arc<Home>,
         authority: Arc<dyn Authority>,
+        permissions: &Arc<ClientPermissions>,
         term: Term,
     ) -> Result<Self> {
         presence::sweep(home);
@@ -69,6 +71,7 @@ impl Server {
         let acceptor = Acceptor {
             home: Arc::clone(home),
             guests: Arc::clone(&guests),
+            permissions: Arc::clone(permissions),
             listener: Arc::clone(&listener),
             stop: Arc::clone(&stop),
             term,
@@ -113,6 +116,7 @@ fn no_thread(error: std::io::Error) -> Error {
 struct Acceptor {
     home: Arc<Home>,
     guests: Arc<Guests>,
+    permissions: Arc<ClientPermissions>,
     listener: Arc<Listener>,
     stop: Arc<OwnedFd>,
     term: Term,
@@ -158,8 +162,9 @@ impl Acceptor {
             return false;
         };
         let (home, term) = (Arc::clone(&self.home), self.term);
+        let permissions = Arc::clone(&self.permissions);
         let reception = move || {
-            if let Err(error) = receive(&home, term, &visit, &stream) {
+            if let Err(error) = receive(&home, term, &permissions, &visit, &stream) {
                 tracing::debug!(%error, "a client's connection ended");
             }
         };
@@ -186,7 +191,13 @@ impl Acceptor {
 }
 
 /// One connection, from hello to the end.
-fn receive(home: &Home, term: Term, visit: &Visit, stream: &Arc<UnixStream>) -> Result<()> {
+fn receive(
+    home: &Home,
+    term: Term,
+    permissions: &ClientPermissions,
+    visit: &Visit,
+    stream: &Arc<UnixStream>,
+) -> Result<()> {
     let pid = socket::check_peer(stream)?;
     let mut channel = Channel::new(Arc::clone(stream), SLICE)?.wary();
     let Some(message) = channel.receive(&mut within(HELLO_TIME))? else { return Ok(()) };
@@ -201,7 +212,7 @@ fn receive(home: &Home, term: Term, visit: &Visit, stream: &Arc<UnixStream>) -> 
     channel.send(&mut within(HELLO_TIME))?;
     let Some((catalog, room)) = admitted else { return Ok(()) };
     channel.trust(room);
-    let served = serve(catalog.as_ref(), &mut channel);
+    let served = serve(catalog.as_ref(), permissions, &mut channel);
     if let Err(error) = &served
         && !is_lost(error)
     {
@@ -234,10 +245,14 @@ fn admit(
     visit.introduce(&hello.name, pid, hello.first)
 }
 
-fn serve(catalog: &dyn Catalog, channel: &mut Channel) -> Result<()> {
+fn serve(
+    catalog: &dyn Catalog,
+    permissions: &ClientPermissions,
+    channel: &mut Channel,
+) -> Result<()> {
     loop {
         let Some(message) = channel.receive(&mut within_a_message())? else { return Ok(()) };
-        let Some(response) = answer(catalog, decode(message)?) else { continue };
+        let Some(response) = answer(catalog, permissions, decode(message)?) else { continue };
         if matches!(&response, Response::Failed(fault) if fault.is_closed()) {
             // The owner is closing: that is no answer. The client finds the next one.
             return Ok(());

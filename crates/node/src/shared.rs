@@ -3,12 +3,13 @@
 use crate::heal;
 use crate::home::Home;
 use crate::node::Role;
+use crate::permissions::ClientPermissions;
 use crate::seat::{Opening, Seat};
 use crate::switch::Switch;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
-use ritornello_store::{Catalog, Directory, Engine, Options, Store, open_segments};
+use ritornello_store::{Catalog, Directory, Engine, Options, Store, StorePolicy, open_segments};
 use ritornello_volume::staging::Staging;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,6 +45,7 @@ impl Shared {
         home: Home,
         medium: Arc<dyn Medium>,
         options: &Options,
+        policy: StorePolicy,
         until: Instant,
     ) -> Result<Self> {
         let home = Arc::new(home);
@@ -51,6 +53,7 @@ impl Shared {
             home: Arc::clone(&home),
             medium: Arc::clone(&medium),
             options: options.clone(),
+            permissions: Arc::new(ClientPermissions::new(policy)),
             closing: AtomicBool::new(false),
             bell: Arc::default(),
         };

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ritornello_format::Scope;
+use ritornello_format::{ErrorKind, Scope};
 use ritornello_node::{Node, Options, Role, open};
 use ritornello_store::{LeaseNumber, Leased, Terms};
 use ritornello_volume::memory::BorrowedPages;
@@ -124,6 +124,31 @@ fn a_client_can_do_everything() {
     node.close().unwrap();
     assert!(probe(store, 3, 3).is_err());
     owner.finish();
+}
+
+/// The calls are the owner's alone, whichever process that is.
+#[test]
+fn policy_file_denies_calls_to_clients() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = "deny_clients = [\"clear\", \"drop_scope\", \"reshape\"]\n";
+    std::fs::write(dir.path().join("policy.toml"), policy).unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    let capacity = store.stats().unwrap().catalog.capacity_bytes;
+    let denied = [store.clear(), store.drop_scope(&scope()), store.resize(2 * capacity)];
+    for error in denied.map(Result::unwrap_err) {
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("policy.toml"), "{error}");
+    }
+    assert_eq!(store.stats().unwrap().catalog.capacity_bytes, capacity);
+    assert_eq!(get(store, 1, 4).unwrap(), 4);
+    owner.finish();
+    assert_eq!(node.attend().unwrap(), Role::Owner);
+    store.drop_scope(&scope()).unwrap();
+    store.clear().unwrap();
+    node.close().unwrap();
 }
 
 #[test]

@@ -15,12 +15,19 @@ impl StorePolicy {
         self.0.allow_weak_hashes
     }
 
+    /// The calls that the store's owner refuses to other processes.
+    #[getter]
+    fn deny_clients(&self) -> Vec<&'static str> {
+        self.0.deny_clients.iter().map(|call| call.word()).collect()
+    }
+
     /// Raises InvalidError where keys that `algorithm` made may not be used.
     fn check_hash(&self, py: Python<'_>, algorithm: &str) -> PyResult<()> {
         self.0.check_hash(algorithm).or_raise(py)
     }
 
     fn __repr__(&self) -> String {
-        format!("StorePolicy(allow_weak_hashes={})", self.allow_weak_hashes())
+        let (weak, denied) = (self.allow_weak_hashes(), self.deny_clients());
+        format!("StorePolicy(allow_weak_hashes={weak}, deny_clients={denied:?})")
     }
 }

@@ -60,7 +60,7 @@ pub use options::{
 };
 pub use outcome::Outcome;
 pub use ownership::foreign_directory;
-pub use policy::{POLICY_FILE, StorePolicy};
+pub use policy::{ClientCall, POLICY_FILE, StorePolicy};
 pub use silence::{OwnerSilent, StoreReopening};
 pub use stats::{
     AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,

@@ -6,6 +6,7 @@
 use crate::directory::Directory;
 use ritornello_format::{Error, Result};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Its name in the store's directory.
@@ -14,13 +15,40 @@ pub const POLICY_FILE: &str = "policy.toml";
 /// Hashes for which nobody can make two inputs with one digest.
 const COLLISION_RESISTANT: [&str; 4] = ["sha256", "sha256_cbor", "sglang-sha256", "blake3"];
 
-/// What a store permits. The default, and what an absent file means, is the strictest.
+/// A call that may be denied to client processes. It takes pages or space from all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientCall {
+    /// Dropping all scopes.
+    Clear,
+    /// Dropping a scope with its pages.
+    DropScope,
+    /// Changing the capacity or the directories.
+    Reshape,
+}
+
+impl ClientCall {
+    /// Its name in the policy file.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Clear => "clear",
+            Self::DropScope => "drop_scope",
+            Self::Reshape => "reshape",
+        }
+    }
+}
+
+/// What a store permits. The default, and what an absent file means, gives no permission and denies no
+/// call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorePolicy {
     /// Keys may be made by a hash for which collisions can be made. Who can choose prompts can then
     /// have the pages of one prompt found for another, as long as the store keeps them.
     pub allow_weak_hashes: bool,
+    /// Calls that the owner refuses to other processes.
+    pub deny_clients: BTreeSet<ClientCall>,
     /// Where it was read, or would be.
     #[serde(skip)]
     file: PathBuf,
@@ -33,9 +61,11 @@ impl StorePolicy {
                 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count()
             });
             Error::invalid(format!(
-                "the store's policy file cannot be read: {}; a line of it is \
-                 `allow_weak_hashes = true`, or `false`, and there are no others",
-                error.message()
+                "the store's policy file cannot be read: {}; its lines are \
+                 `allow_weak_hashes = true` (or `false`) and \
+                 `deny_clients = [\"clear\", \"drop_scope\", \"reshape\"]` (or some of them), and \
+                 there are no others",
+                error.message().trim_end()
             ))
             .with("line", line)
         })
@@ -56,6 +86,22 @@ impl StorePolicy {
              `allow_weak_hashes = true` into the store's policy file and start again",
         )
         .with("hash", algorithm)
+        .with("file", self.file.display()))
+    }
+
+    /// Checks that a client process may make `call`.
+    ///
+    /// # Errors
+    /// `Invalid`, which names the file.
+    pub fn check_client(&self, call: ClientCall) -> Result<()> {
+        if !self.deny_clients.contains(&call) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "the store's policy file denies this call to client processes: make it in the process \
+             that owns the store, or with the engines stopped",
+        )
+        .with("call", call.word())
         .with("file", self.file.display()))
     }
 }
@@ -109,6 +155,18 @@ mod tests {
     }
 
     #[test]
+    fn calls_are_denied_by_name() {
+        let policy = StorePolicy::parse("deny_clients = [\"clear\", \"reshape\"]\n").unwrap();
+        assert!(policy.check_client(ClientCall::DropScope).is_ok());
+        for call in [ClientCall::Clear, ClientCall::Reshape] {
+            let error = policy.check_client(call).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(error.to_string().contains(call.word()), "{error}");
+            assert!(StorePolicy::default().check_client(call).is_ok());
+        }
+    }
+
+    #[test]
     fn mistakes_are_named_with_their_line() {
         for (text, named) in [
             ("allow_weak_hashs = true", "allow_weak_hashs"),
@@ -116,6 +174,8 @@ mod tests {
             ("allow_weak_hashes", "line=1"),
             ("[allow]\nweak_hashes = true", "allow"),
             ("file = \"/etc\"", "file"),
+            ("deny_clients = [\"flush\"]", "flush"),
+            ("allow_weak_hashes = true\ndeny_clients = \"clear\"", "line=2"),
         ] {
             let error = StorePolicy::parse(text).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);

@@ -1,0 +1,38 @@
+//! What an owner lets its clients do, by the store's policy file.
+
+use crate::protocol::Request;
+use ritornello_format::Result;
+use ritornello_store::{ClientCall, StorePolicy};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The policy that this process read when it opened the store.
+#[derive(Debug, Default)]
+pub(crate) struct ClientPermissions {
+    policy: StorePolicy,
+    /// Whether the log says that a call was denied.
+    said: AtomicBool,
+}
+
+impl ClientPermissions {
+    pub(crate) fn new(policy: StorePolicy) -> Self {
+        Self { policy, said: AtomicBool::new(false) }
+    }
+
+    /// Checks that a client may ask `request`.
+    ///
+    /// # Errors
+    /// As of [`StorePolicy::check_client`].
+    pub(crate) fn check(&self, request: &Request<'_>) -> Result<()> {
+        let call = match request {
+            Request::Clear => ClientCall::Clear,
+            Request::DropScope { .. } => ClientCall::DropScope,
+            Request::Reshape { .. } => ClientCall::Reshape,
+            _ => return Ok(()),
+        };
+        self.policy.check_client(call).inspect_err(|error| {
+            if !self.said.swap(true, Ordering::Relaxed) {
+                tracing::warn!(%error, "a client's call was denied; further ones are not logged");
+            }
+        })
+    }
+}
