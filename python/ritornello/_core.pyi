@@ -188,6 +188,9 @@ class StorePolicy:
     def allow_weak_hashes(self) -> bool:
         """Whether keys may be made by a hash for which collisions can be made."""
     @property
+    def allow_request_retention(self) -> bool:
+        """Whether requests may say how long their pages are kept from eviction."""
+    @property
     def deny_clients(self) -> list[str]:
         """Calls (`clear`, `drop_scope`, `reshape`) that the owner refuses to other processes."""
     def check_hash(self, algorithm: str) -> None:

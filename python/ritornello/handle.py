@@ -119,6 +119,18 @@ class Handle:
         self._hash = algorithm
         return self.refused_hash(algorithm)
 
+    def permits_retention(self) -> bool:
+        """Whether a request may have its pages retained; a refusal is logged once."""
+        permitted = self.ask("policy", lambda store: store.policy.allow_request_retention, None)
+        if permitted is False and "retain" not in self._said:
+            self._said["retain"] = monotonic()
+            self._logger.warning(
+                "ritornello: a request asked to have its pages retained, which the store's "
+                "policy.toml does not permit (`allow_request_retention = true` would); ignored, "
+                "and further ones are only counted"
+            )
+        return bool(permitted)
+
     def quietly(self, doing: str, action: Callable[[], T], otherwise: D) -> T | D:
         """What `action` returns, or, where it fails, `otherwise`."""
         try:

@@ -116,7 +116,7 @@ def test_a_damaged_manifest_is_said_so(where: Path) -> None:
 def test_policy_is_strict_without_a_file(where: Path) -> None:
     with open_small(where) as store:
         assert not store.policy.allow_weak_hashes
-        assert store.policy.deny_clients == []
+        assert not store.policy.allow_request_retention and store.policy.deny_clients == []
         store.policy.check_hash("sha256")
         with pytest.raises(InvalidError, match=r"allow_weak_hashes = true.*policy\.toml"):
             store.policy.check_hash("xxhash")
@@ -137,10 +137,12 @@ def test_policy_is_read_at_every_open(where: Path) -> None:
             assert not second.policy.allow_weak_hashes
 
 
-def test_policy_denies_calls_to_clients(where: Path) -> None:
+def test_policy_permits_retention_and_denies_calls(where: Path) -> None:
     where.mkdir(exist_ok=True)
-    (where / "policy.toml").write_text('deny_clients = ["drop_scope", "clear"]\n')
+    text = 'allow_request_retention = true\ndeny_clients = ["drop_scope", "clear"]\n'
+    (where / "policy.toml").write_text(text)
     with open_small(where) as store:
+        assert store.policy.allow_request_retention
         assert store.policy.deny_clients == ["clear", "drop_scope"]
         store.clear()
 

@@ -204,6 +204,15 @@ def test_a_retained_request_says_until_when(
     assert run(side, request(300, name="q")).saves[0].retain_until is None
 
 
+def test_a_store_may_not_permit_requests_to_retain(side: SchedulerSide, shelf: Shelf) -> None:
+    shelf.retains = False
+    asked = request(300, kv_transfer_params={"ritornello.retain": 60})
+    keep(shelf, asked, 2)
+    (save,) = run(side, asked).saves
+    assert save.retain_until is None and save.pages.first == 2
+    assert (side._meter.take() or {})["ignored_retentions"] == 1
+
+
 def test_retaining_what_is_stored_already_puts_its_last_page_again(
     side: SchedulerSide, shelf: Shelf
 ) -> None:

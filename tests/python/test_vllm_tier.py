@@ -181,16 +181,31 @@ def test_groups_are_scopes_of_their_own(rig: Rig) -> None:
     assert rig.tier.look(stranger[0], request) is Answer.MISS
 
 
+def test_a_request_retains_where_the_policy_permits_it(
+    where: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for permitted in (False, True):
+        path = where / str(permitted)
+        path.mkdir(parents=True)
+        if permitted:
+            (path / "policy.toml").write_text("allow_request_retention = true\n")
+        rig = Rig(path)
+        for name in ("u", "v"):
+            rig.save(rig.begin(name, KEYS, **{"ritornello.retain": 3600}), KEYS)
+        assert rig.store._store is not None
+        assert (rig.store._store.stats()["retained_bytes"] > 0) is permitted
+        assert (("ignored_retentions", "") in rig.counts.take()) is not permitted
+        said = [line for line in caplog.messages if "allow_request_retention = true" in line]
+        assert len(said) == 1
+        rig.tier.close()
+
+
 def test_a_request_may_decline(rig: Rig) -> None:
     silent = rig.begin("r", KEYS, **{"ritornello.no_store": True})
     assert rig.save(silent, KEYS).reasons == {"no_store": 12}
     assert rig.hits(silent, KEYS) == 0
     rig.save(rig.begin("s", KEYS), KEYS)
     assert rig.hits(rig.begin("t", KEYS, **{"ritornello.no_load": True}), KEYS) == 0
-    kept = rig.begin("u", KEYS, **{"ritornello.retain": 3600})
-    rig.save(kept, KEYS)
-    assert rig.store._store is not None
-    assert rig.store._store.stats()["retained_bytes"] > 0
 
 
 def test_a_reader_stores_nothing(where: Path) -> None:

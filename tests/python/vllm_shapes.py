@@ -57,6 +57,7 @@ class Shelf:
     tiers: Sequence[tuple[str, int]] = ()
     grounds: Any = None
     learns: bool = False
+    retains: bool = True
     prompts: list[Prompt] = field(default_factory=list)
     forgone: list[tuple[bytes, ...]] = field(default_factory=list)
     learnt: list[tuple[WorkerReport, dict[str, Any]]] = field(default_factory=list)
@@ -79,6 +80,9 @@ class Shelf:
         self.leases.add(self.asked)
         worth = min(here, self.worth)
         return Hit(worth, here, self.asked, tiers=self.tiers, grounds=self.grounds)
+
+    def permits_retention(self) -> bool:
+        return self.retains
 
     def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool]:
         return [(identity.epoch, of, key) in self.pages for key in keys]

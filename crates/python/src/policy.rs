@@ -15,6 +15,12 @@ impl StorePolicy {
         self.0.allow_weak_hashes
     }
 
+    /// Whether requests may say how long their pages are kept from eviction.
+    #[getter]
+    fn allow_request_retention(&self) -> bool {
+        self.0.allow_request_retention
+    }
+
     /// The calls that the store's owner refuses to other processes.
     #[getter]
     fn deny_clients(&self) -> Vec<&'static str> {
@@ -27,7 +33,11 @@ impl StorePolicy {
     }
 
     fn __repr__(&self) -> String {
-        let (weak, denied) = (self.allow_weak_hashes(), self.deny_clients());
-        format!("StorePolicy(allow_weak_hashes={weak}, deny_clients={denied:?})")
+        format!(
+            "StorePolicy(allow_weak_hashes={}, allow_request_retention={}, deny_clients={:?})",
+            self.allow_weak_hashes(),
+            self.allow_request_retention(),
+            self.deny_clients()
+        )
     }
 }

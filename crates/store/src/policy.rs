@@ -47,6 +47,9 @@ pub struct StorePolicy {
     /// Keys may be made by a hash for which collisions can be made. Who can choose prompts can then
     /// have the pages of one prompt found for another, as long as the store keeps them.
     pub allow_weak_hashes: bool,
+    /// Requests may say how long their pages are kept from eviction. Retained pages take up to half of
+    /// the store from all others.
+    pub allow_request_retention: bool,
     /// Calls that the owner refuses to other processes.
     pub deny_clients: BTreeSet<ClientCall>,
     /// Where it was read, or would be.
@@ -62,7 +65,7 @@ impl StorePolicy {
             });
             Error::invalid(format!(
                 "the store's policy file cannot be read: {}; its lines are \
-                 `allow_weak_hashes = true` (or `false`) and \
+                 `allow_weak_hashes = true`, `allow_request_retention = true` (or `false`) and \
                  `deny_clients = [\"clear\", \"drop_scope\", \"reshape\"]` (or some of them), and \
                  there are no others",
                 error.message().trim_end()
@@ -164,6 +167,10 @@ mod tests {
             assert!(error.to_string().contains(call.word()), "{error}");
             assert!(StorePolicy::default().check_client(call).is_ok());
         }
+        assert!(!StorePolicy::default().allow_request_retention);
+        assert!(
+            StorePolicy::parse("allow_request_retention = true").unwrap().allow_request_retention
+        );
     }
 
     #[test]

@@ -32,6 +32,7 @@ COUNTERS = {
     "save_seconds": "Time the engine spent handing pages over to be saved.",
     "failed_pages": "Promised pages that could not be loaded and were computed instead.",
     "errors": "Calls to the store that failed.",
+    "ignored_retentions": "Requests to retain pages that the store's policy does not permit.",
     "hook_seconds": "Time inside the connector's hooks, scheduler and worker together.",
     "step_seconds": "Time of the engine's steps, as the worker sees them.",
     "steps": "Engine steps.",

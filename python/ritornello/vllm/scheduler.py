@@ -184,7 +184,7 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.request is not request:
             self.finished(request.request_id)
-            tracked = Tracked(request, Wishes.of(request.kv_transfer_params))
+            tracked = Tracked(request, self._permitted(Wishes.of(request.kv_transfer_params)))
             self._tracked[request.request_id] = tracked
         tracked.loading = False
         if self._silent() or computed % self._tokens:
@@ -196,6 +196,12 @@ class SchedulerSide:
         slow = tokens > 0 and _outlasts_compute(held.found)
         held.local, held.apart = computed, slow or tokens > self._apart_tokens
         return tokens, held.apart
+
+    def _permitted(self, wishes: Wishes) -> Wishes:
+        if not wishes.retain or self._store.permits_retention():
+            return wishes
+        self._meter.add("ignored_retentions", 1)
+        return wishes.without_retention()
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Where the `tokens` that were claimed last come from, by tier; empty: from the store."""

@@ -1,7 +1,7 @@
 """What a user may set: for the engine (`kv_connector_extra_config`) and for one request."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ritornello.settings import StoreSettings, check
@@ -90,8 +90,8 @@ class Wishes:
     """What one request may do, from its `kv_transfer_params`:
     `{"ritornello.no_load": true}` computes the whole prompt, `{"ritornello.no_store": true}`
     leaves nothing behind, `{"ritornello.retain": 3600}` keeps the pages of the request, and those
-    before them, from being evicted for an hour. What is not understood is ignored: a wish
-    must not fail a request.
+    before them, from being evicted for an hour, if the store's policy permits it. What is not
+    understood is ignored: a wish must not fail a request.
     """
 
     loads: bool = True
@@ -107,6 +107,9 @@ class Wishes:
             stores=params.get(NO_STORE) is not True,
             retain=_seconds(params.get(RETAIN)),
         )
+
+    def without_retention(self) -> "Wishes":
+        return replace(self, retain=0.0)
 
 
 def _seconds(wish: Any) -> float:

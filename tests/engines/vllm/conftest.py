@@ -77,7 +77,10 @@ def ask(tmp_path: Path) -> Ask:
 
 @pytest.fixture(scope="session")
 def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ritornello") / "store"
+    path = tmp_path_factory.mktemp("ritornello") / "store"
+    path.mkdir()
+    (path / "policy.toml").write_text("allow_request_retention = true\n")
+    return path
 
 
 @pytest.fixture(scope="session")

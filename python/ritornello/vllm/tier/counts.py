@@ -9,6 +9,10 @@ COUNTERS = {
     "question_seconds": ("Time those calls took.", False),
     "failed_chunks": ("Chunks that a lookup promised and a load did not bring, by reason.", True),
     "skipped_chunks": ("Chunks that were offered and not stored, by reason.", True),
+    "ignored_retentions": (
+        "Requests to retain pages that the store's policy does not permit.",
+        False,
+    ),
     "errors": ("Calls to the store that failed, by call.", True),
 }
 

@@ -369,8 +369,14 @@ class Tier:
         asked = self._asked.get(context.req_id)
         if asked is None:
             orders = {number: Order(group) for number, (group, _) in self._scopes.items()}
-            asked = Asked(Wishes.of(context.kv_transfer_params), orders)
+            asked = Asked(self._permitted(Wishes.of(context.kv_transfer_params)), orders)
         return asked
+
+    def _permitted(self, wishes: Wishes) -> Wishes:
+        if not wishes.retain or self._store.permits_retention():
+            return wishes
+        self._counts.add("ignored_retentions")
+        return wishes.without_retention()
 
     def _release(self, asked: Asked) -> None:
         while asked.leases:
