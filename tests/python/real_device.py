@@ -84,6 +84,8 @@ class Disk:
                 pytest.skip(f"{make} is not installed")
             command(make, "-q", backing)
         self.attach()
+        # Where data begins. Later, each processor's files begin somewhere else.
+        self.data = self._first_free() if file_system == "ext4" else 0
 
     def attach(self) -> None:
         """Attaches the backing file to a free loop device, or skips where the kernel refuses."""
@@ -147,8 +149,8 @@ class Disk:
             LOOP_HEAD.pack_into(info, 0, *fields)
             fcntl.ioctl(device, LOOP_SET_STATUS64, bytes(info))
 
-    def data_begins(self) -> int:
-        """Offset in bytes of the first free block: behind everything but data."""
+    def _first_free(self) -> int:
+        """Offset in bytes of the block that the next file gets."""
         probe = self.path / "probe"
         with probe.open("wb") as file:
             file.write(bytes(4096))

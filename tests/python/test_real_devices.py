@@ -205,11 +205,10 @@ def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
 
 def fail_flush(store: rt.Store, disk: Disk) -> str:
     """Puts runs whose flush fails on `disk`, which stays cut. Returns the name of the runs."""
-    data = disk.data_begins()
     # The owner flushes every two seconds by itself, maybe right before the disk is cut.
     for name in ("between", "between, again", "between, the third time"):
         put_small(store, name, 5)
-        disk.cut(data)
+        disk.cut(disk.data)
         try:
             store.flush()
         except RetryError:

@@ -2,6 +2,9 @@
 
 use ritornello_format::{Error, ErrorKind};
 use ritornello_store::StoreReopening;
+use rustix::io::Errno;
+use std::error::Error as _;
+use std::io;
 
 /// The exit codes of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,13 +64,19 @@ impl Failure {
             ErrorKind::Invalid | ErrorKind::Closed | ErrorKind::Miss => "",
         };
         let mut failure = Self::unusable(error.to_string(), advice);
-        if StoreReopening::caused(error) {
+        if StoreReopening::caused(error) || is_disk_failure(error) {
             // It was found out what is wrong with the store.
             failure.status = Status::Problems;
             failure.advice = "the disk (dmesg): the owner reopens the store by itself".to_owned();
         }
         failure
     }
+}
+
+/// Whether the disk refused a read, a write or a sync.
+fn is_disk_failure(error: &Error) -> bool {
+    let io = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    io.and_then(io::Error::raw_os_error) == Some(Errno::IO.raw_os_error())
 }
 
 impl From<Error> for Failure {
@@ -100,5 +109,9 @@ mod tests {
         assert_eq!(failure.status.code(), 1);
         assert!(failure.line.contains("EIO") && failure.advice.contains("reopens"), "{failure:?}");
         assert_eq!(Failure::unopened(&Error::retry("busy")).status.code(), 2);
+        let refused =
+            |errno: Errno| Error::invalid("a self-test failed").because(io::Error::from(errno));
+        assert_eq!(Failure::unopened(&refused(Errno::IO)).status.code(), 1);
+        assert_eq!(Failure::unopened(&refused(Errno::ACCESS)).status.code(), 2);
     }
 }
