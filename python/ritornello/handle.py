@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import finalize, ref
 
 from ritornello.errors import InvalidError, RitornelloError, SettingError
-from ritornello.opening import open_store
+from ritornello.opening import device, open_existing, open_store
 from ritornello.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Handle:
         self._announced = False
         self._store: Store | None = None
         self._hash = ""
+        self._device: int | None = None
         self._refusal: tuple[Store, str, str] | None = None
         self._pause = PAUSE
         self._opened_at = self._lost_at = monotonic()
@@ -114,9 +115,13 @@ class Handle:
 
         return self.ask("policy", check, "")
 
-    def require_hash(self, algorithm: str) -> str:
-        """Likewise; a store that is opened later and refuses them is not used."""
+    def expect_hash(self, algorithm: str) -> None:
+        """From now on a store that refuses keys that `algorithm` made is not used."""
         self._hash = algorithm
+
+    def require_hash(self, algorithm: str) -> str:
+        """Likewise. Returns what `refused_hash` does."""
+        self.expect_hash(algorithm)
         return self.refused_hash(algorithm)
 
     def permits_retention(self) -> bool:
@@ -159,18 +164,32 @@ class Handle:
                 self._start_again()
         return self._store
 
-    def _first(self) -> "Store":
+    def _first(self) -> "Store | None":
         try:
-            return self._open()
+            store = self._open()
         except Exception as error:
             self._wait("open", error, None)
+            raise
+        except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the core
             self.broken = f"open: {error}"
             raise
+        self.broken = _refused(store, self._hash) if self._hash else ""
+        if not self.broken:
+            return store
+        self._logger.warning("ritornello: %s; neither hits nor saves", self.broken)
+        self.quietly("close", store.close, None)
+        return None
 
     def _open(self) -> "Store":
-        return open_store(self._settings, self._logger)
+        # After an unmount the path leads to the file system below: no place for a store.
+        here = device(self._settings)
+        if self._device not in (None, here):
+            return open_existing(self._settings)
+        store = open_store(self._settings, self._logger)
+        self._device = device(self._settings)
+        return store
 
     def _give_up(self, store: "Store", doing: str, error: BaseException) -> bool:
         """Has the store opened anew, unless another thread has."""

@@ -38,6 +38,18 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
         return Store.open(settings.path, capacity, **options)
 
 
+def open_existing(settings: StoreSettings) -> "Store":
+    """Likewise, but never makes a store."""
+    from ritornello._core import Store
+
+    return Store.open(settings.path, **settings.options())
+
+
+def device(settings: StoreSettings) -> int:
+    """Number of the device that the store is or would be on."""
+    return nearest(Path(settings.path)).stat().st_dev
+
+
 def default_capacity(path: Path) -> int:
     """Half of the space that is free where `path` is or would be, in whole MiB."""
     return shutil.disk_usage(nearest(path)).free // 2 // MIB * MIB

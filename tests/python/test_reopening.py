@@ -517,6 +517,50 @@ def test_hash_that_the_store_refuses_is_not_used_after_reopening(
     assert not serves(handle)
 
 
+def test_hash_that_the_store_refuses_is_not_used_by_workers(made: Callable[..., Handle]) -> None:
+    handle = made()
+    handle.expect_hash("xxhash")
+    assert not serves(handle)
+    assert "allow_weak_hashes" in handle.broken
+
+
+def test_no_store_is_made_below_an_unmounted_disk(
+    made: Callable[..., Handle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, away = tmp_path / "kv", tmp_path / "away"
+    handle = made()
+    assert serves(handle)
+    mounted = path.stat().st_dev
+    path.rename(away)
+    monkeypatch.setattr(
+        "ritornello.handle.device", lambda _: mounted if path.exists() else mounted + 1
+    )
+
+    def lose(_: rt.Store) -> None:
+        raise FatalError("the store's directory was moved or replaced")
+
+    handle.ask("probe", lose, None)
+    until(lambda: "no store here" in handle.broken, "it was looked for")
+    assert not path.exists()
+    away.rename(path)
+    until(handle.open, "it is open")
+    assert serves(handle)
+
+
+def test_interrupted_opening_is_tried_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: list[Callable[[], object]] = [interrupt, Failing]
+    fake(lambda: outcomes.pop(0)(), monkeypatch)
+    handle = Handle(StoreSettings("/kv"), LOGGER, lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        handle.open()
+    assert handle.open()
+    handle.close()
+
+
+def interrupt() -> object:
+    raise KeyboardInterrupt
+
+
 def test_owner_that_reopens_as_client_asks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [Failing("owner"), Failing("client")]
     fake(lambda: stores.pop(0), monkeypatch)

@@ -80,6 +80,11 @@ pub trait Medium: Send + Sync + Debug {
         let _ = dir;
         Ok(Owner::this_user())
     }
+    /// Device and inode of the directory `dir`. A simulated disk has none.
+    fn identity(&self, dir: &Path) -> io::Result<Option<(u64, u64)>> {
+        let _ = dir;
+        Ok(None)
+    }
     /// Takes all rights to a directory of this user from other users: mode 0700.
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         let _ = dir;

@@ -178,6 +178,10 @@ impl Switch {
         if self.opening.closing.load(Ordering::Acquire) {
             return Ok(false);
         }
+        if home.is_elsewhere() && self.failure().is_some() {
+            // What fails is not what the path leads to. There, another owner may be at work.
+            return Err(self.leave_to_another_store());
+        }
         if let Seat::Owner(owner) = &*self.seat() {
             let engine = owner.engine();
             let Some(cause) = engine.poisoned() else { return Ok(false) };
@@ -206,11 +210,7 @@ impl Switch {
             reopening.stop_refusing();
             return Err(self.leave_to_another_store());
         }
-        // No call is in them. The former engine may have removed segments, or failed to make them,
-        // whose numbers the new one gives again; and the fault may have ended in a new mount.
-        if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
-            segments.let_go_of_all();
-        }
+        self.let_go_of_segments();
         owner.engine().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
         self.ledger.reopen(&self.opening.closing);
         *self.seat.write() = Arc::new(Seat::Owner(owner));

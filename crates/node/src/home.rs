@@ -94,10 +94,15 @@ impl Home {
         self.dir.as_fd()
     }
 
+    /// Whether the path leads to another directory by now: it was moved, or is mounted over.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        Identity::of(&self.path).ok() != Some(self.identity)
+    }
+
     /// Takes the directory's lock if nobody else has it.
     pub(crate) fn try_own(&self) -> Result<bool> {
-        // The engine goes by the path. If that leads elsewhere by now, so would the engine.
-        if Identity::of(&self.path).ok() != Some(self.identity) {
+        // The engine goes by the path.
+        if self.is_elsewhere() {
             return Err(Error::fatal(
                 "the store's directory was moved or replaced: open it again where it is now",
             )

@@ -27,6 +27,7 @@ impl ClientPermissions {
             Request::Clear => ClientCall::Clear,
             Request::DropScope { .. } => ClientCall::DropScope,
             Request::Reshape { .. } => ClientCall::Reshape,
+            Request::Configure { .. } => ClientCall::Configure,
             _ => return Ok(()),
         };
         self.policy.check_client(call).inspect_err(|error| {

@@ -34,6 +34,8 @@ const QUICK_RETRIES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// When no next owner was found in the time of a call, calls look for one this often, and not long.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+/// And not less often than this.
+const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub(crate) struct Switch {
@@ -41,8 +43,11 @@ pub(crate) struct Switch {
     pub(crate) opening: Opening,
     pub(crate) store: [u8; 16],
     pub(crate) seat: RwLock<Arc<Seat>>,
-    /// Held by whoever looks for a new seat. The others wait and use what it found.
+    /// Held by the call that looks for a new seat. The others wait and use what it found, unless the
+    /// last search was in vain.
     pub(crate) changing: Mutex<Option<Vain>>,
+    /// The last search was in vain, because the owner reopens the store or it cannot be opened.
+    is_reopening: AtomicBool,
     pub(crate) ledger: Ledger<Arc<Seat>>,
     unflushed: Unflushed,
     /// The segments that calls of this process read and write.
@@ -57,6 +62,8 @@ pub(crate) struct Switch {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vain {
     at: Instant,
+    /// Until the next search.
+    pause: Duration,
     /// The owner reopens the store; otherwise it is silent.
     reopening: bool,
 }
@@ -80,6 +87,7 @@ impl Switch {
             store: seat.term().map(|term| term.store).unwrap_or_default(),
             seat: RwLock::new(Arc::new(seat)),
             changing: Mutex::new(None),
+            is_reopening: AtomicBool::new(false),
             ledger: Ledger::new(),
             unflushed: Unflushed::default(),
             segments: OnceLock::new(),
@@ -223,6 +231,15 @@ impl Switch {
             .with("dir", self.opening.home.path().display())
     }
 
+    /// Closes this process's segments before a new owner is used: the former one may have removed
+    /// some, or failed to make them, whose numbers the new one gives again; and a fault may have
+    /// ended in a new mount. What was reserved before cannot be committed any more.
+    pub(crate) fn let_go_of_segments(&self) {
+        if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
+            segments.let_go_of_all();
+        }
+    }
+
     /// Whether another store has taken this one's place. Never waits.
     pub(crate) fn is_replaced(&self) -> bool {
         self.replaced.load(Ordering::Acquire)
@@ -245,22 +262,31 @@ impl Switch {
         let unheard = || {
             OwnerSilent::error(self.opening.home.lock.holder().ok().flatten().map_or(0, |h| h.0))
         };
-        let mut vain = self.changing.try_lock_until(until).ok_or_else(unheard)?;
+        let refused = || StoreReopening::error("its owner's log says more");
+        let mut vain = if self.is_reopening.load(Ordering::Acquire) {
+            self.changing.try_lock().ok_or_else(refused)?
+        } else {
+            self.changing.try_lock_until(until).ok_or_else(unheard)?
+        };
         if !Arc::ptr_eq(&self.seat.read(), lost) {
             return Ok(());
         }
         let until = match *vain {
-            Some(Vain { at, reopening }) if at.elapsed() < SEARCH_PAUSE => {
-                let refused = || StoreReopening::error("its owner's log says more");
+            Some(Vain { at, pause, reopening }) if at.elapsed() < pause => {
                 return Err(if reopening { refused() } else { unheard() });
             }
             Some(_) => Instant::now(),
             None => until,
         };
+        let began = Instant::now();
         let taken = self.opening.take_seat(until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let in_vain = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
-        *vain = in_vain.then(|| Vain { at: Instant::now(), reopening });
+        // A store that takes long to fail to open holds up few calls.
+        let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
+        let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
+        *vain = in_vain.then(|| Vain { at: Instant::now(), pause, reopening });
+        self.is_reopening.store(reopening, Ordering::Release);
         let seat = taken?;
         if seat.term().map(|term| term.store) != Some(self.store) {
             let _ = seat.close();
@@ -268,6 +294,7 @@ impl Switch {
         }
         let role = if matches!(seat, Seat::Owner(_)) { "owner" } else { "client" };
         tracing::info!(role, dir = %self.opening.home.path().display(), "the store's owner is gone");
+        self.let_go_of_segments();
         let old = std::mem::replace(&mut *self.seat.write(), Arc::new(seat));
         drop(old);
         // An engine may have failed before this process was seen to own it.

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ritornello_format::{ErrorKind, Scope};
+use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_node::{Node, Options, Role, open};
 use ritornello_store::{LeaseNumber, Leased, Terms};
 use ritornello_volume::memory::BorrowedPages;
@@ -130,14 +130,20 @@ fn a_client_can_do_everything() {
 #[test]
 fn policy_file_denies_calls_to_clients() {
     let dir = tempfile::tempdir().unwrap();
-    let policy = "deny_clients = [\"clear\", \"drop_scope\", \"reshape\"]\n";
+    let policy = "deny_clients = [\"clear\", \"drop_scope\", \"reshape\", \"configure\"]\n";
     std::fs::write(dir.path().join("policy.toml"), policy).unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     let capacity = store.stats().unwrap().catalog.capacity_bytes;
-    let denied = [store.clear(), store.drop_scope(&scope()), store.resize(2 * capacity)];
+    let none = ScopeSettings { quota_bytes: Some(0), ..ScopeSettings::default() };
+    let denied = [
+        store.clear(),
+        store.drop_scope(&scope()),
+        store.resize(2 * capacity),
+        store.configure(&scope(), &none),
+    ];
     for error in denied.map(Result::unwrap_err) {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("policy.toml"), "{error}");

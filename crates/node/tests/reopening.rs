@@ -130,11 +130,13 @@ fn poisoned_store_finds_and_reads_while_the_disk_is_broken() {
 
 /// Segments that have another inode by the end of the fault: a file system that was mounted anew.
 #[test]
-fn reopened_owner_writes_to_segments_opened_anew() {
+fn pages_go_to_segments_opened_anew_after_a_reopening() {
     let dir = tempfile::tempdir().unwrap();
     let (schedule, node) = owner(dir.path());
+    let mut client = Helper::opened(dir.path());
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    assert_eq!(client.ask("put 4 4"), "4");
     store.flush().unwrap();
     schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
@@ -149,10 +151,47 @@ fn reopened_owner_writes_to_segments_opened_anew() {
     eventually("the store is reopened", || reopened(&node));
     let _ = store.flush();
     assert_eq!(put(store, 3, 4).unwrap().pages, 4);
+    eventually("the client puts", || client.ask("put 5 4") == "4");
     store.flush().unwrap();
+    client.finish();
     node.close().unwrap();
     let node = ritornello_node::open(&options(dir.path())).unwrap();
-    assert_eq!((get(node.store(), 1, 4).unwrap(), get(node.store(), 3, 4).unwrap()), (4, 4));
+    for name in [1, 3, 4, 5] {
+        assert_eq!(get(node.store(), name, 4).unwrap(), 4, "{name}");
+    }
+}
+
+/// The directory is mounted over, or moved away: another store is where this one was.
+#[test]
+fn owner_leaves_the_store_that_took_its_place_alone() {
+    let root = tempfile::tempdir().unwrap();
+    for fails in [true, false] {
+        let (dir, away) = (root.path().join("store"), root.path().join("away"));
+        let (schedule, node) = owner(&dir);
+        assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+        node.store().flush().unwrap();
+        if fails {
+            schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+            assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
+            assert!(node.store().flush().is_err());
+        }
+        std::fs::rename(&dir, &away).unwrap();
+        let mut other = Helper::opened(&dir);
+        assert_eq!((other.ask("role"), other.ask("put 3 4")), ("owner".into(), "4".into()));
+        assert_eq!(other.ask("flush"), "flushed");
+        schedule.heal();
+        if fails {
+            eventually("the handle is over", || node.is_replaced());
+            assert_eq!(probe(node.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);
+        }
+        let _ = node.close();
+        other.kill();
+        let node = ritornello_node::open(&options(&dir)).unwrap();
+        assert_eq!((get(node.store(), 3, 4).unwrap(), get(node.store(), 1, 4).unwrap()), (4, 0));
+        drop(node);
+        std::fs::remove_dir_all(&away).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }
 
 #[test]

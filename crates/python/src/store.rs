@@ -174,7 +174,7 @@ impl Store {
         })
     }
 
-    /// Ends a lease by its number, of this process or another. One that has ended is ignored.
+    /// Ends a lease of this process by its number. One that has ended is ignored.
     fn release(&self, py: Python<'_>, lease: u64) -> PyResult<()> {
         let node = self.handle.node(py)?;
         py.detach(|| node.store().release(LeaseNumber(lease))).or_raise(py)

@@ -25,6 +25,8 @@ pub enum ClientCall {
     DropScope,
     /// Changing the capacity or the directories.
     Reshape,
+    /// Setting codec, quota or retention of a scope.
+    Configure,
 }
 
 impl ClientCall {
@@ -35,6 +37,7 @@ impl ClientCall {
             Self::Clear => "clear",
             Self::DropScope => "drop_scope",
             Self::Reshape => "reshape",
+            Self::Configure => "configure",
         }
     }
 }
@@ -66,7 +69,7 @@ impl StorePolicy {
             Error::invalid(format!(
                 "the store's policy file cannot be read: {}; its lines are \
                  `allow_weak_hashes = true`, `allow_request_retention = true` (or `false`) and \
-                 `deny_clients = [\"clear\", \"drop_scope\", \"reshape\"]` (or some of them), and \
+                 `deny_clients = [\"clear\", \"drop_scope\", \"reshape\", \"configure\"]` (or some of them), and \
                  there are no others",
                 error.message().trim_end()
             ))

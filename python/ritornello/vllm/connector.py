@@ -120,6 +120,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 else:
                     self._guard = guard_of_engine()
         elif not why:
+            self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
             self._worker = WorkerSide(
                 self._store,
                 kv_cache_config.num_blocks,

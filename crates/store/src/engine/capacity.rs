@@ -145,7 +145,7 @@ impl Engine {
     }
 
     pub(super) fn directory(&self) -> Directory {
-        Directory::new(Arc::clone(&self.medium), &self.options.dir)
+        self.directory.clone()
     }
 
     /// A smaller capacity must hold what cannot be evicted.

@@ -35,6 +35,7 @@ pub use verify::{Finding, Verification};
 
 use crate::admission::{Admission, WriteBudget};
 use crate::budget::Budget;
+use crate::directory::Directory;
 use crate::eviction::{Eviction, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
@@ -85,6 +86,7 @@ pub type Alive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The owner of a store. The caller holds the directory's lock for as long as this lives.
 pub struct Engine {
+    directory: Directory,
     options: Options,
     manifest: RwLock<Arc<Manifest>>,
     budget: RwLock<Budget>,

@@ -25,8 +25,8 @@ use crate::stats::Counters;
 use crate::volumes::Whereabouts;
 use parking_lot::{Condvar, Mutex, RwLock};
 use ritornello_format::{
-    Error, ErrorKind, Extent, Manifest, Result, ScopeRegistry, ScopeSlot, StoredRegistry, UNIT,
-    VolumeMarker,
+    Error, ErrorKind, Extent, Manifest, Result, ScopeRegistry, ScopeSettings, ScopeSlot,
+    StoredRegistry, UNIT, VolumeMarker,
 };
 use ritornello_index::PrefixIndex;
 use ritornello_medium::Medium;
@@ -59,6 +59,7 @@ impl Engine {
         let started = Instant::now();
         let directory = Directory::new(Arc::clone(&medium), &options.dir);
         let mut manifest = directory.manifest_to_resize(options)?;
+        let directory = directory.anchored()?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
         if manifest.epoch == 0 {
             // Before any directory is marked with it, the store's identity is durable: a creation
@@ -140,7 +141,9 @@ impl Engine {
         let hidden = Hidden::new(&absent, &parents.collect());
         if scopes.len() > SCOPES_KEPT {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
-            scopes.forget(|slot| !used.contains(&slot))?;
+            // Whoever set something for a scope named it, and expects it to hold.
+            let set = |slot| scopes.settings(slot) != ScopeSettings::default();
+            scopes.forget(|slot| !used.contains(&slot) && !set(slot))?;
         }
         let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
         let mut eviction = options.eviction.build();
@@ -176,6 +179,7 @@ impl Engine {
             tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
         }
         let engine = Arc::new(Self {
+            directory,
             options: options.clone(),
             next_generation: AtomicU64::new(numbers::first(manifest.generations)),
             manifest: RwLock::new(Arc::new(manifest)),

@@ -103,7 +103,7 @@ impl Scopes {
     ) {
         let oldest_first = oldest_first(&self.live().read());
         for step in oldest_first.chunks(STEP_SCOPES) {
-            let state = state.lock();
+            let mut state = state.lock();
             let open = state.reservations.open.values();
             let written: HashSet<ScopeSlot> = open.map(|open| open.scope.slot).collect();
             let mut live = self.live().write();
@@ -116,6 +116,7 @@ impl Scopes {
                 }
                 if let Some(scope) = registry.table.scopes.get(slot) {
                     live.forget(*slot);
+                    state.usage.forget(*slot);
                     chosen.bytes += ScopeRegistry::registration(*slot, scope).len() as u64;
                     chosen.slots.push(*slot);
                 }
