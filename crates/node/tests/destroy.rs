@@ -117,7 +117,8 @@ fn the_index_of_a_store_in_use_is_not_converted_and_nobody_opens_it_meanwhile() 
     refused("a process owns");
     // A client has the owner's index, whatever it names.
     let client = open(&Options { index: Some(IndexKind::Run), ..options(dir.path()) }).unwrap();
-    assert_eq!(client.store().stats().unwrap().catalog.index, "memory");
+    let owned = options(dir.path()).index.unwrap_or(IndexKind::Memory);
+    assert_eq!(client.store().stats().unwrap().catalog.index, owned.word());
     client.close().unwrap();
     assert_eq!(owner.ask("role"), "owner");
     owner.finish();
