@@ -13,14 +13,19 @@ use std::collections::VecDeque;
 use std::io::{BufReader, stdin, stdout};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Sequences that a client keeps in the store.
-const LIVE: usize = 64;
+const LIVE: usize = 32;
 /// A client that was killed had put no more sequences than this that the command has not heard of.
 pub const UNHEARD: u64 = 2_000;
 /// A flush comes after so many rounds.
 const FLUSH_EVERY: u64 = 8;
+/// With this many sequences that no flush has covered, a round only flushes.
+const UNFLUSHED: usize = 16;
+/// Pages are retained for this many seconds, that is, throughout: one that was evicted would be taken for
+/// a lost one. With the limits above, all pages together stay below what one scope may have retained.
+const RETAIN: u64 = 24 * 3600;
 /// After a round that failed, and after an opening that did.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 /// Between two lines about its state.
@@ -60,6 +65,7 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
         next: from,
         node: None,
         put: Vec::new(),
+        strays: Vec::new(),
         live: VecDeque::new(),
         pages: vec![Vec::new(); PAGES],
         expected: vec![Vec::new(); PAGES],
@@ -80,6 +86,9 @@ struct Client {
     node: Option<Arc<Node>>,
     /// Sequences that were put since the last flush that succeeded.
     put: Vec<u64>,
+    /// Sequences of which pages may be in the store that no flush is to cover: deleted as soon as that
+    /// can be done, or they would fill the store, and evict what was flushed.
+    strays: Vec<u64>,
     /// Sequences that are to be found.
     live: VecDeque<u64>,
     pages: Vec<Vec<u8>>,
@@ -88,6 +97,9 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
+        // The first one says what of this client is in the store: nothing is put before.
+        let Ok(adopt) = orders.recv() else { return };
+        self.obey(adopt);
         loop {
             loop {
                 match orders.try_recv() {
@@ -134,18 +146,10 @@ impl Client {
         }
     }
 
-    /// What a client before has left unflushed would fill the store in time.
     fn adopt(&mut self, live: Vec<u64>) {
-        let strays = self.next.saturating_sub(UNHEARD)..self.next;
-        let strays: Vec<_> = strays
-            .filter(|number| !live.contains(number))
-            .map(|number| Sequence::new(self.number, number))
-            .collect();
+        let former = self.next.saturating_sub(UNHEARD)..self.next;
+        self.strays = former.filter(|number| !live.contains(number)).collect();
         self.live = live.into();
-        let keys: Vec<&[u8]> = strays.iter().flat_map(Sequence::keys).collect();
-        if let Ok(store) = self.open().map(|node| Arc::clone(node.store())) {
-            let _ = self.timed(|| store.delete(&scope(), &keys));
-        }
     }
 
     /// One put and one get, and now and then a flush and deletions.
@@ -153,24 +157,18 @@ impl Client {
         let store = Arc::clone(self.open()?.store());
         let role = self.node.as_ref().map_or("", |node| node.role().word());
         self.change(|state| role.clone_into(&mut state.role));
-        let (number, sequence) = (self.next, Sequence::new(self.number, self.next));
+        self.delete_strays(&store)?;
+        if self.put.len() >= UNFLUSHED {
+            self.flush(&store)?;
+        }
+        let number = self.next;
         self.next += 1;
         self.change(|state| state.next = number + 1);
-        sequence.fill(&mut self.pages);
-        let pages: Vec<&[u8]> = self.pages.iter().map(Vec::as_slice).collect();
-        let put = self.timed(|| {
-            let (terms, control) = (Terms::default(), Control::default());
-            let source = BorrowedPages::new(&pages);
-            store.put_batch(&scope(), &sequence.keys(), &source, &terms, &control)
-        })?;
-        self.change(|state| state.bytes += put.bytes);
-        if put.ok.iter().any(|ok| !ok) {
-            return Err(Error::retry("a put stored a part of its pages"));
+        if let Err(error) = self.put_and_get(&store, number) {
+            self.strays.push(number);
+            return Err(error);
         }
         self.put.push(number);
-        if self.get(&store, self.number, number)? < PAGES {
-            return Err(Error::retry("pages are not found that were put just now"));
-        }
         if self.next.is_multiple_of(FLUSH_EVERY) {
             self.flush(&store)?;
         }
@@ -178,12 +176,45 @@ impl Client {
             && let Some(oldest) = self.live.pop_front()
         {
             tell(&mut stdout().lock(), &Answer::Deleting(vec![oldest]));
-            self.timed(|| store.delete(&scope(), &Sequence::new(self.number, oldest).keys()))?;
+            self.strays.push(oldest);
+        }
+        self.delete_strays(&store)
+    }
+
+    fn delete_strays(&mut self, store: &Store) -> Result<()> {
+        let sequences: Vec<_> =
+            self.strays.iter().map(|&number| Sequence::new(self.number, number)).collect();
+        let keys: Vec<&[u8]> = sequences.iter().flat_map(Sequence::keys).collect();
+        if !keys.is_empty() {
+            self.timed(|| store.delete(&scope(), &keys))?;
+            self.strays.clear();
         }
         Ok(())
     }
 
-    /// What was put before a flush that fails may be gone: it is promised by no flush.
+    fn put_and_get(&mut self, store: &Store, number: u64) -> Result<()> {
+        let sequence = Sequence::new(self.number, number);
+        sequence.fill(&mut self.pages);
+        let pages: Vec<&[u8]> = self.pages.iter().map(Vec::as_slice).collect();
+        let put = self.timed(|| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let retain_until = now.as_secs() + RETAIN;
+            let (terms, control) = (Terms { parent: None, retain_until }, Control::default());
+            let source = BorrowedPages::new(&pages);
+            store.put_batch(&scope(), &sequence.keys(), &source, &terms, &control)
+        })?;
+        self.change(|state| state.bytes += put.bytes);
+        if put.ok.iter().any(|ok| !ok) {
+            return Err(Error::retry("a put stored a part of its pages"));
+        }
+        if self.get(store, self.number, number)? < PAGES {
+            return Err(Error::retry("pages are not found that were put just now"));
+        }
+        Ok(())
+    }
+
+    /// After a flush that fails with `Miss`, what was put before it may be gone; after another failure
+    /// the next flush must cover it.
     fn flush(&mut self, store: &Store) -> Result<()> {
         let put = std::mem::take(&mut self.put);
         match self.timed(|| store.flush()) {
@@ -193,12 +224,13 @@ impl Client {
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::Miss => {
-                let gone: Vec<_> =
-                    put.iter().map(|&number| Sequence::new(self.number, number)).collect();
-                let keys: Vec<&[u8]> = gone.iter().flat_map(Sequence::keys).collect();
-                self.timed(|| store.delete(&scope(), &keys)).map(|_| ())
+                self.strays.extend(put);
+                Ok(())
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                self.put = put;
+                Err(error)
+            }
         }
     }
 
@@ -241,6 +273,12 @@ impl Client {
             }
             lost.push(number);
         }
+        if !lost.is_empty()
+            && let Ok(stats) = self.open().and_then(|node| node.store().stats())
+        {
+            let evicted = stats.catalog.counters.get("pages_evicted").copied().unwrap_or_default();
+            why.push_str(&format!(" ({evicted} pages were evicted since the owner opened)"));
+        }
         tell(&mut stdout().lock(), &Answer::Checked { lost, why });
     }
 
@@ -272,7 +310,9 @@ impl Client {
         Ok(self.node.insert(node))
     }
 
+    /// A handle that is opened later answers for no put of this one.
     fn close(&mut self) {
+        self.strays.append(&mut self.put);
         if let Some(node) = self.node.take()
             && let Err(error) = node.close()
         {
