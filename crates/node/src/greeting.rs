@@ -59,16 +59,17 @@ impl<T: DeserializeOwned> First<T> {
         spoken: RangeInclusive<u32>,
         peer: &'static str,
     ) -> Result<Self> {
+        let foreign = || Error::invalid(format!("{peer} does not speak Ritornello's protocol"));
         let (magic, rest) = message.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
         let Some((version, rest)) = rest.split_first_chunk().filter(|_| *magic == MAGIC) else {
-            return Err(Error::invalid(format!("{peer} does not speak Ritornello's protocol")));
+            return Err(foreign());
         };
         let version = u32::from_le_bytes(*version);
-        let (oldest, body) = match rest.split_first_chunk() {
-            Some((oldest, body)) if version >= SAYS_OLDEST => {
-                (u32::from_le_bytes(*oldest).min(version), body)
-            }
-            _ => (version, rest),
+        let (oldest, body) = if version >= SAYS_OLDEST {
+            let Some((oldest, body)) = rest.split_first_chunk() else { return Err(foreign()) };
+            (u32::from_le_bytes(*oldest).min(version), body)
+        } else {
+            (version, rest)
         };
         if !spoken.contains(&version) {
             return Err(OtherVersion { oldest, newest: version }.error(peer));
@@ -146,7 +147,7 @@ mod tests {
             let first = First::<u8>::read(&written(version), OLDEST..=NEWEST, PEER).unwrap();
             assert_eq!(first, First { version, body: 7 });
         }
-        for other in [&b"GET / HTTP/1.1"[..], b"RTRN", b""] {
+        for other in [&b"GET / HTTP/1.1"[..], b"RTRN", b"", b"RTRN\x08\0\0\0\x01"] {
             let error = First::<u8>::read(other, OLDEST..=NEWEST, PEER).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         }

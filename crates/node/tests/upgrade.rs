@@ -157,7 +157,7 @@ fn owner_answers_an_unknown_version_in_its_newest() {
     let node = open(&options(dir.path())).unwrap();
     for version in [1u8, 99] {
         let mut stream = connect(&dir.path().join("owner.sock"));
-        stream.write_all(&framed(&[b"RTRN", &[version, 0, 0, 0][..], b"\0 x"].concat())).unwrap();
+        stream.write_all(&framed(&[b"RTRN", &[version, 0, 0, 0][..], b"\0 xx"].concat())).unwrap();
         let answer = read_message(&mut stream);
         assert_eq!(&answer[..12], b"RTRN\x08\0\0\0\x07\0\0\0");
         let said = String::from_utf8_lossy(&answer[12..]);

@@ -8,6 +8,9 @@ use std::fmt;
 /// What clients encode in URLs: all but the unreserved characters of RFC 3986, section 2.3.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
+/// Options that name a place: no secrets, and what a backend says of them helps.
+const PLACES: [&str; 4] = ["master", "host", "port", "region"];
+
 /// An address, taken apart. What a scheme makes of the parts is its own business.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
@@ -69,11 +72,14 @@ impl Address {
     }
 
     /// `text` without the values of the options: what a backend says may repeat them. Values of less than
-    /// four characters, which are no secrets, stay.
+    /// four characters, and those of `master`, `host`, `port` and `region`, are no secrets and stay.
     #[must_use]
     pub fn redact(&self, text: &str) -> String {
-        let values = self.options.iter().map(|(_, value)| value).filter(|value| value.len() >= 4);
-        let mut forms: Vec<String> = values.flat_map(|value| forms(value)).collect();
+        let hidden = |(name, value): &&(String, String)| {
+            value.len() >= 4 && !PLACES.contains(&name.as_str())
+        };
+        let values = self.options.iter().filter(hidden);
+        let mut forms: Vec<String> = values.flat_map(|(_, value)| forms(value)).collect();
         // A value may be a part of another one.
         forms.sort_unstable_by_key(|form| std::cmp::Reverse(form.len()));
         forms.iter().fold(text.to_owned(), |text, form| text.replace(form, "…"))
@@ -171,6 +177,9 @@ mod tests {
         let address = Address::parse("m:C?password=p%40s%2Fw'o%20rd").unwrap();
         let said = r"p@s/w'o rd p%40s%2Fw%27o%20rd p%40s/w%27o%20rd p%40s%2Fw%27o+rd p@s/w\'o rd";
         assert_eq!(address.redact(said), "… … … … …");
+        let address = Address::parse("m:C?master=127.0.0.1:50051&password=hunter2").unwrap();
+        let said = "127.0.0.1:50051 refuses hunter2";
+        assert_eq!(address.redact(said), "127.0.0.1:50051 refuses …");
         for text in ["s3://me:hun/ter2@bucket", "s3://me:hunter2", "s3://me@bucket"] {
             let error = Address::parse(text).unwrap_err().to_string();
             assert!(error.contains("no user") && !error.contains("ter2"), "{error}");
