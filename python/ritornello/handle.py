@@ -120,7 +120,7 @@ class Handle:
         self._hash = algorithm
 
     def require_hash(self, algorithm: str) -> str:
-        """Likewise. Returns what `refused_hash` does."""
+        """`expect_hash`, then `refused_hash`."""
         self.expect_hash(algorithm)
         return self.refused_hash(algorithm)
 

@@ -39,7 +39,7 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
 
 
 def open_existing(settings: StoreSettings) -> "Store":
-    """Likewise, but never makes a store."""
+    """Opens the store at the path, and never makes one."""
     from ritornello._core import Store
 
     return Store.open(settings.path, **settings.options())

@@ -65,7 +65,7 @@ impl Failure {
         };
         let mut failure = Self::unusable(error.to_string(), advice);
         if StoreReopening::caused(error) || is_disk_failure(error) {
-            // It was found out what is wrong with the store.
+            // The command found a problem of the store, which is exit code 1.
             failure.status = Status::Problems;
             failure.advice = "the disk (dmesg): the owner reopens the store by itself".to_owned();
         }

@@ -5,7 +5,7 @@ use ritornello_store::eviction::EvictionStats;
 use serde::Serialize;
 use std::io::Write;
 
-/// What ends the state of a poisoned store.
+/// How a poisoned store becomes usable again.
 pub const REOPENS: &str =
     "check the disk (dmesg); the owner reopens the store by itself when it takes writes again";
 

@@ -34,7 +34,7 @@ pub(crate) const OWNER: &str = "the process that owns this store";
 pub(crate) struct First<T> {
     /// The version that the body, and all that follows, is in.
     pub(crate) version: u32,
-    /// What the message says.
+    /// The hello or its answer.
     pub(crate) body: T,
 }
 

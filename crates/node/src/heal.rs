@@ -179,7 +179,7 @@ impl Switch {
             return Ok(false);
         }
         if home.is_elsewhere() && self.failure().is_some() {
-            // What fails is not what the path leads to. There, another owner may be at work.
+            // The failed store is not the one at the path, which may have another owner.
             return Err(self.leave_to_another_store());
         }
         if let Seat::Owner(owner) = &*self.seat() {

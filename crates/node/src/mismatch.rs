@@ -15,7 +15,7 @@ pub(crate) struct OwnerMismatch(Mutex<Option<(Holder, Instant, OtherVersion)>>);
 
 impl OwnerMismatch {
     /// # Errors
-    /// The one that was noted for this owner less than [`PAUSE`] ago.
+    /// The error noted for this owner less than [`PAUSE`] ago.
     pub(crate) fn check(&self, owner: Holder) -> Result<()> {
         match *self.0.lock() {
             Some((noted, at, versions)) if noted == owner && at.elapsed() < PAUSE => {

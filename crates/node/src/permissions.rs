@@ -1,4 +1,4 @@
-//! What an owner lets its clients do, by the store's policy file.
+//! The calls that an owner permits to its clients, from the store's policy file.
 
 use crate::protocol::Request;
 use ritornello_format::Result;

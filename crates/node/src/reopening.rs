@@ -2,7 +2,7 @@
 //!
 //! The process keeps the directory's lock throughout, so that no client takes the store over. Its own
 //! calls are answered at once: with a miss, or `Retry` where that would be made up. Clients are hung
-//! up on, and whoever says hello is told why it is not let in.
+//! up on, and a client that connects is told why it is refused.
 
 use crate::authority::Authority;
 use crate::home::Home;
@@ -107,7 +107,7 @@ impl Reopening {
     /// Gives up. The store stays as the failure left it, for the next owner.
     ///
     /// # Errors
-    /// As of [`Reopening::end_former`]. What is inside is the failure.
+    /// As of [`Reopening::end_former`]. The inner error is the failure that poisoned the store.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         if let Some(seat) = &*self.former.lock() {
             drop(seat.close()?);

@@ -98,7 +98,7 @@ fn rotated_key_is_used_by_the_next_request() {
 }
 
 #[test]
-#[ignore = "a part of another"]
+#[ignore = "the child process of the test above, which sets its environment"]
 fn rotates() {
     let Some((dir, address)) = directory_and_address() else { return };
     rotate(&dir, "one");
@@ -117,7 +117,7 @@ fn file_that_is_half_written_leaves_the_last_key_in_use() {
 }
 
 #[test]
-#[ignore = "a part of another"]
+#[ignore = "the child process of the test above, which sets its environment"]
 fn is_half_written() {
     let Some((dir, address)) = directory_and_address() else { return };
     rotate(&dir, "one");
@@ -135,7 +135,7 @@ fn file_that_comes_after_the_remote_was_opened_is_found() {
 }
 
 #[test]
-#[ignore = "a part of another"]
+#[ignore = "the child process of the test above, which sets its environment"]
 fn comes_late() {
     let Some((dir, address)) = directory_and_address() else { return };
     allow(&dir, "one");

@@ -27,7 +27,7 @@ pub fn foreign_directory(dir: &Path, owner: Owner) -> Error {
 }
 
 impl Directory {
-    /// Refuses a directory of another user. One that does not exist is no one's.
+    /// Refuses a directory of another user. A directory that does not exist passes.
     ///
     /// # Errors
     /// `Invalid` for another user's; those of the file system.

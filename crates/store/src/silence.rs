@@ -8,7 +8,7 @@ use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What a get or put says that was not answered, if `error` says so.
+/// The reason of a get or put that `error` left unanswered; `None` for other errors.
 pub(crate) fn reason(error: &Error) -> Option<&'static str> {
     if OwnerSilent::caused(error) {
         Some("owner_silent")

@@ -241,7 +241,7 @@ impl Store {
         self.check_batch(keys, bytes.source.len())?;
         let started = Instant::now();
         let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
-            // The registry is full: nobody can put pages of another scope.
+            // The registry is full: pages of a new scope cannot be put.
             Err(error) if error.kind() == ErrorKind::Miss => {
                 tracing::debug!(%error, "a put of a new scope was refused");
                 Ok(Outcome::none(keys.len(), "scopes"))

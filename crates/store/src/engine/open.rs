@@ -141,7 +141,7 @@ impl Engine {
         let hidden = Hidden::new(&absent, &parents.collect());
         if scopes.len() > SCOPES_KEPT {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
-            // Whoever set something for a scope named it, and expects it to hold.
+            // Settings of an empty scope must hold when its pages come back.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();
             scopes.forget(|slot| !used.contains(&slot) && !set(slot))?;
         }

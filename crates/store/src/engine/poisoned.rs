@@ -58,7 +58,7 @@ impl Engine {
     }
 }
 
-/// What a poisoned store answers to what would change it.
+/// The error of a call that would change a poisoned store.
 pub(super) fn refusal(cause: &str) -> Error {
     Error::retry(
         "a write or sync failed, so nothing written since the last flush is certain: the store takes \

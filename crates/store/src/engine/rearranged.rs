@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Scopes that differ in the arrangement of their pages only, after which new ones are not warned of:
 /// a caller with a size for every object, as LMCache with a serde has, is not told each time.
 const REARRANGED_MAX: usize = 8;
-/// Lines of one owner at most: whoever chooses salts could have one logged for each.
+/// Log lines of one owner at most: requests choose salts, and each could cause a line.
 const LINES_MAX: u32 = 64;
 
 /// The registered scopes by what they hold apart from its arrangement.

@@ -14,7 +14,7 @@ const STEP_SCOPES: usize = 256;
 /// has to look for scopes to drop.
 const SLACK: u64 = 64;
 
-/// What the registry may hold.
+/// Limits of the registry.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     scopes: u64,

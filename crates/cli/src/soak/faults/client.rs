@@ -1,4 +1,4 @@
-//! A client of the soak: what an engine's process does with its store, whatever happens to it.
+//! A client of the soak: puts, gets, flushes and deletes, as an engine's process does, through all faults.
 
 use super::message::{Answer, Order, State, Trouble, clock, hear, tell};
 use super::sequence::{PAGE_BYTES, PAGES, SALTED_BYTES, Sequence, salted, scope};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LIVE: usize = 32;
 /// A client that was killed had put no more sequences than this that the command has not heard of.
 pub const UNHEARD: u64 = 2_000;
-/// A flush comes after so many rounds.
+/// Rounds between two flushes.
 const FLUSH_EVERY: u64 = 8;
 /// With this many sequences that no flush has covered, a round only flushes.
 const UNFLUSHED: usize = 16;
@@ -152,7 +152,8 @@ impl Client {
         self.live = live.into();
     }
 
-    /// One put and one get, and now and then a flush and deletions.
+    /// Puts and gets one sequence. Flushes every [`FLUSH_EVERY`] rounds, and deletes the oldest sequences
+    /// beyond [`LIVE`].
     fn round(&mut self) -> Result<()> {
         let store = Arc::clone(self.open()?.store());
         let role = self.node.as_ref().map_or("", |node| node.role().word());

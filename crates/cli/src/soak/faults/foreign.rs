@@ -1,4 +1,4 @@
-//! An owner of a version that nobody else speaks: it has the lock, listens, and refuses everybody.
+//! An owner of an unknown protocol version: holds the directory's lock, and refuses every client.
 
 use crate::exit::Failure;
 use rustix::fs::{AtFlags, FlockOperation, fcntl_lock, unlinkat};

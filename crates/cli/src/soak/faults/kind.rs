@@ -16,7 +16,7 @@ const FEW_FILES: u64 = 24;
 /// The user that a directory is given to; any that is not this one.
 const NOBODY: u32 = 65_534;
 
-/// What can happen.
+/// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -79,7 +79,7 @@ pub struct Scene<'a> {
     pub clients: Vec<Process<'a>>,
 }
 
-/// What is to be undone.
+/// How to end a fault.
 pub enum Fault {
     /// Nothing.
     Passed,

@@ -14,7 +14,7 @@ pub enum Order {
     Break(Trouble),
     /// They succeed again.
     Heal,
-    /// Register this many scopes that nobody asked for before, with a page each.
+    /// Register this many new scopes, and put one page in each.
     Salts(u64),
     /// Read these sequences of a client, and report on them.
     Check {
@@ -25,7 +25,7 @@ pub enum Order {
     },
 }
 
-/// What a client's file system does.
+/// Faults injected into a client's file system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Trouble {
     /// `EIO` from `fdatasync(2)` and `fsync(2)`.
@@ -45,7 +45,7 @@ pub enum Answer {
     Flushed(Vec<u64>),
     /// It is about to delete these: they need not be found any more.
     Deleting(Vec<u64>),
-    /// What came of [`Order::Check`].
+    /// The answer to [`Order::Check`].
     Checked {
         /// Sequences that were not found whole.
         lost: Vec<u64>,
@@ -65,7 +65,7 @@ pub struct State {
     pub began: u64,
     /// Bytes put and got.
     pub bytes: u64,
-    /// Bytes that were not what they should have been.
+    /// Bytes read that differ from the bytes put.
     pub wrong_bytes: u64,
     /// Milliseconds that the slowest call took.
     pub slowest: u64,
@@ -85,7 +85,7 @@ pub fn tell(to: &mut impl Write, message: &impl Serialize) {
     }
 }
 
-/// Messages until the other side ends; what is not understood is passed over.
+/// Reads messages until the other process ends. Skips lines that are not messages.
 pub fn hear<T: for<'a> Deserialize<'a>>(from: impl BufRead) -> impl Iterator<Item = T> {
     from.lines().map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok())
 }

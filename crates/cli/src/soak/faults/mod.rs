@@ -32,7 +32,7 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-/// A fault lasts so many milliseconds, at least and at most.
+/// Shortest and longest duration of a fault, in milliseconds.
 const LENGTH: (u64, u64) = (300, 4_000);
 /// A client that does not serve by then never will.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -41,7 +41,7 @@ const LOOKS: u32 = 5;
 /// Between those.
 const LOOK_AGAIN: Duration = Duration::from_millis(300);
 
-/// What came of the faults of one kind.
+/// Results of all faults of one kind.
 #[derive(Debug, Serialize)]
 struct Outcome {
     kind: Kind,

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Between two looks at a process or at what it said.
 pub const LOOK: Duration = Duration::from_millis(10);
 
-/// What a client has said, in all its lives.
+/// Everything reported by a client, over all its restarts.
 #[derive(Debug, Default)]
 pub struct Heard {
     /// Of its present life.
@@ -120,12 +120,12 @@ impl<'a> Process<'a> {
         Ok(())
     }
 
-    /// What it has said so far.
+    /// The reports so far.
     pub fn heard(&self) -> MutexGuard<'_, Heard> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has it do something. One that is not started hears nothing.
+    /// Sends an order. Does nothing if the client is not running.
     pub fn order(&mut self, order: &Order) {
         if let Some(life) = &mut self.life {
             tell(&mut life.input, order);
