@@ -145,9 +145,20 @@ $(STAMPS)/mooncake: $(STAMPS)/wheel $(wildcard engines/mooncake/*) engines/envir
 
 # ---- checks
 
-test: $(SUITES) ## all tests but the long ones
+# All suites run, so that one failure does not hide another. The last lines say how long each took.
+define run_suites
+@trap 'exit 130' INT; status=0; times=; for suite in $(1); do \
+	began=$$(date +%s); result=passed; \
+	$(MAKE) --no-print-directory $$suite || { result=FAILED; status=1; }; \
+	times="$$times$$suite $$result after $$(($$(date +%s) - began)) s\n"; \
+done; printf "$$times"; exit $$status
+endef
 
-test-all: $(call shard,$(SUITES) $(LONG_SUITES)) ## all tests; SHARD=2/3 runs the second third
+test: ## all tests but the long ones
+	$(call run_suites,$(SUITES))
+
+test-all: ## all tests; SHARD=2/3 runs the second third
+	$(call run_suites,$(call shard,$(SUITES) $(LONG_SUITES)))
 
 test-rust: $(LSM)/env
 	. $(LSM)/env && $(CARGO) test --workspace $(FEATURES) --locked --quiet --no-fail-fast
