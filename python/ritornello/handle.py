@@ -7,13 +7,14 @@ back-off: calls meanwhile return at once. Failures are counted, and logged once 
 import logging
 from collections.abc import Callable
 from logging import Logger
+from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 from weakref import finalize, ref
 
 from ritornello.errors import InvalidError, RitornelloError, SettingError
-from ritornello.opening import device, open_existing, open_store
+from ritornello.opening import mount_point, open_existing, open_store
 from ritornello.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Handle:
         self._announced = False
         self._store: Store | None = None
         self._hash = ""
-        self._device: int | None = None
+        self._mount: Path | None = None
         self._refusal: tuple[Store, str, str] | None = None
         self._pause = PAUSE
         self._opened_at = self._lost_at = monotonic()
@@ -184,11 +185,10 @@ class Handle:
 
     def _open(self) -> "Store":
         # After an unmount the path leads to the file system below: no place for a store.
-        here = device(self._settings)
-        if self._device not in (None, here):
+        if self._mount is not None and not self._mount.is_mount():
             return open_existing(self._settings)
         store = open_store(self._settings, self._logger)
-        self._device = device(self._settings)
+        self._mount = mount_point(self._settings)
         return store
 
     def _give_up(self, store: "Store", doing: str, error: BaseException) -> bool:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ritornello._core import Store
 
 MIB = 1 << 20
-# The policy file of a store.
-POLICY = "policy.toml"
+# What the core says of a directory in which a store can be made, if it is given a capacity.
+NO_STORE = "there is no store here yet"
 
 
 def open_store(settings: StoreSettings, logger: Logger) -> "Store":
@@ -25,9 +25,8 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
         return Store.open(settings.path, settings.capacity, **options)
     try:
         return Store.open(settings.path, **options)
-    except InvalidError:
-        # A policy may be written before there is a store.
-        if path.is_dir() and any(entry.name != POLICY for entry in path.iterdir()):
+    except InvalidError as error:
+        if NO_STORE not in str(error):
             raise
         capacity = default_capacity(path)
         logger.warning(
@@ -45,9 +44,10 @@ def open_existing(settings: StoreSettings) -> "Store":
     return Store.open(settings.path, **settings.options())
 
 
-def device(settings: StoreSettings) -> int:
-    """Number of the device that the store is or would be on."""
-    return nearest(Path(settings.path)).stat().st_dev
+def mount_point(settings: StoreSettings) -> Path:
+    """Mount point of the file system that the store is on."""
+    place = nearest(Path(settings.path)).resolve()
+    return next(part for part in (place, *place.parents) if part.is_mount())
 
 
 def default_capacity(path: Path) -> int:

@@ -95,6 +95,19 @@ def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_default_capacity_needs_no_empty_directory(tmp_path: Path) -> None:
+    settings = StoreSettings(str(tmp_path))
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InvalidError, match="not a Ritornello store"):
+        open_store(settings, logging.getLogger())
+    (tmp_path / "thesis.tex").rename(tmp_path / "policy.toml")
+    (tmp_path / "policy.toml").write_text("")
+    # As the root of an ext4 file system, and after a creation that was cut off.
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "LOCK").touch()
+    open_store(settings, logging.getLogger()).close()
+
+
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("")

@@ -6,6 +6,7 @@ names what is missing. `real_device.py` makes the devices.
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ from support import blank, keys_of, pages_of
 
 import ritornello as rt
 from ritornello.errors import FatalError, RetryError, RitornelloError
+from ritornello.handle import Handle
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import QuietStore
+from ritornello.settings import StoreSettings
 
 PAGE_BYTES = 256 << 10
 # Keys do not chain: a page that is lost hides no other.
@@ -379,6 +382,44 @@ def test_directory_mounted_later_serves_open_store(
             time.sleep(0.5)
         missing = len(keys + more) - len(read(store, keys + more))
         assert missing == 0, f"{missing} of {len(keys + more)} flushed pages are still misses"
+
+
+@pytest.mark.parametrize("has_store", [True, False], ids=["with a store", "empty"])
+@pytest.mark.parametrize("folder", [".", "kv"])
+def test_late_mount_moves_engine_to_its_disk(
+    make_disk: Callable[..., Disk], folder: str, has_store: bool
+) -> None:
+    disk = make_disk("late", 2048)
+    path = disk.path / folder
+    before: list[bytes] = []
+    if has_store:
+        with rt.Store.open(path, "1GiB") as store:
+            before = put_small(store, "before", 2)
+    disk.unmount()
+    # Default settings: an engine that starts before the mount makes a store.
+    handle = Handle(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
+
+    def found(keys: list[bytes]) -> int:
+        return handle.ask("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
+
+    try:
+        below = handle.ask("put", lambda store: put_small(store, "below", 2), [])
+        assert found(below) == 400
+        disk.mount()
+        mounted = time.monotonic()
+        while found(below) > 0 or not handle.open():
+            assert time.monotonic() < mounted + 20, "the engine stays below the mount point"
+            time.sleep(0.05)
+        assert found(before) == len(before)
+        after = handle.ask("put", lambda store: put_small(store, "after", 2), [])
+        assert found(after) == 400
+    finally:
+        handle.close()
+    with rt.Store.open(path) as store:
+        assert sum(store.exists(SMALL_SCOPE, after)) == 400
+    disk.unmount()
+    with rt.Store.open(path) as store:
+        assert [sum(store.exists(SMALL_SCOPE, keys)) for keys in (below, after)] == [400, 0]
 
 
 def test_full_directory_is_used_all_the_same(

@@ -33,9 +33,10 @@ impl Backend {
             names.iter().filter(|name| name.to_str().is_some_and(|n| self.owns(n))).collect();
         for name in &own {
             let path = dir.join(name);
+            let host = medium.host_path(&path);
             match self {
-                // RocksDB is no user of the medium: its directory is one of the host's.
-                Self::Lsm if path.is_dir() => fs::remove_dir_all(&path)?,
+                // RocksDB makes its files beside the medium.
+                Self::Lsm if host.is_dir() => fs::remove_dir_all(&host)?,
                 _ => medium.remove(&path)?,
             }
         }

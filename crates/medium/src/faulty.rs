@@ -83,12 +83,12 @@ impl Medium for Faulty {
         self.inner.owner(dir)
     }
 
-    fn identity(&self, dir: &Path) -> io::Result<Option<(u64, u64)>> {
-        self.inner.identity(dir)
-    }
-
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         self.inner.close_to_others(dir)
+    }
+
+    fn host_path(&self, path: &Path) -> PathBuf {
+        self.inner.host_path(path)
     }
 }
 

@@ -81,10 +81,6 @@ impl Medium for Host {
         Ok(Owner::of(&std::fs::metadata(dir)?))
     }
 
-    fn identity(&self, dir: &Path) -> io::Result<Option<(u64, u64)>> {
-        std::fs::metadata(dir).map(|found| Some((found.dev(), found.ino())))
-    }
-
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         let dir = open_dir(dir)?;
         if !Owner::of(&dir.metadata()?).is_this_user {

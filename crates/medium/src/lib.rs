@@ -4,7 +4,7 @@
 //! traits, so that tests can put a faulty or a forgetful disk underneath everything.
 //!
 //! **Promises.** [`Host`] is the machine's own file system, nothing added. [`Faulty`] fails on
-//! schedule; [`SimDisk`] loses and tears what was not synced when it crashes. A [`SimProcess`] on it can
+//! schedule; [`Anchored`] stays in a directory that is moved or mounted over; [`SimDisk`] loses and tears what was not synced when it crashes. A [`SimProcess`] on it can
 //! be killed with writes in flight, and directories of it can be unmounted.
 //!
 //! **May not know** what is stored: this crate sees bytes and paths.
@@ -15,9 +15,10 @@ use std::ffi::OsString;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+mod anchored;
 mod change;
 mod faulty;
 mod host;
@@ -27,6 +28,7 @@ mod sim;
 mod sparse;
 mod tree;
 
+pub use anchored::Anchored;
 pub use faulty::Faulty;
 pub use host::Host;
 pub use owner::Owner;
@@ -80,15 +82,15 @@ pub trait Medium: Send + Sync + Debug {
         let _ = dir;
         Ok(Owner::this_user())
     }
-    /// Device and inode of the directory `dir`. A simulated disk has none.
-    fn identity(&self, dir: &Path) -> io::Result<Option<(u64, u64)>> {
-        let _ = dir;
-        Ok(None)
-    }
     /// Takes all rights to a directory of this user from other users: mode 0700.
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         let _ = dir;
         Ok(())
+    }
+    /// The path by which a library that opens files beside the medium reaches `path`. It holds for as
+    /// long as the medium lives.
+    fn host_path(&self, path: &Path) -> PathBuf {
+        path.to_owned()
     }
 }
 

@@ -1,4 +1,5 @@
-//! Reopening a poisoned store, in the process that owns it.
+//! Reopening a poisoned store, in the process that owns it, and leaving one whose path leads to another
+//! place by now.
 //!
 //! A failed write or sync poisons an engine for good, because the kernel may have dropped what it
 //! could not write, and reports success afterwards. What is certain is on the disk. So the owner
@@ -8,7 +9,11 @@
 //!
 //! ```text
 //!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next term
+//!   any ── a disk is mounted over the directory ──▶ Closed
 //! ```
+//!
+//! The second serves a late mount: an engine that starts before its disk is mounted makes a store below the
+//! mount point. Every process leaves it soon after the mount, and its caller opens the path again.
 
 use crate::owner::Owner;
 use crate::reopening::Reopening;
@@ -30,6 +35,8 @@ const CALM: Duration = Duration::from_secs(60);
 const WRITES_PATIENCE: Duration = Duration::from_secs(5);
 /// And this long for its calls to leave the poisoned engine: later ones wait for that.
 const CALLS_PATIENCE: Duration = Duration::from_millis(200);
+/// The directory's path is looked at this often.
+const PATH_PERIOD: Duration = Duration::from_secs(2);
 /// A store that fails, or cannot be reopened, is logged this often at most.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
 
@@ -56,11 +63,16 @@ impl Bell {
         self.0.wake_all();
     }
 
-    /// Waits for a ring; `false` if the thread is to end.
-    fn wait(&self) -> bool {
+    /// Waits for a ring, `period` at most; `false` if the thread is to end.
+    fn wait(&self, period: Duration) -> bool {
+        let until = Instant::now() + period;
         let mut state = self.0.lock();
         while !state.rung && !state.stopped {
-            state = self.0.wait(state);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.0.wait_for(state, left);
         }
         state.rung = false;
         !state.stopped
@@ -129,9 +141,12 @@ pub(crate) fn start(switch: &Arc<Switch>) -> Result<()> {
 fn run(switch: &Weak<Switch>, bell: &Bell) {
     let mut backoff = Backoff::default();
     let mut said = Said::default();
-    while bell.wait() {
+    while bell.wait(PATH_PERIOD) {
         let failed = Instant::now();
         let Some(owner) = switch.upgrade() else { return };
+        if owner.leave_if_superseded(bell) {
+            return;
+        }
         let (cause, dir) = (owner.failure(), owner.opening.home.path().to_owned());
         drop(owner);
         let Some(cause) = cause else { continue };
@@ -165,6 +180,43 @@ fn run(switch: &Weak<Switch>, bell: &Bell) {
 }
 
 impl Switch {
+    /// Leaves a store that belongs at the new place of its path (see [`Home::is_superseded`]): it is
+    /// closed where it is, and the process may open the path again. Returns whether it did; if calls are
+    /// on their way, it is to be tried again.
+    ///
+    /// [`Home::is_superseded`]: crate::home::Home::is_superseded
+    fn leave_if_superseded(&self, bell: &Bell) -> bool {
+        let home = &self.opening.home;
+        let is_closing = || self.opening.closing.load(Ordering::Acquire);
+        if !home.is_superseded() {
+            return false;
+        }
+        let Some(_turn) = self.changing.try_lock_until(Instant::now() + WRITES_PATIENCE) else {
+            return false;
+        };
+        let quiet = !is_closing() && self.ledger.close(Instant::now() + WRITES_PATIENCE);
+        let seat = quiet.then(|| self.seat.try_write_for(CALLS_PATIENCE)).flatten();
+        let Some(mut seat) = seat else {
+            self.ledger.reopen(&self.opening.closing);
+            return false;
+        };
+        let dir = home.path().display();
+        tracing::warn!(%dir, "a disk was mounted over the store, or another store took its place: it is \
+            left, and the next call opens what is there now");
+        let left = std::mem::replace(&mut *seat, Arc::new(Seat::Closed));
+        drop(seat);
+        self.replaced.store(true, Ordering::Release);
+        // The lock is kept until no call is in the engine.
+        while let Err(error) = left.close().map(drop) {
+            tracing::debug!(%error, %dir, "the store that is left cannot be closed yet");
+            if !bell.sleep(PAUSES.0) {
+                break;
+            }
+        }
+        home.lock.close();
+        true
+    }
+
     /// Reopens the store if this process owns it and it is poisoned. Returns whether it did.
     ///
     /// # Errors
@@ -248,16 +300,18 @@ mod tests {
 
     #[test]
     fn stopping_ends_a_sleep_and_a_ring_does_not() {
+        const HOUR: Duration = Duration::from_secs(3600);
         let bell = Bell::default();
+        assert!(bell.wait(Duration::from_millis(1)), "the period is over");
         bell.ring();
-        assert!(bell.wait() && bell.sleep(Duration::from_millis(1)));
+        assert!(bell.wait(HOUR) && bell.sleep(Duration::from_millis(1)));
         bell.ring();
         assert!(bell.sleep(Duration::from_millis(1)));
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| bell.sleep(Duration::from_secs(3600)));
+            let sleeper = scope.spawn(|| bell.sleep(HOUR));
             bell.stop();
             assert!(!sleeper.join().unwrap());
         });
-        assert!(!bell.wait(), "stopped");
+        assert!(!bell.wait(HOUR), "stopped");
     }
 }

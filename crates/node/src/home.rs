@@ -11,7 +11,7 @@ use crate::mismatch::OwnerMismatch;
 use crate::process::Process;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_medium::Owner;
+use ritornello_medium::{Anchored, Medium, Owner};
 use ritornello_store::foreign_directory;
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
@@ -20,6 +20,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The directory of the clients' lock files.
 pub(crate) const CLIENTS: &str = "clients";
@@ -49,6 +50,8 @@ pub(crate) struct Home {
     pub(crate) mismatch: OwnerMismatch,
     path: PathBuf,
     identity: Identity,
+    /// The mount point below which the directory was opened.
+    mount: PathBuf,
     dir: File,
 }
 
@@ -80,6 +83,7 @@ impl Home {
             mismatch: OwnerMismatch::default(),
             path: path.to_owned(),
             identity: Identity { device: found.dev(), inode: found.ino() },
+            mount: mount_point(path),
             dir,
         })
     }
@@ -99,9 +103,30 @@ impl Home {
         Identity::of(&self.path).ok() != Some(self.identity)
     }
 
+    /// Whether the store belongs at the path's new place: a disk was mounted over this directory, or
+    /// the path leads to another store. After an unmount it does not: what lies below a mount point is
+    /// no place for a store that was on the mounted disk.
+    pub(crate) fn is_superseded(&self) -> bool {
+        if !self.is_elsewhere() || !is_mount_point(&self.mount) {
+            return false;
+        }
+        // A disk that was mounted above the directory may not have it yet.
+        let device = self.path.ancestors().find_map(|part| Identity::of(part).ok());
+        device.is_some_and(|found| found.device != self.identity.device)
+            || self.path.join("MANIFEST").exists()
+    }
+
+    /// `medium` with the store's files reached through this directory, wherever the path leads later.
+    ///
+    /// # Errors
+    /// Those of `dup(2)`.
+    pub(crate) fn anchor(&self, medium: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
+        Ok(Arc::new(Anchored::new(medium, &self.path, self.dir.try_clone()?)))
+    }
+
     /// Takes the directory's lock if nobody else has it.
     pub(crate) fn try_own(&self) -> Result<bool> {
-        // The engine goes by the path.
+        // Whoever opens the store by its path would not find this owner.
         if self.is_elsewhere() {
             return Err(Error::fatal(
                 "the store's directory was moved or replaced: open it again where it is now",
@@ -109,6 +134,18 @@ impl Home {
             .with("dir", self.path.display()));
         }
         self.lock.try_acquire(self.dir())
+    }
+}
+
+fn mount_point(path: &Path) -> PathBuf {
+    path.ancestors().find(|part| is_mount_point(part)).unwrap_or(Path::new("/")).to_owned()
+}
+
+fn is_mount_point(path: &Path) -> bool {
+    let Some(parent) = path.parent() else { return true };
+    match (Identity::of(path), Identity::of(parent)) {
+        (Ok(here), Ok(above)) => here.device != above.device,
+        _ => false,
     }
 }
 

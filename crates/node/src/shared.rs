@@ -1,7 +1,7 @@
 //! What all handles of one process on one directory share.
 
 use crate::heal;
-use crate::home::Home;
+use crate::home::{Home, unusable};
 use crate::node::Role;
 use crate::permissions::ClientPermissions;
 use crate::seat::{Opening, Seat};
@@ -48,6 +48,8 @@ impl Shared {
         policy: StorePolicy,
         until: Instant,
     ) -> Result<Self> {
+        let anchored = home.anchor(medium);
+        let medium = anchored.map_err(|error| unusable(home.path(), error))?;
         let home = Arc::new(home);
         let opening = Opening {
             home: Arc::clone(&home),

@@ -55,7 +55,7 @@ pub(crate) struct Switch {
     /// Times that this process has reopened the store.
     pub(crate) reopenings: AtomicU64,
     /// Another store has taken this one's place.
-    replaced: AtomicBool,
+    pub(crate) replaced: AtomicBool,
 }
 
 /// A search for a seat that was in vain.

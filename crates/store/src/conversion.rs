@@ -224,7 +224,7 @@ pub(crate) fn open_index(
         #[cfg(feature = "lsm")]
         IndexKind::Lsm => {
             let options = ritornello_index::LsmOptions::within(budget.index_bytes);
-            Arc::new(ritornello_index::LsmIndex::open(dir, &options)?)
+            Arc::new(ritornello_index::LsmIndex::open(&medium.host_path(dir), &options)?)
         }
     })
 }

@@ -64,26 +64,13 @@ pub(crate) const VOLUMES_MAX: usize = 256;
 pub struct Directory {
     pub(crate) medium: Arc<dyn Medium>,
     path: PathBuf,
-    /// Device and inode of the directory that files are replaced in: `path` may lead to another one
-    /// later, with another store in it. `None`: whatever `path` leads to.
-    identity: Option<(u64, u64)>,
 }
 
 impl Directory {
     /// The directory at `path`.
     #[must_use]
     pub fn new(medium: Arc<dyn Medium>, path: &Path) -> Self {
-        Self { medium, path: path.to_owned(), identity: None }
-    }
-
-    /// The directory that the path leads to now: files are replaced in no other one.
-    ///
-    /// # Errors
-    /// Those of the file system.
-    pub(crate) fn anchored(mut self) -> Result<Self> {
-        let identity = self.medium.identity(&self.path);
-        self.identity = identity.map_err(|error| self.refused(error))?;
-        Ok(self)
+        Self { medium, path: path.to_owned() }
     }
 
     /// The manifest, or its copy if the manifest is damaged or cannot be read; `None` where no
@@ -488,12 +475,6 @@ impl Directory {
 
     /// New file, its bytes durable, renamed over the old one. Returns it.
     fn rename_over(&self, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Arc<dyn MediumFile>> {
-        if dir == self.path
-            && let Some(identity) = self.identity
-            && self.medium.identity(dir)? != Some(identity)
-        {
-            return Err(io::Error::other("the path leads to another directory by now"));
-        }
         let new = dir.join(format!("{name}.new"));
         let file = self.medium.open(&new, Access { write: true, create: true, direct: false })?;
         file.set_len(0)?;

@@ -65,9 +65,6 @@ pub struct SoakArgs {
     /// With --faults and --join: the client's number, and that of its first sequence behind a colon
     #[arg(long, hide = true, requires = "join", value_parser = client)]
     pub client: Option<(u64, u64)>,
-    /// With --client: no store is made
-    #[arg(long, hide = true, requires = "client")]
-    pub existing: bool,
     /// With --client: the soft limit of open files
     #[arg(long, hide = true, requires = "client")]
     pub open_files: Option<u64>,

@@ -79,8 +79,11 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let options = |dir: &Path| Options { scrub_rate: SCRUB_RATE, ..Options::new(dir) };
     if let (Some(dir), Some((number, from))) = (&args.join, args.client) {
         limit_open_files(args.open_files)?;
-        let options =
-            Options { capacity: (!args.existing).then_some(args.capacity), ..Options::new(dir) };
+        let options = Options {
+            capacity: Some(args.capacity),
+            segment_bytes: Some(SEGMENT_BYTES),
+            ..Options::new(dir)
+        };
         return Ok(faults::client(options, number, from));
     }
     if args.faults {

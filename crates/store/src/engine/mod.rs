@@ -86,6 +86,8 @@ pub type Alive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The owner of a store. The caller holds the directory's lock for as long as this lives.
 pub struct Engine {
+    /// Dropped before the medium: RocksDB goes by its [`Medium::host_path`] to the end.
+    index: Arc<dyn PrefixIndex>,
     directory: Directory,
     options: Options,
     manifest: RwLock<Arc<Manifest>>,
@@ -94,7 +96,6 @@ pub struct Engine {
     shape: Mutex<()>,
     medium: Arc<dyn Medium>,
     segments: Arc<Segments>,
-    index: Arc<dyn PrefixIndex>,
     scopes: Scopes,
     clock: RecencyClock,
     time: StoreClock,

@@ -59,7 +59,6 @@ impl Engine {
         let started = Instant::now();
         let directory = Directory::new(Arc::clone(&medium), &options.dir);
         let mut manifest = directory.manifest_to_resize(options)?;
-        let directory = directory.anchored()?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
         if manifest.epoch == 0 {
             // Before any directory is marked with it, the store's identity is durable: a creation

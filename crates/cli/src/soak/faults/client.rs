@@ -64,6 +64,8 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
         number,
         next: from,
         node: None,
+        home: String::new(),
+        is_home: false,
         put: Vec::new(),
         strays: Vec::new(),
         live: VecDeque::new(),
@@ -84,6 +86,10 @@ struct Client {
     /// The number of the next sequence.
     next: u64,
     node: Option<Arc<Node>>,
+    /// Identity of the store of the soak.
+    home: String,
+    /// Whether `node` is that one.
+    is_home: bool,
     /// Sequences that were put since the last flush that succeeded.
     put: Vec<u64>,
     /// Sequences of which pages may be in the store that no flush is to cover: deleted as soon as that
@@ -110,10 +116,11 @@ impl Client {
             }
             let began = clock();
             let done = self.round();
-            let is_open = self.node.is_some();
+            let (is_open, is_home) = (self.node.is_some(), self.is_home);
             self.change(|state| match &done {
                 Ok(()) => {
                     (state.rounds, state.began) = (state.rounds + 1, began);
+                    state.is_home = is_home;
                     state.trouble.clear();
                 }
                 Err(error) => state.trouble = error.to_string(),
@@ -129,7 +136,7 @@ impl Client {
 
     fn obey(&mut self, order: Order) {
         match order {
-            Order::Adopt(live) => self.adopt(live),
+            Order::Adopt { store, live } => self.adopt(store, live),
             Order::Break(trouble) => {
                 let rule = |fault, op| self.schedule.add(Rule::always(fault).on(op));
                 match trouble {
@@ -146,25 +153,29 @@ impl Client {
         }
     }
 
-    fn adopt(&mut self, live: Vec<u64>) {
+    fn adopt(&mut self, store: String, live: Vec<u64>) {
+        self.home = store;
         let former = self.next.saturating_sub(UNHEARD)..self.next;
         self.strays = former.filter(|number| !live.contains(number)).collect();
         self.live = live.into();
     }
 
-    /// Puts and gets one sequence. Flushes every [`FLUSH_EVERY`] rounds, and deletes the oldest sequences
+    /// Puts and gets one sequence. On the store of the soak, flushes every [`FLUSH_EVERY`] rounds, and deletes the oldest sequences
     /// beyond [`LIVE`].
     fn round(&mut self) -> Result<()> {
         let store = Arc::clone(self.open()?.store());
         let role = self.node.as_ref().map_or("", |node| node.role().word());
         self.change(|state| role.clone_into(&mut state.role));
+        if !self.is_home {
+            let number = self.take_number();
+            self.put_and_get(&store, number)?;
+            return self.timed(|| store.flush());
+        }
         self.delete_strays(&store)?;
         if self.put.len() >= UNFLUSHED {
             self.flush(&store)?;
         }
-        let number = self.next;
-        self.next += 1;
-        self.change(|state| state.next = number + 1);
+        let number = self.take_number();
         if let Err(error) = self.put_and_get(&store, number) {
             self.strays.push(number);
             return Err(error);
@@ -180,6 +191,13 @@ impl Client {
             self.strays.push(oldest);
         }
         self.delete_strays(&store)
+    }
+
+    fn take_number(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.change(|state| state.next = number + 1);
+        number
     }
 
     fn delete_strays(&mut self, store: &Store) -> Result<()> {
@@ -305,7 +323,9 @@ impl Client {
             None => {
                 self.change(|state| state.role.clear());
                 let medium = Faulty::new(Arc::new(Host), self.schedule.clone()).with_descriptors();
-                ritornello_node::open_on(Arc::new(medium), &self.options)?
+                let node = ritornello_node::open_on(Arc::new(medium), &self.options)?;
+                self.is_home = node.store().stats()?.catalog.uuid == self.home;
+                node
             }
         };
         Ok(self.node.insert(node))

@@ -6,6 +6,7 @@ use super::process::Process;
 use crate::exit::Failure;
 use rustix::process::Signal;
 use serde::Serialize;
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
@@ -87,8 +88,8 @@ pub enum Fault {
     Stopped(usize),
     /// Operations fail.
     Broken,
-    /// The directory is somewhere else.
-    Moved(PathBuf),
+    /// The directory is somewhere else. Another one is in its place, which goes `below`.
+    Moved { away: PathBuf, below: PathBuf },
     /// The directory had this mode and user.
     Permitted { mode: u32, user: u32 },
     /// Another process has the directory.
@@ -105,15 +106,15 @@ impl Scene<'_> {
         let owner = owner.unwrap_or(0);
         let other = (owner + 1) % self.clients.len();
         match kind {
-            Kind::OwnerKilled => self.restart(owner, Some(self.capacity), None)?,
-            Kind::ClientKilled => self.restart(other, Some(self.capacity), None)?,
+            Kind::OwnerKilled => self.restart(owner, self.capacity, None)?,
+            Kind::ClientKilled => self.restart(other, self.capacity, None)?,
             Kind::FewOpenFiles => {
-                self.restart(other, Some(self.capacity), Some(FEW_FILES))?;
-                self.restart(owner, Some(self.capacity), Some(FEW_FILES))?;
+                self.restart(other, self.capacity, Some(FEW_FILES))?;
+                self.restart(owner, self.capacity, Some(FEW_FILES))?;
             }
             Kind::OtherCapacity => {
-                self.restart(other, Some(self.capacity / 4 * 3), None)?;
-                self.restart(owner, Some(self.capacity / 8 * 7), None)?;
+                self.restart(other, self.capacity / 4 * 3, None)?;
+                self.restart(owner, self.capacity / 8 * 7, None)?;
             }
             Kind::OwnerStopped => return Ok(self.stop(owner)),
             Kind::ClientStopped => return Ok(self.stop(other)),
@@ -123,11 +124,13 @@ impl Scene<'_> {
             Kind::ManySalts => self.clients[other].order(&Order::Salts(SALTS)),
             Kind::DirectoryLate => {
                 let away = self.store.with_extension("away");
+                let below = self.store.with_extension("below");
                 self.clients.iter_mut().for_each(Process::kill);
+                let _ = std::fs::remove_dir_all(&below);
                 std::fs::rename(&self.store, &away)?;
-                // With a capacity they would make a store where the other one is to be.
-                self.clients.iter_mut().try_for_each(|client| client.start(None, None))?;
-                return Ok(Fault::Moved(away));
+                // They make a store where the other one is to be, and are to leave it.
+                self.start_all()?;
+                return Ok(Fault::Moved { away, below });
             }
             Kind::DirectoryForeign => {
                 self.clients.iter_mut().for_each(Process::kill);
@@ -161,7 +164,10 @@ impl Scene<'_> {
             Fault::Passed => {}
             Fault::Stopped(client) => self.clients[client].signal(Signal::CONT),
             Fault::Broken => self.clients.iter_mut().for_each(|client| client.order(&Order::Heal)),
-            Fault::Moved(away) => std::fs::rename(away, &self.store)?,
+            Fault::Moved { away, below } => match std::fs::rename(&self.store, below) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+                _ => std::fs::rename(away, &self.store)?,
+            },
             Fault::Permitted { mode, user } => {
                 if rustix::process::geteuid().is_root() {
                     chown(&self.store, Some(user), None)?;
@@ -178,14 +184,14 @@ impl Scene<'_> {
     /// # Errors
     /// If one cannot be started.
     pub fn start_all(&mut self) -> Result<(), Failure> {
-        let capacity = Some(self.capacity);
+        let capacity = self.capacity;
         self.clients.iter_mut().try_for_each(|client| client.start(capacity, None))
     }
 
     fn restart(
         &mut self,
         client: usize,
-        capacity: Option<u64>,
+        capacity: u64,
         open_files: Option<u64>,
     ) -> Result<(), Failure> {
         self.clients[client].kill();

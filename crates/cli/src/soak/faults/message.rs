@@ -7,9 +7,14 @@ use std::io::{BufRead, Write};
 /// From the command to a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Go on where a client before ended: these sequences are in the store, and of the others before
-    /// the first one of this client some may be. They go.
-    Adopt(Vec<u64>),
+    /// Go on where a client before ended: the sequences `live` are in the store of the soak, and of the
+    /// others before the first one of this client some may be. They go.
+    Adopt {
+        /// The store's identity. What is put into another one is not looked for.
+        store: String,
+        /// Numbers of sequences.
+        live: Vec<u64>,
+    },
     /// Operations of the file system fail from now on, as the trouble says.
     Break(Trouble),
     /// They succeed again.
@@ -73,6 +78,9 @@ pub struct State {
     pub present: u64,
     /// "owner", "client", or "" while the store is not open.
     pub role: String,
+    /// Whether the last round was on the store of the soak, and not on one that was made while that was
+    /// away.
+    pub is_home: bool,
     /// The last error; "" after a round that succeeded.
     pub trouble: String,
 }

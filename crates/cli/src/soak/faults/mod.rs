@@ -86,11 +86,13 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
         segment_bytes: Some(SEGMENT_BYTES),
         ..Options::new(&dir)
     };
-    open::with(&new)?.close()?;
+    let made = open::with(&new)?;
+    let store = made.store().stats()?.catalog.uuid;
+    made.close()?;
     let join = |number: u64| {
         let words: Vec<OsString> = vec!["--faults".into(), "--join".into(), dir.clone().into()];
         let log = scratch.path().join(format!("client-{number}.log"));
-        Process::new(context, number, words, log)
+        Process::new(context, number, store.clone(), words, log)
     };
     let scene =
         Scene { store: dir.clone(), capacity: args.capacity, clients: vec![join(0), join(1)] };
@@ -198,7 +200,7 @@ impl Soak<'_> {
         Ok(took)
     }
 
-    /// Waits until every client has completed a round that began after `ended`.
+    /// Waits until every client has completed a round on the store that began after `ended`.
     fn recover(&mut self, ended: u64) -> Result<Duration, Failure> {
         let since = Instant::now();
         loop {
@@ -206,7 +208,7 @@ impl Soak<'_> {
             for client in &mut self.scene.clients {
                 let is_alive = client.is_alive();
                 let heard = client.heard();
-                if heard.state.began < ended {
+                if heard.state.began < ended || !heard.state.is_home {
                     waiting = Some(format!(
                         "client {} {}: {}",
                         client.number,

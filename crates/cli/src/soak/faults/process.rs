@@ -39,6 +39,8 @@ pub struct Process<'a> {
     context: &'a Context,
     /// Tells its sequences from others'.
     pub number: u64,
+    /// Identity of the store.
+    store: String,
     words: Vec<OsString>,
     log: PathBuf,
     heard: Arc<Mutex<Heard>>,
@@ -52,17 +54,23 @@ struct Life {
 }
 
 impl<'a> Process<'a> {
-    /// A client that is not started yet. It is started with `words`; its log goes to `log`.
-    pub fn new(context: &'a Context, number: u64, words: Vec<OsString>, log: PathBuf) -> Self {
-        Self { context, number, words, log, heard: Arc::default(), life: None }
+    /// A client of the store with this identity, not started yet. It is started with `words`; its log
+    /// goes to `log`.
+    pub fn new(
+        context: &'a Context,
+        number: u64,
+        store: String,
+        words: Vec<OsString>,
+        log: PathBuf,
+    ) -> Self {
+        Self { context, number, store, words, log, heard: Arc::default(), life: None }
     }
 
-    /// Starts it, with this capacity (`None`: that of the store, which must be there) and under this soft
-    /// limit of open files.
+    /// Starts it, with this capacity and under this soft limit of open files.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(&mut self, capacity: Option<u64>, open_files: Option<u64>) -> Result<(), Failure> {
+    pub fn start(&mut self, capacity: u64, open_files: Option<u64>) -> Result<(), Failure> {
         let Some((program, first)) = self.context.again.split_first() else {
             return Err(Failure::failed(
                 "this command does not know how to start itself again",
@@ -89,7 +97,7 @@ impl<'a> Process<'a> {
             .arg("soak")
             .args(&self.words)
             .arg(format!("--client={}:{from}", self.number))
-            .arg(capacity.map_or("--existing".to_owned(), |bytes| format!("--capacity={bytes}")))
+            .arg(format!("--capacity={capacity}"))
             .args(open_files.map(|soft| format!("--open-files={soft}")))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -98,7 +106,7 @@ impl<'a> Process<'a> {
         let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Failure::failed("a client has no pipes", ""));
         };
-        tell(&mut input, &Order::Adopt(live));
+        tell(&mut input, &Order::Adopt { store: self.store.clone(), live });
         let heard = Arc::clone(&self.heard);
         let listener = std::thread::spawn(move || {
             for answer in hear::<Answer>(BufReader::new(output)) {
