@@ -64,6 +64,13 @@ def test_plain_sentences_are_not_found(form: Callable[[str], str], suffix: str, 
     assert check(form(text), suffix) == (1, set())
 
 
+@pytest.mark.parametrize("text", ["It is here.", "Where pages lie.", "Nothing is left."])
+def test_comment_in_code_names_its_subject(text: str) -> None:
+    assert check(as_rust(text), ".rs") == (1, {2})
+    assert check(as_rust(f"Evicts a page. {text}"), ".rs") == (1, set())
+    assert check(text, ".md") == (1, set())
+
+
 def test_code_and_headings_do_not_count() -> None:
     assert check("# What it promises\n\n```console\n$ nobody  # who\n```\n", ".md") == (0, set())
     assert check('name = "nobody"  # a user\nlet = """who"""\n', ".py") == (1, set())
