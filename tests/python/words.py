@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Counts lines of comments and documents that are not in plain technical English.
+
+A marked line names a person instead of a role, or begins a sentence without its subject. Code
+spans, code blocks and headings do not count. The share of marked lines may fall, and never rise.
+
+    python3 tests/python/words.py           # the share of each part
+    python3 tests/python/words.py --list    # each marked line as well
+"""
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("benches", "crates", "demo", "docs", "engines", "fuzz", "python", "tests", "traces")
+# In percent of all comment lines. Lower it when the share has fallen.
+LIMIT = 12.95
+
+# Marks in any place: persons, and phrases that leave the subject out.
+WORDS = re.compile(
+    r"\b(?:who|whom|whoever|nobody|somebody|someone|anybody|anyone|everybody|he|him|his|likewise"
+    r"|so many|whatever it|(?:what|which|that|nothing|something) (?:is|are|was|were) there)\b",
+    re.IGNORECASE,
+)
+# Marks at the beginning of a sentence that is not a question.
+OPENINGS = re.compile(
+    r"(?:What|How (?:long|many|much|often|far)|None on"
+    r"|(?:That|Those) (?:of|that|which|is|are|was|were|can|may|must|has|have|costs?|takes?|holds?)"
+    r"|One (?:that|which|whose|is|was|can|may|must|has))\b"
+)
+# Marks at the beginning of a comment in code, where nothing was named before.
+STARTS = re.compile(r"(?:It|They|Nothing|Of|Where)\b")
+SENTENCE_END = re.compile(r"[.!?:;][\"')*_]*\s+")
+CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|https?://\S+")
+ITEM = re.compile(r"(?:[*+-]|\d+\.)\s+")
+
+
+class Line(NamedTuple):
+    """A line of a comment: its number in the file, and its text without the comment's sign."""
+
+    number: int
+    text: str
+
+
+Block = list[Line]
+
+
+def paragraphs(lines: Iterable[Line]) -> Iterator[Block]:
+    """Splits Markdown into paragraphs, list items and cells of tables; skips code and headings."""
+    block: Block = []
+    fenced = False
+    for number, text in lines:
+        stripped = text.strip()
+        if stripped.startswith("```"):
+            fenced = not fenced
+        starts_anew = ITEM.match(stripped) or stripped.startswith("|")
+        ends = fenced or not stripped or stripped.startswith(("```", "#"))
+        if block and (starts_anew or ends or number != block[-1].number + 1):
+            yield block
+            block = []
+        if ends:
+            continue
+        if stripped.startswith("|"):
+            for cell in CODE.sub("`", stripped).strip("|").split("|"):
+                yield [Line(number, cell)]
+        else:
+            block.append(Line(number, ITEM.sub("", stripped, count=1)))
+    if block:
+        yield block
+
+
+def rust(source: str) -> Iterator[Line]:
+    """Comments on lines of their own."""
+    for number, text in enumerate(source.splitlines(), 1):
+        sign = re.match(r"\s*//[/!]?", text)
+        if sign:
+            yield Line(number, text[sign.end() :])
+
+
+def python(source: str) -> Iterator[Line]:
+    """Comments and docstrings."""
+    found = [
+        Line(token.start[0], token.string.lstrip("#!"))
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            continue
+        if isinstance(node.value.value, str):
+            numbers = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            found += [Line(number, lines[number - 1].strip().strip('"')) for number in numbers]
+    yield from sorted(found)
+
+
+def markdown(source: str) -> Iterator[Line]:
+    for number, text in enumerate(source.splitlines(), 1):
+        yield Line(number, text)
+
+
+READERS = {".rs": rust, ".py": python, ".pyi": python, ".md": markdown}
+
+
+def marked(block: Block, in_code: bool) -> set[int]:
+    """Numbers of the lines of a block that hold a mark."""
+    numbers: list[int] = []
+    text = ""
+    for number, line in block:
+        text += line.strip() + " "
+        numbers += [number] * (len(text) - len(numbers))
+    # A code span may hold any word; its length stays, so that positions do.
+    text = CODE.sub(lambda span: "`" * len(span[0]), text)
+    found = {numbers[match.start()] for match in WORDS.finditer(text)}
+    starts = [0, *(end.end() for end in SENTENCE_END.finditer(text))]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        sentence = text[start:end].lstrip("*_\"'( ")
+        nameless = OPENINGS.match(sentence) or (in_code and start == 0 and STARTS.match(sentence))
+        if nameless and "?" not in sentence[-4:]:
+            found.add(numbers[start])
+    return found
+
+
+def check(source: str, suffix: str) -> tuple[int, set[int]]:
+    """The number of comment lines of a file, and the numbers of its marked lines."""
+    lines, found = set(), set()
+    for block in paragraphs(READERS[suffix](source)):
+        lines |= {line.number for line in block}
+        found |= marked(block, in_code=suffix != ".md")
+    return len(lines), found
+
+
+def files() -> Iterator[Path]:
+    yield from sorted(ROOT.glob("*.md"))
+    for part in PARTS:
+        yield from (p for p in sorted((ROOT / part).rglob("*")) if p.suffix in READERS)
+
+
+def part_of(path: Path) -> str:
+    """The folder of the top level, each crate apart; `.` for files beside them."""
+    parts = path.relative_to(ROOT).parts[:-1]
+    return "/".join(parts[: 2 if parts[:1] == ("crates",) else 1]) or "."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="print each marked line")
+    given = parser.parse_args()
+    lines: Counter[str] = Counter()
+    marks: Counter[str] = Counter()
+    for path in files():
+        source = path.read_text()
+        total, found = check(source, path.suffix)
+        lines[part_of(path)] += total
+        marks[part_of(path)] += len(found)
+        if given.list:
+            for number in sorted(found):
+                text = source.splitlines()[number - 1].strip()
+                print(f"{path.relative_to(ROOT)}:{number}: {text}")
+    for part in lines:
+        share = 100 * marks[part] / max(lines[part], 1)
+        print(f"{part:18} {lines[part]:6} lines {marks[part]:5} marked {share:5.1f} %")
+    share = 100 * marks.total() / lines.total()
+    print(f"{'all':18} {lines.total():6} lines {marks.total():5} marked {share:5.1f} %")
+    if share > LIMIT:
+        sys.exit(f"more than {LIMIT} % are marked: name subjects and roles (--list shows them)")
+
+
+if __name__ == "__main__":
+    main()
