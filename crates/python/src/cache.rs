@@ -16,9 +16,9 @@ use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind};
 use ritornello_store::LeaseNumber;
 use ritornello_tiers::cache::{
-    self, PrefetchPolicy, Settings, TierLease, TierSpec, Wish, tier_word,
+    self, LookupOptions, PrefetchPolicy, Settings, TierLease, TierSpec, tier_word,
 };
-use ritornello_tiers::gate::Choice;
+use ritornello_tiers::gate::LoadMode;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -91,9 +91,9 @@ impl Cache {
         tokens: u64,
     ) -> PyResult<Found> {
         let (cache, ttl) = (self.cache(py)?, duration(py, "ttl", ttl)?);
-        let choice = Choice::parse(gate).or_raise(py)?;
-        let wish = Wish { choice, page_tokens, page_bytes, computed, tokens };
-        keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &wish)).map(Found)
+        let mode = LoadMode::parse(gate).or_raise(py)?;
+        let options = LookupOptions { mode, page_tokens, page_bytes, computed, tokens };
+        keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &options)).map(Found)
     }
 
     /// Ends a lease, of this process or another. One that has ended is ignored.
@@ -305,7 +305,7 @@ impl Found {
     /// Where the leading pages lie, in order: tier and pages.
     #[getter]
     fn spans(&self) -> Vec<(&'static str, usize)> {
-        self.0.spans.iter().map(|stretch| (tier_word(stretch.tier), stretch.pages)).collect()
+        self.0.spans.iter().map(|span| (tier_word(span.tier), span.pages)).collect()
     }
     /// Leading pages that are on this machine.
     #[getter]

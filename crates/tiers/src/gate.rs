@@ -11,20 +11,20 @@ use ritornello_format::{Error, Result};
 use std::time::Duration;
 
 /// What a new observation counts for.
-const WEIGHT: f64 = 0.2;
+const OBSERVATION_WEIGHT: f64 = 0.2;
 /// Of a tier that was never used: about an NVMe drive.
-const BYTES_A_SECOND: f64 = 2e9;
+const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
 /// What that counts for, in long loads: the first one tells more.
-const GUESS: f64 = 0.1;
+const INITIAL_CONFIDENCE: f64 = 0.1;
 /// How fast doubt about a slow tier fades: by this much it is taken to be faster a second.
-const RECOVERY: f64 = 1.02;
+const RECOVERY_PER_SECOND: f64 = 1.02;
 /// Loading must promise to be this much faster, of the time to compute: the estimates cannot tell
 /// less, and what is loaded is not compared with anything.
-const GAIN: f64 = 0.05;
+const MIN_GAIN: f64 = 0.05;
 
 /// Whether there is anything to decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum LoadMode {
     /// What is faster.
     #[default]
     Auto,
@@ -34,7 +34,7 @@ pub enum Choice {
     Never,
 }
 
-impl Choice {
+impl LoadMode {
     /// Reads `auto`, `always` and `never`.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Choice {
 
 /// Pages of a prompt that lie on one tier, in the order of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stretch {
+pub struct TierSpan {
     /// Where they are.
     pub tier: Tier,
     /// Pages.
@@ -60,9 +60,9 @@ pub struct Stretch {
 
 /// What is to be decided about.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Question<'a> {
+pub struct LoadQuery<'a> {
     /// What was found, from the first page that the engine lacks on.
-    pub found: &'a [Stretch],
+    pub found: &'a [TierSpan],
     /// Bytes of a page.
     pub page_bytes: u64,
     /// Tokens of a page.
@@ -74,7 +74,7 @@ pub struct Question<'a> {
     /// Bytes that wait to be loaded from each of [`Tier::ALL`] already.
     pub queued: [u64; 4],
     /// What may be decided.
-    pub choice: Choice,
+    pub mode: LoadMode,
 }
 
 /// What is decided.
@@ -90,10 +90,10 @@ pub struct Decision {
     pub recompute: Duration,
 }
 
-/// Seconds for so many tokens behind so many others: `each` for a token, and `pair` for every pair of
+/// Seconds for so many tokens behind so many others: `each` for a token, and `per_pair` for every pair of
 /// a token and one before it. Least squares over what was seen, which forgets.
 #[derive(Clone, Copy, Debug, Default)]
-struct Prefill {
+struct PrefillModel {
     // Sums of products: tokens, pairs, seconds.
     tt: f64,
     tp: f64,
@@ -102,7 +102,7 @@ struct Prefill {
     ps: f64,
 }
 
-impl Prefill {
+impl PrefillModel {
     fn pairs(before: f64, tokens: f64) -> f64 {
         tokens * before + tokens * tokens / 2.0
     }
@@ -111,7 +111,7 @@ impl Prefill {
         let pairs = Self::pairs(before, tokens);
         // Long steps would outweigh all others: each counts by its time a token.
         let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
-        let blend = |sum: &mut f64, value: f64| *sum += WEIGHT * (value - *sum);
+        let blend = |sum: &mut f64, value: f64| *sum += OBSERVATION_WEIGHT * (value - *sum);
         blend(&mut self.tt, t * t);
         blend(&mut self.tp, t * p);
         blend(&mut self.pp, p * p);
@@ -127,33 +127,33 @@ impl Prefill {
         let mean = self.ts / self.tt;
         let spread = self.tt * self.pp - self.tp * self.tp;
         // Without different lengths one cannot be told from the other.
-        let (each, pair) = if spread > 1e-3 * self.tt * self.pp {
-            let pair = (self.tt * self.ps - self.tp * self.ts) / spread;
-            let pair = pair.clamp(0.0, self.ts / self.tp.max(f64::MIN_POSITIVE));
-            (((self.ts - pair * self.tp) / self.tt).max(0.0), pair)
+        let (per_token, per_pair) = if spread > 1e-3 * self.tt * self.pp {
+            let per_pair = (self.tt * self.ps - self.tp * self.ts) / spread;
+            let per_pair = per_pair.clamp(0.0, self.ts / self.tp.max(f64::MIN_POSITIVE));
+            (((self.ts - per_pair * self.tp) / self.tt).max(0.0), per_pair)
         } else {
             (mean, 0.0)
         };
-        Some(each * tokens + pair * Self::pairs(before, tokens))
+        Some(per_token * tokens + per_pair * Self::pairs(before, tokens))
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Speed {
+struct TierSpeed {
     /// Bytes a second, and seconds before the first.
     rate: f64,
     latency: f64,
     /// Bytes a second that it is not let exceed.
     cap: f64,
     /// What is known of the rate counts for, in long loads: at first little.
-    known: f64,
+    confidence: f64,
     /// When it was seen, in seconds of the caller's clock.
-    seen: f64,
+    observed_at: f64,
 }
 
-impl Speed {
+impl TierSpeed {
     fn seconds(&self, bytes: f64, queued: f64, now: f64) -> f64 {
-        let faster = RECOVERY.powf((now - self.seen).clamp(0.0, 600.0));
+        let faster = RECOVERY_PER_SECOND.powf((now - self.observed_at).clamp(0.0, 600.0));
         let all = bytes + queued;
         ((self.latency + all / self.rate) / faster).max(all / self.cap)
     }
@@ -162,26 +162,26 @@ impl Speed {
 /// Decides, and learns. Times are seconds of any clock that does not go back.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    prefill: Prefill,
-    tiers: [Speed; 4],
+    prefill: PrefillModel,
+    tiers: [TierSpeed; 4],
 }
 
 impl Default for Gate {
     fn default() -> Self {
-        let (rate, cap, known) = (BYTES_A_SECOND, f64::INFINITY, GUESS);
-        let speed = Speed { rate, latency: 0.0, cap, known, seen: 0.0 };
-        Self { prefill: Prefill::default(), tiers: [speed; 4] }
+        let (rate, cap, confidence) = (INITIAL_BYTES_PER_SECOND, f64::INFINITY, INITIAL_CONFIDENCE);
+        let speed = TierSpeed { rate, latency: 0.0, cap, confidence, observed_at: 0.0 };
+        Self { prefill: PrefillModel::default(), tiers: [speed; 4] }
     }
 }
 
 impl Gate {
     /// A tier is not let move more than so many bytes a second.
-    pub fn capped(&mut self, tier: Tier, bytes_a_second: u64) {
-        self.tiers[tier as usize].cap = bytes_a_second.max(1) as f64;
+    pub fn set_cap(&mut self, tier: Tier, bytes_per_second: u64) {
+        self.tiers[tier as usize].cap = bytes_per_second.max(1) as f64;
     }
 
     /// So many bytes came from a tier, which took so long from when they were asked for.
-    pub fn loaded(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
+    pub fn record_load(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
         let speed = &mut self.tiers[tier as usize];
         let (bytes, took) = (bytes as f64, took.as_secs_f64().max(1e-6));
         // What exceeds the time that the known rate takes is split between rate and latency by how
@@ -189,17 +189,17 @@ impl Gate {
         let share = bytes / (bytes + speed.rate * 0.01);
         // Of seconds a byte: what is asked for is the time that a load will take.
         let each = (took - speed.latency).max(took / 2.0) / bytes.max(1.0);
-        let gain = (share / (speed.known + share)).max(WEIGHT * share);
-        speed.known += share;
+        let gain = (share / (speed.confidence + share)).max(OBSERVATION_WEIGHT * share);
+        speed.confidence += share;
         let known = 1.0 / speed.rate;
         speed.rate = 1.0 / (known + gain * (each - known));
         let latency = (took - bytes / speed.rate).max(0.0);
-        speed.latency += WEIGHT * (1.0 - share) * (latency - speed.latency);
-        speed.seen = now;
+        speed.latency += OBSERVATION_WEIGHT * (1.0 - share) * (latency - speed.latency);
+        speed.observed_at = now;
     }
 
     /// So many tokens were computed behind `before` others, which took so long.
-    pub fn computed(&mut self, before: u64, tokens: u64, took: Duration) {
+    pub fn record_prefill(&mut self, before: u64, tokens: u64, took: Duration) {
         if tokens > 0 {
             self.prefill.learn(before as f64, tokens as f64, took.as_secs_f64());
         }
@@ -208,16 +208,16 @@ impl Gate {
     /// How many of the pages that were found to load. All of them, until something was computed, if
     /// any may be.
     #[must_use]
-    pub fn decide(&self, question: &Question<'_>, now: f64) -> Decision {
-        let (bytes, tokens) = (question.page_bytes as f64, question.page_tokens as f64);
-        let (before, all) = (question.before as f64, question.tokens as f64);
+    pub fn decide(&self, query: &LoadQuery<'_>, now: f64) -> Decision {
+        let (bytes, tokens) = (query.page_bytes as f64, query.page_tokens as f64);
+        let (before, all) = (query.before as f64, query.tokens as f64);
         let rest = |pages: usize| {
             let from = (before + pages as f64 * tokens).min(all);
             self.prefill.seconds(from, all - from)
         };
-        let found = match question.choice {
-            Choice::Never => 0,
-            _ => question.found.iter().map(|stretch| stretch.pages).sum(),
+        let found = match query.mode {
+            LoadMode::Never => 0,
+            _ => query.found.iter().map(|span| span.pages).sum(),
         };
         let Some(recompute) = rest(0) else {
             let none = Duration::ZERO;
@@ -226,24 +226,24 @@ impl Gate {
         let mut best = (0, 0.0, recompute);
         let mut loads = [0.0_f64; 4];
         let mut pages = 0;
-        for stretch in question.found {
-            let tier = stretch.tier as usize;
-            pages += stretch.pages;
-            loads[tier] += stretch.pages as f64 * bytes;
+        for span in query.found {
+            let tier = span.tier as usize;
+            pages += span.pages;
+            loads[tier] += span.pages as f64 * bytes;
             // Tiers are read side by side.
             let load = (0..4)
                 .filter(|&tier| loads[tier] > 0.0)
-                .map(|tier| {
-                    self.tiers[tier].seconds(loads[tier], question.queued[tier] as f64, now)
-                })
+                .map(|tier| self.tiers[tier].seconds(loads[tier], query.queued[tier] as f64, now))
                 .fold(0.0, f64::max);
             let compute = rest(pages).unwrap_or(0.0);
-            let takes = match question.choice {
-                Choice::Auto => load + compute < (recompute * (1.0 - GAIN)).min(best.1 + best.2),
-                Choice::Always => true,
-                Choice::Never => false,
+            let worth_it = match query.mode {
+                LoadMode::Auto => {
+                    load + compute < (recompute * (1.0 - MIN_GAIN)).min(best.1 + best.2)
+                }
+                LoadMode::Always => true,
+                LoadMode::Never => false,
             };
-            if takes {
+            if worth_it {
                 best = (pages, load, compute);
             }
         }
@@ -263,43 +263,43 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn question(found: &[Stretch], tokens: u64) -> Question<'_> {
-        Question {
+    fn query(found: &[TierSpan], tokens: u64) -> LoadQuery<'_> {
+        LoadQuery {
             found,
             page_bytes: MIB,
             page_tokens: 64,
             before: 0,
             tokens,
             queued: [0; 4],
-            choice: Choice::Auto,
+            mode: LoadMode::Auto,
         }
     }
 
-    fn disk(pages: usize) -> [Stretch; 1] {
-        [Stretch { tier: Tier::Disk, pages }]
+    fn disk(pages: usize) -> [TierSpan; 1] {
+        [TierSpan { tier: Tier::Disk, pages }]
     }
 
     /// Computes 10,000 tokens a second, and loads `rate` bytes a second from disk.
     fn gate(rate: f64) -> Gate {
         let mut gate = Gate::default();
         for _ in 0..40 {
-            gate.computed(0, 2_000, Duration::from_millis(200));
+            gate.record_prefill(0, 2_000, Duration::from_millis(200));
             let took = Duration::from_secs_f64(64e6 / rate);
-            gate.loaded(Tier::Disk, 64_000_000, took, 0.0);
+            gate.record_load(Tier::Disk, 64_000_000, took, 0.0);
         }
         gate
     }
 
     #[test]
     fn all_is_loaded_until_something_is_known() {
-        assert_eq!(Gate::default().decide(&question(&disk(9), 1_000), 0.0).pages, 9);
+        assert_eq!(Gate::default().decide(&query(&disk(9), 1_000), 0.0).pages, 9);
     }
 
     #[test]
     fn it_loads_above_break_even_and_computes_below() {
         // A page is 64 tokens, 6.4 ms to compute: break-even is 164 MB/s.
         for (rate, pages) in [(1.5e9, 30), (300e6, 30), (120e6, 0), (20e6, 0)] {
-            let decided = gate(rate).decide(&question(&disk(30), 2_000), 0.0);
+            let decided = gate(rate).decide(&query(&disk(30), 2_000), 0.0);
             assert_eq!(decided.pages, pages, "{rate}: {decided:?}");
             let total = decided.load + decided.compute;
             assert!(total <= decided.recompute);
@@ -309,41 +309,41 @@ mod tests {
     #[test]
     fn without_a_choice_it_only_says_how_long_that_takes() {
         let (slow, found) = (gate(20e6), disk(30));
-        let told = |choice| slow.decide(&Question { choice, ..question(&found, 2_000) }, 0.0);
-        let (always, never) = (told(Choice::Always), told(Choice::Never));
+        let told = |mode| slow.decide(&LoadQuery { mode, ..query(&found, 2_000) }, 0.0);
+        let (always, never) = (told(LoadMode::Always), told(LoadMode::Never));
         assert_eq!((always.pages, never.pages), (30, 0));
         assert!(always.load + always.compute > always.recompute);
         assert_eq!((never.load, never.compute), (Duration::ZERO, never.recompute));
-        let nothing = Question { choice: Choice::Never, ..question(&found, 2_000) };
+        let nothing = LoadQuery { mode: LoadMode::Never, ..query(&found, 2_000) };
         assert_eq!(Gate::default().decide(&nothing, 0.0).pages, 0);
-        assert!(Choice::parse("often").unwrap_err().to_string().contains("always"));
+        assert!(LoadMode::parse("often").unwrap_err().to_string().contains("always"));
     }
 
     #[test]
     fn the_first_long_load_tells_that_a_tier_is_slow_and_a_short_one_does_not() {
         let mut gate = Gate::default();
-        gate.computed(0, 2_000, Duration::from_millis(200));
-        gate.loaded(Tier::Disk, 4 << 10, Duration::from_millis(1), 0.0);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 0.0).pages, 30);
-        gate.loaded(Tier::Disk, 16 * MIB, Duration::from_secs(1), 0.0);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 0.0).pages, 0);
+        gate.record_prefill(0, 2_000, Duration::from_millis(200));
+        gate.record_load(Tier::Disk, 4 << 10, Duration::from_millis(1), 0.0);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 0.0).pages, 30);
+        gate.record_load(Tier::Disk, 16 * MIB, Duration::from_secs(1), 0.0);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 0.0).pages, 0);
     }
 
     #[test]
     fn a_cap_is_known_from_the_beginning_and_does_not_fade() {
         let mut gate = Gate::default();
-        gate.computed(0, 2_000, Duration::from_millis(200));
-        gate.capped(Tier::Disk, 100_000_000);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 600.0).pages, 0);
-        gate.capped(Tier::Disk, 1_000_000_000);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 600.0).pages, 30);
+        gate.record_prefill(0, 2_000, Duration::from_millis(200));
+        gate.set_cap(Tier::Disk, 100_000_000);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 600.0).pages, 0);
+        gate.set_cap(Tier::Disk, 1_000_000_000);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 600.0).pages, 30);
     }
 
     #[test]
     fn what_waits_already_counts() {
         let gate = gate(300e6);
         let found = disk(30);
-        let mut busy = question(&found, 2_000);
+        let mut busy = query(&found, 2_000);
         busy.queued[Tier::Disk as usize] = 600 * MIB;
         assert_eq!(gate.decide(&busy, 0.0).pages, 0);
     }
@@ -352,17 +352,17 @@ mod tests {
     fn a_slow_tier_behind_a_fast_one_is_left_out() {
         let mut gate = gate(1.5e9);
         for _ in 0..40 {
-            gate.loaded(Tier::Remote, 64_000_000, Duration::from_secs(4), 0.0);
+            gate.record_load(Tier::Remote, 64_000_000, Duration::from_secs(4), 0.0);
         }
-        let found = [disk(10)[0], Stretch { tier: Tier::Remote, pages: 20 }];
-        assert_eq!(gate.decide(&question(&found, 2_000), 0.0).pages, 10);
+        let found = [disk(10)[0], TierSpan { tier: Tier::Remote, pages: 20 }];
+        assert_eq!(gate.decide(&query(&found, 2_000), 0.0).pages, 10);
     }
 
     #[test]
     fn a_tier_that_was_slow_is_tried_again() {
         let gate = gate(100e6);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 1.0).pages, 0);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 120.0).pages, 30);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 1.0).pages, 0);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 120.0).pages, 30);
     }
 
     #[test]
@@ -371,15 +371,15 @@ mod tests {
         for _ in 0..40 {
             // 20 us a token and 10 ns a pair.
             for (before, tokens) in [(0, 500), (8_000, 500), (0, 4_000), (30_000, 1_000)] {
-                let pairs = Prefill::pairs(before as f64, tokens as f64);
+                let pairs = PrefillModel::pairs(before as f64, tokens as f64);
                 let seconds = 20e-6 * tokens as f64 + 10e-9 * pairs;
-                gate.computed(before, tokens, Duration::from_secs_f64(seconds));
+                gate.record_prefill(before, tokens, Duration::from_secs_f64(seconds));
             }
-            gate.loaded(Tier::Disk, 64_000_000, Duration::from_millis(160), 0.0);
+            gate.record_load(Tier::Disk, 64_000_000, Duration::from_millis(160), 0.0);
         }
         // 2.6 ms a page to load; 1.3 ms to compute at the start, and 22 ms at 32,000 tokens.
-        assert_eq!(gate.decide(&question(&disk(8), 540), 0.0).pages, 0);
-        let long = gate.decide(&question(&disk(500), 32_100), 0.0);
+        assert_eq!(gate.decide(&query(&disk(8), 540), 0.0).pages, 0);
+        let long = gate.decide(&query(&disk(500), 32_100), 0.0);
         assert_eq!(long.pages, 500);
         assert!(long.load > long.compute);
     }

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_tiers::Tier;
-use ritornello_tiers::cache::{Cache, PrefetchPolicy, Readiness, Settings, Wish};
+use ritornello_tiers::cache::{Cache, LookupOptions, PrefetchPolicy, Readiness, Settings};
 use ritornello_tiers::remote::Backend;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -131,8 +131,8 @@ fn a_remote_that_says_nothing_is_not_waited_for_as_long_as_pages_that_come() {
     let policy = PrefetchPolicy::parse("timeout(0.5, 1000)").unwrap();
     let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
     remote.be(Fault::Hangs);
-    let wish = Wish { page_tokens: 16, tokens: 641, ..Wish::default() };
-    let find = || cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+    let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
+    let find = || cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!(find().readiness, Readiness::Asking);
     until("an answer", || find().readiness == Readiness::Ready);
     assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the remote has given up");

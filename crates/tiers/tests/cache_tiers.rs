@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_tiers::Tier;
-use ritornello_tiers::cache::{PrefetchPolicy, Readiness, Wish};
+use ritornello_tiers::cache::{LookupOptions, PrefetchPolicy, Readiness};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -221,10 +221,10 @@ fn the_gate_leaves_what_is_slower_to_load_than_to_compute() {
         cache.learn_load(Tier::Host, 8 << 20, Duration::from_micros(100));
         cache.learn_load(Tier::Remote, 8 << 20, Duration::from_secs(20));
     }
-    let wish = Wish { page_tokens: 16, tokens: 641, ..Wish::default() };
+    let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
     let until = Instant::now() + Duration::from_secs(60);
     let found = loop {
-        let found = cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+        let found = cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
         if found.readiness == Readiness::Ready {
             break found;
         }
@@ -238,7 +238,7 @@ fn the_gate_leaves_what_is_slower_to_load_than_to_compute() {
     for _ in 0..60 {
         cache.learn_load(Tier::Host, 8 << 20, Duration::from_secs(20));
     }
-    let found = cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+    let found = cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!((found.local, found.load), (10, 0));
     assert!(found.leases.is_empty());
 }
@@ -262,7 +262,7 @@ fn scopes_whose_keys_do_not_chain_are_read_page_by_page() {
     assert_eq!(ticket.unwrap().wait(Some(TTL)).unwrap().pages, 3);
     let there = cache.exists(&scope, &refs(&keys)).unwrap();
     assert_eq!(there, [false, false, false, true, true, true]);
-    let found = cache.find(&scope, &refs(&keys[3..]), TTL, &Wish::default()).unwrap();
+    let found = cache.find(&scope, &refs(&keys[3..]), TTL, &LookupOptions::default()).unwrap();
     assert_eq!((found.readiness, found.local), (Readiness::Ready, 3));
     cache.flush().unwrap();
     assert_eq!(tier(&cache, "remote").written_pages, 0);

@@ -7,8 +7,8 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::Terms;
-use ritornello_tiers::cache::{Cache, Found, PrefetchPolicy, Readiness, Wish};
-use ritornello_tiers::gate::Choice;
+use ritornello_tiers::cache::{Cache, Found, LookupOptions, PrefetchPolicy, Readiness};
+use ritornello_tiers::gate::LoadMode;
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
 /// Each page of a prompt lies in two objects, and the gate is not asked.
-const HALVES: Wish = Wish {
-    choice: Choice::Always,
+const HALVES: LookupOptions = LookupOptions {
+    mode: LoadMode::Always,
     page_tokens: 16,
     page_bytes: 2 * PAGE as u64,
     computed: 0,
@@ -43,10 +43,10 @@ fn fill(far: &Path, scopes: &[Arc<Scope>], prompts: &[Vec<Vec<u8>>]) {
     assert_eq!(tier(&cache, "remote").dropped_pages, 0);
 }
 
-fn answer(cache: &Cache, scope: &Arc<Scope>, prompt: &[Vec<u8>], wish: &Wish) -> Found {
+fn answer(cache: &Cache, scope: &Arc<Scope>, prompt: &[Vec<u8>], options: &LookupOptions) -> Found {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        let found = cache.find(scope, &refs(prompt), TTL, wish).unwrap();
+        let found = cache.find(scope, &refs(prompt), TTL, options).unwrap();
         if found.readiness == Readiness::Ready {
             return found;
         }
@@ -86,14 +86,14 @@ fn left_of_what_was_brought(meanwhile: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]]
     let wanted = [keys(1, 0, 400)];
     fill(far.path(), &scopes, &wanted);
     let cache = open(&[&host(&dir, 32), &remote(far.path())]);
-    let wish = Wish { page_bytes: 0, ..HALVES };
-    cache.find(&scopes[0], &refs(&wanted[0]), TTL, &wish).unwrap();
+    let options = LookupOptions { page_bytes: 0, ..HALVES };
+    cache.find(&scopes[0], &refs(&wanted[0]), TTL, &options).unwrap();
     until("it is there", || cache.stats().unwrap().prefetch.completed == 1);
     meanwhile(&cache, &scopes[0], &refs(&wanted[0]));
     for number in 2..18 {
         put(&cache, &keys(number, 0, 400), 0);
     }
-    let never = Wish { choice: Choice::Never, ..wish };
+    let never = LookupOptions { mode: LoadMode::Never, ..options };
     answer(&cache, &scopes[0], &wanted[0], &never).local
 }
 
@@ -120,8 +120,8 @@ fn what_is_expected_to_take_long_is_waited_for() {
     let slow = format!("{} rate=2MB", remote(far.path()));
     let cache = open_with(&[&host(&dir, 64), &slow], policy);
     cache.learn_prefill(0, 640, Duration::from_secs(60));
-    let wish = Wish { page_bytes: 0, tokens: 801, ..HALVES };
-    let found = answer(&cache, &scopes[0], &prompt[0], &wish);
+    let options = LookupOptions { page_bytes: 0, tokens: 801, ..HALVES };
+    let found = answer(&cache, &scopes[0], &prompt[0], &options);
     assert_eq!((found.load, found.brought), (50, 50));
     assert!(found.decision.unwrap().recompute >= Duration::from_secs(60));
 }
@@ -134,7 +134,7 @@ fn what_is_never_loaded_is_not_brought() {
     fill(far.path(), &scopes, &prompt);
     let cache = open(&[&host(&dir, 64), &remote(far.path())]);
     put(&cache, &keys(2, 0, 40), 0);
-    let never = Wish { choice: Choice::Never, ..HALVES };
+    let never = LookupOptions { mode: LoadMode::Never, ..HALVES };
     let found = cache.find(&scopes[0], &refs(&prompt[0]), TTL, &never).unwrap();
     assert_eq!((found.readiness, found.local, found.load), (Readiness::Ready, 0, 0));
     let here = cache.find(&scope(), &refs(&keys(2, 0, 40)), TTL, &never).unwrap();

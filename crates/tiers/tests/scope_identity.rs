@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::Terms;
-use ritornello_tiers::cache::{Cache, Found, Readiness, Wish};
+use ritornello_tiers::cache::{Cache, Found, LookupOptions, Readiness};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
 fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Found {
     let mut answer = None;
     until("no answer", || {
-        let found = cache.find(scope, &refs(keys), TTL, &Wish::default()).unwrap();
+        let found = cache.find(scope, &refs(keys), TTL, &LookupOptions::default()).unwrap();
         let ready = found.readiness == Readiness::Ready;
         answer = Some(found);
         ready

@@ -226,7 +226,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cache, Settings, TierSpec, Wish};
+    use super::super::{Cache, LookupOptions, Settings, TierSpec};
     use super::*;
     use ritornello_format::Error;
     use ritornello_store::Terms;
@@ -319,7 +319,8 @@ mod tests {
             link.back.take(&all.hashes[..end], false).unwrap()
         };
         let local = || {
-            let found = cache.find(&all.scope, &all.refs(0..all.len()), ttl, &Wish::default());
+            let found =
+                cache.find(&all.scope, &all.refs(0..all.len()), ttl, &LookupOptions::default());
             let found = found.unwrap();
             found.leases.iter().for_each(|lease| cache.release(*lease).unwrap());
             found.local

@@ -86,7 +86,7 @@ impl Cache {
         }
         let shared = Shared::new(shelves, remote, settings.prefetch, settings.write_queue);
         for (spec, cap) in list.iter().filter_map(|spec| Some((spec, spec.rate?))) {
-            shared.gate(|gate| gate.capped(spec.tier(), cap));
+            shared.gate(|gate| gate.set_cap(spec.tier(), cap));
         }
         Ok(Self { shared: Arc::new(shared), process: process_id() })
     }
@@ -184,13 +184,13 @@ impl Cache {
 
     /// So many tokens were computed behind `before` others: the gate learns from it.
     pub fn learn_prefill(&self, before: u64, tokens: u64, took: Duration) {
-        self.shared.gate(|gate| gate.computed(before, tokens, took));
+        self.shared.gate(|gate| gate.record_prefill(before, tokens, took));
     }
 
     /// So many bytes were loaded from a tier by another process for this one.
     pub fn learn_load(&self, tier: Tier, bytes: u64, took: Duration) {
         if bytes > 0 {
-            self.shared.gate(|gate| gate.loaded(tier, bytes, took, self.shared.clock()));
+            self.shared.gate(|gate| gate.record_load(tier, bytes, took, self.shared.clock()));
         }
     }
 

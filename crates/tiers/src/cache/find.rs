@@ -7,7 +7,7 @@ use super::prefetch::{Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
 use super::writer::After;
-use crate::gate::{Choice, Decision, Question, Stretch};
+use crate::gate::{Decision, LoadMode, LoadQuery, TierSpan};
 use ritornello_format::residency::Tier;
 use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
 use ritornello_store::LeaseNumber;
@@ -19,9 +19,9 @@ const TURNS: usize = 4;
 
 /// What an engine says of a prompt besides its keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct LookupOptions {
     /// Whether the gate decides.
-    pub choice: Choice,
+    pub mode: LoadMode,
     /// Tokens of a page; zero: the gate is not asked, all that is found is loaded if any may be.
     pub page_tokens: u64,
     /// Bytes that loading a page moves, where a page lies in more objects than this one, which are
@@ -71,7 +71,7 @@ pub struct Found {
     /// Whether it is the answer, or the caller is to ask again.
     pub readiness: Readiness,
     /// Where the leading pages lie, in order; on the remote as far as that is known.
-    pub spans: Vec<Stretch>,
+    pub spans: Vec<TierSpan>,
     /// Leading pages that are on this machine.
     pub local: usize,
     /// Leading pages that the engine is to have after loading those of them that it lacks; zero, or
@@ -90,7 +90,7 @@ pub struct Found {
 /// What this machine has of a prompt, stretch by stretch, with a lease on each, and the page before
 /// which that begins.
 struct Held {
-    spans: Vec<Stretch>,
+    spans: Vec<TierSpan>,
     leases: Vec<(usize, TierLease)>,
 }
 
@@ -106,21 +106,21 @@ impl Cache {
         scope: &Arc<Scope>,
         keys: &[&[u8]],
         ttl: Duration,
-        wish: &Wish,
+        options: &LookupOptions,
     ) -> Result<Found> {
         self.check()?;
         check_keys(keys)?;
         // Who waits asks often: that costs no more than the last key.
         let waits = keys.last().and_then(|last| {
             let job = self.shared.prefetches.get(PageHash::of(&scope.id(), last))?;
-            self.shared.unfinished(keys.len(), wish, &job)
+            self.shared.unfinished(keys.len(), options, &job)
         });
-        if let Some(found) = waits.filter(|_| wish.choice != Choice::Never) {
+        if let Some(found) = waits.filter(|_| options.mode != LoadMode::Never) {
             return Ok(found);
         }
         let boxed = keys.iter().map(|key| (*key).into()).collect();
         let pages = Pages::new(Arc::clone(scope), boxed, None)?;
-        self.shared.find(&pages, ttl, wish)
+        self.shared.find(&pages, ttl, options)
     }
 
     /// Ends a lease, of this process or another.
@@ -173,17 +173,22 @@ impl Cache {
 }
 
 impl Shared {
-    fn find(self: &Arc<Self>, pages: &Pages, ttl: Duration, wish: &Wish) -> Result<Found> {
-        let loads = wish.choice != Choice::Never;
+    fn find(
+        self: &Arc<Self>,
+        pages: &Pages,
+        ttl: Duration,
+        options: &LookupOptions,
+    ) -> Result<Found> {
+        let loads = options.mode != LoadMode::Never;
         let ahead = self.remote.is_some() && pages.scope.chained && loads;
         let name = pages.name().filter(|_| ahead);
         let mut known = name.and_then(|name| self.prefetches.get(name));
         let Held { mut spans, mut leases } = self.hold(pages, ttl)?;
-        let local: usize = spans.iter().map(|stretch| stretch.pages).sum();
+        let local: usize = spans.iter().map(|span| span.pages).sum();
         let stale = known.as_ref().is_none_or(|job| job.is_stale());
         if name.is_some() && local < pages.len() && stale {
-            known = self.prefetch(pages, *wish, spans.clone());
-            let waiting = known.as_ref().and_then(|job| self.unfinished(pages.len(), wish, job));
+            known = self.prefetch(pages, *options, spans.clone());
+            let waiting = known.as_ref().and_then(|job| self.unfinished(pages.len(), options, job));
             if let Some(found) = waiting {
                 self.let_go(&mut leases, 0);
                 return Ok(found);
@@ -199,9 +204,9 @@ impl Shared {
             leases: Vec::new(),
             spans: Vec::new(),
         };
-        if let Some((load, decision)) = self.decide(pages, &spans, wish, self.queued()) {
+        if let Some((load, decision)) = self.decide(pages, &spans, options, self.queued()) {
             found.load = load;
-            let skipped = (wish.computed / wish.page_tokens.max(1)) as usize;
+            let skipped = (options.computed / options.page_tokens.max(1)) as usize;
             self.counts.gate.decided(local.saturating_sub(skipped), &decision);
             found.decision = Some(decision);
         }
@@ -210,13 +215,13 @@ impl Shared {
             Some(Stage::Over { known, .. }) => {
                 found.brought = brought.min(local);
                 if known > local {
-                    spans.push(Stretch { tier: Tier::Remote, pages: known - local });
+                    spans.push(TierSpan { tier: Tier::Remote, pages: known - local });
                 }
             }
             Some(Stage::Fetching { came, .. }) => found.brought = came.min(local),
             _ => {}
         }
-        let skipped = wish.computed.checked_div(wish.page_tokens).unwrap_or(0) as usize;
+        let skipped = options.computed.checked_div(options.page_tokens).unwrap_or(0) as usize;
         self.raise(pages, &spans, skipped..found.load);
         self.let_go(&mut leases, found.load);
         found.leases = leases.into_iter().map(|(_, lease)| lease).collect();
@@ -226,15 +231,17 @@ impl Shared {
     }
 
     /// The answer while a prefetch goes on and the request for so many pages has patience.
-    fn unfinished(&self, pages: usize, wish: &Wish, job: &Prefetch) -> Option<Found> {
-        let local: usize = job.local.iter().map(|stretch| stretch.pages).sum();
+    fn unfinished(&self, pages: usize, options: &LookupOptions, job: &Prefetch) -> Option<Found> {
+        let local: usize = job.local.iter().map(|span| span.pages).sum();
         let stage = job.stage();
         // Nothing is known to be there to wait for, until the remote has said so.
         let missing = match stage {
             Stage::Asking => 0,
             _ => (pages - local.min(pages)) as u64,
         };
-        if job.since.elapsed() >= self.policy.patience(missing * wish.page_tokens, job.expected()) {
+        if job.since.elapsed()
+            >= self.policy.patience(missing * options.page_tokens, job.expected())
+        {
             return None;
         }
         let (readiness, progress) = match stage {
@@ -257,7 +264,7 @@ impl Shared {
     /// Leases what this machine has.
     fn hold(&self, pages: &Pages, ttl: Duration) -> Result<Held> {
         let keys = pages.refs(0..pages.len());
-        let (mut at, mut spans, mut leases) = (0, Vec::<Stretch>::new(), Vec::new());
+        let (mut at, mut spans, mut leases) = (0, Vec::<TierSpan>::new(), Vec::new());
         for _ in 0..TURNS {
             let before = at;
             for shelf in &self.shelves {
@@ -280,7 +287,7 @@ impl Shared {
                 match spans.last_mut() {
                     _ if leased.pages == 0 => {}
                     Some(last) if last.tier == shelf.tier => last.pages += leased.pages,
-                    _ => spans.push(Stretch { tier: shelf.tier, pages: leased.pages }),
+                    _ => spans.push(TierSpan { tier: shelf.tier, pages: leased.pages }),
                 }
                 at += leased.pages;
             }
@@ -309,30 +316,30 @@ impl Shared {
     pub(super) fn decide(
         &self,
         pages: &Pages,
-        found: &[Stretch],
-        wish: &Wish,
+        found: &[TierSpan],
+        options: &LookupOptions,
         queued: [u64; 4],
     ) -> Option<(usize, Decision)> {
-        if wish.page_tokens == 0 || found.is_empty() {
+        if options.page_tokens == 0 || found.is_empty() {
             return None;
         }
-        let mut skip = (wish.computed / wish.page_tokens) as usize;
+        let mut skip = (options.computed / options.page_tokens) as usize;
         let skipped = skip;
         let mut lacking = found.to_vec();
-        for stretch in &mut lacking {
-            let less = skip.min(stretch.pages);
-            stretch.pages -= less;
+        for span in &mut lacking {
+            let less = skip.min(span.pages);
+            span.pages -= less;
             skip -= less;
         }
-        lacking.retain(|stretch| stretch.pages > 0);
-        let question = Question {
+        lacking.retain(|span| span.pages > 0);
+        let question = LoadQuery {
             found: &lacking,
-            page_bytes: wish.page_bytes.max(pages.page_bytes),
-            page_tokens: wish.page_tokens,
-            before: wish.computed,
-            tokens: wish.tokens.max(wish.computed),
+            page_bytes: options.page_bytes.max(pages.page_bytes),
+            page_tokens: options.page_tokens,
+            before: options.computed,
+            tokens: options.tokens.max(options.computed),
             queued,
-            choice: wish.choice,
+            mode: options.mode,
         };
         let decision = self.gate(|gate| gate.decide(&question, self.clock()));
         let load = if decision.pages == 0 { 0 } else { skipped + decision.pages };
@@ -350,12 +357,12 @@ impl Shared {
     }
 
     /// Counts what was found, and has what was found often enough written down.
-    fn account(self: &Arc<Self>, pages: &Pages, spans: &[Stretch]) {
+    fn account(self: &Arc<Self>, pages: &Pages, spans: &[TierSpan]) {
         self.counts.asked.add(pages.len() as u64);
         let mut at = 0;
-        for stretch in spans {
-            self.counts_of(stretch.tier).found.add(stretch.pages as u64);
-            at += stretch.pages;
+        for span in spans {
+            self.counts_of(span.tier).found.add(span.pages as u64);
+            at += span.pages;
         }
         self.counts.missed.add((pages.len() - at.min(pages.len())) as u64);
         let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::Back);
@@ -363,9 +370,9 @@ impl Shared {
             return;
         }
         let mut at = 0;
-        for stretch in spans {
-            self.note(stretch.tier, pages, at..at + stretch.pages);
-            at += stretch.pages;
+        for span in spans {
+            self.note(span.tier, pages, at..at + span.pages);
+            at += span.pages;
         }
         let _ = self.table.walk(&pages.hashes);
         for link in &self.links {

@@ -30,6 +30,6 @@ mod writer;
 
 pub use cache::{Cache, Settings};
 pub use figures::{CacheStats, CallStats, GateStats, PrefetchStats, TierStats, tier_word};
-pub use find::{Found, Readiness, TierLease, Wish};
+pub use find::{Found, LookupOptions, Readiness, TierLease};
 pub use policy::{LONGEST, PrefetchPolicy, WritePolicy};
 pub use spec::{Place, TierSpec};

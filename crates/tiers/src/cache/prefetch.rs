@@ -5,13 +5,13 @@
 //! the gate how much of that is worth it, and bring that from the front, until a page does not come or
 //! somebody says stop. Nobody waits for them: who asks again hears how far they are.
 
-use super::find::Wish;
+use super::find::LookupOptions;
 use super::policy::{LONGEST, WritePolicy};
 use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
 use super::writer::After;
 use crate::Phase;
-use crate::gate::Stretch;
+use crate::gate::TierSpan;
 use crate::remote::RemoteTier;
 use parking_lot::Mutex;
 use ritornello_format::PageHash;
@@ -69,9 +69,9 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Prefetch {
     pages: Pages,
-    wish: Wish,
+    options: LookupOptions,
     /// What this machine has of it.
-    pub(super) local: Vec<Stretch>,
+    pub(super) local: Vec<TierSpan>,
     pub(super) since: Instant,
     stage: Mutex<Stage>,
     /// How long the gate expects it to take.
@@ -118,7 +118,7 @@ impl Prefetch {
 
     /// Bytes of a page in all its objects, each of which has a prefetch of its own.
     fn page_bytes(&self) -> u64 {
-        self.wish.page_bytes.max(self.pages.page_bytes)
+        self.options.page_bytes.max(self.pages.page_bytes)
     }
 
     /// Bytes on the first tier that no other prompt can have: on their way, or waiting to be asked
@@ -141,7 +141,7 @@ impl Prefetch {
     }
 
     fn local_pages(&self) -> usize {
-        self.local.iter().map(|stretch| stretch.pages).sum()
+        self.local.iter().map(|span| span.pages).sum()
     }
 }
 
@@ -215,8 +215,8 @@ impl Shared {
     pub(super) fn prefetch(
         self: &Arc<Self>,
         pages: &Pages,
-        wish: Wish,
-        local: Vec<Stretch>,
+        options: LookupOptions,
+        local: Vec<TierSpan>,
     ) -> Option<Arc<Prefetch>> {
         let name = pages.name()?;
         let counts = &self.counts.prefetch;
@@ -238,7 +238,7 @@ impl Shared {
         }
         let started = Arc::new(Prefetch {
             pages: pages.clone(),
-            wish,
+            options,
             local,
             since: Instant::now(),
             stage: Mutex::new(Stage::Asking),
@@ -334,13 +334,13 @@ impl Shared {
             return local;
         }
         let mut found = job.local.clone();
-        found.push(Stretch { tier: Tier::Remote, pages: known - local });
+        found.push(TierSpan { tier: Tier::Remote, pages: known - local });
         let (others, own) = self.prefetches.beside(&job.pages);
         let mut queued = self.queued();
         // All objects of a page are in the estimate already.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
-        let wanted = match self.decide(&job.pages, &found, &job.wish, queued) {
+        let wanted = match self.decide(&job.pages, &found, &job.options, queued) {
             Some((pages, decision)) => {
                 *job.expected.lock() = decision.load;
                 pages

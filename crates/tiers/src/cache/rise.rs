@@ -9,7 +9,7 @@
 use super::prompt::Pages;
 use super::shared::Shared;
 use super::writer::After;
-use crate::gate::Stretch;
+use crate::gate::TierSpan;
 use ritornello_format::residency::Tier;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ const REST: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// Begins with the pages of `wanted` that were found on the disk.
-    pub(super) fn raise(self: &Arc<Self>, pages: &Pages, found: &[Stretch], wanted: Range<usize>) {
+    pub(super) fn raise(self: &Arc<Self>, pages: &Pages, found: &[TierSpan], wanted: Range<usize>) {
         let top = self.top().tier;
         let Some(link) = self.link(top).filter(|_| pages.scope.chained) else { return };
         let mut end = 0;
-        for stretch in found {
+        for span in found {
             let start = end.max(wanted.start);
-            end += stretch.pages;
+            end += span.pages;
             let range = start..end.min(wanted.end);
-            if stretch.tier != Tier::Disk || range.is_empty() {
+            if span.tier != Tier::Disk || range.is_empty() {
                 continue;
             }
             if link.refused().is_some_and(|since| since.elapsed() < REST) {

@@ -123,7 +123,7 @@ impl Shared {
             return;
         }
         self.counts_of(tier).load(pages, bytes, took);
-        self.gate(|gate| gate.loaded(tier, bytes, took, self.clock()));
+        self.gate(|gate| gate.record_load(tier, bytes, took, self.clock()));
         let kept = &mut self.measured.lock()[tier as usize];
         *kept = (kept.0 + bytes, kept.1 + took.as_secs_f64());
     }

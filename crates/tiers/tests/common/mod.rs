@@ -8,7 +8,7 @@ use ritornello_node::Node;
 use ritornello_store::{Catalog, ClientId, Outcome, Terms};
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{
-    Cache, Found, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats, Wish,
+    Cache, Found, LookupOptions, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats,
 };
 use ritornello_tiers::remote::{Backend, DirectoryBackend, MemoryBackend, RemoteTier};
 use ritornello_volume::memory::{BorrowedPages, OwnedPagesMut, PageTarget};
@@ -95,7 +95,7 @@ pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
 
 /// Asks once.
 pub fn ask(cache: &Cache, keys: &[Vec<u8>]) -> Found {
-    cache.find(&scope(), &refs(keys), TTL, &Wish::default()).unwrap()
+    cache.find(&scope(), &refs(keys), TTL, &LookupOptions::default()).unwrap()
 }
 
 /// Asks until there is an answer.
@@ -126,7 +126,7 @@ pub fn release(cache: &Cache, found: &Found) {
 }
 
 pub fn spans(found: &Found) -> Vec<(Tier, usize)> {
-    found.spans.iter().map(|stretch| (stretch.tier, stretch.pages)).collect()
+    found.spans.iter().map(|span| (span.tier, span.pages)).collect()
 }
 
 /// Reads pages `first..`, and judges every byte that is said to have come.
