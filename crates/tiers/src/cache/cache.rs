@@ -1,14 +1,14 @@
 //! The cache: tiers of one list, opened together.
 
 use super::figures::{CacheStats, snapshot};
-use super::left::Left;
+use super::local_tier::{self, LocalTier};
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prompt::Pages;
 use super::rate::Rate;
-use super::shared::{Far, Shared};
-use super::shelf::{self, Shelf};
+use super::shared::{RemoteSlot, Shared};
 use super::spec::{Place, TierSpec, host_dir};
-use super::writer::After;
+use super::spill::Spilled;
+use super::write_queue::PendingPut;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
@@ -60,14 +60,15 @@ impl Cache {
     pub fn open(
         list: &[TierSpec],
         settings: &Settings,
-        far: impl Fn(&str) -> Result<RemoteTier>,
+        open_remote: impl Fn(&str) -> Result<RemoteTier>,
     ) -> Result<Self> {
-        let (mut shelves, mut remote) = (Vec::new(), None);
+        let (mut local_tiers, mut remote) = (Vec::new(), None);
         for (at, spec) in list.iter().enumerate() {
             let (dir, capacity) = match &spec.place {
                 Place::Remote(address) => {
-                    let tier = far(address.expose())?;
-                    remote = Some(Far { tier, write: spec.write, rate: Rate::new(spec.rate) });
+                    let tier = open_remote(address.expose())?;
+                    remote =
+                        Some(RemoteSlot { tier, write: spec.write, rate: Rate::new(spec.rate) });
                     continue;
                 }
                 Place::Host { dir, capacity } => {
@@ -76,15 +77,21 @@ impl Cache {
                 Place::Disk { dir, capacity } => (dir.clone(), *capacity),
             };
             let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::Back);
-            let node = shelf::open(spec.tier(), dir, capacity, below)?;
+            let node = local_tier::open(spec.tier(), dir, capacity, below)?;
             let rate = Rate::new(spec.rate);
             let capacity = capacity.unwrap_or(u64::MAX);
-            shelves.push(Shelf { tier: spec.tier(), node, capacity, write: spec.write, rate });
+            local_tiers.push(LocalTier {
+                kind: spec.tier(),
+                node,
+                capacity,
+                write: spec.write,
+                rate,
+            });
         }
-        if shelves.is_empty() {
+        if local_tiers.is_empty() {
             return TierSpec::list::<&str>(&[]).and(Err(Error::invalid("a cache has tiers")));
         }
-        let shared = Shared::new(shelves, remote, settings.prefetch, settings.write_queue);
+        let shared = Shared::new(local_tiers, remote, settings.prefetch, settings.write_queue);
         for (spec, cap) in list.iter().filter_map(|spec| Some((spec, spec.rate?))) {
             shared.gate(|gate| gate.set_cap(spec.tier(), cap));
         }
@@ -97,8 +104,8 @@ impl Cache {
     /// `Closed` in a forked child, and once the cache is closed.
     pub fn policy(&self) -> Result<StorePolicy> {
         self.check()?;
-        let lowest = self.shared.shelves.last();
-        Ok(lowest.map(|shelf| shelf.node.policy().clone()).unwrap_or_default())
+        let lowest = self.shared.local_tiers.last();
+        Ok(lowest.map(|tier| tier.node.policy().clone()).unwrap_or_default())
     }
 
     /// Starts to read pages, from the fastest tier of this machine that has them. `target` belongs to
@@ -120,10 +127,10 @@ impl Cache {
         check_sections(&scope, &control)?;
         let (shared, top) = (Arc::clone(&self.shared), self.shared.top());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
-        let loading = shared.slack.load(shared.slowest_of(&scope, &keys), bytes);
+        let loading = shared.loads.begin(shared.slowest_of(&scope, &keys), bytes);
         if let Some(last) = keys.last() {
             let last = PageHash::of(&scope.id(), last);
-            shared.stop_raising(|pages, range| {
+            shared.cancel_promotions(|pages, range| {
                 range.end.checked_sub(1).is_some_and(|end| pages.hashes[end] == last)
             });
         }
@@ -163,20 +170,24 @@ impl Cache {
         let range = first..pages.len();
         let terms = Terms { parent: pages.before(first).map(Into::into), ..terms };
         let asked = pages.keys[range.clone()].to_vec();
-        let left = Arc::<Left>::default();
+        let spilled = Arc::<Spilled>::default();
         let keep = {
-            let (shared, pages, left) = (Arc::clone(shared), pages.clone(), Arc::clone(&left));
-            move |at, staged| shared.keep_left(&left, &pages, first + at, staged)
+            let (shared, pages, spilled) =
+                (Arc::clone(shared), pages.clone(), Arc::clone(&spilled));
+            move |at, staged| shared.spill(&spilled, &pages, first + at, staged)
         };
         let ticket = top.store().submit_put_copy_or(scope, asked, source, terms, control, keep)?;
         top.rate.charge(pages.bytes(range.len()));
-        shared.arrived(top.tier, &pages, range.clone());
-        for link in shared.links.iter().filter(|link| link.to != top.tier) {
+        shared.record_arrival(top.kind, &pages, range.clone());
+        for queue in shared.write_queues.iter().filter(|queue| queue.to != top.kind) {
             // Who puts them had to: no tier may have kept what is known to be there.
-            shared.table.forget(link.to, &pages.hashes, range.clone());
-            if link.policy == WritePolicy::Through {
-                let after = After { put: Some(ticket.clone()), left: Some(Arc::clone(&left)) };
-                shared.write_down(link, &pages, range.clone(), after);
+            shared.table.forget(queue.to, &pages.hashes, range.clone());
+            if queue.policy == WritePolicy::Through {
+                let put = PendingPut {
+                    ticket: Some(ticket.clone()),
+                    spilled: Some(Arc::clone(&spilled)),
+                };
+                shared.queue_write(queue, &pages, range.clone(), put);
             }
         }
         Ok(ticket)
@@ -224,16 +235,16 @@ impl Cache {
     pub fn flush(&self) -> Result<()> {
         self.check()?;
         let until = Instant::now() + FLUSH;
-        let top = self.shared.top().tier;
-        for link in self.shared.links.iter().filter(|link| link.to != top) {
-            if link.policy == WritePolicy::Back {
-                while self.shared.write_back(link, false) && link.drain(until) {}
+        let top = self.shared.top().kind;
+        for queue in self.shared.write_queues.iter().filter(|queue| queue.to != top) {
+            if queue.policy == WritePolicy::Back {
+                while self.shared.write_back_batch(queue, false) && queue.drain(until) {}
             }
-            if !link.drain(until) {
+            if !queue.drain(until) {
                 return Err(Error::retry("a tier is too slow for what is to be written to it"));
             }
         }
-        self.shared.shelves.iter().try_for_each(|shelf| shelf.store().flush())
+        self.shared.local_tiers.iter().try_for_each(|tier| tier.store().flush())
     }
 
     /// Stops what goes on in the background, and closes the tiers. What waits to be written down is
@@ -247,15 +258,17 @@ impl Cache {
         }
         let shared = &self.shared;
         shared.prefetches.close();
-        shared.links.iter().for_each(super::writer::Link::close);
+        shared.write_queues.iter().for_each(super::write_queue::WriteQueue::close);
         let until = Instant::now() + CLOSE;
-        let running =
-            || shared.prefetches.is_running() || shared.links.iter().any(|link| link.is_running());
+        let running = || {
+            shared.prefetches.is_running()
+                || shared.write_queues.iter().any(|queue| queue.is_running())
+        };
         while running() && Instant::now() < until {
             thread::sleep(CLOSE_CHECK);
         }
         let closed: Vec<Result<()>> =
-            shared.shelves.iter().map(|shelf| shelf.node.close()).collect();
+            shared.local_tiers.iter().map(|tier| tier.node.close()).collect();
         closed.into_iter().collect()
     }
 
@@ -265,7 +278,7 @@ impl Cache {
             "this cache was opened before a fork: open it again in the child"
         } else if self.shared.is_closing() {
             "the cache is closed: open it again"
-        } else if self.shared.shelves.iter().any(|shelf| shelf.node.is_replaced()) {
+        } else if self.shared.local_tiers.iter().any(|tier| tier.node.is_replaced()) {
             "another store has taken the place of a tier: open the cache again"
         } else {
             return Ok(());

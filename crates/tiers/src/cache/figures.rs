@@ -227,7 +227,7 @@ pub struct GateStats {
 }
 
 pub(super) fn snapshot(shared: &Shared) -> CacheStats {
-    let queued = shared.slack.queued();
+    let queued = shared.loads.queued();
     let counts = &shared.counts;
     let tiers = shared.tiers().map(|tier| {
         let of = &counts.tiers[tier as usize];
@@ -240,7 +240,7 @@ pub(super) fn snapshot(shared: &Shared) -> CacheStats {
             load_seconds: of.load_micros.get() as f64 / 1e6,
             written_pages: of.written.get(),
             written_bytes: of.written_bytes.get(),
-            queued_bytes: shared.link(tier).map_or(0, |link| link.queued_bytes()),
+            queued_bytes: shared.write_queue(tier).map_or(0, |queue| queue.queued_bytes()),
             loading_bytes: queued[tier as usize],
             dropped_pages: of.dropped.get(),
             lost_pages: of.lost.get(),

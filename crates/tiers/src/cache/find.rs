@@ -6,7 +6,7 @@ use super::policy::WritePolicy;
 use super::prefetch::{Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
-use super::writer::After;
+use super::write_queue::PendingPut;
 use crate::gate::{Decision, LoadMode, LoadQuery, TierSpan};
 use ritornello_format::residency::Tier;
 use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
@@ -129,7 +129,7 @@ impl Cache {
     /// Those of the connection.
     pub fn release(&self, lease: TierLease) -> Result<()> {
         self.check()?;
-        self.shared.shelf(lease.tier).map_or(Ok(()), |shelf| shelf.store().release(lease.lease))
+        self.shared.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }
 
     /// Which pages are on this machine, each by itself.
@@ -140,8 +140,8 @@ impl Cache {
         self.check()?;
         check_keys(keys)?;
         let mut there = vec![false; keys.len()];
-        for shelf in &self.shared.shelves {
-            let found = shelf.store().exists(scope, keys)?;
+        for tier in &self.shared.local_tiers {
+            let found = tier.store().exists(scope, keys)?;
             there.iter_mut().zip(found).for_each(|(there, found)| *there |= found);
         }
         Ok(there)
@@ -157,7 +157,7 @@ impl Cache {
         check_keys(keys)?;
         let Some(last) = keys.last() else { return Ok(false) };
         let name = PageHash::of(&scope.id(), last);
-        let rose = self.shared.stop_raising(|pages, _| pages.name() == Some(name));
+        let rose = self.shared.cancel_promotions(|pages, _| pages.name() == Some(name));
         let job = self.shared.prefetches.get(name);
         let stopped = self.shared.prefetches.cancel(name);
         match (stopped, job) {
@@ -222,7 +222,7 @@ impl Shared {
             _ => {}
         }
         let skipped = options.computed.checked_div(options.page_tokens).unwrap_or(0) as usize;
-        self.raise(pages, &spans, skipped..found.load);
+        self.promote(pages, &spans, skipped..found.load);
         self.let_go(&mut leases, found.load);
         found.leases = leases.into_iter().map(|(_, lease)| lease).collect();
         self.account(pages, &spans);
@@ -267,31 +267,31 @@ impl Shared {
         let (mut at, mut spans, mut leases) = (0, Vec::<TierSpan>::new(), Vec::new());
         for _ in 0..TURNS {
             let before = at;
-            for shelf in &self.shelves {
+            for tier in &self.local_tiers {
                 if at == keys.len() {
                     break;
                 }
-                let leased = match shelf.store().lease(&pages.scope, &keys[at..], ttl) {
+                let leased = match tier.store().lease(&pages.scope, &keys[at..], ttl) {
                     Ok(leased) => leased,
                     Err(error) if error.kind() == ErrorKind::Invalid => {
                         return Err(error);
                     }
                     Err(error) => {
-                        tracing::debug!(%error, tier = tier_word(shelf.tier), "a tier did not answer");
+                        tracing::debug!(%error, tier = tier_word(tier.kind), "a tier did not answer");
                         continue;
                     }
                 };
                 if leased.lease != LeaseNumber::default() {
-                    leases.push((at, TierLease { tier: shelf.tier, lease: leased.lease }));
+                    leases.push((at, TierLease { tier: tier.kind, lease: leased.lease }));
                 }
                 match spans.last_mut() {
                     _ if leased.pages == 0 => {}
-                    Some(last) if last.tier == shelf.tier => last.pages += leased.pages,
-                    _ => spans.push(TierSpan { tier: shelf.tier, pages: leased.pages }),
+                    Some(last) if last.tier == tier.kind => last.pages += leased.pages,
+                    _ => spans.push(TierSpan { tier: tier.kind, pages: leased.pages }),
                 }
                 at += leased.pages;
             }
-            if at == before || at == keys.len() || self.shelves.len() == 1 {
+            if at == before || at == keys.len() || self.local_tiers.len() == 1 {
                 break;
             }
         }
@@ -302,10 +302,10 @@ impl Shared {
     fn let_go(&self, leases: &mut Vec<(usize, TierLease)>, load: usize) {
         leases.retain(|(from, lease)| {
             if *from >= load
-                && let Some(shelf) = self.shelf(lease.tier)
+                && let Some(tier) = self.local_tier(lease.tier)
             {
                 // It runs out by itself.
-                let _ = shelf.store().release(lease.lease);
+                let _ = tier.store().release(lease.lease);
             }
             *from < load
         });
@@ -349,7 +349,7 @@ impl Shared {
 
     /// Bytes that wait to be loaded from each tier, or, where a cap is, to be moved either way.
     pub(super) fn queued(&self) -> [u64; 4] {
-        let mut queued = self.slack.queued();
+        let mut queued = self.loads.queued();
         for (tier, rate) in self.rates() {
             queued[tier as usize] = queued[tier as usize].max(rate.backlog());
         }
@@ -366,7 +366,7 @@ impl Shared {
         }
         self.counts.missed.add((pages.len() - at.min(pages.len())) as u64);
         let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::Back);
-        if !self.links.iter().any(|link| by_use(link.policy)) {
+        if !self.write_queues.iter().any(|queue| by_use(queue.policy)) {
             return;
         }
         let mut at = 0;
@@ -375,10 +375,10 @@ impl Shared {
             at += span.pages;
         }
         let _ = self.table.walk(&pages.hashes);
-        for link in &self.links {
-            if let WritePolicy::Selective(times) = link.policy {
+        for queue in &self.write_queues {
+            if let WritePolicy::Selective(times) = queue.policy {
                 let often = self.table.often(&pages.hashes, times);
-                self.write_down(link, pages, 0..often.min(at), After::default());
+                self.queue_write(queue, pages, 0..often.min(at), PendingPut::default());
             }
         }
         self.tidy();

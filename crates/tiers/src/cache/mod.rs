@@ -10,23 +10,23 @@
 //! background. What does not fit there is dropped and counted. Whatever is wrong with a tier costs
 //! hits; bytes that come are those that were put.
 
-mod back;
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;
 mod figures;
 mod find;
-mod left;
+mod load_tracker;
+mod local_tier;
 mod policy;
 mod prefetch;
+mod promotion;
 mod prompt;
 mod rate;
 mod read;
-mod rise;
 mod shared;
-mod shelf;
-mod slack;
 mod spec;
-mod writer;
+mod spill;
+mod write_back;
+mod write_queue;
 
 pub use cache::{Cache, Settings};
 pub use figures::{CacheStats, CallStats, GateStats, PrefetchStats, TierStats, tier_word};

@@ -8,8 +8,8 @@
 use super::find::LookupOptions;
 use super::policy::{LONGEST, WritePolicy};
 use super::prompt::Pages;
-use super::shared::{Far, Shared, with_prompt};
-use super::writer::After;
+use super::shared::{RemoteSlot, Shared, with_prompt};
+use super::write_queue::PendingPut;
 use crate::Phase;
 use crate::gate::TierSpan;
 use crate::remote::RemoteTier;
@@ -285,18 +285,18 @@ impl Shared {
                 continue;
             };
             drop(state);
-            if let Some(far) = &self.remote {
-                self.bring(far, &job);
+            if let Some(slot) = &self.remote {
+                self.bring(slot, &job);
             }
             state = self.prefetches.state.lock();
         }
     }
 
-    fn bring(self: &Arc<Self>, far: &Far, job: &Prefetch) {
+    fn bring(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch) {
         let counts = &self.counts.prefetch;
         let (pages, local) = (&job.pages, job.local_pages());
         let answer =
-            with_prompt(pages, pages.len(), |prompt| far.tier.probe(prompt, Instant::now() + ASK));
+            with_prompt(pages, pages.len(), |prompt| slot.tier.probe(prompt, Instant::now() + ASK));
         let known = *answer.as_ref().unwrap_or(&0);
         let wanted = {
             let _alone = self.prefetches.deciding.lock();
@@ -312,7 +312,7 @@ impl Shared {
             (0, &counts.declined)
         } else {
             self.note(Tier::Remote, pages, 0..known);
-            match self.fetch(far, job, local..wanted) {
+            match self.fetch(slot, job, local..wanted) {
                 came if came == wanted - local => (came, &counts.completed),
                 came if job.cancelled.load(Ordering::Acquire) => (came, &counts.cancelled),
                 came => (came, &counts.failed),
@@ -354,24 +354,24 @@ impl Shared {
     }
 
     /// Returns how many of the first pages of `range` are on this machine then.
-    fn fetch(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
+    fn fetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch, range: Range<usize>) -> usize {
         let (pages, top) = (&job.pages, self.top());
         let group = RemoteTier::object_pages(pages.page_bytes);
-        self.table.forget(top.tier, &pages.hashes, range.start..pages.len());
+        self.table.forget(top.kind, &pages.hashes, range.start..pages.len());
         // What has come since the prompt was looked for, with another that begins like it.
         let keys = pages.refs(range.clone());
         let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
             let end = range.end.min((at / group + OBJECTS) * group);
-            let claimed = self.table.claim(top.tier, Phase::Loading, &pages.hashes, at..end);
+            let claimed = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..end);
             let mut mine = claimed.into_iter().peekable();
             while at < end && !job.cancelled.load(Ordering::Acquire) {
                 let wanted;
                 (at, wanted) = match mine.next_if(|mine| mine.start == at) {
-                    Some(mine) => (self.fetch_piece(far, job, mine.clone()), mine.end),
+                    Some(mine) => (self.fetch_piece(slot, job, mine.clone()), mine.end),
                     None => {
                         let others = at..mine.peek().map_or(end, |mine| mine.start);
-                        (self.await_others(far, job, others.clone()), others.end)
+                        (self.await_others(slot, job, others.clone()), others.end)
                     }
                 };
                 let came = at - range.start;
@@ -380,7 +380,7 @@ impl Shared {
                     break;
                 }
             }
-            mine.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
+            mine.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
             if at < end {
                 break;
             }
@@ -389,10 +389,15 @@ impl Shared {
     }
 
     /// Brings pages that were claimed. Returns the page before which all have come.
-    fn fetch_piece(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
+    fn fetch_piece(
+        self: &Arc<Self>,
+        slot: &RemoteSlot,
+        job: &Prefetch,
+        range: Range<usize>,
+    ) -> usize {
         let (pages, top) = (&job.pages, self.top());
         let bytes = pages.bytes(range.len());
-        let loading = self.slack.load(Tier::Remote, bytes);
+        let loading = self.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
         let control = Control {
             deadline: Some(begun + LONGEST),
@@ -400,10 +405,10 @@ impl Shared {
             ..Control::default()
         };
         let mut buffer = vec![0; bytes as usize];
-        let others = far.rate.wait(bytes, &control);
+        let others = slot.rate.wait(bytes, &control);
         let came = others.map_or(0, |_| {
             with_prompt(pages, pages.len(), |prompt| {
-                far.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ)
+                slot.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ)
             })
             .unwrap_or(0)
         });
@@ -430,13 +435,13 @@ impl Shared {
         top.rate.charge(pages.bytes(stored - range.start));
         self.counts.prefetch.pages.add((stored - range.start) as u64);
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
-        self.table.settle(top.tier, &pages.hashes, range.start..stored, &[]);
-        self.table.abandon(top.tier, &pages.hashes, stored..range.end);
+        self.table.settle(top.kind, &pages.hashes, range.start..stored, &[]);
+        self.table.abandon(top.kind, &pages.hashes, stored..range.end);
         // What came from the remote goes to the tiers between as what an engine put does.
-        for link in self.links.iter().filter(|link| link.to != Tier::Remote) {
-            if link.policy == WritePolicy::Through {
-                self.table.forget(link.to, &pages.hashes, range.start..stored);
-                self.write_down(link, pages, range.start..stored, After::default());
+        for queue in self.write_queues.iter().filter(|queue| queue.to != Tier::Remote) {
+            if queue.policy == WritePolicy::Through {
+                self.table.forget(queue.to, &pages.hashes, range.start..stored);
+                self.queue_write(queue, pages, range.start..stored, PendingPut::default());
             }
         }
         stored
@@ -444,7 +449,12 @@ impl Shared {
 
     /// Waits for pages that another prefetch brings, and brings those that it gave up. Returns the page
     /// before which all are there.
-    fn await_others(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
+    fn await_others(
+        self: &Arc<Self>,
+        slot: &RemoteSlot,
+        job: &Prefetch,
+        range: Range<usize>,
+    ) -> usize {
         let until = Instant::now() + READ;
         let (pages, top) = (&job.pages, self.top());
         let mut at = range.start;
@@ -455,17 +465,17 @@ impl Shared {
             if at == range.end || stop {
                 return at;
             }
-            let given_up = self.table.claim(top.tier, Phase::Loading, &pages.hashes, at..range.end);
+            let given_up = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..range.end);
             let mut given_up = given_up.into_iter().peekable();
             if let Some(mine) = given_up.next_if(|mine| mine.start == at) {
-                at = self.fetch_piece(far, job, mine.clone());
-                given_up.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
+                at = self.fetch_piece(slot, job, mine.clone());
+                given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
                 if at < mine.end {
                     return at;
                 }
                 continue;
             }
-            given_up.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
+            given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
             thread::sleep(LOOK);
         }
     }

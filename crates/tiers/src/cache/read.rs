@@ -1,8 +1,8 @@
 //! Reading pages from the tiers of this machine, each from the fastest that has it.
 
+use super::local_tier::LocalTier;
 use super::prompt::Pages;
 use super::shared::Shared;
-use super::shelf::Shelf;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
 use ritornello_store::{Outcome, Terms};
@@ -31,15 +31,15 @@ impl Shared {
         let mut read = Read::new(keys.len());
         for _ in 0..TURNS {
             let before = read.missing.len();
-            for (at, shelf) in self.shelves.iter().enumerate() {
-                let Some((came, took)) = read.turn(shelf, scope, keys, target, control) else {
+            for (at, tier) in self.local_tiers.iter().enumerate() {
+                let Some((came, took)) = read.turn(tier, scope, keys, target, control) else {
                     continue;
                 };
                 let page_bytes = scope.resolved_page_bytes().unwrap_or(0);
                 let bytes = came.len() as u64 * page_bytes;
-                self.measured(shelf.tier, came.len() as u64, bytes, took);
+                self.measured(tier.kind, came.len() as u64, bytes, took);
                 if at > 0 && control.stop().is_none() {
-                    self.promote(scope, parent, keys, target, &came);
+                    self.store_loaded(scope, parent, keys, target, &came);
                 }
             }
             if read.missing.is_empty() || read.missing.len() == before || !scope.chained {
@@ -51,16 +51,17 @@ impl Shared {
 
     /// The tier that reading these pages will take longest on.
     pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
-        let (last, faster) = self.shelves.split_last().map_or((self.top(), &[][..]), |split| split);
+        let (last, faster) =
+            self.local_tiers.split_last().map_or((self.top(), &[][..]), |split| split);
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
         let has_all =
-            |shelf: &&Shelf| shelf.store().probe(scope, &keys).is_ok_and(|n| n == keys.len());
-        faster.iter().find(has_all).unwrap_or(last).tier
+            |tier: &&LocalTier| tier.store().probe(scope, &keys).is_ok_and(|n| n == keys.len());
+        faster.iter().find(has_all).unwrap_or(last).kind
     }
 
     /// Puts what was just read into the first tier, from where it was read to. What finds no room
     /// in staging is not.
-    fn promote(
+    fn store_loaded(
         &self,
         scope: &Arc<Scope>,
         parent: Option<&[u8]>,
@@ -80,7 +81,7 @@ impl Shared {
                 Terms::behind(before),
                 Control::default(),
             );
-            let counts = self.counts_of(top.tier);
+            let counts = self.counts_of(top.kind);
             match asked {
                 Ok(_) => counts.promoted.add(run.len() as u64),
                 Err(error) => {
@@ -105,17 +106,17 @@ impl Shared {
         let keys = pages.refs(range.clone());
         let mut came = 0;
         let is_source =
-            |shelf: &&Shelf| shelf.tier != to && (shelf.tier < to || to == self.top().tier);
+            |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.top().kind);
         for _ in 0..TURNS {
             let before = came;
-            for shelf in self.shelves.iter().filter(is_source) {
+            for tier in self.local_tiers.iter().filter(is_source) {
                 let rest = &mut buffer[came * page_bytes..range.len() * page_bytes];
                 let mut slices: Vec<&mut [u8]> = rest.chunks_exact_mut(page_bytes).collect();
                 let target = BorrowedPagesMut::new(&mut slices);
                 let all: Vec<usize> = (0..range.len() - came).collect();
                 let mut read = Read { missing: all, ..Read::new(0) };
                 if let Some((got, _)) =
-                    read.turn(shelf, &pages.scope, &keys[came..], &target, control)
+                    read.turn(tier, &pages.scope, &keys[came..], &target, control)
                 {
                     came += got.iter().enumerate().take_while(|(at, page)| at == *page).count();
                 }
@@ -142,10 +143,10 @@ impl Read {
         Self { missing: (0..pages).collect(), reason: ABSENT }
     }
 
-    /// Reads what is still missing and `shelf` has; which pages that were, and how long it took.
+    /// Reads what is still missing and `tier` has; which pages that were, and how long it took.
     fn turn(
         &mut self,
-        shelf: &Shelf,
+        tier: &LocalTier,
         scope: &Scope,
         keys: &[&[u8]],
         target: &dyn PageTarget,
@@ -154,15 +155,15 @@ impl Read {
         if self.missing.is_empty() {
             return None;
         }
-        let (begun, store) = (Instant::now(), shelf.store());
+        let (begun, store) = (Instant::now(), tier.store());
         let failed = |error: &Error| {
-            tracing::debug!(%error, tier = ?shelf.tier, "a tier could not be read");
+            tracing::debug!(%error, tier = ?tier.kind, "a tier could not be read");
             error.kind().word()
         };
         let mut asked: Vec<usize> = self.missing.clone();
         // How fast a tier is does not depend on who else waits for it.
         let mut others = Duration::ZERO;
-        if shelf.rate.is_capped() {
+        if tier.rate.is_capped() {
             let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
             let there = store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
             let mut there = there.ok()?.into_iter();
@@ -175,7 +176,7 @@ impl Read {
             if asked.is_empty() {
                 return None;
             }
-            others = shelf.rate.wait(bytes, control)?;
+            others = tier.rate.wait(bytes, control)?;
         }
         let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
         let picked = Picked::new(target, &asked);

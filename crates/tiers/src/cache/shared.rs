@@ -1,13 +1,13 @@
 //! What a cache's calls and its threads share.
 
 use super::figures::{Counts, TierCounts};
+use super::load_tracker::LoadTracker;
+use super::local_tier::LocalTier;
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prefetch::Prefetches;
 use super::prompt::Pages;
 use super::rate::Rate;
-use super::shelf::Shelf;
-use super::slack::Slack;
-use super::writer::Link;
+use super::write_queue::WriteQueue;
 use crate::gate::Gate;
 use crate::remote::{Prompt, RemoteTier};
 use crate::{PageTable, Phase};
@@ -23,7 +23,7 @@ const TABLE_PAGES: u64 = 1 << 20;
 
 /// The remote tier of a cache.
 #[derive(Debug)]
-pub(super) struct Far {
+pub(super) struct RemoteSlot {
     pub(super) tier: RemoteTier,
     pub(super) write: WritePolicy,
     pub(super) rate: Rate,
@@ -32,14 +32,14 @@ pub(super) struct Far {
 #[derive(Debug)]
 pub(super) struct Shared {
     /// Host and disk, as far as there are: one at least.
-    pub(super) shelves: Vec<Shelf>,
-    pub(super) remote: Option<Far>,
+    pub(super) local_tiers: Vec<LocalTier>,
+    pub(super) remote: Option<RemoteSlot>,
     /// How each tier but the first is written to; and last, how host memory is from the disk.
-    pub(super) links: Vec<Link>,
+    pub(super) write_queues: Vec<WriteQueue>,
     pub(super) prefetches: Prefetches,
     pub(super) policy: PrefetchPolicy,
     pub(super) table: PageTable,
-    pub(super) slack: Arc<Slack>,
+    pub(super) loads: Arc<LoadTracker>,
     pub(super) counts: Counts,
     pub(super) closing: AtomicBool,
     gate: Mutex<Gate>,
@@ -50,26 +50,27 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(
-        shelves: Vec<Shelf>,
-        remote: Option<Far>,
+        local_tiers: Vec<LocalTier>,
+        remote: Option<RemoteSlot>,
         policy: PrefetchPolicy,
         write_queue: u64,
     ) -> Self {
-        let below = shelves.iter().skip(1).map(|shelf| (shelf.tier, shelf.write));
-        let far = remote.iter().map(|far| (Tier::Remote, far.write));
-        let rise = shelves.first().filter(|_| shelves.len() > 1);
-        let rise = rise.map(|top| (top.tier, WritePolicy::None));
-        let links = below.chain(far).chain(rise);
-        let links = links.map(|(tier, write)| Link::new(tier, write, write_queue));
-        let links = links.collect();
+        let below = local_tiers.iter().skip(1).map(|tier| (tier.kind, tier.write));
+        let remotes = remote.iter().map(|slot| (Tier::Remote, slot.write));
+        let promotion = local_tiers.first().filter(|_| local_tiers.len() > 1);
+        let promotion = promotion.map(|top| (top.kind, WritePolicy::None));
+        let write_queues = below.chain(remotes).chain(promotion);
+        let write_queues =
+            write_queues.map(|(tier, write)| WriteQueue::new(tier, write, write_queue));
+        let write_queues = write_queues.collect();
         Self {
-            links,
-            shelves,
+            write_queues,
+            local_tiers,
             remote,
             prefetches: Prefetches::default(),
             policy,
             table: PageTable::new(),
-            slack: Arc::default(),
+            loads: Arc::default(),
             counts: Counts::default(),
             closing: AtomicBool::new(false),
             gate: Mutex::default(),
@@ -79,25 +80,25 @@ impl Shared {
     }
 
     pub(super) fn tiers(&self) -> impl Iterator<Item = Tier> {
-        let far = self.remote.iter().map(|_| Tier::Remote);
-        self.shelves.iter().map(|shelf| shelf.tier).chain(far)
+        let remotes = self.remote.iter().map(|_| Tier::Remote);
+        self.local_tiers.iter().map(|tier| tier.kind).chain(remotes)
     }
 
     pub(super) fn rates(&self) -> impl Iterator<Item = (Tier, &Rate)> {
-        let far = self.remote.iter().map(|far| (Tier::Remote, &far.rate));
-        self.shelves.iter().map(|shelf| (shelf.tier, &shelf.rate)).chain(far)
+        let remotes = self.remote.iter().map(|slot| (Tier::Remote, &slot.rate));
+        self.local_tiers.iter().map(|tier| (tier.kind, &tier.rate)).chain(remotes)
     }
 
-    pub(super) fn top(&self) -> &Shelf {
-        &self.shelves[0]
+    pub(super) fn top(&self) -> &LocalTier {
+        &self.local_tiers[0]
     }
 
-    pub(super) fn shelf(&self, tier: Tier) -> Option<&Shelf> {
-        self.shelves.iter().find(|shelf| shelf.tier == tier)
+    pub(super) fn local_tier(&self, kind: Tier) -> Option<&LocalTier> {
+        self.local_tiers.iter().find(|tier| tier.kind == kind)
     }
 
-    pub(super) fn link(&self, to: Tier) -> Option<&Link> {
-        self.links.iter().find(|link| link.to == to)
+    pub(super) fn write_queue(&self, to: Tier) -> Option<&WriteQueue> {
+        self.write_queues.iter().find(|queue| queue.to == to)
     }
 
     pub(super) fn counts_of(&self, tier: Tier) -> &TierCounts {

@@ -3,15 +3,15 @@
 use super::policy::WritePolicy;
 use super::prompt::Pages;
 use super::shared::Shared;
-use super::writer::After;
+use super::write_queue::PendingPut;
 use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
 
 /// Pages of one put; empty if all are on the first tier. Who may have to write them down holds it.
 #[derive(Debug, Default)]
-pub(super) struct Left(OnceLock<(usize, StagedPages)>);
+pub(super) struct Spilled(OnceLock<(usize, StagedPages)>);
 
-impl Left {
+impl Spilled {
     /// The bytes of a page of the prompt.
     pub(super) fn page(&self, page: usize) -> Option<&[u8]> {
         let (first, pages) = self.0.get()?;
@@ -22,9 +22,9 @@ impl Left {
 impl Shared {
     /// Pages `first..` of a prompt have no room on the first tier. They stay in staging for those who
     /// write them down, unless half of that is taken: puts need it more.
-    pub(super) fn keep_left(
+    pub(super) fn spill(
         self: &Arc<Self>,
-        left: &Arc<Left>,
+        spilled: &Arc<Spilled>,
         pages: &Pages,
         first: usize,
         staged: StagedPages,
@@ -34,15 +34,17 @@ impl Shared {
             return;
         }
         let range = first..pages.len();
-        let _ = left.0.set((first, staged));
+        let _ = spilled.0.set((first, staged));
         // Who is written to when pages leave the tier above is so now; others wait for the put.
-        if let Some(link) = self.links.first().filter(|link| link.policy == WritePolicy::Back) {
-            self.table.forget(link.to, &pages.hashes, range.clone());
-            self.take_down(
-                link,
+        if let Some(queue) =
+            self.write_queues.first().filter(|queue| queue.policy == WritePolicy::Back)
+        {
+            self.table.forget(queue.to, &pages.hashes, range.clone());
+            self.queue_write_with(
+                queue,
                 pages,
                 range,
-                After { put: None, left: Some(Arc::clone(left)) },
+                PendingPut { ticket: None, spilled: Some(Arc::clone(spilled)) },
                 false,
             );
         }

@@ -16,8 +16,8 @@ const SEGMENTS: u64 = 16;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Shelf {
-    pub(super) tier: Tier,
+pub(super) struct LocalTier {
+    pub(super) kind: Tier,
     pub(super) node: Arc<Node>,
     /// Bytes, as the list says; all there are where it says nothing.
     pub(super) capacity: u64,
@@ -25,7 +25,7 @@ pub(super) struct Shelf {
     pub(super) rate: Rate,
 }
 
-impl Shelf {
+impl LocalTier {
     pub(super) fn store(&self) -> &Arc<Store> {
         self.node.store()
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Loads that wait or are under way.
 #[derive(Debug, Default)]
-pub(super) struct Slack {
+pub(super) struct LoadTracker {
     loads: Parked<usize>,
     /// Bytes that they are to bring, by tier.
     queued: [AtomicU64; 4],
@@ -16,17 +16,17 @@ pub(super) struct Slack {
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Loading {
-    slack: Arc<Slack>,
+pub(super) struct LoadGuard {
+    tracker: Arc<LoadTracker>,
     tier: Tier,
     bytes: u64,
 }
 
-impl Slack {
-    pub(super) fn load(self: &Arc<Self>, tier: Tier, bytes: u64) -> Loading {
+impl LoadTracker {
+    pub(super) fn begin(self: &Arc<Self>, tier: Tier, bytes: u64) -> LoadGuard {
         *self.loads.lock() += 1;
         self.queued[tier as usize].fetch_add(bytes, Relaxed);
-        Loading { slack: Arc::clone(self), tier, bytes }
+        LoadGuard { tracker: Arc::clone(self), tier, bytes }
     }
 
     /// Bytes that wait to be loaded from each tier.
@@ -48,13 +48,13 @@ impl Slack {
     }
 }
 
-impl Drop for Loading {
+impl Drop for LoadGuard {
     fn drop(&mut self) {
-        self.slack.queued[self.tier as usize].fetch_sub(self.bytes, Relaxed);
-        let mut loads = self.slack.loads.lock();
+        self.tracker.queued[self.tier as usize].fetch_sub(self.bytes, Relaxed);
+        let mut loads = self.tracker.loads.lock();
         *loads -= 1;
         if *loads == 0 {
-            self.slack.loads.wake_all();
+            self.tracker.loads.wake_all();
         }
     }
 }
@@ -66,22 +66,22 @@ mod tests {
 
     #[test]
     fn who_writes_waits_for_loads_and_not_for_ever() {
-        let slack = Arc::new(Slack::default());
-        slack.wait(Duration::from_secs(3600));
-        let load = slack.load(Tier::Disk, 7);
-        let other = slack.load(Tier::Disk, 5);
-        assert_eq!(slack.queued(), [0, 0, 12, 0]);
+        let tracker = Arc::new(LoadTracker::default());
+        tracker.wait(Duration::from_secs(3600));
+        let load = tracker.begin(Tier::Disk, 7);
+        let other = tracker.begin(Tier::Disk, 5);
+        assert_eq!(tracker.queued(), [0, 0, 12, 0]);
         let begun = Instant::now();
-        slack.wait(Duration::from_millis(30));
+        tracker.wait(Duration::from_millis(30));
         assert!(begun.elapsed() >= Duration::from_millis(30));
         let waiting = thread::spawn({
-            let slack = Arc::clone(&slack);
-            move || slack.wait(Duration::from_secs(3600))
+            let tracker = Arc::clone(&tracker);
+            move || tracker.wait(Duration::from_secs(3600))
         });
         drop(load);
         assert!(!waiting.is_finished());
         drop(other);
         waiting.join().unwrap();
-        assert_eq!(slack.queued(), [0; 4]);
+        assert_eq!(tracker.queued(), [0; 4]);
     }
 }

@@ -8,7 +8,7 @@
 
 use super::prompt::Pages;
 use super::shared::Shared;
-use super::writer::After;
+use super::write_queue::PendingPut;
 use crate::gate::TierSpan;
 use ritornello_format::residency::Tier;
 use std::ops::Range;
@@ -16,13 +16,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A first tier that did not take what it was to is left alone for so long.
-const REST: Duration = Duration::from_secs(5);
+const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// Begins with the pages of `wanted` that were found on the disk.
-    pub(super) fn raise(self: &Arc<Self>, pages: &Pages, found: &[TierSpan], wanted: Range<usize>) {
-        let top = self.top().tier;
-        let Some(link) = self.link(top).filter(|_| pages.scope.chained) else { return };
+    pub(super) fn promote(
+        self: &Arc<Self>,
+        pages: &Pages,
+        found: &[TierSpan],
+        wanted: Range<usize>,
+    ) {
+        let top = self.top().kind;
+        let Some(queue) = self.write_queue(top).filter(|_| pages.scope.chained) else { return };
         let mut end = 0;
         for span in found {
             let start = end.max(wanted.start);
@@ -31,21 +36,21 @@ impl Shared {
             if span.tier != Tier::Disk || range.is_empty() {
                 continue;
             }
-            if link.refused().is_some_and(|since| since.elapsed() < REST) {
+            if queue.failed_at().is_some_and(|since| since.elapsed() < RETRY_AFTER) {
                 return;
             }
             // Where they were found says that they are not on the first tier, whatever is known.
             self.table.forget(top, &pages.hashes, range.clone());
-            self.write_down(link, pages, range, After::default());
+            self.queue_write(queue, pages, range, PendingPut::default());
         }
     }
 
     /// Stops that of pages that `mine` knows. Returns whether there was anything to stop.
-    pub(super) fn stop_raising(&self, mine: impl Fn(&Pages, &Range<usize>) -> bool) -> bool {
-        let Some(link) = self.link(self.top().tier) else { return false };
-        let (gone, any) = link.cancel(mine);
+    pub(super) fn cancel_promotions(&self, mine: impl Fn(&Pages, &Range<usize>) -> bool) -> bool {
+        let Some(queue) = self.write_queue(self.top().kind) else { return false };
+        let (gone, any) = queue.cancel(mine);
         for (pages, range) in gone {
-            self.table.abandon(link.to, &pages.hashes, range);
+            self.table.abandon(queue.to, &pages.hashes, range);
         }
         any
     }
