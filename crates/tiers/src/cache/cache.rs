@@ -4,9 +4,9 @@ use super::figures::{CacheStats, snapshot};
 use super::local_tier::{self, LocalTier};
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prompt::Pages;
-use super::rate::Rate;
+use super::rate::RateLimiter;
 use super::shared::{RemoteSlot, Shared};
-use super::spec::{Place, TierSpec, host_dir};
+use super::spec::{TierLocation, TierSpec, host_dir};
 use super::spill::Spilled;
 use super::write_queue::PendingPut;
 use crate::remote::RemoteTier;
@@ -22,12 +22,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Bytes that may wait to be written to a tier, if nothing else is said.
-const WRITE_QUEUE: u64 = 512 << 20;
+const WRITE_QUEUE_BYTES: u64 = 512 << 20;
 /// `flush` waits so long for what is to be written down, and `close`; threads that hang in a backend
 /// are left behind then.
-const FLUSH: Duration = Duration::from_secs(60);
-const CLOSE: Duration = Duration::from_secs(5);
-const CLOSE_CHECK: Duration = Duration::from_millis(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How a cache behaves.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { prefetch: PrefetchPolicy::default(), write_queue: WRITE_QUEUE }
+        Self { prefetch: PrefetchPolicy::default(), write_queue: WRITE_QUEUE_BYTES }
     }
 }
 
@@ -64,21 +64,24 @@ impl Cache {
     ) -> Result<Self> {
         let (mut local_tiers, mut remote) = (Vec::new(), None);
         for (at, spec) in list.iter().enumerate() {
-            let (dir, capacity) = match &spec.place {
-                Place::Remote(address) => {
+            let (dir, capacity) = match &spec.location {
+                TierLocation::Remote(address) => {
                     let tier = open_remote(address.expose())?;
-                    remote =
-                        Some(RemoteSlot { tier, write: spec.write, rate: Rate::new(spec.rate) });
+                    remote = Some(RemoteSlot {
+                        tier,
+                        write: spec.write,
+                        rate: RateLimiter::new(spec.rate),
+                    });
                     continue;
                 }
-                Place::Host { dir, capacity } => {
+                TierLocation::Host { dir, capacity } => {
                     (dir.clone().unwrap_or_else(|| host_dir(list)), Some(*capacity))
                 }
-                Place::Disk { dir, capacity } => (dir.clone(), *capacity),
+                TierLocation::Disk { dir, capacity } => (dir.clone(), *capacity),
             };
             let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::Back);
             let node = local_tier::open(spec.tier(), dir, capacity, below)?;
-            let rate = Rate::new(spec.rate);
+            let rate = RateLimiter::new(spec.rate);
             let capacity = capacity.unwrap_or(u64::MAX);
             local_tiers.push(LocalTier {
                 kind: spec.tier(),
@@ -177,7 +180,7 @@ impl Cache {
             move |at, staged| shared.spill(&spilled, &pages, first + at, staged)
         };
         let ticket = top.store().submit_put_copy_or(scope, asked, source, terms, control, keep)?;
-        top.rate.charge(pages.bytes(range.len()));
+        top.rate.reserve(pages.bytes(range.len()));
         shared.record_arrival(top.kind, &pages, range.clone());
         for queue in shared.write_queues.iter().filter(|queue| queue.to != top.kind) {
             // Who puts them had to: no tier may have kept what is known to be there.
@@ -234,7 +237,7 @@ impl Cache {
     /// `Retry` if a tier is too slow for that; those of the stores.
     pub fn flush(&self) -> Result<()> {
         self.check()?;
-        let until = Instant::now() + FLUSH;
+        let until = Instant::now() + FLUSH_TIMEOUT;
         let top = self.shared.top().kind;
         for queue in self.shared.write_queues.iter().filter(|queue| queue.to != top) {
             if queue.policy == WritePolicy::Back {
@@ -259,13 +262,13 @@ impl Cache {
         let shared = &self.shared;
         shared.prefetches.close();
         shared.write_queues.iter().for_each(super::write_queue::WriteQueue::close);
-        let until = Instant::now() + CLOSE;
+        let until = Instant::now() + CLOSE_TIMEOUT;
         let running = || {
             shared.prefetches.is_running()
                 || shared.write_queues.iter().any(|queue| queue.is_running())
         };
         while running() && Instant::now() < until {
-            thread::sleep(CLOSE_CHECK);
+            thread::sleep(CLOSE_POLL_INTERVAL);
         }
         let closed: Vec<Result<()>> =
             shared.local_tiers.iter().map(|tier| tier.node.close()).collect();

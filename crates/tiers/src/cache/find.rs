@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A prompt that lies on two tiers in turns is followed through so many turns at most.
-const TURNS: usize = 4;
+const MAX_ROUNDS: usize = 4;
 
 /// What an engine says of a prompt besides its keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub struct Found {
 
 /// What this machine has of a prompt, stretch by stretch, with a lease on each, and the page before
 /// which that begins.
-struct Held {
+struct LocalPrefix {
     spans: Vec<TierSpan>,
     leases: Vec<(usize, TierLease)>,
 }
@@ -113,7 +113,7 @@ impl Cache {
         // Who waits asks often: that costs no more than the last key.
         let waits = keys.last().and_then(|last| {
             let job = self.shared.prefetches.get(PageHash::of(&scope.id(), last))?;
-            self.shared.unfinished(keys.len(), options, &job)
+            self.shared.pending_answer(keys.len(), options, &job)
         });
         if let Some(found) = waits.filter(|_| options.mode != LoadMode::Never) {
             return Ok(found);
@@ -183,14 +183,15 @@ impl Shared {
         let ahead = self.remote.is_some() && pages.scope.chained && loads;
         let name = pages.name().filter(|_| ahead);
         let mut known = name.and_then(|name| self.prefetches.get(name));
-        let Held { mut spans, mut leases } = self.hold(pages, ttl)?;
+        let LocalPrefix { mut spans, mut leases } = self.lease_local(pages, ttl)?;
         let local: usize = spans.iter().map(|span| span.pages).sum();
         let stale = known.as_ref().is_none_or(|job| job.is_stale());
         if name.is_some() && local < pages.len() && stale {
             known = self.prefetch(pages, *options, spans.clone());
-            let waiting = known.as_ref().and_then(|job| self.unfinished(pages.len(), options, job));
+            let waiting =
+                known.as_ref().and_then(|job| self.pending_answer(pages.len(), options, job));
             if let Some(found) = waiting {
-                self.let_go(&mut leases, 0);
+                self.release_from(&mut leases, 0);
                 return Ok(found);
             }
         }
@@ -204,7 +205,9 @@ impl Shared {
             leases: Vec::new(),
             spans: Vec::new(),
         };
-        if let Some((load, decision)) = self.decide(pages, &spans, options, self.queued()) {
+        if let Some((load, decision)) =
+            self.decide(pages, &spans, options, self.pending_load_bytes())
+        {
             found.load = load;
             let skipped = (options.computed / options.page_tokens.max(1)) as usize;
             self.counts.gate.decided(local.saturating_sub(skipped), &decision);
@@ -212,7 +215,7 @@ impl Shared {
         }
         let brought = known.as_ref().map_or(0, |job| self.take_brought(job));
         match known.map(|job| job.stage()) {
-            Some(Stage::Over { known, .. }) => {
+            Some(Stage::Done { known, .. }) => {
                 found.brought = brought.min(local);
                 if known > local {
                     spans.push(TierSpan { tier: Tier::Remote, pages: known - local });
@@ -223,15 +226,20 @@ impl Shared {
         }
         let skipped = options.computed.checked_div(options.page_tokens).unwrap_or(0) as usize;
         self.promote(pages, &spans, skipped..found.load);
-        self.let_go(&mut leases, found.load);
+        self.release_from(&mut leases, found.load);
         found.leases = leases.into_iter().map(|(_, lease)| lease).collect();
-        self.account(pages, &spans);
+        self.record_lookup(pages, &spans);
         found.spans = spans;
         Ok(found)
     }
 
     /// The answer while a prefetch goes on and the request for so many pages has patience.
-    fn unfinished(&self, pages: usize, options: &LookupOptions, job: &Prefetch) -> Option<Found> {
+    fn pending_answer(
+        &self,
+        pages: usize,
+        options: &LookupOptions,
+        job: &Prefetch,
+    ) -> Option<Found> {
         let local: usize = job.local.iter().map(|span| span.pages).sum();
         let stage = job.stage();
         // Nothing is known to be there to wait for, until the remote has said so.
@@ -240,12 +248,12 @@ impl Shared {
             _ => (pages - local.min(pages)) as u64,
         };
         if job.since.elapsed()
-            >= self.policy.patience(missing * options.page_tokens, job.expected())
+            >= self.policy.max_wait(missing * options.page_tokens, job.expected())
         {
             return None;
         }
         let (readiness, progress) = match stage {
-            Stage::Over { .. } => return None,
+            Stage::Done { .. } => return None,
             Stage::Asking => (Readiness::Asking, (0, 0)),
             Stage::Fetching { came, of } => (Readiness::Loading, (came, of)),
         };
@@ -262,10 +270,10 @@ impl Shared {
     }
 
     /// Leases what this machine has.
-    fn hold(&self, pages: &Pages, ttl: Duration) -> Result<Held> {
+    fn lease_local(&self, pages: &Pages, ttl: Duration) -> Result<LocalPrefix> {
         let keys = pages.refs(0..pages.len());
         let (mut at, mut spans, mut leases) = (0, Vec::<TierSpan>::new(), Vec::new());
-        for _ in 0..TURNS {
+        for _ in 0..MAX_ROUNDS {
             let before = at;
             for tier in &self.local_tiers {
                 if at == keys.len() {
@@ -295,11 +303,11 @@ impl Shared {
                 break;
             }
         }
-        Ok(Held { spans, leases })
+        Ok(LocalPrefix { spans, leases })
     }
 
     /// Releases what begins at page `load` or behind it.
-    fn let_go(&self, leases: &mut Vec<(usize, TierLease)>, load: usize) {
+    fn release_from(&self, leases: &mut Vec<(usize, TierLease)>, load: usize) {
         leases.retain(|(from, lease)| {
             if *from >= load
                 && let Some(tier) = self.local_tier(lease.tier)
@@ -348,7 +356,7 @@ impl Shared {
     }
 
     /// Bytes that wait to be loaded from each tier, or, where a cap is, to be moved either way.
-    pub(super) fn queued(&self) -> [u64; 4] {
+    pub(super) fn pending_load_bytes(&self) -> [u64; 4] {
         let mut queued = self.loads.queued();
         for (tier, rate) in self.rates() {
             queued[tier as usize] = queued[tier as usize].max(rate.backlog());
@@ -357,7 +365,7 @@ impl Shared {
     }
 
     /// Counts what was found, and has what was found often enough written down.
-    fn account(self: &Arc<Self>, pages: &Pages, spans: &[TierSpan]) {
+    fn record_lookup(self: &Arc<Self>, pages: &Pages, spans: &[TierSpan]) {
         self.counts.asked.add(pages.len() as u64);
         let mut at = 0;
         for span in spans {
@@ -371,7 +379,7 @@ impl Shared {
         }
         let mut at = 0;
         for span in spans {
-            self.note(span.tier, pages, at..at + span.pages);
+            self.mark_present(span.tier, pages, at..at + span.pages);
             at += span.pages;
         }
         let _ = self.table.walk(&pages.hashes);
@@ -381,6 +389,6 @@ impl Shared {
                 self.queue_write(queue, pages, 0..often.min(at), PendingPut::default());
             }
         }
-        self.tidy();
+        self.trim_table();
     }
 }

@@ -1,7 +1,7 @@
 //! A tier of this machine: a store, in memory or on disk, that all its processes share.
 
 use super::policy::WritePolicy;
-use super::rate::Rate;
+use super::rate::RateLimiter;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result};
 use ritornello_node::{Node, Options};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A new store has at least so many segments, where it is large enough.
-const SEGMENTS: u64 = 16;
+const MIN_SEGMENTS: u64 = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct LocalTier {
     /// Bytes, as the list says; all there are where it says nothing.
     pub(super) capacity: u64,
     pub(super) write: WritePolicy,
-    pub(super) rate: Rate,
+    pub(super) rate: RateLimiter,
 }
 
 impl LocalTier {
@@ -49,7 +49,7 @@ pub(super) fn open(
     let new = fs::read_dir(&dir)
         .map_or(true, |entries| entries.flatten().all(|entry| entry.file_name() == POLICY_FILE));
     let segment_bytes = capacity.filter(|_| new).map(|capacity| {
-        let wanted = (capacity / SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
+        let wanted = (capacity / MIN_SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
         (1 << wanted.ilog2()).min(ritornello_store::SEGMENT_BYTES)
     });
     let eviction = if oldest_first { Policy::Lru } else { Policy::default() };

@@ -31,5 +31,5 @@ mod write_queue;
 pub use cache::{Cache, Settings};
 pub use figures::{CacheStats, CallStats, GateStats, PrefetchStats, TierStats, tier_word};
 pub use find::{Found, LookupOptions, Readiness, TierLease};
-pub use policy::{LONGEST, PrefetchPolicy, WritePolicy};
-pub use spec::{Place, TierSpec};
+pub use policy::{MAX_LOOKUP_WAIT, PrefetchPolicy, WritePolicy};
+pub use spec::{TierLocation, TierSpec};

@@ -42,7 +42,7 @@ impl WritePolicy {
 pub enum PrefetchPolicy {
     /// Not at all: what is here now is taken, the rest is here the next time.
     BestEffort,
-    /// Until all has come that is worth it, or [`LONGEST`] has passed.
+    /// Until all has come that is worth it, or [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
     /// So long, and so much longer for every 1,024 tokens that are to come.
     Timeout {
@@ -54,7 +54,7 @@ pub enum PrefetchPolicy {
 }
 
 /// The longest that a request waits under any policy.
-pub const LONGEST: Duration = Duration::from_secs(30);
+pub const MAX_LOOKUP_WAIT: Duration = Duration::from_secs(30);
 
 impl Default for PrefetchPolicy {
     fn default() -> Self {
@@ -96,16 +96,16 @@ impl PrefetchPolicy {
     /// How long a request may be asked to ask again that `tokens` tokens are to come for, where the
     /// gate expects that to take so long, or knows nothing (zero).
     #[must_use]
-    pub fn patience(&self, tokens: u64, expected: Duration) -> Duration {
+    pub fn max_wait(&self, tokens: u64, expected: Duration) -> Duration {
         match *self {
             Self::BestEffort => Duration::ZERO,
-            Self::WaitComplete => LONGEST,
+            Self::WaitComplete => MAX_LOOKUP_WAIT,
             Self::Timeout { base, per_ki_token } => {
                 let more = per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
-                let more = Duration::try_from_secs_f64(more).unwrap_or(LONGEST);
+                let more = Duration::try_from_secs_f64(more).unwrap_or(MAX_LOOKUP_WAIT);
                 // What was thought worth waiting for is not given up just before it comes.
                 let expected = expected.saturating_mul(3) / 2;
-                base.saturating_add(more).max(expected).min(LONGEST)
+                base.saturating_add(more).max(expected).min(MAX_LOOKUP_WAIT)
             }
         }
     }
@@ -138,11 +138,11 @@ mod tests {
     fn patience_follows_the_tokens_and_has_an_end() {
         let policy = PrefetchPolicy::parse("timeout(0.5, 0.25)").unwrap();
         let unknown = Duration::ZERO;
-        assert_eq!(policy.patience(0, unknown), Duration::from_millis(500));
-        assert_eq!(policy.patience(4096, Duration::from_secs(1)), Duration::from_millis(1500));
-        assert_eq!(policy.patience(u64::MAX, unknown), LONGEST);
-        assert_eq!(policy.patience(4096, Duration::from_secs(4)), Duration::from_secs(6));
-        assert_eq!(policy.patience(0, LONGEST), LONGEST);
-        assert_eq!(PrefetchPolicy::BestEffort.patience(9_999, LONGEST), Duration::ZERO);
+        assert_eq!(policy.max_wait(0, unknown), Duration::from_millis(500));
+        assert_eq!(policy.max_wait(4096, Duration::from_secs(1)), Duration::from_millis(1500));
+        assert_eq!(policy.max_wait(u64::MAX, unknown), MAX_LOOKUP_WAIT);
+        assert_eq!(policy.max_wait(4096, Duration::from_secs(4)), Duration::from_secs(6));
+        assert_eq!(policy.max_wait(0, MAX_LOOKUP_WAIT), MAX_LOOKUP_WAIT);
+        assert_eq!(PrefetchPolicy::BestEffort.max_wait(9_999, MAX_LOOKUP_WAIT), Duration::ZERO);
     }
 }

@@ -6,7 +6,7 @@
 //! somebody says stop. Nobody waits for them: who asks again hears how far they are.
 
 use super::find::LookupOptions;
-use super::policy::{LONGEST, WritePolicy};
+use super::policy::{MAX_LOOKUP_WAIT, WritePolicy};
 use super::prompt::Pages;
 use super::shared::{RemoteSlot, Shared, with_prompt};
 use super::write_queue::PendingPut;
@@ -29,23 +29,23 @@ use std::time::{Duration, Instant};
 
 /// Prompts at once, and those that wait.
 const THREADS: usize = 4;
-const WAITING: usize = 256;
+const MAX_QUEUED: usize = 256;
 /// Prompts that are known at once, how many of them may be stale, and for how long an outcome that
 /// somebody was told answers for the remote.
-const KNOWN: usize = 2048;
-const FEW: usize = 128;
-const FRESH: Duration = Duration::from_secs(5);
+const MAX_TRACKED: usize = 2048;
+const STALE_SWEEP_AT: usize = 128;
+const TOLD_FRESH_FOR: Duration = Duration::from_secs(5);
 /// One question to the remote, and one read from it once it is its turn.
-const ASK: Duration = Duration::from_secs(5);
-const READ: Duration = Duration::from_secs(10);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// What came finds room on the first tier in this time, or nowhere.
-const LAND: Duration = Duration::from_secs(1);
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What came and nobody asked for has its room, and its answer holds, for so long.
-const KEEP: Duration = Duration::from_secs(10);
+const KEEP_FOR: Duration = Duration::from_secs(10);
 /// Objects that are read at once.
-const OBJECTS: usize = 4;
+const OBJECTS_AT_ONCE: usize = 4;
 /// How often one that waits for pages which another prefetch brings looks for them.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ pub(super) struct Prefetch {
     /// What keeps on the first tier what came.
     kept: Mutex<Vec<LeaseNumber>>,
     /// Whether somebody was told what came of it.
-    heard: AtomicBool,
+    reported: AtomicBool,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -91,7 +91,7 @@ pub(super) enum Stage {
     /// So many pages of so many have come.
     Fetching { came: usize, of: usize },
     /// Since when it is over, how many leading pages the remote has, and how many were brought.
-    Over { at: Instant, known: usize, brought: usize },
+    Done { at: Instant, known: usize, brought: usize },
 }
 
 /// What one was doing when it was stopped.
@@ -108,8 +108,8 @@ impl Prefetch {
 
     /// Whether it is over for so long that the remote is to be asked again.
     pub(super) fn is_stale(&self) -> bool {
-        let lasts = if self.heard.load(Ordering::Acquire) { FRESH } else { KEEP };
-        matches!(self.stage(), Stage::Over { at, .. } if at.elapsed() >= lasts)
+        let lasts = if self.reported.load(Ordering::Acquire) { TOLD_FRESH_FOR } else { KEEP_FOR };
+        matches!(self.stage(), Stage::Done { at, .. } if at.elapsed() >= lasts)
     }
 
     pub(super) fn expected(&self) -> Duration {
@@ -123,17 +123,17 @@ impl Prefetch {
 
     /// Bytes on the first tier that no other prompt can have: on their way, or waiting to be asked
     /// for, in all objects.
-    fn landing(&self) -> u64 {
+    fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,
-            Stage::Over { at, brought, .. } if at.elapsed() < KEEP => brought,
+            Stage::Done { at, brought, .. } if at.elapsed() < KEEP_FOR => brought,
             _ => 0,
         };
         (pages as u64).saturating_mul(self.page_bytes())
     }
 
     /// Bytes of this object that are still to come.
-    fn outstanding(&self) -> u64 {
+    fn remaining_bytes(&self) -> u64 {
         match self.stage() {
             Stage::Fetching { came, of } => self.pages.bytes(of - came),
             _ => 0,
@@ -151,15 +151,15 @@ impl Prefetches {
     }
 
     /// Bytes that other prompts than this one take up, and bytes of this one that are to come.
-    fn beside(&self, prompt: &Pages) -> (u64, u64) {
+    fn usage_beside(&self, prompt: &Pages) -> (u64, u64) {
         let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
         let state = self.state.lock();
         for job in state.known.values() {
             match job.pages.keys.last() {
-                key if key == prompt.keys.last() => own += job.outstanding(),
+                key if key == prompt.keys.last() => own += job.remaining_bytes(),
                 Some(key) => {
                     let most = others.entry(key).or_default();
-                    *most = job.landing().max(*most);
+                    *most = job.reserved_bytes().max(*most);
                 }
                 None => {}
             }
@@ -176,7 +176,7 @@ impl Prefetches {
     pub(super) fn cancel(&self, name: PageHash) -> Option<Stopped> {
         let mut state = self.state.lock();
         let found = state.known.get(&name).cloned()?;
-        if matches!(found.stage(), Stage::Over { .. }) {
+        if matches!(found.stage(), Stage::Done { .. }) {
             return None;
         }
         state.known.remove(&name);
@@ -202,8 +202,8 @@ impl Prefetches {
 
 impl State {
     /// Forgets what says nothing any more, and returns it: it may still keep something.
-    fn forget(&mut self) -> Vec<Arc<Prefetch>> {
-        if self.known.len() < FEW {
+    fn sweep_stale(&mut self) -> Vec<Arc<Prefetch>> {
+        if self.known.len() < STALE_SWEEP_AT {
             return Vec::new();
         }
         self.known.extract_if(|_, job| job.is_stale()).map(|(_, job)| job).collect()
@@ -220,19 +220,19 @@ impl Shared {
     ) -> Option<Arc<Prefetch>> {
         let name = pages.name()?;
         let counts = &self.counts.prefetch;
-        let forgotten = self.prefetches.state.lock().forget();
-        for job in &forgotten {
+        let swept = self.prefetches.state.lock().sweep_stale();
+        for job in &swept {
             self.take_brought(job);
         }
         let mut state = self.prefetches.state.lock();
-        if state.closing || state.queue.len() >= WAITING || state.known.len() >= KNOWN {
+        if state.closing || state.queue.len() >= MAX_QUEUED || state.known.len() >= MAX_TRACKED {
             counts.refused.add(1);
             return None;
         }
         if state.idle <= state.queue.len() && state.threads < THREADS {
             let shared = Arc::clone(self);
             let thread = thread::Builder::new().name("ritornello-fetch".to_owned());
-            if thread.spawn(move || shared.prefetch_jobs()).is_ok() {
+            if thread.spawn(move || shared.prefetch_worker()).is_ok() {
                 state.threads += 1;
             }
         }
@@ -244,7 +244,7 @@ impl Shared {
             stage: Mutex::new(Stage::Asking),
             expected: Mutex::default(),
             kept: Mutex::default(),
-            heard: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             cancelled: Arc::default(),
         });
         state.known.insert(name, Arc::clone(&started));
@@ -257,8 +257,8 @@ impl Shared {
     /// How many pages were brought, for whoever asks first when it is over, and holds what is there.
     pub(super) fn take_brought(&self, job: &Prefetch) -> usize {
         let brought = match &mut *job.stage.lock() {
-            Stage::Over { brought, .. } => {
-                job.heard.store(true, Ordering::Release);
+            Stage::Done { brought, .. } => {
+                job.reported.store(true, Ordering::Release);
                 std::mem::take(brought)
             }
             _ => 0,
@@ -270,7 +270,7 @@ impl Shared {
         brought
     }
 
-    fn prefetch_jobs(self: Arc<Self>) {
+    fn prefetch_worker(self: Arc<Self>) {
         let mut state = self.prefetches.state.lock();
         loop {
             if state.closing {
@@ -286,21 +286,22 @@ impl Shared {
             };
             drop(state);
             if let Some(slot) = &self.remote {
-                self.bring(slot, &job);
+                self.run_prefetch(slot, &job);
             }
             state = self.prefetches.state.lock();
         }
     }
 
-    fn bring(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch) {
+    fn run_prefetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch) {
         let counts = &self.counts.prefetch;
         let (pages, local) = (&job.pages, job.local_pages());
-        let answer =
-            with_prompt(pages, pages.len(), |prompt| slot.tier.probe(prompt, Instant::now() + ASK));
+        let answer = with_prompt(pages, pages.len(), |prompt| {
+            slot.tier.probe(prompt, Instant::now() + PROBE_TIMEOUT)
+        });
         let known = *answer.as_ref().unwrap_or(&0);
         let wanted = {
             let _alone = self.prefetches.deciding.lock();
-            let wanted = self.worth(job, known);
+            let wanted = self.pages_worth_fetching(job, known);
             if wanted > local {
                 *job.stage.lock() = Stage::Fetching { came: 0, of: wanted - local };
             }
@@ -311,32 +312,32 @@ impl Shared {
         } else if wanted <= local {
             (0, &counts.declined)
         } else {
-            self.note(Tier::Remote, pages, 0..known);
+            self.mark_present(Tier::Remote, pages, 0..known);
             match self.fetch(slot, job, local..wanted) {
                 came if came == wanted - local => (came, &counts.completed),
                 came if job.cancelled.load(Ordering::Acquire) => (came, &counts.cancelled),
                 came => (came, &counts.failed),
             }
         };
-        *job.stage.lock() = Stage::Over { at: Instant::now(), known, brought: came };
+        *job.stage.lock() = Stage::Done { at: Instant::now(), known, brought: came };
         count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
             // Nobody will ask for it.
             self.take_brought(job);
         }
-        self.tidy();
+        self.trim_table();
     }
 
     /// Up to which page it is worth to bring what the remote has, and there is room for.
-    fn worth(&self, job: &Prefetch, known: usize) -> usize {
+    fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
             return local;
         }
         let mut found = job.local.clone();
         found.push(TierSpan { tier: Tier::Remote, pages: known - local });
-        let (others, own) = self.prefetches.beside(&job.pages);
-        let mut queued = self.queued();
+        let (others, own) = self.prefetches.usage_beside(&job.pages);
+        let mut queued = self.pending_load_bytes();
         // All objects of a page are in the estimate already.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
@@ -362,16 +363,16 @@ impl Shared {
         let keys = pages.refs(range.clone());
         let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
-            let end = range.end.min((at / group + OBJECTS) * group);
+            let end = range.end.min((at / group + OBJECTS_AT_ONCE) * group);
             let claimed = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..end);
             let mut mine = claimed.into_iter().peekable();
             while at < end && !job.cancelled.load(Ordering::Acquire) {
                 let wanted;
                 (at, wanted) = match mine.next_if(|mine| mine.start == at) {
-                    Some(mine) => (self.fetch_piece(slot, job, mine.clone()), mine.end),
+                    Some(mine) => (self.fetch_claimed(slot, job, mine.clone()), mine.end),
                     None => {
-                        let others = at..mine.peek().map_or(end, |mine| mine.start);
-                        (self.await_others(slot, job, others.clone()), others.end)
+                        let theirs = at..mine.peek().map_or(end, |mine| mine.start);
+                        (self.await_others(slot, job, theirs.clone()), theirs.end)
                     }
                 };
                 let came = at - range.start;
@@ -389,7 +390,7 @@ impl Shared {
     }
 
     /// Brings pages that were claimed. Returns the page before which all have come.
-    fn fetch_piece(
+    fn fetch_claimed(
         self: &Arc<Self>,
         slot: &RemoteSlot,
         job: &Prefetch,
@@ -400,21 +401,21 @@ impl Shared {
         let loading = self.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
         let control = Control {
-            deadline: Some(begun + LONGEST),
+            deadline: Some(begun + MAX_LOOKUP_WAIT),
             cancelled: Some(Arc::clone(&job.cancelled)),
             ..Control::default()
         };
         let mut buffer = vec![0; bytes as usize];
-        let others = slot.rate.wait(bytes, &control);
-        let came = others.map_or(0, |_| {
+        let waited = slot.rate.wait(bytes, &control);
+        let came = waited.map_or(0, |_| {
             with_prompt(pages, pages.len(), |prompt| {
-                slot.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ)
+                slot.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ_TIMEOUT)
             })
             .unwrap_or(0)
         });
         drop(loading);
-        let took = begun.elapsed().saturating_sub(others.unwrap_or_default());
-        self.measured(Tier::Remote, came as u64, pages.bytes(came), took);
+        let took = begun.elapsed().saturating_sub(waited.unwrap_or_default());
+        self.record_load(Tier::Remote, came as u64, pages.bytes(came), took);
         let slices: Vec<&[u8]> =
             buffer.chunks_exact(pages.page_bytes as usize).take(came).collect();
         let keys = pages.refs(range.start..range.start + came);
@@ -423,16 +424,16 @@ impl Shared {
             &keys,
             &BorrowedPages::new(&slices),
             &Terms::behind(pages.before(range.start)),
-            &Control { deadline: Some(Instant::now() + LAND), ..Control::default() },
+            &Control { deadline: Some(Instant::now() + STORE_TIMEOUT), ..Control::default() },
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);
-        if let Ok(leased) = top.store().lease(&pages.scope, &keys, LONGEST)
+        if let Ok(leased) = top.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
             && leased.lease != LeaseNumber::default()
         {
             job.kept.lock().push(leased.lease);
         }
-        top.rate.charge(pages.bytes(stored - range.start));
+        top.rate.reserve(pages.bytes(stored - range.start));
         self.counts.prefetch.pages.add((stored - range.start) as u64);
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
         self.table.settle(top.kind, &pages.hashes, range.start..stored, &[]);
@@ -455,7 +456,7 @@ impl Shared {
         job: &Prefetch,
         range: Range<usize>,
     ) -> usize {
-        let until = Instant::now() + READ;
+        let until = Instant::now() + READ_TIMEOUT;
         let (pages, top) = (&job.pages, self.top());
         let mut at = range.start;
         loop {
@@ -468,7 +469,7 @@ impl Shared {
             let given_up = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..range.end);
             let mut given_up = given_up.into_iter().peekable();
             if let Some(mine) = given_up.next_if(|mine| mine.start == at) {
-                at = self.fetch_piece(slot, job, mine.clone());
+                at = self.fetch_claimed(slot, job, mine.clone());
                 given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
                 if at < mine.end {
                     return at;
@@ -476,7 +477,7 @@ impl Shared {
                 continue;
             }
             given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -11,33 +11,33 @@ use std::time::{Duration, Instant};
 /// A waiter looks so often whether it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
 /// What a writer takes at a time, in seconds: a load that comes waits no longer for it.
-const SIP: f64 = 0.02;
+const WRITE_QUANTUM: f64 = 0.02;
 
 /// See the module. Without a cap nobody waits.
 #[derive(Debug, Default)]
-pub(super) struct Rate {
-    bytes_a_second: Option<u64>,
+pub(super) struct RateLimiter {
+    bytes_per_second: Option<u64>,
     /// Until when time is taken.
-    taken: Mutex<Option<Instant>>,
+    reserved_until: Mutex<Option<Instant>>,
 }
 
-impl Rate {
-    pub(super) fn new(bytes_a_second: Option<u64>) -> Self {
-        Self { bytes_a_second, taken: Mutex::default() }
+impl RateLimiter {
+    pub(super) fn new(bytes_per_second: Option<u64>) -> Self {
+        Self { bytes_per_second, reserved_until: Mutex::default() }
     }
 
     pub(super) fn is_capped(&self) -> bool {
-        self.bytes_a_second.is_some()
+        self.bytes_per_second.is_some()
     }
 
     /// Takes the time of `bytes`; returns when it begins and ends.
-    pub(super) fn charge(&self, bytes: u64) -> Option<Range<Instant>> {
-        let long = Duration::try_from_secs_f64(bytes as f64 / self.bytes_a_second? as f64);
-        let mut taken = self.taken.lock();
+    pub(super) fn reserve(&self, bytes: u64) -> Option<Range<Instant>> {
+        let duration = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second? as f64);
+        let mut reserved_until = self.reserved_until.lock();
         let now = Instant::now();
-        let begin = taken.map_or(now, |taken| taken.max(now));
-        let end = begin.checked_add(long.ok()?)?;
-        *taken = Some(end);
+        let begin = reserved_until.map_or(now, |until| until.max(now));
+        let end = begin.checked_add(duration.ok()?)?;
+        *reserved_until = Some(end);
         Some(begin..end)
     }
 
@@ -45,14 +45,16 @@ impl Rate {
     /// Returns how long others had to be waited for, `None` if the time did not come.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
         let asked = Instant::now();
-        let Some(taken) = self.charge(bytes) else { return Some(Duration::ZERO) };
+        let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };
         loop {
-            let left = taken.end.saturating_duration_since(Instant::now());
+            let left = reserved.end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Some(taken.start.saturating_duration_since(asked));
+                return Some(reserved.start.saturating_duration_since(asked));
             }
-            if control.stop().is_some() || control.deadline.is_some_and(|until| until < taken.end) {
-                self.give_back(bytes);
+            if control.stop().is_some()
+                || control.deadline.is_some_and(|until| until < reserved.end)
+            {
+                self.refund(bytes);
                 return None;
             }
             thread::sleep(left.min(CANCEL_CHECK));
@@ -61,16 +63,16 @@ impl Rate {
 
     /// Likewise for who writes, a little at a time. Returns whether the time came.
     pub(super) fn wait_to_write(&self, bytes: u64, control: &Control) -> bool {
-        let Some(rate) = self.bytes_a_second else { return true };
-        let long = (self.backlog() as f64 + bytes as f64) / rate as f64;
+        let Some(rate) = self.bytes_per_second else { return true };
+        let duration = (self.backlog() as f64 + bytes as f64) / rate as f64;
         let left = control.deadline.map(|until| until.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.as_secs_f64() < long) {
+        if left.is_some_and(|left| left.as_secs_f64() < duration) {
             return false;
         }
-        let sip = ((rate as f64 * SIP) as u64).max(1);
+        let quantum = ((rate as f64 * WRITE_QUANTUM) as u64).max(1);
         let mut left = bytes;
         while left > 0 {
-            let now = left.min(sip);
+            let now = left.min(quantum);
             if self.wait(now, control).is_none() {
                 return false;
             }
@@ -81,16 +83,18 @@ impl Rate {
 
     /// Bytes whose time is taken and not over.
     pub(super) fn backlog(&self) -> u64 {
-        let (Some(rate), Some(taken)) = (self.bytes_a_second, *self.taken.lock()) else { return 0 };
-        let left = taken.saturating_duration_since(Instant::now());
+        let (Some(rate), Some(until)) = (self.bytes_per_second, *self.reserved_until.lock()) else {
+            return 0;
+        };
+        let left = until.saturating_duration_since(Instant::now());
         (left.as_secs_f64() * rate as f64) as u64
     }
 
-    fn give_back(&self, bytes: u64) {
-        let Some(rate) = self.bytes_a_second else { return };
-        let mut taken = self.taken.lock();
-        let long = Duration::try_from_secs_f64(bytes as f64 / rate as f64).unwrap_or_default();
-        *taken = taken.and_then(|taken| taken.checked_sub(long));
+    fn refund(&self, bytes: u64) {
+        let Some(rate) = self.bytes_per_second else { return };
+        let mut reserved_until = self.reserved_until.lock();
+        let duration = Duration::try_from_secs_f64(bytes as f64 / rate as f64).unwrap_or_default();
+        *reserved_until = reserved_until.and_then(|until| until.checked_sub(duration));
     }
 }
 
@@ -100,10 +104,10 @@ mod tests {
 
     #[test]
     fn bytes_wait_for_those_before_them_and_not_past_a_deadline() {
-        let rate = Rate::new(Some(1_000_000));
+        let rate = RateLimiter::new(Some(1_000_000));
         let start = Instant::now();
         assert_eq!(rate.backlog(), 0);
-        assert!(rate.charge(30_000).unwrap().end >= start + Duration::from_millis(30));
+        assert!(rate.reserve(30_000).unwrap().end >= start + Duration::from_millis(30));
         assert!((1..=30_000).contains(&rate.backlog()));
         let others = rate.wait(30_000, &Control::default()).unwrap();
         assert!(others <= Duration::from_millis(30), "its own time is not that of others");
@@ -114,12 +118,12 @@ mod tests {
         };
         assert_eq!(rate.wait(3_600_000_000, &soon), None);
         assert!(rate.wait(1, &Control::default()).is_some(), "what was not moved took no time");
-        assert_eq!(Rate::default().wait(u64::MAX, &soon), Some(Duration::ZERO));
+        assert_eq!(RateLimiter::default().wait(u64::MAX, &soon), Some(Duration::ZERO));
     }
 
     #[test]
     fn who_loads_waits_for_little_of_what_is_being_written() {
-        let rate = Rate::new(Some(1_000_000));
+        let rate = RateLimiter::new(Some(1_000_000));
         thread::scope(|threads| {
             let writer = threads.spawn(|| rate.wait_to_write(500_000, &Control::default()));
             while rate.backlog() == 0 && !writer.is_finished() {
@@ -130,7 +134,7 @@ mod tests {
             assert!(others <= Duration::from_millis(50), "{others:?}");
             assert!(writer.join().unwrap());
         });
-        assert!(Rate::default().wait_to_write(u64::MAX, &Control::default()));
+        assert!(RateLimiter::default().wait_to_write(u64::MAX, &Control::default()));
         let soon = Instant::now() + Duration::from_secs(10);
         let late = Control { deadline: Some(soon), ..Control::default() };
         assert!(!rate.wait_to_write(100_000_000, &late));

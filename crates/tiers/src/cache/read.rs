@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A stretch that lies on two tiers in turns is read in so many turns at most.
-const TURNS: usize = 4;
+const MAX_ROUNDS: usize = 4;
 
 /// Why a page that was not read was not.
 const ABSENT: &str = "absent";
@@ -28,16 +28,16 @@ impl Shared {
         target: &dyn PageTarget,
         control: &Control,
     ) -> Outcome {
-        let mut read = Read::new(keys.len());
-        for _ in 0..TURNS {
+        let mut read = PartialRead::new(keys.len());
+        for _ in 0..MAX_ROUNDS {
             let before = read.missing.len();
             for (at, tier) in self.local_tiers.iter().enumerate() {
-                let Some((came, took)) = read.turn(tier, scope, keys, target, control) else {
+                let Some((came, took)) = read.read_tier(tier, scope, keys, target, control) else {
                     continue;
                 };
                 let page_bytes = scope.resolved_page_bytes().unwrap_or(0);
                 let bytes = came.len() as u64 * page_bytes;
-                self.measured(tier.kind, came.len() as u64, bytes, took);
+                self.record_load(tier.kind, came.len() as u64, bytes, took);
                 if at > 0 && control.stop().is_none() {
                     self.store_loaded(scope, parent, keys, target, &came);
                 }
@@ -107,16 +107,16 @@ impl Shared {
         let mut came = 0;
         let is_source =
             |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.top().kind);
-        for _ in 0..TURNS {
+        for _ in 0..MAX_ROUNDS {
             let before = came;
             for tier in self.local_tiers.iter().filter(is_source) {
                 let rest = &mut buffer[came * page_bytes..range.len() * page_bytes];
                 let mut slices: Vec<&mut [u8]> = rest.chunks_exact_mut(page_bytes).collect();
                 let target = BorrowedPagesMut::new(&mut slices);
                 let all: Vec<usize> = (0..range.len() - came).collect();
-                let mut read = Read { missing: all, ..Read::new(0) };
+                let mut read = PartialRead { missing: all, ..PartialRead::new(0) };
                 if let Some((got, _)) =
-                    read.turn(tier, &pages.scope, &keys[came..], &target, control)
+                    read.read_tier(tier, &pages.scope, &keys[came..], &target, control)
                 {
                     came += got.iter().enumerate().take_while(|(at, page)| at == *page).count();
                 }
@@ -133,18 +133,18 @@ impl Shared {
 }
 
 /// A read that is under way.
-struct Read {
+struct PartialRead {
     missing: Vec<usize>,
     reason: &'static str,
 }
 
-impl Read {
+impl PartialRead {
     fn new(pages: usize) -> Self {
         Self { missing: (0..pages).collect(), reason: ABSENT }
     }
 
     /// Reads what is still missing and `tier` has; which pages that were, and how long it took.
-    fn turn(
+    fn read_tier(
         &mut self,
         tier: &LocalTier,
         scope: &Scope,

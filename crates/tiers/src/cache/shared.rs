@@ -6,7 +6,7 @@ use super::local_tier::LocalTier;
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prefetch::Prefetches;
 use super::prompt::Pages;
-use super::rate::Rate;
+use super::rate::RateLimiter;
 use super::write_queue::WriteQueue;
 use crate::gate::Gate;
 use crate::remote::{Prompt, RemoteTier};
@@ -26,7 +26,7 @@ const TABLE_PAGES: u64 = 1 << 20;
 pub(super) struct RemoteSlot {
     pub(super) tier: RemoteTier,
     pub(super) write: WritePolicy,
-    pub(super) rate: Rate,
+    pub(super) rate: RateLimiter,
 }
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Shared {
         self.local_tiers.iter().map(|tier| tier.kind).chain(remotes)
     }
 
-    pub(super) fn rates(&self) -> impl Iterator<Item = (Tier, &Rate)> {
+    pub(super) fn rates(&self) -> impl Iterator<Item = (Tier, &RateLimiter)> {
         let remotes = self.remote.iter().map(|slot| (Tier::Remote, &slot.rate));
         self.local_tiers.iter().map(|tier| (tier.kind, &tier.rate)).chain(remotes)
     }
@@ -119,7 +119,7 @@ impl Shared {
     }
 
     /// So many bytes came from a tier and took so long: counted, learnt, and kept for who asks.
-    pub(super) fn measured(&self, tier: Tier, pages: u64, bytes: u64, took: Duration) {
+    pub(super) fn record_load(&self, tier: Tier, pages: u64, bytes: u64, took: Duration) {
         if bytes == 0 {
             return;
         }
@@ -135,14 +135,14 @@ impl Shared {
     }
 
     /// Notes that these pages are on a tier.
-    pub(super) fn note(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
+    pub(super) fn mark_present(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
         for new in self.table.claim(tier, Phase::Loading, &pages.hashes, range) {
             self.table.settle(tier, &pages.hashes, new, &[]);
         }
     }
 
     /// Keeps the table within its bounds.
-    pub(super) fn tidy(&self) {
+    pub(super) fn trim_table(&self) {
         if self.table.stats().pages > TABLE_PAGES {
             for tier in [Tier::Remote, Tier::Disk, Tier::Host] {
                 let _ = self.table.evict(tier, TABLE_PAGES as usize / 8);

@@ -14,16 +14,16 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// What every error ends with.
-const RIGHT: &str = "a list of tiers is, fastest first: \"host 8GiB\", \"disk /nvme/kv 200GiB\", \"s3://bucket/prefix\" \
+const VALID_LIST: &str = "a list of tiers is, fastest first: \"host 8GiB\", \"disk /nvme/kv 200GiB\", \"s3://bucket/prefix\" \
      (any of them may be left out, but for one of the first two)";
 /// Where memory is a file system.
-const MEMORY: &str = "/dev/shm";
+const TMPFS_ROOT: &str = "/dev/shm";
 
 /// One tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierSpec {
     /// What it is.
-    pub place: Place,
+    pub location: TierLocation,
     /// When it is written to; of the first tier that is not asked.
     pub write: WritePolicy,
     /// Bytes a second that this process moves there and back at most.
@@ -32,7 +32,7 @@ pub struct TierSpec {
 
 /// What a tier is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum TierLocation {
     /// A store in a file system in memory.
     Host {
         /// Its directory; by default one that follows from the tiers below.
@@ -59,19 +59,19 @@ impl TierSpec {
     pub fn parse(text: &str) -> Result<Self> {
         let (options, words): (Vec<&str>, Vec<&str>) =
             text.split_whitespace().partition(|word| is_option(word));
-        let place = match words[..] {
-            ["host", size] => Place::Host { dir: None, capacity: parse_bytes(size)? },
+        let location = match words[..] {
+            ["host", size] => TierLocation::Host { dir: None, capacity: parse_bytes(size)? },
             ["host", size, dir] => {
-                Place::Host { dir: Some(dir.into()), capacity: parse_bytes(size)? }
+                TierLocation::Host { dir: Some(dir.into()), capacity: parse_bytes(size)? }
             }
-            ["disk", dir] => Place::Disk { dir: dir.into(), capacity: None },
+            ["disk", dir] => TierLocation::Disk { dir: dir.into(), capacity: None },
             ["disk", dir, size] => {
-                Place::Disk { dir: dir.into(), capacity: Some(parse_bytes(size)?) }
+                TierLocation::Disk { dir: dir.into(), capacity: Some(parse_bytes(size)?) }
             }
-            [address] if address.contains(':') => Place::Remote(address.into()),
-            _ => return Err(refused("a tier that is none", RemoteAddress::shown(text))),
+            [address] if address.contains(':') => TierLocation::Remote(address.into()),
+            _ => return Err(invalid_list("a tier that is none", RemoteAddress::shown(text))),
         };
-        let mut spec = Self { place, write: WritePolicy::default(), rate: None };
+        let mut spec = Self { location, write: WritePolicy::default(), rate: None };
         for option in options {
             match option.split_once('=') {
                 Some(("write", policy)) => spec.write = WritePolicy::parse(policy)?,
@@ -80,7 +80,10 @@ impl TierSpec {
                 }
                 other => {
                     let name = other.map_or("", |(name, _)| name);
-                    return Err(refused("an option that is none (write= and rate= are)", name));
+                    return Err(invalid_list(
+                        "an option that is none (write= and rate= are)",
+                        name,
+                    ));
                 }
             }
         }
@@ -99,19 +102,22 @@ impl TierSpec {
             texts.iter().map(shown).collect::<Vec<_>>().join(", ")
         };
         if list.is_empty() {
-            return Err(refused("no tier", "nothing"));
+            return Err(invalid_list("no tier", "nothing"));
         }
         for two in list.windows(2) {
             let (above, below) = (two[0].tier(), two[1].tier());
             if above == below {
-                return Err(refused("a tier twice", given()));
+                return Err(invalid_list("a tier twice", given()));
             }
             if above > below {
-                return Err(refused("tiers out of order", given()));
+                return Err(invalid_list("tiers out of order", given()));
             }
         }
         if list[0].tier() == Tier::Remote {
-            return Err(refused("a remote alone, with nothing above it to load from", given()));
+            return Err(invalid_list(
+                "a remote alone, with nothing above it to load from",
+                given(),
+            ));
         }
         Ok(list)
     }
@@ -126,10 +132,10 @@ impl TierSpec {
     /// Which tier it is.
     #[must_use]
     pub fn tier(&self) -> Tier {
-        match self.place {
-            Place::Host { .. } => Tier::Host,
-            Place::Disk { .. } => Tier::Disk,
-            Place::Remote(_) => Tier::Remote,
+        match self.location {
+            TierLocation::Host { .. } => Tier::Host,
+            TierLocation::Disk { .. } => Tier::Disk,
+            TierLocation::Remote(_) => Tier::Remote,
         }
     }
 }
@@ -139,8 +145,8 @@ fn is_option(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
 }
 
-fn refused(what: &str, given: impl Display) -> Error {
-    Error::invalid(format!("{what}: {RIGHT}")).with("given", given)
+fn invalid_list(what: &str, given: impl Display) -> Error {
+    Error::invalid(format!("{what}: {VALID_LIST}")).with("given", given)
 }
 
 /// Where the host tier of these tiers is if nobody says: the same for all processes of a user that
@@ -148,13 +154,13 @@ fn refused(what: &str, given: impl Display) -> Error {
 pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
     let mut below = Vec::new();
     for spec in list {
-        match &spec.place {
-            Place::Host { .. } => continue,
-            Place::Disk { dir, .. } => {
+        match &spec.location {
+            TierLocation::Host { .. } => continue,
+            TierLocation::Disk { dir, .. } => {
                 let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
                 below.extend(dir.as_os_str().as_encoded_bytes());
             }
-            Place::Remote(address) => {
+            TierLocation::Remote(address) => {
                 // The name is public, and a checksum of a secret tells the secret.
                 let (front, options) = address.expose().split_once('?').unzip();
                 below.extend(front.unwrap_or(address.expose()).as_bytes());
@@ -169,7 +175,7 @@ pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
         below.push(0);
     }
     let user = rustix::process::geteuid().as_raw();
-    Path::new(MEMORY).join(format!("ritornello-{user}-{:016x}", checksum(&below)))
+    Path::new(TMPFS_ROOT).join(format!("ritornello-{user}-{:016x}", checksum(&below)))
 }
 
 #[cfg(test)]
@@ -185,11 +191,11 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(
-            list[0].place,
-            Place::Host { dir: Some("/dev/shm/kv".into()), capacity: 8 << 30 }
+            list[0].location,
+            TierLocation::Host { dir: Some("/dev/shm/kv".into()), capacity: 8 << 30 }
         );
         assert_eq!((list[1].write, list[1].rate), (WritePolicy::Selective(2), Some(100 << 20)));
-        assert_eq!(list[2].place, Place::Remote("s3://bucket/prefix".into()));
+        assert_eq!(list[2].location, TierLocation::Remote("s3://bucket/prefix".into()));
         assert_eq!(list[2].write, WritePolicy::None);
         assert!(TierSpec::list(&["disk /nvme/a=b"]).is_ok());
     }

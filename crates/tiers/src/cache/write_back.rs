@@ -163,7 +163,7 @@ impl Shared {
         let late = |queue: &&WriteQueue| queue.policy == WritePolicy::Back && queue.accepts(pages);
         let Some(queue) = below.filter(late).filter(|_| !range.is_empty()) else { return };
         queue.dirty.add(pages, range.clone());
-        self.note(tier, pages, range);
+        self.mark_present(tier, pages, range);
         self.watch_fill(queue);
     }
 

@@ -296,7 +296,7 @@ impl Shared {
         if job.evict_source {
             self.evict_source(queue, pages, range.start..range.start + there);
         }
-        self.tidy();
+        self.trim_table();
         there == range.len()
     }
 
@@ -485,10 +485,10 @@ impl Job {
     }
 }
 
-fn deadline_in(long: Duration) -> Instant {
-    Instant::now() + long
+fn deadline_in(timeout: Duration) -> Instant {
+    Instant::now() + timeout
 }
 
-fn control_within(long: Duration) -> Control {
-    Control { deadline: Some(deadline_in(long)), ..Control::default() }
+fn control_within(timeout: Duration) -> Control {
+    Control { deadline: Some(deadline_in(timeout)), ..Control::default() }
 }
