@@ -117,7 +117,7 @@ impl Model {
                         slots.push(slot);
                     }
                 }
-                assert_eq!(table.settle(tier, pages, range, &slots), []);
+                assert_eq!(table.mark_present(tier, pages, range, &slots), []);
             }
             Step::Lock(tier, number, a, b) => {
                 let pages = &prompts[number];
@@ -268,7 +268,7 @@ fn what_was_used_longest_ago_goes_first_and_ends_before_beginnings() {
     for (number, pages) in prompts.iter().enumerate() {
         assert_eq!(table.claim(Tier::Host, Phase::Storing, pages, 0..10), vec![0..10]);
         let slots: Vec<u32> = (0..10).map(|at| number as u32 * 10 + at).collect();
-        assert_eq!(table.settle(Tier::Host, pages, 0..10, &slots), []);
+        assert_eq!(table.mark_present(Tier::Host, pages, 0..10, &slots), []);
         table.walk(pages);
     }
     table.walk(&prompts[0]);
@@ -296,7 +296,7 @@ fn threads_do_not_get_into_each_others_way() {
                     for claimed in table.claim(Tier::Host, Phase::Loading, pages, from..pages.len())
                     {
                         let slots: Vec<u32> = claimed.clone().map(|at| at as u32).collect();
-                        assert_eq!(table.settle(Tier::Host, pages, claimed, &slots), []);
+                        assert_eq!(table.mark_present(Tier::Host, pages, claimed, &slots), []);
                     }
                     let (locked, slots) = table.lock(Tier::Host, pages, 0..pages.len());
                     assert_eq!(slots, (0..locked as u32).collect::<Vec<_>>());

@@ -385,7 +385,7 @@ impl Shared {
         let _ = self.table.walk(&pages.hashes);
         for queue in &self.write_queues {
             if let WritePolicy::Selective(times) = queue.policy {
-                let often = self.table.often(&pages.hashes, times);
+                let often = self.table.hot_prefix(&pages.hashes, times);
                 self.queue_write(queue, pages, 0..often.min(at), PendingPut::default());
             }
         }

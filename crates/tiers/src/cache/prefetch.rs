@@ -436,7 +436,7 @@ impl Shared {
         top.rate.reserve(pages.bytes(stored - range.start));
         self.counts.prefetch.pages.add((stored - range.start) as u64);
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
-        self.table.settle(top.kind, &pages.hashes, range.start..stored, &[]);
+        self.table.mark_present(top.kind, &pages.hashes, range.start..stored, &[]);
         self.table.abandon(top.kind, &pages.hashes, stored..range.end);
         // What came from the remote goes to the tiers between as what an engine put does.
         for queue in self.write_queues.iter().filter(|queue| queue.to != Tier::Remote) {

@@ -137,7 +137,7 @@ impl Shared {
     /// Notes that these pages are on a tier.
     pub(super) fn mark_present(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
         for new in self.table.claim(tier, Phase::Loading, &pages.hashes, range) {
-            self.table.settle(tier, &pages.hashes, new, &[]);
+            self.table.mark_present(tier, &pages.hashes, new, &[]);
         }
     }
 

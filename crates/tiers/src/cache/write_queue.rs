@@ -288,7 +288,7 @@ impl Shared {
             (Tier::Remote, Some(slot)) => self.write_remote(slot, job),
             _ => self.write_local(queue.to, job),
         };
-        self.table.settle(queue.to, &pages.hashes, range.start..range.start + there, &[]);
+        self.table.mark_present(queue.to, &pages.hashes, range.start..range.start + there, &[]);
         self.table.abandon(queue.to, &pages.hashes, range.start + there..range.end);
         if queue.to != self.top().kind {
             self.record_arrival(queue.to, pages, range.start..range.start + there);

@@ -3,7 +3,7 @@
 use super::node::{Id, Node};
 
 /// Nodes of a block.
-const BLOCK: usize = 1 << 13;
+const BLOCK_NODES: usize = 1 << 13;
 
 #[derive(Debug, Default)]
 pub(super) struct Arena {
@@ -15,11 +15,11 @@ pub(super) struct Arena {
 impl Arena {
     #[inline]
     pub(super) fn at(&self, id: Id) -> &Node {
-        &self.blocks[id.0 as usize / BLOCK][id.0 as usize % BLOCK]
+        &self.blocks[id.0 as usize / BLOCK_NODES][id.0 as usize % BLOCK_NODES]
     }
 
     pub(super) fn at_mut(&mut self, id: Id) -> &mut Node {
-        &mut self.blocks[id.0 as usize / BLOCK][id.0 as usize % BLOCK]
+        &mut self.blocks[id.0 as usize / BLOCK_NODES][id.0 as usize % BLOCK_NODES]
     }
 
     pub(super) fn add(&mut self, node: Node) -> Id {
@@ -30,11 +30,11 @@ impl Arena {
             self.free = next;
             return id;
         }
-        if self.blocks.last().is_none_or(|last| last.len() == BLOCK) {
-            self.blocks.push(Vec::with_capacity(BLOCK));
+        if self.blocks.last().is_none_or(|last| last.len() == BLOCK_NODES) {
+            self.blocks.push(Vec::with_capacity(BLOCK_NODES));
         }
-        let before = (self.blocks.len() - 1) * BLOCK;
-        let last = &mut self.blocks[before / BLOCK];
+        let before = (self.blocks.len() - 1) * BLOCK_NODES;
+        let last = &mut self.blocks[before / BLOCK_NODES];
         last.push(node);
         Id((before + last.len() - 1) as u32)
     }

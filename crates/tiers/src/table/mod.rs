@@ -6,14 +6,14 @@
 //! last page alone, unless that differs.
 //!
 //! **Locks.** One read-write lock. A walk holds it for reading; nobody holds it for writing for
-//! longer than [`STRETCH`] pages take, behind a walk to them from the first page of their prompt. What
+//! longer than [`NODE_PAGES_MAX`] pages take, behind a walk to them from the first page of their prompt. What
 //! grows with the table does so in steps: nodes are in blocks (`arena`), heads move a few at a time
 //! (`heads`). What a walk leaves behind (age, hits) is atomic.
 
 mod arena;
-mod heads;
+mod eviction_queue;
+mod head_index;
 mod node;
-mod order;
 mod tree;
 
 pub use node::Phase;
@@ -25,10 +25,10 @@ use std::ops::Range;
 use tree::{Eviction, Tree};
 
 /// Most pages of a node, and most that one hold of the lock for writing concerns.
-const STRETCH: usize = 512;
+const NODE_PAGES_MAX: usize = 512;
 
 /// Stretches that a walk has room for from the start.
-const SPANS: usize = 64;
+const SPANS_CAPACITY: usize = 64;
 
 /// A stretch of a prompt in the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,15 +92,15 @@ impl PageTable {
 
     /// Where the leading pages are, as far as any tier has them or is about to; they count as used.
     pub fn walk(&self, pages: &impl PageHashes) -> Vec<Span> {
-        let mut spans = Vec::with_capacity(SPANS);
+        let mut spans = Vec::with_capacity(SPANS_CAPACITY);
         self.tree.read().walk(pages, |span| spans.push(span));
         spans
     }
 
     /// How many leading pages walks came by at least so many times, since they were known.
     #[must_use]
-    pub fn often(&self, pages: &impl PageHashes, times: u32) -> usize {
-        self.tree.read().often(pages, times)
+    pub fn hot_prefix(&self, pages: &impl PageHashes, times: u32) -> usize {
+        self.tree.read().hot_prefix(pages, times)
     }
 
     /// Says that `pages[range]` are to be brought to `tier`, where `how` says from which side. The
@@ -133,7 +133,7 @@ impl PageTable {
 
     /// What was claimed is there now; `slots` says where, a place a page, on the host tier. Returns
     /// the slots of pages that nobody had claimed.
-    pub fn settle(
+    pub fn mark_present(
         &self,
         tier: Tier,
         pages: &[PageHash],
@@ -144,7 +144,12 @@ impl PageTable {
         for piece in pieces(range, pages.len()) {
             let from = (piece.start - start).min(slots.len());
             let to = (piece.end - start).min(slots.len());
-            unused.extend(self.tree.write().settle(tier, pages, piece, Some(&slots[from..to])));
+            unused.extend(self.tree.write().finish_claim(
+                tier,
+                pages,
+                piece,
+                Some(&slots[from..to]),
+            ));
         }
         unused
     }
@@ -152,7 +157,7 @@ impl PageTable {
     /// What was claimed did not come.
     pub fn abandon(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
         for piece in pieces(range, pages.len()) {
-            self.tree.write().settle(tier, pages, piece, None);
+            self.tree.write().finish_claim(tier, pages, piece, None);
         }
     }
 
@@ -186,17 +191,17 @@ impl PageTable {
     pub fn evict(&self, tier: Tier, wanted: usize) -> Vec<Victim> {
         let (mut victims, mut taken) = (Vec::new(), 0);
         // Walks that go on meanwhile make ends younger: after a while what is left is taken as it is.
-        let mut patience = self.tree.read().ends(tier);
+        let mut relists_left = self.tree.read().evictable(tier);
         while taken < wanted {
-            let most = (wanted - taken).min(STRETCH);
-            let evicted = self.tree.write().evict(tier, most, patience == 0);
+            let most = (wanted - taken).min(NODE_PAGES_MAX);
+            let evicted = self.tree.write().evict(tier, most, relists_left == 0);
             match evicted {
-                Eviction::Took(victim) => {
+                Eviction::Evicted(victim) => {
                     taken += victim.pages.len();
                     victims.push(victim);
                 }
-                Eviction::GoOn => patience = patience.saturating_sub(1),
-                Eviction::Nothing => break,
+                Eviction::Continue => relists_left = relists_left.saturating_sub(1),
+                Eviction::Exhausted => break,
             }
         }
         victims
@@ -231,7 +236,7 @@ fn pieces(range: Range<usize>, pages: usize) -> impl Iterator<Item = Range<usize
     let end = range.end.min(pages);
     range
         .clone()
-        .step_by(STRETCH)
-        .map(move |at| at..end.min(at + STRETCH))
+        .step_by(NODE_PAGES_MAX)
+        .map(move |at| at..end.min(at + NODE_PAGES_MAX))
         .filter(|p| !p.is_empty())
 }

@@ -39,13 +39,13 @@ pub(super) struct Node {
     pub(super) parent: Option<Id>,
     /// Nodes that follow, and all their names in one, by exclusive or: of one it is its name.
     pub(super) children: u32,
-    pub(super) names: u32,
+    pub(super) child_xor: u32,
     pub(super) locks: [u32; TIERS],
     /// Children that are on a tier or on their way there.
-    pub(super) behind: [u32; TIERS],
+    pub(super) children_on: [u32; TIERS],
     /// Where the host tier keeps the pages; empty while they are not there.
     pub(super) slots: Vec<u32>,
-    /// What it is listed under in a tier's order, see [`super::order`].
+    /// What it is listed under in a tier's order, see [`super::eviction_queue`].
     pub(super) listed: [Option<u64>; TIERS],
 }
 
@@ -67,9 +67,9 @@ impl Node {
             hits: AtomicU32::default(),
             phases: Default::default(),
             children: 0,
-            names: 0,
+            child_xor: 0,
             locks: Default::default(),
-            behind: Default::default(),
+            children_on: Default::default(),
             slots: Vec::new(),
             listed: Default::default(),
         }
@@ -79,7 +79,7 @@ impl Node {
         Span { at, pages, phases: self.phases }
     }
 
-    pub(super) fn used(&self, now: u64) {
+    pub(super) fn touch(&self, now: u64) {
         self.age.store(now, Relaxed);
         // Two walks at once may count as one, which costs nobody; a locked addition would cost each
         // walk as much as all the rest.
@@ -91,13 +91,13 @@ impl Node {
     }
 
     /// Whether nothing would be lost if it were not there: no state, and nothing behind it.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(super) fn is_removable(&self) -> bool {
         self.children == 0 && !self.is_anywhere()
     }
 
     /// Whether `tier` could do without its last pages.
-    pub(super) fn is_end(&self, tier: usize) -> bool {
-        self.phases[tier] == Phase::Present && self.locks[tier] == 0 && self.behind[tier] == 0
+    pub(super) fn is_evictable(&self, tier: usize) -> bool {
+        self.phases[tier] == Phase::Present && self.locks[tier] == 0 && self.children_on[tier] == 0
     }
 
     /// How many leading pages are those of `pages`, of which the first is: by the last one that both
@@ -120,7 +120,7 @@ impl Node {
     }
 
     /// Gives away what comes before page `at`, as a node that is to stand before this one.
-    pub(super) fn front(&mut self, at: usize) -> Self {
+    pub(super) fn split_front(&mut self, at: usize) -> Self {
         let rest = self.pages.split_off(at);
         let slots = if self.slots.is_empty() { Vec::new() } else { self.slots.split_off(at) };
         self.head = rest[0];
@@ -135,7 +135,7 @@ impl Node {
     }
 
     /// Becomes one with the node before it.
-    pub(super) fn take_in(&mut self, mut front: Self) {
+    pub(super) fn absorb(&mut self, mut front: Self) {
         front.pages.append(&mut self.pages);
         front.slots.append(&mut self.slots);
         (self.head, self.pages, self.slots) = (front.head, front.pages, front.slots);

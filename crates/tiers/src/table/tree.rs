@@ -1,32 +1,32 @@
 //! The tree: finding, splitting and merging stretches, and keeping what nodes say of each other.
 
 use super::arena::Arena;
-use super::heads::Heads;
+use super::eviction_queue::EvictionQueue;
+use super::head_index::HeadIndex;
 use super::node::{Id, Node, Phase, TIERS};
-use super::order::Order;
-use super::{STRETCH, Span, TableStats, Victim};
+use super::{NODE_PAGES_MAX, Span, TableStats, Victim};
 use ritornello_format::residency::Tier;
 use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Entries of an order that one hold of the lock puts where they belong.
-const STEPS: usize = 64;
+const RELIST_BATCH: usize = 64;
 
 /// What came of one hold of the lock that was to evict.
 #[derive(Debug)]
 pub(super) enum Eviction {
-    Took(Victim),
+    Evicted(Victim),
     /// Some entries of the order were too old; the next hold goes on.
-    GoOn,
-    Nothing,
+    Continue,
+    Exhausted,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     nodes: Arena,
-    heads: Heads,
-    orders: [Order; TIERS],
+    heads: HeadIndex,
+    eviction_queues: [EvictionQueue; TIERS],
     clock: AtomicU64,
     pages: u64,
     present: [u64; TIERS],
@@ -41,12 +41,12 @@ impl Tree {
         // next one while this one is still on its way from memory; where a sum does, it waits.
         let mut usual = 1;
         while at < all {
-            let Some(id) = self.beginning(pages.at(at)) else { break };
+            let Some(id) = self.node_starting_with(pages.at(at)) else { break };
             let node = self.node(id);
             if !node.is_anywhere() {
                 break;
             }
-            node.used(now);
+            node.touch(now);
             let same = |most| node.matches(|page| pages.at(at + page), most);
             let as_usual = node.pages.len() == usual && usual <= all - at && same(usual) == usual;
             let came = if as_usual { usual } else { same(all - at) };
@@ -66,11 +66,11 @@ impl Tree {
         open.into_iter().for_each(found);
     }
 
-    /// See [`PageTable::often`](super::PageTable::often).
-    pub(super) fn often(&self, pages: &impl PageHashes, times: u32) -> usize {
+    /// See [`PageTable::hot_prefix`](super::PageTable::hot_prefix).
+    pub(super) fn hot_prefix(&self, pages: &impl PageHashes, times: u32) -> usize {
         let mut at = 0;
         while at < pages.len() {
-            let Some(id) = self.beginning(pages.at(at)) else { break };
+            let Some(id) = self.node_starting_with(pages.at(at)) else { break };
             let node = self.node(id);
             if node.hits.load(Relaxed) < times {
                 break;
@@ -92,15 +92,15 @@ impl Tree {
         pages: &[PageHash],
         range: Range<usize>,
     ) -> Vec<Range<usize>> {
-        self.know(&pages[..range.end]);
+        self.insert_missing(&pages[..range.end]);
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let mut claimed = Vec::new();
-        self.over(pages, range, |tree, id, at| {
+        self.for_each_node(pages, range, |tree, id, at| {
             let there = tree.node(id);
             if there.phases[tier as usize] == Phase::Absent {
                 there.age.store(now, Relaxed);
                 claimed.push(at..at + there.pages.len());
-                tree.turn(id, tier, how);
+                tree.set_phase(id, tier, how);
             }
             true
         });
@@ -108,7 +108,7 @@ impl Tree {
     }
 
     /// What was claimed came, to `slots`, or did not. Returns slots that nobody waited for.
-    pub(super) fn settle(
+    pub(super) fn finish_claim(
         &mut self,
         tier: Tier,
         pages: &[PageHash],
@@ -118,7 +118,7 @@ impl Tree {
         let start = range.start;
         let mut unused = slots.map(<[u32]>::to_vec).unwrap_or_default();
         let mut taken = 0;
-        self.over(pages, range, |tree, id, at| {
+        self.for_each_node(pages, range, |tree, id, at| {
             let node = tree.nodes.at_mut(id);
             if !matches!(node.phases[tier as usize], Phase::Loading | Phase::Storing) {
                 return true;
@@ -128,7 +128,7 @@ impl Tree {
                 node.slots = unused.drain(from..from + node.pages.len()).collect();
                 taken += node.pages.len();
             }
-            tree.turn(id, tier, if slots.is_some() { Phase::Present } else { Phase::Absent });
+            tree.set_phase(id, tier, if slots.is_some() { Phase::Present } else { Phase::Absent });
             true
         });
         unused
@@ -142,7 +142,7 @@ impl Tree {
         slots: &mut Vec<u32>,
     ) -> usize {
         let (start, mut end) = (range.start, range.start);
-        self.over(pages, range, |tree, id, at| {
+        self.for_each_node(pages, range, |tree, id, at| {
             let node = tree.nodes.at_mut(id);
             if at != end || node.phases[tier as usize] != Phase::Present {
                 return false;
@@ -152,17 +152,17 @@ impl Tree {
             if tier == Tier::Host {
                 slots.extend(&node.slots);
             }
-            tree.relist(id, tier as usize);
+            tree.update_listing(id, tier as usize);
             true
         });
         end - start
     }
 
     pub(super) fn unlock(&mut self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
-        self.over(pages, range, |tree, id, _| {
+        self.for_each_node(pages, range, |tree, id, _| {
             let locks = &mut tree.nodes.at_mut(id).locks[tier as usize];
             *locks = locks.saturating_sub(1);
-            tree.relist(id, tier as usize);
+            tree.update_listing(id, tier as usize);
             true
         });
     }
@@ -174,13 +174,13 @@ impl Tree {
         range: Range<usize>,
         slots: &mut Vec<u32>,
     ) {
-        self.over(pages, range, |tree, id, _| {
+        self.for_each_node(pages, range, |tree, id, _| {
             let node = tree.nodes.at_mut(id);
             if node.phases[tier as usize] == Phase::Present && node.locks[tier as usize] == 0 {
                 if tier == Tier::Host {
                     slots.append(&mut node.slots);
                 }
-                tree.turn(id, tier, Phase::Absent);
+                tree.set_phase(id, tier, Phase::Absent);
             }
             true
         });
@@ -189,12 +189,12 @@ impl Tree {
     /// Takes up to `most` pages from the end that was used longest ago. With `now`, of what was used
     /// since it was listed, too.
     pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> Eviction {
-        for _ in 0..STEPS {
-            let Some((listed, id)) = self.orders[tier as usize].oldest() else {
-                return Eviction::Nothing;
+        for _ in 0..RELIST_BATCH {
+            let Some((listed, id)) = self.eviction_queues[tier as usize].oldest() else {
+                return Eviction::Exhausted;
             };
             if !now && self.node(id).age.load(Relaxed) != listed {
-                self.relist(id, tier as usize);
+                self.update_listing(id, tier as usize);
                 continue;
             }
             let kept = self.node(id).pages.len().saturating_sub(most);
@@ -206,16 +206,16 @@ impl Tree {
                 if tier == Tier::Host { std::mem::take(&mut node.slots) } else { Vec::new() };
             let hits = node.hits.load(Relaxed);
             let victim = Victim { pages: node.pages.clone(), slots, hits };
-            self.turn(id, tier, Phase::Absent);
-            self.tidy(id);
-            return Eviction::Took(victim);
+            self.set_phase(id, tier, Phase::Absent);
+            self.compact(id);
+            return Eviction::Evicted(victim);
         }
-        Eviction::GoOn
+        Eviction::Continue
     }
 
     /// Ends that `tier` could do without.
-    pub(super) fn ends(&self, tier: Tier) -> usize {
-        self.orders[tier as usize].len()
+    pub(super) fn evictable(&self, tier: Tier) -> usize {
+        self.eviction_queues[tier as usize].len()
     }
 
     pub(super) fn stats(&self) -> TableStats {
@@ -227,15 +227,15 @@ impl Tree {
     }
 
     /// The node that begins with this page.
-    fn beginning(&self, head: PageHash) -> Option<Id> {
+    fn node_starting_with(&self, head: PageHash) -> Option<Id> {
         self.heads.get(head, |id| self.node(id).head == head)
     }
 
     /// Sees to it that all of `pages` have nodes.
-    fn know(&mut self, pages: &[PageHash]) {
+    fn insert_missing(&mut self, pages: &[PageHash]) {
         let (mut at, mut last) = (0, None);
         while at < pages.len() {
-            let Some(id) = self.beginning(pages[at]) else { break };
+            let Some(id) = self.node_starting_with(pages[at]) else { break };
             let came = self.node(id).matches(|page| pages[at + page], pages.len() - at);
             at += came;
             last = Some(id);
@@ -246,14 +246,14 @@ impl Tree {
                 break;
             }
         }
-        for piece in pages[at..].chunks(STRETCH) {
+        for piece in pages[at..].chunks(NODE_PAGES_MAX) {
             let id = self.nodes.add(Node::new(piece.to_vec(), last));
             self.heads.add(piece[0], id);
             self.pages += piece.len() as u64;
             if let Some(parent) = last {
                 let parent = self.nodes.at_mut(parent);
                 parent.children += 1;
-                parent.names ^= id.0;
+                parent.child_xor ^= id.0;
             }
             last = Some(id);
         }
@@ -261,7 +261,7 @@ impl Tree {
 
     /// Visits the nodes of `pages[range]`, split so that they are of nothing else, until `visit` has
     /// seen enough; it hears where in `pages` a node begins. Afterwards what is alike is merged.
-    fn over(
+    fn for_each_node(
         &mut self,
         pages: &[PageHash],
         range: Range<usize>,
@@ -269,7 +269,7 @@ impl Tree {
     ) {
         let (mut at, mut visited) = (0, Vec::new());
         while at < range.end {
-            let Some(id) = self.beginning(pages[at]) else { break };
+            let Some(id) = self.node_starting_with(pages[at]) else { break };
             let came = self.node(id).matches(|page| pages[at + page], range.end - at);
             let whole = came == self.node(id).pages.len();
             if at + came > range.start {
@@ -289,7 +289,7 @@ impl Tree {
             }
         }
         for id in visited {
-            self.tidy(id);
+            self.compact(id);
         }
     }
 
@@ -297,30 +297,30 @@ impl Tree {
     /// a new node, whose name is returned.
     fn split(&mut self, id: Id, at: usize) -> Id {
         let node = self.nodes.at_mut(id);
-        let mut front = node.front(at);
+        let mut front = node.split_front(at);
         front.children = 1;
-        front.names = id.0;
-        front.behind = node.phases.map(|phase| u32::from(phase != Phase::Absent));
+        front.child_xor = id.0;
+        front.children_on = node.phases.map(|phase| u32::from(phase != Phase::Absent));
         let (head, rest, parent) = (front.head, node.head, front.parent);
         let front = self.nodes.add(front);
         self.nodes.at_mut(id).parent = Some(front);
         if let Some(parent) = parent {
-            self.nodes.at_mut(parent).names ^= id.0 ^ front.0;
+            self.nodes.at_mut(parent).child_xor ^= id.0 ^ front.0;
         }
         self.heads.remove(head, id);
         self.heads.add(head, front);
         self.heads.add(rest, id);
         for tier in 0..TIERS {
-            self.relist(front, tier);
+            self.update_listing(front, tier);
         }
         front
     }
 
     /// Removes a node that nothing would miss, and those before it likewise; or makes it one with
     /// its neighbours where nothing tells them apart.
-    fn tidy(&mut self, id: Id) {
+    fn compact(&mut self, id: Id) {
         let mut left = id;
-        while self.node(left).is_idle() {
+        while self.node(left).is_removable() {
             // What was taken in by another has no pages.
             let Some(before) = self.node(left).parent.filter(|_| self.is_known(left)) else {
                 if self.is_known(left) {
@@ -334,7 +334,7 @@ impl Tree {
         self.merge(left);
         let node = self.node(left);
         if node.children == 1 {
-            self.merge(Id(node.names));
+            self.merge(Id(node.child_xor));
         }
     }
 
@@ -349,7 +349,7 @@ impl Tree {
         if let Some(parent) = node.parent {
             let parent = self.nodes.at_mut(parent);
             parent.children -= 1;
-            parent.names ^= id.0;
+            parent.child_xor ^= id.0;
         }
     }
 
@@ -359,28 +359,28 @@ impl Tree {
         let Some(before) = node.parent else { return };
         let front = self.node(before);
         let alike = front.phases == node.phases && front.locks == node.locks;
-        if front.children != 1 || !alike || front.pages.len() + node.pages.len() > STRETCH {
+        if front.children != 1 || !alike || front.pages.len() + node.pages.len() > NODE_PAGES_MAX {
             return;
         }
         for tier in 0..TIERS {
-            self.strike(before, tier);
+            self.delist(before, tier);
         }
         let front = self.nodes.take(before);
         self.heads.remove(self.node(id).head, id);
         self.heads.remove(front.head, before);
         self.heads.add(front.head, id);
         if let Some(parent) = front.parent {
-            self.nodes.at_mut(parent).names ^= before.0 ^ id.0;
+            self.nodes.at_mut(parent).child_xor ^= before.0 ^ id.0;
         }
         let node = self.nodes.at_mut(id);
-        node.take_in(front);
+        node.absorb(front);
         for tier in 0..TIERS {
-            self.relist(id, tier);
+            self.update_listing(id, tier);
         }
     }
 
     /// Puts a node into another phase on a tier, with all that follows from it.
-    fn turn(&mut self, id: Id, tier: Tier, to: Phase) {
+    fn set_phase(&mut self, id: Id, tier: Tier, to: Phase) {
         let kind = tier as usize;
         let node = self.nodes.at_mut(id);
         let from = std::mem::replace(&mut node.phases[kind], to);
@@ -391,29 +391,29 @@ impl Tree {
         if to == Phase::Present {
             self.present[kind] += pages;
         }
-        self.relist(id, kind);
+        self.update_listing(id, kind);
         let (was, is) = (from != Phase::Absent, to != Phase::Absent);
         if let Some(parent) = parent.filter(|_| was != is) {
-            let behind = &mut self.nodes.at_mut(parent).behind[kind];
-            *behind = if is { *behind + 1 } else { *behind - 1 };
-            self.relist(parent, kind);
+            let count = &mut self.nodes.at_mut(parent).children_on[kind];
+            *count = if is { *count + 1 } else { *count - 1 };
+            self.update_listing(parent, kind);
         }
     }
 
     /// Has a node listed in a tier's order if it is an end there, under its present age.
-    fn relist(&mut self, id: Id, tier: usize) {
-        self.strike(id, tier);
+    fn update_listing(&mut self, id: Id, tier: usize) {
+        self.delist(id, tier);
         let node = self.nodes.at_mut(id);
-        if node.is_end(tier) {
+        if node.is_evictable(tier) {
             let age = node.age.load(Relaxed);
             node.listed[tier] = Some(age);
-            self.orders[tier].list(age, id);
+            self.eviction_queues[tier].list(age, id);
         }
     }
 
-    fn strike(&mut self, id: Id, tier: usize) {
+    fn delist(&mut self, id: Id, tier: usize) {
         if let Some(age) = self.nodes.at_mut(id).listed[tier].take() {
-            self.orders[tier].strike(age, id);
+            self.eviction_queues[tier].delist(age, id);
         }
     }
 
@@ -425,9 +425,9 @@ impl Tree {
         for id in self.heads.iter() {
             let node = self.node(id);
             assert_eq!(node.pages.first(), Some(&node.head));
-            assert_eq!(self.beginning(node.head), Some(id));
-            assert!(node.pages.len() <= STRETCH, "{}", node.pages.len());
-            assert!(!node.is_idle(), "{node:?}");
+            assert_eq!(self.node_starting_with(node.head), Some(id));
+            assert!(node.pages.len() <= NODE_PAGES_MAX, "{}", node.pages.len());
+            assert!(!node.is_removable(), "{node:?}");
             let on_host = node.phases[Tier::Host as usize] == Phase::Present;
             assert!(node.slots.is_empty() || (on_host && node.slots.len() == node.pages.len()));
             pages += node.pages.len() as u64;
@@ -435,7 +435,7 @@ impl Tree {
                 if node.phases[tier] == Phase::Present {
                     present[tier] += node.pages.len() as u64;
                 }
-                assert_eq!(node.listed[tier].is_some(), node.is_end(tier), "{node:?}");
+                assert_eq!(node.listed[tier].is_some(), node.is_evictable(tier), "{node:?}");
                 listed[tier] += usize::from(node.listed[tier].is_some());
             }
             if let Some(parent) = node.parent {
@@ -446,15 +446,15 @@ impl Tree {
             let node = self.node(id);
             let mine = children.remove(&id).unwrap_or_default();
             assert_eq!(node.children as usize, mine.len());
-            assert_eq!(node.names, mine.iter().fold(0, |names, child| names ^ child.0));
+            assert_eq!(node.child_xor, mine.iter().fold(0, |xor, child| xor ^ child.0));
             for tier in 0..TIERS {
                 let there = |child: &&Id| self.node(**child).phases[tier] != Phase::Absent;
-                assert_eq!(node.behind[tier] as usize, mine.iter().filter(there).count());
+                assert_eq!(node.children_on[tier] as usize, mine.iter().filter(there).count());
             }
         }
         assert!(children.is_empty(), "somebody's parent is not there");
         assert_eq!((self.pages, self.present), (pages, present));
-        assert_eq!(self.orders.each_ref().map(Order::len), listed);
+        assert_eq!(self.eviction_queues.each_ref().map(EvictionQueue::len), listed);
         assert_eq!(self.nodes.places().0, self.heads.len());
     }
 }

@@ -7,14 +7,14 @@ use super::node::Id;
 use std::collections::BTreeSet;
 
 #[derive(Debug, Default)]
-pub(super) struct Order(BTreeSet<(u64, Id)>);
+pub(super) struct EvictionQueue(BTreeSet<(u64, Id)>);
 
-impl Order {
+impl EvictionQueue {
     pub(super) fn list(&mut self, age: u64, node: Id) {
         self.0.insert((age, node));
     }
 
-    pub(super) fn strike(&mut self, age: u64, node: Id) {
+    pub(super) fn delist(&mut self, age: u64, node: Id) {
         self.0.remove(&(age, node));
     }
 

@@ -8,15 +8,15 @@ use super::node::Id;
 use ritornello_format::PageHash;
 
 /// Slots at first.
-const FIRST: usize = 64;
+const INITIAL_SLOTS: usize = 64;
 /// Slots of the old array that each change empties: enough that it is empty before the new one is full.
-const MOVES: usize = 8;
+const MOVES_PER_CHANGE: usize = 8;
 /// Nothing is there, and nothing ever was, or there was something.
 const EMPTY: u64 = 0;
-const GONE: u64 = u32::MAX as u64;
+const TOMBSTONE: u64 = u32::MAX as u64;
 
 #[derive(Debug, Default)]
-pub(super) struct Heads {
+pub(super) struct HeadIndex {
     now: Slots,
     /// What `now` takes the place of, and before which slot that is empty.
     old: Slots,
@@ -33,7 +33,7 @@ fn word(head: PageHash, id: Id) -> u64 {
 }
 
 fn id_of(word: u64) -> Option<Id> {
-    (word != EMPTY && word != GONE).then(|| Id((word as u32).wrapping_sub(1)))
+    (word != EMPTY && word != TOMBSTONE).then(|| Id((word as u32).wrapping_sub(1)))
 }
 
 impl Slots {
@@ -67,7 +67,7 @@ impl Slots {
     }
 
     /// Empties a slot, and moves up those behind it that would not be found any more.
-    fn close(&mut self, mut gap: usize) {
+    fn remove_at(&mut self, mut gap: usize) {
         let mut at = gap;
         loop {
             at = self.place(at as u64 + 1);
@@ -85,7 +85,7 @@ impl Slots {
     }
 }
 
-impl Heads {
+impl HeadIndex {
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -100,36 +100,36 @@ impl Heads {
     /// Adds a node that is not there.
     pub(super) fn add(&mut self, head: PageHash, id: Id) {
         if 2 * (self.len + 1) > self.now.0.len() {
-            // The old one was emptied long ago: MOVES see to that.
-            let size = (2 * self.now.0.len()).max(FIRST);
+            // The old one was emptied long ago: MOVES_PER_CHANGE see to that.
+            let size = (2 * self.now.0.len()).max(INITIAL_SLOTS);
             self.old = std::mem::replace(&mut self.now, Slots(vec![EMPTY; size].into()));
             self.moved = 0;
         }
         self.now.add(word(head, id));
         self.len += 1;
-        self.go_on();
+        self.move_entries();
     }
 
     /// Removes the node that `head` leads to.
     pub(super) fn remove(&mut self, head: PageHash, id: Id) {
         let mine = |other: Id| other == id;
         if let Some(at) = self.now.find(head, mine) {
-            self.now.close(at);
+            self.now.remove_at(at);
         } else if let Some(at) = self.old.find(head, mine) {
-            self.old.0[at] = GONE;
+            self.old.0[at] = TOMBSTONE;
         } else {
             return;
         }
         self.len -= 1;
     }
 
-    fn go_on(&mut self) {
-        let end = (self.moved + MOVES).min(self.old.0.len());
+    fn move_entries(&mut self) {
+        let end = (self.moved + MOVES_PER_CHANGE).min(self.old.0.len());
         for at in self.moved..end {
             let word = self.old.0[at];
             if id_of(word).is_some() {
                 self.now.add(word);
-                self.old.0[at] = GONE;
+                self.old.0[at] = TOMBSTONE;
             }
         }
         self.moved = end;
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn it_finds_what_a_map_finds_while_it_grows_and_shrinks() {
-        let (mut heads, mut map) = (Heads::default(), HashMap::new());
+        let (mut heads, mut map) = (HeadIndex::default(), HashMap::new());
         let mut random = 1_u64;
         for step in 0..60_000_u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -191,11 +191,11 @@ mod tests {
 
     #[test]
     fn no_change_moves_more_than_a_few_entries() {
-        let mut heads = Heads::default();
+        let mut heads = HeadIndex::default();
         for number in 0..100_000_u64 {
             let before = heads.moved;
             heads.add(head(3 * number + 1), Id(number as u32));
-            assert!(heads.moved <= before + MOVES || heads.old.0.is_empty());
+            assert!(heads.moved <= before + MOVES_PER_CHANGE || heads.old.0.is_empty());
             assert!(heads.old.0.len() <= 4 * heads.len(), "the old array outlives its entries");
         }
     }
