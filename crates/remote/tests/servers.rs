@@ -10,7 +10,9 @@ use common::server::{BUCKET, Kind, Server};
 use common::{PAGE, get, keys, patient, probe, put};
 use ritornello_format::{ErrorKind, RUN_MAGIC, RunHeader, SliceChecksum};
 use ritornello_remote::open;
-use ritornello_tiers::remote::{Census, CollectOptions, RemoteTier, collect, examine, fsck};
+use ritornello_tiers::remote::{
+    CollectOptions, Inventory, RemoteTier, check_backend, collect, fsck,
+};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,7 +37,7 @@ fn in_a_moment(millis: u64) -> Instant {
 fn conforms(address: impl Fn(&str) -> String) {
     for address in [address(""), address("some/prefix")] {
         let backend = open(&address).unwrap().backend;
-        for check in examine(&backend, "try/", Duration::from_secs(300)) {
+        for check in check_backend(&backend, "try/", Duration::from_secs(300)) {
             assert_eq!(check.wrong, None, "{address}: {}", check.what);
         }
         let mut left = Vec::new();
@@ -210,10 +212,10 @@ fn what_other_versions_and_broken_disks_left_is_not_delivered_and_told() {
     assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
     let backend = open(&address(server.port, "")).unwrap().backend;
     backend.set("ritornello/3/some/thing", b"new").unwrap();
-    let census = Census::take(backend.as_ref()).unwrap();
-    assert_eq!((census.pages(), census.others["3"]), (PAGES as u64, (1, 3)));
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    assert_eq!((inventory.pages(), inventory.others["3"]), (PAGES as u64, (1, 3)));
     // The second object's header is of a newer format; in the third one a byte is another.
-    let by_end = |pages: u32| census.objects.iter().filter(move |object| object.pages == pages);
+    let by_end = |pages: u32| inventory.objects.iter().filter(move |object| object.pages == pages);
     let (newer, damaged) = (by_end(16).next().unwrap(), by_end(4).next().unwrap());
     for (object, at) in [(newer, 8), (damaged, 5 << 14)] {
         let file = server.data().join(BUCKET).join(&object.name);
@@ -223,7 +225,7 @@ fn what_other_versions_and_broken_disks_left_is_not_delivered_and_told() {
     }
     // Groups of 64, 64 and 16 pages, 4 and 2.
     assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), 128);
-    let found = fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap();
+    let found = fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap();
     assert_eq!((found.damaged.len(), found.removed), (2, 2));
     assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
     assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), PAGES);
@@ -285,11 +287,11 @@ fn forged_object_is_a_miss_with_a_key_and_written_anew() {
 
     // Groups of 64, 64 and 16 pages, 4 and 2.
     let backend = open(&address).unwrap().backend;
-    let census = Census::take(backend.as_ref()).unwrap();
-    let name = &census.objects.iter().find(|object| object.pages == 16).unwrap().name;
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    let name = &inventory.objects.iter().find(|object| object.pages == 16).unwrap().name;
     let good = backend.get(name, None).unwrap().unwrap();
     backend.set(name, &forged(good.clone(), 3)).unwrap();
-    let checked = |keys| fsck(backend.as_ref(), &census, keys, false, &mut |_| {}).unwrap();
+    let checked = |keys| fsck(backend.as_ref(), &inventory, keys, false, &mut |_| {}).unwrap();
     assert_eq!(checked(None).damaged.len(), 0, "checksums are right");
     assert_eq!(checked(keyed().options.keys.as_deref()).damaged.len(), 1);
 

@@ -3,7 +3,7 @@
 
 use ritornello_format::{PageHash, Result, RunHeader, ScopeId, Slice, UNIT};
 use ritornello_tiers::remote::{
-    Backend, Census, CollectOptions, KeyRing, Listed, MemoryBackend, Prompt, RemoteOptions,
+    Backend, CollectOptions, Inventory, KeyRing, Listed, MemoryBackend, Prompt, RemoteOptions,
     RemoteTier, collect,
 };
 use std::collections::HashMap;
@@ -95,7 +95,7 @@ fn forged_header_does_not_choose_what_gc_removes() {
         let prompt = Prompt { scope: &scope, page_bytes: PAGE as u64, keys: &[&key] };
         let until = Instant::now() + Duration::from_secs(60);
         assert_eq!(tier.put(&prompt, 0..1, |_| &page, until).unwrap(), 1);
-        let objects = Census::take(backend.as_ref()).unwrap().objects;
+        let objects = Inventory::take(backend.as_ref()).unwrap().objects;
         let mine = |object: &&ritornello_tiers::remote::Object| object.scope == scope.to_string();
         let name = objects.iter().find(mine).unwrap().name.clone();
         backend.1.lock().unwrap().insert(name.clone(), written);
@@ -114,7 +114,7 @@ fn forged_header_does_not_choose_what_gc_removes() {
     let name = format!("ritornello/2/{scope}/{}.1", hex(PageHash::of(&scope, &key)));
     backend.set(&name, &forged).unwrap();
     backend.1.lock().unwrap().insert(name, 9000);
-    let bytes = Census::take(backend.as_ref()).unwrap().bytes();
+    let bytes = Inventory::take(backend.as_ref()).unwrap().bytes();
     let budget = Some(bytes - 1);
     let options = CollectOptions { max_age: None, budget, grace: Duration::ZERO, dry_run: false };
     collect(backend.as_ref(), &options, Some(&ring), &mut |_| {}).unwrap();

@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use ritornello_format::{ErrorKind, Result, ScopeId};
 use ritornello_tiers::remote::{
-    Backend, Census, CollectOptions, DirectoryBackend, Fault, FaultyBackend, Listed, MemoryBackend,
-    Prompt, RemoteOptions, RemoteTier, collect, conformance, examine, fsck,
+    Backend, CollectOptions, DirectoryBackend, Fault, FaultyBackend, Inventory, Listed,
+    MemoryBackend, Prompt, RemoteOptions, RemoteTier, check_backend, collect, conformance, fsck,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -198,7 +198,7 @@ fn half_an_object_is_found_out_when_it_is_read() {
 #[test]
 fn a_backend_is_examined_whole_and_one_that_lies_or_hangs_is_found() {
     let wrong = |backend: Arc<dyn Backend>| {
-        let checks = examine(&backend, "try/", Duration::from_secs(60));
+        let checks = check_backend(&backend, "try/", Duration::from_secs(60));
         checks
             .into_iter()
             .filter(|check| check.wrong.is_some())
@@ -217,8 +217,11 @@ fn a_backend_is_examined_whole_and_one_that_lies_or_hangs_is_found() {
     }
     let backend = faulty();
     backend.fail(Fault::Hangs);
-    let checks =
-        examine(&(Arc::clone(&backend) as Arc<dyn Backend>), "try/", Duration::from_millis(50));
+    let checks = check_backend(
+        &(Arc::clone(&backend) as Arc<dyn Backend>),
+        "try/",
+        Duration::from_millis(50),
+    );
     assert!(
         checks
             .iter()
@@ -235,13 +238,13 @@ fn compressed_pages_are_read_by_range_and_by_anybody() {
         let writer = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
         let all = keys(1, 0, 77);
         assert_eq!(put(&writer, &all, bytes, 0..77), 77);
-        let census = Census::take(backend.as_ref()).unwrap();
-        assert!(census.bytes() < 77 * bytes as u64 / 2, "{}", census.bytes());
+        let inventory = Inventory::take(backend.as_ref()).unwrap();
+        assert!(inventory.bytes() < 77 * bytes as u64 / 2, "{}", inventory.bytes());
         for range in [0..77, 0..1, 3..9, 16..77, 40..41, 76..77] {
             let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
             assert_eq!(get(&reader, &all, bytes, range.clone()), range.len(), "{range:?}");
         }
-        let checked = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+        let checked = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
         assert_eq!((checked.pages, checked.damaged.len()), (77, 0));
     }
 }
@@ -326,7 +329,7 @@ fn what_is_old_goes_and_what_something_young_hangs_on_stays() {
 #[test]
 fn a_budget_takes_ends_first_and_never_what_is_in_grace() {
     let (backend, [first, second, third]) = aged();
-    let all = Census::take(backend.as_ref()).unwrap().bytes();
+    let all = Inventory::take(backend.as_ref()).unwrap().bytes();
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!(one.removed_objects, 1);
@@ -365,7 +368,7 @@ fn what_is_unfinished_after_a_day_goes() {
     backend.at(100_000);
     let went = collect(backend.as_ref(), &KEEP, None, &mut |_| {}).unwrap();
     assert_eq!((went.objects, went.removed_objects, went.failed), (8, 0, 0));
-    let left = Census::take(backend.as_ref()).unwrap().unfinished;
+    let left = Inventory::take(backend.as_ref()).unwrap().unfinished;
     assert_eq!(left.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["ritornello/1/.new-a-2"]);
     assert_eq!(there(&backend, &first), 32);
 }
@@ -375,7 +378,7 @@ fn what_hangs_on_nothing_goes_first() {
     let (backend, [first, second, _]) = aged();
     let beginning = object_name(refs(&first)[7], 8);
     backend.delete(&beginning).unwrap();
-    let all = Census::take(backend.as_ref()).unwrap().bytes();
+    let all = Inventory::take(backend.as_ref()).unwrap().bytes();
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((one.removed_objects, one.orphans), (1, 1));
@@ -433,9 +436,9 @@ fn damage_and_what_other_versions_wrote_is_told_apart() {
         value[at] ^= 2;
         backend.set(name, &value).unwrap();
     }
-    let census = Census::take(backend.as_ref()).unwrap();
-    assert_eq!(census.others["3"], (1, 9));
-    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    assert_eq!(inventory.others["3"], (1, 9));
+    let found = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
     assert_eq!((found.objects, found.pages), (3, 20));
     let why = |name: &String| {
         found.damaged.iter().find(|(damaged, _)| damaged == name).unwrap().1.clone()
@@ -444,12 +447,14 @@ fn damage_and_what_other_versions_wrote_is_told_apart() {
     assert!(why(&newer).contains("another format"), "{}", why(&newer));
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(get(&reader, &all, 1 << 20, 0..20), 10, "up to the damage");
-    assert_eq!(fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap().removed, 2);
+    assert_eq!(fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap().removed, 2);
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&reader, &all, 1 << 20, 0..20), 20);
     assert_eq!(get(&reader, &all, 1 << 20, 0..20), 20);
-    let census = Census::take(backend.as_ref()).unwrap();
-    assert!(fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap().damaged.is_empty());
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    assert!(
+        fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap().damaged.is_empty()
+    );
 }
 
 proptest! {
@@ -497,8 +502,8 @@ fn what_shrinks_to_almost_nothing_is_not_damaged() {
     let refs = refs(&all);
     let prompt = Prompt { scope: &SCOPE, page_bytes: zeros.len() as u64, keys: &refs };
     assert_eq!(tier.put(&prompt, 0..1, |_| &zeros, soon()).unwrap(), 1);
-    let census = Census::take(backend.as_ref()).unwrap();
-    let checked = fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap();
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    let checked = fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap();
     assert_eq!((checked.objects, checked.damaged), (1, Vec::new()));
 }
 

@@ -7,7 +7,7 @@ mod common;
 use ritornello_format::{RUN_MAGIC, RunHeader, ScopeId, SliceChecksum};
 use ritornello_tiers::cache::{Cache, Settings, TierSpec};
 use ritornello_tiers::remote::{
-    Backend, Census, CollectOptions, Form, KeyRing, MemoryBackend, Prompt, RefusedObjects,
+    Backend, CollectOptions, Form, Inventory, KeyRing, MemoryBackend, Prompt, RefusedObjects,
     RemoteOptions, RemoteStats, RemoteTier, collect, fsck,
 };
 use std::ops::Range;
@@ -52,8 +52,8 @@ impl Remote {
     }
 
     fn names(&self) -> Vec<String> {
-        let census = Census::take(self.backend.as_ref()).unwrap();
-        census.objects.into_iter().map(|object| object.name).collect()
+        let inventory = Inventory::take(self.backend.as_ref()).unwrap();
+        inventory.objects.into_iter().map(|object| object.name).collect()
     }
 
     /// The name of the object with this many pages.
@@ -319,11 +319,11 @@ fn fsck_verifies_seals_and_removes_no_object_of_an_unknown_key() {
     put(&remote.tier(""), &OTHER);
     let name = remote.name(&SCOPE, 128);
     forge(&remote, &name);
-    let census = Census::take(remote.backend.as_ref()).unwrap();
-    assert_eq!(Form::ALL.map(|form| census.objects_of(form)), [5, 10]);
+    let inventory = Inventory::take(remote.backend.as_ref()).unwrap();
+    assert_eq!(Form::ALL.map(|form| inventory.objects_of(form)), [5, 10]);
     let check = |ids: &str, repair| {
         let keys = (!ids.is_empty()).then(|| ring(ids));
-        fsck(remote.backend.as_ref(), &census, keys.as_deref(), repair, &mut |_| {}).unwrap()
+        fsck(remote.backend.as_ref(), &inventory, keys.as_deref(), repair, &mut |_| {}).unwrap()
     };
     let blind = check("", false);
     assert_eq!((blind.damaged.len(), blind.unauthenticated), (0, 15), "checksums fit");
@@ -339,7 +339,7 @@ fn fsck_verifies_seals_and_removes_no_object_of_an_unknown_key() {
 fn collector_keeps_what_sealed_objects_continue() {
     let remote = Remote::new();
     put(&remote.tier("a"), &SCOPE);
-    let all = Census::take(remote.backend.as_ref()).unwrap().bytes();
+    let all = Inventory::take(remote.backend.as_ref()).unwrap().bytes();
     let options = CollectOptions {
         max_age: None,
         budget: Some(all - 1),
@@ -371,9 +371,9 @@ fn forged_page_does_not_rise_into_local_tiers() {
     let cache = over(&first);
     put(&cache, &prompt, 0);
     cache.flush().unwrap();
-    let census = Census::take(backend.as_ref()).unwrap();
-    assert!(census.objects.iter().all(|object| object.form == Form::Sealed));
-    for object in &census.objects {
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    assert!(inventory.objects.iter().all(|object| object.form == Form::Sealed));
+    for object in &inventory.objects {
         let mut apart = Apart::new(backend.get(&object.name, None).unwrap().unwrap());
         apart.replace(0, &[66; common::PAGE]);
         backend.set(&object.name, &apart.together()).unwrap();

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use ritornello_format::{Result, RunHeader, ScopeId, UNIT};
-use ritornello_tiers::remote::{Backend, Census, Listed, MemoryBackend, Prompt, RemoteTier, fsck};
+use ritornello_tiers::remote::{
+    Backend, Inventory, Listed, MemoryBackend, Prompt, RemoteTier, fsck,
+};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -60,7 +62,7 @@ fn forged(backend: &Arc<Longest>, forge: impl FnOnce(&mut RunHeader)) -> String 
     let tier = RemoteTier::new(Arc::clone(backend) as Arc<dyn Backend>);
     let page = vec![7; PAGE];
     assert_eq!(with_prompt(|p, until| tier.put(p, 0..PAGES, |_| &page, until)).unwrap(), PAGES);
-    let name = Census::take(&backend.inner).unwrap().objects[0].name.clone();
+    let name = Inventory::take(&backend.inner).unwrap().objects[0].name.clone();
     let mut object = backend.inner.get(&name, None).unwrap().unwrap();
     let (mut header, _) = RunHeader::decode(&object).unwrap();
     forge(&mut header);
@@ -106,8 +108,8 @@ fn pages_longer_than_the_scope_says_are_not_fetched() {
 fn fsck_reads_no_more_than_an_object_can_hold() {
     let backend = Arc::new(Longest { listed: Some(5 << 40), ..Longest::default() });
     forged(&backend, |_| {});
-    let census = Census::take(backend.as_ref()).unwrap();
-    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    let found = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
     assert!(backend.asked.load(Relaxed) <= 65 << 20, "{}", backend.asked.load(Relaxed));
     assert!(found.damaged[0].1.contains("longer than"), "{:?}", found.damaged);
 }
@@ -120,8 +122,8 @@ fn more_pages_than_an_object_has_are_refused() {
         header.page_bytes = 64 << 20;
         header.slices.iter_mut().for_each(|slice| (slice.bytes, slice.codec) = (64, 128));
     });
-    let census = Census::take(backend.as_ref()).unwrap();
-    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    let found = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
     assert_eq!(found.damaged[0].0, name);
     assert!(found.damaged[0].1.contains("more pages"), "{:?}", found.damaged);
 }

@@ -12,11 +12,11 @@
 //! by writing an object. What writers that were killed left unfinished goes after a day.
 
 use super::backend::Backend;
-use super::census::{CLOCK, Census, Object};
+use super::inventory::{CLOCK, Inventory, Object};
 use super::keyring::KeyRing;
 use super::object::Contents;
+use super::read_failures::ReadFailures;
 use super::spans::{self, Form};
-use super::unreadable::Unreadable;
 use ritornello_format::{Error, PageHash, Result};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -72,30 +72,30 @@ pub fn collect(
     keys: Option<&KeyRing>,
     each: &mut dyn FnMut(&Object),
 ) -> Result<Collected> {
-    let (census, now) = census_now(backend)?;
+    let (inventory, now) = take_inventory(backend)?;
     let mut done = Collected {
-        objects: census.objects.len() as u64,
-        bytes: census.bytes(),
+        objects: inventory.objects.len() as u64,
+        bytes: inventory.bytes(),
         ..Collected::default()
     };
     let age = |then: u64| Duration::from_secs(now.saturating_sub(then));
-    for left in census.unfinished.iter().filter(|left| age(left.written) > UNFINISHED_FOR) {
+    for left in inventory.unfinished.iter().filter(|left| age(left.written) > UNFINISHED_FOR) {
         if !options.dry_run && backend.delete(&left.name).is_err() {
             done.failed += 1;
         }
     }
     let too_old = |then: u64| options.max_age.is_some_and(|most| age(then) > most);
     let over = options.budget.map_or(0, |budget| done.bytes.saturating_sub(budget));
-    if over == 0 && !census.objects.iter().any(|object| too_old(object.written)) {
+    if over == 0 && !inventory.objects.iter().any(|object| too_old(object.written)) {
         return Ok(done);
     }
-    let (mut standing, unreadable) = standing(backend, &census, keys)?;
+    let (mut states, unreadable) = object_states(backend, &inventory, keys)?;
     done.unreadable = unreadable;
     // What hangs on nothing, then what is oldest; of equals what lies deepest.
-    standing.sort_by_key(|at| (!at.orphan, at.needed, std::cmp::Reverse(at.depth)));
-    for Standing { object, needed, orphan, .. } in standing {
-        let goes = too_old(needed) || done.removed_bytes < over;
-        if !goes || age(needed) < options.grace {
+    states.sort_by_key(|at| (!at.orphan, at.last_needed, std::cmp::Reverse(at.depth)));
+    for ObjectState { object, last_needed, orphan, .. } in states {
+        let goes = too_old(last_needed) || done.removed_bytes < over;
+        if !goes || age(last_needed) < options.grace {
             continue;
         }
         each(object);
@@ -111,25 +111,25 @@ pub fn collect(
 }
 
 /// What there is, and the remote's time.
-fn census_now(backend: &dyn Backend) -> Result<(Census, u64)> {
+fn take_inventory(backend: &dyn Backend) -> Result<(Inventory, u64)> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let clock = format!("{CLOCK}{nanos}");
     backend.set(&clock, b"1")?;
-    let census = Census::take(backend);
+    let inventory = Inventory::take(backend);
     let removed = backend.delete(&clock);
-    let census = census?;
+    let inventory = inventory?;
     removed?;
     // What else is there may be from a clock that was wrong.
-    let now = census.unfinished.iter().find(|left| left.name == clock).map(|left| left.written);
+    let now = inventory.unfinished.iter().find(|left| left.name == clock).map(|left| left.written);
     let now = now.ok_or_else(|| Error::retry("the remote does not list what was just written"))?;
-    Ok((census, now))
+    Ok((inventory, now))
 }
 
 /// How an object stands.
-struct Standing<'a> {
+struct ObjectState<'a> {
     object: &'a Object,
     /// When it or something behind it was written last.
-    needed: u64,
+    last_needed: u64,
     /// Objects in front of it.
     depth: usize,
     /// It is not a beginning, and what it hangs on is not there.
@@ -137,30 +137,30 @@ struct Standing<'a> {
 }
 
 /// How every object stands, and how many headers could not be read.
-fn standing<'a>(
+fn object_states<'a>(
     backend: &dyn Backend,
-    census: &'a Census,
+    inventory: &'a Inventory,
     keys: Option<&KeyRing>,
-) -> Result<(Vec<Standing<'a>>, u64)> {
-    let objects = &census.objects;
+) -> Result<(Vec<ObjectState<'a>>, u64)> {
+    let objects = &inventory.objects;
     // By form, scope and last page: objects of several lengths may end there.
     let mut ends: HashMap<(Form, &str, &str), Vec<usize>> = HashMap::new();
     for (at, object) in objects.iter().enumerate() {
         ends.entry((object.form, &object.scope, &object.last)).or_default().push(at);
     }
-    let (parents, unreadable) = parents(backend, objects, keys)?;
+    let (parents, unreadable) = parent_hashes(backend, objects, keys)?;
     let found = |at: usize| -> &[usize] {
         let parent = parents[at].as_deref();
         parent
             .and_then(|parent| ends.get(&(objects[at].form, objects[at].scope.as_str(), parent)))
             .map_or(&[], Vec::as_slice)
     };
-    let mut standing: Vec<_> = objects
+    let mut states: Vec<_> = objects
         .iter()
         .enumerate()
-        .map(|(at, object)| Standing {
+        .map(|(at, object)| ObjectState {
             object,
-            needed: object.written,
+            last_needed: object.written,
             depth: 0,
             orphan: parents[at].is_some() && found(at).is_empty(),
         })
@@ -173,24 +173,24 @@ fn standing<'a>(
         let written = objects[at].written;
         let mut left: Vec<usize> = found(at).to_vec();
         while let Some(above) = left.pop() {
-            if standing[above].needed < written {
-                standing[above].needed = written;
+            if states[above].last_needed < written {
+                states[above].last_needed = written;
                 left.extend(found(above));
             }
         }
     }
     let depths = depths(objects.len(), |at| found(at).first().copied());
-    for (standing, depth) in standing.iter_mut().zip(depths) {
-        standing.depth = depth;
+    for (states, depth) in states.iter_mut().zip(depths) {
+        states.depth = depth;
     }
-    Ok((standing, unreadable))
+    Ok((states, unreadable))
 }
 
 /// How many objects are in front of each, where `above` says the next one; each is visited once.
 /// Headers that lie may go round in circles: an object on the way counts as a beginning then.
 fn depths(objects: usize, above: impl Fn(usize) -> Option<usize>) -> Vec<usize> {
     let mut depths: Vec<Option<usize>> = vec![None; objects];
-    let mut way = Vec::new();
+    let mut path = Vec::new();
     for at in 0..objects {
         let mut next = Some(at);
         let mut depth = loop {
@@ -199,10 +199,10 @@ fn depths(objects: usize, above: impl Fn(usize) -> Option<usize>) -> Vec<usize> 
                 break known + 1;
             }
             depths[at] = Some(0);
-            way.push(at);
+            path.push(at);
             next = above(at);
         };
-        while let Some(at) = way.pop() {
+        while let Some(at) = path.pop() {
             depths[at] = Some(depth);
             depth += 1;
         }
@@ -211,13 +211,13 @@ fn depths(objects: usize, above: impl Fn(usize) -> Option<usize>) -> Vec<usize> 
 }
 
 /// The hash of the page before each object, where it has one, and how many could not be read.
-fn parents(
+fn parent_hashes(
     backend: &dyn Backend,
     objects: &[Object],
     keys: Option<&KeyRing>,
 ) -> Result<(Vec<Option<String>>, u64)> {
     let mut parents = Vec::with_capacity(objects.len());
-    let mut unreadable = Unreadable::default();
+    let mut failures = ReadFailures::default();
     for some in objects.chunks(HEADERS_AT_ONCE) {
         let asked: Vec<_> = some
             .iter()
@@ -226,7 +226,7 @@ fn parents(
         for (object, head) in some.iter().zip(backend.get_batch(&asked)) {
             // One that is damaged, gone or not authentic stands alone. Without a key a writer that may not
             // delete can choose by forged headers which objects are removed.
-            let head = unreadable.admit(head)?.ok().flatten();
+            let head = failures.tolerate(head)?.ok().flatten();
             let scope = object.scope_id().unwrap_or_default();
             let verify = keys.map(|keys| (keys, &scope));
             let contents = head.and_then(|head| Contents::read(&head, object.form, verify).ok());
@@ -245,7 +245,7 @@ fn parents(
             }));
         }
     }
-    Ok((parents, unreadable.total()))
+    Ok((parents, failures.total()))
 }
 
 #[cfg(test)]

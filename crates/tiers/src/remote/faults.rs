@@ -74,7 +74,7 @@ impl FaultyBackend {
         self.sets.load(Relaxed)
     }
 
-    fn trouble(&self) -> Result<Fault> {
+    fn inject(&self) -> Result<Fault> {
         let mut fault = self.fault.lock();
         while *fault == Fault::Hangs {
             self.changed.wait(&mut fault);
@@ -89,7 +89,7 @@ impl FaultyBackend {
 
 impl Backend for FaultyBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
-        let fault = self.trouble()?;
+        let fault = self.inject()?;
         let value = self.inner.get(name, range)?;
         Ok(match (fault, value) {
             (Fault::Gone, _) => None,
@@ -108,24 +108,24 @@ impl Backend for FaultyBackend {
 
     fn exists(&self, name: &str) -> Result<bool> {
         self.asked.fetch_add(1, Relaxed);
-        self.trouble()?;
+        self.inject()?;
         self.inner.exists(name)
     }
 
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
         self.sets.fetch_add(1, Relaxed);
-        let fault = self.trouble()?;
+        let fault = self.inject()?;
         let half = if fault == Fault::Short { value.len() / 2 } else { value.len() };
         self.inner.set(name, &value[..half])
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.trouble()?;
+        self.inject()?;
         self.inner.delete(name)
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
-        self.trouble()?;
+        self.inject()?;
         self.inner.list(prefix, each)
     }
 }

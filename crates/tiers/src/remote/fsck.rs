@@ -1,12 +1,12 @@
 //! Reads every object of a remote, and says which ones no reader would take.
 
 use super::backend::Backend;
-use super::census::{Census, Object};
+use super::inventory::{Inventory, Object};
 use super::keyring::KeyRing;
 use super::object::{self, Contents, Part};
+use super::read_failures::ReadFailures;
 use super::refused::{Refused, Verified};
 use super::spans::{self, Form};
-use super::unreadable::Unreadable;
 use ritornello_format::Result;
 
 /// Objects that are read at once.
@@ -35,7 +35,7 @@ pub struct RemoteCheck {
     pub gone: u64,
 }
 
-/// Reads the objects of `census`, and removes those that are damaged if `repair`: whoever has the
+/// Reads the objects of `inventory`, and removes those that are damaged if `repair`: whoever has the
 /// pages writes them again when it puts their prompt. With `keys` the seals of sealed objects are
 /// verified. `each` hears of every object that is done.
 ///
@@ -43,20 +43,20 @@ pub struct RemoteCheck {
 /// If the remote cannot be read: eight objects in a row fail.
 pub fn fsck(
     backend: &dyn Backend,
-    census: &Census,
+    inventory: &Inventory,
     keys: Option<&KeyRing>,
     repair: bool,
     each: &mut dyn FnMut(&Object),
 ) -> Result<RemoteCheck> {
-    let (mut check, mut unreadable) = (RemoteCheck::default(), Unreadable::default());
-    for objects in census.objects.chunks(AT_ONCE) {
+    let (mut check, mut failures) = (RemoteCheck::default(), ReadFailures::default());
+    for objects in inventory.objects.chunks(AT_ONCE) {
         // A listing may say any length: no more is read than an object can have, and one byte to tell.
         let most = Some(0..object::BYTES_MAX + 1);
         let asked: Vec<_> =
             objects.iter().map(|object| (object.name.as_str(), most.clone())).collect();
         for (object, read) in objects.iter().zip(backend.get_batch(&asked)) {
             each(object);
-            let read = match unreadable.admit(read)? {
+            let read = match failures.tolerate(read)? {
                 Ok(read) => read,
                 Err(error) => {
                     check.unreadable.push((object.name.clone(), error.to_string()));
@@ -71,7 +71,7 @@ pub fn fsck(
             check.pages += u64::from(object.pages);
             check.bytes += value.len() as u64;
             check.unauthenticated += u64::from(object.form == Form::Plain || keys.is_none());
-            let wrong = match examine(object, &value, keys) {
+            let wrong = match check_object(object, &value, keys) {
                 Ok(()) => continue,
                 Err(wrong) => (object.name.clone(), wrong.to_string(), wrong),
             };
@@ -81,7 +81,7 @@ pub fn fsck(
                 continue;
             }
             // One that cannot be removed stays among the damaged.
-            if repair && unreadable.admit(backend.delete(&name))?.is_ok() {
+            if repair && failures.tolerate(backend.delete(&name))?.is_ok() {
                 check.removed += 1;
             }
             check.damaged.push((name, why));
@@ -90,7 +90,7 @@ pub fn fsck(
     Ok(check)
 }
 
-fn examine(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verified<()> {
+fn check_object(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verified<()> {
     if value.len() as u64 > object::BYTES_MAX || object.bytes > object::BYTES_MAX {
         return Err(Refused::damaged("it is longer than any object"));
     }

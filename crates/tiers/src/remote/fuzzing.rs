@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a fuzzer fails by panicking")]
 
 use super::backend::Listed;
-use super::census;
+use super::inventory;
 use super::keyring::KeyRing;
 use super::object::{self, Contents, Part};
 use super::seal::Sealer;
@@ -93,7 +93,7 @@ pub fn object(input: &[u8]) -> bool {
             continue;
         };
         let pages = contents.header.keys.len();
-        let end = contents.place(0..pages).end;
+        let end = contents.stored_range(0..pages).end;
         assert!(end <= object::BYTES_MAX, "an object of {end} bytes");
         if contents.header.page_bytes > PAGE_MAX {
             continue;
@@ -119,8 +119,8 @@ pub fn names() -> Vec<Vec<u8>> {
 pub fn name(name: &[u8]) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
     let listed = Listed { name: name.to_owned(), bytes: u64::MAX, written: u64::MAX };
-    let census = census::Census::of([listed.clone(), listed]);
-    let Some(object) = census.objects.first() else { return false };
+    let inventory = inventory::Inventory::of([listed.clone(), listed]);
+    let Some(object) = inventory.objects.first() else { return false };
     assert!(object.header_bytes() < 1 << 15 && object.scope_id().is_some(), "{object:?}");
     true
 }

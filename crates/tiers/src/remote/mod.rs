@@ -7,37 +7,37 @@
 
 mod address;
 mod backend;
+mod backend_check;
 mod breaker;
-mod census;
+mod call_executor;
 mod collect;
 mod conformance;
 mod directory;
-mod examine;
+mod existence_cache;
 mod faults;
 mod fsck;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod guard;
+mod inventory;
 mod keyring;
-mod known;
 mod memory;
 mod object;
+mod read_failures;
 mod refused;
 mod seal;
 mod spans;
 mod tier;
-mod unreadable;
 
 pub use address::RemoteAddress;
 pub use backend::{Backend, Listed};
-pub use census::{Census, Object};
+pub use backend_check::check_backend;
+pub use call_executor::RemoteCalls;
 pub use collect::{CollectOptions, Collected, collect};
 pub use conformance::{Check, conformance};
 pub use directory::DirectoryBackend;
-pub use examine::examine;
 pub use faults::{Fault, FaultyBackend};
 pub use fsck::{RemoteCheck, fsck};
-pub use guard::RemoteCalls;
+pub use inventory::{Inventory, Object};
 pub use keyring::KeyRing;
 pub use memory::MemoryBackend;
 pub use refused::RefusedObjects;

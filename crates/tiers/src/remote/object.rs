@@ -23,12 +23,15 @@ const ZSTD: u8 = 128;
 pub(super) const BYTES_MAX: u64 = PAGE_BYTES_MAX + 8 * UNIT;
 
 /// Bytes before the first page of an object with keys of such lengths.
-pub(super) fn pages_begin(form: Form, key_lengths: impl ExactSizeIterator<Item = usize>) -> u64 {
+pub(super) fn first_page_offset(
+    form: Form,
+    key_lengths: impl ExactSizeIterator<Item = usize>,
+) -> u64 {
     let pages = key_lengths.len();
     let header = u64::from(RunHeader::units(key_lengths, 1)) * UNIT;
     match form {
         Form::Plain => header,
-        Form::Sealed => units_of(header + seal::room(pages) as u64) * UNIT,
+        Form::Sealed => units_of(header + seal::seal_bytes(pages) as u64) * UNIT,
     }
 }
 
@@ -48,7 +51,7 @@ pub(super) fn pack(
     if keys.len() != pages.len() || pages.iter().any(|page| page.len() != page_bytes) {
         return Err(Error::invalid("an object's pages are of one length, one page a key"));
     }
-    let begin = pages_begin(options.form(), keys.iter().map(|key| key.len())) as usize;
+    let begin = first_page_offset(options.form(), keys.iter().map(|key| key.len())) as usize;
     let mut object = Vec::with_capacity(begin + pages.len() * page_bytes);
     object.resize(begin, 0);
     let mut slices = Vec::with_capacity(pages.len());
@@ -148,10 +151,10 @@ impl Contents {
     }
 
     /// Where the stored bytes of `pages` lie.
-    pub(super) fn place(&self, pages: Range<usize>) -> Range<u64> {
+    pub(super) fn stored_range(&self, pages: Range<usize>) -> Range<u64> {
         let lengths =
             |pages: &[Slice]| pages.iter().map(|slice| u64::from(slice.bytes)).sum::<u64>();
-        let begin = pages_begin(self.form, self.header.keys.iter().map(Vec::len));
+        let begin = first_page_offset(self.form, self.header.keys.iter().map(Vec::len));
         let from = begin + lengths(&self.header.slices[..pages.start]);
         from..from + lengths(&self.header.slices[pages])
     }
@@ -192,7 +195,7 @@ impl Contents {
             Refused::damaged(format_args!("page {page} of {} is damaged", self.header.keys.len()))
         };
         let slice = &self.header.slices[page];
-        let stored = part.slice(self.place(page..page + 1)).ok_or_else(damaged)?;
+        let stored = part.slice(self.stored_range(page..page + 1)).ok_or_else(damaged)?;
         match &self.seal {
             Some((sealer, tags)) => {
                 let position = seal::position(&self.header, page, slice);
@@ -255,7 +258,7 @@ mod tests {
         let verify = options.keys.as_deref().map(|keys| (keys, &SCOPE));
         let contents = Contents::read(object, options.form(), verify)?;
         contents.check(&SCOPE, keys, (out.len() / wanted.len()) as u64)?;
-        let place = contents.place(wanted.clone());
+        let place = contents.stored_range(wanted.clone());
         let bytes = object.get(place.start as usize..).unwrap_or_default();
         Ok(contents.unpack(&Part { at: place.start, bytes }, wanted, out).0)
     }
@@ -267,7 +270,8 @@ mod tests {
         for (zstd, ring) in [(None, None), (Some(3), None), (None, Some("a")), (Some(3), Some("a"))]
         {
             let options = options(zstd, ring);
-            let begin = pages_begin(options.form(), keys.iter().map(|key| key.len())) as usize;
+            let begin =
+                first_page_offset(options.form(), keys.iter().map(|key| key.len())) as usize;
             let object = pack(&SCOPE, Some(&[9; 64]), &keys, &pages, &options).unwrap();
             assert_eq!(object.len() == begin + 4 * 700, zstd.is_none());
             let read = |object: &[u8]| {
@@ -327,7 +331,7 @@ mod tests {
     fn forge(object: &[u8], keys: &[&[u8]], page: usize, bytes: &[u8]) -> Vec<u8> {
         let mut forged = object.to_vec();
         let contents = Contents::read(object, Form::Sealed, None).unwrap();
-        let (mut header, place) = (contents.header.clone(), contents.place(page..page + 1));
+        let (mut header, place) = (contents.header.clone(), contents.stored_range(page..page + 1));
         forged[place.start as usize..place.end as usize].copy_from_slice(bytes);
         header.slices[page].checksum = sum(keys[page], bytes);
         let (encoded, _) = header.encode().unwrap();

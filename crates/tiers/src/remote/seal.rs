@@ -27,7 +27,7 @@ const HEADERS: &str = "ritornello 2026 remote object header v1";
 const PAGES: &str = "ritornello 2026 remote object page v1";
 
 /// Bytes that a seal takes, beside the run header.
-pub(super) const fn room(pages: usize) -> usize {
+pub(super) const fn seal_bytes(pages: usize) -> usize {
     FRONT_BYTES + pages * TAG_BYTES
 }
 

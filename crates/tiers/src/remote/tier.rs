@@ -1,9 +1,9 @@
 //! A remote as a tier: how far a prompt is there, its pages, and writing what is missing.
 
 use super::backend::Backend;
-use super::guard::{Asked, Guard, RemoteCalls};
+use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
+use super::existence_cache::ExistenceCache;
 use super::keyring::KeyRing;
-use super::known::Known;
 use super::object::{self, Contents, Part};
 use super::refused::{Refused, RefusedCounts, RefusedObjects};
 use super::spans::{self, Form};
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 /// Objects that are read or written at once, and that a writer asks for at once.
-const WINDOW: usize = 4;
-const ASKED: usize = 16;
+const OBJECTS_AT_ONCE: usize = 4;
+const NAMES_PER_QUERY: usize = 16;
 
 /// Pages of one scope, by their keys, from the first page of a prompt on.
 #[derive(Clone, Copy, Debug)]
@@ -80,9 +80,9 @@ struct Counts {
 /// cannot be had or written until then is not there.
 #[derive(Debug)]
 pub struct RemoteTier {
-    guard: Guard,
+    executor: CallExecutor,
     options: RemoteOptions,
-    known: Known,
+    existence: ExistenceCache,
     counts: Counts,
 }
 
@@ -96,8 +96,8 @@ impl RemoteTier {
     /// A tier over `backend` that writes pages as `options` say.
     #[must_use]
     pub fn with_options(backend: Arc<dyn Backend>, options: RemoteOptions) -> Self {
-        let (known, counts) = (Known::default(), Counts::default());
-        Self { guard: Guard::new(backend), options, known, counts }
+        let (existence, counts) = (ExistenceCache::default(), Counts::default());
+        Self { executor: CallExecutor::new(backend), options, existence, counts }
     }
 
     /// Pages of a full object, by the length of a page: objects begin at multiples of it.
@@ -113,8 +113,8 @@ impl RemoteTier {
     /// `Invalid` for a key that is none; `Retry` if the remote does not answer until `deadline`.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
-        let sound = self.before_holes(prompt, deadline)?;
-        Ok(self.found(prompt, sound, deadline)?.last().map_or(0, |span| span.end))
+        let sound = self.groups_before_hole(prompt, deadline)?;
+        Ok(self.find_objects(prompt, sound, deadline)?.last().map_or(0, |span| span.end))
     }
 
     /// Copies pages `range` of the prompt, which is the one that was probed for, to `out`, one after
@@ -140,7 +140,7 @@ impl RemoteTier {
         if range.is_empty() {
             return Ok(0);
         }
-        let Ok(found) = self.found(prompt, usize::MAX, deadline) else { return Ok(0) };
+        let Ok(found) = self.find_objects(prompt, usize::MAX, deadline) else { return Ok(0) };
         let wanted: Vec<_> = found
             .into_iter()
             .filter(|span| span.end > range.start && span.start < range.end)
@@ -152,11 +152,11 @@ impl RemoteTier {
             let asked = self.fetch(prompt, &span, &pages, deadline);
             (span, pages, asked)
         });
-        let mut asked: VecDeque<_> = left.by_ref().take(WINDOW).collect();
+        let mut asked: VecDeque<_> = left.by_ref().take(OBJECTS_AT_ONCE).collect();
         while let Some((span, pages, answer)) = asked.pop_front() {
             let at = (pages.start - range.start) * page;
             let out = &mut out[at..at + pages.len() * page];
-            let read = answer.and_then(Asked::wait).ok().flatten();
+            let read = answer.and_then(PendingCall::wait).ok().flatten();
             // What is read next moves while this is verified.
             asked.extend(left.next());
             let (whole, refused) = read.map_or((0, None), |read| {
@@ -167,19 +167,19 @@ impl RemoteTier {
             let (name, now) = (self.name_of(prompt, &span), Instant::now());
             if whole == pages.len() {
                 // The part of a refused object that was not read may be what it was refused for.
-                if pages == span && self.known.is_refused(&name) {
-                    self.known.trust(&name, now);
+                if pages == span && self.existence.is_refused(&name) {
+                    self.existence.mark_verified(&name, now);
                 }
                 continue;
             }
             match refused {
                 Some(why) => {
                     self.counts.refused.add(&name, &why);
-                    self.known.refuse(&name, matches!(why, Refused::Damaged(_)), now);
+                    self.existence.mark_refused(&name, matches!(why, Refused::Damaged(_)), now);
                 }
                 None => {
                     tracing::debug!(name, "an object that was found did not come");
-                    self.known.lose(&name, now);
+                    self.existence.mark_lost(&name, now);
                 }
             }
             break;
@@ -210,7 +210,7 @@ impl RemoteTier {
         let mine: Vec<_> =
             spans::spans(end, group).filter(|span| span.start >= have.start).collect();
         let names: Vec<_> = mine.iter().map(|span| self.name_of(prompt, span)).collect();
-        let there = self.sound(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
+        let there = self.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
         for ((span, name), there) in mine.iter().zip(names).zip(there) {
             if there {
@@ -219,20 +219,21 @@ impl RemoteTier {
                 missing.push((span.clone(), name));
             }
         }
-        let mut asked: VecDeque<(Range<usize>, String, _)> = VecDeque::with_capacity(WINDOW);
+        let mut asked: VecDeque<(Range<usize>, String, _)> =
+            VecDeque::with_capacity(OBJECTS_AT_ONCE);
         let mut left = missing.into_iter();
         // The first page that is not there.
-        let mut hole = end;
+        let mut first_missing = end;
         loop {
             let next = left.next();
-            if asked.len() == WINDOW || next.is_none() {
+            if asked.len() == OBJECTS_AT_ONCE || next.is_none() {
                 let Some((span, name, answer)) = asked.pop_front() else { break };
                 if !self.written(&span, &name, answer) {
-                    hole = hole.min(span.start);
+                    first_missing = first_missing.min(span.start);
                 }
             }
             let Some((span, name)) = next else { continue };
-            if span.start > hole {
+            if span.start > first_missing {
                 self.counts.dropped.fetch_add(span.len() as u64, Relaxed);
                 continue;
             }
@@ -241,10 +242,11 @@ impl RemoteTier {
             let parent = span.start.checked_sub(1).map(|at| prompt.keys[at]);
             let packed = object::pack(prompt.scope, parent, keys, &pages, &self.options)?;
             let (to, packed) = (name.clone(), Arc::new(packed));
-            let answer = self.guard.ask(deadline, move |remote| remote.set_shared(&to, &packed));
+            let answer =
+                self.executor.start(deadline, move |remote| remote.set_shared(&to, &packed));
             asked.push_back((span, name, answer));
         }
-        Ok(mine.iter().take_while(|span| span.start < hole).map(Range::len).sum())
+        Ok(mine.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
     }
 
     /// The first pages from `from` on whose objects are not there, as far as these lie side by side;
@@ -263,9 +265,9 @@ impl RemoteTier {
         let group = spans::group_pages(prompt.page_bytes);
         let all: Vec<_> =
             spans::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
-        for spans in all.chunks(ASKED) {
+        for spans in all.chunks(NAMES_PER_QUERY) {
             let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
-            let there = self.sound(&names, deadline)?;
+            let there = self.readable(&names, deadline)?;
             let mut missing = spans.iter().zip(there).skip_while(|(_, there)| *there);
             if let Some((first, _)) = missing.next() {
                 let last = missing.take_while(|(_, there)| !there).last();
@@ -277,12 +279,12 @@ impl RemoteTier {
     }
 
     /// Whether the object of `span` is there now that it was to be written.
-    fn written(&self, span: &Range<usize>, name: &str, answer: Result<Asked<()>>) -> bool {
-        let written = answer.and_then(Asked::wait).is_ok();
+    fn written(&self, span: &Range<usize>, name: &str, answer: Result<PendingCall<()>>) -> bool {
+        let written = answer.and_then(PendingCall::wait).is_ok();
         let count = if written { &self.counts.written } else { &self.counts.dropped };
         count.fetch_add(span.len() as u64, Relaxed);
         if written {
-            self.known.trust(name, Instant::now());
+            self.existence.mark_verified(name, Instant::now());
         }
         written
     }
@@ -291,7 +293,7 @@ impl RemoteTier {
     #[must_use]
     pub fn stats(&self) -> RemoteStats {
         RemoteStats {
-            calls: self.guard.calls(),
+            calls: self.executor.calls(),
             pages_read: self.counts.read.load(Relaxed),
             pages_lost: self.counts.lost.load(Relaxed),
             pages_written: self.counts.written.load(Relaxed),
@@ -304,7 +306,7 @@ impl RemoteTier {
     /// The objects that the leading pages lie in, as far as they are there: full groups, of which the
     /// last one is searched for by thirds, and then what smaller ones there are behind it. Of those
     /// groups no more than `sound` are.
-    fn found(
+    fn find_objects(
         &self,
         prompt: &Prompt<'_>,
         sound: usize,
@@ -321,7 +323,7 @@ impl RemoteTier {
             let asked = if low == high { &[low][..] } else { &[low, high] };
             let names: Vec<_> =
                 asked.iter().filter(|end| **end <= sound).copied().map(name).collect();
-            let mut there = self.exist(&names, deadline)?;
+            let mut there = self.query_existence(&names, deadline)?;
             there.resize(asked.len(), false);
             match there.as_slice() {
                 [true, true] => least = high,
@@ -336,7 +338,7 @@ impl RemoteTier {
         while size > 0 {
             if at + size <= pages {
                 let span = at..at + size;
-                if self.exist(&[self.name_of(prompt, &span)], deadline)? == [true] {
+                if self.query_existence(&[self.name_of(prompt, &span)], deadline)? == [true] {
                     at = span.end;
                     found.push(span);
                 }
@@ -348,13 +350,15 @@ impl RemoteTier {
 
     /// How many full groups come before the first one that is known to be missing, or did not come when
     /// it was found last and still is not there: the search does not see one between others.
-    fn before_holes(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
+    fn groups_before_hole(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         let group = spans::group_pages(prompt.page_bytes);
         let mut sound = 0;
         for end in 1..=prompt.keys.len() / group {
             let name = self.name_of(prompt, &((end - 1) * group..end * group));
-            let there = match self.known.get(&name, Instant::now()) {
-                None if self.known.is_lost(&name) => self.exist(&[name], deadline)? == [true],
+            let there = match self.existence.get(&name, Instant::now()) {
+                None if self.existence.is_lost(&name) => {
+                    self.query_existence(&[name], deadline)? == [true]
+                }
                 known => known != Some(false),
             };
             if !there {
@@ -367,18 +371,18 @@ impl RemoteTier {
 
     /// Which of these objects are there and did not fail to come when they were read last: others are
     /// to be written, though a damaged or forged one is there.
-    fn sound(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
-        let fails = |name: &String| self.known.is_lost(name) || self.known.is_refused(name);
+    fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
+        let fails = |name: &String| self.existence.is_lost(name) || self.existence.is_refused(name);
         let lost: Vec<_> = names.iter().map(fails).collect();
         let asked = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
         let asked: Vec<_> = asked.map(|(name, _)| name.clone()).collect();
-        let mut answers = self.exist(&asked, deadline)?.into_iter();
+        let mut answers = self.query_existence(&asked, deadline)?.into_iter();
         Ok(lost.into_iter().map(|lost| !lost && answers.next() == Some(true)).collect())
     }
 
-    fn exist(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
+    fn query_existence(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
         let now = Instant::now();
-        let mut there: Vec<_> = names.iter().map(|name| self.known.get(name, now)).collect();
+        let mut there: Vec<_> = names.iter().map(|name| self.existence.get(name, now)).collect();
         let unknown: Vec<String> = names
             .iter()
             .zip(&there)
@@ -387,12 +391,12 @@ impl RemoteTier {
             .collect();
         if !unknown.is_empty() {
             let asked = unknown.clone();
-            let answers = self.guard.get(deadline, move |remote| {
+            let answers = self.executor.call(deadline, move |remote| {
                 let names: Vec<&str> = asked.iter().map(String::as_str).collect();
                 remote.exists_batch(&names).into_iter().collect::<Result<Vec<bool>>>()
             })?;
             for (name, answer) in unknown.iter().zip(&answers) {
-                self.known.note(name, *answer, now);
+                self.existence.record(name, *answer, now);
             }
             let mut answers = answers.into_iter();
             for there in there.iter_mut().filter(|there| there.is_none()) {
@@ -411,7 +415,7 @@ impl RemoteTier {
     /// did not.
     fn unpack(
         &self,
-        read: &Read,
+        read: &FetchedObject,
         prompt: &Prompt<'_>,
         span: &Range<usize>,
         wanted: Range<usize>,
@@ -441,18 +445,19 @@ impl RemoteTier {
         span: &Range<usize>,
         pages: &Range<usize>,
         deadline: Instant,
-    ) -> Result<Asked<Option<Read>>> {
+    ) -> Result<PendingCall<Option<FetchedObject>>> {
         let name = self.name_of(prompt, span);
         let (form, keys, scope) = (self.options.form(), self.options.keys.clone(), *prompt.scope);
         let (page_bytes, pages_in) = (prompt.page_bytes, span.len());
-        let begin = object::pages_begin(form, prompt.keys[span.clone()].iter().map(|k| k.len()));
+        let begin =
+            object::first_page_offset(form, prompt.keys[span.clone()].iter().map(|k| k.len()));
         let place = |page: usize| begin + (page - span.start) as u64 * prompt.page_bytes;
         let (from, to) = (place(pages.start), place(pages.end));
         let inside = pages.start - span.start..pages.end - span.start;
-        self.guard.ask(deadline, move |remote| {
+        self.executor.start(deadline, move |remote| {
             if from == begin {
                 let head = remote.get(&name, Some(0..to))?;
-                return Ok(head.map(|head| Read { head, body: None }));
+                return Ok(head.map(|head| FetchedObject { head, body: None }));
             }
             let asked = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
             let mut answers = remote.get_batch(&asked).into_iter();
@@ -463,15 +468,15 @@ impl RemoteTier {
             // Compressed pages lie further in front than that. Another length than this prompt's would be
             // fetched on the word of whoever wrote the object.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
-            let truly = Contents::read(&head, form, verify).ok().filter(|contents| {
+            let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in
             });
-            let truly = truly.map(|contents| contents.place(inside.clone()));
-            match truly.filter(|truly| *truly != (from..to)) {
-                None => Ok(Some(Read { head, body: Some((from, body)) })),
-                Some(truly) => {
-                    let body = remote.get(&name, Some(truly.clone()))?;
-                    Ok(body.map(|body| Read { head, body: Some((truly.start, body)) }))
+            let actual = actual.map(|contents| contents.stored_range(inside.clone()));
+            match actual.filter(|actual| *actual != (from..to)) {
+                None => Ok(Some(FetchedObject { head, body: Some((from, body)) })),
+                Some(actual) => {
+                    let body = remote.get(&name, Some(actual.clone()))?;
+                    Ok(body.map(|body| FetchedObject { head, body: Some((actual.start, body)) }))
                 }
             }
         })
@@ -479,7 +484,7 @@ impl RemoteTier {
 }
 
 /// What came of an object: its header with what follows it, or a part by itself.
-struct Read {
+struct FetchedObject {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
 }
@@ -494,13 +499,13 @@ mod tests {
     /// Eight of them are an object.
     const PAGE: usize = 1 << 20;
 
-    struct Both {
+    struct Fixture {
         tier: RemoteTier,
         backend: Arc<MemoryBackend>,
         keys: Vec<Vec<u8>>,
     }
 
-    impl Both {
+    impl Fixture {
         fn new(pages: u64) -> Self {
             let backend = Arc::new(MemoryBackend::default());
             let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
@@ -535,54 +540,57 @@ mod tests {
         /// As if nobody had asked for it for a while.
         fn wait(&self, name: &str) {
             let Some(past) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
-            self.tier.known.note(name, false, past);
+            self.tier.existence.record(name, false, past);
         }
     }
 
     #[test]
     fn a_hole_is_not_promised_twice_and_is_found_again_when_it_is_filled() {
-        let both = Both::new(72);
-        let name = both.first_object();
-        assert_eq!(both.put(), 72);
-        let value = both.backend.get(&name, None).unwrap().unwrap();
-        both.backend.delete(&name).unwrap();
-        assert_eq!(both.probe(), 72);
-        assert_eq!(both.get(), 0);
-        assert_eq!(both.probe(), 0);
-        both.wait(&name);
-        assert_eq!(both.probe(), 0, "it is asked for by itself");
-        both.backend.set(&name, &value).unwrap();
-        both.wait(&name);
-        assert_eq!((both.probe(), both.get()), (72, 72));
+        let fixture = Fixture::new(72);
+        let name = fixture.first_object();
+        assert_eq!(fixture.put(), 72);
+        let value = fixture.backend.get(&name, None).unwrap().unwrap();
+        fixture.backend.delete(&name).unwrap();
+        assert_eq!(fixture.probe(), 72);
+        assert_eq!(fixture.get(), 0);
+        assert_eq!(fixture.probe(), 0);
+        fixture.wait(&name);
+        assert_eq!(fixture.probe(), 0, "it is asked for by itself");
+        fixture.backend.set(&name, &value).unwrap();
+        fixture.wait(&name);
+        assert_eq!((fixture.probe(), fixture.get()), (72, 72));
     }
 
     #[test]
     fn what_is_there_and_did_not_come_is_written_anew() {
-        let both = Both::new(16);
-        let name = both.first_object();
-        assert_eq!(both.put(), 16);
-        both.backend.set(&name, b"damage").unwrap();
-        assert_eq!(both.get(), 0);
-        both.wait(&name);
-        assert_eq!(both.with(|prompt, until| both.tier.missing(prompt, 0, until)), 0..8);
-        assert_eq!(both.put(), 16);
-        assert_eq!(both.get(), 16);
+        let fixture = Fixture::new(16);
+        let name = fixture.first_object();
+        assert_eq!(fixture.put(), 16);
+        fixture.backend.set(&name, b"damage").unwrap();
+        assert_eq!(fixture.get(), 0);
+        fixture.wait(&name);
+        assert_eq!(fixture.with(|prompt, until| fixture.tier.missing(prompt, 0, until)), 0..8);
+        assert_eq!(fixture.put(), 16);
+        assert_eq!(fixture.get(), 16);
     }
 
     #[test]
     fn part_of_refused_object_does_not_restore_trust() {
-        let both = Both::new(8);
-        let name = both.first_object();
-        assert_eq!(both.put(), 8);
-        let mut value = both.backend.get(&name, None).unwrap().unwrap();
+        let fixture = Fixture::new(8);
+        let name = fixture.first_object();
+        assert_eq!(fixture.put(), 8);
+        let mut value = fixture.backend.get(&name, None).unwrap().unwrap();
         *value.last_mut().unwrap() ^= 1;
-        both.backend.set(&name, &value).unwrap();
-        assert_eq!(both.get(), 7);
-        both.wait(&name);
+        fixture.backend.set(&name, &value).unwrap();
+        assert_eq!(fixture.get(), 7);
+        fixture.wait(&name);
         let mut out = vec![0; PAGE];
-        assert_eq!(both.with(|prompt, until| both.tier.get(prompt, 0..1, &mut out, until)), 1);
-        assert_eq!(both.with(|prompt, until| both.tier.missing(prompt, 0, until)), 0..8);
-        assert_eq!((both.put(), both.get()), (8, 8));
-        assert_eq!(both.tier.stats().pages_written, 16);
+        assert_eq!(
+            fixture.with(|prompt, until| fixture.tier.get(prompt, 0..1, &mut out, until)),
+            1
+        );
+        assert_eq!(fixture.with(|prompt, until| fixture.tier.missing(prompt, 0, until)), 0..8);
+        assert_eq!((fixture.put(), fixture.get()), (8, 8));
+        assert_eq!(fixture.tier.stats().pages_written, 16);
     }
 }

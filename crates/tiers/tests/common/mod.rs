@@ -195,7 +195,7 @@ impl Broken {
         self.changed.notify_all();
     }
 
-    fn trouble(&self) -> Result<Fault> {
+    fn inject(&self) -> Result<Fault> {
         let mut fault = self.fault.lock();
         while *fault == Fault::Hangs {
             self.changed.wait(&mut fault);
@@ -210,7 +210,7 @@ impl Broken {
 impl Backend for Broken {
     fn get(&self, name: &str, range: Option<std::ops::Range<u64>>) -> Result<Option<Vec<u8>>> {
         self.gets.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let fault = self.trouble()?;
+        let fault = self.inject()?;
         let value = self.inner.get(name, range)?;
         Ok(value.map(|mut value| {
             if fault == Fault::Short {
@@ -220,11 +220,11 @@ impl Backend for Broken {
         }))
     }
     fn exists(&self, name: &str) -> Result<bool> {
-        self.trouble()?;
+        self.inject()?;
         self.inner.exists(name)
     }
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
-        self.trouble()?;
+        self.inject()?;
         self.inner.set(name, value)
     }
 }

@@ -6,17 +6,20 @@ use ritornello_format::{Error, ErrorKind, Result};
 const IN_A_ROW: u32 = 8;
 
 #[derive(Debug, Default)]
-pub(super) struct Unreadable {
+pub(super) struct ReadFailures {
     in_a_row: u32,
     total: u64,
 }
 
-impl Unreadable {
+impl ReadFailures {
     /// The answer, or why there is none.
     ///
     /// # Errors
     /// The error of the eighth failure in a row; `Invalid` at once: the backend cannot do that.
-    pub(super) fn admit<T>(&mut self, answer: Result<T>) -> Result<std::result::Result<T, Error>> {
+    pub(super) fn tolerate<T>(
+        &mut self,
+        answer: Result<T>,
+    ) -> Result<std::result::Result<T, Error>> {
         match answer {
             Ok(value) => {
                 self.in_a_row = 0;
@@ -44,19 +47,19 @@ mod tests {
 
     #[test]
     fn only_failures_in_a_row_end_a_command() {
-        let mut unreadable = Unreadable::default();
+        let mut failures = ReadFailures::default();
         let fail = || Err::<(), _>(Error::retry("unreadable"));
         for _ in 0..3 {
             for _ in 1..IN_A_ROW {
-                assert!(unreadable.admit(fail()).unwrap().is_err());
+                assert!(failures.tolerate(fail()).unwrap().is_err());
             }
-            assert!(unreadable.admit(Ok(())).unwrap().is_ok());
+            assert!(failures.tolerate(Ok(())).unwrap().is_ok());
         }
-        assert_eq!(unreadable.total(), 21);
+        assert_eq!(failures.total(), 21);
         for _ in 1..IN_A_ROW {
-            assert!(unreadable.admit(fail()).is_ok());
+            assert!(failures.tolerate(fail()).is_ok());
         }
-        assert!(unreadable.admit(fail()).is_err());
-        assert!(unreadable.admit(Err::<(), _>(Error::invalid("unsupported"))).is_err());
+        assert!(failures.tolerate(fail()).is_err());
+        assert!(failures.tolerate(Err::<(), _>(Error::invalid("unsupported"))).is_err());
     }
 }

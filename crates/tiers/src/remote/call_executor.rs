@@ -5,7 +5,7 @@
 //! fail at once.
 
 use super::backend::Backend;
-use super::breaker::{Breaker, Call, Verdict};
+use super::breaker::{Breaker, CallKind, CallOutcome};
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 /// Calls at once.
 const THREADS: usize = 8;
 /// Calls that wait for a thread.
-const WAITING: usize = 64;
+const MAX_QUEUED: usize = 64;
 /// Tries of one call, and how long the first pause between them is; doubled each time.
 const TRIES: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(50);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Of all calls, one in this many may be a retry, and so many besides.
 const RETRY_SHARE: u64 = 10;
 const RETRIES_FREE: u64 = 20;
@@ -73,23 +73,23 @@ struct Shared {
 }
 
 /// See the module.
-pub(super) struct Guard(Arc<Shared>);
+pub(super) struct CallExecutor(Arc<Shared>);
 
 /// A call that was made.
-pub(super) struct Asked<T> {
+pub(super) struct PendingCall<T> {
     answer: Receiver<Result<T>>,
-    which: Call,
+    kind: CallKind,
     shared: Arc<Shared>,
     deadline: Instant,
 }
 
-impl std::fmt::Debug for Guard {
+impl std::fmt::Debug for CallExecutor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Guard").field(&self.0.backend).finish()
     }
 }
 
-impl Guard {
+impl CallExecutor {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
         Self(Arc::new(Shared {
             backend,
@@ -104,33 +104,33 @@ impl Guard {
     ///
     /// # Errors
     /// `Retry` if the remote is not asked now.
-    pub(super) fn ask<T: Send + 'static>(
+    pub(super) fn start<T: Send + 'static>(
         &self,
         deadline: Instant,
         call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
-    ) -> Result<Asked<T>> {
+    ) -> Result<PendingCall<T>> {
         let shared = &self.0;
-        let Some(which) = shared.breaker.lock().admits(Instant::now()) else {
+        let Some(kind) = shared.breaker.lock().admit(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
             return Err(Error::retry("the remote has failed too often and is left alone for now"));
         };
         let (answered, answer) = sync_channel(1);
-        let job = Box::new(move |shared: &Shared| shared.run(which, deadline, &answered, &call));
-        if !self.submit(job) {
+        let job = Box::new(move |shared: &Shared| shared.run(kind, deadline, &answered, &call));
+        if !self.enqueue(job) {
             shared.counts.spared.fetch_add(1, Relaxed);
-            shared.hear(which, Verdict::Failed, "all calls still wait for an answer");
+            shared.record(kind, CallOutcome::Failed, "all calls still wait for an answer");
             return Err(Error::retry("all calls to the remote are still waiting for an answer"));
         }
-        Ok(Asked { answer, which, shared: Arc::clone(shared), deadline })
+        Ok(PendingCall { answer, kind, shared: Arc::clone(shared), deadline })
     }
 
     /// [`ask`](Self::ask), and its answer.
-    pub(super) fn get<T: Send + 'static>(
+    pub(super) fn call<T: Send + 'static>(
         &self,
         deadline: Instant,
         call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.ask(deadline, call)?.wait()
+        self.start(deadline, call)?.wait()
     }
 
     pub(super) fn calls(&self) -> RemoteCalls {
@@ -145,7 +145,7 @@ impl Guard {
         }
     }
 
-    fn submit(&self, job: Job) -> bool {
+    fn enqueue(&self, job: Job) -> bool {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.idle <= queue.jobs.len() && queue.threads < THREADS {
             let shared = Arc::clone(&self.0);
@@ -154,7 +154,7 @@ impl Guard {
                 queue.threads += 1;
             }
         }
-        if queue.threads == 0 || queue.jobs.len() >= WAITING {
+        if queue.threads == 0 || queue.jobs.len() >= MAX_QUEUED {
             return false;
         }
         queue.jobs.push_back(job);
@@ -163,7 +163,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for CallExecutor {
     /// Threads that hang are left behind: they hold nothing but the backend.
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,7 +172,7 @@ impl Drop for Guard {
     }
 }
 
-impl<T> Asked<T> {
+impl<T> PendingCall<T> {
     /// The answer, if it comes in time.
     pub(super) fn wait(self) -> Result<T> {
         let left = self.deadline.saturating_duration_since(Instant::now());
@@ -181,11 +181,11 @@ impl<T> Asked<T> {
             Err(RecvTimeoutError::Timeout) => {
                 self.shared.counts.failures.fetch_add(1, Relaxed);
                 self.shared.counts.late.fetch_add(1, Relaxed);
-                self.shared.hear(self.which, Verdict::Failed, "no answer in time");
+                self.shared.record(self.kind, CallOutcome::Failed, "no answer in time");
                 Err(Error::retry("the remote did not answer in time"))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                self.shared.hear(self.which, Verdict::Failed, "a call ended its thread");
+                self.shared.record(self.kind, CallOutcome::Failed, "a call ended its thread");
                 Err(Error::retry("the call to the remote ended without an answer"))
             }
         }
@@ -217,12 +217,12 @@ impl Shared {
     /// Calls until there is an answer, no time, or no retry left. Nobody hears of what comes late.
     fn run<T>(
         &self,
-        which: Call,
+        kind: CallKind,
         deadline: Instant,
         answered: &SyncSender<Result<T>>,
         call: &dyn Fn(&dyn Backend) -> Result<T>,
     ) {
-        let mut pause = PAUSE;
+        let mut pause = FIRST_PAUSE;
         for left in (0..TRIES).rev() {
             if Instant::now() >= deadline {
                 return;
@@ -242,11 +242,11 @@ impl Shared {
                     tracing::debug!(%error, "a call to the remote failed");
                 }
                 match &outcome {
-                    Ok(_) => self.hear(which, Verdict::Answered, ""),
+                    Ok(_) => self.record(kind, CallOutcome::Answered, ""),
                     Err(error) if error.kind() == ErrorKind::Fatal => {
-                        self.hear(which, Verdict::Refused, error);
+                        self.record(kind, CallOutcome::Refused, error);
                     }
-                    Err(error) => self.hear(which, Verdict::Failed, error),
+                    Err(error) => self.record(kind, CallOutcome::Failed, error),
                 }
                 let _ = answered.send(outcome);
             }
@@ -263,8 +263,8 @@ impl Shared {
         may
     }
 
-    fn hear(&self, which: Call, verdict: Verdict, why: impl std::fmt::Display) {
-        match self.breaker.lock().hear(which, verdict, Instant::now()) {
+    fn record(&self, kind: CallKind, outcome: CallOutcome, why: impl std::fmt::Display) {
+        match self.breaker.lock().record(kind, outcome, Instant::now()) {
             Some(true) => tracing::warn!(
                 backend = ?self.backend,
                 %why,
@@ -284,17 +284,18 @@ mod tests {
 
     #[test]
     fn a_backend_that_panics_costs_calls_and_no_threads() {
-        let guard = Guard::new(Arc::new(MemoryBackend::default()));
+        let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
         let until = Instant::now() + Duration::from_secs(60);
-        let asked: Vec<_> =
-            (0..THREADS).map(|_| guard.ask(until, |_| -> Result<()> { panic!("a bug") })).collect();
+        let asked: Vec<_> = (0..THREADS)
+            .map(|_| executor.start(until, |_| -> Result<()> { panic!("a bug") }))
+            .collect();
         for asked in asked {
-            assert!(asked.and_then(Asked::wait).is_err());
+            assert!(asked.and_then(PendingCall::wait).is_err());
         }
         // It is left alone for a second or two, and answers then.
-        while guard.get(until, |remote| remote.exists("a")).is_err() {
+        while executor.call(until, |remote| remote.exists("a")).is_err() {
             assert!(Instant::now() < until, "nobody is left to ask");
-            thread::sleep(PAUSE);
+            thread::sleep(FIRST_PAUSE);
         }
     }
 }

@@ -34,7 +34,7 @@ pub struct Object {
 impl Object {
     /// No header of so many pages is longer.
     pub(super) fn header_bytes(&self) -> u64 {
-        object::pages_begin(self.form, (0..self.pages as usize).map(|_| KEY_BYTES_MAX))
+        object::first_page_offset(self.form, (0..self.pages as usize).map(|_| KEY_BYTES_MAX))
     }
 
     /// The scope that the name says.
@@ -49,41 +49,41 @@ impl Object {
 
 /// Everything in a remote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct Inventory {
     /// What this version of the format reads.
     pub objects: Vec<Object>,
     /// Objects and bytes of other versions, by version.
     pub others: BTreeMap<String, (u64, u64)>,
-    /// Names that no version would give, the first [`Census::STRANGE_MAX`] of them.
-    pub strange: Vec<String>,
+    /// Names that no version would give, the first [`Inventory::UNRECOGNIZED_MAX`] of them.
+    pub unrecognized: Vec<String>,
     /// How many there are.
-    pub strange_names: u64,
+    pub unrecognized_names: u64,
     /// What is written for a while only: the time it was asked for, values that are not finished.
     pub unfinished: Vec<Listed>,
 }
 
-impl Census {
+impl Inventory {
     /// Strange names that are kept; more are counted. Whoever writes to a remote can make any number.
-    pub const STRANGE_MAX: usize = 1000;
+    pub const UNRECOGNIZED_MAX: usize = 1000;
 
     /// Lists all that `backend` holds.
     ///
     /// # Errors
     /// Those of [`Backend::list`].
     pub fn take(backend: &dyn Backend) -> Result<Self> {
-        let mut census = Self::default();
-        backend.list(FAMILY, &mut |found| census.add(found))?;
-        census.objects.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(census)
+        let mut inventory = Self::default();
+        backend.list(FAMILY, &mut |found| inventory.add(found))?;
+        inventory.objects.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(inventory)
     }
 
     /// What a listing of these is.
     #[cfg(feature = "fuzzing")]
     pub(super) fn of(listed: impl IntoIterator<Item = Listed>) -> Self {
-        let mut census = Self::default();
-        listed.into_iter().for_each(|found| census.add(found));
-        let _ = (census.bytes(), census.pages(), census.scopes());
-        census
+        let mut inventory = Self::default();
+        listed.into_iter().for_each(|found| inventory.add(found));
+        let _ = (inventory.bytes(), inventory.pages(), inventory.scopes());
+        inventory
     }
 
     /// Objects of one form.
@@ -125,9 +125,9 @@ impl Census {
                     *bytes = bytes.saturating_add(found.bytes);
                 }
                 None => {
-                    self.strange_names += 1;
-                    if self.strange.len() < Self::STRANGE_MAX {
-                        self.strange.push(found.name);
+                    self.unrecognized_names += 1;
+                    if self.unrecognized.len() < Self::UNRECOGNIZED_MAX {
+                        self.unrecognized.push(found.name);
                     }
                 }
             },
@@ -194,16 +194,16 @@ mod tests {
         ] {
             backend.set(name, b"12345").unwrap();
         }
-        let census = Census::take(&backend).unwrap();
+        let inventory = Inventory::take(&backend).unwrap();
         assert_eq!(
-            census.objects.iter().map(|o| o.name.as_str()).collect::<Vec<_>>(),
+            inventory.objects.iter().map(|o| o.name.as_str()).collect::<Vec<_>>(),
             [good, sealed]
         );
-        assert_eq!((census.pages(), census.bytes(), census.scopes()), (40, 10, 1));
-        assert_eq!(Form::ALL.map(|form| census.objects_of(form)), [1, 1]);
-        assert_eq!(census.objects[1].scope_id().unwrap().to_string(), hex);
-        assert_eq!(census.others, BTreeMap::from([("3".to_owned(), (1, 5))]));
-        assert_eq!((census.strange.len(), census.strange_names), (8, 8));
-        assert_eq!(census.unfinished.len(), 2);
+        assert_eq!((inventory.pages(), inventory.bytes(), inventory.scopes()), (40, 10, 1));
+        assert_eq!(Form::ALL.map(|form| inventory.objects_of(form)), [1, 1]);
+        assert_eq!(inventory.objects[1].scope_id().unwrap().to_string(), hex);
+        assert_eq!(inventory.others, BTreeMap::from([("3".to_owned(), (1, 5))]));
+        assert_eq!((inventory.unrecognized.len(), inventory.unrecognized_names), (8, 8));
+        assert_eq!(inventory.unfinished.len(), 2);
     }
 }
