@@ -6,7 +6,7 @@ use crate::print::{bytes, count, json, say, table};
 use crate::{Context, progress};
 use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};
-use ritornello_remote::Remote;
+use ritornello_remote::ConfiguredBackend;
 use ritornello_tiers::remote::{CollectOptions, Form, Inventory, RemoteAddress, collect, fsck};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -136,7 +136,7 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 ///
 /// # Errors
 /// Where its address is none.
-pub fn open(address: &RemoteAddress) -> Result<Remote, Failure> {
+pub fn open(address: &RemoteAddress) -> Result<ConfiguredBackend, Failure> {
     ritornello_remote::open(address.expose()).map_err(failure)
 }
 

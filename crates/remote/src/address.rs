@@ -9,7 +9,7 @@ use std::fmt;
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Options that name a place: no secrets, and what a backend says of them helps.
-const PLACES: [&str; 4] = ["master", "host", "port", "region"];
+const PUBLIC_OPTIONS: [&str; 4] = ["master", "host", "port", "region"];
 
 /// An address, taken apart. What a scheme makes of the parts is its own business.
 #[derive(Clone, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Address {
     /// `s3`, `file`, `memory`, or the module of a backend that is supplied.
     pub scheme: String,
     /// Between `//` and the next `/`: the bucket. Empty for `file`.
-    pub place: String,
+    pub authority: String,
     /// Behind that, without slashes around it (but for `file`, whose paths are absolute).
     pub path: String,
     /// The options, in their order.
@@ -36,12 +36,12 @@ impl Address {
             Error::invalid("a remote's address begins with a scheme, as in s3://bucket/prefix or file:///dir")
                 .with("address", RemoteAddress::shown(text))
         })?;
-        let (place, path) = match rest.strip_prefix("//") {
+        let (authority, path) = match rest.strip_prefix("//") {
             Some(rest) => rest.split_once('/').unwrap_or((rest, "")),
             None => ("", rest),
         };
         // No bucket has a colon in its name: what follows it is a password, which may hold a slash.
-        if place.contains(['@', ':']) {
+        if authority.contains(['@', ':']) {
             return Err(Error::invalid(
                 "an address names no user and no password: credentials come from the environment",
             )
@@ -59,7 +59,7 @@ impl Address {
         let options = query.split('&').filter(|pair| !pair.is_empty()).map(option);
         Ok(Self {
             scheme: scheme.to_owned(),
-            place: decoded(place)?,
+            authority: decoded(authority)?,
             path: decoded(&path)?,
             options: options.collect::<Result<_>>()?,
         })
@@ -76,7 +76,7 @@ impl Address {
     #[must_use]
     pub fn redact(&self, text: &str) -> String {
         let hidden = |(name, value): &&(String, String)| {
-            value.len() >= 4 && !PLACES.contains(&name.as_str())
+            value.len() >= 4 && !PUBLIC_OPTIONS.contains(&name.as_str())
         };
         let values = self.options.iter().filter(hidden);
         let mut forms: Vec<String> = values.flat_map(|(_, value)| forms(value)).collect();
@@ -117,9 +117,9 @@ fn decoded(text: &str) -> Result<String> {
 /// Without the options' values, which may be secrets.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let slash = if self.place.is_empty() || self.path.is_empty() { "" } else { "/" };
-        let slashes = if self.scheme == "file" || !self.place.is_empty() { "//" } else { "" };
-        write!(f, "{}:{slashes}{}{slash}{}", self.scheme, self.place, self.path)
+        let slash = if self.authority.is_empty() || self.path.is_empty() { "" } else { "/" };
+        let slashes = if self.scheme == "file" || !self.authority.is_empty() { "//" } else { "" };
+        write!(f, "{}:{slashes}{}{slash}{}", self.scheme, self.authority, self.path)
     }
 }
 
@@ -138,12 +138,12 @@ mod tests {
     fn addresses_come_apart() {
         let address =
             Address::parse("s3://bucket/a/b/?endpoint=http%3A%2F%2Fh:1&style=path").unwrap();
-        assert_eq!((address.scheme.as_str(), address.place.as_str()), ("s3", "bucket"));
+        assert_eq!((address.scheme.as_str(), address.authority.as_str()), ("s3", "bucket"));
         assert_eq!(address.path, "a/b");
         assert_eq!(address.options[0], ("endpoint".into(), "http://h:1".into()));
         assert_eq!(address.to_string(), "s3://bucket/a/b");
         let address = Address::parse("file:///mnt/kv").unwrap();
-        assert_eq!((address.place.as_str(), address.path.as_str()), ("", "/mnt/kv"));
+        assert_eq!((address.authority.as_str(), address.path.as_str()), ("", "/mnt/kv"));
         assert_eq!(address.to_string(), "file:///mnt/kv");
         let address = Address::parse("a.b:Class?x=1%202").unwrap();
         assert_eq!((address.scheme.as_str(), address.path.as_str()), ("a.b", "Class"));

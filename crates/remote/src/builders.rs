@@ -1,8 +1,8 @@
 //! From an address to the client of an object store, by scheme.
 
 use crate::address::Address;
-use crate::plaintext::{is_readable, web};
-use crate::refusal;
+use crate::error_map;
+use crate::plaintext::{is_readable, split_endpoint};
 #[cfg(feature = "gcs")]
 use object_store::StaticCredentialProvider;
 use object_store::path::Path;
@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a request may take, its body included, and a connection to be made.
-const TIMEOUT: Duration = Duration::from_secs(30);
-const CONNECT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Store = Arc<dyn ObjectStore>;
 type Build = Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>;
 
 /// What it takes to make a client, as often as it is needed.
-pub(crate) struct Plan {
+pub(crate) struct ClientFactory {
     /// The address, for messages.
     pub(crate) name: String,
     /// What all objects lie under.
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     build: Build,
 }
 
-impl Plan {
+impl ClientFactory {
     /// A client. It has no connection yet.
     ///
     /// # Errors
@@ -38,13 +38,13 @@ impl Plan {
         (self.build)().map_err(|error| {
             Error::invalid("the remote's client cannot be made as it is configured")
                 .with("remote", &self.name)
-                .because(refusal::without_secrets(&error.to_string()))
+                .because(error_map::without_secrets(&error.to_string()))
         })
     }
 }
 
 /// Whether addresses of `scheme` are object stores that are compiled in.
-pub(crate) fn knows(scheme: &str) -> bool {
+pub(crate) fn is_object_store(scheme: &str) -> bool {
     (cfg!(feature = "s3") && scheme == "s3")
         || (cfg!(feature = "gcs") && scheme == "gs")
         || (cfg!(feature = "azure") && scheme == "az")
@@ -54,9 +54,9 @@ pub(crate) fn knows(scheme: &str) -> bool {
 ///
 /// # Errors
 /// `Invalid` if there is no bucket, an option is wrong, or the environment is.
-pub(crate) fn plan(mut address: Address) -> Result<Plan> {
+pub(crate) fn factory(mut address: Address) -> Result<ClientFactory> {
     let name = address.to_string();
-    if address.place.is_empty() {
+    if address.authority.is_empty() {
         return Err(Error::invalid(format!(
             "name the bucket, as in {}://BUCKET/PREFIX",
             address.scheme
@@ -65,7 +65,7 @@ pub(crate) fn plan(mut address: Address) -> Result<Plan> {
     }
     let prefix = Path::from(address.path.as_str());
     let timeout = match address.take("timeout") {
-        None => TIMEOUT,
+        None => REQUEST_TIMEOUT,
         Some(text) => text
             .parse()
             .ok()
@@ -76,8 +76,9 @@ pub(crate) fn plan(mut address: Address) -> Result<Plan> {
                     .with("address", &name)
             })?,
     };
-    let options =
-        ClientOptions::new().with_timeout(timeout).with_connect_timeout(CONNECT.min(timeout));
+    let options = ClientOptions::new()
+        .with_timeout(timeout)
+        .with_connect_timeout(CONNECT_TIMEOUT.min(timeout));
     let allow_http = flag(&mut address, "allow_http")?;
     // And whether requests are readable on the way.
     let (build, readable): (Build, bool) = match address.scheme.as_str() {
@@ -101,13 +102,13 @@ pub(crate) fn plan(mut address: Address) -> Result<Plan> {
              https:// endpoint, or add allow_http=true to the address to accept that"
         );
     }
-    let plan = Plan { name, prefix, build };
-    plan.build()?;
-    Ok(plan)
+    let factory = ClientFactory { name, prefix, build };
+    factory.build()?;
+    Ok(factory)
 }
 
 /// No retries: the tier has a budget for them, and deadlines.
-fn once() -> RetryConfig {
+fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
 
@@ -118,7 +119,7 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 
     let mut builder =
-        AmazonS3Builder::from_env().with_bucket_name(&address.place).with_retry(once());
+        AmazonS3Builder::from_env().with_bucket_name(&address.authority).with_retry(no_retries());
     let named = address.take("profile");
     let files = ProfileFiles::new(named.as_deref());
     let profile = files.read()?;
@@ -133,10 +134,10 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
         builder = builder.with_region(region);
     }
     // What the environment names for S3 alone, the client would take before everything else.
-    let usual = [Key::S3Endpoint, Key::Endpoint];
+    let default = [Key::S3Endpoint, Key::Endpoint];
     let endpoint = address
         .take("endpoint")
-        .or_else(|| usual.iter().find_map(|key| builder.get_config_value(key)));
+        .or_else(|| default.iter().find_map(|key| builder.get_config_value(key)));
     let style = address.take("style");
     let bucket_in_host = match style.as_deref() {
         None => endpoint.is_none(),
@@ -150,11 +151,14 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     builder = builder.with_virtual_hosted_style_request(bucket_in_host);
     let (mut plain, mut readable) = (false, false);
     if let Some(endpoint) = endpoint {
-        let (scheme, host) = web(&endpoint)?;
+        let (scheme, host) = split_endpoint(&endpoint)?;
         plain = scheme == "http";
         readable = is_readable(&endpoint);
-        let endpoint =
-            if bucket_in_host { format!("{scheme}://{}.{host}", address.place) } else { endpoint };
+        let endpoint = if bucket_in_host {
+            format!("{scheme}://{}.{host}", address.authority)
+        } else {
+            endpoint
+        };
         builder = builder.with_config(Key::S3Endpoint, endpoint);
     }
     if flag(&mut address, "anonymous")? {
@@ -178,8 +182,9 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
 fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
-    let mut builder =
-        GoogleCloudStorageBuilder::from_env().with_bucket_name(&address.place).with_retry(once());
+    let mut builder = GoogleCloudStorageBuilder::from_env()
+        .with_bucket_name(&address.authority)
+        .with_retry(no_retries());
     let named = address.take("endpoint").or_else(|| builder.get_config_value(&Key::BaseUrl));
     let mut anonymous = flag(&mut address, "anonymous")?;
     // Where Google's own clients are told of an emulator, which has no credentials to ask for.
@@ -190,7 +195,7 @@ fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     });
     let (mut plain, mut readable) = (false, false);
     if let Some(endpoint) = endpoint {
-        plain = web(&endpoint)?.0 == "http";
+        plain = split_endpoint(&endpoint)?.0 == "http";
         readable = is_readable(&endpoint);
         builder = builder.with_base_url(endpoint.trim_end_matches('/'));
     }
@@ -208,8 +213,9 @@ fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
 fn azure(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
-    let mut builder =
-        MicrosoftAzureBuilder::from_env().with_container_name(&address.place).with_retry(once());
+    let mut builder = MicrosoftAzureBuilder::from_env()
+        .with_container_name(&address.authority)
+        .with_retry(no_retries());
     if let Some(account) = address.take("account") {
         builder = builder.with_account(account);
     }
@@ -220,7 +226,7 @@ fn azure(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> 
         builder = builder.with_use_emulator(false);
     }
     if let Some(endpoint) = named.or_else(|| builder.get_config_value(&Key::Endpoint)) {
-        plain = web(&endpoint)?.0 == "http";
+        plain = split_endpoint(&endpoint)?.0 == "http";
         readable = is_readable(&endpoint);
         builder = builder.with_endpoint(endpoint);
     }

@@ -18,6 +18,8 @@ mod builders;
 #[cfg(feature = "s3")]
 mod credentials;
 #[cfg(feature = "clients")]
+mod error_map;
+#[cfg(feature = "clients")]
 mod objects;
 mod open;
 #[cfg(feature = "clients")]
@@ -26,10 +28,8 @@ mod plain;
 mod plaintext;
 #[cfg(feature = "s3")]
 mod profile;
-#[cfg(feature = "clients")]
-mod refusal;
 
 pub use address::Address;
-pub use open::{Opener, Remote, open, schemes, supply};
+pub use open::{ConfiguredBackend, Opener, open, register_opener, schemes};
 #[cfg(feature = "clients")]
 pub use plain::PlainClient;

@@ -3,8 +3,8 @@
 //! Requests run on a small runtime of its own, which comes with the first call, as do connections. A
 //! process that was forked from one that has them makes its own.
 
-use crate::builders::Plan;
-use crate::refusal;
+use crate::builders::ClientFactory;
+use crate::error_map;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use object_store::path::Path;
@@ -23,26 +23,26 @@ use tokio::runtime::{Builder, Runtime};
 /// Threads that move bytes.
 const WORKERS: usize = 2;
 /// Requests of one batch at once.
-const AT_ONCE: usize = 16;
+const REQUESTS_AT_ONCE: usize = 16;
 /// The longest value that is read whole. No object is longer than 65 MiB.
 const VALUE_BYTES_MAX: u64 = 128 << 20;
 
 /// See the module.
 pub(crate) struct ObjectBackend {
-    plan: Plan,
-    live: Mutex<Option<Arc<Live>>>,
+    factory: ClientFactory,
+    client: Mutex<Option<Arc<Client>>>,
     /// An answer has shown that the bucket is there.
     bucket_seen: AtomicBool,
 }
 
 /// What one process has.
-struct Live {
+struct Client {
     process: u32,
     store: Arc<dyn ObjectStore>,
     runtime: Option<Runtime>,
 }
 
-impl Drop for Live {
+impl Drop for Client {
     fn drop(&mut self) {
         match self.runtime.take() {
             // Requests under way are given up.
@@ -56,19 +56,19 @@ impl Drop for Live {
 
 impl fmt::Debug for ObjectBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.plan.name)
+        f.write_str(&self.factory.name)
     }
 }
 
 impl ObjectBackend {
-    pub(crate) fn new(plan: Plan) -> Self {
-        Self { plan, live: Mutex::new(None), bucket_seen: AtomicBool::new(false) }
+    pub(crate) fn new(factory: ClientFactory) -> Self {
+        Self { factory, client: Mutex::new(None), bucket_seen: AtomicBool::new(false) }
     }
 
-    fn live(&self) -> Result<Arc<Live>> {
-        let mut live = self.live.lock();
-        if let Some(live) = live.as_ref().filter(|live| live.process == process::id()) {
-            return Ok(Arc::clone(live));
+    fn client(&self) -> Result<Arc<Client>> {
+        let mut client = self.client.lock();
+        if let Some(client) = client.as_ref().filter(|client| client.process == process::id()) {
+            return Ok(Arc::clone(client));
         }
         let runtime = Builder::new_multi_thread()
             .worker_threads(WORKERS)
@@ -76,12 +76,12 @@ impl ObjectBackend {
             .enable_all()
             .build()
             .map_err(|error| Error::retry("no threads for the remote").because(error))?;
-        let made = Arc::new(Live {
+        let made = Arc::new(Client {
             process: process::id(),
-            store: self.plan.build()?,
+            store: self.factory.build()?,
             runtime: Some(runtime),
         });
-        *live = Some(Arc::clone(&made));
+        *client = Some(Arc::clone(&made));
         Ok(made)
     }
 
@@ -90,42 +90,42 @@ impl ObjectBackend {
         &self,
         ask: impl FnOnce(Arc<dyn ObjectStore>) -> F,
     ) -> Result<T> {
-        let live = self.live()?;
-        match &live.runtime {
-            Some(runtime) => Ok(runtime.block_on(ask(Arc::clone(&live.store)))),
+        let client = self.client()?;
+        match &client.runtime {
+            Some(runtime) => Ok(runtime.block_on(ask(Arc::clone(&client.store)))),
             None => Err(Error::retry("the remote's client is gone")),
         }
     }
 
     fn path(&self, name: &str) -> Path {
-        let prefix = self.plan.prefix.as_ref();
+        let prefix = self.factory.prefix.as_ref();
         Path::from(if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") })
     }
 
     /// What came of a question that `None` answers if there is no such object.
-    fn heard<T>(&self, said: object_store::Result<T>) -> Result<Option<T>> {
-        let heard = match said {
+    fn found<T>(&self, answer: object_store::Result<T>) -> Result<Option<T>> {
+        let found = match answer {
             Ok(value) => Some(value),
-            Err(said) if refusal::absent(&said) => None,
-            Err(said) => return Err(self.refused(said)),
+            Err(error) if error_map::is_absent(&error) => None,
+            Err(error) => return Err(self.client_error(error)),
         };
         self.bucket_seen.store(true, Relaxed);
-        Ok(heard)
+        Ok(found)
     }
 
     /// The error for what a server said. After one that somebody must mend, the next call makes another
     /// client, which reads keys and tokens again from where they come from.
-    fn refused(&self, said: object_store::Error) -> Error {
-        let error = refusal::error(said, &self.plan.name);
+    fn client_error(&self, error: object_store::Error) -> Error {
+        let error = error_map::to_error(error, &self.factory.name);
         if error.kind() == ErrorKind::Fatal {
-            drop(self.live.lock().take());
+            drop(self.client.lock().take());
         }
         error
     }
 
     /// A question for existence has no answer that tells a missing bucket from a missing object, so
     /// until the bucket has been seen the first byte is read instead.
-    async fn there(
+    async fn object_exists(
         store: &dyn ObjectStore,
         path: &Path,
         bucket_seen: bool,
@@ -135,7 +135,7 @@ impl ObjectBackend {
         }
         let first = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
         match store.get_opts(path, first).await {
-            Err(said) if refusal::behind(&said) => Ok(()),
+            Err(error) if error_map::is_range_past_end(&error) => Ok(()),
             other => other.map(drop),
         }
     }
@@ -151,7 +151,7 @@ async fn fetch(
     let most = range.as_ref().map_or(VALUE_BYTES_MAX, |range| range.end - range.start);
     let options = GetOptions { range: range.map(GetRange::Bounded), ..GetOptions::default() };
     let got = match store.get_opts(path, options).await {
-        Err(said) if is_part && refusal::behind(&said) => return Ok(Vec::new()),
+        Err(error) if is_part && error_map::is_range_past_end(&error) => return Ok(Vec::new()),
         got => got?,
     };
     let room = got.range.end.saturating_sub(got.range.start).min(most);
@@ -189,23 +189,23 @@ impl Backend for ObjectBackend {
     fn set_shared(&self, name: &str, value: &Arc<Vec<u8>>) -> Result<()> {
         let payload = PutPayload::from(Bytes::from_owner(Shared(Arc::clone(value))));
         let path = self.path(name);
-        let said = self.run(|store| async move { store.put(&path, payload).await })?;
-        said.map_err(|said| self.refused(said))?;
+        let answer = self.run(|store| async move { store.put(&path, payload).await })?;
+        answer.map_err(|error| self.client_error(error))?;
         self.bucket_seen.store(true, Relaxed);
         Ok(())
     }
 
     fn delete(&self, name: &str) -> Result<()> {
         let path = self.path(name);
-        let said = self.run(|store| async move { store.delete(&path).await })?;
-        self.heard(said).map(drop)
+        let answer = self.run(|store| async move { store.delete(&path).await })?;
+        self.found(answer).map(drop)
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
         // The client lists by whole parts of names.
         let parent = self.path(prefix.rsplit_once('/').map_or("", |(parent, _)| parent));
-        let root = self.plan.prefix.as_ref();
-        let said = self.run(|store| async move {
+        let root = self.factory.prefix.as_ref();
+        let answer = self.run(|store| async move {
             let mut all = store.list(Some(&parent).filter(|parent| !parent.as_ref().is_empty()));
             while let Some(object) = all.next().await {
                 let object = object?;
@@ -221,36 +221,36 @@ impl Backend for ObjectBackend {
             }
             Ok(())
         })?;
-        self.heard(said).map(drop)
+        self.found(answer).map(drop)
     }
 
     fn exists_batch(&self, names: &[&str]) -> Vec<Result<bool>> {
         let seen = self.bucket_seen.load(Relaxed);
         let paths: Vec<Path> = names.iter().map(|name| self.path(name)).collect();
-        let said = self.run(|store| async move {
+        let answer = self.run(|store| async move {
             let ask = |path| {
                 let store = Arc::clone(&store);
-                async move { Self::there(store.as_ref(), &path, seen).await }
+                async move { Self::object_exists(store.as_ref(), &path, seen).await }
             };
-            stream::iter(paths).map(ask).buffered(AT_ONCE).collect::<Vec<_>>().await
+            stream::iter(paths).map(ask).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
         });
-        let told =
-            said.map(|all| all.into_iter().map(|said| Ok(self.heard(said)?.is_some())).collect());
-        told.unwrap_or_else(|error| alike(&error, names.len()))
+        let answers = answer
+            .map(|all| all.into_iter().map(|answer| Ok(self.found(answer)?.is_some())).collect());
+        answers.unwrap_or_else(|error| repeat_error(&error, names.len()))
     }
 
     fn get_batch(&self, asked: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
         let paths: Vec<_> =
             asked.iter().map(|(name, range)| (self.path(name), range.clone())).collect();
-        let said = self.run(|store| async move {
+        let answer = self.run(|store| async move {
             let ask = |(path, range)| {
                 let store = Arc::clone(&store);
                 async move { fetch(store.as_ref(), &path, range).await }
             };
-            stream::iter(paths).map(ask).buffered(AT_ONCE).collect::<Vec<_>>().await
+            stream::iter(paths).map(ask).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
         });
-        let told = said.map(|all| all.into_iter().map(|said| self.heard(said)).collect());
-        told.unwrap_or_else(|error| alike(&error, asked.len()))
+        let answers = answer.map(|all| all.into_iter().map(|answer| self.found(answer)).collect());
+        answers.unwrap_or_else(|error| repeat_error(&error, asked.len()))
     }
 }
 
@@ -264,7 +264,7 @@ impl AsRef<[u8]> for Shared {
 }
 
 /// What kept the whole batch from being asked.
-fn alike<T>(error: &Error, count: usize) -> Vec<Result<T>> {
+fn repeat_error<T>(error: &Error, count: usize) -> Vec<Result<T>> {
     (0..count).map(|_| Err(Error::new(error.kind(), error.to_string()))).collect()
 }
 

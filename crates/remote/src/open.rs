@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 /// A remote that was opened.
 #[derive(Clone, Debug)]
-pub struct Remote {
+pub struct ConfiguredBackend {
     /// What it can do.
     pub backend: Arc<dyn Backend>,
     /// How pages are written there, and which are believed.
     pub options: RemoteOptions,
 }
 
-impl Remote {
+impl ConfiguredBackend {
     /// The tier over it.
     #[must_use]
     pub fn tier(self) -> RemoteTier {
@@ -29,11 +29,11 @@ impl Remote {
 /// Opens what has no scheme of ours: `module:Class?argument=value`.
 pub type Opener = Arc<dyn Fn(&Address) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
-static SUPPLIED: RwLock<Option<Opener>> = RwLock::new(None);
+static OPENER: RwLock<Option<Opener>> = RwLock::new(None);
 
 /// Has `opener` open every address whose scheme is none of ours. Of several the last one counts.
-pub fn supply(opener: Opener) {
-    *SUPPLIED.write() = Some(opener);
+pub fn register_opener(opener: Opener) {
+    *OPENER.write() = Some(opener);
 }
 
 /// The schemes that are compiled in, as they are typed.
@@ -50,7 +50,7 @@ pub fn schemes() -> Vec<&'static str> {
         all.push("az://CONTAINER/PREFIX");
     }
     all.extend(["file:///DIR", "memory:"]);
-    if SUPPLIED.read().is_some() {
+    if OPENER.read().is_some() {
         all.push("MODULE:CLASS");
     }
     all
@@ -63,7 +63,7 @@ pub fn schemes() -> Vec<&'static str> {
 /// `Invalid` if the address is none, an option is not known, the key file cannot be used, or there is
 /// no such scheme; the message says what to do instead. No remote is opened without the key that its
 /// address names.
-pub fn open(address: &str) -> Result<Remote> {
+pub fn open(address: &str) -> Result<ConfiguredBackend> {
     let mut address = Address::parse(address)?;
     let options = options(&mut address)?;
     let backend: Arc<dyn Backend> = match address.scheme.as_str() {
@@ -79,7 +79,7 @@ pub fn open(address: &str) -> Result<Remote> {
                 }
             };
             address.finish("mode, zstd and key")?;
-            if !address.place.is_empty() {
+            if !address.authority.is_empty() {
                 return Err(Error::invalid(
                     "a directory's address has three slashes, as in file:///mnt/kv",
                 )
@@ -93,19 +93,19 @@ pub fn open(address: &str) -> Result<Remote> {
             Arc::new(MemoryBackend::default())
         }
         #[cfg(feature = "clients")]
-        scheme if crate::builders::knows(scheme) => {
-            Arc::new(crate::objects::ObjectBackend::new(crate::builders::plan(address)?))
+        scheme if crate::builders::is_object_store(scheme) => {
+            Arc::new(crate::objects::ObjectBackend::new(crate::builders::factory(address)?))
         }
-        _ => supplied(&address)?,
+        _ => open_registered(&address)?,
     };
-    Ok(Remote { backend, options })
+    Ok(ConfiguredBackend { backend, options })
 }
 
-fn supplied(address: &Address) -> Result<Arc<dyn Backend>> {
-    let opener = SUPPLIED.read().clone();
+fn open_registered(address: &Address) -> Result<Arc<dyn Backend>> {
+    let opener = OPENER.read().clone();
     match opener {
         // One of ours that is not compiled in, or nobody's: modules have no slashes.
-        Some(opener) if address.place.is_empty() && !address.path.is_empty() => opener(address),
+        Some(opener) if address.authority.is_empty() && !address.path.is_empty() => opener(address),
         _ => Err(Error::invalid(format!(
             "there is no such remote; type one of {}",
             schemes().join(", ")
@@ -159,11 +159,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_opened_says_what_can() {
-        let told = |address: &str| open(address).unwrap_err().to_string();
-        assert!(told("ftp://host/kv").contains("file:///DIR"), "{}", told("ftp://host/kv"));
-        assert!(told("file://mnt/kv").contains("three slashes"));
-        assert!(told("memory:?zstd=99").contains("from 1 to 19"));
-        assert!(told("memory:?zst=1").contains("zst"));
+        let message = |address: &str| open(address).unwrap_err().to_string();
+        assert!(message("ftp://host/kv").contains("file:///DIR"), "{}", message("ftp://host/kv"));
+        assert!(message("file://mnt/kv").contains("three slashes"));
+        assert!(message("memory:?zstd=99").contains("from 1 to 19"));
+        assert!(message("memory:?zst=1").contains("zst"));
     }
 
     #[test]
@@ -205,12 +205,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("the key");
         let address = format!("memory:?key={}", file.display().to_string().replace(' ', "%20"));
-        let told = || open(&address).unwrap_err().to_string();
-        assert!(told().contains("cannot be opened"), "{}", told());
+        let message = || open(&address).unwrap_err().to_string();
+        assert!(message().contains("cannot be opened"), "{}", message());
         let hex = "5a".repeat(32);
         std::fs::write(&file, format!("new {hex}\nold {}\n", "33".repeat(32))).unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        assert!(told().contains("chmod 600"), "{}", told());
+        assert!(message().contains("chmod 600"), "{}", message());
         std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         let remote = open(&address).unwrap();
         assert_eq!(remote.options.keys.as_ref().unwrap().ids(), ["new", "old"]);

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 ///
 /// # Errors
 /// `Invalid` if `endpoint` begins with neither.
-pub(crate) fn web(endpoint: &str) -> Result<(&str, &str)> {
+pub(crate) fn split_endpoint(endpoint: &str) -> Result<(&str, &str)> {
     endpoint
         .split_once("://")
         .filter(|(scheme, host)| matches!(*scheme, "http" | "https") && !host.is_empty())
@@ -18,7 +18,7 @@ pub(crate) fn web(endpoint: &str) -> Result<(&str, &str)> {
 
 /// Whether requests to `endpoint` leave this machine without TLS.
 pub(crate) fn is_readable(endpoint: &str) -> bool {
-    web(endpoint).is_ok_and(|(scheme, rest)| scheme == "http" && !is_loopback(rest))
+    split_endpoint(endpoint).is_ok_and(|(scheme, rest)| scheme == "http" && !is_loopback(rest))
 }
 
 /// Whether the host that `rest` begins with, `USER@HOST:PORT/PATH`, is this machine.

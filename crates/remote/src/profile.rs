@@ -31,14 +31,14 @@ impl ProfileFiles {
     /// The profile `name`, or the one that the environment names, or the default one.
     pub(crate) fn new(name: Option<&str>) -> Self {
         let named = name.map(str::to_owned).or_else(|| var("AWS_PROFILE").ok());
-        let place = |variable: &str, usual: &str| {
-            let usual = || Some(PathBuf::from(var("HOME").ok()?).join(".aws").join(usual));
-            var(variable).ok().map(PathBuf::from).or_else(usual)
+        let path = |variable: &str, default: &str| {
+            let default = || Some(PathBuf::from(var("HOME").ok()?).join(".aws").join(default));
+            var(variable).ok().map(PathBuf::from).or_else(default)
         };
         Self {
             named: named.filter(|name| !name.is_empty()),
-            credentials: place("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
-            config: place("AWS_CONFIG_FILE", "config"),
+            credentials: path("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+            config: path("AWS_CONFIG_FILE", "config"),
         }
     }
 
@@ -48,8 +48,8 @@ impl ProfileFiles {
     /// `Invalid` if a profile that was named is in neither file.
     pub(crate) fn read(&self) -> Result<Profile> {
         let name = self.named.as_deref().unwrap_or("default");
-        let text = |place: &Option<PathBuf>| {
-            place.as_deref().and_then(|place| read_to_string(place).ok()).unwrap_or_default()
+        let text = |path: &Option<PathBuf>| {
+            path.as_deref().and_then(|path| read_to_string(path).ok()).unwrap_or_default()
         };
         match parse(&text(&self.credentials), &text(&self.config), name) {
             Some(profile) => Ok(profile),
@@ -62,11 +62,11 @@ impl ProfileFiles {
 
     /// The state of the files now.
     pub(crate) fn stamp(&self) -> Stamp {
-        let of = |place: &Path| {
-            let found = metadata(place).ok()?;
+        let of = |path: &Path| {
+            let found = metadata(path).ok()?;
             Some((found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
         };
-        [&self.credentials, &self.config].map(|place| place.as_deref().and_then(of))
+        [&self.credentials, &self.config].map(|path| path.as_deref().and_then(of))
     }
 }
 

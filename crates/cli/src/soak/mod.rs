@@ -214,7 +214,7 @@ impl Soak<'_> {
         if kind == Shift::Clean && !partner.finish(HANG) {
             return Err(Failure::failed("the other process did not end as it should", ""));
         }
-        partner.mark_present(&self.tally);
+        partner.settle(&self.tally);
         node.close()?;
         Ok(())
     }

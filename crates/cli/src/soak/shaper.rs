@@ -101,7 +101,7 @@ impl Hand {
             Err(error) if refused(&error) => Err(Error::retry("too much is held")),
             answer => answer,
         };
-        self.tally.mark_present(answer);
+        self.tally.settle(answer);
         self.check_budget(self.capacity);
     }
 

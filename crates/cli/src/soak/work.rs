@@ -210,18 +210,18 @@ impl Hand {
         match self.below(100) {
             0..=84 => self.put(at, &keys),
             85..=89 => {
-                let _ = self.tally.mark_present(self.store.touch(&self.scopes[at], &keys));
+                let _ = self.tally.settle(self.store.touch(&self.scopes[at], &keys));
             }
             90..=93 => {
                 let last = keys.len() - 1;
-                let _ = self.tally.mark_present(self.store.delete(&self.scopes[at], &keys[last..]));
+                let _ = self.tally.settle(self.store.delete(&self.scopes[at], &keys[last..]));
             }
             94..=97 => self.flush(),
             _ if self.below(100) == 0 => {
-                let _ = self.tally.mark_present(self.store.drop_scope(&self.scopes[at]));
+                let _ = self.tally.settle(self.store.drop_scope(&self.scopes[at]));
             }
             _ => {
-                let _ = self.tally.mark_present(self.store.exists(&self.scopes[at], &keys));
+                let _ = self.tally.settle(self.store.exists(&self.scopes[at], &keys));
             }
         }
     }
@@ -234,7 +234,7 @@ impl Hand {
             Tally::add(&self.tally.operations, 1);
             Tally::add(&self.tally.retries, 1);
         } else {
-            let _ = self.tally.mark_present(answer);
+            let _ = self.tally.settle(answer);
         }
     }
 
@@ -252,7 +252,7 @@ impl Hand {
         let source = BorrowedPages::new(&pages);
         let (terms, control) = (Terms { retain_until, ..Terms::default() }, Control::default());
         let answer = self.store.put_batch(&self.scopes[at], keys, &source, &terms, &control);
-        if let Some(outcome) = self.tally.mark_present(answer) {
+        if let Some(outcome) = self.tally.settle(answer) {
             Tally::add(&self.tally.bytes, outcome.bytes);
         }
     }
@@ -262,11 +262,9 @@ impl Hand {
         let keys: Vec<&[u8]> = keys.iter().map(<[u8; 24]>::as_slice).collect();
         let scope = &self.scopes[at];
         let ttl = Duration::from_secs(10);
-        let Some(leased) = self.tally.mark_present(self.store.lease(scope, &keys, ttl)) else {
-            return;
-        };
+        let Some(leased) = self.tally.settle(self.store.lease(scope, &keys, ttl)) else { return };
         self.get(at, &keys[..leased.pages]);
-        let _ = self.tally.mark_present(self.store.release(leased.lease));
+        let _ = self.tally.settle(self.store.release(leased.lease));
     }
 
     fn get(&mut self, at: usize, keys: &[&[u8]]) {
@@ -277,7 +275,7 @@ impl Hand {
         let target = BorrowedPagesMut::new(&mut slices);
         let answer = self.store.get_batch(&self.scopes[at], keys, &target, &Control::default());
         drop(target);
-        let Some(outcome) = self.tally.mark_present(answer) else { return };
+        let Some(outcome) = self.tally.settle(answer) else { return };
         Tally::add(&self.tally.bytes, outcome.bytes);
         for ((page, key), _) in self.pages.iter().zip(keys).zip(&outcome.ok).filter(|(_, ok)| **ok)
         {

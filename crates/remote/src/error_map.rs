@@ -1,13 +1,13 @@
 //! What a server or its client says went wrong, told apart by what helps.
 
-use object_store::Error as Said;
+use object_store::Error as ClientError;
 use ritornello_format::{Error, ErrorKind};
 
 /// Most characters of what was said that are passed on: servers answer with whole documents.
-const SAID_MAX: usize = 400;
+const MESSAGE_CHARS_MAX: usize = 400;
 
 /// What the text of an answer tells, in the words of S3, GCS and Azure.
-const TOLD: [(&[&str], &str); 6] = [
+const ADVICE: [(&[&str], &str); 6] = [
     (
         &["NoSuchBucket", "ContainerNotFound", "bucket does not exist"],
         "there is no such bucket: make it, or correct the address",
@@ -48,32 +48,33 @@ const TOLD: [(&[&str], &str); 6] = [
 
 /// Whether this says that the object is not there, and nothing else is missing: a question for
 /// existence is answered without a body, everything else names what it is.
-pub(crate) fn absent(said: &Said) -> bool {
+pub(crate) fn is_absent(error: &ClientError) -> bool {
     // What was moved to an archive cannot be read in any time that matters.
-    if tells(&said.to_string(), &["<Code>InvalidObjectState</Code>"]) {
+    if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {
         return true;
     }
-    if !matches!(said, Said::NotFound { .. }) {
+    if !matches!(error, ClientError::NotFound { .. }) {
         return false;
     }
-    let text = said.to_string();
+    let text = error.to_string();
     let answer = text.split_once("status code: ").and_then(|(_, rest)| rest.split_once(':'));
     let body = answer.map_or("", |(_, body)| body.trim());
-    body.is_empty() || tells(body, &["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>"])
+    body.is_empty() || contains_any(body, &["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>"])
 }
 
 /// Whether this says that the range begins behind the end of the object.
-pub(crate) fn behind(said: &Said) -> bool {
-    status(&said.to_string()) == Some(416)
+pub(crate) fn is_range_past_end(error: &ClientError) -> bool {
+    status(&error.to_string()) == Some(416)
 }
 
 /// `Retry` where asking again may help; `Fatal` with what does help elsewhere.
-pub(crate) fn error(said: Said, remote: &str) -> Error {
-    let text = said.to_string();
-    let told = TOLD.iter().find(|(words, _)| tells(&text, words)).map(|(_, advice)| *advice);
-    let (kind, message) = match (told, &said, status(&text)) {
+pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
+    let text = error.to_string();
+    let advice =
+        ADVICE.iter().find(|(words, _)| contains_any(&text, words)).map(|(_, advice)| *advice);
+    let (kind, message) = match (advice, &error, status(&text)) {
         (Some(advice), ..) => (ErrorKind::Fatal, advice),
-        (None, Said::PermissionDenied { .. } | Said::Unauthenticated { .. }, _)
+        (None, ClientError::PermissionDenied { .. } | ClientError::Unauthenticated { .. }, _)
         | (None, _, Some(401 | 403)) => (
             ErrorKind::Fatal,
             "the remote refuses: give these credentials the right to read, write and list there",
@@ -91,11 +92,11 @@ pub(crate) fn error(said: Said, remote: &str) -> Error {
         ),
         _ => (ErrorKind::Retry, "the remote does not answer as it should"),
     };
-    Error::new(kind, message).with("remote", remote).because(brief(&text))
+    Error::new(kind, message).with("remote", remote).because(summary(&text))
 }
 
 /// What was said, without the document that came with it but for its code.
-fn brief(text: &str) -> String {
+fn summary(text: &str) -> String {
     let (front, body) = text.split_at(text.find(['<', '{', '\n']).unwrap_or(text.len()));
     let front = front.split_once("Server returned").map_or(front, |(_, rest)| rest.trim());
     let code = body.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
@@ -103,7 +104,7 @@ fn brief(text: &str) -> String {
     let front = without_secrets(front);
     let front = front.trim_start_matches("non-2xx").trim().trim_end_matches(':');
     let brief = if code.is_empty() { front.to_owned() } else { format!("{front}: {code}") };
-    brief.chars().take(SAID_MAX).collect()
+    brief.chars().take(MESSAGE_CHARS_MAX).collect()
 }
 
 /// `text` without user-info and queries of the URLs in it: a query may hold a signature or a token.
@@ -124,7 +125,7 @@ pub(crate) fn without_secrets(text: &str) -> String {
     shown
 }
 
-fn tells(text: &str, words: &[&str]) -> bool {
+fn contains_any(text: &str, words: &[&str]) -> bool {
     words.iter().any(|word| text.contains(word))
 }
 
@@ -138,12 +139,12 @@ fn status(text: &str) -> Option<u16> {
 mod tests {
     use super::*;
 
-    fn generic(text: &str) -> Said {
-        Said::Generic { store: "S3", source: text.into() }
+    fn generic(text: &str) -> ClientError {
+        ClientError::Generic { store: "S3", source: text.into() }
     }
 
     fn kind(text: &str) -> ErrorKind {
-        error(generic(text), "s3://b").kind()
+        to_error(generic(text), "s3://b").kind()
     }
 
     #[test]
@@ -165,37 +166,37 @@ mod tests {
 
     #[test]
     fn a_missing_bucket_is_no_missing_object() {
-        let missing = |text: &str| Said::NotFound { path: "p".into(), source: text.into() };
-        assert!(absent(&missing("status code: 404 Not Found: <Error><Code>NoSuchKey</Code>")));
-        assert!(absent(&missing("status code: 404 Not Found: ")));
+        let missing = |text: &str| ClientError::NotFound { path: "p".into(), source: text.into() };
+        assert!(is_absent(&missing("status code: 404 Not Found: <Error><Code>NoSuchKey</Code>")));
+        assert!(is_absent(&missing("status code: 404 Not Found: ")));
         for body in [
             "<Code>NoSuchBucket</Code>",
             "<Code>XAdminUserNotFound</Code>",
             "<html>a web server</html>",
         ] {
-            assert!(!absent(&missing(&format!("status code: 404 Not Found: {body}"))), "{body}");
+            assert!(!is_absent(&missing(&format!("status code: 404 Not Found: {body}"))), "{body}");
         }
-        let told = error(missing("status code: 404: <Code>NoSuchBucket</Code>"), "s3://b/p");
-        assert!(told.to_string().contains("make it") && told.to_string().contains("s3://b/p"));
+        let advice = to_error(missing("status code: 404: <Code>NoSuchBucket</Code>"), "s3://b/p");
+        assert!(advice.to_string().contains("make it") && advice.to_string().contains("s3://b/p"));
     }
 
     #[test]
     fn what_is_in_an_archive_is_not_there_and_other_refusals_are_refusals() {
-        let refused = |code: &str| Said::PermissionDenied {
+        let refused = |code: &str| ClientError::PermissionDenied {
             path: "p".into(),
             source: format!("status code: 403 Forbidden: <Error><Code>{code}</Code>").into(),
         };
-        assert!(absent(&refused("InvalidObjectState")));
-        assert!(!absent(&refused("AccessDenied")));
+        assert!(is_absent(&refused("InvalidObjectState")));
+        assert!(!is_absent(&refused("AccessDenied")));
     }
 
     #[test]
     fn an_answer_is_told_in_brief() {
         let text = "Error performing GET http://h/b in 1ms - Server returned non-2xx status code: 403 Forbidden: \
                     <?xml?>\n<Error><Code>AccessDenied</Code><Message>long</Message></Error>";
-        assert_eq!(brief(text), "status code: 403 Forbidden: AccessDenied");
-        assert_eq!(brief("connection reset by peer"), "connection reset by peer");
-        assert_eq!(brief(""), "");
+        assert_eq!(summary(text), "status code: 403 Forbidden: AccessDenied");
+        assert_eq!(summary("connection reset by peer"), "connection reset by peer");
+        assert_eq!(summary(""), "");
     }
 
     #[test]
@@ -203,13 +204,13 @@ mod tests {
         let text = "error sending request for url (https://me:hunter2@h/b?sig=hunter2&x=1): \
                     http://h:1/p?hunter2";
         let shown = "error sending request for url (https://h/b?…): http://h:1/p?…";
-        assert_eq!(brief(text), shown);
+        assert_eq!(summary(text), shown);
         assert_eq!(without_secrets("no URL: a@b?c"), "no URL: a@b?c");
     }
 
     #[test]
     fn a_long_answer_is_cut() {
-        let told = error(generic(&"ä".repeat(10_000)), "s3://b").to_string();
-        assert!(told.chars().count() < SAID_MAX + 200);
+        let advice = to_error(generic(&"ä".repeat(10_000)), "s3://b").to_string();
+        assert!(advice.chars().count() < MESSAGE_CHARS_MAX + 200);
     }
 }
