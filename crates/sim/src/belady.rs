@@ -1,7 +1,7 @@
 //! The bound: what a store that knew the future would hit.
 
 use crate::Trace;
-use crate::replay::{Sizes, Tally};
+use crate::replay::{ReplayCounts, Sizes};
 use ritornello_format::{Result, UNIT, units_of};
 use std::collections::BinaryHeap;
 
@@ -18,7 +18,7 @@ const NEVER: u32 = u32::MAX;
 ///
 /// # Errors
 /// `Invalid` for sizes that make no sense.
-pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Result<Tally> {
+pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Result<ReplayCounts> {
     sizes.check()?;
     let next = next_uses(trace);
     let counted_from = sizes.counted_from(trace);
@@ -28,14 +28,14 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
     // Farthest use first, then deepest. Entries of uses that have passed are stale.
     let mut farthest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
     let mut held = 0u64;
-    let mut tally = Tally::default();
+    let mut counts = ReplayCounts::default();
     for at in 0..trace.requests() {
         let span = trace.span(at);
         let blocks = trace.request(at);
         let hits = blocks.iter().take_while(|block| due[**block as usize].is_some()).count();
         if at >= counted_from {
-            tally.references += blocks.len() as u64;
-            tally.hits += hits as u64;
+            counts.references += blocks.len() as u64;
+            counts.hits += hits as u64;
         }
         for ((depth, &block), &again) in (0..).zip(blocks).zip(&next[span]) {
             let stays = (again != NEVER).then_some(again);
@@ -55,15 +55,15 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
         }
         let brought = blocks[hits..].iter().filter(|block| due[**block as usize].is_some());
         let admitted = brought.count() as u64;
-        tally.admitted += admitted;
-        tally.bytes_admitted += admitted * sizes.block_bytes;
-        tally.bytes_written += admitted * page_bytes;
+        counts.admitted += admitted;
+        counts.bytes_admitted += admitted * sizes.block_bytes;
+        counts.bytes_written += admitted * page_bytes;
         if at % 1024 == 0 {
             progress(at as u64);
         }
     }
     progress(trace.requests() as u64);
-    Ok(tally)
+    Ok(counts)
 }
 
 /// By reference: the request in which its block comes next.
@@ -81,7 +81,7 @@ fn next_uses(trace: &Trace) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Weaver;
+    use crate::TraceBuilder;
     use crate::replay::replay;
     use proptest::prelude::*;
     use ritornello_store::eviction::Policy;
@@ -123,9 +123,9 @@ mod tests {
             requests in prop::collection::vec(prop::collection::vec(0..2u64, 1..4), 1..9),
             capacity in 1..6u64,
         ) {
-            let mut weaver = Weaver::new("t");
-            requests.iter().for_each(|ids| weaver.request(0.0, ids.iter().copied()));
-            let trace = weaver.finish();
+            let mut builder = TraceBuilder::new("t");
+            requests.iter().for_each(|ids| builder.request(0.0, ids.iter().copied()));
+            let trace = builder.finish();
             let sizes = Sizes { capacity_blocks: capacity, block_bytes: 64 << 20, warm_up: 0.0 };
             let bound = belady(&trace, &sizes, &mut |_| ()).unwrap();
             let optimum = best(&trace, capacity as u32, 0, 0, &mut HashMap::new());
@@ -137,13 +137,13 @@ mod tests {
 
     #[test]
     fn what_is_not_used_again_is_not_written() {
-        let mut weaver = Weaver::new("t");
+        let mut builder = TraceBuilder::new("t");
         for ids in [&[1, 2][..], &[3, 4], &[1, 2], &[5], &[1]] {
-            weaver.request(0.0, ids.iter().copied());
+            builder.request(0.0, ids.iter().copied());
         }
         let sizes = Sizes { capacity_blocks: 2, block_bytes: 4096, warm_up: 0.0 };
-        let tally = belady(&weaver.finish(), &sizes, &mut |_| ()).unwrap();
-        assert_eq!((tally.references, tally.hits, tally.admitted), (8, 3, 2));
-        assert_eq!(tally.bytes_written, 2 * 4096);
+        let counts = belady(&builder.finish(), &sizes, &mut |_| ()).unwrap();
+        assert_eq!((counts.references, counts.hits, counts.admitted), (8, 3, 2));
+        assert_eq!(counts.bytes_written, 2 * 4096);
     }
 }

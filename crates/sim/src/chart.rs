@@ -145,18 +145,18 @@ fn distinct<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Contestant, Weaver, simulate};
+    use crate::{SimPolicy, TraceBuilder, simulate};
 
     #[test]
     fn every_policy_has_a_line_with_a_point_for_each_capacity() {
-        let mut weaver = Weaver::new("a < b");
-        (0..50).for_each(|at| weaver.request(0.0, [1, 2, at % 7]));
-        let trace = weaver.finish();
+        let mut builder = TraceBuilder::new("a < b");
+        (0..50).for_each(|at| builder.request(0.0, [1, 2, at % 7]));
+        let trace = builder.finish();
         let mut rows = Vec::new();
         for word in ["lru", "belady"] {
             for capacity in [0.2, 0.5, 1.0] {
-                let contestant = Contestant::parse(word).unwrap();
-                let row = simulate(&trace, contestant, capacity, 4096, 0.0, &mut |_| ());
+                let policy = SimPolicy::parse(word).unwrap();
+                let row = simulate(&trace, policy, capacity, 4096, 0.0, &mut |_| ());
                 rows.push(row.unwrap());
             }
         }

@@ -22,12 +22,12 @@ pub mod generate;
 mod read;
 mod replay;
 mod report;
-mod residence;
+mod sim_index;
 mod trace;
 
 pub use belady::belady;
 pub use chart::chart;
-pub use read::{Broken, read};
-pub use replay::{Sizes, Tally, replay};
-pub use report::{Contestant, Row, simulate};
-pub use trace::{Half, Trace, Weaver};
+pub use read::{BadLines, read};
+pub use replay::{ReplayCounts, Sizes, replay};
+pub use report::{Row, SimPolicy, simulate};
+pub use trace::{Trace, TraceBuilder, TracePart};

@@ -1,7 +1,7 @@
 //! A trace through an eviction policy, call by call as the store's engine makes them.
 
 use crate::Trace;
-use crate::residence::Residence;
+use crate::sim_index::SimIndex;
 use ritornello_format::{Error, Result, RunHeader, UNIT, units_of};
 use ritornello_store::eviction::{Demand, Eviction, Resident};
 
@@ -47,7 +47,7 @@ impl Sizes {
 
 /// What a replay counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct ReplayCounts {
     /// Block references behind the warm-up.
     pub references: u64,
     /// Those of them that were hits: there, and all blocks before them too.
@@ -62,7 +62,7 @@ pub struct Tally {
     pub bytes_admitted: u64,
 }
 
-impl Tally {
+impl ReplayCounts {
     /// Hits a reference behind the warm-up.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
@@ -93,15 +93,15 @@ pub fn replay(
     policy: &mut dyn Eviction,
     sizes: &Sizes,
     progress: &mut dyn FnMut(u64),
-) -> Result<Tally> {
+) -> Result<ReplayCounts> {
     sizes.check()?;
     let page_units = units_of(sizes.block_bytes) as u32;
     let headers = header_units(sizes.block_bytes);
     let run_pages = headers.len() - 1;
     let counted_from = sizes.counted_from(trace);
-    let mut there = Residence::new(trace);
+    let mut there = SimIndex::new(trace);
     let mut free = sizes.capacity_blocks;
-    let mut tally = Tally::default();
+    let mut counts = ReplayCounts::default();
     let mut path = Vec::new();
     let keys = |blocks: &[u32]| blocks.iter().map(|block| trace.key(*block)).collect::<Vec<_>>();
     for at in 0..trace.requests() {
@@ -109,8 +109,8 @@ pub fn replay(
         let blocks = trace.request(at);
         let hits = there.walk(blocks, &mut path);
         if at >= counted_from {
-            tally.references += blocks.len() as u64;
-            tally.hits += hits as u64;
+            counts.references += blocks.len() as u64;
+            counts.hits += hits as u64;
         }
         let (read, missing) = blocks.split_at(hits);
         if !read.is_empty() {
@@ -134,7 +134,7 @@ pub fn replay(
             free -= wanted;
             fit += run.len();
         }
-        tally.refused += (missing.len() - fit) as u64;
+        counts.refused += (missing.len() - fit) as u64;
         for (number, run) in missing[..fit].chunks(run_pages).enumerate() {
             let first = hits + number * run_pages;
             let before = first.checked_sub(1).map(|before| blocks[before]);
@@ -150,22 +150,22 @@ pub fn replay(
                 header_units,
             });
             let units = u64::from(header_units) + u64::from(page_units) * run.len() as u64;
-            tally.bytes_written += units * UNIT;
-            tally.bytes_admitted += sizes.block_bytes * run.len() as u64;
-            tally.admitted += run.len() as u64;
+            counts.bytes_written += units * UNIT;
+            counts.bytes_admitted += sizes.block_bytes * run.len() as u64;
+            counts.admitted += run.len() as u64;
         }
         if at % 1024 == 0 {
             progress(at as u64);
         }
     }
     progress(trace.requests() as u64);
-    Ok(tally)
+    Ok(counts)
 }
 
 /// Evicts until `blocks` blocks are gone, or nothing more goes. Returns how many went.
 fn evict(
     policy: &mut dyn Eviction,
-    there: &mut Residence<'_>,
+    there: &mut SimIndex<'_>,
     blocks: u64,
     page_units: u32,
 ) -> Result<u64> {
@@ -200,59 +200,59 @@ fn header_units(block_bytes: u64) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Weaver;
+    use crate::TraceBuilder;
     use ritornello_store::eviction::Policy;
 
     fn sizes(capacity_blocks: u64, block_bytes: u64) -> Sizes {
         Sizes { capacity_blocks, block_bytes, warm_up: 0.0 }
     }
 
-    fn woven(requests: &[&[u64]]) -> Trace {
-        let mut weaver = Weaver::new("t");
-        requests.iter().for_each(|ids| weaver.request(0.0, ids.iter().copied()));
-        weaver.finish()
+    fn trace_of(requests: &[&[u64]]) -> Trace {
+        let mut builder = TraceBuilder::new("t");
+        requests.iter().for_each(|ids| builder.request(0.0, ids.iter().copied()));
+        builder.finish()
     }
 
-    fn lru(trace: &Trace, sizes: Sizes) -> Tally {
+    fn lru(trace: &Trace, sizes: Sizes) -> ReplayCounts {
         replay(trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap()
     }
 
     #[test]
     fn hits_and_writes_by_hand() {
         // With pages of 64 MiB every block is a run, so that nothing goes but what must.
-        let trace = woven(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3], &[1, 9, 3]]);
+        let trace = trace_of(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3], &[1, 9, 3]]);
         // 1 2 3 | 4 for 3 | 5 for 4 | 3 for 5 | 9 for 3, and behind it 3' for 2.
-        let tally = lru(&trace, sizes(3, 64 << 20));
-        assert_eq!((tally.references, tally.hits), (13, 2 + 2 + 1));
-        assert_eq!((tally.admitted, tally.refused), (3 + 1 + 1 + 1 + 2, 0));
-        assert_eq!(tally.bytes_admitted, 8 * (64 << 20));
-        assert_eq!(tally.bytes_written, 8 * ((64 << 20) + 4096));
+        let counts = lru(&trace, sizes(3, 64 << 20));
+        assert_eq!((counts.references, counts.hits), (13, 2 + 2 + 1));
+        assert_eq!((counts.admitted, counts.refused), (3 + 1 + 1 + 1 + 2, 0));
+        assert_eq!(counts.bytes_admitted, 8 * (64 << 20));
+        assert_eq!(counts.bytes_written, 8 * ((64 << 20) + 4096));
         let whole = lru(&trace, sizes(100, 64 << 20));
         assert_eq!((whole.hits, whole.admitted), (2 + 3 + 1, 7));
     }
 
     #[test]
     fn what_a_request_leads_through_stays_and_the_rest_is_refused() {
-        let trace = woven(&[&[1, 2], &[1, 2, 3, 4], &[1, 2]]);
-        let tally = lru(&trace, sizes(2, 64 << 20));
-        assert_eq!((tally.hits, tally.admitted, tally.refused), (4, 2, 2));
+        let trace = trace_of(&[&[1, 2], &[1, 2, 3, 4], &[1, 2]]);
+        let counts = lru(&trace, sizes(2, 64 << 20));
+        assert_eq!((counts.hits, counts.admitted, counts.refused), (4, 2, 2));
     }
 
     #[test]
     fn runs_are_written_whole_and_hits_before_the_warm_up_do_not_count() {
-        let trace = woven(&[&[1, 2, 3], &[1, 2, 3], &[1, 2, 3], &[7]]);
+        let trace = trace_of(&[&[1, 2, 3], &[1, 2, 3], &[1, 2, 3], &[7]]);
         let mut given = sizes(3, 10_000);
         given.warm_up = 0.5;
-        let tally = lru(&trace, given);
-        assert_eq!((tally.references, tally.hits, tally.admitted), (4, 3, 4));
+        let counts = lru(&trace, given);
+        assert_eq!((counts.references, counts.hits, counts.admitted), (4, 3, 4));
         // Three units a page, and one for the header of each run.
-        assert_eq!(tally.bytes_written, ((1 + 3 * 3) + (1 + 3)) * 4096);
-        assert!(tally.write_amplification() > 1.2);
+        assert_eq!(counts.bytes_written, ((1 + 3 * 3) + (1 + 3)) * 4096);
+        assert!(counts.write_amplification() > 1.2);
     }
 
     #[test]
     fn senseless_sizes_are_refused() {
-        let trace = woven(&[&[1]]);
+        let trace = trace_of(&[&[1]]);
         for bad in [sizes(0, 4096), sizes(1, 0), sizes(1, u64::MAX)] {
             assert!(
                 replay(&trace, Policy::Lru.build().as_mut(), &bad, &mut |_| ()).is_err(),

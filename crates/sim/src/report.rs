@@ -2,7 +2,7 @@
 
 use crate::Trace;
 use crate::belady::belady;
-use crate::replay::{Sizes, Tally, replay};
+use crate::replay::{ReplayCounts, Sizes, replay};
 use ritornello_format::{Error, Result};
 use ritornello_store::eviction::Policy;
 use serde::Serialize;
@@ -10,14 +10,14 @@ use std::time::Instant;
 
 /// Who decides what stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contestant {
+pub enum SimPolicy {
     /// A policy of the store.
     Store(Policy),
     /// One that knows the future: the bound.
     Belady,
 }
 
-impl Contestant {
+impl SimPolicy {
     /// The name users type.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -77,7 +77,7 @@ pub struct Row {
     pub references_per_second: f64,
 }
 
-/// Replays `trace` through `contestant` with a capacity of `fraction` of the trace's footprint, at
+/// Replays `trace` through `policy` with a capacity of `fraction` of the trace's footprint, at
 /// least a block. `progress` hears the number of requests done.
 ///
 /// # Errors
@@ -85,7 +85,7 @@ pub struct Row {
 /// promises.
 pub fn simulate(
     trace: &Trace,
-    contestant: Contestant,
+    policy: SimPolicy,
     fraction: f64,
     block_bytes: u64,
     warm_up: f64,
@@ -98,25 +98,25 @@ pub fn simulate(
     let capacity_blocks = ((trace.footprint() as f64 * fraction).round() as u64).max(1);
     let sizes = Sizes { capacity_blocks, block_bytes, warm_up };
     let started = Instant::now();
-    let tally: Tally = match contestant {
-        Contestant::Belady => belady(trace, &sizes, progress)?,
-        Contestant::Store(policy) => replay(trace, policy.build().as_mut(), &sizes, progress)?,
+    let counts: ReplayCounts = match policy {
+        SimPolicy::Belady => belady(trace, &sizes, progress)?,
+        SimPolicy::Store(policy) => replay(trace, policy.build().as_mut(), &sizes, progress)?,
     };
     let seconds = started.elapsed().as_secs_f64();
     Ok(Row {
         trace: trace.name().to_owned(),
-        policy: contestant.word(),
+        policy: policy.word(),
         capacity_fraction: fraction,
         capacity_blocks,
         footprint_blocks: trace.footprint() as u64,
         requests: trace.requests() as u64,
         block_references: trace.references() as u64,
         warm_up,
-        hit_rate: tally.hit_rate(),
-        blocks_written: tally.admitted,
-        blocks_refused: tally.refused,
-        writes_per_unique: tally.admitted as f64 / trace.footprint().max(1) as f64,
-        write_amplification: tally.write_amplification(),
+        hit_rate: counts.hit_rate(),
+        blocks_written: counts.admitted,
+        blocks_refused: counts.refused,
+        writes_per_unique: counts.admitted as f64 / trace.footprint().max(1) as f64,
+        write_amplification: counts.write_amplification(),
         seconds,
         references_per_second: trace.references() as f64 / seconds.max(1e-9),
     })

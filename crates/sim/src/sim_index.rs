@@ -10,14 +10,14 @@ const NONE: u32 = u32::MAX;
 
 /// The blocks that are there.
 ///
-/// Invariant: a block that is there has its predecessor there (closure): [`Residence::cut`]
+/// Invariant: a block that is there has its predecessor there (closure): [`SimIndex::cut`]
 /// refuses what would break it, so a policy that is not leaf first is found out.
-pub(crate) struct Residence<'t> {
+pub(crate) struct SimIndex<'t> {
     trace: &'t Trace,
     /// By block: its run, or [`NONE`], and its page there.
-    spots: Vec<(u32, u32)>,
+    locations: Vec<(u32, u32)>,
     /// By block: runs that hang from it.
-    hanging: Vec<u32>,
+    children: Vec<u32>,
     /// By the run's name; names are not used again.
     runs: Vec<Run>,
     pins: u64,
@@ -29,18 +29,18 @@ struct Run {
     first: usize,
     pages: u32,
     /// Whether it hangs from a block.
-    behind: bool,
+    has_parent: bool,
     /// The round of pinning it takes part in.
     pinned: u64,
 }
 
-impl<'t> Residence<'t> {
+impl<'t> SimIndex<'t> {
     pub(crate) fn new(trace: &'t Trace) -> Self {
         let blocks = trace.footprint();
         Self {
             trace,
-            spots: vec![(NONE, 0); blocks],
-            hanging: vec![0; blocks],
+            locations: vec![(NONE, 0); blocks],
+            children: vec![0; blocks],
             runs: Vec::new(),
             pins: 0,
         }
@@ -53,7 +53,7 @@ impl<'t> Residence<'t> {
         path.clear();
         let mut last = NONE;
         for (at, block) in blocks.iter().enumerate() {
-            let (run, page) = self.spots[*block as usize];
+            let (run, page) = self.locations[*block as usize];
             if run == NONE {
                 return at;
             }
@@ -80,13 +80,13 @@ impl<'t> Residence<'t> {
     ) -> (RunId, Option<(RunId, u32)>) {
         // Four billion runs do not fit into memory.
         let run = self.runs.len() as u32;
-        self.runs.push(Run { first, pages, behind: before.is_some(), pinned: 0 });
+        self.runs.push(Run { first, pages, has_parent: before.is_some(), pinned: 0 });
         for (page, block) in (0..).zip(&self.trace.blocks()[first..first + pages as usize]) {
-            self.spots[*block as usize] = (run, page);
+            self.locations[*block as usize] = (run, page);
         }
         let parent = before.map(|block| {
-            self.hanging[block as usize] += 1;
-            let (run, page) = self.spots[block as usize];
+            self.children[block as usize] += 1;
+            let (run, page) = self.locations[block as usize];
             (RunId(u64::from(run)), page)
         });
         (RunId(u64::from(run)), parent)
@@ -98,29 +98,29 @@ impl<'t> Residence<'t> {
     /// `Fatal` if another run hangs from one of them.
     pub(crate) fn cut(&mut self, run: RunId, keep: u32) -> Result<u32> {
         let Some(entry) = self.runs.get_mut(run.0 as usize) else { return Ok(0) };
-        let Run { first, pages, behind, .. } = *entry;
+        let Run { first, pages, has_parent, .. } = *entry;
         if pages <= keep {
             return Ok(0);
         }
         entry.pages = keep;
         let gone = first + keep as usize..first + pages as usize;
         for &block in &self.trace.blocks()[gone] {
-            if self.hanging[block as usize] > 0 {
+            if self.children[block as usize] > 0 {
                 return Err(Error::fatal("the policy cut a page that others hang from")
                     .with("run", run.0)
                     .with("keep", keep));
             }
-            self.spots[block as usize].0 = NONE;
+            self.locations[block as usize].0 = NONE;
         }
-        if keep == 0 && behind {
+        if keep == 0 && has_parent {
             // In the request that brought the run, the block it hangs from stands before it.
-            self.hanging[self.trace.blocks()[first - 1] as usize] -= 1;
+            self.children[self.trace.blocks()[first - 1] as usize] -= 1;
         }
         Ok(pages - keep)
     }
 }
 
-impl Holdings for Residence<'_> {
+impl Holdings for SimIndex<'_> {
     fn is_pinned(&self, run: RunId) -> bool {
         self.runs.get(run.0 as usize).is_some_and(|run| run.pinned == self.pins)
     }

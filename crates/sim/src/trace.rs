@@ -20,7 +20,7 @@ pub struct Trace {
 
 /// A part of a trace by its requests, for tuning on one and reporting the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Half {
+pub enum TracePart {
     /// The first half of the requests.
     First,
     /// The second, from an empty store.
@@ -94,12 +94,12 @@ impl Trace {
 
     /// The requests of a half, as a trace of their own: with the footprint of that half.
     #[must_use]
-    pub fn half(self, half: Half) -> Self {
+    pub fn part(self, half: TracePart) -> Self {
         let middle = self.requests() / 2;
         let part = match half {
-            Half::First => 0..middle,
-            Half::Second => middle..self.requests(),
-            Half::Whole => return self,
+            TracePart::First => 0..middle,
+            TracePart::Second => middle..self.requests(),
+            TracePart::Whole => return self,
         };
         let mut renamed = vec![u32::MAX; self.keys.len()];
         let mut out = Self {
@@ -128,14 +128,14 @@ impl Trace {
 /// A block is what its id says *and all ids before it*, as engines hash blocks: the same id behind
 /// other blocks is another block. So an id that comes twice in one request is two blocks.
 #[derive(Debug, Default)]
-pub struct Weaver {
+pub struct TraceBuilder {
     trace: Trace,
     /// By predecessor (`u32::MAX` for none) and id.
     known: HashMap<(u32, u64), u32>,
     last_time: f64,
 }
 
-impl Weaver {
+impl TraceBuilder {
     /// Starts a trace of that name.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
@@ -156,7 +156,7 @@ impl Weaver {
                     let chain = keys.get(before as usize).copied().unwrap_or(0);
                     // Four billion blocks do not fit into memory.
                     let block = keys.len() as u32;
-                    keys.push(mixed(chain ^ mixed(id.wrapping_add(1))));
+                    keys.push(mix64(chain ^ mix64(id.wrapping_add(1))));
                     *new.insert(block)
                 }
             };
@@ -179,7 +179,7 @@ impl Weaver {
 
 /// A bijection whose every output bit depends on every input bit: the finaliser of SplitMix64
 /// (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA '14).
-pub(crate) const fn mixed(mut word: u64) -> u64 {
+pub(crate) const fn mix64(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
@@ -191,11 +191,11 @@ mod tests {
 
     #[test]
     fn a_block_is_its_id_and_all_before_it() {
-        let mut weaver = Weaver::new("t");
-        weaver.request(5.0, [1, 2, 2]);
-        weaver.request(3.0, [1, 2, 3]);
-        weaver.request(4.0, [2, 3]);
-        let trace = weaver.finish();
+        let mut builder = TraceBuilder::new("t");
+        builder.request(5.0, [1, 2, 2]);
+        builder.request(3.0, [1, 2, 3]);
+        builder.request(4.0, [2, 3]);
+        let trace = builder.finish();
         assert_eq!([trace.request(0), trace.request(1)], [[0, 1, 2], [0, 1, 3]]);
         assert_eq!(trace.request(2), [4, 5]);
         assert_eq!((trace.requests(), trace.references(), trace.footprint()), (3, 8, 6));
@@ -208,10 +208,11 @@ mod tests {
 
     #[test]
     fn halves_have_footprints_of_their_own_and_keep_the_keys() {
-        let mut weaver = Weaver::new("t");
-        [[1, 2], [1, 3], [1, 3], [9, 3]].into_iter().for_each(|ids| weaver.request(0.0, ids));
-        let whole = weaver.finish();
-        let (first, second) = (whole.clone().half(Half::First), whole.clone().half(Half::Second));
+        let mut builder = TraceBuilder::new("t");
+        [[1, 2], [1, 3], [1, 3], [9, 3]].into_iter().for_each(|ids| builder.request(0.0, ids));
+        let whole = builder.finish();
+        let (first, second) =
+            (whole.clone().part(TracePart::First), whole.clone().part(TracePart::Second));
         assert_eq!((first.requests(), first.footprint()), (2, 3));
         assert_eq!((second.requests(), second.footprint()), (2, 4));
         assert_eq!([second.request(0), second.request(1)], [[0, 1], [2, 3]]);

@@ -2,7 +2,7 @@
 
 use super::check;
 use super::random::Random;
-use crate::{Trace, Weaver};
+use crate::{Trace, TraceBuilder};
 use ritornello_format::Result;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -95,7 +95,7 @@ impl MultiRoundQa {
         let fits = blocks.is_some_and(|blocks| (1..1 << 20).contains(&blocks));
         check(fits, "history_tokens", "a prompt has at least one block and fewer than a million")?;
         let mut random = Random::new(self.seed);
-        let mut weaver = Weaver::new(format!("multi-round-qa-{}", self.history_tokens));
+        let mut builder = TraceBuilder::new(format!("multi-round-qa-{}", self.history_tokens));
         let pause = f64::from(self.users) / self.qps;
         let join = pause * f64::from(self.rounds - 1) / f64::from(self.users);
         // By time, then by user. Times are not negative, so their bits order as they do.
@@ -123,7 +123,7 @@ impl MultiRoundQa {
             let Some(Reverse((bits, at))) = waiting.pop() else { break };
             let time = f64::from_bits(bits);
             let user = &mut users[at];
-            weaver.request(time * 1000.0, self.prompt(user));
+            builder.request(time * 1000.0, self.prompt(user));
             user.asked += 1;
             user.told += 1;
             if user.asked < self.rounds {
@@ -131,7 +131,7 @@ impl MultiRoundQa {
                 waiting.push(Reverse(((time + pause * spread).to_bits(), at)));
             }
         }
-        Ok(weaver.finish())
+        Ok(builder.finish())
     }
 
     /// The full blocks of a user's next prompt. A block is the system prompt's as long as it holds

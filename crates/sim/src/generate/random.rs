@@ -1,19 +1,19 @@
 //! Numbers that a seed decides, the same on every machine.
 
-use crate::trace::mixed;
+use crate::trace::mix64;
 
-/// SplitMix64: see [`mixed`].
+/// SplitMix64: see [`mix64`].
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
 impl Random {
     pub(super) const fn new(seed: u64) -> Self {
-        Self(mixed(seed))
+        Self(mix64(seed))
     }
 
     pub(super) const fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed(self.0)
+        mix64(self.0)
     }
 
     /// From 0 up to, but not, 1.

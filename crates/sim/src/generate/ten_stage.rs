@@ -2,7 +2,7 @@
 
 use super::check;
 use super::random::Random;
-use crate::{Trace, Weaver};
+use crate::{Trace, TraceBuilder};
 use ritornello_format::Result;
 use std::ops::Range;
 
@@ -59,7 +59,7 @@ impl TenStage {
         check(self.warm_up_tokens >= self.prompt_tokens, "warm_up_tokens", "at least one prompt")?;
         check(self.stage_tokens >= self.prompt_tokens, "stage_tokens", "at least one prompt")?;
         let mut random = Random::new(self.seed);
-        let mut weaver = Weaver::new("ten-stage");
+        let mut builder = TraceBuilder::new("ten-stage");
         let mut prompts: Vec<Vec<u64>> = Vec::new();
         let mut next_id = 0u64;
         let stages = self.stages();
@@ -78,10 +78,10 @@ impl TenStage {
                 next_id += 1;
             }
             // One prompt a second: nothing here depends on time.
-            weaver.request(number as f64 * 1000.0, prompt.iter().copied());
+            builder.request(number as f64 * 1000.0, prompt.iter().copied());
             prompts.push(prompt);
         }
-        Ok(weaver.finish())
+        Ok(builder.finish())
     }
 
     /// The requests of each stage.
