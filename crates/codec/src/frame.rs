@@ -14,23 +14,24 @@ pub fn damaged(what: &'static str) -> Error {
 }
 
 /// Writes into a slice, front to back; `None` where there is no room.
-pub struct Sink<'a> {
+pub struct FrameWriter<'a> {
     rest: &'a mut [u8],
     written: usize,
 }
 
-impl<'a> Sink<'a> {
+impl<'a> FrameWriter<'a> {
     /// A sink that has written a frame's head. `slice` fits 32 bits.
     pub fn open(out: &'a mut [u8], dtype: Dtype, slice: usize) -> Option<Self> {
-        let mut sink = Self { rest: out, written: 0 };
+        let mut writer = Self { rest: out, written: 0 };
         let slice = u32::try_from(slice).ok()?.to_le_bytes();
         let dtype = match dtype {
             Dtype::Bf16 => 0,
             Dtype::Fp16 => 1,
         };
-        sink.take(HEAD_BYTES)?
+        writer
+            .take(HEAD_BYTES)?
             .copy_from_slice(&[VERSION, dtype, 0, 0, slice[0], slice[1], slice[2], slice[3]]);
-        Some(sink)
+        Some(writer)
     }
 
     /// The next `count` bytes, to be written by the caller.
@@ -53,13 +54,13 @@ impl<'a> Sink<'a> {
 }
 
 /// Reads a frame front to back; running out of bytes is a `Miss`.
-pub struct Source<'a>(&'a [u8]);
+pub struct FrameReader<'a>(&'a [u8]);
 
-impl<'a> Source<'a> {
+impl<'a> FrameReader<'a> {
     /// Reads the head of a frame of a slice of `slice` bytes.
     pub fn open(frame: &'a [u8], slice: usize) -> Result<(Self, Dtype)> {
-        let mut source = Self(frame);
-        let head = source.take(HEAD_BYTES)?;
+        let mut reader = Self(frame);
+        let head = reader.take(HEAD_BYTES)?;
         let dtype = match head[1] {
             0 => Dtype::Bf16,
             1 => Dtype::Fp16,
@@ -72,7 +73,7 @@ impl<'a> Source<'a> {
         if head[2..4] != [0, 0] || u32_of(&head[4..8]) != slice {
             return Err(damaged("length of the slice"));
         }
-        Ok((source, dtype))
+        Ok((reader, dtype))
     }
 
     /// The next `count` bytes.

@@ -138,7 +138,7 @@ impl Codec {
 /// Whether a frame is of a codec and a version that this build decodes. One that is and does not
 /// decode is damaged; one that is not may be a newer build's.
 #[must_use]
-pub fn knows(codec: u8, encoded: &[u8]) -> bool {
+pub fn is_supported(codec: u8, encoded: &[u8]) -> bool {
     match Codec::from_number(codec) {
         Some(Codec::Raw) => true,
         Some(_) => encoded.first().is_none_or(|version| *version == frame::VERSION),

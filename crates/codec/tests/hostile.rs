@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Source, numbers};
+use common::{FrameReader, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode, decode_with};
 use ritornello_format::ErrorKind;
@@ -38,7 +38,7 @@ fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
 /// A slice that every codec makes shorter, with a few numbers that need an escape.
 fn slice(dtype: Dtype, tokens: u32, seed: u64) -> (SliceShape, Vec<u8>) {
     let kind = SliceKind::KeysValues { tokens, channels: 64, layers: 1 };
-    let mut input = numbers(dtype, tokens as usize * 128, &mut Source(seed));
+    let mut input = numbers(dtype, tokens as usize * 128, &mut FrameReader(seed));
     for at in (0..input.len()).step_by(230) {
         input[at..at + 2].copy_from_slice(&[0x12, 0x03]);
     }
@@ -107,7 +107,7 @@ proptest! {
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
         let (shape, input) = slice(dtype, tokens, seed);
         let mut frame = frame(ENCODED[codec], &shape, &input);
-        let mut random = Source(seed);
+        let mut random = FrameReader(seed);
         for _ in 0..changes {
             // Heads are where the lies are; they are at the front.
             let end = if front { 48 } else { frame.len() };

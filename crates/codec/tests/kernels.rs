@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Source, numbers};
+use common::{FrameReader, numbers};
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 
 /// Encodes with every kernel, decodes with every kernel, and decodes a frame that lists an escape less
@@ -38,7 +38,7 @@ fn check(input: &[u8], kind: u8, escapes: usize) {
 #[test]
 fn kernels_write_and_read_the_same_frames() {
     for length in [128, 191, 321] {
-        let mut input = numbers(Dtype::Bf16, length, &mut Source(3));
+        let mut input = numbers(Dtype::Bf16, length, &mut FrameReader(3));
         for (at, high) in (0..input.len()).step_by(8).zip(0..) {
             input[at..at + 2].copy_from_slice(&[0x12, high]);
         }
@@ -51,7 +51,7 @@ fn kernels_write_and_read_the_same_frames() {
 #[test]
 fn kernels_write_and_read_the_same_windows() {
     for (length, exponent) in [(192, 0), (1029, 120), (2300, 249)] {
-        let mut random = Source(5);
+        let mut random = FrameReader(5);
         let mut input: Vec<u8> = (0..length)
             .flat_map(|_| {
                 let exponent = exponent + (random.next() % 7) as u16;

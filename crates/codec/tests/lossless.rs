@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Source, bf16, numbers};
+use common::{FrameReader, bf16, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 
@@ -55,7 +55,7 @@ fn every_number_there_is_comes_back() {
 /// NaNs with payloads, denormals and signed zeroes among numbers that do get codes.
 #[test]
 fn odd_numbers_among_plain_ones_come_back() {
-    let mut random = Source(7);
+    let mut random = FrameReader(7);
     for dtype in [Dtype::Bf16, Dtype::Fp16] {
         let mut input = numbers(dtype, 70_000, &mut random);
         let odd: &[u16] = match dtype {
@@ -75,7 +75,7 @@ fn odd_numbers_among_plain_ones_come_back() {
 
 #[test]
 fn numbers_as_models_have_them_take_less_than_three_quarters() {
-    let mut random = Source(8);
+    let mut random = FrameReader(8);
     let input = numbers(Dtype::Bf16, 300_000, &mut random);
     let (used, split) = round_trip(Codec::Split, Dtype::Bf16, &input);
     assert_eq!(used, Codec::Split);
@@ -92,7 +92,7 @@ fn numbers_as_models_have_them_take_less_than_three_quarters() {
 /// Keys and values that take turns, a strip and a half at a time, of very different sizes.
 #[test]
 fn windows_follow_the_numbers() {
-    let mut random = Source(12);
+    let mut random = FrameReader(12);
     let input: Vec<u8> = (0..100_000)
         .flat_map(|at| bf16(random.normal() * [1e4, 1e-3][at / 1536 % 2]).to_le_bytes())
         .collect();
@@ -104,7 +104,7 @@ fn windows_follow_the_numbers() {
 /// A page whose end is still zero, numbers of two very different sizes, and one exponent only.
 #[test]
 fn codebooks_bend_to_the_block() {
-    let mut random = Source(9);
+    let mut random = FrameReader(9);
     let mut halves = numbers(Dtype::Bf16, 4096, &mut random);
     halves.extend([0; 8192]);
     assert!(round_trip(Codec::Split, Dtype::Bf16, &halves).1 <= halves.len() * 76 / 100);
@@ -118,7 +118,7 @@ fn codebooks_bend_to_the_block() {
 
 #[test]
 fn noise_and_slices_of_odd_length_are_stored_as_they_came() {
-    let mut random = Source(10);
+    let mut random = FrameReader(10);
     let noise: Vec<u8> = (0..200_001).map(|_| random.next() as u8).collect();
     for codec in LOSSLESS {
         for length in [0, 1, 2, 3, 63, 200_000, 200_001] {
@@ -130,7 +130,7 @@ fn noise_and_slices_of_odd_length_are_stored_as_they_came() {
 
 #[test]
 fn a_block_of_noise_does_not_spoil_the_others() {
-    let mut random = Source(11);
+    let mut random = FrameReader(11);
     let mut input = numbers(Dtype::Bf16, 3 << 16, &mut random);
     input[1 << 17..1 << 18].fill_with(|| random.next() as u8);
     let (used, length) = round_trip(Codec::Split, Dtype::Bf16, &input);
@@ -183,7 +183,7 @@ proptest! {
         scale in -30i32..30,
         half in any::<bool>(),
     ) {
-        let mut random = Source(seed);
+        let mut random = FrameReader(seed);
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
         let mut input = numbers(dtype, length, &mut random);
         for number in input.chunks_exact_mut(2) {

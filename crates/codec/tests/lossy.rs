@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Source, bf16, fp16, from_bf16, from_fp16, numbers};
+use common::{FrameReader, bf16, fp16, from_bf16, from_fp16, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 use ritornello_format::ErrorKind;
@@ -66,7 +66,7 @@ fn check_bounds(codec: Codec, dtype: Dtype, keys: bool, channels: usize, a: &[f3
 
 #[test]
 fn numbers_stay_within_half_a_step() {
-    let mut random = Source(1);
+    let mut random = FrameReader(1);
     for (tokens, channels) in [(64, 128), (16, 1024), (100, 130), (33, 64), (7, 63), (200, 1)] {
         for dtype in [Dtype::Bf16, Dtype::Fp16] {
             let matrix = numbers(dtype, (tokens * channels) as usize, &mut random);
@@ -88,7 +88,7 @@ fn numbers_stay_within_half_a_step() {
 
 #[test]
 fn sizes_are_those_of_the_codes_and_their_scales() {
-    let mut random = Source(2);
+    let mut random = FrameReader(2);
     let kind = SliceKind::KeysValues { tokens: 64, channels: 1024, layers: 3 };
     let input = numbers(Dtype::Bf16, 64 * 1024 * 2 * 3, &mut random);
     for (codec, ratio) in [(Codec::Int8, 0.53), (Codec::Int4, 0.32)] {
@@ -103,7 +103,7 @@ fn sizes_are_those_of_the_codes_and_their_scales() {
 fn a_slice_of_layers_is_its_matrices_one_after_the_other() {
     let (tokens, channels) = (40, 96);
     let bytes = 2 * (tokens * channels) as usize;
-    let mut random = Source(3);
+    let mut random = FrameReader(3);
     let input = numbers(Dtype::Bf16, bytes * 2, &mut random);
     for codec in LOSSY {
         let both = SliceKind::KeysValues { tokens, channels, layers: 2 };
@@ -119,7 +119,7 @@ fn a_slice_of_layers_is_its_matrices_one_after_the_other() {
 
 #[test]
 fn numbers_that_are_not_finite_keep_the_slice_as_it_came() {
-    let mut random = Source(4);
+    let mut random = FrameReader(4);
     let kind = SliceKind::KeysValues { tokens: 32, channels: 64, layers: 1 };
     for (dtype, odd) in [
         (Dtype::Bf16, [0x7f80, 0xff80, 0x7fc0, 0xffff]),
@@ -192,7 +192,7 @@ proptest! {
         half in any::<bool>(),
     ) {
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
-        let mut random = Source(seed);
+        let mut random = FrameReader(seed);
         let count = (tokens * channels) as usize;
         let mut input = numbers(dtype, count, &mut random);
         if wild {

@@ -1,8 +1,8 @@
 //! `split` for bfloat16 with AVX2. Packing and unpacking bytes works within halves of a register,
 //! so the order of codes is put right once, before they are stored or after they are loaded.
 
-use super::book::{Book, ESCAPE, Lookup};
-use super::window::{self, Numbers, list, put_right};
+use super::codebook::{Codebook, ESCAPE, Lookup};
+use super::window::{self, Numbers, list_escapes, patch_escapes};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
@@ -52,16 +52,16 @@ fn parts(a: __m256i, b: __m256i) -> (__m256i, __m256i) {
     let (a, b) = (_mm256_shuffle_epi8(a, sort), _mm256_shuffle_epi8(b, sort));
     let (low, high) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
     // The first byte moved up by one, the top bit of the second below it.
-    let joined = |bytes, below| {
+    let merge_shifted = |bytes, below| {
         _mm256_sub_epi8(_mm256_add_epi8(bytes, bytes), _mm256_cmpgt_epi8(zero, below))
     };
-    (joined(low, high), joined(high, low))
+    (merge_shifted(low, high), merge_shifted(high, low))
 }
 
 /// [`scalar::encode`].
 #[target_feature(enable = "avx2")]
 pub fn encode(
-    book: &Book,
+    book: &Codebook,
     input: &[u8],
     plane: &mut [u8],
     nibbles: &mut [u8],
@@ -173,7 +173,7 @@ pub fn decode(
 
 /// How far the last eight of 32 pairs of codes move to lie above the others, eight bytes each.
 #[target_feature(enable = "avx2")]
-fn apart() -> __m256i {
+fn spread_shifts() -> __m256i {
     _mm256_set_epi64x(64, 2, 4, 6)
 }
 
@@ -199,7 +199,7 @@ fn store_codes(bytes: &mut [u8; window::CODES], value: __m256i) {
 /// 32 pairs of codes in 24 bytes.
 #[target_feature(enable = "avx2")]
 pub fn pack(pairs: __m256i) -> __m256i {
-    let last = _mm256_sllv_epi64(_mm256_permute4x64_epi64::<0xff>(pairs), apart());
+    let last = _mm256_sllv_epi64(_mm256_permute4x64_epi64::<0xff>(pairs), spread_shifts());
     _mm256_or_si256(pairs, _mm256_and_si256(last, _mm256_set1_epi8(-64)))
 }
 
@@ -208,7 +208,7 @@ pub fn pack(pairs: __m256i) -> __m256i {
 pub fn unpack(packed: __m256i) -> __m256i {
     let top = _mm256_and_si256(packed, _mm256_set1_epi8(-64));
     // Each eight bytes hold two bits of the last eight pairs.
-    let bits = _mm256_srlv_epi64(top, apart());
+    let bits = _mm256_srlv_epi64(top, spread_shifts());
     let halves = _mm256_or_si256(bits, _mm256_permute4x64_epi64::<0b01_00_11_10>(bits));
     let last = _mm256_or_si256(halves, _mm256_shuffle_epi32::<0b01_00_11_10>(halves));
     let pairs = _mm256_and_si256(packed, _mm256_set1_epi8(63));
@@ -251,7 +251,7 @@ pub fn encode_strip(
         let mut exponents = [0; GROUP];
         store(&mut exponents, 0, _mm256_permute4x64_epi64::<IN_ORDER>(front_exponents));
         store(&mut exponents, 32, _mm256_permute4x64_epi64::<IN_ORDER>(back_exponents));
-        escaped += list(escapes_of(pairs), &exponents, escapes.get_mut(escaped..)?)?;
+        escaped += list_escapes(escapes_of(pairs), &exponents, escapes.get_mut(escaped..)?)?;
     }
     Some(escaped)
 }
@@ -275,7 +275,7 @@ pub fn decode_strip<'e>(
             let exponent = _mm256_add_epi8(_mm256_and_si256(code, seven), first);
             join(exponent, load(plane, 32 * part), numbers, 64 * part);
         }
-        escapes = put_right(escapes_of(pairs), escapes, plane, numbers)?;
+        escapes = patch_escapes(escapes_of(pairs), escapes, plane, numbers)?;
     }
     Some(escapes)
 }

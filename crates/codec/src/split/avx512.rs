@@ -2,7 +2,7 @@
 //! escapes out and puts them back without a loop.
 
 use super::avx2::{pack, prefetch, unpack};
-use super::book::{Book, ESCAPE, Lookup};
+use super::codebook::{Codebook, ESCAPE, Lookup};
 use super::window::{self, Numbers};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
@@ -54,7 +54,7 @@ fn low(count: usize) -> u64 {
 /// [`scalar::encode`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
 pub fn encode(
-    book: &Book,
+    book: &Codebook,
     input: &[u8],
     plane: &mut [u8],
     nibbles: &mut [u8],

@@ -13,7 +13,7 @@ const LINE: usize = 32;
 /// A codebook, and the two tables by which 16-byte shuffles look codes up: the low half of an
 /// exponent leads to at most two exponents that have a code.
 #[derive(Clone, Copy, Debug)]
-pub struct Book {
+pub struct Codebook {
     /// The exponent of each code; the last one means nothing.
     pub exponents: [u8; 16],
     /// The likelier exponent of each low half, and its code.
@@ -47,7 +47,7 @@ impl Lookup {
     }
 }
 
-impl Book {
+impl Codebook {
     /// The codebook for a block of bfloat16 numbers, chosen by a sample of them. `None` if most
     /// numbers would need an escape.
     pub fn choose(block: &[u8]) -> Option<Self> {

@@ -1,12 +1,12 @@
 //! `split` for bfloat16, a number at a time: the reference, and the ends of blocks.
 
 use super::GROUP;
-use super::book::{Book, ESCAPE, exponent};
+use super::codebook::{Codebook, ESCAPE, exponent};
 
 /// Encodes numbers into as many bytes of `plane` and half as many of `nibbles`; returns how many
 /// exponents were listed in `escapes`, or `None` if they did not fit.
 pub fn encode(
-    book: &Book,
+    book: &Codebook,
     input: &[u8],
     plane: &mut [u8],
     nibbles: &mut [u8],

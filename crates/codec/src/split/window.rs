@@ -4,7 +4,7 @@
 use super::{GROUP, WINDOWED};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-use crate::frame::{Source, damaged};
+use crate::frame::{FrameReader, damaged};
 use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
 use std::hint::select_unpredictable;
@@ -19,13 +19,13 @@ pub const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group.
 pub const CODES: usize = GROUP / 8 * 3;
 /// Kind, number of escapes.
-const HEAD: usize = 1 + 4;
+const HEAD_BYTES: usize = 1 + 4;
 /// With more than one escape in this many numbers, codes of four bits are shorter.
 const ESCAPES: usize = 8;
 /// Groups of a strip that are looked at before its window is chosen.
 const SAMPLE: usize = 8;
 /// Escapes of a group that are handled without a branch: more are rare.
-const FEW: usize = 4;
+const BRANCHLESS_ESCAPES: usize = 4;
 
 /// A group.
 pub type Numbers = [u8; 2 * GROUP];
@@ -36,7 +36,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let strips = groups.len().div_ceil(STRIP);
     let most = block.len().min(out.len());
-    let (head, rest) = out[..most].split_at_mut_checked(HEAD)?;
+    let (head, rest) = out[..most].split_at_mut_checked(HEAD_BYTES)?;
     let (firsts, rest) = rest.split_at_mut_checked(strips)?;
     let (plane, rest) = rest.split_at_mut_checked(groups.len() * GROUP)?;
     let (codes, rest) = rest.split_at_mut_checked(groups.len() * CODES)?;
@@ -73,18 +73,18 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     rest.get_mut(escaped..escaped + tail.len())?.copy_from_slice(tail);
     head[0] = WINDOWED;
     head[1..].copy_from_slice(&(escaped as u32).to_le_bytes());
-    Some(HEAD + strips + groups.len() * (GROUP + CODES) + escaped + tail.len())
+    Some(HEAD_BYTES + strips + groups.len() * (GROUP + CODES) + escaped + tail.len())
 }
 
 /// Decodes what [`encode`] made, behind its kind.
-pub fn decode(kernel: Kernel, source: &mut Source<'_>, block: &mut [u8]) -> Result<()> {
+pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) -> Result<()> {
     let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
-    let escaped = source.u32()?;
-    let firsts = source.take(groups.len().div_ceil(STRIP))?;
-    let planes = source.take(groups.len() * GROUP)?.as_chunks().0;
-    let codes = source.take(groups.len() * CODES)?.as_chunks().0;
-    let escapes = source.take(escaped)?;
-    tail.copy_from_slice(source.take(tail.len())?);
+    let escaped = reader.u32()?;
+    let firsts = reader.take(groups.len().div_ceil(STRIP))?;
+    let planes = reader.take(groups.len() * GROUP)?.as_chunks().0;
+    let codes = reader.take(groups.len() * CODES)?.as_chunks().0;
+    let escapes = reader.take(escaped)?;
+    tail.copy_from_slice(reader.take(tail.len())?);
     let mut escapes = escapes;
     let strips = planes.chunks(STRIP).zip(codes.chunks(STRIP)).zip(groups.chunks_mut(STRIP));
     for (((planes, codes), groups), &first) in strips.zip(firsts) {
@@ -120,29 +120,29 @@ fn encode_strip(
     for ((numbers, plane), packed) in groups.iter().zip(planes).zip(codes) {
         let (mut exponents, mut code) = ([0; GROUP], [0; GROUP]);
         for at in 0..GROUP {
-            let turned = turned(numbers, at);
-            plane[at] = turned as u8;
-            exponents[at] = (turned >> 8) as u8;
+            let rotated = rotated(numbers, at);
+            plane[at] = rotated as u8;
+            exponents[at] = (rotated >> 8) as u8;
             code[at] = exponents[at].wrapping_sub(first).min(ESCAPE);
         }
         pack(&code, packed);
-        escaped += list(escapes_of(&code), &exponents, escapes.get_mut(escaped..)?)?;
+        escaped += list_escapes(escapes_of(&code), &exponents, escapes.get_mut(escaped..)?)?;
     }
     Some(escaped)
 }
 
 /// Lists the exponents that `missing` names; `None` if there is no room.
 #[inline(always)]
-pub fn list(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
+pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
     let count = missing.count_ones() as usize;
     let mut at = 0;
-    if let Some(few) = room.first_chunk_mut::<FEW>() {
+    if let Some(few) = room.first_chunk_mut::<BRANCHLESS_ESCAPES>() {
         // What is written behind the last one is written over by the next.
         for escape in few {
             *escape = exponents[missing.trailing_zeros() as usize % GROUP];
             missing &= missing.wrapping_sub(1);
         }
-        at = FEW;
+        at = BRANCHLESS_ESCAPES;
     }
     while missing != 0 {
         *room.get_mut(at)? = exponents[missing.trailing_zeros() as usize % GROUP];
@@ -168,7 +168,7 @@ fn decode_strip<'e>(
             let number = number(code[at].wrapping_add(first), plane[at]);
             [numbers[2 * at], numbers[2 * at + 1]] = number.to_le_bytes();
         }
-        escapes = put_right(escapes_of(&code), escapes, plane, numbers)?;
+        escapes = patch_escapes(escapes_of(&code), escapes, plane, numbers)?;
     }
     Some(escapes)
 }
@@ -176,7 +176,7 @@ fn decode_strip<'e>(
 /// Gives the numbers that `missing` names the exponents that are listed for them; returns those that
 /// are left.
 #[inline(always)]
-pub fn put_right<'e>(
+pub fn patch_escapes<'e>(
     mut missing: u64,
     escapes: &'e [u8],
     plane: &[u8; GROUP],
@@ -184,8 +184,8 @@ pub fn put_right<'e>(
 ) -> Option<&'e [u8]> {
     let (listed, rest) = escapes.split_at_checked(missing.count_ones() as usize)?;
     let mut listed = listed;
-    if let Some(few) = escapes.first_chunk::<FEW>() {
-        listed = listed.get(FEW..).unwrap_or_default();
+    if let Some(few) = escapes.first_chunk::<BRANCHLESS_ESCAPES>() {
+        listed = listed.get(BRANCHLESS_ESCAPES..).unwrap_or_default();
         // When no escape is left, the last number is written again; it is the first one at first.
         let (mut at, mut right) = (0, u16::from_le_bytes([numbers[0], numbers[1]]));
         for &exponent in few {
@@ -206,7 +206,7 @@ pub fn put_right<'e>(
 
 /// Number `at`, its exponent above its mantissa and sign.
 #[inline(always)]
-fn turned(numbers: &Numbers, at: usize) -> u16 {
+fn rotated(numbers: &Numbers, at: usize) -> u16 {
     u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]).rotate_left(1)
 }
 
@@ -264,7 +264,7 @@ fn fits(first: u8, groups: &[Numbers]) -> bool {
     let middle = &groups[groups.len() / 2];
     let mut outside = 0;
     for at in 0..GROUP {
-        let exponent = (turned(middle, at) >> 8) as u8;
+        let exponent = (rotated(middle, at) >> 8) as u8;
         outside += u8::from(exponent.wrapping_sub(first) >= WINDOW);
     }
     usize::from(outside) * ESCAPES <= GROUP
@@ -278,7 +278,7 @@ fn choose(groups: &[Numbers]) -> u8 {
     let (mut least, mut most) = (u8::MAX, 0);
     for group in groups.iter().step_by(groups.len().div_ceil(SAMPLE)) {
         for at in 0..GROUP {
-            let exponent = (turned(group, at) >> 8) as u8;
+            let exponent = (rotated(group, at) >> 8) as u8;
             counts[usize::from(exponent)] += 1;
             least = least.min(exponent);
             most = most.max(exponent);

@@ -5,9 +5,9 @@
 use ritornello_codec::Dtype;
 
 /// SplitMix64: the same numbers on every machine.
-pub struct Source(pub u64);
+pub struct FrameReader(pub u64);
 
-impl Source {
+impl FrameReader {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -44,7 +44,7 @@ pub fn fp16(number: f32) -> u16 {
 }
 
 /// `count` normally distributed numbers as bytes.
-pub fn numbers(dtype: Dtype, count: usize, random: &mut Source) -> Vec<u8> {
+pub fn numbers(dtype: Dtype, count: usize, random: &mut FrameReader) -> Vec<u8> {
     (0..count)
         .flat_map(|_| {
             let number = random.normal();
