@@ -1,4 +1,4 @@
-//! Reads before writes: what is being loaded, and those who wait until nothing is.
+//! Loads in progress, which background writes yield to.
 
 use ritornello_format::residency::Tier;
 use ritornello_volume::Parked;
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Loads that wait or are under way.
+/// Counts loads that are queued or running.
 #[derive(Debug, Default)]
 pub(super) struct LoadTracker {
     loads: Parked<usize>,
-    /// Bytes that they are to bring, by tier.
+    /// Bytes still to load, by tier.
     queued: [AtomicU64; 4],
 }
 
-/// One of them, until it is dropped.
+/// A counted load; dropping it ends the count.
 #[derive(Debug)]
 pub(super) struct LoadGuard {
     tracker: Arc<LoadTracker>,
@@ -29,12 +29,12 @@ impl LoadTracker {
         LoadGuard { tracker: Arc::clone(self), tier, bytes }
     }
 
-    /// Bytes that wait to be loaded from each tier.
+    /// Bytes still to load from each tier.
     pub(super) fn queued(&self) -> [u64; 4] {
         self.queued.each_ref().map(|bytes| bytes.load(Relaxed))
     }
 
-    /// Waits until nothing is being loaded, and not for longer than that.
+    /// Waits until no load is in progress, for at most `longest`.
     pub(super) fn wait(&self, longest: Duration) {
         let until = Instant::now() + longest;
         let mut loads = self.loads.lock();
@@ -65,7 +65,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn who_writes_waits_for_loads_and_not_for_ever() {
+    fn writer_waits_for_loads_until_timeout() {
         let tracker = Arc::new(LoadTracker::default());
         tracker.wait(Duration::from_secs(3600));
         let load = tracker.begin(Tier::Disk, 7);

@@ -1,10 +1,10 @@
-//! Bringing pages from the disk to host memory ahead of their load.
+//! Promotion: copies pages from disk to host memory before they are loaded.
 //!
-//! A prompt that is found is wanted. What of it lies on the disk rises while its request waits for its
-//! turn, as a job of the way to the first tier, bounded as all of them are. Nobody waits for it: the
-//! pages can be loaded from where they are. When this cache begins to load all of them what is left of
-//! their rise ends, or they would be read twice: what was loaded is put into the first tier from where it
-//! was loaded to.
+//! A lookup announces a load. While the request is scheduled, pages found on disk are promoted by a
+//! job of the first tier's write queue, under that queue's limits. No caller waits for a promotion,
+//! since the pages can be loaded from disk as well. When this cache starts to load a prompt, its
+//! remaining promotion jobs are cancelled: otherwise pages would be read twice, because loaded
+//! pages are stored in the first tier from the loader's buffer.
 
 use super::prompt::Pages;
 use super::shared::Shared;
@@ -15,11 +15,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A first tier that did not take what it was to is left alone for so long.
+/// How long promotions pause after the first tier did not take all pages of a job.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 impl Shared {
-    /// Begins with the pages of `wanted` that were found on the disk.
+    /// Queues promotions of those pages of `wanted` that were found on disk.
     pub(super) fn promote(
         self: &Arc<Self>,
         pages: &Pages,
@@ -39,17 +39,18 @@ impl Shared {
             if queue.failed_at().is_some_and(|since| since.elapsed() < RETRY_AFTER) {
                 return;
             }
-            // Where they were found says that they are not on the first tier, whatever is known.
+            // A page found on disk was missed on the first tier, so the table's entry for that tier
+            // is stale.
             self.table.forget(top, &pages.hashes, range.clone());
             self.queue_write(queue, pages, range, PendingPut::default());
         }
     }
 
-    /// Stops that of pages that `mine` knows. Returns whether there was anything to stop.
-    pub(super) fn cancel_promotions(&self, mine: impl Fn(&Pages, &Range<usize>) -> bool) -> bool {
+    /// Cancels promotions of pages that match `filter`. Returns whether any were queued or running.
+    pub(super) fn cancel_promotions(&self, filter: impl Fn(&Pages, &Range<usize>) -> bool) -> bool {
         let Some(queue) = self.write_queue(self.top().kind) else { return false };
-        let (gone, any) = queue.cancel(mine);
-        for (pages, range) in gone {
+        let (cancelled, any) = queue.cancel(filter);
+        for (pages, range) in cancelled {
             self.table.abandon(queue.to, &pages.hashes, range);
         }
         any

@@ -1,4 +1,4 @@
-//! What the first tier could not take, kept until those below have it.
+//! Pages that the first tier had no space for, kept in staging until the lower tiers have them.
 
 use super::policy::WritePolicy;
 use super::prompt::Pages;
@@ -7,12 +7,13 @@ use super::write_queue::PendingPut;
 use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
 
-/// Pages of one put; empty if all are on the first tier. Who may have to write them down holds it.
+/// Spilled pages of one put; empty if the first tier took them all. Each queued write that may need
+/// them holds a reference.
 #[derive(Debug, Default)]
 pub(super) struct Spilled(OnceLock<(usize, StagedPages)>);
 
 impl Spilled {
-    /// The bytes of a page of the prompt.
+    /// The bytes of page `page` of the prompt, if it was spilled.
     pub(super) fn page(&self, page: usize) -> Option<&[u8]> {
         let (first, pages) = self.0.get()?;
         pages.bytes(page.checked_sub(*first)?)
@@ -20,8 +21,9 @@ impl Spilled {
 }
 
 impl Shared {
-    /// Pages `first..` of a prompt have no room on the first tier. They stay in staging for those who
-    /// write them down, unless half of that is taken: puts need it more.
+    /// Spills pages `first..` of a prompt, for which the first tier has no space: they stay in
+    /// staging until the lower tiers have written them. If more than half of staging is in use,
+    /// they are dropped, because puts need the memory more.
     pub(super) fn spill(
         self: &Arc<Self>,
         spilled: &Arc<Spilled>,
@@ -35,7 +37,8 @@ impl Shared {
         }
         let range = first..pages.len();
         let _ = spilled.0.set((first, staged));
-        // Who is written to when pages leave the tier above is so now; others wait for the put.
+        // A write-back tier is written when pages leave the tier above: for these pages, now. Tiers
+        // with other policies already wait for the put.
         if let Some(queue) =
             self.write_queues.first().filter(|queue| queue.policy == WritePolicy::Back)
         {
