@@ -1,6 +1,5 @@
 //! The cache: tiers of one list, opened together.
 
-use super::figures::{CacheStats, snapshot};
 use super::local_tier::{self, LocalTier};
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prompt::Pages;
@@ -8,6 +7,7 @@ use super::rate::RateLimiter;
 use super::shared::{RemoteSlot, Shared};
 use super::spec::{TierLocation, TierSpec, host_dir};
 use super::spill::Spilled;
+use super::stats::{CacheStats, snapshot};
 use super::write_queue::PendingPut;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;

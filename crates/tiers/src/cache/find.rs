@@ -1,11 +1,11 @@
-//! Finding: how far a prompt is known, on which tiers, and how much of that to load.
+//! Lookup: how far a prompt is stored, on which tiers, and how much of it to load.
 
 use super::Cache;
-use super::figures::tier_word;
 use super::policy::WritePolicy;
 use super::prefetch::{Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
+use super::stats::tier_name;
 use super::write_queue::PendingPut;
 use crate::gate::{Decision, LoadMode, LoadQuery, TierSpan};
 use ritornello_format::residency::Tier;
@@ -14,38 +14,39 @@ use ritornello_store::LeaseNumber;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A prompt that lies on two tiers in turns is followed through so many turns at most.
+/// Maximum rounds over the local tiers for a prompt whose pages alternate between them.
 const MAX_ROUNDS: usize = 4;
 
-/// What an engine says of a prompt besides its keys.
+/// What an engine says about a prompt besides its keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LookupOptions {
-    /// Whether the gate decides.
+    /// Whether the gate decides how much to load.
     pub mode: LoadMode,
-    /// Tokens of a page; zero: the gate is not asked, all that is found is loaded if any may be.
+    /// Tokens per page. Zero skips the gate: all pages found are loaded, unless the mode forbids
+    /// it.
     pub page_tokens: u64,
-    /// Bytes that loading a page moves, where a page lies in more objects than this one, which are
-    /// looked for by the same keys; zero: the scope's.
+    /// Bytes moved to load one page, if a page also lies in other objects that are looked up by the
+    /// same keys; zero: the page bytes of the scope.
     pub page_bytes: u64,
-    /// Tokens that the engine has already.
+    /// Leading tokens that the engine already has.
     pub computed: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
 }
 
-/// Whether to ask again.
+/// Whether a lookup has its final answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// No: this is the answer.
+    /// The answer is final.
     Ready,
-    /// Yes: the remote has not said what it has.
+    /// Ask again: the remote has not answered yet.
     Asking,
-    /// Yes: pages are on their way.
+    /// Ask again: pages are being fetched from the remote.
     Loading,
 }
 
 impl Readiness {
-    /// In one lower-case word.
+    /// The name in lower case.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -56,51 +57,52 @@ impl Readiness {
     }
 }
 
-/// A lease on pages of one tier of this machine.
+/// A lease on pages of one local tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierLease {
     /// The tier.
     pub tier: Tier,
-    /// Its store's name for it.
+    /// The number that the tier's store gave the lease.
     pub lease: LeaseNumber,
 }
 
-/// What was found.
+/// The result of a lookup.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// Whether it is the answer, or the caller is to ask again.
+    /// Whether this is the final answer.
     pub readiness: Readiness,
-    /// Where the leading pages lie, in order; on the remote as far as that is known.
+    /// Tiers of the leading pages, in prompt order; remote pages as far as they are known.
     pub spans: Vec<TierSpan>,
-    /// Leading pages that are on this machine.
+    /// Leading pages on this machine.
     pub local: usize,
-    /// Leading pages that the engine is to have after loading those of them that it lacks; zero, or
-    /// no more than it has: nothing is worth loading. They are kept by `leases`.
+    /// Leading pages that the engine should have after loading those it lacks, kept by `leases`.
+    /// Zero, or at most what the engine has: nothing is worth loading.
     pub load: usize,
-    /// Pages of those that were brought from the remote for this prompt, told once.
+    /// Pages fetched from the remote for this prompt; reported once.
     pub brought: usize,
-    /// Pages that have come of those that are on their way, and how many those are.
+    /// Pages fetched so far, and pages to fetch in all.
     pub progress: (usize, usize),
-    /// What the gate thinks, where it was asked and knows something.
+    /// The gate's decision, if the gate was asked and has measurements.
     pub decision: Option<Decision>,
-    /// To be released when the pages were loaded; they run out by themselves.
+    /// Leases to release once the pages are loaded; they expire by themselves.
     pub leases: Vec<TierLease>,
 }
 
-/// What this machine has of a prompt, stretch by stretch, with a lease on each, and the page before
-/// which that begins.
+/// The local pages of a prompt: their tiers, and a lease for each tier's part with the index of its
+/// first page.
 struct LocalPrefix {
     spans: Vec<TierSpan>,
     leases: Vec<(usize, TierLease)>,
 }
 
 impl Cache {
-    /// Looks for a prompt, from its first page on; what is to be loaded is kept for `ttl`, and rises from
-    /// the disk to host memory in the background. It never waits for a remote: where that is to be asked, or pages come from there, it says that the
-    /// caller is to ask again, as the prefetch policy has it.
+    /// Looks up a prompt from its first page on. Pages to load are leased for `ttl`, and those on
+    /// disk are promoted to host memory in the background. The call never waits for a remote: while
+    /// the remote is queried or pages are fetched, the answer is that the caller should ask again,
+    /// for as long as the prefetch policy allows.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none; `Closed`.
+    /// `Invalid` for an invalid key; `Closed`.
     pub fn find(
         &self,
         scope: &Arc<Scope>,
@@ -110,7 +112,7 @@ impl Cache {
     ) -> Result<Found> {
         self.check()?;
         check_keys(keys)?;
-        // Who waits asks often: that costs no more than the last key.
+        // A pending lookup is polled often; this answers it from the hash of its last key alone.
         let waits = keys.last().and_then(|last| {
             let job = self.shared.prefetches.get(PageHash::of(&scope.id(), last))?;
             self.shared.pending_answer(keys.len(), options, &job)
@@ -123,19 +125,19 @@ impl Cache {
         self.shared.find(&pages, ttl, options)
     }
 
-    /// Ends a lease, of this process or another.
+    /// Ends a lease of this process or another.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// Errors of the connection to the tier's owner.
     pub fn release(&self, lease: TierLease) -> Result<()> {
         self.check()?;
         self.shared.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }
 
-    /// Which pages are on this machine, each by itself.
+    /// Whether each page, taken by itself, is on a local tier.
     ///
     /// # Errors
-    /// Like [`find`](Self::find).
+    /// As for [`find`](Self::find).
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         self.check()?;
         check_keys(keys)?;
@@ -147,11 +149,11 @@ impl Cache {
         Ok(there)
     }
 
-    /// Stops what is being brought for a prompt that nobody wants any more. Returns whether anything
-    /// was.
+    /// Cancels prefetches and promotions of a prompt that is no longer wanted. Returns whether
+    /// there were any.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none; `Closed`.
+    /// `Invalid` for an invalid key; `Closed`.
     pub fn cancel(&self, scope: &Scope, keys: &[&[u8]]) -> Result<bool> {
         self.check()?;
         check_keys(keys)?;
@@ -162,7 +164,7 @@ impl Cache {
         let stopped = self.shared.prefetches.cancel(name);
         match (stopped, job) {
             (Some(Stopped::Waiting), _) => self.shared.counts.prefetch.cancelled.add(1),
-            // It is over: what came need not be kept any more.
+            // The prefetch is complete: release what it keeps.
             (None, Some(job)) => {
                 self.shared.take_brought(&job);
             }
@@ -233,7 +235,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// The answer while a prefetch goes on and the request for so many pages has patience.
+    /// The answer to a lookup of `pages` pages while its prefetch runs and the policy lets it wait.
     fn pending_answer(
         &self,
         pages: usize,
@@ -242,7 +244,7 @@ impl Shared {
     ) -> Option<Found> {
         let local: usize = job.local.iter().map(|span| span.pages).sum();
         let stage = job.stage();
-        // Nothing is known to be there to wait for, until the remote has said so.
+        // Until the remote answers, no pages are known to wait for.
         let missing = match stage {
             Stage::Asking => 0,
             _ => (pages - local.min(pages)) as u64,
@@ -269,7 +271,7 @@ impl Shared {
         })
     }
 
-    /// Leases what this machine has.
+    /// Leases the leading pages that are on local tiers.
     fn lease_local(&self, pages: &Pages, ttl: Duration) -> Result<LocalPrefix> {
         let keys = pages.refs(0..pages.len());
         let (mut at, mut spans, mut leases) = (0, Vec::<TierSpan>::new(), Vec::new());
@@ -285,7 +287,7 @@ impl Shared {
                         return Err(error);
                     }
                     Err(error) => {
-                        tracing::debug!(%error, tier = tier_word(tier.kind), "a tier did not answer");
+                        tracing::debug!(%error, tier = tier_name(tier.kind), "a tier did not answer");
                         continue;
                     }
                 };
@@ -306,21 +308,21 @@ impl Shared {
         Ok(LocalPrefix { spans, leases })
     }
 
-    /// Releases what begins at page `load` or behind it.
+    /// Releases leases that begin at page `load` or later.
     fn release_from(&self, leases: &mut Vec<(usize, TierLease)>, load: usize) {
         leases.retain(|(from, lease)| {
             if *from >= load
                 && let Some(tier) = self.local_tier(lease.tier)
             {
-                // It runs out by itself.
+                // An error is harmless: the lease expires.
                 let _ = tier.store().release(lease.lease);
             }
             *from < load
         });
     }
 
-    /// How many leading pages the engine is to have, and why; `None` where the gate is not asked or
-    /// knows nothing.
+    /// How many leading pages the engine should have, and the decision; `None` if the gate is not
+    /// asked or has no measurements.
     pub(super) fn decide(
         &self,
         pages: &Pages,
@@ -355,7 +357,8 @@ impl Shared {
         knows.then_some((load, decision))
     }
 
-    /// Bytes that wait to be loaded from each tier, or, where a cap is, to be moved either way.
+    /// Bytes waiting to be loaded from each tier; for a rate-capped tier, bytes waiting in either
+    /// direction if that is more.
     pub(super) fn pending_load_bytes(&self) -> [u64; 4] {
         let mut queued = self.loads.queued();
         for (tier, rate) in self.rates() {
@@ -364,7 +367,7 @@ impl Shared {
         queued
     }
 
-    /// Counts what was found, and has what was found often enough written down.
+    /// Counters the lookup, and queues writes of pages that were found often enough.
     fn record_lookup(self: &Arc<Self>, pages: &Pages, spans: &[TierSpan]) {
         self.counts.asked.add(pages.len() as u64);
         let mut at = 0;

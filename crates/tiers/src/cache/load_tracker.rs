@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Counts loads that are queued or running.
+/// Counters loads that are queued or running.
 #[derive(Debug, Default)]
 pub(super) struct LoadTracker {
     loads: Parked<usize>,

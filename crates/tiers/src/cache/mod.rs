@@ -12,7 +12,6 @@
 
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;
-mod figures;
 mod find;
 mod load_tracker;
 mod local_tier;
@@ -25,11 +24,12 @@ mod read;
 mod shared;
 mod spec;
 mod spill;
+mod stats;
 mod write_back;
 mod write_queue;
 
 pub use cache::{Cache, Settings};
-pub use figures::{CacheStats, CallStats, GateStats, PrefetchStats, TierStats, tier_word};
 pub use find::{Found, LookupOptions, Readiness, TierLease};
 pub use policy::{MAX_LOOKUP_WAIT, PrefetchPolicy, WritePolicy};
 pub use spec::{TierLocation, TierSpec};
+pub use stats::{CacheStats, CallStats, GateStats, PrefetchStats, TierStats, tier_name};

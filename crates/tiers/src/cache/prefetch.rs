@@ -1,9 +1,8 @@
-//! Prefetching: pages of a prompt that lie on the remote are brought to this machine, before the
-//! request that wants them is computed.
+//! Prefetch: fetches pages of a prompt from the remote before its request is computed.
 //!
-//! A few threads do it, one prompt each at a time. They ask the remote how far the prompt is there,
-//! the gate how much of that is worth it, and bring that from the front, until a page does not come or
-//! somebody says stop. Nobody waits for them: who asks again hears how far they are.
+//! A few threads do this, one prompt at a time each. A thread asks the remote how many leading
+//! pages it has and the gate how many are worth fetching, and fetches those front to back until a
+//! page fails or the prefetch is cancelled. No caller waits: repeated lookups report the progress.
 
 use super::find::LookupOptions;
 use super::policy::{MAX_LOOKUP_WAIT, WritePolicy};
@@ -27,37 +26,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Prompts at once, and those that wait.
+/// Prefetches that run at once, and prefetches that may be queued.
 const THREADS: usize = 4;
 const MAX_QUEUED: usize = 256;
-/// Prompts that are known at once, how many of them may be stale, and for how long an outcome that
-/// somebody was told answers for the remote.
+/// Prefetches that are tracked, the number from which stale ones are swept, and how long a reported
+/// outcome replaces another query of the remote.
 const MAX_TRACKED: usize = 2048;
 const STALE_SWEEP_AT: usize = 128;
 const TOLD_FRESH_FOR: Duration = Duration::from_secs(5);
-/// One question to the remote, and one read from it once it is its turn.
+/// Timeouts of one query of the remote, and of one read from it.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// What came finds room on the first tier in this time, or nowhere.
+/// Time within which fetched pages must find space on the first tier.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// What came and nobody asked for has its room, and its answer holds, for so long.
+/// How long fetched pages are kept, and their outcome holds, until a lookup takes them.
 const KEEP_FOR: Duration = Duration::from_secs(10);
-/// Objects that are read at once.
+/// Objects read at once.
 const OBJECTS_AT_ONCE: usize = 4;
-/// How often one that waits for pages which another prefetch brings looks for them.
+/// How often a prefetch looks for pages that another prefetch is fetching.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// Prefetches of a cache: those that are tracked, the queue, and the threads.
 #[derive(Debug, Default)]
 pub(super) struct Prefetches {
     state: Parked<State>,
-    /// Held while one is decided about, so that no two take the same room.
+    /// Held while a prefetch decides how much to fetch, so that no two count on the same space.
     deciding: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the last page of their prompt.
+    /// By the hash of the last page of the prompt.
     known: HashMap<PageHash, Arc<Prefetch>>,
     queue: VecDeque<Arc<Prefetch>>,
     threads: usize,
@@ -65,36 +64,36 @@ struct State {
     closing: bool,
 }
 
-/// That of one prompt.
+/// The prefetch of one prompt.
 #[derive(Debug)]
 pub(super) struct Prefetch {
     pages: Pages,
     options: LookupOptions,
-    /// What this machine has of it.
+    /// Local spans when the prefetch started.
     pub(super) local: Vec<TierSpan>,
     pub(super) since: Instant,
     stage: Mutex<Stage>,
-    /// How long the gate expects it to take.
+    /// How long the gate expects the fetch to take.
     expected: Mutex<Duration>,
-    /// What keeps on the first tier what came.
+    /// Leases that keep fetched pages on the first tier.
     kept: Mutex<Vec<LeaseNumber>>,
-    /// Whether somebody was told what came of it.
+    /// Whether a lookup was given the outcome.
     reported: AtomicBool,
     cancelled: Arc<AtomicBool>,
 }
 
-/// How far it is.
+/// The progress of a prefetch.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stage {
-    /// The remote has not said what it has.
+    /// The remote has not answered yet.
     Asking,
-    /// So many pages of so many have come.
+    /// `came` of `of` pages are stored.
     Fetching { came: usize, of: usize },
-    /// Since when it is over, how many leading pages the remote has, and how many were brought.
+    /// Complete since `at`: leading pages the remote has, and pages fetched.
     Done { at: Instant, known: usize, brought: usize },
 }
 
-/// What one was doing when it was stopped.
+/// The state in which a cancellation met a prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stopped {
     Waiting,
@@ -106,7 +105,7 @@ impl Prefetch {
         *self.stage.lock()
     }
 
-    /// Whether it is over for so long that the remote is to be asked again.
+    /// Whether the outcome is so old that the remote should be asked again.
     pub(super) fn is_stale(&self) -> bool {
         let lasts = if self.reported.load(Ordering::Acquire) { TOLD_FRESH_FOR } else { KEEP_FOR };
         matches!(self.stage(), Stage::Done { at, .. } if at.elapsed() >= lasts)
@@ -116,13 +115,13 @@ impl Prefetch {
         *self.expected.lock()
     }
 
-    /// Bytes of a page in all its objects, each of which has a prefetch of its own.
+    /// Bytes of a page in all its objects, each of which has its own prefetch.
     fn page_bytes(&self) -> u64 {
         self.options.page_bytes.max(self.pages.page_bytes)
     }
 
-    /// Bytes on the first tier that no other prompt can have: on their way, or waiting to be asked
-    /// for, in all objects.
+    /// Bytes on the first tier that are reserved for this prompt, in all objects: pages being
+    /// fetched, or kept until a lookup takes them.
     fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,
@@ -132,7 +131,7 @@ impl Prefetch {
         (pages as u64).saturating_mul(self.page_bytes())
     }
 
-    /// Bytes of this object that are still to come.
+    /// Bytes of this object still to fetch.
     fn remaining_bytes(&self) -> u64 {
         match self.stage() {
             Stage::Fetching { came, of } => self.pages.bytes(of - came),
@@ -150,7 +149,7 @@ impl Prefetches {
         self.state.lock().known.get(&name).cloned()
     }
 
-    /// Bytes that other prompts than this one take up, and bytes of this one that are to come.
+    /// Bytes reserved for other prompts, and bytes still to fetch for this one.
     fn usage_beside(&self, prompt: &Pages) -> (u64, u64) {
         let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
         let state = self.state.lock();
@@ -172,7 +171,7 @@ impl Prefetches {
         (state.queue.len() + state.threads - state.idle) as u64
     }
 
-    /// Stops that of a prompt, if there is one to stop. A thread that works on it counts it.
+    /// Cancels a prefetch unless it is complete. A running one is counted by its thread.
     pub(super) fn cancel(&self, name: PageHash) -> Option<Stopped> {
         let mut state = self.state.lock();
         let found = state.known.get(&name).cloned()?;
@@ -201,7 +200,7 @@ impl Prefetches {
 }
 
 impl State {
-    /// Forgets what says nothing any more, and returns it: it may still keep something.
+    /// Removes stale prefetches and returns them, so that their leases can be released.
     fn sweep_stale(&mut self) -> Vec<Arc<Prefetch>> {
         if self.known.len() < STALE_SWEEP_AT {
             return Vec::new();
@@ -211,7 +210,7 @@ impl State {
 }
 
 impl Shared {
-    /// Starts that of a prompt. `None` if it cannot be now.
+    /// Starts the prefetch of a prompt. `None` if the limits do not allow it.
     pub(super) fn prefetch(
         self: &Arc<Self>,
         pages: &Pages,
@@ -254,7 +253,7 @@ impl Shared {
         Some(started)
     }
 
-    /// How many pages were brought, for whoever asks first when it is over, and holds what is there.
+    /// Takes the number of pages fetched, which is reported once, and releases the leases on them.
     pub(super) fn take_brought(&self, job: &Prefetch) -> usize {
         let brought = match &mut *job.stage.lock() {
             Stage::Done { brought, .. } => {
@@ -264,7 +263,7 @@ impl Shared {
             _ => 0,
         };
         for lease in std::mem::take(&mut *job.kept.lock()) {
-            // It runs out by itself.
+            // An error is harmless: the lease expires.
             let _ = self.top().store().release(lease);
         }
         brought
@@ -322,13 +321,13 @@ impl Shared {
         *job.stage.lock() = Stage::Done { at: Instant::now(), known, brought: came };
         count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
-            // Nobody will ask for it.
+            // No lookup will take the result.
             self.take_brought(job);
         }
         self.trim_table();
     }
 
-    /// Up to which page it is worth to bring what the remote has, and there is room for.
+    /// How many leading pages are worth having here, as far as the first tier has space for them.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
@@ -338,7 +337,7 @@ impl Shared {
         found.push(TierSpan { tier: Tier::Remote, pages: known - local });
         let (others, own) = self.prefetches.usage_beside(&job.pages);
         let mut queued = self.pending_load_bytes();
-        // All objects of a page are in the estimate already.
+        // The estimate already counts all objects of a page.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
         let wanted = match self.decide(&job.pages, &found, &job.options, queued) {
@@ -348,18 +347,18 @@ impl Shared {
             }
             None => known,
         };
-        // Prompts that push each other out are brought in vain, all of them.
+        // Prompts that evict each other's pages would all be fetched in vain.
         let room = (self.top().capacity / 4 * 3).saturating_sub(others);
         let needs = (wanted.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
         if needs > room { local } else { wanted }
     }
 
-    /// Returns how many of the first pages of `range` are on this machine then.
+    /// Fetches `range`. Returns how many of its leading pages are now on this machine.
     fn fetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch, range: Range<usize>) -> usize {
         let (pages, top) = (&job.pages, self.top());
         let group = RemoteTier::object_pages(pages.page_bytes);
         self.table.forget(top.kind, &pages.hashes, range.start..pages.len());
-        // What has come since the prompt was looked for, with another that begins like it.
+        // A prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());
         let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
@@ -389,7 +388,7 @@ impl Shared {
         at - range.start
     }
 
-    /// Brings pages that were claimed. Returns the page before which all have come.
+    /// Fetches pages claimed by this prefetch. Returns the end of the pages that were stored.
     fn fetch_claimed(
         self: &Arc<Self>,
         slot: &RemoteSlot,
@@ -438,7 +437,7 @@ impl Shared {
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
         self.table.mark_present(top.kind, &pages.hashes, range.start..stored, &[]);
         self.table.abandon(top.kind, &pages.hashes, stored..range.end);
-        // What came from the remote goes to the tiers between as what an engine put does.
+        // Local tiers below the first take fetched pages as they take pages of a put.
         for queue in self.write_queues.iter().filter(|queue| queue.to != Tier::Remote) {
             if queue.policy == WritePolicy::Through {
                 self.table.forget(queue.to, &pages.hashes, range.start..stored);
@@ -448,8 +447,8 @@ impl Shared {
         stored
     }
 
-    /// Waits for pages that another prefetch brings, and brings those that it gave up. Returns the page
-    /// before which all are there.
+    /// Waits for pages that another prefetch is fetching, and fetches those it gives up. Returns
+    /// the end of the pages that are stored.
     fn await_others(
         self: &Arc<Self>,
         slot: &RemoteSlot,

@@ -1,4 +1,4 @@
-//! Reading pages from the tiers of this machine, each from the fastest that has it.
+//! Reads pages from the local tiers, each from the fastest that has it.
 
 use super::local_tier::LocalTier;
 use super::prompt::Pages;
@@ -12,14 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A stretch that lies on two tiers in turns is read in so many turns at most.
+/// Maximum rounds over the local tiers for pages that alternate between them.
 const MAX_ROUNDS: usize = 4;
 
-/// Why a page that was not read was not.
+/// Default reason for pages that were not read.
 const ABSENT: &str = "absent";
 
 impl Shared {
-    /// Fills what it can of `target`; what came from below the first tier is put there.
+    /// Reads as many pages as possible into `target`; stores pages from lower tiers in the first.
     pub(super) fn read(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
@@ -49,7 +49,7 @@ impl Shared {
         read.outcome(keys.len(), scope.resolved_page_bytes().unwrap_or(0))
     }
 
-    /// The tier that reading these pages will take longest on.
+    /// The slowest tier needed to read these pages.
     pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
         let (last, faster) =
             self.local_tiers.split_last().map_or((self.top(), &[][..]), |split| split);
@@ -59,8 +59,8 @@ impl Shared {
         faster.iter().find(has_all).unwrap_or(last).kind
     }
 
-    /// Puts what was just read into the first tier, from where it was read to. What finds no room
-    /// in staging is not.
+    /// Stores pages just read in the first tier, from the buffer they were read into. Pages that
+    /// staging has no space for are skipped.
     fn store_loaded(
         &self,
         scope: &Arc<Scope>,
@@ -92,8 +92,8 @@ impl Shared {
         }
     }
 
-    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or where that is the
-    /// first one, from those below; nobody waits for it. Returns how many of the first of them came.
+    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or from those below
+    /// if `to` is the first. Returns how many leading pages were copied.
     pub(super) fn copy(
         &self,
         to: Tier,
@@ -132,7 +132,7 @@ impl Shared {
     }
 }
 
-/// A read that is under way.
+/// A read in progress: the pages still missing, and why.
 struct PartialRead {
     missing: Vec<usize>,
     reason: &'static str,
@@ -143,7 +143,8 @@ impl PartialRead {
         Self { missing: (0..pages).collect(), reason: ABSENT }
     }
 
-    /// Reads what is still missing and `tier` has; which pages that were, and how long it took.
+    /// Reads the missing pages that `tier` has. Returns those pages, and the time without
+    /// rate-limit delay.
     fn read_tier(
         &mut self,
         tier: &LocalTier,
@@ -161,7 +162,7 @@ impl PartialRead {
             error.kind().word()
         };
         let mut asked: Vec<usize> = self.missing.clone();
-        // How fast a tier is does not depend on who else waits for it.
+        // Delay caused by other transfers must not count against the tier's measured speed.
         let mut others = Duration::ZERO;
         if tier.rate.is_capped() {
             let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
@@ -180,7 +181,8 @@ impl PartialRead {
         }
         let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
         let picked = Picked::new(target, &asked);
-        // A section has come when all that is missing has it, not when some pages have.
+        // A section is complete once every missing page has it, so a partial read must not report
+        // sections.
         let rest = asked.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);

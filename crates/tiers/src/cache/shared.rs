@@ -1,12 +1,12 @@
-//! What a cache's calls and its threads share.
+//! State shared by a cache's calls and its threads.
 
-use super::figures::{Counts, TierCounts};
 use super::load_tracker::LoadTracker;
 use super::local_tier::LocalTier;
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prefetch::Prefetches;
 use super::prompt::Pages;
 use super::rate::RateLimiter;
+use super::stats::{Counters, TierCounters};
 use super::write_queue::WriteQueue;
 use crate::gate::Gate;
 use crate::remote::{Prompt, RemoteTier};
@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages that the table may know; those used longest ago are forgotten then.
+/// Pages the table may hold; beyond that, the least recently used ones are dropped from it.
 const TABLE_PAGES: u64 = 1 << 20;
 
-/// The remote tier of a cache.
+/// The remote tier of a cache and its settings.
 #[derive(Debug)]
 pub(super) struct RemoteSlot {
     pub(super) tier: RemoteTier,
@@ -31,19 +31,21 @@ pub(super) struct RemoteSlot {
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Host and disk, as far as there are: one at least.
+    /// The host and disk tiers; at least one.
     pub(super) local_tiers: Vec<LocalTier>,
     pub(super) remote: Option<RemoteSlot>,
-    /// How each tier but the first is written to; and last, how host memory is from the disk.
+    /// One queue for each tier below the first, and last, if there are two local tiers, the queue
+    /// of promotions to the first.
     pub(super) write_queues: Vec<WriteQueue>,
     pub(super) prefetches: Prefetches,
     pub(super) policy: PrefetchPolicy,
     pub(super) table: PageTable,
     pub(super) loads: Arc<LoadTracker>,
-    pub(super) counts: Counts,
+    pub(super) counts: Counters,
     pub(super) closing: AtomicBool,
     gate: Mutex<Gate>,
-    /// Loads that were measured here and that nobody has asked for: by tier, bytes and seconds.
+    /// Bytes and seconds of loads measured here and not yet taken by
+    /// [`take_measured`](Self::take_measured), by tier.
     measured: Mutex<[(u64, f64); 4]>,
     opened: Instant,
 }
@@ -71,7 +73,7 @@ impl Shared {
             policy,
             table: PageTable::new(),
             loads: Arc::default(),
-            counts: Counts::default(),
+            counts: Counters::default(),
             closing: AtomicBool::new(false),
             gate: Mutex::default(),
             measured: Mutex::default(),
@@ -101,7 +103,7 @@ impl Shared {
         self.write_queues.iter().find(|queue| queue.to == to)
     }
 
-    pub(super) fn counts_of(&self, tier: Tier) -> &TierCounts {
+    pub(super) fn counts_of(&self, tier: Tier) -> &TierCounters {
         &self.counts.tiers[tier as usize]
     }
 
@@ -109,7 +111,7 @@ impl Shared {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Seconds of the gate's clock.
+    /// Seconds on the gate's clock.
     pub(super) fn clock(&self) -> f64 {
         self.opened.elapsed().as_secs_f64()
     }
@@ -118,7 +120,8 @@ impl Shared {
         ask(&mut self.gate.lock())
     }
 
-    /// So many bytes came from a tier and took so long: counted, learnt, and kept for who asks.
+    /// Records a load from `tier` in the statistics, in the gate and for
+    /// [`take_measured`](Self::take_measured).
     pub(super) fn record_load(&self, tier: Tier, pages: u64, bytes: u64, took: Duration) {
         if bytes == 0 {
             return;
@@ -129,19 +132,19 @@ impl Shared {
         *kept = (kept.0 + bytes, kept.1 + took.as_secs_f64());
     }
 
-    /// What was measured since the last call, by tier.
+    /// Loads measured since the last call, by tier.
     pub(super) fn take_measured(&self) -> [(u64, f64); 4] {
         std::mem::take(&mut *self.measured.lock())
     }
 
-    /// Notes that these pages are on a tier.
+    /// Marks pages as present on a tier.
     pub(super) fn mark_present(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
         for new in self.table.claim(tier, Phase::Loading, &pages.hashes, range) {
             self.table.mark_present(tier, &pages.hashes, new, &[]);
         }
     }
 
-    /// Keeps the table within its bounds.
+    /// Keeps the table within [`TABLE_PAGES`].
     pub(super) fn trim_table(&self) {
         if self.table.stats().pages > TABLE_PAGES {
             for tier in [Tier::Remote, Tier::Disk, Tier::Host] {
@@ -151,7 +154,7 @@ impl Shared {
     }
 }
 
-/// Hands pages to the remote in its own words.
+/// Lends the first `end` pages as a prompt of the remote tier.
 pub(super) fn with_prompt<T>(pages: &Pages, end: usize, ask: impl FnOnce(&Prompt<'_>) -> T) -> T {
     let keys = pages.refs(0..end);
     ask(&Prompt { scope: &pages.id, page_bytes: pages.page_bytes, keys: &keys })

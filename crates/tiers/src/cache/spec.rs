@@ -4,7 +4,7 @@
 //! host 8GiB [DIR]   disk DIR [200GiB]   s3://bucket/prefix | file:///mnt/kv | memory: | module:Class
 //! ```
 //!
-//! each with options behind it: `write=` a [`WritePolicy`], `rate=` bytes a second at most.
+//! Options follow: `write=` a [`WritePolicy`], `rate=` a limit in bytes per second.
 
 use super::policy::WritePolicy;
 use crate::remote::RemoteAddress;
@@ -13,49 +13,49 @@ use ritornello_format::{Error, Result, checksum, parse_bytes};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-/// What every error ends with.
+/// The end of every error message: an example of a valid list.
 const VALID_LIST: &str = "a list of tiers is, fastest first: \"host 8GiB\", \"disk /nvme/kv 200GiB\", \"s3://bucket/prefix\" \
-     (any of them may be left out, but for one of the first two)";
-/// Where memory is a file system.
+     (at least one of the first two is required)";
+/// A file system in memory.
 const TMPFS_ROOT: &str = "/dev/shm";
 
-/// One tier.
+/// One tier of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierSpec {
-    /// What it is.
+    /// Where the tier is stored.
     pub location: TierLocation,
-    /// When it is written to; of the first tier that is not asked.
+    /// When the tier is written; ignored for the first tier.
     pub write: WritePolicy,
-    /// Bytes a second that this process moves there and back at most.
+    /// Limit of the bytes per second that this process moves to and from the tier.
     pub rate: Option<u64>,
 }
 
-/// What a tier is.
+/// Where a tier is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TierLocation {
     /// A store in a file system in memory.
     Host {
-        /// Its directory; by default one that follows from the tiers below.
+        /// Its directory; the default is derived from the tiers below.
         dir: Option<PathBuf>,
-        /// Bytes.
+        /// Capacity in bytes.
         capacity: u64,
     },
     /// A store on disk.
     Disk {
         /// Its directory.
         dir: PathBuf,
-        /// Bytes; needed where there is no store yet.
+        /// Capacity in bytes; required to create the store.
         capacity: Option<u64>,
     },
-    /// What several machines reach, by its address.
+    /// A remote shared by several machines, by its address.
     Remote(RemoteAddress),
 }
 
 impl TierSpec {
-    /// Reads one tier.
+    /// Parses one tier.
     ///
     /// # Errors
-    /// `Invalid`, with a list that is right.
+    /// `Invalid`, with an example of a valid list.
     pub fn parse(text: &str) -> Result<Self> {
         let (options, words): (Vec<&str>, Vec<&str>) =
             text.split_whitespace().partition(|word| is_option(word));
@@ -69,7 +69,7 @@ impl TierSpec {
                 TierLocation::Disk { dir: dir.into(), capacity: Some(parse_bytes(size)?) }
             }
             [address] if address.contains(':') => TierLocation::Remote(address.into()),
-            _ => return Err(invalid_list("a tier that is none", RemoteAddress::shown(text))),
+            _ => return Err(invalid_list("not a tier", RemoteAddress::shown(text))),
         };
         let mut spec = Self { location, write: WritePolicy::default(), rate: None };
         for option in options {
@@ -81,7 +81,7 @@ impl TierSpec {
                 other => {
                     let name = other.map_or("", |(name, _)| name);
                     return Err(invalid_list(
-                        "an option that is none (write= and rate= are)",
+                        "unknown option (the options are write= and rate=)",
                         name,
                     ));
                 }
@@ -90,10 +90,10 @@ impl TierSpec {
         Ok(spec)
     }
 
-    /// Reads a list of tiers.
+    /// Parses a list of tiers.
     ///
     /// # Errors
-    /// `Invalid`, with a list that is right.
+    /// `Invalid`, with an example of a valid list.
     pub fn list<T: AsRef<str>>(texts: &[T]) -> Result<Vec<Self>> {
         let list: Vec<Self> =
             texts.iter().map(|text| Self::parse(text.as_ref())).collect::<Result<_>>()?;
@@ -107,29 +107,26 @@ impl TierSpec {
         for two in list.windows(2) {
             let (above, below) = (two[0].tier(), two[1].tier());
             if above == below {
-                return Err(invalid_list("a tier twice", given()));
+                return Err(invalid_list("a tier is listed twice", given()));
             }
             if above > below {
                 return Err(invalid_list("tiers out of order", given()));
             }
         }
         if list[0].tier() == Tier::Remote {
-            return Err(invalid_list(
-                "a remote alone, with nothing above it to load from",
-                given(),
-            ));
+            return Err(invalid_list("a remote needs a local tier above it", given()));
         }
         Ok(list)
     }
 
-    /// `text`, which is a tier, without the options of an address.
+    /// `text`, the text of one tier, without the options of an address.
     #[must_use]
     pub fn shown(text: &str) -> String {
         let words = text.split_whitespace().map(RemoteAddress::shown);
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// Which tier it is.
+    /// The tier this describes.
     #[must_use]
     pub fn tier(&self) -> Tier {
         match self.location {
@@ -140,7 +137,7 @@ impl TierSpec {
     }
 }
 
-/// A path may have an equals sign in it: an option begins with a word.
+/// An option begins with a lower-case word; a path with an equals sign does not.
 fn is_option(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
 }
@@ -149,8 +146,8 @@ fn invalid_list(what: &str, given: impl Display) -> Error {
     Error::invalid(format!("{what}: {VALID_LIST}")).with("given", given)
 }
 
-/// Where the host tier of these tiers is if nobody says: the same for all processes of a user that
-/// name the same tiers below it.
+/// Default directory of the host tier: the same for all processes of a user that list the same
+/// tiers below it.
 pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
     let mut below = Vec::new();
     for spec in list {
@@ -161,7 +158,8 @@ pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
                 below.extend(dir.as_os_str().as_encoded_bytes());
             }
             TierLocation::Remote(address) => {
-                // The name is public, and a checksum of a secret tells the secret.
+                // Options may hold a secret, and a plain checksum of them, in a public name, would
+                // reveal it.
                 let (front, options) = address.expose().split_once('?').unzip();
                 below.extend(front.unwrap_or(address.expose()).as_bytes());
                 below.extend(
@@ -183,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_reads_as_it_is_written() {
+    fn tier_list_parses() {
         let list = TierSpec::list(&[
             "host 8GiB /dev/shm/kv",
             "disk /nvme/kv 200GiB write=selective(2) rate=100MiB",
@@ -201,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_a_list_that_is_right() {
+    fn errors_show_valid_list() {
         let lists: [&[&str]; 9] = [
             &[],
             &["disk /a", "host 1GiB"],
@@ -221,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_addresses_are_in_no_error() {
+    fn errors_hide_address_options() {
         let lists: [&[&str]; 5] = [
             &["s3://a/b?password=hunter2"],
             &["host 1GiB", "s3://a/b?password=hunter2", "disk /a"],
@@ -239,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_tier_is_shared_by_those_who_share_what_is_below() {
+    fn host_directory_follows_lower_tiers() {
         let at = |list: &[&str]| host_dir(&TierSpec::list(list).unwrap());
         assert_eq!(at(&["host 1GiB", "disk /a"]), at(&["host 2GiB", "disk /a 9GiB"]));
         assert_ne!(at(&["host 1GiB", "disk /a"]), at(&["host 1GiB", "disk /b"]));

@@ -1,9 +1,10 @@
-//! Writing back: which pages of a tier are nowhere below it, and which of them go down before the
-//! tier lets them go.
+//! Write-back: tracks pages that no lower tier has, and writes them down before their tier evicts
+//! them.
 //!
-//! The tier is a store, shared, and lets go of what it likes when it is full. So while it is nearly full,
-//! no more than a part of it may be nowhere else: what was used longest ago is written down, and leaves.
-//! (Were it left there, having been read would make it the last to go.)
+//! The tier above is a shared store that evicts what it likes when it is full. While it is nearly
+//! full, dirty pages may therefore take up only a part of it: the least recently used ones are
+//! written down and evicted. They must be evicted here, because the read for writing them down
+//! makes them the most recently used.
 
 use super::WritePolicy;
 use super::local_tier::LocalTier;
@@ -18,14 +19,14 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The tier above is nearly full at so many quarters,
+/// Used quarters of the tier above from which it counts as nearly full.
 const FULL_QUARTERS: u64 = 3;
-/// and then at most so many quarters of it may be nowhere below it.
+/// Quarters of the tier above that may then be dirty.
 const DIRTY_QUARTERS: u64 = 1;
-/// Pages that are written down at once.
+/// Pages written down at once.
 const BATCH_PAGES: usize = 64;
 
-/// Pages that are nowhere below the tier above, as far as this process put them there.
+/// Pages that this process put on the tier above and that no lower tier has.
 #[derive(Debug, Default)]
 pub(super) struct DirtyPages(Mutex<State>);
 
@@ -35,18 +36,18 @@ struct State {
     dirty_bytes: u64,
 }
 
-/// A page, and the one before it, which is known as well: prompts are put together from these. It is
-/// known for as long as it is dirty or something behind it is known.
+/// A page and its predecessor, from which prompts are put together. It stays recorded while it is
+/// dirty or has recorded successors.
 #[derive(Debug)]
 struct PageRecord {
     scope: Arc<Scope>,
     page_bytes: u64,
     key: Box<[u8]>,
     predecessor: Option<PageHash>,
-    /// The key before a first page that is not a prompt's.
+    /// The key before a first page that lies inside a prompt.
     parent: Option<Box<[u8]>>,
     dirty: bool,
-    /// Pages that name this one as the one before.
+    /// Recorded pages whose predecessor is this one.
     successors: u32,
 }
 
@@ -83,7 +84,7 @@ impl DirtyPages {
         }
     }
 
-    /// Whether this page or one behind it is dirty.
+    /// Whether this page or a successor of it is dirty.
     fn contains(&self, page: &PageHash) -> bool {
         self.0.lock().pages.contains_key(page)
     }
@@ -92,22 +93,24 @@ impl DirtyPages {
         self.0.lock().dirty_bytes
     }
 
-    /// Some dirty pages, whichever.
+    /// Up to `max_pages` dirty pages, in any order.
     fn sample(&self, max_pages: usize) -> Vec<PageHash> {
         let state = self.0.lock();
         let dirty = state.pages.iter().filter(|(_, record)| record.dirty);
         dirty.map(|(page, _)| *page).take(max_pages).collect()
     }
 
-    /// The prompt that ends with the last of these pages that is known here, and which of them (with
-    /// `whole`, of all its pages) are dirty, from the first on. They are taken to be clean from now on.
+    /// Takes the prompt that ends with the last recorded page of `victim`. Returns it with the
+    /// range of its pages to write, from the first dirty one on: the pages of `victim` only, or all
+    /// with `whole`. Pages of that range are marked clean.
     fn take_prompt(&self, victim: &[PageHash], whole: bool) -> Option<(Pages, Range<usize>)> {
         let mut state = self.0.lock();
-        // Behind pages of this process may be those of another.
+        // Pages of other processes may follow those of this one.
         let count = victim.iter().rposition(|page| state.pages.contains_key(page))? + 1;
         let (mut prompt, mut keys, mut parent) = (Vec::new(), Vec::new(), None);
         let mut next = Some(victim[count - 1]);
-        // All of it before any mark is touched: what cannot be put together stays dirty.
+        // The whole chain is read before any mark changes: a prompt that cannot be put together
+        // stays dirty.
         while let Some(page) = next {
             let record = state.pages.get(&page)?;
             prompt.push(page);
@@ -128,7 +131,7 @@ impl DirtyPages {
         Some((pages, range))
     }
 
-    /// Gives up a page.
+    /// Gives up writing a page.
     fn mark_clean(&self, page: PageHash) {
         self.0.lock().mark_clean(&page);
     }
@@ -155,7 +158,7 @@ impl State {
 }
 
 impl Shared {
-    /// Notes that pages came to a tier, for the tier below if that is written to late.
+    /// Records pages that arrived on a tier as dirty, if the tier below is a write-back tier.
     pub(super) fn record_arrival(self: &Arc<Self>, tier: Tier, pages: &Pages, range: Range<usize>) {
         let above = self.tiers().position(|other| other == tier);
         let below =
@@ -167,7 +170,7 @@ impl Shared {
         self.watch_fill(queue);
     }
 
-    /// Has the pages written down that the tier above is about to let go.
+    /// Writes pages down while the tier above is nearly full and too many of its pages are dirty.
     pub(super) fn write_back_if_full(self: &Arc<Self>, queue: &WriteQueue) {
         let dirty = queue.dirty.dirty_bytes();
         let Some(above) = self.tier_above(queue.to).filter(|_| dirty > 0) else { return };
@@ -180,9 +183,9 @@ impl Shared {
         }
     }
 
-    /// Takes pages from the tier above the link's, where they are now; what is behind them goes as well.
-    /// They stay if that has become more since they were taken, or somebody found or put them again:
-    /// what was put behind them is nowhere else, and what was found is about to be loaded.
+    /// Evicts pages that were written down, and their successors, from the tier above. They stay if
+    /// more pages were put behind them since, because those are nowhere else, or if they were found
+    /// or put again, because a load follows.
     pub(super) fn evict_source(&self, queue: &WriteQueue, pages: &Pages, range: Range<usize>) {
         let Some(above) = self.tier_above(queue.to).filter(|_| !range.is_empty()) else { return };
         let first = range.start..range.start + 1;
@@ -202,8 +205,8 @@ impl Shared {
         self.local_tiers.iter().rev().find(|tier| tier.kind < below)
     }
 
-    /// Has some pages written down that are nowhere below the tier above; with `evict_source` that lets them
-    /// go then. Returns whether there are more.
+    /// Queues writes of one batch of dirty pages; with `evict_source` the tier above then evicts
+    /// them. Returns whether dirty pages remain.
     pub(super) fn write_back_batch(
         self: &Arc<Self>,
         queue: &WriteQueue,
@@ -216,7 +219,7 @@ impl Shared {
                 self.queue_write_back(queue, &pages, range, evict_source);
             }
         }
-        // Those that the table has forgotten, so that nothing names them.
+        // Dirty pages that the table has dropped appear in no victim.
         let forgotten =
             if victims.is_empty() { queue.dirty.sample(BATCH_PAGES) } else { Vec::new() };
         for page in forgotten {
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_others_behind_ours_cost_no_mark() {
+    fn successors_of_other_processes_change_no_mark() {
         let (dirty, all) = (DirtyPages::default(), prompt(9));
         let ours = Pages::new(Arc::clone(&all.scope), all.keys[..5].to_vec(), None).unwrap();
         dirty.add(&ours, 1..5);
@@ -270,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_dirty_and_what_is_before_it_is_known() {
+    fn records_are_dirty_pages_and_predecessors() {
         let (dirty, mut random) = (DirtyPages::default(), 1_u64);
         let mut below = |max_pages: usize| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (random >> 33) as usize % max_pages
         };
-        // Prompts that leave prompt 0 somewhere, in a scope whose keys chain and in one where they do not.
+        // Prompts that fork from prompt 0 at some page, in chained and unchained scopes.
         let mut prompt = |chained: bool| {
             let (number, fork) = (below(4), below(30));
             let own = |at: usize| if at < fork { [0; 2] } else { [number as u8, fork as u8] };
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_stay_that_were_put_or_found_again_since_they_were_taken() {
+    fn written_pages_stay_if_put_or_found_again() {
         let (dir, ttl) = (tempfile::tempdir().unwrap(), Duration::from_secs(60));
         let dir = dir.path().display();
         let list =
@@ -345,7 +348,7 @@ mod tests {
         let (pages, range) = take(10);
         put(10, 12);
         shared.evict_source(queue, &pages, range);
-        assert_eq!(local(), 12, "more was put behind them");
+        assert_eq!(local(), 12, "successors were put");
         put(0, 12);
         let (pages, range) = take(12);
         assert_eq!(local(), 12);
@@ -358,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_cannot_be_put_together_keeps_its_marks() {
+    fn incomplete_prompt_stays_dirty() {
         let (dirty, all) = (DirtyPages::default(), prompt(6));
         dirty.add(&all, 0..6);
         dirty.0.lock().pages.remove(&all.hashes[2]);

@@ -1,8 +1,8 @@
-//! Writing down: pages of the tiers above go to a slower one in the background; and, likewise, up.
+//! Background writes: one queue for each lower tier, and one for promotions to the first tier.
 //!
-//! A job holds keys, no bytes: they are read from the tier above when it is their turn, and that is
-//! after all loads. What waits is bounded by the bytes that it will take to write; what finds no room
-//! is dropped and counted, so that nobody who puts ever waits for a slow tier.
+//! A job holds keys, not bytes: a worker reads the pages from the tiers above when the job's turn
+//! comes, after pending loads. The queue is bounded by the bytes to write; pages beyond the bound
+//! are dropped and counted, so that no put waits for a slow tier.
 
 use super::policy::WritePolicy;
 use super::prompt::Pages;
@@ -20,19 +20,20 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Loads go first for so long; then a job goes beside them, or a busy cache would never write.
+/// How long a job yields to loads; after that it runs beside them, or a busy cache would never
+/// write.
 const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
-/// A put that a job waits for is given up then.
+/// How long a job waits for the put that stores its pages.
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
-/// What a remote has of a prompt, and one write to either kind of tier.
+/// Deadline of one write to a tier, or one query of a remote.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes that are copied at once, and objects of a remote.
+/// Bytes copied to a local tier, and objects written to a remote, in one step.
 const COPY_BYTES: u64 = 8 << 20;
 const OBJECTS_AT_ONCE: usize = 4;
-/// How often a thread that waits for `write_back` looks how full the tier above is.
+/// How often the worker of a write-back tier checks how full the tier above is.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The way to one tier.
+/// The queue of writes to one tier.
 #[derive(Debug)]
 pub(super) struct WriteQueue {
     pub(super) to: Tier,
@@ -47,9 +48,9 @@ struct QueueState {
     jobs: VecDeque<Job>,
     bytes: u64,
     busy: bool,
-    /// The pages that are on their way, unless nobody wants them any more.
+    /// The job in progress; cleared by a cancellation.
     running: Option<(Pages, Range<usize>)>,
-    /// When a job came to less than it was to, if the last one did.
+    /// When the last job finished, if it wrote fewer pages than it should have.
     failed_at: Option<Instant>,
     threads: usize,
     closing: bool,
@@ -59,13 +60,13 @@ struct QueueState {
 struct Job {
     pages: Pages,
     range: Range<usize>,
-    /// Puts that bring the pages to the tiers above.
+    /// Puts that store the pages on the tiers above.
     puts: Vec<PendingPut>,
-    /// Whether the tier above is to let them go then.
+    /// Whether the tier above evicts the pages after they are written.
     evict_source: bool,
 }
 
-/// What brings pages to the first tier, and where those of them are that have no room there.
+/// A put in progress and the pages it spilled.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingPut {
     pub(super) ticket: Option<Ticket>,
@@ -78,7 +79,7 @@ impl WriteQueue {
         Self { to, policy, dirty, max_bytes, state: Parked::default() }
     }
 
-    /// Whether such pages may go there: a remote holds prompts from their first page on.
+    /// Whether the tier takes these pages: a remote needs prompts from their first page on.
     pub(super) fn accepts(&self, pages: &Pages) -> bool {
         pages.scope.chained || self.to != Tier::Remote
     }
@@ -87,12 +88,12 @@ impl WriteQueue {
         self.state.lock().bytes
     }
 
-    /// Whether less than half of what may wait does.
+    /// Whether less than half of the queue's bytes are in use.
     pub(super) fn has_room(&self) -> bool {
         self.queued_bytes() < self.max_bytes / 2
     }
 
-    /// Tells the thread to end when its job is done.
+    /// Tells the worker to end after its current job.
     pub(super) fn close(&self) {
         self.state.lock().closing = true;
         self.state.wake_all();
@@ -102,33 +103,34 @@ impl WriteQueue {
         self.state.lock().threads > 0
     }
 
-    /// Leaves out what waits of the pages that `mine` knows, and ends what is under way of them.
-    /// Returns what did not begin, and whether there was anything.
+    /// Removes queued jobs that match `filter`, and stops the current job if it matches. Returns
+    /// the removed jobs, and whether any job matched.
     pub(super) fn cancel(
         &self,
-        mine: impl Fn(&Pages, &Range<usize>) -> bool,
+        filter: impl Fn(&Pages, &Range<usize>) -> bool,
     ) -> (Vec<(Pages, Range<usize>)>, bool) {
         let mut state = self.state.lock();
         let (cancelled, kept): (Vec<Job>, _) =
-            state.jobs.drain(..).partition(|job| mine(&job.pages, &job.range));
+            state.jobs.drain(..).partition(|job| filter(&job.pages, &job.range));
         state.jobs = kept.into();
         state.bytes -= cancelled.iter().map(|job| job.pages.bytes(job.range.len())).sum::<u64>();
-        let stopped = state.running.take_if(|(pages, range)| mine(pages, range)).is_some();
+        let stopped = state.running.take_if(|(pages, range)| filter(pages, range)).is_some();
         let any = stopped || !cancelled.is_empty();
         (cancelled.into_iter().map(|job| (job.pages, job.range)).collect(), any)
     }
 
-    /// Whether nobody has cancelled what is being written.
+    /// Whether the current job has not been cancelled.
     fn is_job_wanted(&self) -> bool {
         self.state.lock().running.is_some()
     }
 
-    /// Since when the tier has not taken what it was to, if that is so.
+    /// When the tier last failed to take a whole job, unless a later job succeeded.
     pub(super) fn failed_at(&self) -> Option<Instant> {
         self.state.lock().failed_at
     }
 
-    /// Waits until nothing waits and nothing is being written. Returns whether that came to be.
+    /// Waits until the queue is empty and no job runs. Returns false at `until`, or if the queue
+    /// closes.
     pub(super) fn drain(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         while state.threads > 0 && (state.busy || !state.jobs.is_empty()) {
@@ -143,8 +145,8 @@ impl WriteQueue {
 }
 
 impl Shared {
-    /// Has pages written down that are on the tier above, or will be when `after` is done, if they
-    /// are not on their way already.
+    /// Queues writes of pages that are on the tier above, or will be once `put` completes, unless
+    /// they are already stored or queued.
     pub(super) fn queue_write(
         self: &Arc<Self>,
         queue: &WriteQueue,
@@ -155,7 +157,8 @@ impl Shared {
         self.queue_write_with(queue, pages, range, put, false);
     }
 
-    /// Likewise; with `evict_source` the tier above lets them go when they are there.
+    /// Like [`queue_write`](Self::queue_write); with `evict_source` the tier above evicts the pages
+    /// once they are written.
     pub(super) fn queue_write_with(
         self: &Arc<Self>,
         queue: &WriteQueue,
@@ -167,7 +170,8 @@ impl Shared {
         if !queue.accepts(pages) {
             return;
         }
-        // The table takes pages that end alike for the same.
+        // Claims rely on chained hashes: without a chain, prompts that end alike are not the same
+        // pages.
         let claimed = if pages.scope.chained {
             self.table.claim(queue.to, Phase::Storing, &pages.hashes, range)
         } else {
@@ -181,7 +185,7 @@ impl Shared {
         }
     }
 
-    /// Returns how many of the first pages there is room for.
+    /// Returns how many leading pages fit into the queue.
     fn push_job(
         self: &Arc<Self>,
         queue: &WriteQueue,
@@ -207,7 +211,7 @@ impl Shared {
             evict_source,
         };
         match state.jobs.back_mut().filter(|last| job.follows(last)) {
-            // A prompt that grows page by page is written in few pieces.
+            // Merging keeps a prompt that grows page by page in few jobs.
             Some(last) => {
                 last.range.end = job.range.end;
                 last.pages = job.pages;
@@ -219,16 +223,16 @@ impl Shared {
         count
     }
 
-    /// Sees to it that somebody looks how full the tier above is.
+    /// Ensures that a worker checks how full the tier above is.
     pub(super) fn watch_fill(self: &Arc<Self>, queue: &WriteQueue) {
         self.ensure_worker(queue, &mut queue.state.lock());
     }
 
-    /// Starts the thread of a link, the first time. Returns whether there is one.
+    /// Starts the worker on first use. Returns whether it runs.
     fn ensure_worker(self: &Arc<Self>, queue: &WriteQueue, state: &mut QueueState) -> bool {
         if state.threads == 0 && !state.closing {
             let (shared, to) = (Arc::clone(self), queue.to);
-            let name = format!("ritornello-{}", super::figures::tier_word(to));
+            let name = format!("ritornello-{}", super::stats::tier_name(to));
             let thread = thread::Builder::new().name(name);
             state.threads = usize::from(thread.spawn(move || shared.write_worker(to)).is_ok());
         }
@@ -267,7 +271,7 @@ impl Shared {
             let bytes = job.pages.bytes(job.range.len());
             let whole = self.write_job(queue, &job);
             let mut state = queue.state.lock();
-            // What somebody stopped was not refused.
+            // A cancelled job is no failure of the tier.
             state.failed_at = (!whole && state.running.is_some()).then(Instant::now);
             state.bytes -= bytes;
             state.busy = false;
@@ -276,7 +280,7 @@ impl Shared {
         }
     }
 
-    /// Returns whether all of it is there now.
+    /// Returns whether all pages of the job are now on the tier.
     fn write_job(self: &Arc<Self>, queue: &WriteQueue, job: &Job) -> bool {
         let until = Instant::now() + PUT_TIMEOUT;
         for ticket in job.puts.iter().filter_map(|put| put.ticket.as_ref()) {
@@ -300,8 +304,8 @@ impl Shared {
         there == range.len()
     }
 
-    /// Copies pages to `buffer`, from the tiers above or from what had no room on the first. Returns how
-    /// many of the first of them came.
+    /// Copies pages to `buffer`, from the tiers above or from the spilled pages. Returns how many
+    /// leading pages were copied.
     fn gather(
         &self,
         below: Tier,
@@ -330,7 +334,7 @@ impl Shared {
         at - range.start
     }
 
-    /// Returns how many of the first pages are there now.
+    /// Writes a job to a local tier. Returns how many leading pages the tier now has.
     fn write_local(&self, to: Tier, job: &Job) -> usize {
         let (pages, range) = (&job.pages, job.range.clone());
         let Some(tier) = self.local_tier(to) else { return 0 };
@@ -349,11 +353,11 @@ impl Shared {
             let end = range.end.min(at + at_once);
             let keys = pages.refs(at..end);
             let control = control_within(WRITE_TIMEOUT);
-            // Pages that are there need not be read.
+            // Pages the tier already has need not be read.
             let there = tier.store().exists(&pages.scope, &keys).unwrap_or_default();
             let mut there = there.iter().take_while(|there| **there).count();
             if there > 0 && !promotes {
-                // Another process may have written them: with this, the tier's `flush` covers them.
+                // Another process may have written them: this makes the tier's `flush` cover them.
                 let (stored, terms) = (&keys[..there], Terms::behind(pages.before(at)));
                 let stored = tier.store().put_stored(&pages.scope, stored, &terms, &control);
                 there = stored.unwrap_or(0);
@@ -387,7 +391,7 @@ impl Shared {
             let written = match written {
                 Ok(outcome) => outcome.pages,
                 Err(error) => {
-                    tracing::debug!(%error, ?to, "pages were not written down");
+                    tracing::debug!(%error, ?to, "pages could not be written to a lower tier");
                     0
                 }
             };
@@ -408,13 +412,14 @@ impl Shared {
         at.max(range.start) - range.start
     }
 
-    /// Likewise. Objects hold groups of pages, counted from the start of the prompt: what is missing
-    /// before the range is written as well, or nobody would find what is in it.
+    /// Writes a job to the remote. Returns how many leading pages it now has. Objects hold groups
+    /// of pages counted from the start of the prompt, so missing pages before the range are written
+    /// too: without them no lookup reaches the range.
     fn write_remote(&self, slot: &RemoteSlot, job: &Job) -> usize {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.counts_of(Tier::Remote);
         if pages.parent.is_some() {
-            // Where in its prompt a page is decides in which object it lies.
+            // The object of a page depends on its position in the prompt, which is unknown here.
             counts.dropped.add(range.len() as u64);
             return 0;
         }
@@ -472,7 +477,7 @@ impl Shared {
 }
 
 impl Job {
-    /// Whether it is of the pages behind those of `last`: its last page says so, where it commits to all
+    /// Whether this job continues `last`: in a chained scope an equal last page proves equal pages
     /// before it.
     fn follows(&self, last: &Self) -> bool {
         let end = last.range.end;

@@ -45,7 +45,7 @@ pub struct RemoteCalls {
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct Counters {
     calls: AtomicU64,
     retries: AtomicU64,
     failures: AtomicU64,
@@ -69,7 +69,7 @@ struct Shared {
     queue: StdMutex<Queue>,
     wake: Condvar,
     breaker: Mutex<Breaker>,
-    counts: Counts,
+    counts: Counters,
 }
 
 /// See the module.
@@ -96,7 +96,7 @@ impl CallExecutor {
             queue: StdMutex::default(),
             wake: Condvar::new(),
             breaker: Mutex::default(),
-            counts: Counts::default(),
+            counts: Counters::default(),
         }))
     }
 

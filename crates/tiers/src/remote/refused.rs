@@ -56,15 +56,15 @@ pub struct RefusedObjects {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct RefusedCounts {
+pub(super) struct RefusedCounters {
     damaged: AtomicU64,
     unsealed: AtomicU64,
     unknown_key: AtomicU64,
     wrong_tag: AtomicU64,
 }
 
-impl RefusedCounts {
-    /// Counts one. The first of a kind that only a writer of the remote or another key can cause is a
+impl RefusedCounters {
+    /// Counters one. The first of a kind that only a writer of the remote or another key can cause is a
     /// warning; more of them must not fill the log.
     pub(super) fn add(&self, name: &str, why: &Refused) {
         let count = match why {

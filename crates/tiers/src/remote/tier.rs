@@ -5,7 +5,7 @@ use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
 use super::existence_cache::ExistenceCache;
 use super::keyring::KeyRing;
 use super::object::{self, Contents, Part};
-use super::refused::{Refused, RefusedCounts, RefusedObjects};
+use super::refused::{Refused, RefusedCounters, RefusedObjects};
 use super::spans::{self, Form};
 use ritornello_format::{Result, ScopeId, check_keys};
 use std::collections::VecDeque;
@@ -67,13 +67,13 @@ pub struct RemoteStats {
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct Counters {
     read: AtomicU64,
     lost: AtomicU64,
     written: AtomicU64,
     there: AtomicU64,
     dropped: AtomicU64,
-    refused: RefusedCounts,
+    refused: RefusedCounters,
 }
 
 /// See the module. A remote that is slow or dead costs hits: every call has a deadline, and what
@@ -83,7 +83,7 @@ pub struct RemoteTier {
     executor: CallExecutor,
     options: RemoteOptions,
     existence: ExistenceCache,
-    counts: Counts,
+    counts: Counters,
 }
 
 impl RemoteTier {
@@ -96,7 +96,7 @@ impl RemoteTier {
     /// A tier over `backend` that writes pages as `options` say.
     #[must_use]
     pub fn with_options(backend: Arc<dyn Backend>, options: RemoteOptions) -> Self {
-        let (existence, counts) = (ExistenceCache::default(), Counts::default());
+        let (existence, counts) = (ExistenceCache::default(), Counters::default());
         Self { executor: CallExecutor::new(backend), options, existence, counts }
     }
 
@@ -289,7 +289,7 @@ impl RemoteTier {
         written
     }
 
-    /// Counts since it was made.
+    /// Counters since it was made.
     #[must_use]
     pub fn stats(&self) -> RemoteStats {
         RemoteStats {
