@@ -1,14 +1,14 @@
-//! Where nodes are: in blocks that stay where they are, so that one more node never moves the others.
+//! Storage of nodes, in blocks that never move: adding a node moves no other.
 
 use super::node::{Id, Node};
 
-/// Nodes of a block.
+/// Nodes per block.
 const BLOCK_NODES: usize = 1 << 13;
 
 #[derive(Debug, Default)]
 pub(super) struct Arena {
     blocks: Vec<Vec<Node>>,
-    /// The first of the places that are free, each of which names the next as what is before it.
+    /// The first free entry; each free entry holds the next one as its parent.
     free: Option<Id>,
 }
 
@@ -39,13 +39,13 @@ impl Arena {
         Id((before + last.len() - 1) as u32)
     }
 
-    /// Takes a node out; its place is free.
+    /// Removes a node and frees its entry.
     pub(super) fn take(&mut self, id: Id) -> Node {
         let next = self.free.replace(id);
         std::mem::replace(self.at_mut(id), Node { parent: next, ..Node::default() })
     }
 
-    /// Places that nodes have, and free ones.
+    /// Number of used and of free entries.
     #[cfg(debug_assertions)]
     pub(super) fn places(&self) -> (usize, usize) {
         let free = std::iter::successors(self.free, |id| self.at(*id).parent).count();

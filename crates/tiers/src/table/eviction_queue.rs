@@ -1,7 +1,7 @@
-//! Which ends of prompts a tier could do without, those used longest ago first.
+//! Evictable ends of prompts on one tier, least recently used first.
 //!
-//! A walk makes a node younger without a word to the order; whoever takes the oldest finds out, and
-//! puts it where it belongs.
+//! A walk updates the age of a node but not its position here; eviction compares both and requeues
+//! the node if they differ.
 
 use super::node::Id;
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
-//! The tree: finding, splitting and merging stretches, and keeping what nodes say of each other.
+//! The tree: lookup, splitting and merging of nodes, and the counts that nodes keep of their
+//! children.
 
 use super::arena::Arena;
 use super::eviction_queue::EvictionQueue;
@@ -10,14 +11,14 @@ use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Entries of an order that one hold of the lock puts where they belong.
+/// Stale entries that one write-locked step of eviction requeues.
 const RELIST_BATCH: usize = 64;
 
-/// What came of one hold of the lock that was to evict.
+/// The result of one write-locked step of eviction.
 #[derive(Debug)]
 pub(super) enum Eviction {
     Evicted(Victim),
-    /// Some entries of the order were too old; the next hold goes on.
+    /// Some entries were stale and were requeued; the next step continues.
     Continue,
     Exhausted,
 }
@@ -37,8 +38,9 @@ impl Tree {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let (mut at, all) = (0, pages.len());
         let mut open: Option<Span> = None;
-        // Most nodes are as long as the one before. Where a branch says so, the processor looks for the
-        // next one while this one is still on its way from memory; where a sum does, it waits.
+        // Most nodes are as long as their parent. A branch on that lets the processor fetch the
+        // next node speculatively while this one is still being loaded; a computed index would have
+        // to wait for it.
         let mut usual = 1;
         while at < all {
             let Some(id) = self.node_starting_with(pages.at(at)) else { break };
@@ -107,7 +109,8 @@ impl Tree {
         claimed
     }
 
-    /// What was claimed came, to `slots`, or did not. Returns slots that nobody waited for.
+    /// Ends a claim: the pages are present in `slots`, or, with `None`, absent. Returns the slots
+    /// of pages that were not claimed.
     pub(super) fn finish_claim(
         &mut self,
         tier: Tier,
@@ -186,8 +189,8 @@ impl Tree {
         });
     }
 
-    /// Takes up to `most` pages from the end that was used longest ago. With `now`, of what was used
-    /// since it was listed, too.
+    /// Evicts up to `most` pages from the least recently used end. With `now`, entries that were
+    /// used since they were queued are taken as well.
     pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> Eviction {
         for _ in 0..RELIST_BATCH {
             let Some((listed, id)) = self.eviction_queues[tier as usize].oldest() else {
@@ -213,7 +216,7 @@ impl Tree {
         Eviction::Continue
     }
 
-    /// Ends that `tier` could do without.
+    /// Nodes that `tier` can evict from.
     pub(super) fn evictable(&self, tier: Tier) -> usize {
         self.eviction_queues[tier as usize].len()
     }
@@ -226,12 +229,12 @@ impl Tree {
         self.nodes.at(id)
     }
 
-    /// The node that begins with this page.
+    /// The node whose first page is `head`.
     fn node_starting_with(&self, head: PageHash) -> Option<Id> {
         self.heads.get(head, |id| self.node(id).head == head)
     }
 
-    /// Sees to it that all of `pages` have nodes.
+    /// Inserts the pages that have no node.
     fn insert_missing(&mut self, pages: &[PageHash]) {
         let (mut at, mut last) = (0, None);
         while at < pages.len() {
@@ -259,8 +262,9 @@ impl Tree {
         }
     }
 
-    /// Visits the nodes of `pages[range]`, split so that they are of nothing else, until `visit` has
-    /// seen enough; it hears where in `pages` a node begins. Afterwards what is alike is merged.
+    /// Visits the nodes of `pages[range]`, split so that each lies within the range, until `visit`
+    /// returns false. `visit` receives the index in `pages` at which the node begins. Afterwards
+    /// equal neighbours are merged.
     fn for_each_node(
         &mut self,
         pages: &[PageHash],
@@ -293,11 +297,12 @@ impl Tree {
         }
     }
 
-    /// Cuts a node in two. It keeps its name and what comes from page `at` on; what came before is
-    /// a new node, whose name is returned.
+    /// Splits a node at page `at`. The node keeps its id and its later pages; the earlier ones
+    /// become a new node, whose id is returned. So ids of children and queue entries stay valid.
     fn split(&mut self, id: Id, at: usize) -> Id {
         let node = self.nodes.at_mut(id);
         let mut front = node.split_front(at);
+        // This node becomes the only child of the new one.
         front.children = 1;
         front.child_xor = id.0;
         front.children_on = node.phases.map(|phase| u32::from(phase != Phase::Absent));
@@ -316,12 +321,12 @@ impl Tree {
         front
     }
 
-    /// Removes a node that nothing would miss, and those before it likewise; or makes it one with
-    /// its neighbours where nothing tells them apart.
+    /// Removes a node that holds no information, and such ancestors; otherwise merges it with its
+    /// neighbours in the same state.
     fn compact(&mut self, id: Id) {
         let mut left = id;
         while self.node(left).is_removable() {
-            // What was taken in by another has no pages.
+            // A node that was merged into another has no pages.
             let Some(before) = self.node(left).parent.filter(|_| self.is_known(left)) else {
                 if self.is_known(left) {
                     self.remove(left);
@@ -353,7 +358,7 @@ impl Tree {
         }
     }
 
-    /// With the node before it, which it takes in.
+    /// Merges a node with its parent. The node keeps its id, so that its children stay valid.
     fn merge(&mut self, id: Id) {
         let node = self.node(id);
         let Some(before) = node.parent else { return };
@@ -362,6 +367,7 @@ impl Tree {
         if front.children != 1 || !alike || front.pages.len() + node.pages.len() > NODE_PAGES_MAX {
             return;
         }
+        // The queues list the parent by its id, which is freed below.
         for tier in 0..TIERS {
             self.delist(before, tier);
         }
@@ -369,6 +375,7 @@ impl Tree {
         self.heads.remove(self.node(id).head, id);
         self.heads.remove(front.head, before);
         self.heads.add(front.head, id);
+        // The grandparent's child is now this node instead of its parent.
         if let Some(parent) = front.parent {
             self.nodes.at_mut(parent).child_xor ^= before.0 ^ id.0;
         }
@@ -379,7 +386,7 @@ impl Tree {
         }
     }
 
-    /// Puts a node into another phase on a tier, with all that follows from it.
+    /// Sets the phase of a node on a tier, and updates all counts that depend on it.
     fn set_phase(&mut self, id: Id, tier: Tier, to: Phase) {
         let kind = tier as usize;
         let node = self.nodes.at_mut(id);
@@ -400,7 +407,7 @@ impl Tree {
         }
     }
 
-    /// Has a node listed in a tier's order if it is an end there, under its present age.
+    /// Lists a node in a tier's eviction queue under its current age, if it can be evicted.
     fn update_listing(&mut self, id: Id, tier: usize) {
         self.delist(id, tier);
         let node = self.nodes.at_mut(id);
@@ -417,7 +424,7 @@ impl Tree {
         }
     }
 
-    /// Checks what nodes say of each other, and panics where it does not agree. For tests.
+    /// Panics if counts and links of nodes contradict each other. For tests.
     #[cfg(debug_assertions)]
     pub(super) fn check(&self) {
         let mut children = std::collections::HashMap::<Id, Vec<Id>>::new();
@@ -452,7 +459,7 @@ impl Tree {
                 assert_eq!(node.children_on[tier] as usize, mine.iter().filter(there).count());
             }
         }
-        assert!(children.is_empty(), "somebody's parent is not there");
+        assert!(children.is_empty(), "a parent is missing");
         assert_eq!((self.pages, self.present), (pages, present));
         assert_eq!(self.eviction_queues.each_ref().map(EvictionQueue::len), listed);
         assert_eq!(self.nodes.places().0, self.heads.len());
