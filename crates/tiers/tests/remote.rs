@@ -108,10 +108,10 @@ fn a_cold_probe_of_256_pages_asks_at_most_12_times() {
             }
             let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
             assert_eq!(probe(&tier, &all, bytes), there);
-            let asked = backend.asked();
+            let asked = backend.exists_calls();
             assert!(asked <= 12, "{asked} for {there} of pages of {bytes} bytes");
             assert_eq!(probe(&tier, &all, bytes), there);
-            assert_eq!(backend.asked(), asked, "it is known now");
+            assert_eq!(backend.exists_calls(), asked, "it is known now");
         }
     }
 }
@@ -129,11 +129,11 @@ fn a_second_writer_writes_nothing() {
     let all = keys(1, 0, 300);
     let one = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&one, &all, 200, 0..300), 300);
-    let sets = backend.sets();
+    let sets = backend.set_calls();
     let two = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&two, &all, 200, 0..300), 300);
     assert_eq!(put(&one, &all, 200, 0..300), 300);
-    assert_eq!(backend.sets(), sets);
+    assert_eq!(backend.set_calls(), sets);
     assert_eq!((two.stats().pages_written, two.stats().pages_there), (0, 300));
 }
 

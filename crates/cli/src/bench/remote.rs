@@ -230,7 +230,7 @@ fn probe(remote: &ConfiguredBackend) -> Result<u64, Failure> {
         if found != fork / GROUP * GROUP {
             return Err(lost("found", found, fork));
         }
-        most = most.max(counting.asked());
+        most = most.max(counting.exists_calls());
     }
     Ok(most)
 }

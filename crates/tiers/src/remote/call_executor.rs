@@ -1,7 +1,7 @@
-//! Between the tier and a backend: threads that may hang, deadlines, retries, a circuit breaker.
+//! Runs calls of a backend with threads that may hang, deadlines, retries and a circuit breaker.
 //!
-//! A backend may be a user's, and may never come back. It is called on threads of its own, a bounded
-//! number of them; whoever asks waits until its deadline and no longer. When all of them hang, calls
+//! A backend may be supplied by a user and may never return. It is called on a bounded number of
+//! separate threads; a caller waits until its deadline and no longer. When all threads hang, calls
 //! fail at once.
 
 use super::backend::Backend;
@@ -16,31 +16,31 @@ use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Calls at once.
+/// Concurrent calls.
 const THREADS: usize = 8;
-/// Calls that wait for a thread.
+/// Calls that may wait for a thread.
 const MAX_QUEUED: usize = 64;
-/// Tries of one call, and how long the first pause between them is; doubled each time.
+/// Attempts of one call, and the pause before the first retry; doubled for each further one.
 const TRIES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Of all calls, one in this many may be a retry, and so many besides.
+/// One in this many calls may be a retry, plus a fixed allowance.
 const RETRY_SHARE: u64 = 10;
 const RETRIES_FREE: u64 = 20;
 
-/// What was asked of a remote, and how that went.
+/// Calls of a remote and their outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteCalls {
-    /// Calls that were made.
+    /// Calls made.
     pub calls: u64,
-    /// Of those that were made again.
+    /// Calls that were retries.
     pub retries: u64,
-    /// Calls that failed in the end, those that were too late included.
+    /// Calls that failed after all retries, including those that timed out.
     pub failures: u64,
-    /// Of those: too late.
+    /// Failed calls that timed out.
     pub late: u64,
-    /// Calls that were not made, since the remote had failed too often, or all threads were taken.
+    /// Calls not made because the circuit breaker was open or all threads were busy.
     pub spared: u64,
-    /// Whether the remote is left alone now.
+    /// Whether the circuit breaker is open.
     pub open: bool,
 }
 
@@ -65,17 +65,17 @@ struct Queue {
 
 struct Shared {
     backend: Arc<dyn Backend>,
-    // The threads rest here for long: a lock that a fork does not confuse.
+    // Threads wait on this lock for long: a standard mutex survives a fork meanwhile.
     queue: StdMutex<Queue>,
     wake: Condvar,
     breaker: Mutex<Breaker>,
     counts: Counters,
 }
 
-/// See the module.
+/// Executes calls of one backend.
 pub(super) struct CallExecutor(Arc<Shared>);
 
-/// A call that was made.
+/// A call in progress.
 pub(super) struct PendingCall<T> {
     answer: Receiver<Result<T>>,
     kind: CallKind,
@@ -100,10 +100,10 @@ impl CallExecutor {
         }))
     }
 
-    /// Has `call` made, several times if the remote does not answer and there is time.
+    /// Starts `call`, which is retried while the remote does not answer and time is left.
     ///
     /// # Errors
-    /// `Retry` if the remote is not asked now.
+    /// `Retry` if no call may be made now.
     pub(super) fn start<T: Send + 'static>(
         &self,
         deadline: Instant,
@@ -112,19 +112,19 @@ impl CallExecutor {
         let shared = &self.0;
         let Some(kind) = shared.breaker.lock().admit(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
-            return Err(Error::retry("the remote has failed too often and is left alone for now"));
+            return Err(Error::retry("the remote has failed too often: it is not called for now"));
         };
         let (answered, answer) = sync_channel(1);
         let job = Box::new(move |shared: &Shared| shared.run(kind, deadline, &answered, &call));
         if !self.enqueue(job) {
             shared.counts.spared.fetch_add(1, Relaxed);
-            shared.record(kind, CallOutcome::Failed, "all calls still wait for an answer");
+            shared.record(kind, CallOutcome::Failed, "all threads are waiting for answers");
             return Err(Error::retry("all calls to the remote are still waiting for an answer"));
         }
         Ok(PendingCall { answer, kind, shared: Arc::clone(shared), deadline })
     }
 
-    /// [`ask`](Self::ask), and its answer.
+    /// [Starts](Self::start) a call and waits for its answer.
     pub(super) fn call<T: Send + 'static>(
         &self,
         deadline: Instant,
@@ -164,7 +164,7 @@ impl CallExecutor {
 }
 
 impl Drop for CallExecutor {
-    /// Threads that hang are left behind: they hold nothing but the backend.
+    /// Threads that hang are abandoned: they hold nothing but the backend.
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.closed = true;
@@ -173,7 +173,7 @@ impl Drop for CallExecutor {
 }
 
 impl<T> PendingCall<T> {
-    /// The answer, if it comes in time.
+    /// The answer, if it arrives before the deadline.
     pub(super) fn wait(self) -> Result<T> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
@@ -185,7 +185,7 @@ impl<T> PendingCall<T> {
                 Err(Error::retry("the remote did not answer in time"))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                self.shared.record(self.kind, CallOutcome::Failed, "a call ended its thread");
+                self.shared.record(self.kind, CallOutcome::Failed, "the backend panicked");
                 Err(Error::retry("the call to the remote ended without an answer"))
             }
         }
@@ -209,12 +209,13 @@ impl Shared {
                     queue.idle -= 1;
                 }
             };
-            // A backend that panics costs its call: whoever asked sees that no answer comes.
+            // A panic of the backend fails its call only: the caller sees the channel closed.
             let _ = catch_unwind(AssertUnwindSafe(|| job(&self)));
         }
     }
 
-    /// Calls until there is an answer, no time, or no retry left. Nobody hears of what comes late.
+    /// Calls until there is an answer, the deadline passes, or no retry is left. A late answer is
+    /// discarded.
     fn run<T>(
         &self,
         kind: CallKind,
@@ -268,7 +269,7 @@ impl Shared {
             Some(true) => tracing::warn!(
                 backend = ?self.backend,
                 %why,
-                "the remote fails and is left alone for a while: what it holds is not found meanwhile"
+                "the remote fails and is not called for a while: its pages are not found meanwhile"
             ),
             Some(false) => tracing::info!(backend = ?self.backend, "the remote answers again"),
             None => {}
@@ -278,12 +279,12 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::panic, reason = "a backend of a user's may")]
+    #![allow(clippy::panic, reason = "a user's backend may")]
     use super::super::MemoryBackend;
     use super::*;
 
     #[test]
-    fn a_backend_that_panics_costs_calls_and_no_threads() {
+    fn panicking_backend_fails_calls_but_keeps_threads() {
         let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
         let until = Instant::now() + Duration::from_secs(60);
         let asked: Vec<_> = (0..THREADS)
@@ -292,9 +293,9 @@ mod tests {
         for asked in asked {
             assert!(asked.and_then(PendingCall::wait).is_err());
         }
-        // It is left alone for a second or two, and answers then.
+        // The breaker is open for a second or two first.
         while executor.call(until, |remote| remote.exists("a")).is_err() {
-            assert!(Instant::now() < until, "nobody is left to ask");
+            assert!(Instant::now() < until, "no thread is left");
             thread::sleep(FIRST_PAUSE);
         }
     }

@@ -1,16 +1,16 @@
-//! What is known of objects without asking: that one is there, or was not a moment ago.
+//! A cache of which objects exist and which are missing, to save queries.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long an object that was not there is not asked for again; somebody may have written it.
+/// How long a missing object is not queried again; another process may write it meanwhile.
 const ABSENT_FOR: Duration = Duration::from_secs(5);
-/// And one that was there; somebody may have removed it, which a read finds out.
+/// How long an existing object is not queried again; if it is removed meanwhile, a read finds out.
 const PRESENT_FOR: Duration = Duration::from_secs(600);
-/// And one that is not authentic: a reader that asked again sooner would fetch it again and again.
+/// How long an unauthentic object is not queried again; a shorter time would fetch it repeatedly.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
-/// Names of one generation; two are kept.
+/// Names per generation; two generations are kept.
 const GENERATION_NAMES: usize = 32 << 10;
 
 #[derive(Debug, Default)]
@@ -20,25 +20,25 @@ pub(super) struct ExistenceCache(Mutex<[HashMap<String, Entry>; 2]>);
 struct Entry {
     there: bool,
     until: Instant,
-    /// It was found, did not come, and has not been seen since.
+    /// The object was found, could not be read, and has not been found since.
     lost: bool,
-    /// It came and was not believed. That it exists does not change this; that it was written here, or
-    /// came and was believed, does.
+    /// The object was fetched and rejected. Finding that it exists does not clear this; writing it
+    /// here, or reading all of it successfully, does.
     refused: bool,
 }
 
 impl ExistenceCache {
-    /// Whether `name` is there, where that is known.
+    /// Whether `name` exists, if that is known.
     pub(super) fn get(&self, name: &str, now: Instant) -> Option<bool> {
         self.find(name).filter(|entry| now < entry.until).map(|entry| entry.there)
     }
 
-    /// Whether it is to be asked for before it is believed in.
+    /// Whether `name` must be queried before it counts as existing.
     pub(super) fn is_lost(&self, name: &str) -> bool {
         self.find(name).is_some_and(|entry| entry.lost)
     }
 
-    /// Whether what lies under `name` was read and not believed: a writer replaces it.
+    /// Whether the object `name` was read and rejected: a writer replaces it.
     pub(super) fn is_refused(&self, name: &str) -> bool {
         self.find(name).is_some_and(|entry| entry.refused)
     }
@@ -53,7 +53,7 @@ impl ExistenceCache {
         });
     }
 
-    /// It was found and did not come.
+    /// The object was found and could not be read.
     pub(super) fn mark_lost(&self, name: &str, now: Instant) {
         self.update(name, |before| Entry {
             there: false,
@@ -63,14 +63,14 @@ impl ExistenceCache {
         });
     }
 
-    /// It came and is not to be believed: damaged, or not authentic.
+    /// The object was read and rejected: damaged, or not authentic.
     pub(super) fn mark_refused(&self, name: &str, is_damaged: bool, now: Instant) {
         let long = if is_damaged { ABSENT_FOR } else { REFUSED_FOR };
         let until = now + long;
         self.update(name, |_| Entry { there: false, until, lost: true, refused: true });
     }
 
-    /// It was written here, or came and was believed.
+    /// The object was written here, or read and verified.
     pub(super) fn mark_verified(&self, name: &str, now: Instant) {
         let until = now + PRESENT_FOR;
         self.update(name, |_| Entry { there: true, until, lost: false, refused: false });
@@ -80,7 +80,7 @@ impl ExistenceCache {
         find(&self.0.lock(), name)
     }
 
-    /// Writes what `change` makes of the note, under one lock: a refusal in between would be lost.
+    /// Replaces an entry under one lock, so that no concurrent refusal is lost.
     fn update(&self, name: &str, change: impl FnOnce(Option<Entry>) -> Entry) {
         let mut generations = self.0.lock();
         let entry = change(find(&generations, name));
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_is_forgotten_in_time_and_bounded() {
+    fn entries_expire_and_are_bounded() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
         cache.record("there", true, now);
         cache.record("gone", false, now);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_object_stays_refused_until_it_is_written_or_believed() {
+    fn refused_object_stays_refused_until_verified() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
         cache.mark_refused("forged", false, now);
         assert_eq!(cache.get("forged", now + ABSENT_FOR), Some(false));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_note_does_not_undo_refusal() {
+    fn concurrent_record_keeps_refusal() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
         let all = |change: &dyn Fn(&str)| (0..20_000).for_each(|name| change(&name.to_string()));
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Reads every object of a remote, and says which ones no reader would take.
+//! Reads every object of a remote and reports those that readers would reject.
 
 use super::backend::Backend;
 use super::inventory::{Inventory, Object};
@@ -9,38 +9,39 @@ use super::refused::{Refused, Verified};
 use super::spans::{self, Form};
 use ritornello_format::Result;
 
-/// Objects that are read at once.
+/// Objects read at once.
 const AT_ONCE: usize = 4;
 
-/// What was found.
+/// Result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct RemoteCheck {
-    /// Objects, pages and bytes that were read.
+    /// Objects read.
     pub objects: u64,
-    /// See `objects`.
+    /// Pages of these objects.
     pub pages: u64,
-    /// See `objects`.
+    /// Bytes of these objects.
     pub bytes: u64,
-    /// Names of objects that no reader takes, and why.
+    /// Names of objects that readers reject, and why.
     pub damaged: Vec<(String, String)>,
-    /// Those of them that were removed.
+    /// Damaged objects that were removed.
     pub removed: u64,
-    /// Sealed objects whose key is not at hand, and why: they are neither damaged nor removed.
+    /// Sealed objects whose key is not available, and why: neither counted as damaged nor removed.
     pub unknown_key: Vec<(String, String)>,
-    /// Objects of which only checksums were verified: they have no seal, or no key was given.
+    /// Objects of which only checksums were verified, because they have no seal or no key was
+    /// given.
     pub unauthenticated: u64,
-    /// Names of objects that could not be read, and why: they may be damaged or not.
+    /// Names of objects that could not be read, and why: whether they are damaged is unknown.
     pub unreadable: Vec<(String, String)>,
-    /// Objects that went while they were read: somebody collects.
+    /// Objects removed while the check ran, by a collector.
     pub gone: u64,
 }
 
-/// Reads the objects of `inventory`, and removes those that are damaged if `repair`: whoever has the
-/// pages writes them again when it puts their prompt. With `keys` the seals of sealed objects are
-/// verified. `each` hears of every object that is done.
+/// Reads the objects of `inventory`, and with `repair` removes the damaged ones: the next put of
+/// their prompt writes them again. With `keys` the seals of sealed objects are verified. `each` is
+/// called for every object.
 ///
 /// # Errors
-/// If the remote cannot be read: eight objects in a row fail.
+/// The error of the remote, if eight objects in a row cannot be read.
 pub fn fsck(
     backend: &dyn Backend,
     inventory: &Inventory,
@@ -50,7 +51,7 @@ pub fn fsck(
 ) -> Result<RemoteCheck> {
     let (mut check, mut failures) = (RemoteCheck::default(), ReadFailures::default());
     for objects in inventory.objects.chunks(AT_ONCE) {
-        // A listing may say any length: no more is read than an object can have, and one byte to tell.
+        // A listing may report any length: at most one byte more than the longest object is read.
         let most = Some(0..object::BYTES_MAX + 1);
         let asked: Vec<_> =
             objects.iter().map(|object| (object.name.as_str(), most.clone())).collect();
@@ -80,7 +81,7 @@ pub fn fsck(
                 check.unknown_key.push((name, why));
                 continue;
             }
-            // One that cannot be removed stays among the damaged.
+            // An object that cannot be removed stays listed as damaged.
             if repair && failures.tolerate(backend.delete(&name))?.is_ok() {
                 check.removed += 1;
             }
@@ -104,7 +105,7 @@ fn check_object(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verifi
     if named.as_deref() != Some(&object.name) {
         return Err(Refused::damaged("it holds other pages than its name says"));
     }
-    // No header says more than PAGE_BYTES_MAX.
+    // At most PAGE_BYTES_MAX: decoding rejects longer pages.
     let mut page = vec![0; header.page_bytes as usize];
     let part = Part { at: 0, bytes: value };
     for at in 0..header.keys.len() {

@@ -1,9 +1,11 @@
-//! The remote tier: pages in a store that several machines reach, through three methods.
+//! The remote tier: pages in a store shared by several machines, reached through three required
+//! methods.
 //!
-//! Pages are packed into objects of several MiB with a header in front ([`spans`], [`object`]), whose
-//! names follow from what they hold, so that writers never conflict and existence can be asked for
-//! without a listing. Whatever a remote answers is believed only if header and checksums agree with
-//! what was asked for, and, where a key is given, if a holder of it wrote that ([`seal`]). A remote that is slow, dead or wrong costs hits, never requests ([`guard`]).
+//! Pages are packed into objects of several MiB behind a header ([`spans`], [`object`]). The name
+//! of an object is derived from its contents, so that writers never conflict and existence can be
+//! queried without a listing. An answer of a remote is used only if header and checksums match the
+//! request and, if a key is given, a holder of the key wrote it ([`seal`]). A remote that is slow,
+//! dead or wrong costs hits, never requests ([`call_executor`]).
 
 mod address;
 mod backend;

@@ -1,10 +1,10 @@
-//! An object: a run header, padded to whole units, and the pages behind it. A sealed object has its
-//! [`seal`] in front of the header, within the same units.
+//! Objects: a run header, padded to whole units, followed by the pages. A sealed object has its
+//! [`seal`] before the header, within the same units.
 //!
-//! The header is the one of a run on disk, with the same checksums; what has a meaning on one machine
-//! only (store, slot, generation, extents) is zero or empty in it. Pages lie one after another as they
-//! are stored; compressed ones are shorter than pages are, so that a page lies no further behind than it would
-//! uncompressed, and a reader that knows the length of pages reads enough without asking first.
+//! The header is that of a run on disk, with the same checksums; fields that are meaningful on one
+//! machine only (store, slot, generation, extents) are zero or empty. Pages are stored one after
+//! another. Compressed pages are shorter, so that no page lies farther back than it would
+//! uncompressed: a reader that knows the page length requests enough bytes without asking first.
 
 use super::keyring::KeyRing;
 use super::refused::{Refused, Verified};
@@ -17,12 +17,13 @@ use ritornello_format::{
 };
 use std::ops::Range;
 
-/// The codec of a page that is one Zstandard frame. Numbers from 128 on are those of objects alone.
+/// The codec of a page that is one Zstandard frame. Codec numbers from 128 on are used in objects
+/// only.
 const ZSTD: u8 = 128;
-/// No object is longer: the longest page, or several shorter ones, and what is in front of them.
+/// Maximum length of an object: the longest page, or several shorter ones, and what precedes them.
 pub(super) const BYTES_MAX: u64 = PAGE_BYTES_MAX + 8 * UNIT;
 
-/// Bytes before the first page of an object with keys of such lengths.
+/// Offset of the first page in an object whose keys have these lengths.
 pub(super) fn first_page_offset(
     form: Form,
     key_lengths: impl ExactSizeIterator<Item = usize>,
@@ -35,8 +36,7 @@ pub(super) fn first_page_offset(
     }
 }
 
-/// Packs pages of one length each, behind the header of their run. `parent`: the key of the page
-/// before them.
+/// Packs pages of equal length behind a run header. `parent` is the key of the page before them.
 ///
 /// # Errors
 /// `Invalid` if pages and keys do not match.
@@ -60,7 +60,11 @@ pub(super) fn pack(
         let shorter = shorter.filter(|short| short.len() < page_bytes);
         let codec = if shorter.is_some() { ZSTD } else { Slice::RAW };
         let stored = shorter.as_deref().unwrap_or(page);
-        slices.push(Slice { bytes: stored.len() as u32, codec, checksum: sum(key, stored) });
+        slices.push(Slice {
+            bytes: stored.len() as u32,
+            codec,
+            checksum: page_checksum(key, stored),
+        });
         object.extend_from_slice(stored);
     }
     let header = RunHeader {
@@ -90,9 +94,9 @@ pub(super) fn pack(
     Ok(object)
 }
 
-/// The bytes of an object from one of its bytes on.
+/// Consecutive bytes of an object.
 pub(super) struct Part<'a> {
-    /// Which byte of the object is the first.
+    /// Offset of the first byte in the object.
     pub(super) at: u64,
     pub(super) bytes: &'a [u8],
 }
@@ -104,18 +108,18 @@ impl<'a> Part<'a> {
     }
 }
 
-/// What an object holds, by its header.
+/// The contents of an object, according to its header.
 pub(super) struct Contents {
     pub(super) header: RunHeader,
     form: Form,
-    /// What verifies the pages, and their authenticators.
+    /// Verifies the pages, with their authenticators.
     seal: Option<(Sealer, Vec<Hash>)>,
 }
 
 impl Contents {
-    /// From the first bytes of an object, all before its first page at least. With keys, and the scope
-    /// whose object it is to be, the header of a sealed object is verified before it is parsed; without
-    /// them checksums are all that is checked. No length of the header exceeds what an object can hold.
+    /// Reads the first bytes of an object, which must reach its first page at least. With keys and
+    /// the expected scope, the header of a sealed object is verified before it is parsed; without
+    /// them only checksums are. No length in an accepted header exceeds what an object can hold.
     pub(super) fn read(
         head: &[u8],
         form: Form,
@@ -150,7 +154,7 @@ impl Contents {
         Ok(Self { header, form, seal: sealer.zip(tags) })
     }
 
-    /// Where the stored bytes of `pages` lie.
+    /// The byte range in which `pages` are stored.
     pub(super) fn stored_range(&self, pages: Range<usize>) -> Range<u64> {
         let lengths =
             |pages: &[Slice]| pages.iter().map(|slice| u64::from(slice.bytes)).sum::<u64>();
@@ -159,7 +163,7 @@ impl Contents {
         from..from + lengths(&self.header.slices[pages])
     }
 
-    /// Whether it holds these pages, and no others.
+    /// Whether the object holds exactly these pages.
     pub(super) fn check(&self, scope: &ScopeId, keys: &[&[u8]], page_bytes: u64) -> Verified<()> {
         let same = self.header.scope == *scope
             && self.header.page_bytes == page_bytes
@@ -171,8 +175,8 @@ impl Contents {
         }
     }
 
-    /// Copies pages `wanted` to `out`, one after another, up to the first that is refused. Returns how
-    /// many came. A page is verified before it is decompressed or copied.
+    /// Copies pages `wanted` to `out`, up to the first one that is rejected. Returns how many were
+    /// copied. A page is verified before it is decompressed or copied.
     pub(super) fn unpack(
         &self,
         part: &Part<'_>,
@@ -203,12 +207,14 @@ impl Contents {
                     return Err(Refused::WrongTag);
                 }
             }
-            None if slice.checksum != sum(&self.header.keys[page], stored) => return Err(damaged()),
+            None if slice.checksum != page_checksum(&self.header.keys[page], stored) => {
+                return Err(damaged());
+            }
             None => {}
         }
         match slice.codec {
             Slice::RAW => out.copy_from_slice(stored),
-            // No frame gives more than `out` holds.
+            // A frame that decompresses to more than `out` holds is an error.
             ZSTD => match zstd::bulk::decompress_to_buffer(stored, out) {
                 Ok(length) if length == out.len() => {}
                 _ => return Err(damaged()),
@@ -219,7 +225,7 @@ impl Contents {
     }
 }
 
-fn sum(key: &[u8], page: &[u8]) -> u64 {
+fn page_checksum(key: &[u8], page: &[u8]) -> u64 {
     let mut sum = SliceChecksum::new(key, 0, 0);
     sum.update(page);
     sum.finish()
@@ -264,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_come_back_and_no_damaged_byte_does() {
+    fn pages_roundtrip_and_damage_is_detected() {
         let (keys, pages) = sample();
         let (keys, pages) = (refs(&keys), refs(&pages));
         for (zstd, ring) in [(None, None), (Some(3), None), (None, Some("a")), (Some(3), Some("a"))]
@@ -295,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_does_not_shrink_stays_as_it_is() {
+    fn incompressible_page_is_stored_raw() {
         let keys = [vec![1; 32], vec![2; 32]];
         let mut state = 1_u64;
         let mut noise = || {
@@ -314,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pages_of_others_are_a_miss() {
+    fn pages_of_other_keys_are_a_miss() {
         let (keys, pages) = sample();
         let object = pack(&SCOPE, None, &refs(&keys), &refs(&pages), &options(None, None));
         let contents = Contents::read(&object.unwrap(), Form::Plain, None).unwrap();
@@ -327,13 +333,13 @@ mod tests {
         assert!(contents.check(&SCOPE, &refs(&keys), 699).is_err());
     }
 
-    /// As a writer of the remote without the key would: with checksums that are right.
+    /// Forges a page as a writer without the key would: with valid checksums.
     fn forge(object: &[u8], keys: &[&[u8]], page: usize, bytes: &[u8]) -> Vec<u8> {
         let mut forged = object.to_vec();
         let contents = Contents::read(object, Form::Sealed, None).unwrap();
         let (mut header, place) = (contents.header.clone(), contents.stored_range(page..page + 1));
         forged[place.start as usize..place.end as usize].copy_from_slice(bytes);
-        header.slices[page].checksum = sum(keys[page], bytes);
+        header.slices[page].checksum = page_checksum(keys[page], bytes);
         let (encoded, _) = header.encode().unwrap();
         let at = object.windows(8).position(|eight| eight == ritornello_format::RUN_MAGIC).unwrap();
         forged[at..at + encoded.len()].copy_from_slice(&encoded);
@@ -341,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_page_is_believed_without_a_key_and_refused_with_one() {
+    fn forged_page_is_refused_with_key_only() {
         let (keys, pages) = sample();
         let (keys, pages) = (refs(&keys), refs(&pages));
         let sealed = options(None, Some("a"));

@@ -1,8 +1,8 @@
-//! Objects that a command passes over because they cannot be read, until the remote itself seems to fail.
+//! Tolerates unreadable objects in a command until the remote itself seems to fail.
 
 use ritornello_format::{Error, ErrorKind, Result};
 
-/// Failures in a row that end the command.
+/// Consecutive failures that end the command.
 const IN_A_ROW: u32 = 8;
 
 #[derive(Debug, Default)]
@@ -12,10 +12,11 @@ pub(super) struct ReadFailures {
 }
 
 impl ReadFailures {
-    /// The answer, or why there is none.
+    /// The answer, or the error if it is tolerated.
     ///
     /// # Errors
-    /// The error of the eighth failure in a row; `Invalid` at once: the backend cannot do that.
+    /// The error of the eighth consecutive failure; `Invalid` at once, because the backend lacks
+    /// the operation.
     pub(super) fn tolerate<T>(
         &mut self,
         answer: Result<T>,
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_failures_in_a_row_end_a_command() {
+    fn consecutive_failures_end_a_command() {
         let mut failures = ReadFailures::default();
         let fail = || Err::<(), _>(Error::retry("unreadable"));
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! A remote as a tier: how far a prompt is there, its pages, and writing what is missing.
+//! The tier over a remote: finds, reads and writes the pages of prompts.
 
 use super::backend::Backend;
 use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
@@ -14,28 +14,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Objects that are read or written at once, and that a writer asks for at once.
+/// Objects read or written at once, and names that a writer queries at once.
 const OBJECTS_AT_ONCE: usize = 4;
 const NAMES_PER_QUERY: usize = 16;
 
 /// Pages of one scope, by their keys, from the first page of a prompt on.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
-    /// Their scope.
+    /// The scope.
     pub scope: &'a ScopeId,
-    /// Length of a page.
+    /// Bytes per page.
     pub page_bytes: u64,
-    /// The key of every page.
+    /// The key of each page.
     pub keys: &'a [&'a [u8]],
 }
 
-/// How pages are written to a remote, and which are believed.
+/// How pages are written to a remote, and which objects are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOptions {
-    /// Compresses each page with Zstandard at this level, from 1 to 19. Pages are read however they
-    /// were compressed.
+    /// Compresses each page with Zstandard at this level, from 1 to 19. Reading accepts any
+    /// compression.
     pub zstd: Option<i32>,
-    /// Seals what is written, and reads nothing that is not sealed with one of these keys.
+    /// Seals what is written, and accepts only objects sealed with one of these keys.
     pub keys: Option<Arc<KeyRing>>,
 }
 
@@ -47,22 +47,22 @@ impl RemoteOptions {
     }
 }
 
-/// What a remote was asked for, and what came of it.
+/// Statistics of a remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteStats {
     /// Calls of the backend.
     pub calls: RemoteCalls,
-    /// Pages that came, and are what was asked for.
+    /// Pages read and verified.
     pub pages_read: u64,
-    /// Pages that were found and did not come: gone, damaged, or too late.
+    /// Pages that were found and could not be read: removed, damaged, or timed out.
     pub pages_lost: u64,
-    /// Pages that were written.
+    /// Pages written.
     pub pages_written: u64,
-    /// Pages that were there already when they were to be written.
+    /// Pages not written because the remote had them.
     pub pages_there: u64,
     /// Pages that could not be written.
     pub pages_dropped: u64,
-    /// Objects that came and were not believed.
+    /// Fetched objects that were rejected.
     pub refused: RefusedObjects,
 }
 
@@ -76,8 +76,8 @@ struct Counters {
     refused: RefusedCounters,
 }
 
-/// See the module. A remote that is slow or dead costs hits: every call has a deadline, and what
-/// cannot be had or written until then is not there.
+/// A remote as a tier. Every call has a deadline: what a slow or dead remote does not deliver in
+/// time is a miss, and what it does not take in time is dropped.
 #[derive(Debug)]
 pub struct RemoteTier {
     executor: CallExecutor,
@@ -87,42 +87,41 @@ pub struct RemoteTier {
 }
 
 impl RemoteTier {
-    /// A tier over `backend`.
+    /// A tier over `backend`, with default options.
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         Self::with_options(backend, RemoteOptions::default())
     }
 
-    /// A tier over `backend` that writes pages as `options` say.
+    /// A tier over `backend`.
     #[must_use]
     pub fn with_options(backend: Arc<dyn Backend>, options: RemoteOptions) -> Self {
         let (existence, counts) = (ExistenceCache::default(), Counters::default());
         Self { executor: CallExecutor::new(backend), options, existence, counts }
     }
 
-    /// Pages of a full object, by the length of a page: objects begin at multiples of it.
+    /// Pages of a full object with pages of this length; full objects begin at multiples of it.
     #[must_use]
     pub fn object_pages(page_bytes: u64) -> usize {
         spans::group_pages(page_bytes)
     }
 
-    /// How many leading pages are there: a hint, until they are read. Asks the remote at most 12
-    /// times for 256 pages, and not at all for what is known.
+    /// The number of leading pages that the remote has: a hint, until they are read. Queries the
+    /// remote at most 12 times for 256 pages, and not for objects whose existence is cached.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none; `Retry` if the remote does not answer until `deadline`.
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
         let sound = self.groups_before_hole(prompt, deadline)?;
         Ok(self.find_objects(prompt, sound, deadline)?.last().map_or(0, |span| span.end))
     }
 
-    /// Copies pages `range` of the prompt, which is the one that was probed for, to `out`, one after
-    /// another. Returns how many of the first of them came,
-    /// and are what was asked for; whatever is wrong with the others, they are not there.
+    /// Copies pages `range` of a prompt that was probed before to `out`, one after another. Returns
+    /// how many leading ones were read and verified; the others are a miss, whatever the reason.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none, or if `out` is of another length.
+    /// `Invalid` for an invalid key, or if the length of `out` does not match.
     pub fn get(
         &self,
         prompt: &Prompt<'_>,
@@ -134,7 +133,7 @@ impl RemoteTier {
         let page = prompt.page_bytes as usize;
         if out.len() != range.len() * page || range.end > prompt.keys.len() {
             return Err(ritornello_format::Error::invalid(
-                "a read is of pages of the prompt, and its memory as long as they are",
+                "a read needs pages of the prompt, and memory of exactly their length",
             ));
         }
         if range.is_empty() {
@@ -157,7 +156,7 @@ impl RemoteTier {
             let at = (pages.start - range.start) * page;
             let out = &mut out[at..at + pages.len() * page];
             let read = answer.and_then(PendingCall::wait).ok().flatten();
-            // What is read next moves while this is verified.
+            // The next object is fetched while this one is verified.
             asked.extend(left.next());
             let (whole, refused) = read.map_or((0, None), |read| {
                 let inside = pages.start - span.start..pages.end - span.start;
@@ -166,7 +165,8 @@ impl RemoteTier {
             came += whole;
             let (name, now) = (self.name_of(prompt, &span), Instant::now());
             if whole == pages.len() {
-                // The part of a refused object that was not read may be what it was refused for.
+                // A partial read does not clear a refusal: the rejected bytes may be in the part
+                // not read.
                 if pages == span && self.existence.is_refused(&name) {
                     self.existence.mark_verified(&name, now);
                 }
@@ -178,7 +178,7 @@ impl RemoteTier {
                     self.existence.mark_refused(&name, matches!(why, Refused::Damaged(_)), now);
                 }
                 None => {
-                    tracing::debug!(name, "an object that was found did not come");
+                    tracing::debug!(name, "an object that was found could not be read");
                     self.existence.mark_lost(&name, now);
                 }
             }
@@ -189,14 +189,14 @@ impl RemoteTier {
         Ok(came)
     }
 
-    /// Writes what is missing of pages `have`, which `page` lends, by their number in the prompt.
-    /// Only whole objects are written: pages before `have` in the first one, which are not lent,
-    /// leave that out. What is not written until `deadline` is dropped, and counted, and so is what is
-    /// behind it: nobody would find that. Returns the pages that are there now, up to the first object
-    /// that is not.
+    /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
+    /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
+    /// object is skipped. Objects not written until `deadline` are dropped and counted, as are all
+    /// behind them, which no lookup would reach. Returns how many pages the remote now has, up to
+    /// the first missing object.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none, or a page of another length.
+    /// `Invalid` for an invalid key, or a page of another length.
     pub fn put<'a>(
         &self,
         prompt: &Prompt<'_>,
@@ -222,7 +222,7 @@ impl RemoteTier {
         let mut asked: VecDeque<(Range<usize>, String, _)> =
             VecDeque::with_capacity(OBJECTS_AT_ONCE);
         let mut left = missing.into_iter();
-        // The first page that is not there.
+        // The first missing page.
         let mut first_missing = end;
         loop {
             let next = left.next();
@@ -249,12 +249,12 @@ impl RemoteTier {
         Ok(mine.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
     }
 
-    /// The first pages from `from` on whose objects are not there, as far as these lie side by side;
-    /// `from` is where an object begins. Empty, and at the end of the prompt, if none is missing. This
-    /// is for who writes: it asks for every object.
+    /// The first run of pages, from `from` on, whose objects are missing; `from` must be the start
+    /// of an object. Empty, at the end of the prompt, if none is. For writers: it queries every
+    /// object.
     ///
     /// # Errors
-    /// Like [`probe`](Self::probe).
+    /// As for [`probe`](Self::probe).
     pub fn missing(
         &self,
         prompt: &Prompt<'_>,
@@ -278,7 +278,7 @@ impl RemoteTier {
         Ok(end..end)
     }
 
-    /// Whether the object of `span` is there now that it was to be written.
+    /// Records the outcome of writing the object of `span`. Returns whether it was written.
     fn written(&self, span: &Range<usize>, name: &str, answer: Result<PendingCall<()>>) -> bool {
         let written = answer.and_then(PendingCall::wait).is_ok();
         let count = if written { &self.counts.written } else { &self.counts.dropped };
@@ -289,7 +289,7 @@ impl RemoteTier {
         written
     }
 
-    /// Counters since it was made.
+    /// Statistics since the tier was created.
     #[must_use]
     pub fn stats(&self) -> RemoteStats {
         RemoteStats {
@@ -303,9 +303,8 @@ impl RemoteTier {
         }
     }
 
-    /// The objects that the leading pages lie in, as far as they are there: full groups, of which the
-    /// last one is searched for by thirds, and then what smaller ones there are behind it. Of those
-    /// groups no more than `sound` are.
+    /// The objects that hold the leading pages: full groups, the last of which is found by ternary
+    /// search, and smaller objects behind them. At most the first `sound` groups are considered.
     fn find_objects(
         &self,
         prompt: &Prompt<'_>,
@@ -315,7 +314,7 @@ impl RemoteTier {
         let group = spans::group_pages(prompt.page_bytes);
         let pages = prompt.keys.len();
         let name = |end: usize| self.name_of(prompt, &((end - 1) * group..end * group));
-        // So many leading groups are there at least, and at most.
+        // Bounds of the number of leading groups that exist.
         let (mut least, mut most) = (0, pages / group);
         while least < most {
             let third = (most - least).div_ceil(3);
@@ -329,7 +328,7 @@ impl RemoteTier {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
                 [true] => least = low,
-                // Whatever may be behind it: a prompt ends at what is missing.
+                // Later groups do not matter: a prompt ends at the first missing one.
                 _ => most = low - 1,
             }
         }
@@ -348,8 +347,9 @@ impl RemoteTier {
         Ok(found)
     }
 
-    /// How many full groups come before the first one that is known to be missing, or did not come when
-    /// it was found last and still is not there: the search does not see one between others.
+    /// The number of full groups before the first one that is cached as missing, or that could not
+    /// be read when it was found last and is still missing. The search in
+    /// [`find_objects`](Self::find_objects) would not notice such a gap.
     fn groups_before_hole(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         let group = spans::group_pages(prompt.page_bytes);
         let mut sound = 0;
@@ -369,8 +369,8 @@ impl RemoteTier {
         Ok(sound)
     }
 
-    /// Which of these objects are there and did not fail to come when they were read last: others are
-    /// to be written, though a damaged or forged one is there.
+    /// Which of these objects exist and were not lost or rejected when last read. Writers replace
+    /// the others, even if a damaged or forged one exists.
     fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
         let fails = |name: &String| self.existence.is_lost(name) || self.existence.is_refused(name);
         let lost: Vec<_> = names.iter().map(fails).collect();
@@ -411,8 +411,8 @@ impl RemoteTier {
         spans::name(self.options.form(), prompt.scope, last, span.len())
     }
 
-    /// Copies pages `wanted` of the object of `span` to `out`. Returns how many came, and why others
-    /// did not.
+    /// Copies pages `wanted` of the object of `span` to `out`. Returns how many were copied, and
+    /// why it stopped.
     fn unpack(
         &self,
         read: &FetchedObject,
@@ -437,8 +437,8 @@ impl RemoteTier {
         }
     }
 
-    /// The header of an object and the bytes of `pages`, which lie in `span`: in one piece where
-    /// they follow upon each other.
+    /// Fetches the header of an object and the bytes of `pages`, which lie in `span`; in one
+    /// request if they are adjacent.
     fn fetch(
         &self,
         prompt: &Prompt<'_>,
@@ -465,8 +465,8 @@ impl RemoteTier {
                 return Ok(None);
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // Compressed pages lie further in front than that. Another length than this prompt's would be
-            // fetched on the word of whoever wrote the object.
+            // Compressed pages lie farther to the front. The header's page length and count must be
+            // those of the prompt, or a forged header could cause fetches of any length.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
             let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in
@@ -483,7 +483,7 @@ impl RemoteTier {
     }
 }
 
-/// What came of an object: its header with what follows it, or a part by itself.
+/// The fetched bytes of an object: from its beginning, or its header and a separate range.
 struct FetchedObject {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
@@ -496,7 +496,7 @@ mod tests {
     use std::time::Duration;
 
     const SCOPE: ScopeId = ScopeId([9; 16]);
-    /// Eight of them are an object.
+    /// Eight pages make an object.
     const PAGE: usize = 1 << 20;
 
     struct Fixture {
@@ -537,15 +537,15 @@ mod tests {
             spans::name(Form::Plain, &SCOPE, &self.keys[7], 8)
         }
 
-        /// As if nobody had asked for it for a while.
-        fn wait(&self, name: &str) {
+        /// Lets the cached absence of an object expire.
+        fn expire_absence(&self, name: &str) {
             let Some(past) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
             self.tier.existence.record(name, false, past);
         }
     }
 
     #[test]
-    fn a_hole_is_not_promised_twice_and_is_found_again_when_it_is_filled() {
+    fn gap_is_remembered_until_it_is_filled() {
         let fixture = Fixture::new(72);
         let name = fixture.first_object();
         assert_eq!(fixture.put(), 72);
@@ -554,21 +554,21 @@ mod tests {
         assert_eq!(fixture.probe(), 72);
         assert_eq!(fixture.get(), 0);
         assert_eq!(fixture.probe(), 0);
-        fixture.wait(&name);
-        assert_eq!(fixture.probe(), 0, "it is asked for by itself");
+        fixture.expire_absence(&name);
+        assert_eq!(fixture.probe(), 0, "the lost object is queried by itself");
         fixture.backend.set(&name, &value).unwrap();
-        fixture.wait(&name);
+        fixture.expire_absence(&name);
         assert_eq!((fixture.probe(), fixture.get()), (72, 72));
     }
 
     #[test]
-    fn what_is_there_and_did_not_come_is_written_anew() {
+    fn damaged_object_is_written_again() {
         let fixture = Fixture::new(16);
         let name = fixture.first_object();
         assert_eq!(fixture.put(), 16);
         fixture.backend.set(&name, b"damage").unwrap();
         assert_eq!(fixture.get(), 0);
-        fixture.wait(&name);
+        fixture.expire_absence(&name);
         assert_eq!(fixture.with(|prompt, until| fixture.tier.missing(prompt, 0, until)), 0..8);
         assert_eq!(fixture.put(), 16);
         assert_eq!(fixture.get(), 16);
@@ -583,7 +583,7 @@ mod tests {
         *value.last_mut().unwrap() ^= 1;
         fixture.backend.set(&name, &value).unwrap();
         assert_eq!(fixture.get(), 7);
-        fixture.wait(&name);
+        fixture.expire_absence(&name);
         let mut out = vec![0; PAGE];
         assert_eq!(
             fixture.with(|prompt, until| fixture.tier.get(prompt, 0..1, &mut out, until)),
