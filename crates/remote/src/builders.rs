@@ -1,4 +1,4 @@
-//! From an address to the client of an object store, by scheme.
+//! Builds the client of an object store from an address, by scheme.
 
 use crate::address::Address;
 use crate::error_map;
@@ -11,29 +11,29 @@ use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a request may take, its body included, and a connection to be made.
+/// Limits of a request, its body included, and of making a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Store = Arc<dyn ObjectStore>;
 type Build = Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>;
 
-/// What it takes to make a client, as often as it is needed.
+/// Builds clients of one object store.
 pub(crate) struct ClientFactory {
     /// The address, for messages.
     pub(crate) name: String,
-    /// What all objects lie under.
+    /// Prefix of all objects.
     pub(crate) prefix: Path,
     build: Build,
 }
 
 impl ClientFactory {
-    /// A client. It has no connection yet.
+    /// Builds a client, without connecting.
     ///
     /// # Errors
-    /// `Invalid` if there is something wrong with the configuration.
+    /// `Invalid` if the configuration is wrong.
     pub(crate) fn build(&self) -> Result<Store> {
-        // One that the process has chosen already stays.
+        // Fails if the process has already installed a provider, which then stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
             Error::invalid("the remote's client cannot be made as it is configured")
@@ -43,17 +43,17 @@ impl ClientFactory {
     }
 }
 
-/// Whether addresses of `scheme` are object stores that are compiled in.
+/// Whether `scheme` is an object store that is compiled in.
 pub(crate) fn is_object_store(scheme: &str) -> bool {
     (cfg!(feature = "s3") && scheme == "s3")
         || (cfg!(feature = "gcs") && scheme == "gs")
         || (cfg!(feature = "azure") && scheme == "az")
 }
 
-/// Reads the options of an address that is [known](knows).
+/// Parses the options of an address whose scheme [is an object store](is_object_store).
 ///
 /// # Errors
-/// `Invalid` if there is no bucket, an option is wrong, or the environment is.
+/// `Invalid` if the bucket is missing, or an option or the environment is wrong.
 pub(crate) fn factory(mut address: Address) -> Result<ClientFactory> {
     let name = address.to_string();
     if address.authority.is_empty() {
@@ -80,7 +80,7 @@ pub(crate) fn factory(mut address: Address) -> Result<ClientFactory> {
         .with_timeout(timeout)
         .with_connect_timeout(CONNECT_TIMEOUT.min(timeout));
     let allow_http = flag(&mut address, "allow_http")?;
-    // And whether requests are readable on the way.
+    // The factory, and whether requests can be read on the network.
     let (build, readable): (Build, bool) = match address.scheme.as_str() {
         #[cfg(feature = "s3")]
         "s3" => s3(address, options)?,
@@ -95,7 +95,7 @@ pub(crate) fn factory(mut address: Address) -> Result<ClientFactory> {
         }
     };
     if readable && !allow_http {
-        // The endpoint is not repeated: it may name a user and a password.
+        // The endpoint is not logged: it may hold a user and a password.
         tracing::warn!(
             remote = name,
             "this remote is reached by plain HTTP: the network reads its pages and can change them; use an \
@@ -107,7 +107,7 @@ pub(crate) fn factory(mut address: Address) -> Result<ClientFactory> {
     Ok(factory)
 }
 
-/// No retries: the tier has a budget for them, and deadlines.
+/// The client does not retry: the tier does, with a budget and deadlines.
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
@@ -124,7 +124,7 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     let files = ProfileFiles::new(named.as_deref());
     let profile = files.read()?;
     let unset = |key| builder.get_config_value(&key).is_none();
-    // The environment counts before the files, but not before a profile that the address names.
+    // The environment takes precedence over the files, but not over a profile named in the address.
     let from_files = named.is_some() || unset(Key::AccessKeyId) && unset(Key::WebIdentityTokenFile);
     let region = address
         .take("region")
@@ -133,7 +133,7 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     if let Some(region) = region {
         builder = builder.with_region(region);
     }
-    // What the environment names for S3 alone, the client would take before everything else.
+    // The S3-specific endpoint first: the client prefers it to all others.
     let default = [Key::S3Endpoint, Key::Endpoint];
     let endpoint = address
         .take("endpoint")
@@ -169,7 +169,8 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     builder = builder.with_client_options(options.with_allow_http(plain));
     let build = move || {
         let mut builder = builder.clone();
-        // Looked for each time: the file may come, or get its key, after the remote was opened.
+        // Opened for each client: the file may appear, or receive its key, after the remote was
+        // opened.
         if let Some(files) = ProfileCredentials::open(files.clone()).filter(|_| from_files) {
             builder = builder.with_credentials(Arc::new(files));
         }
@@ -187,7 +188,7 @@ fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
         .with_retry(no_retries());
     let named = address.take("endpoint").or_else(|| builder.get_config_value(&Key::BaseUrl));
     let mut anonymous = flag(&mut address, "anonymous")?;
-    // Where Google's own clients are told of an emulator, which has no credentials to ask for.
+    // Google's own clients use this variable for an emulator, which has no credentials.
     let endpoint = named.or_else(|| {
         let host = std::env::var("STORAGE_EMULATOR_HOST").ok().filter(|host| !host.is_empty())?;
         anonymous = true;
@@ -200,7 +201,8 @@ fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
         builder = builder.with_base_url(endpoint.trim_end_matches('/'));
     }
     if anonymous {
-        // Without any the client would ask the machine's own service for some before it writes.
+        // Without credentials the client would query the machine's metadata service before each
+        // write.
         let none = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
         builder = builder.with_skip_signature(true).with_credentials(Arc::new(none));
     }
@@ -222,7 +224,8 @@ fn azure(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> 
     let (mut plain, mut readable) = (false, false);
     let named = address.take("endpoint");
     if named.is_some() {
-        // The environment may say that there is an emulator: then it is elsewhere.
+        // The environment may select the emulator; an explicit endpoint is not at the emulator's
+        // address.
         builder = builder.with_use_emulator(false);
     }
     if let Some(endpoint) = named.or_else(|| builder.get_config_value(&Key::Endpoint)) {

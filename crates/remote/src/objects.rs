@@ -1,7 +1,7 @@
 //! A backend over an object store: S3, GCS, Azure.
 //!
-//! Requests run on a small runtime of its own, which comes with the first call, as do connections. A
-//! process that was forked from one that has them makes its own.
+//! Requests run on a small runtime of its own. The first call creates the runtime and the
+//! connections; a forked process creates new ones.
 
 use crate::builders::ClientFactory;
 use crate::error_map;
@@ -20,22 +20,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads that move bytes.
+/// Threads of the runtime.
 const WORKERS: usize = 2;
-/// Requests of one batch at once.
+/// Concurrent requests of one batch.
 const REQUESTS_AT_ONCE: usize = 16;
-/// The longest value that is read whole. No object is longer than 65 MiB.
+/// Maximum length of a value read whole. No object is longer than 65 MiB.
 const VALUE_BYTES_MAX: u64 = 128 << 20;
 
-/// See the module.
+/// A backend over one object store.
 pub(crate) struct ObjectBackend {
     factory: ClientFactory,
     client: Mutex<Option<Arc<Client>>>,
-    /// An answer has shown that the bucket is there.
+    /// Whether an answer has proven that the bucket exists.
     bucket_seen: AtomicBool,
 }
 
-/// What one process has.
+/// The client and runtime of one process.
 struct Client {
     process: u32,
     store: Arc<dyn ObjectStore>,
@@ -45,9 +45,9 @@ struct Client {
 impl Drop for Client {
     fn drop(&mut self) {
         match self.runtime.take() {
-            // Requests under way are given up.
+            // Requests in progress are cancelled.
             Some(runtime) if self.process == process::id() => runtime.shutdown_background(),
-            // Its threads stayed in the process that was forked.
+            // Its threads exist only in the parent of this forked process.
             Some(runtime) => std::mem::forget(runtime),
             None => {}
         }
@@ -85,14 +85,14 @@ impl ObjectBackend {
         Ok(made)
     }
 
-    /// Runs what `ask` makes of the client, on this thread and the runtime's.
+    /// Runs the future that `ask` returns for the client, on this thread and the runtime's.
     fn run<T, F: Future<Output = T>>(
         &self,
-        ask: impl FnOnce(Arc<dyn ObjectStore>) -> F,
+        request: impl FnOnce(Arc<dyn ObjectStore>) -> F,
     ) -> Result<T> {
         let client = self.client()?;
         match &client.runtime {
-            Some(runtime) => Ok(runtime.block_on(ask(Arc::clone(&client.store)))),
+            Some(runtime) => Ok(runtime.block_on(request(Arc::clone(&client.store)))),
             None => Err(Error::retry("the remote's client is gone")),
         }
     }
@@ -102,7 +102,7 @@ impl ObjectBackend {
         Path::from(if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") })
     }
 
-    /// What came of a question that `None` answers if there is no such object.
+    /// The value of an answer; `None` if the object does not exist.
     fn found<T>(&self, answer: object_store::Result<T>) -> Result<Option<T>> {
         let found = match answer {
             Ok(value) => Some(value),
@@ -113,8 +113,8 @@ impl ObjectBackend {
         Ok(found)
     }
 
-    /// The error for what a server said. After one that somebody must mend, the next call makes another
-    /// client, which reads keys and tokens again from where they come from.
+    /// Converts an error of the client. After one that needs a change from outside, the next call
+    /// builds a new client, which rereads keys and tokens.
     fn client_error(&self, error: object_store::Error) -> Error {
         let error = error_map::to_error(error, &self.factory.name);
         if error.kind() == ErrorKind::Fatal {
@@ -123,8 +123,8 @@ impl ObjectBackend {
         error
     }
 
-    /// A question for existence has no answer that tells a missing bucket from a missing object, so
-    /// until the bucket has been seen the first byte is read instead.
+    /// Whether an object exists. An existence query does not tell a missing bucket from a missing
+    /// object; until the bucket has been seen, the first byte is read instead.
     async fn object_exists(
         store: &dyn ObjectStore,
         path: &Path,
@@ -141,7 +141,8 @@ impl ObjectBackend {
     }
 }
 
-/// Reads `range`, or a whole value. A server that sends more than was asked for is cut off, not buffered.
+/// Reads `range`, or a whole value. A server that sends more than requested is cut off, not
+/// buffered.
 async fn fetch(
     store: &dyn ObjectStore,
     path: &Path,
@@ -202,7 +203,7 @@ impl Backend for ObjectBackend {
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
-        // The client lists by whole parts of names.
+        // The client lists by whole path segments of names.
         let parent = self.path(prefix.rsplit_once('/').map_or("", |(parent, _)| parent));
         let root = self.factory.prefix.as_ref();
         let answer = self.run(|store| async move {
@@ -228,11 +229,11 @@ impl Backend for ObjectBackend {
         let seen = self.bucket_seen.load(Relaxed);
         let paths: Vec<Path> = names.iter().map(|name| self.path(name)).collect();
         let answer = self.run(|store| async move {
-            let ask = |path| {
+            let request = |path| {
                 let store = Arc::clone(&store);
                 async move { Self::object_exists(store.as_ref(), &path, seen).await }
             };
-            stream::iter(paths).map(ask).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
+            stream::iter(paths).map(request).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
         });
         let answers = answer
             .map(|all| all.into_iter().map(|answer| Ok(self.found(answer)?.is_some())).collect());
@@ -243,18 +244,18 @@ impl Backend for ObjectBackend {
         let paths: Vec<_> =
             asked.iter().map(|(name, range)| (self.path(name), range.clone())).collect();
         let answer = self.run(|store| async move {
-            let ask = |(path, range)| {
+            let request = |(path, range)| {
                 let store = Arc::clone(&store);
                 async move { fetch(store.as_ref(), &path, range).await }
             };
-            stream::iter(paths).map(ask).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
+            stream::iter(paths).map(request).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
         });
         let answers = answer.map(|all| all.into_iter().map(|answer| self.found(answer)).collect());
         answers.unwrap_or_else(|error| repeat_error(&error, asked.len()))
     }
 }
 
-/// Bytes that a request holds while it needs them.
+/// Keeps the bytes alive while a request uses them.
 struct Shared(Arc<Vec<u8>>);
 
 impl AsRef<[u8]> for Shared {
@@ -263,7 +264,7 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
-/// What kept the whole batch from being asked.
+/// Reports one error for each request of a batch.
 fn repeat_error<T>(error: &Error, count: usize) -> Vec<Result<T>> {
     (0..count).map(|_| Err(Error::new(error.kind(), error.to_string()))).collect()
 }
@@ -277,9 +278,9 @@ mod tests {
 
     const SENT_MAX: usize = 256 << 20;
 
-    /// Answers one request for a range with a body that does not end, until the connection does. Returns
-    /// its port, and how many bytes it could send.
-    fn overlong() -> (u16, thread::JoinHandle<usize>) {
+    /// Serves one range request with a body that ends only with the connection. Returns its port,
+    /// and the number of bytes it could send.
+    fn endless_server() -> (u16, thread::JoinHandle<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = thread::spawn(move || {
@@ -304,14 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn server_that_sends_more_than_the_range_is_cut_off() {
-        let (port, server) = overlong();
+    fn server_that_exceeds_the_range_is_cut_off() {
+        let (port, server) = endless_server();
         let address = format!("s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=true");
         let backend = crate::open(&address).unwrap().backend;
         let error = backend.get("name", Some(0..10)).unwrap_err().to_string();
         assert!(error.contains("more than the 10 bytes"), "{error}");
         drop(backend);
         let sent = server.join().unwrap();
-        assert!(sent < SENT_MAX / 4, "it was read on for {sent} bytes");
+        assert!(sent < SENT_MAX / 4, "{sent} bytes were read");
     }
 }

@@ -1,4 +1,4 @@
-//! The client of an object store with nothing around it: what a remote is measured against.
+//! A bare client of an object store: the baseline for measuring a remote.
 
 use crate::address::Address;
 use crate::builders::{self, ClientFactory};
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 
-/// See the module.
+/// A client without tier, deadlines or retries.
 pub struct PlainClient {
     factory: ClientFactory,
     store: Arc<dyn ObjectStore>,
@@ -22,18 +22,16 @@ pub struct PlainClient {
 }
 
 impl PlainClient {
-    /// For the object store at `address`.
+    /// A client of the object store at `address`.
     ///
     /// # Errors
-    /// As [`open`](crate::open); `Invalid` if it is no object store.
+    /// As for [`open`](crate::open); `Invalid` if it is no object store.
     pub fn open(address: &str) -> Result<Self> {
         let mut address = Address::parse(address)?;
         without_options(&mut address);
         if !builders::is_object_store(&address.scheme) {
-            return Err(Error::invalid(
-                "this is measured against an object store's client: name a bucket",
-            )
-            .with("address", address));
+            return Err(Error::invalid("the baseline is an object store's client: name a bucket")
+                .with("address", address));
         }
         let factory = builders::factory(address)?;
         let runtime = Builder::new_multi_thread().enable_all().build();
@@ -42,10 +40,10 @@ impl PlainClient {
         Ok(Self { store: factory.build()?, factory, runtime })
     }
 
-    /// Writes objects, `at_once` of them at a time.
+    /// Writes objects, `at_once` at a time.
     ///
     /// # Errors
-    /// The first that there was.
+    /// The first error.
     pub fn put(&self, objects: &[(String, Bytes)], at_once: usize) -> Result<()> {
         let put = objects.iter().map(|(name, value)| {
             let (store, path) = (Arc::clone(&self.store), self.path(name));
@@ -55,10 +53,10 @@ impl PlainClient {
         self.all(put, at_once).map(drop)
     }
 
-    /// Reads `range` of every object, `at_once` of them at a time.
+    /// Reads `range` of every object, `at_once` at a time. Returns the bytes read.
     ///
     /// # Errors
-    /// The first that there was.
+    /// The first error.
     pub fn get(&self, names: &[String], range: &Range<u64>, at_once: usize) -> Result<u64> {
         let get = names.iter().map(|name| {
             let (store, path, range) = (Arc::clone(&self.store), self.path(name), range.clone());

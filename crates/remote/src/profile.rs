@@ -1,4 +1,4 @@
-//! Credentials from the files that the AWS command line keeps: `~/.aws/credentials` and `~/.aws/config`.
+//! Credentials from the files of the AWS command line: `~/.aws/credentials` and `~/.aws/config`.
 
 use ritornello_format::{Error, Result};
 use std::env::var;
@@ -6,7 +6,7 @@ use std::fs::{metadata, read_to_string};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What a profile says.
+/// The settings of a profile.
 #[derive(Default)]
 pub(crate) struct Profile {
     pub(crate) id: Option<String>,
@@ -15,20 +15,20 @@ pub(crate) struct Profile {
     pub(crate) region: Option<String>,
 }
 
-/// A profile's name, and the files that it is read from.
+/// The name of a profile, and the files it is read from.
 #[derive(Clone, Debug)]
 pub(crate) struct ProfileFiles {
-    /// Named by an address or the environment; otherwise it is the default one.
+    /// The name given by an address or the environment; `None` for the default profile.
     named: Option<String>,
     credentials: Option<PathBuf>,
     config: Option<PathBuf>,
 }
 
-/// Tells whether the files have changed: device, inode, length, and time of the last change, of each.
+/// The version of both files: device, inode, length, and time of the last change.
 pub(crate) type Stamp = [Option<(u64, u64, u64, i64, i64)>; 2];
 
 impl ProfileFiles {
-    /// The profile `name`, or the one that the environment names, or the default one.
+    /// The profile `name`, or the one the environment names, or the default one.
     pub(crate) fn new(name: Option<&str>) -> Self {
         let named = name.map(str::to_owned).or_else(|| var("AWS_PROFILE").ok());
         let path = |variable: &str, default: &str| {
@@ -42,10 +42,10 @@ impl ProfileFiles {
         }
     }
 
-    /// What the profile says now. Files that do not exist say nothing.
+    /// Reads the profile. Missing files count as empty.
     ///
     /// # Errors
-    /// `Invalid` if a profile that was named is in neither file.
+    /// `Invalid` if neither file has the named profile.
     pub(crate) fn read(&self) -> Result<Profile> {
         let name = self.named.as_deref().unwrap_or("default");
         let text = |path: &Option<PathBuf>| {
@@ -60,7 +60,7 @@ impl ProfileFiles {
         }
     }
 
-    /// The state of the files now.
+    /// The current version of the files.
     pub(crate) fn stamp(&self) -> Stamp {
         let of = |path: &Path| {
             let found = metadata(path).ok()?;
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_is_read_from_both_files() {
+    fn profile_is_read_from_both_files() {
         let credentials = "[default]\naws_access_key_id = A\naws_secret_access_key=B==\n\n[ other ]\naws_access_key_id=C\n";
         let config =
             "[default]\nregion = eu-1\n[profile other]\nregion=eu-2\n[profile third]\nregion=eu-3";
