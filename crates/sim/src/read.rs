@@ -1,4 +1,4 @@
-//! Traces from files: one JSON object a line, gzip or plain.
+//! Reads traces from files: one JSON object per line, gzip or plain.
 
 use crate::{Trace, TraceBuilder};
 use flate2::read::MultiGzDecoder;
@@ -8,20 +8,20 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// What becomes of lines that are no requests.
+/// How malformed lines are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum BadLines {
     /// The first one is an error.
     #[default]
     Fatal,
-    /// They are left out, and named in [`Trace::skipped`].
+    /// They are skipped, and listed in [`Trace::skipped`].
     Skip,
 }
 
-/// A line. Further fields are ignored.
+/// A line of the file. Other fields are ignored.
 #[derive(Debug, Deserialize)]
 struct Line {
-    /// Milliseconds since some start.
+    /// Milliseconds since an arbitrary start.
     timestamp: f64,
     #[serde(rename = "input_length")]
     _input_length: u64,
@@ -32,15 +32,15 @@ struct Line {
 
 /// Reads a trace: JSON lines with `timestamp` (milliseconds, not negative), `input_length`,
 /// `output_length` (tokens) and `hash_ids` (one number for each block of the prompt, from the first
-/// on). The order of the lines is the order of the requests, whatever their times; empty lines
-/// count as lines and say nothing. `progress` hears how many bytes of the file are read.
+/// on). Requests keep the order of the lines, whatever their times; empty lines count as lines and
+/// are ignored. `progress` receives the number of bytes read.
 ///
 /// # Errors
-/// `Invalid` where a line is broken (named by its number, from 1 on) unless those are skipped, or
-/// where there is not a single block; `Retry` if the file cannot be read.
+/// `Invalid` if a line is malformed (with its number, starting at 1) and such lines are not
+/// skipped, or if there is no block; `Retry` if the file cannot be read.
 pub fn read(path: &Path, bad_lines: BadLines, progress: &mut dyn FnMut(u64)) -> Result<Trace> {
-    let told = |error: Error| error.with("file", path.display());
-    let unreadable = |error| told(Error::retry("the trace cannot be read").because(error));
+    let with_file = |error: Error| error.with("file", path.display());
+    let unreadable = |error| with_file(Error::retry("the trace cannot be read").because(error));
     let file = File::open(path).map_err(unreadable)?;
     let mut file = BufReader::with_capacity(1 << 20, ProgressReader { file, read: 0, progress });
     let gzip = file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]);
@@ -51,7 +51,7 @@ pub fn read(path: &Path, bad_lines: BadLines, progress: &mut dyn FnMut(u64)) -> 
     } else {
         lines(name, file, bad_lines)
     };
-    trace.map_err(told)
+    trace.map_err(with_file)
 }
 
 fn lines(name: &str, mut source: impl BufRead, bad_lines: BadLines) -> Result<Trace> {
@@ -95,7 +95,7 @@ fn request(line: &[u8]) -> std::result::Result<Line, String> {
     Ok(request)
 }
 
-/// A file that says how far it is read.
+/// A file that reports how many bytes were read.
 struct ProgressReader<'a> {
     file: File,
     read: u64,
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_and_gzip_say_the_same() {
+    fn plain_and_gzip_traces_agree() {
         let text = format!("{GOOD}\n\n{}\r\n{GOOD}", GOOD.replace("[1, 2]", "[]"));
         let plain = given(text.as_bytes(), BadLines::Fatal).unwrap();
         assert_eq!((plain.requests(), plain.references(), plain.footprint()), (3, 4, 2));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_lines_are_named_or_skipped() {
+    fn bad_lines_are_named_or_skipped() {
         for bad in [
             "not json",
             r#"{"timestamp": 0, "input_length": 900, "hash_ids": [1]}"#,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_without_blocks_is_an_error() {
+    fn trace_without_blocks_is_an_error() {
         for text in ["", "\n\n", &GOOD.replace("[1, 2]", "[]")] {
             let error = given(text.as_bytes(), BadLines::Skip).unwrap_err().to_string();
             assert!(error.contains("no blocks"), "{error}");

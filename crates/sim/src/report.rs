@@ -1,4 +1,4 @@
-//! Rows: what each policy did at each capacity.
+//! Results of each policy at each capacity.
 
 use crate::Trace;
 use crate::belady::belady;
@@ -8,12 +8,12 @@ use ritornello_store::eviction::Policy;
 use serde::Serialize;
 use std::time::Instant;
 
-/// Who decides what stays.
+/// An eviction policy of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimPolicy {
     /// A policy of the store.
     Store(Policy),
-    /// One that knows the future: the bound.
+    /// The optimal policy: the upper bound.
     Belady,
 }
 
@@ -27,7 +27,7 @@ impl SimPolicy {
         }
     }
 
-    /// Reads the name users type.
+    /// Parses the name users type.
     ///
     /// # Errors
     /// `Invalid`, listing the names.
@@ -42,18 +42,18 @@ impl SimPolicy {
     }
 }
 
-/// One policy at one capacity on one trace.
+/// The result of one policy at one capacity on one trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// The trace's name.
+    /// Name of the trace.
     pub trace: String,
-    /// The policy's.
+    /// Name of the policy.
     pub policy: &'static str,
-    /// Capacity as a share of the trace's different blocks.
+    /// Capacity as a share of the footprint.
     pub capacity_fraction: f64,
-    /// The same in blocks.
+    /// Capacity in blocks.
     pub capacity_blocks: u64,
-    /// Different blocks of the trace.
+    /// Distinct blocks of the trace.
     pub footprint_blocks: u64,
     /// Requests replayed.
     pub requests: u64,
@@ -61,28 +61,27 @@ pub struct Row {
     pub block_references: u64,
     /// Share of the requests whose hits are not counted.
     pub warm_up: f64,
-    /// Hits a block reference behind the warm-up.
+    /// Hits per block reference after the warm-up.
     pub hit_rate: f64,
     /// Blocks written.
     pub blocks_written: u64,
-    /// Blocks that found no room.
+    /// Blocks that found no space.
     pub blocks_refused: u64,
-    /// Blocks written a different block of the trace.
+    /// Blocks written per distinct block of the trace.
     pub writes_per_unique: f64,
-    /// Bytes written (pages, padding, headers) a byte of the blocks written.
+    /// Bytes written (pages, padding, headers) per byte of the blocks written.
     pub write_amplification: f64,
-    /// Seconds the replay took.
+    /// Duration of the replay in seconds.
     pub seconds: f64,
-    /// Block references a second.
+    /// Block references per second.
     pub references_per_second: f64,
 }
 
 /// Replays `trace` through `policy` with a capacity of `fraction` of the trace's footprint, at
-/// least a block. `progress` hears the number of requests done.
+/// least one block. `progress` receives the number of requests done.
 ///
 /// # Errors
-/// `Invalid` for a capacity or a block size that make no sense; `Fatal` if a policy breaks its
-/// promises.
+/// `Invalid` for an unusable capacity or block size; `Fatal` if a policy violates its contract.
 pub fn simulate(
     trace: &Trace,
     policy: SimPolicy,

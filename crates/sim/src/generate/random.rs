@@ -1,4 +1,4 @@
-//! Numbers that a seed decides, the same on every machine.
+//! Seeded random numbers, the same on every machine.
 
 use crate::trace::mix64;
 
@@ -16,7 +16,7 @@ impl Random {
         mix64(self.0)
     }
 
-    /// From 0 up to, but not, 1.
+    /// A number from 0 to 1, exclusive.
     pub(super) fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
