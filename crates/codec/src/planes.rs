@@ -1,5 +1,5 @@
-//! `zstd`: the bytes of numbers sorted into two planes, mantissas and exponents, and each
-//! compressed.
+//! `zstd`: the bytes of numbers are separated into two planes, mantissas and exponents, which are
+//! compressed each.
 
 use crate::Dtype;
 use crate::frame::{FrameReader, FrameWriter, damaged};
@@ -7,21 +7,21 @@ use ritornello_format::Result;
 use std::cell::RefCell;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// Numbers a block, but for the last: what bounds the memory that either way needs.
+/// Numbers per block, except the last: bounds the memory of encoding and decoding.
 const BLOCK: usize = 1 << 18;
 const LEVEL: i32 = 1;
-/// A plane that is stored as it came.
+/// Kind of a plane that is stored raw.
 const STORED: u8 = 0;
-/// A plane that is one Zstandard frame.
+/// Kind of a plane that is one Zstandard frame.
 const COMPRESSED: u8 = 1;
 
 thread_local! {
-    /// Making these takes longer than a small slice does.
+    /// Creating a context takes longer than processing a small slice.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is not possible.
+/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible.
 pub fn encode(dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
     let shorter = input.len().min(out.len()).checked_sub(1)?;
     let mut writer = FrameWriter::open(&mut out[..shorter], dtype, input.len())?;
@@ -47,7 +47,7 @@ pub fn encode(dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
     })
 }
 
-/// A plane: its kind, its length here, its bytes.
+/// Writes a plane: kind, stored length, bytes.
 fn compress(
     compressor: &mut Compressor<'_>,
     plane: &[u8],
@@ -58,7 +58,7 @@ fn compress(
     let most = room.len().min(plane.len());
     let (kind, length) = match compressor.compress_to_buffer(plane, &mut room[..most]) {
         Ok(length) => (COMPRESSED, length),
-        // It does not fit, which is the only way for this to fail.
+        // The output is too short, which is the only error possible here.
         Err(_) => {
             room.get_mut(..plane.len())?.copy_from_slice(plane);
             (STORED, plane.len())
@@ -71,7 +71,7 @@ fn compress(
     Some(())
 }
 
-/// Decodes what [`encode`] made.
+/// Decodes what [`encode`] wrote.
 pub fn decode(frame: &[u8], out: &mut [u8]) -> Result<()> {
     let (mut reader, _) = FrameReader::open(frame, out.len())?;
     if !out.len().is_multiple_of(2) {

@@ -1,4 +1,4 @@
-//! `int8` and `int4` keep every number within half a step of its group, and refuse what they cannot
+//! `int8` and `int4` keep every number within half a step of its group, and reject what they cannot
 //! keep.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -16,8 +16,8 @@ fn shape(dtype: Dtype, kind: SliceKind) -> SliceShape {
     SliceShape { dtype, kind }
 }
 
-/// Through every kernel, which must agree; the codec that was used, the frame's length, and what
-/// comes back.
+/// Encodes and decodes with every kernel, which must agree. Returns the codec used, the length of
+/// the frame, and the decoded bytes.
 fn round_trip(codec: Codec, shape: &SliceShape, input: &[u8]) -> (Codec, usize, Vec<u8>) {
     let mut seen: Vec<(Codec, Vec<u8>, Vec<u8>)> = Vec::new();
     for &kernel in Kernel::available() {
@@ -41,8 +41,9 @@ fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Every number is within half a step of what it was; a step is the span of its group over the
-/// number of codes, rounded up to a bfloat16. The number itself is then rounded to its format.
+/// Checks that every number is within half a step of the original; a step is the span of its group
+/// over the number of codes, rounded up to a bfloat16. The number itself is then rounded to its
+/// format.
 fn check_bounds(codec: Codec, dtype: Dtype, keys: bool, channels: usize, a: &[f32], b: &[f32]) {
     let (codes, key_group, value_group) =
         if codec == Codec::Int8 { (255.0, 64, 128) } else { (15.0, 32, 32) };
@@ -87,7 +88,7 @@ fn numbers_stay_within_half_a_step() {
 }
 
 #[test]
-fn sizes_are_those_of_the_codes_and_their_scales() {
+fn sizes_match_codes_and_scales() {
     let mut random = FrameReader(2);
     let kind = SliceKind::KeysValues { tokens: 64, channels: 1024, layers: 3 };
     let input = numbers(Dtype::Bf16, 64 * 1024 * 2 * 3, &mut random);
@@ -98,9 +99,9 @@ fn sizes_are_those_of_the_codes_and_their_scales() {
     }
 }
 
-/// Layers and halves do not run into each other: each comes back as it would alone.
+/// Layers and matrices are independent: each decodes as it would alone.
 #[test]
-fn a_slice_of_layers_is_its_matrices_one_after_the_other() {
+fn layers_are_encoded_one_after_another() {
     let (tokens, channels) = (40, 96);
     let bytes = 2 * (tokens * channels) as usize;
     let mut random = FrameReader(3);
@@ -118,7 +119,7 @@ fn a_slice_of_layers_is_its_matrices_one_after_the_other() {
 }
 
 #[test]
-fn numbers_that_are_not_finite_keep_the_slice_as_it_came() {
+fn slice_with_infinite_numbers_stays_raw() {
     let mut random = FrameReader(4);
     let kind = SliceKind::KeysValues { tokens: 32, channels: 64, layers: 1 };
     for (dtype, odd) in [
@@ -139,7 +140,7 @@ fn numbers_that_are_not_finite_keep_the_slice_as_it_came() {
 }
 
 #[test]
-fn zeroes_constants_and_extremes_survive() {
+fn zeros_constants_and_extremes_survive() {
     let kind = SliceKind::KeysValues { tokens: 32, channels: 64, layers: 1 };
     let (small, large) = (f32::MIN_POSITIVE / 1024.0, 1.0e38);
     for number in [0.0, -0.0, 1.5, -3.0e-39, small, large] {
@@ -182,7 +183,7 @@ fn shapes_that_do_not_fit_are_refused() {
 }
 
 proptest! {
-    /// Whatever the bits, kernels agree, nothing panics, and finite numbers stay in bounds.
+    /// For any bits, kernels agree, nothing panics, and finite numbers stay within bounds.
     #[test]
     fn any_matrix_goes_through(
         tokens in 1u32..70,

@@ -1,4 +1,4 @@
-//! `int8` and `int4`: numbers as counts of steps, grouped as their outliers lie.
+//! `int8` and `int4`: quantised numbers, grouped by where outliers lie.
 
 mod matrix;
 mod number;
@@ -12,27 +12,27 @@ use matrix::{Row, SCALE_BYTES};
 use number::{Bf16, Fp16};
 use ritornello_format::{Error, Result};
 
-/// Which matrices there are and how their numbers are grouped.
+/// The matrices of a slice, and how their numbers are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct QuantLayout {
     bits: Bits,
     dtype: Dtype,
     keys: bool,
     values: bool,
-    /// Tokens that share a scale, of each channel of keys.
+    /// Tokens per group of a channel of keys.
     key_group: usize,
-    /// Channels that share a scale, of each token of values.
+    /// Channels per group of a token of values.
     value_group: usize,
     tokens: usize,
     channels: usize,
     layers: usize,
 }
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is not possible, or if a number is
-/// not finite.
+/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible, or if a number is not
+/// finite.
 ///
 /// # Errors
-/// `Invalid` if the shape does not say what the numbers mean, or is that of another slice.
+/// `Invalid` if the shape does not give the meaning of the numbers, or is that of another slice.
 pub fn encode(
     kernel: Kernel,
     bits: Bits,
@@ -49,7 +49,7 @@ pub fn encode(
     Ok(layout.encode(kernel, input, out))
 }
 
-/// Decodes what [`encode`] made.
+/// Decodes what [`encode`] wrote.
 pub fn decode(kernel: Kernel, bits: Bits, frame: &[u8], out: &mut [u8]) -> Result<()> {
     let (mut reader, dtype) = FrameReader::open(frame, out.len())?;
     let layout = QuantLayout::read(bits, dtype, &mut reader)?;
@@ -92,8 +92,8 @@ impl QuantLayout {
         })
     }
 
-    /// Which matrices (1 keys, 2 values, 3 both), zero, tokens a group, channels a group, tokens,
-    /// channels, layers.
+    /// Reads the layout: matrices (1 keys, 2 values, 3 both), zero, tokens per group, channels per
+    /// group, tokens, channels, layers.
     fn read(bits: Bits, dtype: Dtype, reader: &mut FrameReader<'_>) -> Result<Self> {
         let (which, zero) = (reader.u8()?, reader.u8()?);
         let layout = Self {
@@ -128,7 +128,7 @@ impl QuantLayout {
         Some(())
     }
 
-    /// Length of the slice; `None` if it is zero or absurd.
+    /// Length of the slice; `None` if it is zero or overflows.
     fn slice_bytes(&self) -> Option<u64> {
         let matrices = u64::from(self.keys) + u64::from(self.values);
         [self.tokens, self.channels, self.layers]
@@ -137,7 +137,7 @@ impl QuantLayout {
             .filter(|&bytes| bytes > 0)
     }
 
-    /// Encoded bytes of `tokens` rows of keys that share a scale.
+    /// Encoded bytes of `tokens` rows of keys that share their groups.
     fn key_bytes(&self, tokens: usize) -> usize {
         self.channels * SCALE_BYTES + tokens * self.bits.row_bytes(self.channels)
     }

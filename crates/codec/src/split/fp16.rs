@@ -1,5 +1,5 @@
-//! `split` for float16, which has five bits of exponent: seven neighbouring exponents get a code of
-//! three bits. Plain arithmetic on bytes, which the compiler vectorises.
+//! `split` for float16, which has five exponent bits: seven neighbouring exponents get a code of
+//! three bits. Plain byte arithmetic, which the compiler vectorises.
 
 use super::{CODED, GROUP};
 use crate::frame::{FrameReader, damaged};
@@ -8,19 +8,19 @@ use ritornello_format::Result;
 
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// The code that says: the exponent is the next of those listed behind the codes.
+/// The code of an escape: the exponent is the next in the list behind the codes.
 const ESCAPE: u8 = 7;
-/// Bytes of the codes of a group: three bits of code and three of mantissa a number.
+/// Bytes of the codes of a group: three bits of code and three of mantissa per number.
 const CODES: usize = GROUP / 4 * 3;
 /// Kind, first exponent of the window, number of escapes.
 const HEAD_BYTES: usize = 1 + 1 + 4;
-/// Groups that are looked at before the window is chosen.
+/// Groups sampled before the window is chosen.
 const SAMPLE: usize = 32;
 
 type Numbers = [u8; 2 * GROUP];
 
-/// A block: head, plane of the low eight bits, codes, escapes, and the numbers behind the last whole
-/// group as they are. `None` if it would not be shorter than the block.
+/// Encodes a block: head, plane of the low eight bits, codes, escapes, and the raw numbers behind
+/// the last full group. `None` if that would not be shorter than the block.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let first = choose(groups)?;
@@ -47,7 +47,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(HEAD_BYTES + groups.len() * (GROUP + CODES) + escaped + tail.len())
 }
 
-/// Decodes what [`encode`] made, behind its kind.
+/// Decodes what [`encode`] wrote after the kind.
 pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) -> Result<()> {
     let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
     let (first, escaped) = (reader.u8()?, reader.u32()?);

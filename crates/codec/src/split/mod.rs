@@ -1,6 +1,6 @@
-//! `split`: exponents of neighbouring numbers are few, and mantissas are noise. Each block of
-//! numbers gets a codebook of its likeliest exponents; a number is a short code and the rest of its
-//! bits as they are; exponents outside the codebook are listed behind.
+//! `split`: neighbouring numbers have few different exponents, while mantissas are noise. Each
+//! block of numbers gets a codebook of its likeliest exponents. A number becomes a short code and
+//! its other bits unchanged; exponents outside the codebook are listed at the end.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -19,19 +19,19 @@ use crate::kernel::{Instructions, Kernel};
 use codebook::{CODES, Codebook};
 use ritornello_format::Result;
 
-/// Numbers a block, but for the last: 128 KiB, which stays in the second-level cache between
+/// Numbers per block, except the last: 128 KiB, which stay in the second-level cache between
 /// choosing the codebook and encoding.
 const BLOCK: usize = 1 << 16;
-/// Numbers whose codes lie together, but for the last group of a block.
+/// Numbers whose codes are packed together, except the last group of a block.
 const GROUP: usize = 64;
-/// A block that is stored as it came.
+/// Kind of a block that is stored raw.
 const STORED: u8 = 0;
-/// A block of codes.
+/// Kind of a block with codebook codes.
 const CODED: u8 = 1;
-/// A block of shorter codes, for exponents that are neighbours.
+/// Kind of a block with shorter codes, for neighbouring exponents.
 const WINDOWED: u8 = 2;
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is not possible.
+/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible.
 pub fn encode(kernel: Kernel, dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
     let shorter = input.len().min(out.len()).checked_sub(1)?;
     let mut writer = FrameWriter::open(&mut out[..shorter], dtype, input.len())?;
@@ -57,7 +57,7 @@ pub fn encode(kernel: Kernel, dtype: Dtype, input: &[u8], out: &mut [u8]) -> Opt
     Some(writer.written())
 }
 
-/// Decodes what [`encode`] made.
+/// Decodes what [`encode`] wrote.
 pub fn decode(kernel: Kernel, frame: &[u8], out: &mut [u8]) -> Result<()> {
     let (mut reader, dtype) = FrameReader::open(frame, out.len())?;
     if !out.len().is_multiple_of(2) {
@@ -75,8 +75,8 @@ pub fn decode(kernel: Kernel, frame: &[u8], out: &mut [u8]) -> Result<()> {
     reader.close()
 }
 
-/// A block of bfloat16: kind, codebook, number of escapes, the plane of mantissas and signs, codes,
-/// escapes. `None` if it would not be shorter than the block.
+/// Encodes a block of bfloat16: kind, codebook, number of escapes, plane of mantissas and signs,
+/// codes, escapes. `None` if that would not be shorter than the block.
 fn encode_block(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     const HEAD_BYTES: usize = 1 + CODES + 4;
     let numbers = block.len() / 2;

@@ -1,5 +1,5 @@
-//! `split` for bfloat16 with NEON. Only intrinsics that Miri knows, so that it is tested where there
-//! is no such processor.
+//! `split` for bfloat16 with NEON. Uses only intrinsics that Miri supports, so that it can be
+//! tested on other processors.
 
 use super::codebook::{Codebook, ESCAPE, Lookup, exponent};
 use super::{GROUP, scalar};
@@ -30,13 +30,13 @@ fn halves(bytes: &[u8; 32]) -> [uint8x16_t; 2] {
     unsafe { [vld1q_u8(bytes.as_ptr()), vld1q_u8(bytes.as_ptr().add(16))] }
 }
 
-/// The first bytes moved up by one, the top bits of the second below them.
+/// Each byte of `bytes` shifted left by one, with the top bit of `below` as its lowest bit.
 #[target_feature(enable = "neon")]
 fn merge_shifted(bytes: uint8x16_t, below: uint8x16_t) -> uint8x16_t {
     vorrq_u8(vshlq_n_u8::<1>(bytes), vshrq_n_u8::<7>(below))
 }
 
-/// [`scalar::encode`].
+/// See [`scalar::encode`].
 #[target_feature(enable = "neon")]
 pub fn encode(
     book: &Codebook,
@@ -86,7 +86,7 @@ pub fn encode(
     Some(escaped + rest)
 }
 
-/// [`scalar::decode`].
+/// See [`scalar::decode`].
 #[target_feature(enable = "neon")]
 pub fn decode(
     exponents: &[u8; 16],

@@ -1,5 +1,5 @@
-//! `split` for bfloat16 whose exponents are neighbours, as those of most keys and values are: seven of
-//! them get a code of three bits. Plain arithmetic on bytes, which the compiler vectorises.
+//! `split` for bfloat16 with neighbouring exponents, as most keys and values have: seven of them
+//! get a code of three bits. Plain byte arithmetic, which the compiler vectorises.
 
 use super::{GROUP, WINDOWED};
 #[cfg(target_arch = "x86_64")]
@@ -9,29 +9,29 @@ use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
 use std::hint::select_unpredictable;
 
-/// Groups that share a window, but for the last ones of a block: the keys of a layer and its values
-/// may differ in size, and short pages have few of either.
+/// Groups that share a window, except at the end of a block. Keys and values of a layer may differ
+/// in magnitude, and short pages have few groups of either.
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// The code that says: the exponent is the next of those listed behind the codes.
+/// The code of an escape: the exponent is the next in the list behind the codes.
 pub const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group.
 pub const CODES: usize = GROUP / 8 * 3;
 /// Kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
-/// With more than one escape in this many numbers, codes of four bits are shorter.
+/// With more than one escape in this many numbers, 4-bit codes are shorter.
 const ESCAPES: usize = 8;
-/// Groups of a strip that are looked at before its window is chosen.
+/// Groups sampled before the window of a strip is chosen.
 const SAMPLE: usize = 8;
-/// Escapes of a group that are handled without a branch: more are rare.
+/// Escapes per group that are handled without a branch; more are rare.
 const BRANCHLESS_ESCAPES: usize = 4;
 
-/// A group.
+/// The bytes of a group.
 pub type Numbers = [u8; 2 * GROUP];
 
-/// A block: head, first exponent of each strip's window, plane of mantissas and signs, codes, escapes,
-/// and the numbers behind the last whole group as they are. `None` if a codebook is shorter.
+/// Encodes a block: head, first exponent of each strip's window, plane of mantissas and signs,
+/// codes, escapes, and the raw numbers behind the last full group. `None` if a codebook is shorter.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let strips = groups.len().div_ceil(STRIP);
@@ -46,7 +46,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (mut windows, mut escaped) = ([None; 2], 0);
     let parts = groups.chunks(STRIP).zip(planes.chunks_mut(STRIP)).zip(codes.chunks_mut(STRIP));
     for (((groups, planes), codes), out) in parts.zip(firsts) {
-        // Keys and values may take turns.
+        // Keys and values may alternate, so two windows are remembered.
         if !windows[0].is_some_and(|first| fits(first, groups)) {
             windows.swap(0, 1);
             if !windows[0].is_some_and(|first| fits(first, groups)) {
@@ -76,7 +76,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(HEAD_BYTES + strips + groups.len() * (GROUP + CODES) + escaped + tail.len())
 }
 
-/// Decodes what [`encode`] made, behind its kind.
+/// Decodes what [`encode`] wrote after the kind.
 pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) -> Result<()> {
     let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
     let escaped = reader.u32()?;
@@ -106,7 +106,7 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
     if escapes.is_empty() { Ok(()) } else { Err(damaged("number of escapes")) }
 }
 
-/// Encodes the groups of a strip; returns how many exponents were listed in `escapes`, or `None` if
+/// Encodes the groups of a strip. Returns how many exponents were written to `escapes`; `None` if
 /// they did not fit.
 #[inline(always)]
 fn encode_strip(
@@ -131,13 +131,13 @@ fn encode_strip(
     Some(escaped)
 }
 
-/// Lists the exponents that `missing` names; `None` if there is no room.
+/// Writes the exponents in the mask `missing` to `room`; `None` if there is not enough space.
 #[inline(always)]
 pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
     let count = missing.count_ones() as usize;
     let mut at = 0;
     if let Some(few) = room.first_chunk_mut::<BRANCHLESS_ESCAPES>() {
-        // What is written behind the last one is written over by the next.
+        // Entries beyond the last escape are overwritten by the next group.
         for escape in few {
             *escape = exponents[missing.trailing_zeros() as usize % GROUP];
             missing &= missing.wrapping_sub(1);
@@ -152,7 +152,7 @@ pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) 
     Some(count)
 }
 
-/// Decodes what [`encode_strip`] made; returns the escapes that are left, or `None` if there were too
+/// Decodes what [`encode_strip`] wrote. Returns the remaining escapes; `None` if there were too
 /// few.
 #[inline(always)]
 fn decode_strip<'e>(
@@ -173,8 +173,8 @@ fn decode_strip<'e>(
     Some(escapes)
 }
 
-/// Gives the numbers that `missing` names the exponents that are listed for them; returns those that
-/// are left.
+/// Inserts the listed exponents into the numbers in the mask `missing`. Returns the remaining
+/// escapes.
 #[inline(always)]
 pub fn patch_escapes<'e>(
     mut missing: u64,
@@ -186,7 +186,8 @@ pub fn patch_escapes<'e>(
     let mut listed = listed;
     if let Some(few) = escapes.first_chunk::<BRANCHLESS_ESCAPES>() {
         listed = listed.get(BRANCHLESS_ESCAPES..).unwrap_or_default();
-        // When no escape is left, the last number is written again; it is the first one at first.
+        // Once no escape is left, the last number is rewritten unchanged; initially that is the
+        // first.
         let (mut at, mut right) = (0, u16::from_le_bytes([numbers[0], numbers[1]]));
         for &exponent in few {
             let next = missing.trailing_zeros() as usize % GROUP;
@@ -204,7 +205,7 @@ pub fn patch_escapes<'e>(
     Some(rest)
 }
 
-/// Number `at`, its exponent above its mantissa and sign.
+/// Number `at` rotated by one bit: exponent above mantissa and sign.
 #[inline(always)]
 fn rotated(numbers: &Numbers, at: usize) -> u16 {
     u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]).rotate_left(1)
@@ -215,7 +216,8 @@ fn number(exponent: u8, rest: u8) -> u16 {
     (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1)
 }
 
-/// Six bits a byte, two codes: the last eight of these are spread over the top bits of the others.
+/// Packs two codes per byte into six bits; the last eight of these sextets fill the top bits of the
+/// others.
 #[inline(always)]
 fn pack(code: &[u8; GROUP], packed: &mut [u8; CODES]) {
     let sextets: [u8; GROUP / 2] = std::array::from_fn(|at| code[at] | code[GROUP / 2 + at] << 3);
@@ -245,20 +247,20 @@ fn unpack(packed: &[u8; CODES]) -> [u8; GROUP] {
     code
 }
 
-/// Which codes of a group are escapes.
+/// The mask of the escapes among the codes of a group.
 #[inline(always)]
 fn escapes_of(code: &[u8; GROUP]) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     // Gathers the lowest bits of eight bytes.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     code.as_chunks::<8>().0.iter().zip(0..).fold(0, |mask, (eight, at)| {
-        // Seven and one is eight; smaller codes do not get there.
+        // Only the code seven carries into bit 3 when one is added.
         let bits = (u64::from_le_bytes(*eight) + ONES) >> 3 & ONES;
         mask | (bits.wrapping_mul(GATHER) >> 56) << (8 * at)
     })
 }
 
-/// Whether most of a strip's middle lies in the window of the one before.
+/// Whether most of the strip's middle group lies in the given window.
 #[inline(always)]
 fn fits(first: u8, groups: &[Numbers]) -> bool {
     let middle = &groups[groups.len() / 2];
@@ -270,8 +272,8 @@ fn fits(first: u8, groups: &[Numbers]) -> bool {
     usize::from(outside) * ESCAPES <= GROUP
 }
 
-/// The window that covers most of a strip's numbers, going by a sample. A strip keeps the window of the
-/// one before while that fits, so a poor choice would cost more than a few numbers.
+/// Chooses the window that covers most numbers of a strip, from a sample. Later strips keep the
+/// window while it fits, so a poor choice would affect more than one strip.
 #[inline(never)]
 fn choose(groups: &[Numbers]) -> u8 {
     let mut counts = [0u16; 256];

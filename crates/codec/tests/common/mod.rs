@@ -16,12 +16,12 @@ impl FrameReader {
         word ^ (word >> 31)
     }
 
-    /// Between zero and one.
+    /// A number between zero and one.
     pub fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u32 << 24) as f32
     }
 
-    /// Normally distributed, near enough: the sum of twelve.
+    /// Approximately normally distributed: the sum of twelve uniform numbers.
     pub fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.unit()).sum::<f32>() - 6.0
     }
@@ -36,7 +36,7 @@ pub fn from_bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
-/// A float16 near `number`, which is normal in it.
+/// A float16 near `number`, which must be normal in it.
 pub fn fp16(number: f32) -> u16 {
     let bits = number.to_bits();
     let exponent = ((bits >> 23) & 255).saturating_sub(112).min(30);
