@@ -1,4 +1,4 @@
-//! A remote in a directory to which somebody without the key can write.
+//! A remote in a directory to which an untrusted user without the key can write.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_format::ScopeId;
@@ -57,7 +57,7 @@ fn writer_does_not_follow_planted_links() {
     let prompt = Prompt { scope: &scope, page_bytes: PAGE as u64, keys: &[&key] };
     let put = sealed_tier(backend).put(&prompt, 0..1, |_| &page, after(20_000));
     assert_eq!(std::fs::read(&target).unwrap(), b"precious");
-    assert_eq!(put.unwrap(), 1, "leftovers do not keep others from writing");
+    assert_eq!(put.unwrap(), 1, "leftovers do not block later writes");
 }
 
 #[test]

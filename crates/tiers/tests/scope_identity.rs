@@ -1,4 +1,4 @@
-//! Two machines with a remote in common: pages arranged in another way are not delivered.
+//! Two machines that share a remote: pages with another layout are not delivered.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -51,17 +51,17 @@ fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Found {
     answer.unwrap()
 }
 
-/// Pages that a machine finds of those that another one put under `arranged(|_| ())`.
+/// How many pages that one machine put under `arranged(|_| ())` another machine finds.
 fn found_on_another_machine(scope: &Arc<Scope>) -> usize {
     let new = || tempfile::tempdir().unwrap();
-    let (one, two, far) = (new(), new(), new());
+    let (one, two, remote_dir) = (new(), new(), new());
     let prompt = keys(1, 0, PAGES);
     {
-        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        let cache = open(&[&host(&one, 64), &remote(remote_dir.path())]);
         put_all(&cache, &arranged(|_| ()), &prompt);
         cache.flush().unwrap();
     }
-    let cache = open(&[&host(&two, 64), &remote(far.path())]);
+    let cache = open(&[&host(&two, 64), &remote(remote_dir.path())]);
     let found = find_in(&cache, scope, &prompt);
     release(&cache, &found);
     found.local

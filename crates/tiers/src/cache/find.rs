@@ -141,12 +141,12 @@ impl Cache {
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         self.check()?;
         check_keys(keys)?;
-        let mut there = vec![false; keys.len()];
+        let mut present = vec![false; keys.len()];
         for tier in &self.shared.local_tiers {
             let found = tier.store().exists(scope, keys)?;
-            there.iter_mut().zip(found).for_each(|(there, found)| *there |= found);
+            present.iter_mut().zip(found).for_each(|(present, found)| *present |= found);
         }
-        Ok(there)
+        Ok(present)
     }
 
     /// Cancels prefetches and promotions of a prompt that is no longer wanted. Returns whether
@@ -223,7 +223,7 @@ impl Shared {
                     spans.push(TierSpan { tier: Tier::Remote, pages: known - local });
                 }
             }
-            Some(Stage::Fetching { came, .. }) => found.brought = came.min(local),
+            Some(Stage::Fetching { fetched, .. }) => found.brought = fetched.min(local),
             _ => {}
         }
         let skipped = options.computed.checked_div(options.page_tokens).unwrap_or(0) as usize;
@@ -257,7 +257,7 @@ impl Shared {
         let (readiness, progress) = match stage {
             Stage::Done { .. } => return None,
             Stage::Asking => (Readiness::Asking, (0, 0)),
-            Stage::Fetching { came, of } => (Readiness::Loading, (came, of)),
+            Stage::Fetching { fetched, of } => (Readiness::Loading, (fetched, of)),
         };
         Some(Found {
             readiness,

@@ -87,8 +87,8 @@ pub(super) struct Prefetch {
 pub(super) enum Stage {
     /// The remote has not answered yet.
     Asking,
-    /// `came` of `of` pages are stored.
-    Fetching { came: usize, of: usize },
+    /// `fetched` of `of` pages are stored.
+    Fetching { fetched: usize, of: usize },
     /// Complete since `at`: leading pages the remote has, and pages fetched.
     Done { at: Instant, known: usize, brought: usize },
 }
@@ -134,7 +134,7 @@ impl Prefetch {
     /// Bytes of this object still to fetch.
     fn remaining_bytes(&self) -> u64 {
         match self.stage() {
-            Stage::Fetching { came, of } => self.pages.bytes(of - came),
+            Stage::Fetching { fetched, of } => self.pages.bytes(of - fetched),
             _ => 0,
         }
     }
@@ -302,23 +302,23 @@ impl Shared {
             let _alone = self.prefetches.deciding.lock();
             let wanted = self.pages_worth_fetching(job, known);
             if wanted > local {
-                *job.stage.lock() = Stage::Fetching { came: 0, of: wanted - local };
+                *job.stage.lock() = Stage::Fetching { fetched: 0, of: wanted - local };
             }
             wanted
         };
-        let (came, count) = if answer.is_err() {
+        let (fetched, count) = if answer.is_err() {
             (0, &counts.failed)
         } else if wanted <= local {
             (0, &counts.declined)
         } else {
             self.mark_present(Tier::Remote, pages, 0..known);
             match self.fetch(slot, job, local..wanted) {
-                came if came == wanted - local => (came, &counts.completed),
-                came if job.cancelled.load(Ordering::Acquire) => (came, &counts.cancelled),
-                came => (came, &counts.failed),
+                fetched if fetched == wanted - local => (fetched, &counts.completed),
+                fetched if job.cancelled.load(Ordering::Acquire) => (fetched, &counts.cancelled),
+                fetched => (fetched, &counts.failed),
             }
         };
-        *job.stage.lock() = Stage::Done { at: Instant::now(), known, brought: came };
+        *job.stage.lock() = Stage::Done { at: Instant::now(), known, brought: fetched };
         count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
             // No lookup will take the result.
@@ -374,8 +374,8 @@ impl Shared {
                         (self.await_others(slot, job, theirs.clone()), theirs.end)
                     }
                 };
-                let came = at - range.start;
-                *job.stage.lock() = Stage::Fetching { came, of: range.len() };
+                let fetched = at - range.start;
+                *job.stage.lock() = Stage::Fetching { fetched, of: range.len() };
                 if at < wanted {
                     break;
                 }
@@ -406,7 +406,7 @@ impl Shared {
         };
         let mut buffer = vec![0; bytes as usize];
         let waited = slot.rate.wait(bytes, &control);
-        let came = waited.map_or(0, |_| {
+        let fetched = waited.map_or(0, |_| {
             with_prompt(pages, pages.len(), |prompt| {
                 slot.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ_TIMEOUT)
             })
@@ -414,10 +414,10 @@ impl Shared {
         });
         drop(loading);
         let took = begun.elapsed().saturating_sub(waited.unwrap_or_default());
-        self.record_load(Tier::Remote, came as u64, pages.bytes(came), took);
+        self.record_load(Tier::Remote, fetched as u64, pages.bytes(fetched), took);
         let slices: Vec<&[u8]> =
-            buffer.chunks_exact(pages.page_bytes as usize).take(came).collect();
-        let keys = pages.refs(range.start..range.start + came);
+            buffer.chunks_exact(pages.page_bytes as usize).take(fetched).collect();
+        let keys = pages.refs(range.start..range.start + fetched);
         let stored = top.store().put_batch(
             &pages.scope,
             &keys,

@@ -32,14 +32,15 @@ impl Shared {
         for _ in 0..MAX_ROUNDS {
             let before = read.missing.len();
             for (at, tier) in self.local_tiers.iter().enumerate() {
-                let Some((came, took)) = read.read_tier(tier, scope, keys, target, control) else {
+                let Some((loaded, took)) = read.read_tier(tier, scope, keys, target, control)
+                else {
                     continue;
                 };
                 let page_bytes = scope.resolved_page_bytes().unwrap_or(0);
-                let bytes = came.len() as u64 * page_bytes;
-                self.record_load(tier.kind, came.len() as u64, bytes, took);
+                let bytes = loaded.len() as u64 * page_bytes;
+                self.record_load(tier.kind, loaded.len() as u64, bytes, took);
                 if at > 0 && control.stop().is_none() {
-                    self.store_loaded(scope, parent, keys, target, &came);
+                    self.store_loaded(scope, parent, keys, target, &loaded);
                 }
             }
             if read.missing.is_empty() || read.missing.len() == before || !scope.chained {
@@ -67,10 +68,10 @@ impl Shared {
         parent: Option<&[u8]>,
         keys: &[&[u8]],
         target: &dyn PageTarget,
-        came: &[usize],
+        loaded: &[usize],
     ) {
         let top = self.top();
-        for run in came.chunk_by(|a, b| a + 1 == *b) {
+        for run in loaded.chunk_by(|a, b| a + 1 == *b) {
             let source = Picked::new(target, run).filled();
             let before = run[0].checked_sub(1).map(|before| keys[before]).or(parent);
             let keys: Vec<Box<[u8]>> = run.iter().map(|page| keys[*page].into()).collect();
@@ -104,31 +105,31 @@ impl Shared {
     ) -> usize {
         let page_bytes = pages.page_bytes as usize;
         let keys = pages.refs(range.clone());
-        let mut came = 0;
+        let mut copied = 0;
         let is_source =
             |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.top().kind);
         for _ in 0..MAX_ROUNDS {
-            let before = came;
+            let before = copied;
             for tier in self.local_tiers.iter().filter(is_source) {
-                let rest = &mut buffer[came * page_bytes..range.len() * page_bytes];
+                let rest = &mut buffer[copied * page_bytes..range.len() * page_bytes];
                 let mut slices: Vec<&mut [u8]> = rest.chunks_exact_mut(page_bytes).collect();
                 let target = BorrowedPagesMut::new(&mut slices);
-                let all: Vec<usize> = (0..range.len() - came).collect();
+                let all: Vec<usize> = (0..range.len() - copied).collect();
                 let mut read = PartialRead { missing: all, ..PartialRead::new(0) };
                 if let Some((got, _)) =
-                    read.read_tier(tier, &pages.scope, &keys[came..], &target, control)
+                    read.read_tier(tier, &pages.scope, &keys[copied..], &target, control)
                 {
-                    came += got.iter().enumerate().take_while(|(at, page)| at == *page).count();
+                    copied += got.iter().enumerate().take_while(|(at, page)| at == *page).count();
                 }
-                if came == range.len() {
-                    return came;
+                if copied == range.len() {
+                    return copied;
                 }
             }
-            if came == before {
+            if copied == before {
                 break;
             }
         }
-        came
+        copied
     }
 }
 
@@ -166,11 +167,12 @@ impl PartialRead {
         let mut others = Duration::ZERO;
         if tier.rate.is_capped() {
             let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
-            let there = store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
-            let mut there = there.ok()?.into_iter();
+            let present =
+                store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
+            let mut present = present.ok()?.into_iter();
             let mut open = true;
             asked.retain(|_| {
-                open &= there.next() == Some(true) || !scope.chained;
+                open &= present.next() == Some(true) || !scope.chained;
                 open
             });
             let bytes = asked.len() as u64 * scope.resolved_page_bytes().ok()?;
@@ -196,9 +198,13 @@ impl PartialRead {
         if outcome.reason != ABSENT && !outcome.reason.is_empty() {
             self.reason = outcome.reason;
         }
-        let came = |at: usize| outcome.ok[at];
-        let filled: Vec<usize> =
-            asked.iter().enumerate().filter(|(at, _)| came(*at)).map(|(_, page)| *page).collect();
+        let is_read = |at: usize| outcome.ok[at];
+        let filled: Vec<usize> = asked
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| is_read(*at))
+            .map(|(_, page)| *page)
+            .collect();
         if filled.is_empty() {
             return None;
         }

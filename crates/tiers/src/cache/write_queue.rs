@@ -288,20 +288,20 @@ impl Shared {
         }
         self.loads.wait(YIELD_TO_LOADS);
         let (pages, range) = (&job.pages, job.range.clone());
-        let there = match (queue.to, &self.remote) {
+        let written = match (queue.to, &self.remote) {
             (Tier::Remote, Some(slot)) => self.write_remote(slot, job),
             _ => self.write_local(queue.to, job),
         };
-        self.table.mark_present(queue.to, &pages.hashes, range.start..range.start + there, &[]);
-        self.table.abandon(queue.to, &pages.hashes, range.start + there..range.end);
+        self.table.mark_present(queue.to, &pages.hashes, range.start..range.start + written, &[]);
+        self.table.abandon(queue.to, &pages.hashes, range.start + written..range.end);
         if queue.to != self.top().kind {
-            self.record_arrival(queue.to, pages, range.start..range.start + there);
+            self.record_arrival(queue.to, pages, range.start..range.start + written);
         }
         if job.evict_source {
-            self.evict_source(queue, pages, range.start..range.start + there);
+            self.evict_source(queue, pages, range.start..range.start + written);
         }
         self.trim_table();
-        there == range.len()
+        written == range.len()
     }
 
     /// Copies pages to `buffer`, from the tiers above or from the spilled pages. Returns how many
@@ -354,36 +354,36 @@ impl Shared {
             let keys = pages.refs(at..end);
             let control = control_within(WRITE_TIMEOUT);
             // Pages the tier already has need not be read.
-            let there = tier.store().exists(&pages.scope, &keys).unwrap_or_default();
-            let mut there = there.iter().take_while(|there| **there).count();
-            if there > 0 && !promotes {
+            let present = tier.store().exists(&pages.scope, &keys).unwrap_or_default();
+            let mut present = present.iter().take_while(|present| **present).count();
+            if present > 0 && !promotes {
                 // Another process may have written them: this makes the tier's `flush` cover them.
-                let (stored, terms) = (&keys[..there], Terms::behind(pages.before(at)));
+                let (stored, terms) = (&keys[..present], Terms::behind(pages.before(at)));
                 let stored = tier.store().put_stored(&pages.scope, stored, &terms, &control);
-                there = stored.unwrap_or(0);
+                present = stored.unwrap_or(0);
             }
-            at += there;
+            at += present;
             if at == end {
                 continue;
             }
             let bytes = pages.bytes(end - at);
             buffer.resize(bytes as usize, 0);
-            let came = self.gather(to, job, at..end, &mut buffer, &control);
-            if came < end - at {
-                counts.lost.add((range.end - at - came) as u64);
+            let copied = self.gather(to, job, at..end, &mut buffer, &control);
+            if copied < end - at {
+                counts.lost.add((range.end - at - copied) as u64);
             }
-            if came == 0 {
+            if copied == 0 {
                 break;
             }
-            if !tier.rate.wait_to_write(pages.bytes(came), &control) {
-                counts.dropped.add(came as u64);
+            if !tier.rate.wait_to_write(pages.bytes(copied), &control) {
+                counts.dropped.add(copied as u64);
                 break;
             }
             let slices: Vec<&[u8]> =
-                buffer.chunks_exact(pages.page_bytes as usize).take(came).collect();
+                buffer.chunks_exact(pages.page_bytes as usize).take(copied).collect();
             let written = tier.store().put_batch(
                 &pages.scope,
-                &keys[there..there + came],
+                &keys[present..present + copied],
                 &BorrowedPages::new(&slices),
                 &Terms::behind(pages.before(at)),
                 &control,
@@ -402,7 +402,7 @@ impl Shared {
                 counts.written_bytes.add(pages.bytes(written));
             }
             at += written;
-            if written < came {
+            if written < copied {
                 counts.dropped.add((range.end - at) as u64);
             }
             if at < end {
@@ -439,18 +439,18 @@ impl Shared {
                 break;
             }
             buffer.resize(pages.bytes(end - at) as usize, 0);
-            let came = self.gather(
+            let copied = self.gather(
                 Tier::Remote,
                 job,
                 at..end,
                 &mut buffer,
                 &control_within(WRITE_TIMEOUT),
             );
-            if at + came < end {
-                counts.lost.add((range.end - range.start.max(at + came)) as u64);
+            if at + copied < end {
+                counts.lost.add((range.end - range.start.max(at + copied)) as u64);
             }
-            if !slot.rate.wait_to_write(pages.bytes(came), &control_within(WRITE_TIMEOUT)) {
-                counts.dropped.add(came as u64);
+            if !slot.rate.wait_to_write(pages.bytes(copied), &control_within(WRITE_TIMEOUT)) {
+                counts.dropped.add(copied as u64);
                 break;
             }
             let page = |page: usize| {
@@ -458,8 +458,8 @@ impl Shared {
                 &buffer[from..from + pages.page_bytes as usize]
             };
             let before = slot.tier.stats();
-            let there = with_prompt(pages, at + came, |prompt| {
-                slot.tier.put(prompt, at..at + came, page, deadline_in(WRITE_TIMEOUT))
+            let present = with_prompt(pages, at + copied, |prompt| {
+                slot.tier.put(prompt, at..at + copied, page, deadline_in(WRITE_TIMEOUT))
             })
             .unwrap_or(0);
             let after = slot.tier.stats();
@@ -467,7 +467,7 @@ impl Shared {
             counts.written.add(written);
             counts.written_bytes.add(pages.bytes(written as usize));
             counts.dropped.add(after.pages_dropped - before.pages_dropped);
-            at += there;
+            at += present;
             if at < end {
                 break;
             }

@@ -110,11 +110,11 @@ fn check_fault(backend: Arc<dyn Backend>, fault: Fault, number: u8) -> Outcome {
         expect_eq("pages read during a fault are fewer than all", during_fault? < PAGES, true)?;
     }
     let mut out = vec![0; PAGES * PAGE_BYTES];
-    let came = tier().get(&prompt, 0..PAGES, &mut out, patient());
-    expect_eq("pages read", came.map_err(|error| error.to_string())?, PAGES)?;
+    let copied = tier().get(&prompt, 0..PAGES, &mut out, patient());
+    expect_eq("pages read", copied.map_err(|error| error.to_string())?, PAGES)?;
     check_pages(&pages, &out, 0..PAGES)?;
-    let came = tier().get(&prompt, 3..PAGES - 1, &mut out[..(PAGES - 4) * PAGE_BYTES], patient());
-    expect_eq("pages from the middle", came.map_err(|error| error.to_string())?, PAGES - 4)?;
+    let copied = tier().get(&prompt, 3..PAGES - 1, &mut out[..(PAGES - 4) * PAGE_BYTES], patient());
+    expect_eq("pages from the middle", copied.map_err(|error| error.to_string())?, PAGES - 4)?;
     check_pages(&pages, &out, 3..PAGES - 1)
 }
 
@@ -125,14 +125,14 @@ fn read_during_fault(
 ) -> std::result::Result<usize, String> {
     let mut out = vec![0; PAGES * PAGE_BYTES];
     let began = Instant::now();
-    let came = reader
+    let copied = reader
         .get(prompt, 0..PAGES, &mut out, began + DEADLINE)
         .map_err(|error| error.to_string())?;
     if began.elapsed() > DEADLINE + DEADLINE_MARGIN {
         return Err(format!("a read with {DEADLINE:?} to go took {:?}", began.elapsed()));
     }
-    check_pages(pages, &out, 0..came)?;
-    Ok(came)
+    check_pages(pages, &out, 0..copied)?;
+    Ok(copied)
 }
 
 fn check_pages(pages: &[Vec<u8>], out: &[u8], range: Range<usize>) -> Outcome {

@@ -130,8 +130,9 @@ impl Subject<'_> {
             outcome.map_err(|error| format!("set_batch: {error}"))?;
         }
         let names: Vec<&str> = all.iter().map(String::as_str).collect();
-        let there: Vec<_> = self.backend.exists_batch(&names).into_iter().map(Result::ok).collect();
-        same("exists_batch", &there, &[true, true, true, false].map(Some).to_vec())?;
+        let existing: Vec<_> =
+            self.backend.exists_batch(&names).into_iter().map(Result::ok).collect();
+        same("exists_batch", &existing, &[true, true, true, false].map(Some).to_vec())?;
         let asked: Vec<_> = names.iter().map(|name| (*name, Some(1..2_000))).collect();
         for (at, got) in self.backend.get_batch(&asked).into_iter().enumerate() {
             let got = got.map_err(|error| format!("get_batch: {error}"))?;

@@ -99,7 +99,7 @@ impl DirectoryBackend {
             Ok(metadata) if metadata.is_dir() => Ok(()),
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(error)),
             _ => {
-                let why = "the remote's directory is not there: mount or make it";
+                let why = "the remote's directory does not exist: mount or make it";
                 Err(Error::new(Kind::Fatal, why).with("dir", self.root.display()))
             }
         }

@@ -18,7 +18,7 @@ pub(super) struct ExistenceCache(Mutex<[HashMap<String, Entry>; 2]>);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    there: bool,
+    exists: bool,
     until: Instant,
     /// The object was found, could not be read, and has not been found since.
     lost: bool,
@@ -30,7 +30,7 @@ struct Entry {
 impl ExistenceCache {
     /// Whether `name` exists, if that is known.
     pub(super) fn get(&self, name: &str, now: Instant) -> Option<bool> {
-        self.find(name).filter(|entry| now < entry.until).map(|entry| entry.there)
+        self.find(name).filter(|entry| now < entry.until).map(|entry| entry.exists)
     }
 
     /// Whether `name` must be queried before it counts as existing.
@@ -43,12 +43,12 @@ impl ExistenceCache {
         self.find(name).is_some_and(|entry| entry.refused)
     }
 
-    pub(super) fn record(&self, name: &str, there: bool, now: Instant) {
-        let long = if there { PRESENT_FOR } else { ABSENT_FOR };
+    pub(super) fn record(&self, name: &str, exists: bool, now: Instant) {
+        let long = if exists { PRESENT_FOR } else { ABSENT_FOR };
         self.update(name, |before| Entry {
-            there,
+            exists,
             until: now + long,
-            lost: !there && before.is_some_and(|entry| entry.lost),
+            lost: !exists && before.is_some_and(|entry| entry.lost),
             refused: before.is_some_and(|entry| entry.refused),
         });
     }
@@ -56,7 +56,7 @@ impl ExistenceCache {
     /// The object was found and could not be read.
     pub(super) fn mark_lost(&self, name: &str, now: Instant) {
         self.update(name, |before| Entry {
-            there: false,
+            exists: false,
             until: now + ABSENT_FOR,
             lost: true,
             refused: before.is_some_and(|entry| entry.refused),
@@ -67,13 +67,13 @@ impl ExistenceCache {
     pub(super) fn mark_refused(&self, name: &str, is_damaged: bool, now: Instant) {
         let long = if is_damaged { ABSENT_FOR } else { REFUSED_FOR };
         let until = now + long;
-        self.update(name, |_| Entry { there: false, until, lost: true, refused: true });
+        self.update(name, |_| Entry { exists: false, until, lost: true, refused: true });
     }
 
     /// The object was written here, or read and verified.
     pub(super) fn mark_verified(&self, name: &str, now: Instant) {
         let until = now + PRESENT_FOR;
-        self.update(name, |_| Entry { there: true, until, lost: false, refused: false });
+        self.update(name, |_| Entry { exists: true, until, lost: false, refused: false });
     }
 
     fn find(&self, name: &str) -> Option<Entry> {

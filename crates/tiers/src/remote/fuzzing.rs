@@ -100,9 +100,9 @@ pub fn object(input: &[u8]) -> bool {
         }
         let mut out = vec![0; contents.header.page_bytes as usize];
         let part = Part { at: 0, bytes: object };
-        let came =
+        let accepted =
             (0..pages).filter(|&page| contents.unpack(&part, page..page + 1, &mut out).0 == 1);
-        whole = came.count() == pages;
+        whole = accepted.count() == pages;
     }
     whole
 }

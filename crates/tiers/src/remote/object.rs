@@ -184,11 +184,11 @@ impl Contents {
         out: &mut [u8],
     ) -> (usize, Option<Refused>) {
         let page_bytes = self.header.page_bytes as usize;
-        for (came, (page, out)) in
+        for (copied, (page, out)) in
             wanted.clone().zip(out.chunks_exact_mut(page_bytes.max(1))).enumerate()
         {
             if let Err(why) = self.unpack_page(part, page, out) {
-                return (came, Some(why));
+                return (copied, Some(why));
             }
         }
         (wanted.len(), None)
@@ -282,19 +282,23 @@ mod tests {
             assert_eq!(object.len() == begin + 4 * 700, zstd.is_none());
             let read = |object: &[u8]| {
                 let mut out = vec![0; 2 * 700];
-                read(object, &keys, 1..3, &mut out, &options).map(|came| (came, out))
+                read(object, &keys, 1..3, &mut out, &options).map(|copied| (copied, out))
             };
             assert_eq!(read(&object).unwrap(), (2, pages[1..3].concat()));
             for at in (0..object.len()).step_by(13).chain(begin..object.len().min(begin + 200)) {
                 let mut damaged = object.clone();
                 damaged[at] ^= 4;
-                if let Ok((came, out)) = read(&damaged) {
-                    assert_eq!(out[..came * 700], pages[1..3].concat()[..came * 700], "byte {at}");
+                if let Ok((copied, out)) = read(&damaged) {
+                    assert_eq!(
+                        out[..copied * 700],
+                        pages[1..3].concat()[..copied * 700],
+                        "byte {at}"
+                    );
                 }
             }
             for length in [0, 10, begin, begin + 1, object.len() / 2] {
-                if let Ok((came, _)) = read(&object[..length]) {
-                    assert!(came < 2);
+                if let Ok((copied, _)) = read(&object[..length]) {
+                    assert!(copied < 2);
                 }
             }
         }

@@ -71,7 +71,7 @@ struct Counters {
     read: AtomicU64,
     lost: AtomicU64,
     written: AtomicU64,
-    there: AtomicU64,
+    present: AtomicU64,
     dropped: AtomicU64,
     refused: RefusedCounters,
 }
@@ -145,7 +145,7 @@ impl RemoteTier {
             .filter(|span| span.end > range.start && span.start < range.end)
             .collect();
         let promised = wanted.last().map_or(0, |span| range.end.min(span.end) - range.start);
-        let mut came = 0;
+        let mut copied = 0;
         let mut left = wanted.into_iter().map(|span| {
             let pages = range.start.max(span.start)..range.end.min(span.end);
             let asked = self.fetch(prompt, &span, &pages, deadline);
@@ -162,7 +162,7 @@ impl RemoteTier {
                 let inside = pages.start - span.start..pages.end - span.start;
                 self.unpack(&read, prompt, &span, inside, out)
             });
-            came += whole;
+            copied += whole;
             let (name, now) = (self.name_of(prompt, &span), Instant::now());
             if whole == pages.len() {
                 // A partial read does not clear a refusal: the rejected bytes may be in the part
@@ -184,9 +184,9 @@ impl RemoteTier {
             }
             break;
         }
-        self.counts.read.fetch_add(came as u64, Relaxed);
-        self.counts.lost.fetch_add((promised - came) as u64, Relaxed);
-        Ok(came)
+        self.counts.read.fetch_add(copied as u64, Relaxed);
+        self.counts.lost.fetch_add((promised - copied) as u64, Relaxed);
+        Ok(copied)
     }
 
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
@@ -210,11 +210,11 @@ impl RemoteTier {
         let mine: Vec<_> =
             spans::spans(end, group).filter(|span| span.start >= have.start).collect();
         let names: Vec<_> = mine.iter().map(|span| self.name_of(prompt, span)).collect();
-        let there = self.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
+        let exists = self.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
-        for ((span, name), there) in mine.iter().zip(names).zip(there) {
-            if there {
-                self.counts.there.fetch_add(span.len() as u64, Relaxed);
+        for ((span, name), exists) in mine.iter().zip(names).zip(exists) {
+            if exists {
+                self.counts.present.fetch_add(span.len() as u64, Relaxed);
             } else {
                 missing.push((span.clone(), name));
             }
@@ -267,10 +267,10 @@ impl RemoteTier {
             spans::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
         for spans in all.chunks(NAMES_PER_QUERY) {
             let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
-            let there = self.readable(&names, deadline)?;
-            let mut missing = spans.iter().zip(there).skip_while(|(_, there)| *there);
+            let exists = self.readable(&names, deadline)?;
+            let mut missing = spans.iter().zip(exists).skip_while(|(_, exists)| *exists);
             if let Some((first, _)) = missing.next() {
-                let last = missing.take_while(|(_, there)| !there).last();
+                let last = missing.take_while(|(_, exists)| !exists).last();
                 return Ok(first.start..last.map_or(first.end, |(last, _)| last.end));
             }
         }
@@ -297,7 +297,7 @@ impl RemoteTier {
             pages_read: self.counts.read.load(Relaxed),
             pages_lost: self.counts.lost.load(Relaxed),
             pages_written: self.counts.written.load(Relaxed),
-            pages_there: self.counts.there.load(Relaxed),
+            pages_there: self.counts.present.load(Relaxed),
             pages_dropped: self.counts.dropped.load(Relaxed),
             refused: self.counts.refused.get(),
         }
@@ -322,9 +322,9 @@ impl RemoteTier {
             let asked = if low == high { &[low][..] } else { &[low, high] };
             let names: Vec<_> =
                 asked.iter().filter(|end| **end <= sound).copied().map(name).collect();
-            let mut there = self.query_existence(&names, deadline)?;
-            there.resize(asked.len(), false);
-            match there.as_slice() {
+            let mut exists = self.query_existence(&names, deadline)?;
+            exists.resize(asked.len(), false);
+            match exists.as_slice() {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
                 [true] => least = low,
@@ -355,13 +355,13 @@ impl RemoteTier {
         let mut sound = 0;
         for end in 1..=prompt.keys.len() / group {
             let name = self.name_of(prompt, &((end - 1) * group..end * group));
-            let there = match self.existence.get(&name, Instant::now()) {
+            let exists = match self.existence.get(&name, Instant::now()) {
                 None if self.existence.is_lost(&name) => {
                     self.query_existence(&[name], deadline)? == [true]
                 }
                 known => known != Some(false),
             };
-            if !there {
+            if !exists {
                 break;
             }
             sound += 1;
@@ -382,11 +382,11 @@ impl RemoteTier {
 
     fn query_existence(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
         let now = Instant::now();
-        let mut there: Vec<_> = names.iter().map(|name| self.existence.get(name, now)).collect();
+        let mut exists: Vec<_> = names.iter().map(|name| self.existence.get(name, now)).collect();
         let unknown: Vec<String> = names
             .iter()
-            .zip(&there)
-            .filter(|(_, there)| there.is_none())
+            .zip(&exists)
+            .filter(|(_, exists)| exists.is_none())
             .map(|(name, _)| name.clone())
             .collect();
         if !unknown.is_empty() {
@@ -399,11 +399,11 @@ impl RemoteTier {
                 self.existence.record(name, *answer, now);
             }
             let mut answers = answers.into_iter();
-            for there in there.iter_mut().filter(|there| there.is_none()) {
-                *there = answers.next();
+            for exists in exists.iter_mut().filter(|exists| exists.is_none()) {
+                *exists = answers.next();
             }
         }
-        Ok(there.into_iter().map(|there| there == Some(true)).collect())
+        Ok(exists.into_iter().map(|exists| exists == Some(true)).collect())
     }
 
     fn name_of(&self, prompt: &Prompt<'_>, span: &Range<usize>) -> String {

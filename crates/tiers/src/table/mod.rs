@@ -169,9 +169,9 @@ impl PageTable {
         let (mut locked, mut slots) = (0, Vec::new());
         for piece in pieces(range, pages.len()) {
             let wanted = piece.len();
-            let came = self.tree.write().lock(tier, pages, piece, &mut slots);
-            locked += came;
-            if came < wanted {
+            let newly_locked = self.tree.write().lock(tier, pages, piece, &mut slots);
+            locked += newly_locked;
+            if newly_locked < wanted {
                 break;
             }
         }

@@ -51,17 +51,17 @@ impl Tree {
             node.touch(now);
             let same = |most| node.matches(|page| pages.at(at + page), most);
             let as_usual = node.pages.len() == usual && usual <= all - at && same(usual) == usual;
-            let came = if as_usual { usual } else { same(all - at) };
-            usual = came;
+            let matched = if as_usual { usual } else { same(all - at) };
+            usual = matched;
             match &mut open {
-                Some(span) if span.phases == node.phases => span.pages += came,
+                Some(span) if span.phases == node.phases => span.pages += matched,
                 _ => {
-                    let span = node.span(at, came);
+                    let span = node.span(at, matched);
                     open.replace(span).into_iter().for_each(&mut found);
                 }
             }
-            at += came;
-            if came < node.pages.len() {
+            at += matched;
+            if matched < node.pages.len() {
                 break;
             }
         }
@@ -77,9 +77,9 @@ impl Tree {
             if node.hits.load(Relaxed) < times {
                 break;
             }
-            let came = node.matches(|page| pages.at(at + page), pages.len() - at);
-            at += came;
-            if came < node.pages.len() {
+            let matched = node.matches(|page| pages.at(at + page), pages.len() - at);
+            at += matched;
+            if matched < node.pages.len() {
                 break;
             }
         }
@@ -98,10 +98,10 @@ impl Tree {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let mut claimed = Vec::new();
         self.for_each_node(pages, range, |tree, id, at| {
-            let there = tree.node(id);
-            if there.phases[tier as usize] == Phase::Absent {
-                there.age.store(now, Relaxed);
-                claimed.push(at..at + there.pages.len());
+            let node = tree.node(id);
+            if node.phases[tier as usize] == Phase::Absent {
+                node.age.store(now, Relaxed);
+                claimed.push(at..at + node.pages.len());
                 tree.set_phase(id, tier, how);
             }
             true
@@ -239,12 +239,12 @@ impl Tree {
         let (mut at, mut last) = (0, None);
         while at < pages.len() {
             let Some(id) = self.node_starting_with(pages[at]) else { break };
-            let came = self.node(id).matches(|page| pages[at + page], pages.len() - at);
-            at += came;
+            let matched = self.node(id).matches(|page| pages[at + page], pages.len() - at);
+            at += matched;
             last = Some(id);
-            if came < self.node(id).pages.len() {
+            if matched < self.node(id).pages.len() {
                 if at < pages.len() {
-                    last = Some(self.split(id, came));
+                    last = Some(self.split(id, matched));
                 }
                 break;
             }
@@ -274,20 +274,20 @@ impl Tree {
         let (mut at, mut visited) = (0, Vec::new());
         while at < range.end {
             let Some(id) = self.node_starting_with(pages[at]) else { break };
-            let came = self.node(id).matches(|page| pages[at + page], range.end - at);
-            let whole = came == self.node(id).pages.len();
-            if at + came > range.start {
+            let matched = self.node(id).matches(|page| pages[at + page], range.end - at);
+            let whole = matched == self.node(id).pages.len();
+            if at + matched > range.start {
                 let before = range.start.saturating_sub(at);
                 if before > 0 {
                     self.split(id, before);
                 }
-                let mine = if whole { id } else { self.split(id, came - before) };
+                let mine = if whole { id } else { self.split(id, matched - before) };
                 visited.push(mine);
                 if !visit(self, mine, at + before) {
                     break;
                 }
             }
-            at += came;
+            at += matched;
             if !whole {
                 break;
             }
@@ -455,8 +455,8 @@ impl Tree {
             assert_eq!(node.children as usize, mine.len());
             assert_eq!(node.child_xor, mine.iter().fold(0, |xor, child| xor ^ child.0));
             for tier in 0..TIERS {
-                let there = |child: &&Id| self.node(**child).phases[tier] != Phase::Absent;
-                assert_eq!(node.children_on[tier] as usize, mine.iter().filter(there).count());
+                let occupied = |child: &&Id| self.node(**child).phases[tier] != Phase::Absent;
+                assert_eq!(node.children_on[tier] as usize, mine.iter().filter(occupied).count());
             }
         }
         assert!(children.is_empty(), "a parent is missing");
