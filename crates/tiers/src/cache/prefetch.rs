@@ -327,7 +327,8 @@ impl Shared {
         self.trim_table();
     }
 
-    /// How many leading pages are worth having here, as far as the first tier has space for them.
+    /// How many leading pages are worth having here: those on this machine only, if the first tier has
+    /// no space for all others.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
