@@ -13,7 +13,7 @@ use ritornello_format::{
     ScopeSettings, ScopeSlot, SegmentId, Slice, VolumeMarker, VolumeRecord, checksum,
 };
 use ritornello_node::fuzzing;
-use ritornello_sim::{Broken, read};
+use ritornello_sim::{BadLines, read};
 use ritornello_tiers::remote::{KeyRing, fuzzing as fuzzing_remote};
 use std::borrow::Cow;
 use std::io::Write;
@@ -369,5 +369,5 @@ fn traces() -> Vec<Vec<u8>> {
 fn trace(bytes: &[u8]) -> bool {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
-    read(file.path(), Broken::Skip, &mut |_| {}).is_ok()
+    read(file.path(), BadLines::Skip, &mut |_| {}).is_ok()
 }

@@ -6,8 +6,8 @@ use crate::print::{bytes, count, json, say, table};
 use crate::{Context, progress};
 use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};
-use ritornello_remote::Remote;
-use ritornello_tiers::remote::{Census, CollectOptions, Form, RemoteAddress, collect, fsck};
+use ritornello_remote::ConfiguredBackend;
+use ritornello_tiers::remote::{CollectOptions, Form, Inventory, RemoteAddress, collect, fsck};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -136,7 +136,7 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 ///
 /// # Errors
 /// Where its address is none.
-pub fn open(address: &RemoteAddress) -> Result<Remote, Failure> {
+pub fn open(address: &RemoteAddress) -> Result<ConfiguredBackend, Failure> {
     ritornello_remote::open(address.expose()).map_err(failure)
 }
 
@@ -174,20 +174,20 @@ struct Use<'a> {
 
 fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     let remote = open(&args.address)?;
-    let census = Census::take(remote.backend.as_ref()).map_err(failure)?;
-    let written = || census.objects.iter().map(|object| object.written);
+    let inventory = Inventory::take(remote.backend.as_ref()).map_err(failure)?;
+    let written = || inventory.objects.iter().map(|object| object.written);
     let answer = Use {
         address: &args.address,
-        objects: census.objects.len(),
-        sealed_objects: census.objects_of(Form::Sealed),
-        pages: census.pages(),
-        bytes: census.bytes(),
-        scopes: census.scopes(),
+        objects: inventory.objects.len(),
+        sealed_objects: inventory.objects_of(Form::Sealed),
+        pages: inventory.pages(),
+        bytes: inventory.bytes(),
+        scopes: inventory.scopes(),
         oldest: written().min(),
         youngest: written().max(),
-        other_versions: &census.others,
-        strange: &census.strange,
-        strange_names: census.strange_names,
+        other_versions: &inventory.others,
+        strange: &inventory.unrecognized,
+        strange_names: inventory.unrecognized_names,
     };
     if context.json {
         json(&answer);
@@ -204,7 +204,7 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         lines.push(format!("written over {} hours", (youngest - oldest) / 3600));
     }
     let unread = match remote.options.form() {
-        Form::Sealed => census.objects_of(Form::Plain),
+        Form::Sealed => inventory.objects_of(Form::Plain),
         Form::Plain => answer.sealed_objects,
     };
     if unread > 0 {
@@ -223,15 +223,18 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
             }
         });
     }
-    for (version, (objects, size)) in &census.others {
+    for (version, (objects, size)) in &inventory.others {
         lines.push(format!(
             "{} objects ({}) of format {version}, which this version does not read",
             count(*objects),
             bytes(*size)
         ));
     }
-    if let Some(first) = census.strange.first() {
-        lines.push(format!("{} names that are nobody's, as {first}", count(census.strange_names)));
+    if let Some(first) = inventory.unrecognized.first() {
+        lines.push(format!(
+            "{} names that are nobody's, as {first}",
+            count(inventory.unrecognized_names)
+        ));
     }
     say(&lines.join("\n"));
     Ok(Status::Fine)
@@ -258,10 +261,10 @@ struct Checked<'a> {
 fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
     let remote = open(&args.address)?;
     let (backend, keys) = (remote.backend.as_ref(), remote.options.keys.as_deref());
-    let census = Census::take(backend).map_err(failure)?;
+    let inventory = Inventory::take(backend).map_err(failure)?;
     let bar = progress::bar("verifying");
-    bar.set_length(census.bytes());
-    let found = fsck(backend, &census, keys, args.repair, &mut |object| bar.inc(object.bytes));
+    bar.set_length(inventory.bytes());
+    let found = fsck(backend, &inventory, keys, args.repair, &mut |object| bar.inc(object.bytes));
     bar.finish_and_clear();
     let found = found.map_err(failure)?;
     let clean = found.damaged.is_empty() && found.unreadable.is_empty();

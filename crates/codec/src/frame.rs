@@ -1,39 +1,40 @@
-//! What all frames open with, and reading a frame without trusting it.
+//! The head of frames, and checked reading and writing of frames.
 
 use crate::Dtype;
 use ritornello_format::{Error, Result};
 
-/// The version of every frame that is written.
+/// The version of frames that is written.
 pub const VERSION: u8 = 1;
-/// Version, number format, zero, zero, length of the slice.
+/// Version, number format, two zero bytes, length of the slice.
 pub const HEAD_BYTES: usize = 8;
 
-/// What a damaged frame is to the caller.
+/// The error for a damaged frame.
 pub fn damaged(what: &'static str) -> Error {
     Error::miss("an encoded slice is damaged").with("what", what)
 }
 
-/// Writes into a slice, front to back; `None` where there is no room.
-pub struct Sink<'a> {
+/// Writes a frame front to back; `None` if the output is full.
+pub struct FrameWriter<'a> {
     rest: &'a mut [u8],
     written: usize,
 }
 
-impl<'a> Sink<'a> {
-    /// A sink that has written a frame's head. `slice` fits 32 bits.
+impl<'a> FrameWriter<'a> {
+    /// A writer that has written the head of a frame. `slice` must fit 32 bits.
     pub fn open(out: &'a mut [u8], dtype: Dtype, slice: usize) -> Option<Self> {
-        let mut sink = Self { rest: out, written: 0 };
+        let mut writer = Self { rest: out, written: 0 };
         let slice = u32::try_from(slice).ok()?.to_le_bytes();
         let dtype = match dtype {
             Dtype::Bf16 => 0,
             Dtype::Fp16 => 1,
         };
-        sink.take(HEAD_BYTES)?
+        writer
+            .take(HEAD_BYTES)?
             .copy_from_slice(&[VERSION, dtype, 0, 0, slice[0], slice[1], slice[2], slice[3]]);
-        Some(sink)
+        Some(writer)
     }
 
-    /// The next `count` bytes, to be written by the caller.
+    /// The next `count` bytes, which the caller fills.
     pub fn take(&mut self, count: usize) -> Option<&'a mut [u8]> {
         let (taken, rest) = std::mem::take(&mut self.rest).split_at_mut_checked(count)?;
         self.rest = rest;
@@ -41,25 +42,25 @@ impl<'a> Sink<'a> {
         Some(taken)
     }
 
-    /// What is left to write to.
+    /// The remaining output.
     pub fn rest(&mut self) -> &mut [u8] {
         self.rest
     }
 
-    /// Bytes written in all.
+    /// Bytes written so far.
     pub fn written(&self) -> usize {
         self.written
     }
 }
 
-/// Reads a frame front to back; running out of bytes is a `Miss`.
-pub struct Source<'a>(&'a [u8]);
+/// Reads a frame front to back; a frame that ends too early is a `Miss`.
+pub struct FrameReader<'a>(&'a [u8]);
 
-impl<'a> Source<'a> {
-    /// Reads the head of a frame of a slice of `slice` bytes.
+impl<'a> FrameReader<'a> {
+    /// Reads the head of a frame for a slice of `slice` bytes.
     pub fn open(frame: &'a [u8], slice: usize) -> Result<(Self, Dtype)> {
-        let mut source = Self(frame);
-        let head = source.take(HEAD_BYTES)?;
+        let mut reader = Self(frame);
+        let head = reader.take(HEAD_BYTES)?;
         let dtype = match head[1] {
             0 => Dtype::Bf16,
             1 => Dtype::Fp16,
@@ -72,7 +73,7 @@ impl<'a> Source<'a> {
         if head[2..4] != [0, 0] || u32_of(&head[4..8]) != slice {
             return Err(damaged("length of the slice"));
         }
-        Ok((source, dtype))
+        Ok((reader, dtype))
     }
 
     /// The next `count` bytes.
@@ -98,7 +99,7 @@ impl<'a> Source<'a> {
         Ok(u32_of(self.take(4)?))
     }
 
-    /// Nothing may be left.
+    /// Checks that the whole frame was read.
     pub fn close(self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(damaged("it is longer than its fields")) }
     }

@@ -1,8 +1,8 @@
-//! Which instructions this processor has.
+//! The instruction sets of this processor.
 
 use std::sync::OnceLock;
 
-/// A set of instructions that this processor has: there is no other way to get one.
+/// An instruction set. Only those that this processor has can be constructed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(pub(crate) Instructions);
 
@@ -18,7 +18,7 @@ pub(crate) enum Instructions {
 }
 
 impl Kernel {
-    /// The one that works everywhere, and that the others must agree with.
+    /// The portable one, which the others must agree with.
     pub const SCALAR: Self = Self(Instructions::Scalar);
 
     /// All that this processor has, the fastest last.
@@ -58,7 +58,7 @@ impl Kernel {
         Self::available().last().copied().unwrap_or(Self::SCALAR)
     }
 
-    /// Its name, as reports show it.
+    /// The name shown in reports.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self.0 {
@@ -73,7 +73,7 @@ impl Kernel {
     }
 }
 
-/// Calls a function whose body the compiler is to vectorise for the kernel's instructions; it must
+/// Calls a function that the compiler vectorises for the kernel's instructions. The function must
 /// be `#[inline(always)]`.
 macro_rules! vectorised {
     ($kernel:expr, $body:path, ($($name:ident: $type:ty),* $(,)?) $(-> $result:ty)?) => {{

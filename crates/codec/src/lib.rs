@@ -1,18 +1,18 @@
 //! # ritornello-codec
 //!
-//! How the numbers of a slice are written down in fewer bytes. [`Codec::encode`] makes a frame out
-//! of a slice, [`decode`] makes the slice out of a frame; a frame says all that decoding needs but
-//! the codec's number and the slice's length, which the run header keeps. The frames, byte by byte,
-//! are in `docs/codecs.md`.
+//! Encodes the numbers of a slice in fewer bytes. [`Codec::encode`] turns a slice into a frame,
+//! [`decode`] turns a frame back into a slice. A frame contains all that decoding needs except the
+//! number of the codec and the length of the slice, which the run header holds. The format of
+//! frames is specified in `docs/codecs.md`.
 //!
-//! **Promises.** `split` and `zstd` give back every bit, whatever it means. A frame is never longer
-//! than the slice: where a codec would not make it shorter, the slice is stored as it came, and
-//! [`Codec::Raw`] is what the header must record. [`decode`] never panics, never touches memory
-//! outside its two slices and allocates no more than ten times the slice, whatever the frame holds;
-//! damage that it notices is a `Miss`, and damage that it cannot notice is what the slice's checksum
-//! is for. All kernels write the same frames.
+//! **Promises.** `split` and `zstd` restore every bit, whatever it means. A frame is never longer
+//! than the slice: if a codec would not make it shorter, the slice is stored raw, and the header
+//! must record [`Codec::Raw`]. [`decode`] never panics, never touches memory outside its two slices
+//! and allocates at most ten times the slice, whatever the frame holds. Damage it detects is a
+//! `Miss`; damage it cannot detect is left to the slice's checksum. All kernels write the same
+//! frames.
 //!
-//! **May not know** what a page is, where frames lie, or who chose the codec.
+//! **Must not know** what a page is, where frames lie, or why a codec was chosen.
 
 mod frame;
 mod kernel;
@@ -27,33 +27,33 @@ pub use shape::{Dtype, SliceKind, SliceShape};
 use quant::Bits;
 use ritornello_format::{Error, Result};
 
-/// How a slice is encoded. The number is what a run header records; it is never reused.
+/// How a slice is encoded. Run headers record the number; numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
-    /// As it came.
+    /// Raw bytes.
     Raw = 0,
     /// Lossless: exponents through a codebook of 4 bits (bfloat16) or 3 bits (float16).
     Split = 1,
     /// Lossless: Zstandard, level 1, over two planes of bytes. Smaller and slower than `split`.
     Zstd = 2,
-    /// Lossy: 8 bits a number, keys scaled per channel, values per token.
+    /// Lossy: 8 bits per number, keys scaled per channel, values per token.
     Int8 = 3,
-    /// Lossy: 4 bits a number, scaled in groups of 32 (KIVI, <https://arxiv.org/abs/2402.02750>).
+    /// Lossy: 4 bits per number, scaled in groups of 32 (KIVI, <https://arxiv.org/abs/2402.02750>).
     Int4 = 4,
 }
 
 impl Codec {
-    /// All of them, in the order of their numbers.
+    /// All codecs, in the order of their numbers.
     pub const ALL: [Self; 5] = [Self::Raw, Self::Split, Self::Zstd, Self::Int8, Self::Int4];
 
-    /// The codec that a user calls `word`.
+    /// The codec with the name that users type.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|codec| codec.word() == word)
     }
 
-    /// What users call it.
+    /// The name users type.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -65,45 +65,45 @@ impl Codec {
         }
     }
 
-    /// What run headers call it.
+    /// The number in run headers.
     #[must_use]
     pub const fn number(self) -> u8 {
         self as u8
     }
 
-    /// The codec of that number.
+    /// The codec with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|codec| codec.number() == number)
     }
 
-    /// Whether decoding gives back every bit.
+    /// Whether decoding restores every bit.
     #[must_use]
     pub const fn is_lossless(self) -> bool {
         matches!(self, Self::Raw | Self::Split | Self::Zstd)
     }
 
-    /// The most bytes that encoding a slice of `bytes` bytes may take.
+    /// Maximum length of the encoding of `bytes` bytes.
     #[must_use]
     pub fn bound(self, _shape: &SliceShape, bytes: usize) -> usize {
         bytes
     }
 
-    /// Encodes `input` into the beginning of `out`, which is at least [`Codec::bound`] long.
-    /// Returns the codec that was used (`Raw` where this one would not have been shorter, or where a
-    /// lossy one met a number that is not finite) and the number of bytes written.
+    /// Encodes `input` into the beginning of `out`, which must have at least [`Codec::bound`]
+    /// bytes. Returns the codec used and the number of bytes written. The codec is `Raw` if this
+    /// one would not be shorter, or if a lossy one met a number that is not finite.
     ///
     /// # Errors
-    /// `Invalid` if `out` is too short, if `input` is longer than 4 GiB, or if a lossy codec is not
-    /// told what the numbers mean.
+    /// `Invalid` if `out` is too short, if `input` is longer than 4 GiB, or if a lossy codec lacks
+    /// the meaning of the numbers.
     pub fn encode(self, shape: &SliceShape, input: &[u8], out: &mut [u8]) -> Result<(Self, usize)> {
         self.encode_with(Kernel::best(), shape, input, out)
     }
 
-    /// [`Codec::encode`] through a kernel of the caller's choice. The result is the same.
+    /// [`Codec::encode`] with a given kernel. The result is the same.
     ///
     /// # Errors
-    /// As [`Codec::encode`].
+    /// As for [`Codec::encode`].
     pub fn encode_with(
         self,
         kernel: Kernel,
@@ -135,10 +135,10 @@ impl Codec {
     }
 }
 
-/// Whether a frame is of a codec and a version that this build decodes. One that is and does not
-/// decode is damaged; one that is not may be a newer build's.
+/// Whether this build decodes the codec and version of a frame. A supported frame that does not
+/// decode is damaged; an unsupported one may be of a newer build.
 #[must_use]
-pub fn knows(codec: u8, encoded: &[u8]) -> bool {
+pub fn is_supported(codec: u8, encoded: &[u8]) -> bool {
     match Codec::from_number(codec) {
         Some(Codec::Raw) => true,
         Some(_) => encoded.first().is_none_or(|version| *version == frame::VERSION),
@@ -146,20 +146,20 @@ pub fn knows(codec: u8, encoded: &[u8]) -> bool {
     }
 }
 
-/// Decodes a slice that [`Codec::encode`] made with the codec of that number, and writes all of
-/// `out`, whose length is the slice's.
+/// Decodes a frame of the codec with this number into `out`, whose length must be that of the
+/// slice. All of `out` is written.
 ///
 /// # Errors
-/// `Miss` if there is no such codec, or if the frame is damaged or of a slice of another length;
-/// `out` then holds anything.
+/// `Miss` if the codec is unknown, or the frame is damaged or of a slice of another length; the
+/// contents of `out` are then unspecified.
 pub fn decode(codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
     decode_with(Kernel::best(), codec, encoded, out)
 }
 
-/// [`decode`] through a kernel of the caller's choice. The result is the same.
+/// [`decode`] with a given kernel. The result is the same.
 ///
 /// # Errors
-/// As [`decode`].
+/// As for [`decode`].
 pub fn decode_with(kernel: Kernel, codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
     match Codec::from_number(codec) {
         Some(Codec::Raw) if encoded.len() == out.len() => {

@@ -1,30 +1,30 @@
-//! `zstd`: the bytes of numbers sorted into two planes, mantissas and exponents, and each
-//! compressed.
+//! `zstd`: the bytes of numbers are separated into two planes, mantissas and exponents, which are
+//! compressed each.
 
 use crate::Dtype;
-use crate::frame::{Sink, Source, damaged};
+use crate::frame::{FrameReader, FrameWriter, damaged};
 use ritornello_format::Result;
 use std::cell::RefCell;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// Numbers a block, but for the last: what bounds the memory that either way needs.
+/// Numbers per block, except the last: bounds the memory of encoding and decoding.
 const BLOCK: usize = 1 << 18;
 const LEVEL: i32 = 1;
-/// A plane that is stored as it came.
+/// Kind of a plane that is stored raw.
 const STORED: u8 = 0;
-/// A plane that is one Zstandard frame.
+/// Kind of a plane that is one Zstandard frame.
 const COMPRESSED: u8 = 1;
 
 thread_local! {
-    /// Making these takes longer than a small slice does.
+    /// Creating a context takes longer than processing a small slice.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is not possible.
+/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible.
 pub fn encode(dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
     let shorter = input.len().min(out.len()).checked_sub(1)?;
-    let mut sink = Sink::open(&mut out[..shorter], dtype, input.len())?;
+    let mut writer = FrameWriter::open(&mut out[..shorter], dtype, input.len())?;
     if !input.len().is_multiple_of(2) {
         return None;
     }
@@ -40,36 +40,40 @@ pub fn encode(dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
                 plane.extend(block.chunks_exact(2).map(|number| {
                     (u16::from_le_bytes([number[0], number[1]]).rotate_left(1) >> shift) as u8
                 }));
-                compress(compressor, &plane, &mut sink)?;
+                compress(compressor, &plane, &mut writer)?;
             }
         }
-        Some(sink.written())
+        Some(writer.written())
     })
 }
 
-/// A plane: its kind, its length here, its bytes.
-fn compress(compressor: &mut Compressor<'_>, plane: &[u8], sink: &mut Sink<'_>) -> Option<()> {
-    const HEAD: usize = 1 + 4;
-    let room = sink.rest().get_mut(HEAD..)?;
+/// Writes a plane: kind, stored length, bytes.
+fn compress(
+    compressor: &mut Compressor<'_>,
+    plane: &[u8],
+    writer: &mut FrameWriter<'_>,
+) -> Option<()> {
+    const HEAD_BYTES: usize = 1 + 4;
+    let room = writer.rest().get_mut(HEAD_BYTES..)?;
     let most = room.len().min(plane.len());
     let (kind, length) = match compressor.compress_to_buffer(plane, &mut room[..most]) {
         Ok(length) => (COMPRESSED, length),
-        // It does not fit, which is the only way for this to fail.
+        // The output is too short, which is the only error possible here.
         Err(_) => {
             room.get_mut(..plane.len())?.copy_from_slice(plane);
             (STORED, plane.len())
         }
     };
-    let head = sink.take(HEAD)?;
+    let head = writer.take(HEAD_BYTES)?;
     head[0] = kind;
     head[1..].copy_from_slice(&(length as u32).to_le_bytes());
-    sink.take(length)?;
+    writer.take(length)?;
     Some(())
 }
 
-/// Decodes what [`encode`] made.
+/// Decodes what [`encode`] wrote.
 pub fn decode(frame: &[u8], out: &mut [u8]) -> Result<()> {
-    let (mut source, _) = Source::open(frame, out.len())?;
+    let (mut reader, _) = FrameReader::open(frame, out.len())?;
     if !out.len().is_multiple_of(2) {
         return Err(damaged("planes of a slice of odd length"));
     }
@@ -82,24 +86,24 @@ pub fn decode(frame: &[u8], out: &mut [u8]) -> Result<()> {
         let (mut high, mut low) = (vec![0; numbers], vec![0; numbers]);
         for block in out.chunks_mut(2 * BLOCK) {
             let numbers = block.len() / 2;
-            decompress(decompressor, &mut source, &mut high[..numbers])?;
-            decompress(decompressor, &mut source, &mut low[..numbers])?;
+            decompress(decompressor, &mut reader, &mut high[..numbers])?;
+            decompress(decompressor, &mut reader, &mut low[..numbers])?;
             for ((number, &high), &low) in block.chunks_exact_mut(2).zip(&high).zip(&low) {
-                let turned = u16::from(high) << 8 | u16::from(low);
-                number.copy_from_slice(&turned.rotate_right(1).to_le_bytes());
+                let rotated = u16::from(high) << 8 | u16::from(low);
+                number.copy_from_slice(&rotated.rotate_right(1).to_le_bytes());
             }
         }
-        source.close()
+        reader.close()
     })
 }
 
 fn decompress(
     decompressor: &mut Decompressor<'_>,
-    source: &mut Source<'_>,
+    reader: &mut FrameReader<'_>,
     plane: &mut [u8],
 ) -> Result<()> {
-    let (kind, length) = (source.u8()?, source.u32()?);
-    let bytes = source.take(length)?;
+    let (kind, length) = (reader.u8()?, reader.u32()?);
+    let bytes = reader.take(length)?;
     let written = match kind {
         STORED if length == plane.len() => {
             plane.copy_from_slice(bytes);

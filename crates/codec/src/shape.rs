@@ -1,6 +1,6 @@
-//! What the numbers of a slice are and how they lie.
+//! The meaning and the layout of the numbers in a slice.
 
-/// The format of a number. All are two bytes long, little-endian.
+/// The format of a number. All formats have two bytes, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// bfloat16: sign, 8 bits of exponent, 7 of mantissa.
@@ -10,7 +10,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// From the word a scope uses; `None` for every format that no codec knows.
+    /// Parses the name in a scope; `None` for formats that no codec supports.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         match word.strip_prefix("torch.").unwrap_or(word) {
@@ -21,17 +21,17 @@ impl Dtype {
     }
 }
 
-/// A slice as a codec sees it.
+/// The shape of a slice, as far as codecs need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SliceShape {
-    /// The format of its numbers.
+    /// Format of the numbers.
     pub dtype: Dtype,
-    /// Which number is which.
+    /// Meaning of the numbers.
     pub kind: SliceKind,
 }
 
-/// Which number of a slice is which. A matrix of `tokens` x `channels` lies token after token;
-/// `channels` are KV heads times numbers a head.
+/// The meaning of the numbers in a slice. A matrix of `tokens` x `channels` is stored token by
+/// token; `channels` are KV heads times numbers per head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SliceKind {
     /// Unknown: lossless codecs only.
@@ -50,7 +50,7 @@ pub enum SliceKind {
         /// Columns.
         channels: u32,
     },
-    /// Layer after layer: a matrix of keys, then one of values.
+    /// For each layer a matrix of keys, then one of values.
     KeysValues {
         /// Rows of each matrix.
         tokens: u32,

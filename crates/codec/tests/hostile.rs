@@ -1,11 +1,11 @@
-//! Frames that lie: never a panic, never a byte outside. Where the answer is not a miss, all kernels
-//! give the same bytes.
+//! Malformed frames cause no panic and no access outside of the slices. If a frame is accepted, all
+//! kernels decode it to the same bytes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{Source, numbers};
+use common::{FrameReader, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode, decode_with};
 use ritornello_format::ErrorKind;
@@ -13,8 +13,8 @@ use ritornello_format::ErrorKind;
 const ENCODED: [Codec; 4] = [Codec::Split, Codec::Zstd, Codec::Int8, Codec::Int4];
 const GUARD: usize = 64;
 
-/// Decodes with every kernel out of a buffer that ends where the frame does, into the middle of one
-/// whose ends must stay as they are.
+/// Decodes with every kernel from a buffer that ends with the frame, into the middle of a buffer
+/// whose ends must not change.
 fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
     let frame: Box<[u8]> = frame.into();
     let mut answers = Kernel::available().iter().map(|&kernel| {
@@ -38,7 +38,7 @@ fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
 /// A slice that every codec makes shorter, with a few numbers that need an escape.
 fn slice(dtype: Dtype, tokens: u32, seed: u64) -> (SliceShape, Vec<u8>) {
     let kind = SliceKind::KeysValues { tokens, channels: 64, layers: 1 };
-    let mut input = numbers(dtype, tokens as usize * 128, &mut Source(seed));
+    let mut input = numbers(dtype, tokens as usize * 128, &mut FrameReader(seed));
     for at in (0..input.len()).step_by(230) {
         input[at..at + 2].copy_from_slice(&[0x12, 0x03]);
     }
@@ -54,7 +54,7 @@ fn frame(codec: Codec, shape: &SliceShape, input: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_cut_and_every_extension_is_a_miss() {
+fn cut_or_extended_frame_is_a_miss() {
     for dtype in [Dtype::Bf16, Dtype::Fp16] {
         let (shape, input) = slice(dtype, 33, 1);
         for codec in ENCODED {
@@ -73,7 +73,7 @@ fn every_cut_and_every_extension_is_a_miss() {
 }
 
 #[test]
-fn a_codec_of_the_future_is_a_miss() {
+fn unknown_codec_is_a_miss() {
     for number in 5..=u8::MAX {
         let error = decode(number, &[0; 64], &mut [0; 64]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Miss);
@@ -83,7 +83,7 @@ fn a_codec_of_the_future_is_a_miss() {
 }
 
 #[test]
-fn a_frame_of_the_future_is_a_miss() {
+fn newer_frame_version_is_a_miss() {
     let (shape, input) = slice(Dtype::Bf16, 32, 2);
     for codec in ENCODED {
         let mut frame = frame(codec, &shape, &input);
@@ -107,9 +107,9 @@ proptest! {
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
         let (shape, input) = slice(dtype, tokens, seed);
         let mut frame = frame(ENCODED[codec], &shape, &input);
-        let mut random = Source(seed);
+        let mut random = FrameReader(seed);
         for _ in 0..changes {
-            // Heads are where the lies are; they are at the front.
+            // Most fields are in the head, at the front.
             let end = if front { 48 } else { frame.len() };
             let at = random.next() as usize % end;
             frame[at] = if random.next().is_multiple_of(2) { 0xff } else { random.next() as u8 };

@@ -1,15 +1,15 @@
-//! Every kernel on little data: what Miri can run, for this processor and for others. See
+//! Every kernel on small inputs, which Miri can run, for this processor and for others. See
 //! `docs/codecs.md`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{Source, numbers};
+use common::{FrameReader, numbers};
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 
-/// Encodes with every kernel, decodes with every kernel, and decodes a frame that lists an escape less
-/// than its codes ask for; their number is at byte `escapes`.
+/// Encodes and decodes with every kernel, and decodes a frame that lists one escape less than its
+/// codes need; their number is at byte `escapes`.
 fn check(input: &[u8], kind: u8, escapes: usize) {
     let shape = SliceShape { dtype: Dtype::Bf16, kind: SliceKind::Opaque };
     let mut frames = Vec::new();
@@ -17,7 +17,7 @@ fn check(input: &[u8], kind: u8, escapes: usize) {
         let mut frame = vec![0; input.len()];
         let (used, bytes) = Codec::Split.encode_with(kernel, &shape, input, &mut frame).unwrap();
         assert_eq!((used, frame[8]), (Codec::Split, kind));
-        // No byte to spare: Miri sees every read behind the end.
+        // No spare byte: Miri detects every read behind the end.
         frame.truncate(bytes);
         frame.shrink_to_fit();
         frames.push(frame);
@@ -34,11 +34,11 @@ fn check(input: &[u8], kind: u8, escapes: usize) {
     }
 }
 
-/// Numbers of more exponents than a codebook holds, in lengths with and without tails.
+/// More exponents than a codebook holds, in lengths with and without remainders.
 #[test]
-fn kernels_write_and_read_the_same_frames() {
+fn kernels_agree_on_codebook_frames() {
     for length in [128, 191, 321] {
-        let mut input = numbers(Dtype::Bf16, length, &mut Source(3));
+        let mut input = numbers(Dtype::Bf16, length, &mut FrameReader(3));
         for (at, high) in (0..input.len()).step_by(8).zip(0..) {
             input[at..at + 2].copy_from_slice(&[0x12, high]);
         }
@@ -46,12 +46,12 @@ fn kernels_write_and_read_the_same_frames() {
     }
 }
 
-/// Exponents that are neighbours, at either end of all there are: groups with no escape, with one and
-/// with nothing else, strips that are whole and not.
+/// Neighbouring exponents at both ends of the range: groups with no escape, with one and with
+/// nothing else, and full and partial strips.
 #[test]
-fn kernels_write_and_read_the_same_windows() {
+fn kernels_agree_on_window_frames() {
     for (length, exponent) in [(192, 0), (1029, 120), (2300, 249)] {
-        let mut random = Source(5);
+        let mut random = FrameReader(5);
         let mut input: Vec<u8> = (0..length)
             .flat_map(|_| {
                 let exponent = exponent + (random.next() % 7) as u16;

@@ -1,10 +1,10 @@
-//! `split` and `zstd` give back every bit, through every kernel, and all kernels write the same.
+//! `split` and `zstd` restore every bit with every kernel, and all kernels write the same frames.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{Source, bf16, numbers};
+use common::{FrameReader, bf16, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 
@@ -14,8 +14,7 @@ fn shape(dtype: Dtype) -> SliceShape {
     SliceShape { dtype, kind: SliceKind::Opaque }
 }
 
-/// Encodes with every kernel and decodes with every kernel; returns what the codec was and the
-/// frame's length.
+/// Encodes and decodes with every kernel. Returns the codec used and the length of the frame.
 fn round_trip(codec: Codec, dtype: Dtype, input: &[u8]) -> (Codec, usize) {
     let mut frames: Vec<(Codec, Vec<u8>)> = Vec::new();
     for &kernel in Kernel::available() {
@@ -41,7 +40,7 @@ fn round_trip(codec: Codec, dtype: Dtype, input: &[u8]) -> (Codec, usize) {
 }
 
 #[test]
-fn every_number_there_is_comes_back() {
+fn every_number_roundtrips() {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     let reversed: Vec<u8> = (0..=u16::MAX).rev().flat_map(u16::to_le_bytes).collect();
     for dtype in [Dtype::Bf16, Dtype::Fp16] {
@@ -52,10 +51,10 @@ fn every_number_there_is_comes_back() {
     }
 }
 
-/// NaNs with payloads, denormals and signed zeroes among numbers that do get codes.
+/// NaNs with payloads, denormals and signed zeros among numbers that get codes.
 #[test]
-fn odd_numbers_among_plain_ones_come_back() {
-    let mut random = Source(7);
+fn special_numbers_roundtrip() {
+    let mut random = FrameReader(7);
     for dtype in [Dtype::Bf16, Dtype::Fp16] {
         let mut input = numbers(dtype, 70_000, &mut random);
         let odd: &[u16] = match dtype {
@@ -74,8 +73,8 @@ fn odd_numbers_among_plain_ones_come_back() {
 }
 
 #[test]
-fn numbers_as_models_have_them_take_less_than_three_quarters() {
-    let mut random = Source(8);
+fn model_like_numbers_shrink_by_a_quarter() {
+    let mut random = FrameReader(8);
     let input = numbers(Dtype::Bf16, 300_000, &mut random);
     let (used, split) = round_trip(Codec::Split, Dtype::Bf16, &input);
     assert_eq!(used, Codec::Split);
@@ -89,10 +88,10 @@ fn numbers_as_models_have_them_take_less_than_three_quarters() {
     assert!(split * 100 <= half.len() * 95, "{split} of {}", half.len());
 }
 
-/// Keys and values that take turns, a strip and a half at a time, of very different sizes.
+/// Alternating keys and values, a strip and a half at a time, of very different magnitudes.
 #[test]
-fn windows_follow_the_numbers() {
-    let mut random = Source(12);
+fn windows_follow_changing_magnitudes() {
+    let mut random = FrameReader(12);
     let input: Vec<u8> = (0..100_000)
         .flat_map(|at| bf16(random.normal() * [1e4, 1e-3][at / 1536 % 2]).to_le_bytes())
         .collect();
@@ -101,10 +100,10 @@ fn windows_follow_the_numbers() {
     assert!(length * 100 <= input.len() * 76, "{length} of {}", input.len());
 }
 
-/// A page whose end is still zero, numbers of two very different sizes, and one exponent only.
+/// A page whose end is still zero, numbers of two very different magnitudes, and a single exponent.
 #[test]
-fn codebooks_bend_to_the_block() {
-    let mut random = Source(9);
+fn codebooks_adapt_to_the_block() {
+    let mut random = FrameReader(9);
     let mut halves = numbers(Dtype::Bf16, 4096, &mut random);
     halves.extend([0; 8192]);
     assert!(round_trip(Codec::Split, Dtype::Bf16, &halves).1 <= halves.len() * 76 / 100);
@@ -117,8 +116,8 @@ fn codebooks_bend_to_the_block() {
 }
 
 #[test]
-fn noise_and_slices_of_odd_length_are_stored_as_they_came() {
-    let mut random = Source(10);
+fn noise_and_odd_lengths_are_stored_raw() {
+    let mut random = FrameReader(10);
     let noise: Vec<u8> = (0..200_001).map(|_| random.next() as u8).collect();
     for codec in LOSSLESS {
         for length in [0, 1, 2, 3, 63, 200_000, 200_001] {
@@ -129,8 +128,8 @@ fn noise_and_slices_of_odd_length_are_stored_as_they_came() {
 }
 
 #[test]
-fn a_block_of_noise_does_not_spoil_the_others() {
-    let mut random = Source(11);
+fn noise_block_does_not_affect_others() {
+    let mut random = FrameReader(11);
     let mut input = numbers(Dtype::Bf16, 3 << 16, &mut random);
     input[1 << 17..1 << 18].fill_with(|| random.next() as u8);
     let (used, length) = round_trip(Codec::Split, Dtype::Bf16, &input);
@@ -139,7 +138,7 @@ fn a_block_of_noise_does_not_spoil_the_others() {
 }
 
 #[test]
-fn too_little_room_is_refused() {
+fn short_output_is_refused() {
     for codec in Codec::ALL {
         let error = codec.encode(&shape(Dtype::Bf16), &[0; 100], &mut [0; 99]).unwrap_err();
         assert_eq!(error.kind(), ritornello_format::ErrorKind::Invalid);
@@ -147,7 +146,7 @@ fn too_little_room_is_refused() {
 }
 
 #[test]
-fn codecs_have_words_and_numbers() {
+fn codecs_have_names_and_numbers() {
     for codec in Codec::ALL {
         assert_eq!(Codec::parse(codec.word()), Some(codec));
         assert_eq!(Codec::from_number(codec.number()), Some(codec));
@@ -174,7 +173,7 @@ proptest! {
         }
     }
 
-    /// Any mixture of plain numbers and rare ones, at every length and so every tail.
+    /// Any mixture of frequent and rare numbers, at every length and so with every remainder.
     #[test]
     fn any_numbers_come_back(
         length in 0usize..5000,
@@ -183,7 +182,7 @@ proptest! {
         scale in -30i32..30,
         half in any::<bool>(),
     ) {
-        let mut random = Source(seed);
+        let mut random = FrameReader(seed);
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
         let mut input = numbers(dtype, length, &mut random);
         for number in input.chunks_exact_mut(2) {

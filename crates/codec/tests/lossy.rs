@@ -1,11 +1,11 @@
-//! `int8` and `int4` keep every number within half a step of its group, and refuse what they cannot
+//! `int8` and `int4` keep every number within half a step of its group, and reject what they cannot
 //! keep.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{Source, bf16, fp16, from_bf16, from_fp16, numbers};
+use common::{FrameReader, bf16, fp16, from_bf16, from_fp16, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 use ritornello_format::ErrorKind;
@@ -16,8 +16,8 @@ fn shape(dtype: Dtype, kind: SliceKind) -> SliceShape {
     SliceShape { dtype, kind }
 }
 
-/// Through every kernel, which must agree; the codec that was used, the frame's length, and what
-/// comes back.
+/// Encodes and decodes with every kernel, which must agree. Returns the codec used, the length of
+/// the frame, and the decoded bytes.
 fn round_trip(codec: Codec, shape: &SliceShape, input: &[u8]) -> (Codec, usize, Vec<u8>) {
     let mut seen: Vec<(Codec, Vec<u8>, Vec<u8>)> = Vec::new();
     for &kernel in Kernel::available() {
@@ -41,8 +41,9 @@ fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Every number is within half a step of what it was; a step is the span of its group over the
-/// number of codes, rounded up to a bfloat16. The number itself is then rounded to its format.
+/// Checks that every number is within half a step of the original; a step is the span of its group
+/// over the number of codes, rounded up to a bfloat16. The number itself is then rounded to its
+/// format.
 fn check_bounds(codec: Codec, dtype: Dtype, keys: bool, channels: usize, a: &[f32], b: &[f32]) {
     let (codes, key_group, value_group) =
         if codec == Codec::Int8 { (255.0, 64, 128) } else { (15.0, 32, 32) };
@@ -66,7 +67,7 @@ fn check_bounds(codec: Codec, dtype: Dtype, keys: bool, channels: usize, a: &[f3
 
 #[test]
 fn numbers_stay_within_half_a_step() {
-    let mut random = Source(1);
+    let mut random = FrameReader(1);
     for (tokens, channels) in [(64, 128), (16, 1024), (100, 130), (33, 64), (7, 63), (200, 1)] {
         for dtype in [Dtype::Bf16, Dtype::Fp16] {
             let matrix = numbers(dtype, (tokens * channels) as usize, &mut random);
@@ -87,8 +88,8 @@ fn numbers_stay_within_half_a_step() {
 }
 
 #[test]
-fn sizes_are_those_of_the_codes_and_their_scales() {
-    let mut random = Source(2);
+fn sizes_match_codes_and_scales() {
+    let mut random = FrameReader(2);
     let kind = SliceKind::KeysValues { tokens: 64, channels: 1024, layers: 3 };
     let input = numbers(Dtype::Bf16, 64 * 1024 * 2 * 3, &mut random);
     for (codec, ratio) in [(Codec::Int8, 0.53), (Codec::Int4, 0.32)] {
@@ -98,12 +99,12 @@ fn sizes_are_those_of_the_codes_and_their_scales() {
     }
 }
 
-/// Layers and halves do not run into each other: each comes back as it would alone.
+/// Layers and matrices are independent: each decodes as it would alone.
 #[test]
-fn a_slice_of_layers_is_its_matrices_one_after_the_other() {
+fn layers_are_encoded_one_after_another() {
     let (tokens, channels) = (40, 96);
     let bytes = 2 * (tokens * channels) as usize;
-    let mut random = Source(3);
+    let mut random = FrameReader(3);
     let input = numbers(Dtype::Bf16, bytes * 2, &mut random);
     for codec in LOSSY {
         let both = SliceKind::KeysValues { tokens, channels, layers: 2 };
@@ -118,8 +119,8 @@ fn a_slice_of_layers_is_its_matrices_one_after_the_other() {
 }
 
 #[test]
-fn numbers_that_are_not_finite_keep_the_slice_as_it_came() {
-    let mut random = Source(4);
+fn slice_with_infinite_numbers_stays_raw() {
+    let mut random = FrameReader(4);
     let kind = SliceKind::KeysValues { tokens: 32, channels: 64, layers: 1 };
     for (dtype, odd) in [
         (Dtype::Bf16, [0x7f80, 0xff80, 0x7fc0, 0xffff]),
@@ -139,7 +140,7 @@ fn numbers_that_are_not_finite_keep_the_slice_as_it_came() {
 }
 
 #[test]
-fn zeroes_constants_and_extremes_survive() {
+fn zeros_constants_and_extremes_survive() {
     let kind = SliceKind::KeysValues { tokens: 32, channels: 64, layers: 1 };
     let (small, large) = (f32::MIN_POSITIVE / 1024.0, 1.0e38);
     for number in [0.0, -0.0, 1.5, -3.0e-39, small, large] {
@@ -182,7 +183,7 @@ fn shapes_that_do_not_fit_are_refused() {
 }
 
 proptest! {
-    /// Whatever the bits, kernels agree, nothing panics, and finite numbers stay in bounds.
+    /// For any bits, kernels agree, nothing panics, and finite numbers stay within bounds.
     #[test]
     fn any_matrix_goes_through(
         tokens in 1u32..70,
@@ -192,7 +193,7 @@ proptest! {
         half in any::<bool>(),
     ) {
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
-        let mut random = Source(seed);
+        let mut random = FrameReader(seed);
         let count = (tokens * channels) as usize;
         let mut input = numbers(dtype, count, &mut random);
         if wild {

@@ -54,7 +54,7 @@ impl Drop for Call {
 
 /// Has addresses such as `module:Class?argument=value` opened here.
 pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    ritornello_remote::supply(Arc::new(|address| {
+    ritornello_remote::register_opener(Arc::new(|address| {
         PythonBackend::open(address).map(|backend| Arc::new(backend) as Arc<dyn Backend>)
     }));
     let last = wrap_pyfunction!(last_calls, module)?;

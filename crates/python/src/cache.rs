@@ -16,9 +16,9 @@ use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind};
 use ritornello_store::LeaseNumber;
 use ritornello_tiers::cache::{
-    self, PrefetchPolicy, Settings, TierLease, TierSpec, Wish, tier_word,
+    self, LookupOptions, PrefetchPolicy, Settings, TierLease, TierSpec, tier_name,
 };
-use ritornello_tiers::gate::Choice;
+use ritornello_tiers::gate::LoadMode;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -91,9 +91,9 @@ impl Cache {
         tokens: u64,
     ) -> PyResult<Found> {
         let (cache, ttl) = (self.cache(py)?, duration(py, "ttl", ttl)?);
-        let choice = Choice::parse(gate).or_raise(py)?;
-        let wish = Wish { choice, page_tokens, page_bytes, computed, tokens };
-        keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &wish)).map(Found)
+        let mode = LoadMode::parse(gate).or_raise(py)?;
+        let options = LookupOptions { mode, page_tokens, page_bytes, computed, tokens };
+        keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &options)).map(Found)
     }
 
     /// Ends a lease, of this process or another. One that has ended is ignored.
@@ -191,7 +191,7 @@ impl Cache {
     /// What was loaded here since the last call, by tier: for `learn_load` in another process.
     fn take_loads(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64, f64)>> {
         let loads = self.cache(py)?.take_loads();
-        Ok(loads.into_iter().map(|(tier, bytes, took)| (tier_word(tier), bytes, took)).collect())
+        Ok(loads.into_iter().map(|(tier, bytes, took)| (tier_name(tier), bytes, took)).collect())
     }
 
     /// The load that was decided for in `found` took so many seconds.
@@ -305,7 +305,7 @@ impl Found {
     /// Where the leading pages lie, in order: tier and pages.
     #[getter]
     fn spans(&self) -> Vec<(&'static str, usize)> {
-        self.0.spans.iter().map(|stretch| (tier_word(stretch.tier), stretch.pages)).collect()
+        self.0.spans.iter().map(|span| (tier_name(span.tier), span.pages)).collect()
     }
     /// Leading pages that are on this machine.
     #[getter]
@@ -338,7 +338,7 @@ impl Found {
     /// What keeps the pages; `Cache.release` takes each, in any process.
     #[getter]
     fn leases(&self) -> Vec<(&'static str, u64)> {
-        self.0.leases.iter().map(|lease| (tier_word(lease.tier), lease.lease.0)).collect()
+        self.0.leases.iter().map(|lease| (tier_name(lease.tier), lease.lease.0)).collect()
     }
     fn __repr__(&self) -> String {
         format!("Found({}, {:?}, load={})", self.state(), self.spans(), self.0.load)
@@ -346,6 +346,6 @@ impl Found {
 }
 
 fn tier_of(py: Python<'_>, word: &str) -> PyResult<Tier> {
-    let found = Tier::ALL.into_iter().find(|tier| tier_word(*tier) == word);
+    let found = Tier::ALL.into_iter().find(|tier| tier_name(*tier) == word);
     found.ok_or_else(|| invalid(py, format!("a tier is host, disk or remote, not {word:?}")))
 }

@@ -1,47 +1,49 @@
-//! The address of a remote: `SCHEME://PLACE/PATH?OPTION=VALUE&...`.
+//! The address of a remote: `SCHEME://AUTHORITY/PATH?OPTION=VALUE&...`.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use ritornello_format::{Error, Result};
 use ritornello_tiers::remote::RemoteAddress;
 use std::fmt;
 
-/// What clients encode in URLs: all but the unreserved characters of RFC 3986, section 2.3.
+/// Characters that clients encode in URLs: all but the unreserved ones of RFC 3986, section 2.3.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Options that name a place: no secrets, and what a backend says of them helps.
-const PLACES: [&str; 4] = ["master", "host", "port", "region"];
+/// Options that name a location: no secrets, and useful in messages of backends.
+const PUBLIC_OPTIONS: [&str; 4] = ["master", "host", "port", "region"];
 
-/// An address, taken apart. What a scheme makes of the parts is its own business.
+/// A parsed address. Each scheme interprets the parts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
-    /// `s3`, `file`, `memory`, or the module of a backend that is supplied.
+    /// `s3`, `file`, `memory`, or the module of a registered backend.
     pub scheme: String,
-    /// Between `//` and the next `/`: the bucket. Empty for `file`.
-    pub place: String,
-    /// Behind that, without slashes around it (but for `file`, whose paths are absolute).
+    /// The text between `//` and the next `/`: the bucket. Empty for `file`.
+    pub authority: String,
+    /// The text after that, without surrounding slashes (except for `file`, whose paths are
+    /// absolute).
     pub path: String,
-    /// The options, in their order.
+    /// The options, in order.
     pub options: Vec<(String, String)>,
 }
 
 impl Address {
-    /// Takes `text` apart.
+    /// Parses `text`.
     ///
     /// # Errors
-    /// `Invalid` if it has no scheme, names a user, or an option has no value. No error repeats an option,
-    /// which may be a secret.
+    /// `Invalid` if it has no scheme, names a user, or an option has no value. Errors quote no
+    /// option, which may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let (front, query) = text.split_once('?').unwrap_or((text, ""));
         let (scheme, rest) = front.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {
             Error::invalid("a remote's address begins with a scheme, as in s3://bucket/prefix or file:///dir")
                 .with("address", RemoteAddress::shown(text))
         })?;
-        let (place, path) = match rest.strip_prefix("//") {
+        let (authority, path) = match rest.strip_prefix("//") {
             Some(rest) => rest.split_once('/').unwrap_or((rest, "")),
             None => ("", rest),
         };
-        // No bucket has a colon in its name: what follows it is a password, which may hold a slash.
-        if place.contains(['@', ':']) {
+        // No bucket has a colon in its name: text after one is a password, which may contain a
+        // slash.
+        if authority.contains(['@', ':']) {
             return Err(Error::invalid(
                 "an address names no user and no password: credentials come from the environment",
             )
@@ -59,41 +61,42 @@ impl Address {
         let options = query.split('&').filter(|pair| !pair.is_empty()).map(option);
         Ok(Self {
             scheme: scheme.to_owned(),
-            place: decoded(place)?,
+            authority: decoded(authority)?,
             path: decoded(&path)?,
             options: options.collect::<Result<_>>()?,
         })
     }
 
-    /// Takes the option `name` out, if it is there.
+    /// Removes the option `name` and returns its value, if present.
     pub fn take(&mut self, name: &str) -> Option<String> {
         let at = self.options.iter().position(|(known, _)| known == name)?;
         Some(self.options.remove(at).1)
     }
 
-    /// `text` without the values of the options: what a backend says may repeat them. Values of less than
-    /// four characters, and those of `master`, `host`, `port` and `region`, are no secrets and stay.
+    /// `text` without the values of the options, for messages of backends, which may quote them.
+    /// Values shorter than four characters, and those of `master`, `host`, `port` and `region`, are
+    /// not secret and stay.
     #[must_use]
     pub fn redact(&self, text: &str) -> String {
         let hidden = |(name, value): &&(String, String)| {
-            value.len() >= 4 && !PLACES.contains(&name.as_str())
+            value.len() >= 4 && !PUBLIC_OPTIONS.contains(&name.as_str())
         };
         let values = self.options.iter().filter(hidden);
         let mut forms: Vec<String> = values.flat_map(|(_, value)| forms(value)).collect();
-        // A value may be a part of another one.
+        // Longest first: a value may be part of another one.
         forms.sort_unstable_by_key(|form| std::cmp::Reverse(form.len()));
         forms.iter().fold(text.to_owned(), |text, form| text.replace(form, "…"))
     }
 
-    /// What is left of the options must be nothing.
+    /// Checks that no option is left.
     ///
     /// # Errors
-    /// `Invalid`, with the options that there are.
+    /// `Invalid`, with the known options.
     pub fn finish(&self, known: &str) -> Result<()> {
         match self.options.first() {
             None => Ok(()),
             Some((name, _)) => Err(Error::invalid(format!(
-                "{}: has no such option; there are {known}",
+                "{} has no such option; its options are {known}",
                 self.scheme
             ))
             .with("option", name)),
@@ -114,12 +117,12 @@ fn decoded(text: &str) -> Result<String> {
     text.map(Into::into).map_err(|error| Error::invalid("an address is UTF-8").because(error))
 }
 
-/// Without the options' values, which may be secrets.
+/// Omits the options, which may hold secrets.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let slash = if self.place.is_empty() || self.path.is_empty() { "" } else { "/" };
-        let slashes = if self.scheme == "file" || !self.place.is_empty() { "//" } else { "" };
-        write!(f, "{}:{slashes}{}{slash}{}", self.scheme, self.place, self.path)
+        let slash = if self.authority.is_empty() || self.path.is_empty() { "" } else { "/" };
+        let slashes = if self.scheme == "file" || !self.authority.is_empty() { "//" } else { "" };
+        write!(f, "{}:{slashes}{}{slash}{}", self.scheme, self.authority, self.path)
     }
 }
 
@@ -135,15 +138,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_apart() {
+    fn addresses_are_parsed() {
         let address =
             Address::parse("s3://bucket/a/b/?endpoint=http%3A%2F%2Fh:1&style=path").unwrap();
-        assert_eq!((address.scheme.as_str(), address.place.as_str()), ("s3", "bucket"));
+        assert_eq!((address.scheme.as_str(), address.authority.as_str()), ("s3", "bucket"));
         assert_eq!(address.path, "a/b");
         assert_eq!(address.options[0], ("endpoint".into(), "http://h:1".into()));
         assert_eq!(address.to_string(), "s3://bucket/a/b");
         let address = Address::parse("file:///mnt/kv").unwrap();
-        assert_eq!((address.place.as_str(), address.path.as_str()), ("", "/mnt/kv"));
+        assert_eq!((address.authority.as_str(), address.path.as_str()), ("", "/mnt/kv"));
         assert_eq!(address.to_string(), "file:///mnt/kv");
         let address = Address::parse("a.b:Class?x=1%202").unwrap();
         assert_eq!((address.scheme.as_str(), address.path.as_str()), ("a.b", "Class"));
@@ -153,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_told_so() {
+    fn invalid_addresses_are_refused() {
         for text in ["", "bucket", "://x", "s3://b?endpoint", "s3://b/%ff"] {
             assert!(Address::parse(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn no_error_repeats_an_option_or_a_password() {
+    fn errors_quote_no_option_or_password() {
         for text in [
             "no-scheme?password=hunter2",
             "s3://b?hunter2",
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_nobody_took_is_named() {
+    fn unknown_option_is_named() {
         let mut address = Address::parse("s3://b?region=x&regoin=y").unwrap();
         assert_eq!(address.take("region").as_deref(), Some("x"));
         let error = address.finish("region").unwrap_err().to_string();

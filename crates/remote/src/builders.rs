@@ -1,8 +1,8 @@
-//! From an address to the client of an object store, by scheme.
+//! Builds the client of an object store from an address, by scheme.
 
 use crate::address::Address;
-use crate::plaintext::{is_readable, web};
-use crate::refusal;
+use crate::error_map;
+use crate::plaintext::{is_readable, split_endpoint};
 #[cfg(feature = "gcs")]
 use object_store::StaticCredentialProvider;
 use object_store::path::Path;
@@ -11,52 +11,52 @@ use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a request may take, its body included, and a connection to be made.
-const TIMEOUT: Duration = Duration::from_secs(30);
-const CONNECT: Duration = Duration::from_secs(5);
+/// Limits of a request, its body included, and of making a connection.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Store = Arc<dyn ObjectStore>;
 type Build = Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>;
 
-/// What it takes to make a client, as often as it is needed.
-pub(crate) struct Plan {
+/// Builds clients of one object store.
+pub(crate) struct ClientFactory {
     /// The address, for messages.
     pub(crate) name: String,
-    /// What all objects lie under.
+    /// Prefix of all objects.
     pub(crate) prefix: Path,
     build: Build,
 }
 
-impl Plan {
-    /// A client. It has no connection yet.
+impl ClientFactory {
+    /// Builds a client, without connecting.
     ///
     /// # Errors
-    /// `Invalid` if there is something wrong with the configuration.
+    /// `Invalid` if the configuration is wrong.
     pub(crate) fn build(&self) -> Result<Store> {
-        // One that the process has chosen already stays.
+        // Fails if the process has already installed a provider, which then stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
             Error::invalid("the remote's client cannot be made as it is configured")
                 .with("remote", &self.name)
-                .because(refusal::without_secrets(&error.to_string()))
+                .because(error_map::without_secrets(&error.to_string()))
         })
     }
 }
 
-/// Whether addresses of `scheme` are object stores that are compiled in.
-pub(crate) fn knows(scheme: &str) -> bool {
+/// Whether `scheme` is an object store that is compiled in.
+pub(crate) fn is_object_store(scheme: &str) -> bool {
     (cfg!(feature = "s3") && scheme == "s3")
         || (cfg!(feature = "gcs") && scheme == "gs")
         || (cfg!(feature = "azure") && scheme == "az")
 }
 
-/// Reads the options of an address that is [known](knows).
+/// Parses the options of an address whose scheme [is an object store](is_object_store).
 ///
 /// # Errors
-/// `Invalid` if there is no bucket, an option is wrong, or the environment is.
-pub(crate) fn plan(mut address: Address) -> Result<Plan> {
+/// `Invalid` if the bucket is missing, or an option or the environment is wrong.
+pub(crate) fn factory(mut address: Address) -> Result<ClientFactory> {
     let name = address.to_string();
-    if address.place.is_empty() {
+    if address.authority.is_empty() {
         return Err(Error::invalid(format!(
             "name the bucket, as in {}://BUCKET/PREFIX",
             address.scheme
@@ -65,7 +65,7 @@ pub(crate) fn plan(mut address: Address) -> Result<Plan> {
     }
     let prefix = Path::from(address.path.as_str());
     let timeout = match address.take("timeout") {
-        None => TIMEOUT,
+        None => REQUEST_TIMEOUT,
         Some(text) => text
             .parse()
             .ok()
@@ -76,10 +76,11 @@ pub(crate) fn plan(mut address: Address) -> Result<Plan> {
                     .with("address", &name)
             })?,
     };
-    let options =
-        ClientOptions::new().with_timeout(timeout).with_connect_timeout(CONNECT.min(timeout));
+    let options = ClientOptions::new()
+        .with_timeout(timeout)
+        .with_connect_timeout(CONNECT_TIMEOUT.min(timeout));
     let allow_http = flag(&mut address, "allow_http")?;
-    // And whether requests are readable on the way.
+    // The factory, and whether requests can be read on the network.
     let (build, readable): (Build, bool) = match address.scheme.as_str() {
         #[cfg(feature = "s3")]
         "s3" => s3(address, options)?,
@@ -94,20 +95,20 @@ pub(crate) fn plan(mut address: Address) -> Result<Plan> {
         }
     };
     if readable && !allow_http {
-        // The endpoint is not repeated: it may name a user and a password.
+        // The endpoint is not logged: it may hold a user and a password.
         tracing::warn!(
             remote = name,
             "this remote is reached by plain HTTP: the network reads its pages and can change them; use an \
              https:// endpoint, or add allow_http=true to the address to accept that"
         );
     }
-    let plan = Plan { name, prefix, build };
-    plan.build()?;
-    Ok(plan)
+    let factory = ClientFactory { name, prefix, build };
+    factory.build()?;
+    Ok(factory)
 }
 
-/// No retries: the tier has a budget for them, and deadlines.
-fn once() -> RetryConfig {
+/// The client does not retry: the tier does, with a budget and deadlines.
+fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
 
@@ -118,12 +119,12 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 
     let mut builder =
-        AmazonS3Builder::from_env().with_bucket_name(&address.place).with_retry(once());
+        AmazonS3Builder::from_env().with_bucket_name(&address.authority).with_retry(no_retries());
     let named = address.take("profile");
     let files = ProfileFiles::new(named.as_deref());
     let profile = files.read()?;
     let unset = |key| builder.get_config_value(&key).is_none();
-    // The environment counts before the files, but not before a profile that the address names.
+    // The environment takes precedence over the files, but not over a profile named in the address.
     let from_files = named.is_some() || unset(Key::AccessKeyId) && unset(Key::WebIdentityTokenFile);
     let region = address
         .take("region")
@@ -132,11 +133,11 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     if let Some(region) = region {
         builder = builder.with_region(region);
     }
-    // What the environment names for S3 alone, the client would take before everything else.
-    let usual = [Key::S3Endpoint, Key::Endpoint];
+    // The S3-specific endpoint first: the client prefers it to all others.
+    let default = [Key::S3Endpoint, Key::Endpoint];
     let endpoint = address
         .take("endpoint")
-        .or_else(|| usual.iter().find_map(|key| builder.get_config_value(key)));
+        .or_else(|| default.iter().find_map(|key| builder.get_config_value(key)));
     let style = address.take("style");
     let bucket_in_host = match style.as_deref() {
         None => endpoint.is_none(),
@@ -150,11 +151,14 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     builder = builder.with_virtual_hosted_style_request(bucket_in_host);
     let (mut plain, mut readable) = (false, false);
     if let Some(endpoint) = endpoint {
-        let (scheme, host) = web(&endpoint)?;
+        let (scheme, host) = split_endpoint(&endpoint)?;
         plain = scheme == "http";
         readable = is_readable(&endpoint);
-        let endpoint =
-            if bucket_in_host { format!("{scheme}://{}.{host}", address.place) } else { endpoint };
+        let endpoint = if bucket_in_host {
+            format!("{scheme}://{}.{host}", address.authority)
+        } else {
+            endpoint
+        };
         builder = builder.with_config(Key::S3Endpoint, endpoint);
     }
     if flag(&mut address, "anonymous")? {
@@ -165,7 +169,8 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     builder = builder.with_client_options(options.with_allow_http(plain));
     let build = move || {
         let mut builder = builder.clone();
-        // Looked for each time: the file may come, or get its key, after the remote was opened.
+        // Opened for each client: the file may appear, or receive its key, after the remote was
+        // opened.
         if let Some(files) = ProfileCredentials::open(files.clone()).filter(|_| from_files) {
             builder = builder.with_credentials(Arc::new(files));
         }
@@ -178,11 +183,12 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
 fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
-    let mut builder =
-        GoogleCloudStorageBuilder::from_env().with_bucket_name(&address.place).with_retry(once());
+    let mut builder = GoogleCloudStorageBuilder::from_env()
+        .with_bucket_name(&address.authority)
+        .with_retry(no_retries());
     let named = address.take("endpoint").or_else(|| builder.get_config_value(&Key::BaseUrl));
     let mut anonymous = flag(&mut address, "anonymous")?;
-    // Where Google's own clients are told of an emulator, which has no credentials to ask for.
+    // Google's own clients use this variable for an emulator, which has no credentials.
     let endpoint = named.or_else(|| {
         let host = std::env::var("STORAGE_EMULATOR_HOST").ok().filter(|host| !host.is_empty())?;
         anonymous = true;
@@ -190,12 +196,13 @@ fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     });
     let (mut plain, mut readable) = (false, false);
     if let Some(endpoint) = endpoint {
-        plain = web(&endpoint)?.0 == "http";
+        plain = split_endpoint(&endpoint)?.0 == "http";
         readable = is_readable(&endpoint);
         builder = builder.with_base_url(endpoint.trim_end_matches('/'));
     }
     if anonymous {
-        // Without any the client would ask the machine's own service for some before it writes.
+        // Without credentials the client would query the machine's metadata service before each
+        // write.
         let none = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
         builder = builder.with_skip_signature(true).with_credentials(Arc::new(none));
     }
@@ -208,19 +215,21 @@ fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
 fn azure(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
-    let mut builder =
-        MicrosoftAzureBuilder::from_env().with_container_name(&address.place).with_retry(once());
+    let mut builder = MicrosoftAzureBuilder::from_env()
+        .with_container_name(&address.authority)
+        .with_retry(no_retries());
     if let Some(account) = address.take("account") {
         builder = builder.with_account(account);
     }
     let (mut plain, mut readable) = (false, false);
     let named = address.take("endpoint");
     if named.is_some() {
-        // The environment may say that there is an emulator: then it is elsewhere.
+        // The environment may select the emulator; an explicit endpoint is not at the emulator's
+        // address.
         builder = builder.with_use_emulator(false);
     }
     if let Some(endpoint) = named.or_else(|| builder.get_config_value(&Key::Endpoint)) {
-        plain = web(&endpoint)?.0 == "http";
+        plain = split_endpoint(&endpoint)?.0 == "http";
         readable = is_readable(&endpoint);
         builder = builder.with_endpoint(endpoint);
     }

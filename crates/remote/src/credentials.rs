@@ -1,4 +1,5 @@
-//! Credentials of S3 from files, read again when the files change: keys are rotated while engines run.
+//! S3 credentials from files, which are reread when they change, because keys are rotated while
+//! engines run.
 
 use crate::profile::{ProfileFiles, Stamp};
 use async_trait::async_trait;
@@ -22,9 +23,9 @@ impl ProfileCredentials {
     }
 }
 
-/// The key in the files, and the state of the files that it was read from.
+/// The key in the files, with the version of the files it was read from.
 fn read(files: &ProfileFiles) -> Option<(Stamp, Arc<AwsCredential>)> {
-    // Before the files are read: a change meanwhile is found by the next request.
+    // Taken before the files are read, so that the next request notices a change during the read.
     let stamp = files.stamp();
     let profile = files.read().ok()?;
     let (key_id, secret_key) = (profile.id?, profile.secret?);
@@ -37,12 +38,12 @@ impl CredentialProvider for ProfileCredentials {
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         let mut last = self.last.lock();
-        // Files that are just being replaced may have no key: the one that was read last is used.
+        // Files that are being replaced may lack a key: then the last key stays in use.
         if self.files.stamp() != last.0
             && let Some(read) = read(&self.files)
         {
             if read.1 != last.1 {
-                tracing::info!("the credentials of a remote have changed and are read again");
+                tracing::info!("the credentials of a remote have changed and were reread");
             }
             *last = read;
         }

@@ -1,14 +1,15 @@
 //! # ritornello-remote
 //!
-//! Where a remote is, and how it is spoken to: object stores (S3, GCS, Azure), a mounted file system,
-//! memory, and backends that somebody else supplies, all opened by their address.
+//! Opens remotes by their address: object stores (S3, GCS, Azure), a mounted file system, memory,
+//! and backends that are registered from outside.
 //!
-//! **Promises.** Opening asks nobody: a server that is down when a process starts costs hits until it
-//! is up. Threads and connections come with the first call, so that a process may fork before it. Every request ends by itself, so that no
-//! thread waits for ever. What a server says is told apart by what helps: `Retry` where asking again
-//! may, `Fatal` where somebody must change something first, and then it says what.
+//! **Promises.** Opening sends no request: a server that is down when a process starts costs hits
+//! until it is up. Threads and connections are created by the first call, so that a process may
+//! fork before. Every request has a timeout, so that no thread waits for ever. Errors are
+//! classified by what helps: `Retry` if a retry may, `Fatal` with advice if something must be
+//! changed first.
 //!
-//! **May not know** what the values mean: they are named bytes here.
+//! **Must not know** what the values mean: they are named bytes here.
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,8 @@ mod builders;
 #[cfg(feature = "s3")]
 mod credentials;
 #[cfg(feature = "clients")]
+mod error_map;
+#[cfg(feature = "clients")]
 mod objects;
 mod open;
 #[cfg(feature = "clients")]
@@ -26,10 +29,8 @@ mod plain;
 mod plaintext;
 #[cfg(feature = "s3")]
 mod profile;
-#[cfg(feature = "clients")]
-mod refusal;
 
 pub use address::Address;
-pub use open::{Opener, Remote, open, schemes, supply};
+pub use open::{ConfiguredBackend, Opener, open, register_opener, schemes};
 #[cfg(feature = "clients")]
 pub use plain::PlainClient;

@@ -1,10 +1,10 @@
 //! A backend over an object store: S3, GCS, Azure.
 //!
-//! Requests run on a small runtime of its own, which comes with the first call, as do connections. A
-//! process that was forked from one that has them makes its own.
+//! Requests run on a small runtime of its own. The first call creates the runtime and the
+//! connections; a forked process creates new ones.
 
-use crate::builders::Plan;
-use crate::refusal;
+use crate::builders::ClientFactory;
+use crate::error_map;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use object_store::path::Path;
@@ -20,34 +20,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads that move bytes.
+/// Threads of the runtime.
 const WORKERS: usize = 2;
-/// Requests of one batch at once.
-const AT_ONCE: usize = 16;
-/// The longest value that is read whole. No object is longer than 65 MiB.
+/// Concurrent requests of one batch.
+const REQUESTS_AT_ONCE: usize = 16;
+/// Maximum length of a value read whole. No object is longer than 65 MiB.
 const VALUE_BYTES_MAX: u64 = 128 << 20;
 
-/// See the module.
+/// A backend over one object store.
 pub(crate) struct ObjectBackend {
-    plan: Plan,
-    live: Mutex<Option<Arc<Live>>>,
-    /// An answer has shown that the bucket is there.
+    factory: ClientFactory,
+    client: Mutex<Option<Arc<Client>>>,
+    /// Whether an answer has proven that the bucket exists.
     bucket_seen: AtomicBool,
 }
 
-/// What one process has.
-struct Live {
+/// The client and runtime of one process.
+struct Client {
     process: u32,
     store: Arc<dyn ObjectStore>,
     runtime: Option<Runtime>,
 }
 
-impl Drop for Live {
+impl Drop for Client {
     fn drop(&mut self) {
         match self.runtime.take() {
-            // Requests under way are given up.
+            // Requests in progress are cancelled.
             Some(runtime) if self.process == process::id() => runtime.shutdown_background(),
-            // Its threads stayed in the process that was forked.
+            // Its threads exist only in the parent of this forked process.
             Some(runtime) => std::mem::forget(runtime),
             None => {}
         }
@@ -56,19 +56,19 @@ impl Drop for Live {
 
 impl fmt::Debug for ObjectBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.plan.name)
+        f.write_str(&self.factory.name)
     }
 }
 
 impl ObjectBackend {
-    pub(crate) fn new(plan: Plan) -> Self {
-        Self { plan, live: Mutex::new(None), bucket_seen: AtomicBool::new(false) }
+    pub(crate) fn new(factory: ClientFactory) -> Self {
+        Self { factory, client: Mutex::new(None), bucket_seen: AtomicBool::new(false) }
     }
 
-    fn live(&self) -> Result<Arc<Live>> {
-        let mut live = self.live.lock();
-        if let Some(live) = live.as_ref().filter(|live| live.process == process::id()) {
-            return Ok(Arc::clone(live));
+    fn client(&self) -> Result<Arc<Client>> {
+        let mut client = self.client.lock();
+        if let Some(client) = client.as_ref().filter(|client| client.process == process::id()) {
+            return Ok(Arc::clone(client));
         }
         let runtime = Builder::new_multi_thread()
             .worker_threads(WORKERS)
@@ -76,56 +76,56 @@ impl ObjectBackend {
             .enable_all()
             .build()
             .map_err(|error| Error::retry("no threads for the remote").because(error))?;
-        let made = Arc::new(Live {
+        let made = Arc::new(Client {
             process: process::id(),
-            store: self.plan.build()?,
+            store: self.factory.build()?,
             runtime: Some(runtime),
         });
-        *live = Some(Arc::clone(&made));
+        *client = Some(Arc::clone(&made));
         Ok(made)
     }
 
-    /// Runs what `ask` makes of the client, on this thread and the runtime's.
+    /// Runs the future that `ask` returns for the client, on this thread and the runtime's.
     fn run<T, F: Future<Output = T>>(
         &self,
-        ask: impl FnOnce(Arc<dyn ObjectStore>) -> F,
+        request: impl FnOnce(Arc<dyn ObjectStore>) -> F,
     ) -> Result<T> {
-        let live = self.live()?;
-        match &live.runtime {
-            Some(runtime) => Ok(runtime.block_on(ask(Arc::clone(&live.store)))),
+        let client = self.client()?;
+        match &client.runtime {
+            Some(runtime) => Ok(runtime.block_on(request(Arc::clone(&client.store)))),
             None => Err(Error::retry("the remote's client is gone")),
         }
     }
 
     fn path(&self, name: &str) -> Path {
-        let prefix = self.plan.prefix.as_ref();
+        let prefix = self.factory.prefix.as_ref();
         Path::from(if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") })
     }
 
-    /// What came of a question that `None` answers if there is no such object.
-    fn heard<T>(&self, said: object_store::Result<T>) -> Result<Option<T>> {
-        let heard = match said {
+    /// The value of an answer; `None` if the object does not exist.
+    fn found<T>(&self, answer: object_store::Result<T>) -> Result<Option<T>> {
+        let found = match answer {
             Ok(value) => Some(value),
-            Err(said) if refusal::absent(&said) => None,
-            Err(said) => return Err(self.refused(said)),
+            Err(error) if error_map::is_absent(&error) => None,
+            Err(error) => return Err(self.client_error(error)),
         };
         self.bucket_seen.store(true, Relaxed);
-        Ok(heard)
+        Ok(found)
     }
 
-    /// The error for what a server said. After one that somebody must mend, the next call makes another
-    /// client, which reads keys and tokens again from where they come from.
-    fn refused(&self, said: object_store::Error) -> Error {
-        let error = refusal::error(said, &self.plan.name);
+    /// Converts an error of the client. After one that needs a change from outside, the next call
+    /// builds a new client, which rereads keys and tokens.
+    fn client_error(&self, error: object_store::Error) -> Error {
+        let error = error_map::to_error(error, &self.factory.name);
         if error.kind() == ErrorKind::Fatal {
-            drop(self.live.lock().take());
+            drop(self.client.lock().take());
         }
         error
     }
 
-    /// A question for existence has no answer that tells a missing bucket from a missing object, so
-    /// until the bucket has been seen the first byte is read instead.
-    async fn there(
+    /// Whether an object exists. An existence query does not tell a missing bucket from a missing
+    /// object; until the bucket has been seen, the first byte is read instead.
+    async fn object_exists(
         store: &dyn ObjectStore,
         path: &Path,
         bucket_seen: bool,
@@ -135,13 +135,14 @@ impl ObjectBackend {
         }
         let first = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
         match store.get_opts(path, first).await {
-            Err(said) if refusal::behind(&said) => Ok(()),
+            Err(error) if error_map::is_range_past_end(&error) => Ok(()),
             other => other.map(drop),
         }
     }
 }
 
-/// Reads `range`, or a whole value. A server that sends more than was asked for is cut off, not buffered.
+/// Reads `range`, or a whole value. A server that sends more than requested is cut off, not
+/// buffered.
 async fn fetch(
     store: &dyn ObjectStore,
     path: &Path,
@@ -151,7 +152,7 @@ async fn fetch(
     let most = range.as_ref().map_or(VALUE_BYTES_MAX, |range| range.end - range.start);
     let options = GetOptions { range: range.map(GetRange::Bounded), ..GetOptions::default() };
     let got = match store.get_opts(path, options).await {
-        Err(said) if is_part && refusal::behind(&said) => return Ok(Vec::new()),
+        Err(error) if is_part && error_map::is_range_past_end(&error) => return Ok(Vec::new()),
         got => got?,
     };
     let room = got.range.end.saturating_sub(got.range.start).min(most);
@@ -189,23 +190,23 @@ impl Backend for ObjectBackend {
     fn set_shared(&self, name: &str, value: &Arc<Vec<u8>>) -> Result<()> {
         let payload = PutPayload::from(Bytes::from_owner(Shared(Arc::clone(value))));
         let path = self.path(name);
-        let said = self.run(|store| async move { store.put(&path, payload).await })?;
-        said.map_err(|said| self.refused(said))?;
+        let answer = self.run(|store| async move { store.put(&path, payload).await })?;
+        answer.map_err(|error| self.client_error(error))?;
         self.bucket_seen.store(true, Relaxed);
         Ok(())
     }
 
     fn delete(&self, name: &str) -> Result<()> {
         let path = self.path(name);
-        let said = self.run(|store| async move { store.delete(&path).await })?;
-        self.heard(said).map(drop)
+        let answer = self.run(|store| async move { store.delete(&path).await })?;
+        self.found(answer).map(drop)
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
-        // The client lists by whole parts of names.
+        // The client lists by whole path segments of names.
         let parent = self.path(prefix.rsplit_once('/').map_or("", |(parent, _)| parent));
-        let root = self.plan.prefix.as_ref();
-        let said = self.run(|store| async move {
+        let root = self.factory.prefix.as_ref();
+        let answer = self.run(|store| async move {
             let mut all = store.list(Some(&parent).filter(|parent| !parent.as_ref().is_empty()));
             while let Some(object) = all.next().await {
                 let object = object?;
@@ -221,40 +222,40 @@ impl Backend for ObjectBackend {
             }
             Ok(())
         })?;
-        self.heard(said).map(drop)
+        self.found(answer).map(drop)
     }
 
     fn exists_batch(&self, names: &[&str]) -> Vec<Result<bool>> {
         let seen = self.bucket_seen.load(Relaxed);
         let paths: Vec<Path> = names.iter().map(|name| self.path(name)).collect();
-        let said = self.run(|store| async move {
-            let ask = |path| {
+        let answer = self.run(|store| async move {
+            let request = |path| {
                 let store = Arc::clone(&store);
-                async move { Self::there(store.as_ref(), &path, seen).await }
+                async move { Self::object_exists(store.as_ref(), &path, seen).await }
             };
-            stream::iter(paths).map(ask).buffered(AT_ONCE).collect::<Vec<_>>().await
+            stream::iter(paths).map(request).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
         });
-        let told =
-            said.map(|all| all.into_iter().map(|said| Ok(self.heard(said)?.is_some())).collect());
-        told.unwrap_or_else(|error| alike(&error, names.len()))
+        let answers = answer
+            .map(|all| all.into_iter().map(|answer| Ok(self.found(answer)?.is_some())).collect());
+        answers.unwrap_or_else(|error| repeat_error(&error, names.len()))
     }
 
     fn get_batch(&self, asked: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
         let paths: Vec<_> =
             asked.iter().map(|(name, range)| (self.path(name), range.clone())).collect();
-        let said = self.run(|store| async move {
-            let ask = |(path, range)| {
+        let answer = self.run(|store| async move {
+            let request = |(path, range)| {
                 let store = Arc::clone(&store);
                 async move { fetch(store.as_ref(), &path, range).await }
             };
-            stream::iter(paths).map(ask).buffered(AT_ONCE).collect::<Vec<_>>().await
+            stream::iter(paths).map(request).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
         });
-        let told = said.map(|all| all.into_iter().map(|said| self.heard(said)).collect());
-        told.unwrap_or_else(|error| alike(&error, asked.len()))
+        let answers = answer.map(|all| all.into_iter().map(|answer| self.found(answer)).collect());
+        answers.unwrap_or_else(|error| repeat_error(&error, asked.len()))
     }
 }
 
-/// Bytes that a request holds while it needs them.
+/// Keeps the bytes alive while a request uses them.
 struct Shared(Arc<Vec<u8>>);
 
 impl AsRef<[u8]> for Shared {
@@ -263,8 +264,8 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
-/// What kept the whole batch from being asked.
-fn alike<T>(error: &Error, count: usize) -> Vec<Result<T>> {
+/// Reports one error for each request of a batch.
+fn repeat_error<T>(error: &Error, count: usize) -> Vec<Result<T>> {
     (0..count).map(|_| Err(Error::new(error.kind(), error.to_string()))).collect()
 }
 
@@ -277,9 +278,9 @@ mod tests {
 
     const SENT_MAX: usize = 256 << 20;
 
-    /// Answers one request for a range with a body that does not end, until the connection does. Returns
-    /// its port, and how many bytes it could send.
-    fn overlong() -> (u16, thread::JoinHandle<usize>) {
+    /// Serves one range request with a body that ends only with the connection. Returns its port,
+    /// and the number of bytes it could send.
+    fn endless_server() -> (u16, thread::JoinHandle<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = thread::spawn(move || {
@@ -304,14 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn server_that_sends_more_than_the_range_is_cut_off() {
-        let (port, server) = overlong();
+    fn server_that_exceeds_the_range_is_cut_off() {
+        let (port, server) = endless_server();
         let address = format!("s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=true");
         let backend = crate::open(&address).unwrap().backend;
         let error = backend.get("name", Some(0..10)).unwrap_err().to_string();
         assert!(error.contains("more than the 10 bytes"), "{error}");
         drop(backend);
         let sent = server.join().unwrap();
-        assert!(sent < SENT_MAX / 4, "it was read on for {sent} bytes");
+        assert!(sent < SENT_MAX / 4, "{sent} bytes were read");
     }
 }

@@ -9,34 +9,34 @@ use ritornello_tiers::remote::{
 use std::path::Path;
 use std::sync::Arc;
 
-/// A remote that was opened.
+/// A backend, and how a tier uses it.
 #[derive(Clone, Debug)]
-pub struct Remote {
-    /// What it can do.
+pub struct ConfiguredBackend {
+    /// The backend.
     pub backend: Arc<dyn Backend>,
-    /// How pages are written there, and which are believed.
+    /// How pages are written, and which objects are accepted.
     pub options: RemoteOptions,
 }
 
-impl Remote {
-    /// The tier over it.
+impl ConfiguredBackend {
+    /// A tier over the backend.
     #[must_use]
     pub fn tier(self) -> RemoteTier {
         RemoteTier::with_options(self.backend, self.options)
     }
 }
 
-/// Opens what has no scheme of ours: `module:Class?argument=value`.
+/// Opens addresses of other schemes: `module:Class?argument=value`.
 pub type Opener = Arc<dyn Fn(&Address) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
-static SUPPLIED: RwLock<Option<Opener>> = RwLock::new(None);
+static OPENER: RwLock<Option<Opener>> = RwLock::new(None);
 
-/// Has `opener` open every address whose scheme is none of ours. Of several the last one counts.
-pub fn supply(opener: Opener) {
-    *SUPPLIED.write() = Some(opener);
+/// Registers `opener` for all addresses whose scheme is not built in. It replaces an earlier one.
+pub fn register_opener(opener: Opener) {
+    *OPENER.write() = Some(opener);
 }
 
-/// The schemes that are compiled in, as they are typed.
+/// The schemes that are compiled in, as users type them.
 #[must_use]
 pub fn schemes() -> Vec<&'static str> {
     let mut all = Vec::new();
@@ -50,20 +50,20 @@ pub fn schemes() -> Vec<&'static str> {
         all.push("az://CONTAINER/PREFIX");
     }
     all.extend(["file:///DIR", "memory:"]);
-    if SUPPLIED.read().is_some() {
+    if OPENER.read().is_some() {
         all.push("MODULE:CLASS");
     }
     all
 }
 
-/// Opens the remote at `address`, without asking it anything. Options of every scheme: `zstd=LEVEL`
-/// compresses pages; `key=/FILE` names a file of keys, with which pages are sealed and verified. Those of object stores are in `docs/backends.md`.
+/// Opens the remote at `address`, without sending a request. Options of every scheme: `zstd=LEVEL`
+/// compresses pages; `key=/FILE` names a key file, with which pages are sealed and verified.
+/// Options of object stores are in `docs/backends.md`.
 ///
 /// # Errors
-/// `Invalid` if the address is none, an option is not known, the key file cannot be used, or there is
-/// no such scheme; the message says what to do instead. No remote is opened without the key that its
-/// address names.
-pub fn open(address: &str) -> Result<Remote> {
+/// `Invalid`, with advice, if the address, an option or the scheme is unknown, or the key file
+/// cannot be used. A remote is never opened without the key that its address names.
+pub fn open(address: &str) -> Result<ConfiguredBackend> {
     let mut address = Address::parse(address)?;
     let options = options(&mut address)?;
     let backend: Arc<dyn Backend> = match address.scheme.as_str() {
@@ -79,13 +79,13 @@ pub fn open(address: &str) -> Result<Remote> {
                 }
             };
             address.finish("mode, zstd and key")?;
-            if !address.place.is_empty() {
+            if !address.authority.is_empty() {
                 return Err(Error::invalid(
                     "a directory's address has three slashes, as in file:///mnt/kv",
                 )
                 .with("address", &address));
             }
-            let backend = DirectoryBackend::new(Path::new(&address.path), &writer());
+            let backend = DirectoryBackend::new(Path::new(&address.path), &writer_name());
             Arc::new(if shared { backend.shared() } else { backend })
         }
         "memory" => {
@@ -93,19 +93,20 @@ pub fn open(address: &str) -> Result<Remote> {
             Arc::new(MemoryBackend::default())
         }
         #[cfg(feature = "clients")]
-        scheme if crate::builders::knows(scheme) => {
-            Arc::new(crate::objects::ObjectBackend::new(crate::builders::plan(address)?))
+        scheme if crate::builders::is_object_store(scheme) => {
+            Arc::new(crate::objects::ObjectBackend::new(crate::builders::factory(address)?))
         }
-        _ => supplied(&address)?,
+        _ => open_registered(&address)?,
     };
-    Ok(Remote { backend, options })
+    Ok(ConfiguredBackend { backend, options })
 }
 
-fn supplied(address: &Address) -> Result<Arc<dyn Backend>> {
-    let opener = SUPPLIED.read().clone();
+fn open_registered(address: &Address) -> Result<Arc<dyn Backend>> {
+    let opener = OPENER.read().clone();
     match opener {
-        // One of ours that is not compiled in, or nobody's: modules have no slashes.
-        Some(opener) if address.place.is_empty() && !address.path.is_empty() => opener(address),
+        // A module path has no slashes; other addresses are of unknown schemes, or of ones not
+        // compiled in.
+        Some(opener) if address.authority.is_empty() && !address.path.is_empty() => opener(address),
         _ => Err(Error::invalid(format!(
             "there is no such remote; type one of {}",
             schemes().join(", ")
@@ -114,7 +115,7 @@ fn supplied(address: &Address) -> Result<Arc<dyn Backend>> {
     }
 }
 
-/// The options that every scheme has, taken out of the address.
+/// Removes the options of every scheme from the address.
 fn options(address: &mut Address) -> Result<RemoteOptions> {
     Ok(RemoteOptions {
         zstd: address.take("zstd").map(|level| zstd(&level)).transpose()?,
@@ -122,7 +123,7 @@ fn options(address: &mut Address) -> Result<RemoteOptions> {
     })
 }
 
-/// Takes the options that every scheme has out of an address, for clients that do without them.
+/// Removes the options of every scheme from an address, for clients that do not use them.
 #[cfg(feature = "clients")]
 pub(crate) fn without_options(address: &mut Address) {
     for option in ["zstd", "key"] {
@@ -135,7 +136,7 @@ fn keys(path: &str) -> Result<KeyRing> {
     if path.is_absolute() {
         return KeyRing::read(path);
     }
-    // The value may be the key itself: it is not repeated.
+    // The value may be the key itself: it is not quoted.
     Err(Error::invalid("key is the absolute path of a key file, as in ?key=/etc/ritornello/key"))
 }
 
@@ -144,8 +145,8 @@ fn zstd(level: &str) -> Result<i32> {
     level.ok_or_else(|| Error::invalid("zstd is a level from 1 to 19, as in ?zstd=3"))
 }
 
-/// What tells this process apart from all others that write to the same directory.
-fn writer() -> String {
+/// Identifies this process among all writers of a directory.
+fn writer_name() -> String {
     let host = rustix::system::uname();
     format!("{}-{}", host.nodename().to_string_lossy(), std::process::id())
 }
@@ -158,12 +159,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn what_cannot_be_opened_says_what_can() {
-        let told = |address: &str| open(address).unwrap_err().to_string();
-        assert!(told("ftp://host/kv").contains("file:///DIR"), "{}", told("ftp://host/kv"));
-        assert!(told("file://mnt/kv").contains("three slashes"));
-        assert!(told("memory:?zstd=99").contains("from 1 to 19"));
-        assert!(told("memory:?zst=1").contains("zst"));
+    fn errors_say_what_can_be_opened() {
+        let message = |address: &str| open(address).unwrap_err().to_string();
+        assert!(message("ftp://host/kv").contains("file:///DIR"), "{}", message("ftp://host/kv"));
+        assert!(message("file://mnt/kv").contains("three slashes"));
+        assert!(message("memory:?zstd=99").contains("from 1 to 19"));
+        assert!(message("memory:?zst=1").contains("zst"));
     }
 
     #[test]
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_remote_is_private_unless_it_is_shared() {
+    fn directory_is_private_unless_shared() {
         let dir = tempfile::tempdir().unwrap();
         let mode = |name: &str| {
             std::fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o7777
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!((mode("a"), mode("a/b"), mode("a/b/c")), (0o2700, 0o2700, 0o600));
         opened("?mode=shared").set("d/e/f", b"1").unwrap();
         assert_eq!((mode("d"), mode("d/e"), mode("d/e/f")), (0o2770, 0o2770, 0o660));
-        // What exists keeps its mode.
+        // Existing directories keep their mode.
         opened("").set("d/e/g", b"1").unwrap();
         assert_eq!((mode(""), mode("d/e"), mode("d/e/g")), (0o2755, 0o2770, 0o600));
         let wrong = open("file:///x?mode=hunter2").unwrap_err().to_string();
@@ -201,21 +202,21 @@ mod tests {
     }
 
     #[test]
-    fn key_file_is_read_and_bad_ones_are_refused() {
+    fn good_key_file_is_read_bad_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("the key");
         let address = format!("memory:?key={}", file.display().to_string().replace(' ', "%20"));
-        let told = || open(&address).unwrap_err().to_string();
-        assert!(told().contains("cannot be opened"), "{}", told());
+        let message = || open(&address).unwrap_err().to_string();
+        assert!(message().contains("cannot be opened"), "{}", message());
         let hex = "5a".repeat(32);
         std::fs::write(&file, format!("new {hex}\nold {}\n", "33".repeat(32))).unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        assert!(told().contains("chmod 600"), "{}", told());
+        assert!(message().contains("chmod 600"), "{}", message());
         std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         let remote = open(&address).unwrap();
         assert_eq!(remote.options.keys.as_ref().unwrap().ids(), ["new", "old"]);
         assert!(!format!("{remote:?}").contains("5a5a"));
-        // A key is no path, and is not shown.
+        // A key is not accepted as a path, and is not shown.
         let direct = open(&format!("memory:?key={hex}")).unwrap_err().to_string();
         assert!(direct.contains("absolute path") && !direct.contains("5a5a"), "{direct}");
     }

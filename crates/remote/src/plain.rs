@@ -1,51 +1,49 @@
-//! The client of an object store with nothing around it: what a remote is measured against.
+//! A bare client of an object store: the baseline for measuring a remote.
 
 use crate::address::Address;
-use crate::builders::{self, Plan};
+use crate::builders::{self, ClientFactory};
+use crate::error_map;
 use crate::open::without_options;
-use crate::refusal;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use object_store::path::Path;
-use object_store::{Error as Said, ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{Error as ClientError, ObjectStore, ObjectStoreExt, PutPayload};
 use ritornello_format::{Error, Result};
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 
-/// See the module.
+/// A client without tier, deadlines or retries.
 pub struct PlainClient {
-    plan: Plan,
+    factory: ClientFactory,
     store: Arc<dyn ObjectStore>,
     runtime: Runtime,
 }
 
 impl PlainClient {
-    /// For the object store at `address`.
+    /// A client of the object store at `address`.
     ///
     /// # Errors
-    /// As [`open`](crate::open); `Invalid` if it is no object store.
+    /// As for [`open`](crate::open); `Invalid` if it is no object store.
     pub fn open(address: &str) -> Result<Self> {
         let mut address = Address::parse(address)?;
         without_options(&mut address);
-        if !builders::knows(&address.scheme) {
-            return Err(Error::invalid(
-                "this is measured against an object store's client: name a bucket",
-            )
-            .with("address", address));
+        if !builders::is_object_store(&address.scheme) {
+            return Err(Error::invalid("the baseline is an object store's client: name a bucket")
+                .with("address", address));
         }
-        let plan = builders::plan(address)?;
+        let factory = builders::factory(address)?;
         let runtime = Builder::new_multi_thread().enable_all().build();
         let runtime =
             runtime.map_err(|error| Error::retry("no threads for the client").because(error))?;
-        Ok(Self { store: plan.build()?, plan, runtime })
+        Ok(Self { store: factory.build()?, factory, runtime })
     }
 
-    /// Writes objects, `at_once` of them at a time.
+    /// Writes objects, `at_once` at a time.
     ///
     /// # Errors
-    /// The first that there was.
+    /// The first error.
     pub fn put(&self, objects: &[(String, Bytes)], at_once: usize) -> Result<()> {
         let put = objects.iter().map(|(name, value)| {
             let (store, path) = (Arc::clone(&self.store), self.path(name));
@@ -55,10 +53,10 @@ impl PlainClient {
         self.all(put, at_once).map(drop)
     }
 
-    /// Reads `range` of every object, `at_once` of them at a time.
+    /// Reads `range` of every object, `at_once` at a time. Returns the bytes read.
     ///
     /// # Errors
-    /// The first that there was.
+    /// The first error.
     pub fn get(&self, names: &[String], range: &Range<u64>, at_once: usize) -> Result<u64> {
         let get = names.iter().map(|name| {
             let (store, path, range) = (Arc::clone(&self.store), self.path(name), range.clone());
@@ -76,15 +74,16 @@ impl PlainClient {
             let spawned = futures.map(|future| async move { tokio::spawn(future).await });
             stream::iter(spawned).buffered(at_once).collect().await
         });
-        let told = |done: std::result::Result<object_store::Result<T>, tokio::task::JoinError>| {
-            done.map_err(Said::from)
-                .and_then(|done| done)
-                .map_err(|said| refusal::error(said, &self.plan.name))
-        };
-        done.into_iter().map(told).collect()
+        let flatten =
+            |done: std::result::Result<object_store::Result<T>, tokio::task::JoinError>| {
+                done.map_err(ClientError::from)
+                    .and_then(|done| done)
+                    .map_err(|error| error_map::to_error(error, &self.factory.name))
+            };
+        done.into_iter().map(flatten).collect()
     }
 
     fn path(&self, name: &str) -> Path {
-        Path::from(format!("{}/{name}", self.plan.prefix))
+        Path::from(format!("{}/{name}", self.factory.prefix))
     }
 }

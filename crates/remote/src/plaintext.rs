@@ -1,13 +1,13 @@
-//! Whether requests to an endpoint can be read on the way.
+//! Whether requests to an endpoint can be read on the network.
 
 use ritornello_format::{Error, Result};
 use std::net::IpAddr;
 
-/// `http` or `https`, and the host behind it.
+/// Splits an endpoint into `http` or `https`, and the host with what follows it.
 ///
 /// # Errors
 /// `Invalid` if `endpoint` begins with neither.
-pub(crate) fn web(endpoint: &str) -> Result<(&str, &str)> {
+pub(crate) fn split_endpoint(endpoint: &str) -> Result<(&str, &str)> {
     endpoint
         .split_once("://")
         .filter(|(scheme, host)| matches!(*scheme, "http" | "https") && !host.is_empty())
@@ -18,10 +18,10 @@ pub(crate) fn web(endpoint: &str) -> Result<(&str, &str)> {
 
 /// Whether requests to `endpoint` leave this machine without TLS.
 pub(crate) fn is_readable(endpoint: &str) -> bool {
-    web(endpoint).is_ok_and(|(scheme, rest)| scheme == "http" && !is_loopback(rest))
+    split_endpoint(endpoint).is_ok_and(|(scheme, rest)| scheme == "http" && !is_loopback(rest))
 }
 
-/// Whether the host that `rest` begins with, `USER@HOST:PORT/PATH`, is this machine.
+/// Whether `rest`, in the form `USER@HOST:PORT/PATH`, begins with this machine as the host.
 fn is_loopback(rest: &str) -> bool {
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let host = authority.rsplit('@').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Credentials from the files that the AWS command line keeps: `~/.aws/credentials` and `~/.aws/config`.
+//! Credentials from the files of the AWS command line: `~/.aws/credentials` and `~/.aws/config`.
 
 use ritornello_format::{Error, Result};
 use std::env::var;
@@ -6,7 +6,7 @@ use std::fs::{metadata, read_to_string};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What a profile says.
+/// The settings of a profile.
 #[derive(Default)]
 pub(crate) struct Profile {
     pub(crate) id: Option<String>,
@@ -15,41 +15,41 @@ pub(crate) struct Profile {
     pub(crate) region: Option<String>,
 }
 
-/// A profile's name, and the files that it is read from.
+/// The name of a profile, and the files it is read from.
 #[derive(Clone, Debug)]
 pub(crate) struct ProfileFiles {
-    /// Named by an address or the environment; otherwise it is the default one.
+    /// The name given by an address or the environment; `None` for the default profile.
     named: Option<String>,
     credentials: Option<PathBuf>,
     config: Option<PathBuf>,
 }
 
-/// Tells whether the files have changed: device, inode, length, and time of the last change, of each.
+/// The version of both files: device, inode, length, and time of the last change.
 pub(crate) type Stamp = [Option<(u64, u64, u64, i64, i64)>; 2];
 
 impl ProfileFiles {
-    /// The profile `name`, or the one that the environment names, or the default one.
+    /// The profile `name`, or the one the environment names, or the default one.
     pub(crate) fn new(name: Option<&str>) -> Self {
         let named = name.map(str::to_owned).or_else(|| var("AWS_PROFILE").ok());
-        let place = |variable: &str, usual: &str| {
-            let usual = || Some(PathBuf::from(var("HOME").ok()?).join(".aws").join(usual));
-            var(variable).ok().map(PathBuf::from).or_else(usual)
+        let path = |variable: &str, default: &str| {
+            let default = || Some(PathBuf::from(var("HOME").ok()?).join(".aws").join(default));
+            var(variable).ok().map(PathBuf::from).or_else(default)
         };
         Self {
             named: named.filter(|name| !name.is_empty()),
-            credentials: place("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
-            config: place("AWS_CONFIG_FILE", "config"),
+            credentials: path("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+            config: path("AWS_CONFIG_FILE", "config"),
         }
     }
 
-    /// What the profile says now. Files that do not exist say nothing.
+    /// Reads the profile. Missing files count as empty.
     ///
     /// # Errors
-    /// `Invalid` if a profile that was named is in neither file.
+    /// `Invalid` if neither file has the named profile.
     pub(crate) fn read(&self) -> Result<Profile> {
         let name = self.named.as_deref().unwrap_or("default");
-        let text = |place: &Option<PathBuf>| {
-            place.as_deref().and_then(|place| read_to_string(place).ok()).unwrap_or_default()
+        let text = |path: &Option<PathBuf>| {
+            path.as_deref().and_then(|path| read_to_string(path).ok()).unwrap_or_default()
         };
         match parse(&text(&self.credentials), &text(&self.config), name) {
             Some(profile) => Ok(profile),
@@ -60,13 +60,13 @@ impl ProfileFiles {
         }
     }
 
-    /// The state of the files now.
+    /// The current version of the files.
     pub(crate) fn stamp(&self) -> Stamp {
-        let of = |place: &Path| {
-            let found = metadata(place).ok()?;
+        let of = |path: &Path| {
+            let found = metadata(path).ok()?;
             Some((found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
         };
-        [&self.credentials, &self.config].map(|place| place.as_deref().and_then(of))
+        [&self.credentials, &self.config].map(|path| path.as_deref().and_then(of))
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_is_read_from_both_files() {
+    fn profile_is_read_from_both_files() {
         let credentials = "[default]\naws_access_key_id = A\naws_secret_access_key=B==\n\n[ other ]\naws_access_key_id=C\n";
         let config =
             "[default]\nregion = eu-1\n[profile other]\nregion=eu-2\n[profile third]\nregion=eu-3";

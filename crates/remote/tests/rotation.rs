@@ -1,5 +1,5 @@
-//! Keys that are rotated while a remote is open. Where the files are is said by the environment, so the
-//! client is a process of its own; the server is a few lines of HTTP that look at the key's name.
+//! Key rotation while a remote is open. The environment names the files, so the client runs in a
+//! process of its own; the server is a minimal HTTP server that checks the key id.
 #![cfg(feature = "s3")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 const DIR: &str = "RITORNELLO_TEST_DIR";
 const PORT: &str = "RITORNELLO_TEST_PORT";
 
-/// Answers requests that are signed with the key that the file `allowed` names: the object is absent. Others
-/// are refused. Keeps the names of the keys that came; those of unsigned requests are empty.
+/// Answers requests signed with the key named in the file `allowed`: the object is absent. Refuses
+/// others. Records the key ids of all requests; unsigned ones are empty.
 fn serve(dir: PathBuf) -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -53,7 +53,8 @@ fn answer(mut client: TcpStream, dir: &Path, seen: &Mutex<Vec<String>>) -> std::
     )
 }
 
-/// Runs a test of this file in a process whose profile is in the directory. Returns the keys that came.
+/// Runs a test of this file in a process whose profile is in the directory. Returns the key ids
+/// seen.
 fn with_files(name: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let (port, seen) = serve(dir.path().to_owned());
@@ -76,7 +77,7 @@ fn with_files(name: &str) -> Vec<String> {
     seen.clone()
 }
 
-/// Has the file name another key, as a rotation does: a new file is renamed over the old one.
+/// Rotates the key: renames a new file over the old one.
 fn rotate(dir: &Path, key: &str) {
     let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n");
     fs::write(dir.join("new"), text).unwrap();
@@ -112,7 +113,7 @@ fn rotates() {
 }
 
 #[test]
-fn file_that_is_half_written_leaves_the_last_key_in_use() {
+fn half_written_file_keeps_last_key() {
     assert_eq!(with_files("is_half_written"), ["one", "one"]);
 }
 
@@ -129,7 +130,7 @@ fn is_half_written() {
 }
 
 #[test]
-fn file_that_comes_after_the_remote_was_opened_is_found() {
+fn file_created_after_opening_is_found() {
     let seen = with_files("comes_late");
     assert_eq!(seen.last().map(String::as_str), Some("one"), "{seen:?}");
 }

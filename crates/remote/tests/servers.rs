@@ -1,23 +1,25 @@
-//! The remote tier over real servers, and over such as break. `make test-remote` builds and runs it.
+//! The remote tier over real servers and faulty networks. `make test-remote` builds and runs it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "servers/clouds.rs"]
 mod clouds;
 mod common;
 
-use common::proxy::{Proxy, Wrong};
+use common::proxy::{Proxy, ProxyFault};
 use common::server::{BUCKET, Kind, Server};
 use common::{PAGE, get, keys, patient, probe, put};
 use ritornello_format::{ErrorKind, RUN_MAGIC, RunHeader, SliceChecksum};
 use ritornello_remote::open;
-use ritornello_tiers::remote::{Census, CollectOptions, RemoteTier, collect, examine, fsck};
+use ritornello_tiers::remote::{
+    CollectOptions, Inventory, RemoteTier, check_backend, collect, fsck,
+};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pages of a prompt: groups of 64, and a rest.
+/// Pages of a prompt: groups of 64, and a remainder.
 const PAGES: usize = 150;
-/// Far more than any call with a deadline may take, on a machine that does other things too.
+/// Upper bound of any call with a deadline, on a busy machine.
 const FAR_TOO_LONG: Duration = Duration::from_secs(60);
 
 fn address(port: u16, prefix: &str) -> String {
@@ -35,7 +37,7 @@ fn in_a_moment(millis: u64) -> Instant {
 fn conforms(address: impl Fn(&str) -> String) {
     for address in [address(""), address("some/prefix")] {
         let backend = open(&address).unwrap().backend;
-        for check in examine(&backend, "try/", Duration::from_secs(300)) {
+        for check in check_backend(&backend, "try/", Duration::from_secs(300)) {
             assert_eq!(check.wrong, None, "{address}: {}", check.what);
         }
         let mut left = Vec::new();
@@ -45,69 +47,70 @@ fn conforms(address: impl Fn(&str) -> String) {
 }
 
 #[test]
-fn versitygw_does_what_a_backend_must() {
+fn versitygw_passes_backend_checks() {
     let server = Server::start(Kind::VersityGw);
     conforms(|prefix| address(server.port, prefix));
 }
 
 #[test]
-fn minio_does_what_a_backend_must() {
+fn minio_passes_backend_checks() {
     let server = Server::start(Kind::MinIo);
     conforms(|prefix| address(server.port, prefix));
 }
 
 #[test]
-fn whatever_the_network_does_nothing_wrong_comes_and_nobody_waits_long() {
+fn network_faults_cost_hits_and_little_time() {
     let server = Server::start(Kind::VersityGw);
     let proxy = Proxy::start(server.port);
     let all = keys(1, PAGES);
     assert_eq!(put(&tier(proxy.port, "a"), &all, patient()), PAGES);
     for wrong in [
-        Wrong::Status(500),
-        Wrong::Status(503),
-        Wrong::Status(403),
-        Wrong::Slow(Duration::from_secs(20)),
-        Wrong::Cut,
-        Wrong::Half,
-        Wrong::Flipped,
-        Wrong::Reset,
+        ProxyFault::Status(500),
+        ProxyFault::Status(503),
+        ProxyFault::Status(403),
+        ProxyFault::Slow(Duration::from_secs(20)),
+        ProxyFault::Cut,
+        ProxyFault::Half,
+        ProxyFault::Flipped,
+        ProxyFault::Reset,
     ] {
         let reader = tier(proxy.port, "a");
         assert_eq!(probe(&reader, &all, patient()).unwrap(), PAGES, "{wrong:?}");
         proxy.set(wrong);
         for _ in 0..4 {
             let began = Instant::now();
-            // Compares every page that comes.
-            let came = get(&reader, &all, 0..PAGES, in_a_moment(1_000));
-            assert!(came < PAGES, "{wrong:?}");
+            // Compares every page read.
+            let read = get(&reader, &all, 0..PAGES, in_a_moment(1_000));
+            assert!(read < PAGES, "{wrong:?}");
             assert!(began.elapsed() < FAR_TOO_LONG, "{wrong:?}: {:?}", began.elapsed());
         }
-        // Of other pages nothing is there, or nothing can be said.
+        // Pages of other prompts are absent, or the call fails.
         let others = keys(2, PAGES);
         let dropped = put(&reader, &others, in_a_moment(300));
         assert!(
-            dropped == 0 || matches!(wrong, Wrong::Cut | Wrong::Half | Wrong::Flipped),
+            dropped == 0
+                || matches!(wrong, ProxyFault::Cut | ProxyFault::Half | ProxyFault::Flipped),
             "{wrong:?}"
         );
         let fresh = tier(proxy.port, "a");
         match (wrong, probe(&fresh, &all, in_a_moment(500))) {
-            (Wrong::Status(403), Err(error)) => assert_eq!(error.kind(), ErrorKind::Fatal),
-            (Wrong::Cut | Wrong::Half | Wrong::Flipped, _) => {}
+            (ProxyFault::Status(403), Err(error)) => assert_eq!(error.kind(), ErrorKind::Fatal),
+            (ProxyFault::Cut | ProxyFault::Half | ProxyFault::Flipped, _) => {}
             (_, answer) => assert_eq!(answer.unwrap_err().kind(), ErrorKind::Retry, "{wrong:?}"),
         }
-        proxy.set(Wrong::Nothing);
+        proxy.set(ProxyFault::Nothing);
         assert_eq!(get(&tier(proxy.port, "a"), &all, 0..PAGES, patient()), PAGES, "{wrong:?}");
     }
 }
 
 #[test]
-fn a_server_that_dies_while_it_is_read_and_comes_back_costs_hits() {
+fn server_restart_during_reads_costs_hits() {
     let mut server = Server::start(Kind::VersityGw);
     let address = address(server.port, "a");
-    dies_and_comes_back(&mut server, &address);
+    check_server_restart(&mut server, &address);
 }
 
-fn dies_and_comes_back(server: &mut Server, address: &str) {
+fn check_server_restart(server: &mut Server, address: &str) {
     let all = keys(1, PAGES);
     let reader = open(address).unwrap().tier();
     assert_eq!(put(&reader, &all, patient()), PAGES);
@@ -135,8 +138,8 @@ fn dies_and_comes_back(server: &mut Server, address: &str) {
             server.resume();
         }
         // The breaker closes by itself.
-        let (until, came) = (Instant::now() + Duration::from_secs(200), pages.load(Relaxed));
-        while pages.load(Relaxed) < came + PAGES {
+        let (until, read) = (Instant::now() + Duration::from_secs(200), pages.load(Relaxed));
+        while pages.load(Relaxed) < read + PAGES {
             assert!(Instant::now() < until, "it never came back: {:?}", reader.stats());
             thread::sleep(Duration::from_millis(100));
         }
@@ -144,7 +147,7 @@ fn dies_and_comes_back(server: &mut Server, address: &str) {
     assert!(reader.stats().pages_lost > 0);
 }
 
-/// Ends other threads with its scope, also when that panics.
+/// Stops other threads when its scope ends, also by a panic.
 struct Stops<'a>(&'a AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -154,7 +157,7 @@ impl Drop for Stops<'_> {
 }
 
 #[test]
-fn a_server_that_is_down_at_start_is_used_when_it_is_up() {
+fn server_down_at_start_is_used_later() {
     let mut server = Server::start(Kind::VersityGw);
     server.kill();
     let all = keys(1, 70);
@@ -171,7 +174,7 @@ fn a_server_that_is_down_at_start_is_used_when_it_is_up() {
 }
 
 #[test]
-fn what_somebody_must_mend_is_told() {
+fn configuration_errors_come_with_advice() {
     let server = Server::start(Kind::VersityGw);
     let proxy = Proxy::start(server.port);
     let told = |address: &str| {
@@ -192,28 +195,28 @@ fn what_somebody_must_mend_is_told() {
             "{wrong}"
         );
     }
-    proxy.set(Wrong::Skewed);
+    proxy.set(ProxyFault::Skewed);
     let skewed = told(&format!("s3://{BUCKET}?profile=server&{}", endpoint(proxy.port)));
     assert!(skewed.contains("clock"), "{skewed}");
     let error = open(&format!("s3://{BUCKET}?profile=none")).unwrap_err().to_string();
     assert!(error.contains("~/.aws/credentials"), "{error}");
-    // TLS is asked for unless the endpoint says otherwise.
+    // TLS is used unless the endpoint says otherwise.
     let tls =
         open(&format!("s3://{BUCKET}?profile=server&endpoint=https://127.0.0.1:{}", server.port));
     assert!(probe(&tls.unwrap().tier(), &keys(1, 3), patient()).is_err());
 }
 
 #[test]
-fn what_other_versions_and_broken_disks_left_is_not_delivered_and_told() {
+fn foreign_and_damaged_objects_are_reported() {
     let server = Server::start(Kind::VersityGw);
     let all = keys(1, PAGES);
     assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
     let backend = open(&address(server.port, "")).unwrap().backend;
     backend.set("ritornello/3/some/thing", b"new").unwrap();
-    let census = Census::take(backend.as_ref()).unwrap();
-    assert_eq!((census.pages(), census.others["3"]), (PAGES as u64, (1, 3)));
-    // The second object's header is of a newer format; in the third one a byte is another.
-    let by_end = |pages: u32| census.objects.iter().filter(move |object| object.pages == pages);
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    assert_eq!((inventory.pages(), inventory.others["3"]), (PAGES as u64, (1, 3)));
+    // The second object gets a header of a newer format, the third one a flipped byte.
+    let by_end = |pages: u32| inventory.objects.iter().filter(move |object| object.pages == pages);
     let (newer, damaged) = (by_end(16).next().unwrap(), by_end(4).next().unwrap());
     for (object, at) in [(newer, 8), (damaged, 5 << 14)] {
         let file = server.data().join(BUCKET).join(&object.name);
@@ -223,14 +226,14 @@ fn what_other_versions_and_broken_disks_left_is_not_delivered_and_told() {
     }
     // Groups of 64, 64 and 16 pages, 4 and 2.
     assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), 128);
-    let found = fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap();
+    let found = fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap();
     assert_eq!((found.damaged.len(), found.removed), (2, 2));
     assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
     assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), PAGES);
 }
 
 #[test]
-fn two_writers_write_once_and_a_collector_leaves_what_is_wanted() {
+fn two_writers_write_once_beside_a_collector() {
     let server = Server::start(Kind::VersityGw);
     let proxy = Proxy::start(server.port);
     let all = keys(1, 256);
@@ -258,7 +261,7 @@ fn two_writers_write_once_and_a_collector_leaves_what_is_wanted() {
     assert_eq!(collect(backend.as_ref(), &young, None, &mut |_| {}).unwrap().removed_objects, 0);
 }
 
-/// An object in which a writer of the bucket, who has no key, replaced a page: checksums are right again.
+/// An object in which a writer of the bucket without the key replaced a page, with valid checksums.
 fn forged(mut object: Vec<u8>, page: usize) -> Vec<u8> {
     let at = object.windows(8).position(|eight| eight == RUN_MAGIC).unwrap();
     let (mut header, _) = RunHeader::decode(&object[at..]).unwrap();
@@ -273,7 +276,7 @@ fn forged(mut object: Vec<u8>, page: usize) -> Vec<u8> {
 }
 
 #[test]
-fn forged_object_is_a_miss_with_a_key_and_written_anew() {
+fn forged_object_is_refused_and_rewritten() {
     let server = Server::start(Kind::VersityGw);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("a {}\n", "5a".repeat(32))).unwrap();
@@ -285,11 +288,11 @@ fn forged_object_is_a_miss_with_a_key_and_written_anew() {
 
     // Groups of 64, 64 and 16 pages, 4 and 2.
     let backend = open(&address).unwrap().backend;
-    let census = Census::take(backend.as_ref()).unwrap();
-    let name = &census.objects.iter().find(|object| object.pages == 16).unwrap().name;
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    let name = &inventory.objects.iter().find(|object| object.pages == 16).unwrap().name;
     let good = backend.get(name, None).unwrap().unwrap();
     backend.set(name, &forged(good.clone(), 3)).unwrap();
-    let checked = |keys| fsck(backend.as_ref(), &census, keys, false, &mut |_| {}).unwrap();
+    let checked = |keys| fsck(backend.as_ref(), &inventory, keys, false, &mut |_| {}).unwrap();
     assert_eq!(checked(None).damaged.len(), 0, "checksums are right");
     assert_eq!(checked(keyed().options.keys.as_deref()).damaged.len(), 1);
 

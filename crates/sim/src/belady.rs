@@ -1,41 +1,43 @@
-//! The bound: what a store that knew the future would hit.
+//! The upper bound: the hits of an optimal policy.
 
 use crate::Trace;
-use crate::replay::{Sizes, Tally};
+use crate::replay::{ReplayCounts, Sizes};
 use ritornello_format::{Result, UNIT, units_of};
 use std::collections::BinaryHeap;
 
 /// Never used again.
 const NEVER: u32 = u32::MAX;
 
-/// Replays `trace` through the optimal policy: of what is there and what a request brings, the
-/// blocks stay that are used again soonest; what is not used again is not written.
+/// Replays `trace` through the optimal policy: of the stored blocks and those of a request, it
+/// keeps the blocks that are used again soonest, and does not write blocks that are never used
+/// again.
 ///
-/// No policy hits more, whatever it does (Belady, "A study of replacement algorithms for a
-/// virtual-storage computer", 1966, with bypass): a prefix is used again at least as soon as what
-/// extends it, and goes after it where both are used at once, so that what stays is always closed,
-/// and every block that stays is a hit. Blocks go one by one here; the store's policies cut runs.
+/// No policy has more hits (Belady, "A study of replacement algorithms for a virtual-storage
+/// computer", 1966, with bypass). A prefix is used again at least as soon as its extensions, and is
+/// evicted after them if both are used at the same time, so that the stored blocks are always
+/// closed and each of them is a hit. Blocks are evicted one by one here; the store's policies cut
+/// runs.
 ///
 /// # Errors
-/// `Invalid` for sizes that make no sense.
-pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Result<Tally> {
+/// `Invalid` for unusable sizes.
+pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Result<ReplayCounts> {
     sizes.check()?;
     let next = next_uses(trace);
     let counted_from = sizes.counted_from(trace);
     let page_bytes = units_of(sizes.block_bytes) * UNIT;
-    // By block: the request that uses it next, while it is there.
+    // By block: the request that uses it next, while it is stored.
     let mut due: Vec<Option<u32>> = vec![None; trace.footprint()];
-    // Farthest use first, then deepest. Entries of uses that have passed are stale.
+    // Farthest use first, then deepest. Entries of past uses are stale.
     let mut farthest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
     let mut held = 0u64;
-    let mut tally = Tally::default();
+    let mut counts = ReplayCounts::default();
     for at in 0..trace.requests() {
         let span = trace.span(at);
         let blocks = trace.request(at);
         let hits = blocks.iter().take_while(|block| due[**block as usize].is_some()).count();
         if at >= counted_from {
-            tally.references += blocks.len() as u64;
-            tally.hits += hits as u64;
+            counts.references += blocks.len() as u64;
+            counts.hits += hits as u64;
         }
         for ((depth, &block), &again) in (0..).zip(blocks).zip(&next[span]) {
             let stays = (again != NEVER).then_some(again);
@@ -53,20 +55,20 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
                 held -= 1;
             }
         }
-        let brought = blocks[hits..].iter().filter(|block| due[**block as usize].is_some());
-        let admitted = brought.count() as u64;
-        tally.admitted += admitted;
-        tally.bytes_admitted += admitted * sizes.block_bytes;
-        tally.bytes_written += admitted * page_bytes;
+        let inserted = blocks[hits..].iter().filter(|block| due[**block as usize].is_some());
+        let admitted = inserted.count() as u64;
+        counts.admitted += admitted;
+        counts.bytes_admitted += admitted * sizes.block_bytes;
+        counts.bytes_written += admitted * page_bytes;
         if at % 1024 == 0 {
             progress(at as u64);
         }
     }
     progress(trace.requests() as u64);
-    Ok(tally)
+    Ok(counts)
 }
 
-/// By reference: the request in which its block comes next.
+/// By reference: the next request that contains its block.
 fn next_uses(trace: &Trace) -> Vec<u32> {
     let mut next = vec![NEVER; trace.references()];
     let mut seen = vec![NEVER; trace.footprint()];
@@ -81,14 +83,14 @@ fn next_uses(trace: &Trace) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Weaver;
+    use crate::TraceBuilder;
     use crate::replay::replay;
     use proptest::prelude::*;
     use ritornello_store::eviction::Policy;
     use std::collections::HashMap;
 
-    /// The most hits from request `at` on with the blocks of `held` there: by trying every set as
-    /// large as may be that can be kept after each request, closed or not.
+    /// Maximum number of hits from request `at` on if the blocks in the set `held` are stored.
+    /// Tries every set of maximal size that can be kept after each request, closed or not.
     fn best(
         trace: &Trace,
         capacity: u32,
@@ -119,13 +121,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn it_is_the_optimum_and_no_policy_hits_more(
+        fn bound_is_optimal_and_never_exceeded(
             requests in prop::collection::vec(prop::collection::vec(0..2u64, 1..4), 1..9),
             capacity in 1..6u64,
         ) {
-            let mut weaver = Weaver::new("t");
-            requests.iter().for_each(|ids| weaver.request(0.0, ids.iter().copied()));
-            let trace = weaver.finish();
+            let mut builder = TraceBuilder::new("t");
+            requests.iter().for_each(|ids| builder.request(0.0, ids.iter().copied()));
+            let trace = builder.finish();
             let sizes = Sizes { capacity_blocks: capacity, block_bytes: 64 << 20, warm_up: 0.0 };
             let bound = belady(&trace, &sizes, &mut |_| ()).unwrap();
             let optimum = best(&trace, capacity as u32, 0, 0, &mut HashMap::new());
@@ -136,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_again_is_not_written() {
-        let mut weaver = Weaver::new("t");
+    fn blocks_never_used_again_are_not_written() {
+        let mut builder = TraceBuilder::new("t");
         for ids in [&[1, 2][..], &[3, 4], &[1, 2], &[5], &[1]] {
-            weaver.request(0.0, ids.iter().copied());
+            builder.request(0.0, ids.iter().copied());
         }
         let sizes = Sizes { capacity_blocks: 2, block_bytes: 4096, warm_up: 0.0 };
-        let tally = belady(&weaver.finish(), &sizes, &mut |_| ()).unwrap();
-        assert_eq!((tally.references, tally.hits, tally.admitted), (8, 3, 2));
-        assert_eq!(tally.bytes_written, 2 * 4096);
+        let counts = belady(&builder.finish(), &sizes, &mut |_| ()).unwrap();
+        assert_eq!((counts.references, counts.hits, counts.admitted), (8, 3, 2));
+        assert_eq!(counts.bytes_written, 2 * 4096);
     }
 }

@@ -1,27 +1,28 @@
-//! Hit rate over capacity, as a picture: SVG, with a panel for each trace.
+//! Draws the hit rate over the capacity as an SVG document, with one panel per trace.
 
 use crate::Row;
 use std::fmt::Write;
 
-/// Of a panel, in pixels.
+/// Size of a panel in pixels.
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 320.0;
-/// Around a panel's axes.
+/// Margins around a panel's axes.
 const LEFT: f64 = 52.0;
 const TOP: f64 = 34.0;
 const RIGHT: f64 = 14.0;
 const BOTTOM: f64 = 44.0;
-/// A line of the legend.
+/// Height of the legend.
 const LEGEND: f64 = 22.0;
 
-/// Colours that the colour-blind can tell apart (Okabe and Ito, "Color Universal Design", 2008).
+/// Colours that are distinguishable with colour blindness (Okabe and Ito, "Color Universal Design",
+/// 2008).
 const COLOURS: [&str; 7] =
     ["#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
-/// Of the bound, which is drawn dashed.
+/// Colour of the bound, which is drawn dashed.
 const GREY: &str = "#888888";
 
-/// Draws hit rate over capacity (logarithmic) for each policy: an SVG document, empty of panels if
-/// there are no rows.
+/// Draws the hit rate over the capacity (logarithmic) of each policy. Without rows the document has
+/// no panels.
 #[must_use]
 pub fn chart(rows: &[Row]) -> String {
     let traces = distinct(rows.iter().map(|row| row.trace.as_str()));
@@ -117,13 +118,13 @@ fn stroke(policy: &str, at: usize) -> String {
     if policy == "belady" {
         return format!("stroke=\"{GREY}\" stroke-width=\"2\" stroke-dasharray=\"5 4\"");
     }
-    // The first is the one to look at.
+    // The first policy is emphasised.
     let width = if at == 0 { 3 } else { 2 };
     format!("stroke=\"{}\" stroke-width=\"{width}\"", COLOURS[at % COLOURS.len()])
 }
 
 fn percent(share: f64) -> String {
-    // Four digits of a percentage are more than any capacity has.
+    // Capacities have at most four digits of a percentage.
     let rounded = (share * 1e6).round() / 1e4;
     format!("{rounded} %")
 }
@@ -145,18 +146,18 @@ fn distinct<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Contestant, Weaver, simulate};
+    use crate::{SimPolicy, TraceBuilder, simulate};
 
     #[test]
-    fn every_policy_has_a_line_with_a_point_for_each_capacity() {
-        let mut weaver = Weaver::new("a < b");
-        (0..50).for_each(|at| weaver.request(0.0, [1, 2, at % 7]));
-        let trace = weaver.finish();
+    fn each_policy_has_a_line_with_all_points() {
+        let mut builder = TraceBuilder::new("a < b");
+        (0..50).for_each(|at| builder.request(0.0, [1, 2, at % 7]));
+        let trace = builder.finish();
         let mut rows = Vec::new();
         for word in ["lru", "belady"] {
             for capacity in [0.2, 0.5, 1.0] {
-                let contestant = Contestant::parse(word).unwrap();
-                let row = simulate(&trace, contestant, capacity, 4096, 0.0, &mut |_| ());
+                let policy = SimPolicy::parse(word).unwrap();
+                let row = simulate(&trace, policy, capacity, 4096, 0.0, &mut |_| ());
                 rows.push(row.unwrap());
             }
         }

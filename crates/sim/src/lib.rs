@@ -1,17 +1,17 @@
 //! # ritornello-sim
 //!
-//! Request traces, replayed through the store's own eviction policies: which hit rate, at which
-//! capacity, for how many writes. Without bytes, files or clocks, so that hours take seconds.
+//! Replays request traces through the store's eviction policies, to measure the hit rate and the
+//! writes at a capacity. Without bytes, files or clocks, so that hours of requests take seconds.
 //!
-//! A [`Trace`] comes from a file ([`read`]) or from a [`generate`]or. [`replay`] runs it against any
-//! `dyn Eviction` in the protocol of the store's engine; [`belady`] against one that knows the
-//! future, which no policy can beat. [`simulate`] does both and gives [`Row`]s, [`chart`] draws
-//! them.
+//! A [`Trace`] is [`read`] from a file or made by a [generator](generate). [`replay`] runs it
+//! against any `dyn Eviction` in the protocol of the store's engine; [`belady`] against an optimal
+//! policy, which knows the future. [`simulate`] does both and returns [`Row`]s, which [`chart`]
+//! draws.
 //!
-//! **Promises.** The same trace, policy and capacity give the same figures, always. Nothing is
-//! assumed that is counted: bytes written are those of the pages and headers that would have been.
+//! **Promises.** The same trace, policy and capacity always give the same results. Writes are
+//! counted, not estimated: the bytes are those of the pages and headers that the store would write.
 //!
-//! **May not know** where pages lie: space is a number here. Fragmentation and the reserve of free
+//! **Must not know** where pages lie: space is a number here. Fragmentation and the reserve of free
 //! space are the concern of `ritornello_volume::space`.
 
 #![forbid(unsafe_code)]
@@ -22,12 +22,12 @@ pub mod generate;
 mod read;
 mod replay;
 mod report;
-mod residence;
+mod sim_index;
 mod trace;
 
 pub use belady::belady;
 pub use chart::chart;
-pub use read::{Broken, read};
-pub use replay::{Sizes, Tally, replay};
-pub use report::{Contestant, Row, simulate};
-pub use trace::{Half, Trace, Weaver};
+pub use read::{BadLines, read};
+pub use replay::{ReplayCounts, Sizes, replay};
+pub use report::{Row, SimPolicy, simulate};
+pub use trace::{Trace, TraceBuilder, TracePart};

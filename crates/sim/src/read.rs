@@ -1,6 +1,6 @@
-//! Traces from files: one JSON object a line, gzip or plain.
+//! Reads traces from files: one JSON object per line, gzip or plain.
 
-use crate::{Trace, Weaver};
+use crate::{Trace, TraceBuilder};
 use flate2::read::MultiGzDecoder;
 use ritornello_format::{Error, Result};
 use serde::Deserialize;
@@ -8,20 +8,20 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// What becomes of lines that are no requests.
+/// How malformed lines are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Broken {
+pub enum BadLines {
     /// The first one is an error.
     #[default]
     Fatal,
-    /// They are left out, and named in [`Trace::skipped`].
+    /// They are skipped, and listed in [`Trace::skipped`].
     Skip,
 }
 
-/// A line. Further fields are ignored.
+/// A line of the file. Other fields are ignored.
 #[derive(Debug, Deserialize)]
 struct Line {
-    /// Milliseconds since some start.
+    /// Milliseconds since an arbitrary start.
     timestamp: f64,
     #[serde(rename = "input_length")]
     _input_length: u64,
@@ -32,30 +32,30 @@ struct Line {
 
 /// Reads a trace: JSON lines with `timestamp` (milliseconds, not negative), `input_length`,
 /// `output_length` (tokens) and `hash_ids` (one number for each block of the prompt, from the first
-/// on). The order of the lines is the order of the requests, whatever their times; empty lines
-/// count as lines and say nothing. `progress` hears how many bytes of the file are read.
+/// on). Requests keep the order of the lines, whatever their times; empty lines count as lines and
+/// are ignored. `progress` receives the number of bytes read.
 ///
 /// # Errors
-/// `Invalid` where a line is broken (named by its number, from 1 on) unless those are skipped, or
-/// where there is not a single block; `Retry` if the file cannot be read.
-pub fn read(path: &Path, broken: Broken, progress: &mut dyn FnMut(u64)) -> Result<Trace> {
-    let told = |error: Error| error.with("file", path.display());
-    let unreadable = |error| told(Error::retry("the trace cannot be read").because(error));
+/// `Invalid` if a line is malformed (with its number, starting at 1) and such lines are not
+/// skipped, or if there is no block; `Retry` if the file cannot be read.
+pub fn read(path: &Path, bad_lines: BadLines, progress: &mut dyn FnMut(u64)) -> Result<Trace> {
+    let with_file = |error: Error| error.with("file", path.display());
+    let unreadable = |error| with_file(Error::retry("the trace cannot be read").because(error));
     let file = File::open(path).map_err(unreadable)?;
-    let mut file = BufReader::with_capacity(1 << 20, Told { file, read: 0, progress });
+    let mut file = BufReader::with_capacity(1 << 20, ProgressReader { file, read: 0, progress });
     let gzip = file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = name.trim_end_matches(".gz").trim_end_matches(".jsonl");
     let trace = if gzip {
-        lines(name, BufReader::with_capacity(1 << 20, MultiGzDecoder::new(file)), broken)
+        lines(name, BufReader::with_capacity(1 << 20, MultiGzDecoder::new(file)), bad_lines)
     } else {
-        lines(name, file, broken)
+        lines(name, file, bad_lines)
     };
-    trace.map_err(told)
+    trace.map_err(with_file)
 }
 
-fn lines(name: &str, mut source: impl BufRead, broken: Broken) -> Result<Trace> {
-    let mut weaver = Weaver::new(name);
+fn lines(name: &str, mut source: impl BufRead, bad_lines: BadLines) -> Result<Trace> {
+    let mut builder = TraceBuilder::new(name);
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
@@ -70,15 +70,15 @@ fn lines(name: &str, mut source: impl BufRead, broken: Broken) -> Result<Trace> 
             continue;
         }
         match request(&line) {
-            Ok(request) => weaver.request(request.timestamp, request.hash_ids),
-            Err(_) if broken == Broken::Skip => weaver.skip(number),
+            Ok(request) => builder.request(request.timestamp, request.hash_ids),
+            Err(_) if bad_lines == BadLines::Skip => builder.skip(number),
             Err(reason) => {
                 let line = format!("line {number} of the trace is broken: {reason}");
                 return Err(Error::invalid(line + "; --skip-broken leaves such lines out"));
             }
         }
     }
-    let trace = weaver.finish();
+    let trace = builder.finish();
     if trace.references() == 0 {
         return Err(Error::invalid("the trace has no blocks in it")
             .with("requests", trace.requests())
@@ -95,14 +95,14 @@ fn request(line: &[u8]) -> std::result::Result<Line, String> {
     Ok(request)
 }
 
-/// A file that says how far it is read.
-struct Told<'a> {
+/// A file that reports how many bytes were read.
+struct ProgressReader<'a> {
     file: File,
     read: u64,
     progress: &'a mut dyn FnMut(u64),
 }
 
-impl Read for Told<'_> {
+impl Read for ProgressReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let count = self.file.read(into)?;
         self.read += count as u64;
@@ -119,31 +119,31 @@ mod tests {
     const GOOD: &str =
         r#"{"timestamp": 0, "input_length": 900, "output_length": 5, "hash_ids": [1, 2]}"#;
 
-    fn given(text: &[u8], broken: Broken) -> Result<Trace> {
+    fn given(text: &[u8], bad_lines: BadLines) -> Result<Trace> {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(text).unwrap();
         let mut seen = 0;
-        let trace = read(file.path(), broken, &mut |bytes| seen = bytes);
+        let trace = read(file.path(), bad_lines, &mut |bytes| seen = bytes);
         assert!(trace.is_err() || seen == text.len() as u64);
         trace
     }
 
     #[test]
-    fn plain_and_gzip_say_the_same() {
+    fn plain_and_gzip_traces_agree() {
         let text = format!("{GOOD}\n\n{}\r\n{GOOD}", GOOD.replace("[1, 2]", "[]"));
-        let plain = given(text.as_bytes(), Broken::Fatal).unwrap();
+        let plain = given(text.as_bytes(), BadLines::Fatal).unwrap();
         assert_eq!((plain.requests(), plain.references(), plain.footprint()), (3, 4, 2));
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(text.as_bytes()).unwrap();
         let bytes = gzip.finish().unwrap();
-        let packed = given(&bytes, Broken::Fatal).unwrap();
+        let packed = given(&bytes, BadLines::Fatal).unwrap();
         assert_eq!(packed.blocks(), plain.blocks());
-        let cut = given(&bytes[..bytes.len() - 12], Broken::Skip).unwrap_err();
+        let cut = given(&bytes[..bytes.len() - 12], BadLines::Skip).unwrap_err();
         assert!(cut.to_string().contains("breaks off"), "{cut}");
     }
 
     #[test]
-    fn broken_lines_are_named_or_skipped() {
+    fn bad_lines_are_named_or_skipped() {
         for bad in [
             "not json",
             r#"{"timestamp": 0, "input_length": 900, "hash_ids": [1]}"#,
@@ -154,19 +154,19 @@ mod tests {
             "[]",
         ] {
             let text = format!("{GOOD}\n{GOOD}\n{bad}\n{GOOD}\n");
-            let error = given(text.as_bytes(), Broken::Fatal).unwrap_err().to_string();
+            let error = given(text.as_bytes(), BadLines::Fatal).unwrap_err().to_string();
             assert!(error.contains("line 3 "), "{error}");
-            let trace = given(text.as_bytes(), Broken::Skip).unwrap();
+            let trace = given(text.as_bytes(), BadLines::Skip).unwrap();
             assert_eq!((trace.requests(), trace.skipped()), (3, &[3][..]), "{bad}");
         }
     }
 
     #[test]
-    fn a_trace_without_blocks_is_an_error() {
+    fn trace_without_blocks_is_an_error() {
         for text in ["", "\n\n", &GOOD.replace("[1, 2]", "[]")] {
-            let error = given(text.as_bytes(), Broken::Skip).unwrap_err().to_string();
+            let error = given(text.as_bytes(), BadLines::Skip).unwrap_err().to_string();
             assert!(error.contains("no blocks"), "{error}");
         }
-        assert!(read(Path::new("/nowhere/at/all"), Broken::Skip, &mut |_| {}).is_err());
+        assert!(read(Path::new("/nowhere/at/all"), BadLines::Skip, &mut |_| {}).is_err());
     }
 }

@@ -1,29 +1,31 @@
-//! A trace through an eviction policy, call by call as the store's engine makes them.
+//! Replays a trace through an eviction policy with the calls that the store's engine makes.
 
 use crate::Trace;
-use crate::residence::Residence;
+use crate::sim_index::SimIndex;
 use ritornello_format::{Error, Result, RunHeader, UNIT, units_of};
 use ritornello_store::eviction::{Demand, Eviction, Resident};
 
-/// A run holds at most this much payload, as in the store.
+/// Maximum payload of a run, as in the store.
 const RUN_BYTES_MAX: u64 = 64 << 20;
-/// Length of a key in a run's header: a SHA-256, as vLLM's.
+/// Length of a key in a run's header: a SHA-256, as in vLLM.
 const KEY_BYTES: usize = 32;
 
-/// How large things are.
+/// Sizes of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
-    /// Blocks that fit. Run headers come on top.
+    /// Capacity in blocks, without run headers.
     pub capacity_blocks: u64,
-    /// Bytes a block.
+    /// Bytes per block.
     pub block_bytes: u64,
-    /// The share of the requests, from the first on, whose hits are not counted.
+    /// Share of the requests, from the first on, whose hits are not counted.
     pub warm_up: f64,
 }
 
 impl Sizes {
+    /// Checks the sizes.
+    ///
     /// # Errors
-    /// `Invalid` for sizes that nothing can be simulated with.
+    /// `Invalid` for sizes that cannot be simulated.
     pub(crate) fn check(&self) -> Result<()> {
         if self.capacity_blocks == 0 {
             return Err(Error::invalid("a capacity of no blocks holds nothing"));
@@ -39,22 +41,22 @@ impl Sizes {
         Ok(())
     }
 
-    /// The first request that counts.
+    /// The first request whose hits are counted.
     pub(crate) fn counted_from(&self, trace: &Trace) -> usize {
         (trace.requests() as f64 * self.warm_up).ceil() as usize
     }
 }
 
-/// What a replay counted.
+/// Counters of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Block references behind the warm-up.
+pub struct ReplayCounts {
+    /// Block references after the warm-up.
     pub references: u64,
-    /// Those of them that were hits: there, and all blocks before them too.
+    /// References that were hits: the block and all before it were stored.
     pub hits: u64,
     /// Blocks written in the whole replay.
     pub admitted: u64,
-    /// Blocks that found no room in the whole replay.
+    /// Blocks that found no space in the whole replay.
     pub refused: u64,
     /// Bytes written for them: pages, padding, run headers.
     pub bytes_written: u64,
@@ -62,14 +64,14 @@ pub struct Tally {
     pub bytes_admitted: u64,
 }
 
-impl Tally {
-    /// Hits a reference behind the warm-up.
+impl ReplayCounts {
+    /// Hits per reference after the warm-up.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.hits as f64 / self.references.max(1) as f64
     }
 
-    /// Bytes written a byte admitted; 1 where nothing was written.
+    /// Bytes written per byte admitted; 1 if no block was written.
     #[must_use]
     pub fn write_amplification(&self) -> f64 {
         if self.bytes_admitted == 0 {
@@ -79,38 +81,39 @@ impl Tally {
     }
 }
 
-/// Replays `trace` through `policy`, which knows nothing yet. `progress` hears the number of
-/// requests done, now and then.
+/// Replays `trace` through `policy`, which must be empty. `progress` receives the number of
+/// requests done from time to time.
 ///
-/// A request reads the leading blocks that are there, and puts the others: `hit`, `demanded` for
-/// both, `victims` until there is room, `admit`, run by run as the store cuts them. What the request
-/// leads through is pinned meanwhile. A run that finds no room is refused with all behind it.
+/// A request reads its leading stored blocks and puts the others: `hit`, `demanded` for both,
+/// `victims` until there is space, and `admit` for each run as the store forms them. The runs on
+/// the request's path are pinned meanwhile. A run that finds no space is refused, and so are all
+/// behind it.
 ///
 /// # Errors
-/// `Invalid` for sizes that make no sense; `Fatal` if the policy breaks its promises.
+/// `Invalid` for unusable sizes; `Fatal` if the policy violates its contract.
 pub fn replay(
     trace: &Trace,
     policy: &mut dyn Eviction,
     sizes: &Sizes,
     progress: &mut dyn FnMut(u64),
-) -> Result<Tally> {
+) -> Result<ReplayCounts> {
     sizes.check()?;
     let page_units = units_of(sizes.block_bytes) as u32;
     let headers = header_units(sizes.block_bytes);
     let run_pages = headers.len() - 1;
     let counted_from = sizes.counted_from(trace);
-    let mut there = Residence::new(trace);
+    let mut index = SimIndex::new(trace);
     let mut free = sizes.capacity_blocks;
-    let mut tally = Tally::default();
+    let mut counts = ReplayCounts::default();
     let mut path = Vec::new();
     let keys = |blocks: &[u32]| blocks.iter().map(|block| trace.key(*block)).collect::<Vec<_>>();
     for at in 0..trace.requests() {
         let span = trace.span(at);
         let blocks = trace.request(at);
-        let hits = there.walk(blocks, &mut path);
+        let hits = index.walk(blocks, &mut path);
         if at >= counted_from {
-            tally.references += blocks.len() as u64;
-            tally.hits += hits as u64;
+            counts.references += blocks.len() as u64;
+            counts.hits += hits as u64;
         }
         let (read, missing) = blocks.split_at(hits);
         if !read.is_empty() {
@@ -121,12 +124,12 @@ pub fn replay(
             let after = read.last().map(|block| trace.key(*block));
             policy.demanded(Demand::Write, after, &mut keys(missing).into_iter());
         }
-        // As in the store, all runs of a put have their space before the first is visible.
+        // As in the store, all runs of a put get their space before the first is visible.
         let mut fit = 0;
         for run in missing.chunks(run_pages) {
             let wanted = run.len() as u64;
             if free < wanted {
-                free += evict(policy, &mut there, wanted - free, page_units)?;
+                free += evict(policy, &mut index, wanted - free, page_units)?;
             }
             if free < wanted {
                 break;
@@ -134,12 +137,12 @@ pub fn replay(
             free -= wanted;
             fit += run.len();
         }
-        tally.refused += (missing.len() - fit) as u64;
+        counts.refused += (missing.len() - fit) as u64;
         for (number, run) in missing[..fit].chunks(run_pages).enumerate() {
             let first = hits + number * run_pages;
             let before = first.checked_sub(1).map(|before| blocks[before]);
             let pages = run.len() as u32;
-            let (name, parent) = there.insert(span.start + first, pages, before);
+            let (name, parent) = index.insert(span.start + first, pages, before);
             let header_units = headers[run.len()];
             policy.admit(&Resident {
                 run: name,
@@ -150,31 +153,32 @@ pub fn replay(
                 header_units,
             });
             let units = u64::from(header_units) + u64::from(page_units) * run.len() as u64;
-            tally.bytes_written += units * UNIT;
-            tally.bytes_admitted += sizes.block_bytes * run.len() as u64;
-            tally.admitted += run.len() as u64;
+            counts.bytes_written += units * UNIT;
+            counts.bytes_admitted += sizes.block_bytes * run.len() as u64;
+            counts.admitted += run.len() as u64;
         }
         if at % 1024 == 0 {
             progress(at as u64);
         }
     }
     progress(trace.requests() as u64);
-    Ok(tally)
+    Ok(counts)
 }
 
-/// Evicts until `blocks` blocks are gone, or nothing more goes. Returns how many went.
+/// Evicts until `blocks` blocks are gone, or the policy has no victims. Returns how many were
+/// evicted.
 fn evict(
     policy: &mut dyn Eviction,
-    there: &mut Residence<'_>,
+    index: &mut SimIndex<'_>,
     blocks: u64,
     page_units: u32,
 ) -> Result<u64> {
     let mut gone = 0;
     while gone < blocks {
-        let victims = policy.victims((blocks - gone) * u64::from(page_units), &*there);
+        let victims = policy.victims((blocks - gone) * u64::from(page_units), &*index);
         let before = gone;
         for victim in &victims {
-            let pages = there.cut(victim.run, victim.keep_pages)?;
+            let pages = index.cut(victim.run, victim.keep_pages)?;
             if pages > 0 && victim.keep_pages > 0 {
                 policy.shrink(victim.run, pages);
             } else {
@@ -189,7 +193,7 @@ fn evict(
     Ok(gone)
 }
 
-/// Length of the header by the number of a run's pages, up to the longest run.
+/// Length of a run's header by its number of pages, up to the longest run.
 fn header_units(block_bytes: u64) -> Vec<u32> {
     let keys = |pages: u64| (0..pages).map(|_| KEY_BYTES);
     let by_size = (RUN_BYTES_MAX / block_bytes).clamp(1, 65_535);
@@ -200,59 +204,60 @@ fn header_units(block_bytes: u64) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Weaver;
+    use crate::TraceBuilder;
     use ritornello_store::eviction::Policy;
 
     fn sizes(capacity_blocks: u64, block_bytes: u64) -> Sizes {
         Sizes { capacity_blocks, block_bytes, warm_up: 0.0 }
     }
 
-    fn woven(requests: &[&[u64]]) -> Trace {
-        let mut weaver = Weaver::new("t");
-        requests.iter().for_each(|ids| weaver.request(0.0, ids.iter().copied()));
-        weaver.finish()
+    fn trace_of(requests: &[&[u64]]) -> Trace {
+        let mut builder = TraceBuilder::new("t");
+        requests.iter().for_each(|ids| builder.request(0.0, ids.iter().copied()));
+        builder.finish()
     }
 
-    fn lru(trace: &Trace, sizes: Sizes) -> Tally {
+    fn lru(trace: &Trace, sizes: Sizes) -> ReplayCounts {
         replay(trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap()
     }
 
     #[test]
-    fn hits_and_writes_by_hand() {
-        // With pages of 64 MiB every block is a run, so that nothing goes but what must.
-        let trace = woven(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3], &[1, 9, 3]]);
-        // 1 2 3 | 4 for 3 | 5 for 4 | 3 for 5 | 9 for 3, and behind it 3' for 2.
-        let tally = lru(&trace, sizes(3, 64 << 20));
-        assert_eq!((tally.references, tally.hits), (13, 2 + 2 + 1));
-        assert_eq!((tally.admitted, tally.refused), (3 + 1 + 1 + 1 + 2, 0));
-        assert_eq!(tally.bytes_admitted, 8 * (64 << 20));
-        assert_eq!(tally.bytes_written, 8 * ((64 << 20) + 4096));
+    fn hits_and_writes_match_manual_count() {
+        // With pages of 64 MiB every block is a run, so that only what must go is evicted.
+        let trace = trace_of(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3], &[1, 9, 3]]);
+        // 1 2 3 | 4 replaces 3 | 5 replaces 4 | 3 replaces 5 | 9 replaces 3, and 3' behind it
+        // replaces 2.
+        let counts = lru(&trace, sizes(3, 64 << 20));
+        assert_eq!((counts.references, counts.hits), (13, 2 + 2 + 1));
+        assert_eq!((counts.admitted, counts.refused), (3 + 1 + 1 + 1 + 2, 0));
+        assert_eq!(counts.bytes_admitted, 8 * (64 << 20));
+        assert_eq!(counts.bytes_written, 8 * ((64 << 20) + 4096));
         let whole = lru(&trace, sizes(100, 64 << 20));
         assert_eq!((whole.hits, whole.admitted), (2 + 3 + 1, 7));
     }
 
     #[test]
-    fn what_a_request_leads_through_stays_and_the_rest_is_refused() {
-        let trace = woven(&[&[1, 2], &[1, 2, 3, 4], &[1, 2]]);
-        let tally = lru(&trace, sizes(2, 64 << 20));
-        assert_eq!((tally.hits, tally.admitted, tally.refused), (4, 2, 2));
+    fn pinned_path_stays_and_rest_is_refused() {
+        let trace = trace_of(&[&[1, 2], &[1, 2, 3, 4], &[1, 2]]);
+        let counts = lru(&trace, sizes(2, 64 << 20));
+        assert_eq!((counts.hits, counts.admitted, counts.refused), (4, 2, 2));
     }
 
     #[test]
-    fn runs_are_written_whole_and_hits_before_the_warm_up_do_not_count() {
-        let trace = woven(&[&[1, 2, 3], &[1, 2, 3], &[1, 2, 3], &[7]]);
+    fn warm_up_hits_do_not_count() {
+        let trace = trace_of(&[&[1, 2, 3], &[1, 2, 3], &[1, 2, 3], &[7]]);
         let mut given = sizes(3, 10_000);
         given.warm_up = 0.5;
-        let tally = lru(&trace, given);
-        assert_eq!((tally.references, tally.hits, tally.admitted), (4, 3, 4));
-        // Three units a page, and one for the header of each run.
-        assert_eq!(tally.bytes_written, ((1 + 3 * 3) + (1 + 3)) * 4096);
-        assert!(tally.write_amplification() > 1.2);
+        let counts = lru(&trace, given);
+        assert_eq!((counts.references, counts.hits, counts.admitted), (4, 3, 4));
+        // Three units per page, and one for the header of each run.
+        assert_eq!(counts.bytes_written, ((1 + 3 * 3) + (1 + 3)) * 4096);
+        assert!(counts.write_amplification() > 1.2);
     }
 
     #[test]
-    fn senseless_sizes_are_refused() {
-        let trace = woven(&[&[1]]);
+    fn unusable_sizes_are_refused() {
+        let trace = trace_of(&[&[1]]);
         for bad in [sizes(0, 4096), sizes(1, 0), sizes(1, u64::MAX)] {
             assert!(
                 replay(&trace, Policy::Lru.build().as_mut(), &bad, &mut |_| ()).is_err(),

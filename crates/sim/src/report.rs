@@ -1,23 +1,23 @@
-//! Rows: what each policy did at each capacity.
+//! Results of each policy at each capacity.
 
 use crate::Trace;
 use crate::belady::belady;
-use crate::replay::{Sizes, Tally, replay};
+use crate::replay::{ReplayCounts, Sizes, replay};
 use ritornello_format::{Error, Result};
 use ritornello_store::eviction::Policy;
 use serde::Serialize;
 use std::time::Instant;
 
-/// Who decides what stays.
+/// An eviction policy of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contestant {
+pub enum SimPolicy {
     /// A policy of the store.
     Store(Policy),
-    /// One that knows the future: the bound.
+    /// The optimal policy: the upper bound.
     Belady,
 }
 
-impl Contestant {
+impl SimPolicy {
     /// The name users type.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -27,7 +27,7 @@ impl Contestant {
         }
     }
 
-    /// Reads the name users type.
+    /// Parses the name users type.
     ///
     /// # Errors
     /// `Invalid`, listing the names.
@@ -42,18 +42,18 @@ impl Contestant {
     }
 }
 
-/// One policy at one capacity on one trace.
+/// The result of one policy at one capacity on one trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// The trace's name.
+    /// Name of the trace.
     pub trace: String,
-    /// The policy's.
+    /// Name of the policy.
     pub policy: &'static str,
-    /// Capacity as a share of the trace's different blocks.
+    /// Capacity as a share of the footprint.
     pub capacity_fraction: f64,
-    /// The same in blocks.
+    /// Capacity in blocks.
     pub capacity_blocks: u64,
-    /// Different blocks of the trace.
+    /// Distinct blocks of the trace.
     pub footprint_blocks: u64,
     /// Requests replayed.
     pub requests: u64,
@@ -61,31 +61,30 @@ pub struct Row {
     pub block_references: u64,
     /// Share of the requests whose hits are not counted.
     pub warm_up: f64,
-    /// Hits a block reference behind the warm-up.
+    /// Hits per block reference after the warm-up.
     pub hit_rate: f64,
     /// Blocks written.
     pub blocks_written: u64,
-    /// Blocks that found no room.
+    /// Blocks that found no space.
     pub blocks_refused: u64,
-    /// Blocks written a different block of the trace.
+    /// Blocks written per distinct block of the trace.
     pub writes_per_unique: f64,
-    /// Bytes written (pages, padding, headers) a byte of the blocks written.
+    /// Bytes written (pages, padding, headers) per byte of the blocks written.
     pub write_amplification: f64,
-    /// Seconds the replay took.
+    /// Duration of the replay in seconds.
     pub seconds: f64,
-    /// Block references a second.
+    /// Block references per second.
     pub references_per_second: f64,
 }
 
-/// Replays `trace` through `contestant` with a capacity of `fraction` of the trace's footprint, at
-/// least a block. `progress` hears the number of requests done.
+/// Replays `trace` through `policy` with a capacity of `fraction` of the trace's footprint, at
+/// least one block. `progress` receives the number of requests done.
 ///
 /// # Errors
-/// `Invalid` for a capacity or a block size that make no sense; `Fatal` if a policy breaks its
-/// promises.
+/// `Invalid` for an unusable capacity or block size; `Fatal` if a policy violates its contract.
 pub fn simulate(
     trace: &Trace,
-    contestant: Contestant,
+    policy: SimPolicy,
     fraction: f64,
     block_bytes: u64,
     warm_up: f64,
@@ -98,25 +97,25 @@ pub fn simulate(
     let capacity_blocks = ((trace.footprint() as f64 * fraction).round() as u64).max(1);
     let sizes = Sizes { capacity_blocks, block_bytes, warm_up };
     let started = Instant::now();
-    let tally: Tally = match contestant {
-        Contestant::Belady => belady(trace, &sizes, progress)?,
-        Contestant::Store(policy) => replay(trace, policy.build().as_mut(), &sizes, progress)?,
+    let counts: ReplayCounts = match policy {
+        SimPolicy::Belady => belady(trace, &sizes, progress)?,
+        SimPolicy::Store(policy) => replay(trace, policy.build().as_mut(), &sizes, progress)?,
     };
     let seconds = started.elapsed().as_secs_f64();
     Ok(Row {
         trace: trace.name().to_owned(),
-        policy: contestant.word(),
+        policy: policy.word(),
         capacity_fraction: fraction,
         capacity_blocks,
         footprint_blocks: trace.footprint() as u64,
         requests: trace.requests() as u64,
         block_references: trace.references() as u64,
         warm_up,
-        hit_rate: tally.hit_rate(),
-        blocks_written: tally.admitted,
-        blocks_refused: tally.refused,
-        writes_per_unique: tally.admitted as f64 / trace.footprint().max(1) as f64,
-        write_amplification: tally.write_amplification(),
+        hit_rate: counts.hit_rate(),
+        blocks_written: counts.admitted,
+        blocks_refused: counts.refused,
+        writes_per_unique: counts.admitted as f64 / trace.footprint().max(1) as f64,
+        write_amplification: counts.write_amplification(),
         seconds,
         references_per_second: trace.references() as f64 / seconds.max(1e-9),
     })

@@ -1,37 +1,37 @@
-//! Requests as paths through a tree of blocks.
+//! Request traces as paths through a tree of blocks.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-/// Requests in the order they came. Each is a path of blocks from a root; blocks are numbered in
-/// the order of their first appearance, without gaps.
+/// Requests in arrival order. Each is a path of blocks from a root; blocks are numbered in the
+/// order of their first appearance, without gaps.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     name: String,
-    /// Where each request's blocks end in `blocks`.
+    /// End of each request's blocks in `blocks`.
     ends: Vec<usize>,
     blocks: Vec<u32>,
-    /// By block: what lasts of it, see `Resident::key`.
+    /// By block: its stable key, see `Resident::key`.
     keys: Vec<u64>,
     skipped: Vec<u64>,
     clock_jumps: u64,
 }
 
-/// A part of a trace by its requests, for tuning on one and reporting the other.
+/// A part of a trace, for tuning on one half and reporting the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Half {
+pub enum TracePart {
     /// The first half of the requests.
     First,
-    /// The second, from an empty store.
+    /// The second half, replayed from an empty store.
     Second,
-    /// All.
+    /// All requests.
     #[default]
     Whole,
 }
 
 impl Trace {
-    /// Its name: of the file, or of the generator.
+    /// The name of the file or the generator.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -43,25 +43,25 @@ impl Trace {
         self.ends.len()
     }
 
-    /// Number of block references: the blocks of all requests.
+    /// Number of block references in all requests.
     #[must_use]
     pub fn references(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Number of different blocks: what an unbounded store would hold in the end.
+    /// Number of distinct blocks: what an unbounded store would hold in the end.
     #[must_use]
     pub fn footprint(&self) -> usize {
         self.keys.len()
     }
 
-    /// Numbers of the lines that were skipped because they were broken, from 1 on.
+    /// Numbers of the malformed lines that were skipped, starting at 1.
     #[must_use]
     pub fn skipped(&self) -> &[u64] {
         &self.skipped
     }
 
-    /// How often a request's time lay before that of the request before it.
+    /// How often a request's time was before that of the preceding request.
     #[must_use]
     pub const fn clock_jumps(&self) -> u64 {
         self.clock_jumps
@@ -76,7 +76,7 @@ impl Trace {
         &self.blocks[self.span(at)]
     }
 
-    /// Where the blocks of request `at` stand among all references.
+    /// The range of request `at` among all references.
     pub(crate) fn span(&self, at: usize) -> Range<usize> {
         let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[at]
@@ -87,19 +87,19 @@ impl Trace {
         &self.blocks
     }
 
-    /// What lasts of a block.
+    /// The stable key of a block.
     pub(crate) fn key(&self, block: u32) -> u64 {
         self.keys[block as usize]
     }
 
-    /// The requests of a half, as a trace of their own: with the footprint of that half.
+    /// The requests of a part as a trace of their own, with the footprint of that part.
     #[must_use]
-    pub fn half(self, half: Half) -> Self {
+    pub fn part(self, half: TracePart) -> Self {
         let middle = self.requests() / 2;
         let part = match half {
-            Half::First => 0..middle,
-            Half::Second => middle..self.requests(),
-            Half::Whole => return self,
+            TracePart::First => 0..middle,
+            TracePart::Second => middle..self.requests(),
+            TracePart::Whole => return self,
         };
         let mut renamed = vec![u32::MAX; self.keys.len()];
         let mut out = Self {
@@ -123,27 +123,28 @@ impl Trace {
     }
 }
 
-/// Makes a trace from requests, one after the other.
+/// Builds a trace from requests.
 ///
-/// A block is what its id says *and all ids before it*, as engines hash blocks: the same id behind
-/// other blocks is another block. So an id that comes twice in one request is two blocks.
+/// A block is identified by its id *and all ids before it*, as engines hash blocks: the same id
+/// behind other blocks is another block, and an id that occurs twice in one request makes two
+/// blocks.
 #[derive(Debug, Default)]
-pub struct Weaver {
+pub struct TraceBuilder {
     trace: Trace,
     /// By predecessor (`u32::MAX` for none) and id.
     known: HashMap<(u32, u64), u32>,
     last_time: f64,
 }
 
-impl Weaver {
-    /// Starts a trace of that name.
+impl TraceBuilder {
+    /// An empty trace with this name.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self { trace: Trace { name: name.into(), ..Trace::default() }, ..Self::default() }
     }
 
-    /// Adds a request. Times (milliseconds) do not order requests: the order of the calls does;
-    /// where they disagree it is counted.
+    /// Adds a request. Requests keep the order of the calls; times (milliseconds) that go back are
+    /// only counted.
     pub fn request(&mut self, time_ms: f64, ids: impl IntoIterator<Item = u64>) {
         self.trace.clock_jumps += u64::from(time_ms < self.last_time);
         self.last_time = time_ms;
@@ -154,9 +155,9 @@ impl Weaver {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(new) => {
                     let chain = keys.get(before as usize).copied().unwrap_or(0);
-                    // Four billion blocks do not fit into memory.
+                    // Memory ends before four billion blocks.
                     let block = keys.len() as u32;
-                    keys.push(mixed(chain ^ mixed(id.wrapping_add(1))));
+                    keys.push(mix64(chain ^ mix64(id.wrapping_add(1))));
                     *new.insert(block)
                 }
             };
@@ -165,12 +166,12 @@ impl Weaver {
         self.trace.ends.push(self.trace.blocks.len());
     }
 
-    /// Notes that line `number` was broken and is left out.
+    /// Records that line `number` was malformed and is skipped.
     pub fn skip(&mut self, number: u64) {
         self.trace.skipped.push(number);
     }
 
-    /// The trace.
+    /// The finished trace.
     #[must_use]
     pub fn finish(self) -> Trace {
         self.trace
@@ -179,7 +180,7 @@ impl Weaver {
 
 /// A bijection whose every output bit depends on every input bit: the finaliser of SplitMix64
 /// (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA '14).
-pub(crate) const fn mixed(mut word: u64) -> u64 {
+pub(crate) const fn mix64(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
@@ -190,12 +191,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_its_id_and_all_before_it() {
-        let mut weaver = Weaver::new("t");
-        weaver.request(5.0, [1, 2, 2]);
-        weaver.request(3.0, [1, 2, 3]);
-        weaver.request(4.0, [2, 3]);
-        let trace = weaver.finish();
+    fn block_is_its_id_and_all_before_it() {
+        let mut builder = TraceBuilder::new("t");
+        builder.request(5.0, [1, 2, 2]);
+        builder.request(3.0, [1, 2, 3]);
+        builder.request(4.0, [2, 3]);
+        let trace = builder.finish();
         assert_eq!([trace.request(0), trace.request(1)], [[0, 1, 2], [0, 1, 3]]);
         assert_eq!(trace.request(2), [4, 5]);
         assert_eq!((trace.requests(), trace.references(), trace.footprint()), (3, 8, 6));
@@ -207,11 +208,12 @@ mod tests {
     }
 
     #[test]
-    fn halves_have_footprints_of_their_own_and_keep_the_keys() {
-        let mut weaver = Weaver::new("t");
-        [[1, 2], [1, 3], [1, 3], [9, 3]].into_iter().for_each(|ids| weaver.request(0.0, ids));
-        let whole = weaver.finish();
-        let (first, second) = (whole.clone().half(Half::First), whole.clone().half(Half::Second));
+    fn parts_have_own_footprints_and_keep_keys() {
+        let mut builder = TraceBuilder::new("t");
+        [[1, 2], [1, 3], [1, 3], [9, 3]].into_iter().for_each(|ids| builder.request(0.0, ids));
+        let whole = builder.finish();
+        let (first, second) =
+            (whole.clone().part(TracePart::First), whole.clone().part(TracePart::Second));
         assert_eq!((first.requests(), first.footprint()), (2, 3));
         assert_eq!((second.requests(), second.footprint()), (2, 4));
         assert_eq!([second.request(0), second.request(1)], [[0, 1], [2, 3]]);

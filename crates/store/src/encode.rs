@@ -1,6 +1,6 @@
 //! How the pages of a scope are encoded: which parts of a page are slices, and what they hold.
 
-use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode, knows};
+use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode, is_supported};
 use ritornello_format::{Error, Result, Scope, UNIT};
 use ritornello_volume::transfer::{MissReason, Pack, Unpack};
 
@@ -132,8 +132,9 @@ impl Unpack for Decoder {
         encoded: &[u8],
         out: &mut [u8],
     ) -> std::result::Result<(), MissReason> {
-        decode(codec, encoded, out)
-            .map_err(|_| if knows(codec, encoded) { MissReason::Frame } else { MissReason::Codec })
+        decode(codec, encoded, out).map_err(|_| {
+            if is_supported(codec, encoded) { MissReason::Frame } else { MissReason::Codec }
+        })
     }
 }
 

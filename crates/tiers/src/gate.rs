@@ -1,41 +1,41 @@
-//! Load or recompute: how many of the pages that were found are worth loading.
+//! The load gate: decides how many of the found pages to load and how many to recompute.
 //!
-//! Loading takes time in proportion to bytes; computing takes longer for each token the more tokens
-//! are before it, because attention looks at all of them. So what is saved grows with every page
-//! that is loaded, and the best number is at an end of a stretch that lies on one tier: all of it or
-//! nothing. Both speeds are learnt from what was loaded and computed; a tier that was slow is tried
-//! again after a while, or it could never be seen to have recovered.
+//! Loading takes time in proportion to bytes. Computing a token takes longer the more tokens
+//! precede it, because of attention. The time saved therefore grows with every page loaded, and the
+//! best number of pages is the end of a tier's span: all of the span or nothing. Both speeds are
+//! learned from measured loads and prefills. The estimate of a slow tier improves with time, so
+//! that the tier is tried again and can be seen to have recovered.
 
 use crate::Tier;
 use ritornello_format::{Error, Result};
 use std::time::Duration;
 
-/// What a new observation counts for.
-const WEIGHT: f64 = 0.2;
-/// Of a tier that was never used: about an NVMe drive.
-const BYTES_A_SECOND: f64 = 2e9;
-/// What that counts for, in long loads: the first one tells more.
-const GUESS: f64 = 0.1;
-/// How fast doubt about a slow tier fades: by this much it is taken to be faster a second.
-const RECOVERY: f64 = 1.02;
-/// Loading must promise to be this much faster, of the time to compute: the estimates cannot tell
-/// less, and what is loaded is not compared with anything.
-const GAIN: f64 = 0.05;
+/// Weight of a new observation in the moving averages.
+const OBSERVATION_WEIGHT: f64 = 0.2;
+/// Assumed rate of a tier that was never used: about that of an NVMe drive.
+const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
+/// Confidence in that assumption, in long loads; low, so that the first load counts for more.
+const INITIAL_CONFIDENCE: f64 = 0.1;
+/// Factor per second by which an old estimate is assumed to have recovered.
+const RECOVERY_PER_SECOND: f64 = 1.02;
+/// Minimum gain of loading, as a share of the time to compute. Estimates are no more precise than
+/// this, and a load that was decided for is never compared with computing.
+const MIN_GAIN: f64 = 0.05;
 
-/// Whether there is anything to decide.
+/// What the gate may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
-    /// What is faster.
+pub enum LoadMode {
+    /// The faster of loading and computing.
     #[default]
     Auto,
-    /// All that is found is loaded.
+    /// Load all found pages.
     Always,
-    /// Nothing is.
+    /// Load nothing.
     Never,
 }
 
-impl Choice {
-    /// Reads `auto`, `always` and `never`.
+impl LoadMode {
+    /// Parses `auto`, `always` and `never`.
     ///
     /// # Errors
     /// `Invalid`, listing the names.
@@ -49,52 +49,52 @@ impl Choice {
     }
 }
 
-/// Pages of a prompt that lie on one tier, in the order of the prompt.
+/// Consecutive pages of a prompt on one tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stretch {
-    /// Where they are.
+pub struct TierSpan {
+    /// The tier.
     pub tier: Tier,
-    /// Pages.
+    /// Number of pages.
     pub pages: usize,
 }
 
-/// What is to be decided about.
+/// The input of a decision.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Question<'a> {
-    /// What was found, from the first page that the engine lacks on.
-    pub found: &'a [Stretch],
-    /// Bytes of a page.
+pub struct LoadQuery<'a> {
+    /// Found spans, from the first page that the engine lacks.
+    pub found: &'a [TierSpan],
+    /// Bytes per page.
     pub page_bytes: u64,
-    /// Tokens of a page.
+    /// Tokens per page.
     pub page_tokens: u64,
-    /// Tokens that the engine has already.
+    /// Leading tokens that the engine already has.
     pub before: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
-    /// Bytes that wait to be loaded from each of [`Tier::ALL`] already.
+    /// Bytes already waiting to be loaded from each of [`Tier::ALL`].
     pub queued: [u64; 4],
     /// What may be decided.
-    pub choice: Choice,
+    pub mode: LoadMode,
 }
 
-/// What is decided.
+/// The output of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// Pages to load, leading ones of those that were found.
+    /// Leading pages of the found ones to load.
     pub pages: usize,
-    /// How long that is thought to take.
+    /// Estimated time to load them.
     pub load: Duration,
-    /// How long computing the rest of the prompt is thought to take.
+    /// Estimated time to compute the rest of the prompt.
     pub compute: Duration,
-    /// How long computing all of it would take.
+    /// Estimated time to compute the whole prompt.
     pub recompute: Duration,
 }
 
-/// Seconds for so many tokens behind so many others: `each` for a token, and `pair` for every pair of
-/// a token and one before it. Least squares over what was seen, which forgets.
+/// Estimates prefill seconds as a cost per token plus a cost per pair of a token and one before it.
+/// A least-squares fit over exponentially weighted observations.
 #[derive(Clone, Copy, Debug, Default)]
-struct Prefill {
-    // Sums of products: tokens, pairs, seconds.
+struct PrefillModel {
+    // Weighted sums of products of tokens, pairs and seconds.
     tt: f64,
     tp: f64,
     pp: f64,
@@ -102,16 +102,16 @@ struct Prefill {
     ps: f64,
 }
 
-impl Prefill {
+impl PrefillModel {
     fn pairs(before: f64, tokens: f64) -> f64 {
         tokens * before + tokens * tokens / 2.0
     }
 
     fn learn(&mut self, before: f64, tokens: f64, seconds: f64) {
         let pairs = Self::pairs(before, tokens);
-        // Long steps would outweigh all others: each counts by its time a token.
+        // Normalised per token, so that long steps do not outweigh all others.
         let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
-        let blend = |sum: &mut f64, value: f64| *sum += WEIGHT * (value - *sum);
+        let blend = |sum: &mut f64, value: f64| *sum += OBSERVATION_WEIGHT * (value - *sum);
         blend(&mut self.tt, t * t);
         blend(&mut self.tp, t * p);
         blend(&mut self.pp, p * p);
@@ -119,105 +119,106 @@ impl Prefill {
         blend(&mut self.ps, p * s);
     }
 
-    /// `None` until something was computed.
+    /// Seconds to compute `tokens` tokens after `before` others; `None` before the first
+    /// observation.
     fn seconds(&self, before: f64, tokens: f64) -> Option<f64> {
         if self.tt == 0.0 {
             return None;
         }
         let mean = self.ts / self.tt;
         let spread = self.tt * self.pp - self.tp * self.tp;
-        // Without different lengths one cannot be told from the other.
-        let (each, pair) = if spread > 1e-3 * self.tt * self.pp {
-            let pair = (self.tt * self.ps - self.tp * self.ts) / spread;
-            let pair = pair.clamp(0.0, self.ts / self.tp.max(f64::MIN_POSITIVE));
-            (((self.ts - pair * self.tp) / self.tt).max(0.0), pair)
+        // The two costs can be separated only if the observed lengths differ.
+        let (per_token, per_pair) = if spread > 1e-3 * self.tt * self.pp {
+            let per_pair = (self.tt * self.ps - self.tp * self.ts) / spread;
+            let per_pair = per_pair.clamp(0.0, self.ts / self.tp.max(f64::MIN_POSITIVE));
+            (((self.ts - per_pair * self.tp) / self.tt).max(0.0), per_pair)
         } else {
             (mean, 0.0)
         };
-        Some(each * tokens + pair * Self::pairs(before, tokens))
+        Some(per_token * tokens + per_pair * Self::pairs(before, tokens))
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Speed {
-    /// Bytes a second, and seconds before the first.
+struct TierSpeed {
+    /// Bytes per second, and seconds before the first byte.
     rate: f64,
     latency: f64,
-    /// Bytes a second that it is not let exceed.
+    /// Configured limit in bytes per second.
     cap: f64,
-    /// What is known of the rate counts for, in long loads: at first little.
-    known: f64,
-    /// When it was seen, in seconds of the caller's clock.
-    seen: f64,
+    /// Weight of the current rate, in long loads.
+    confidence: f64,
+    /// Time of the last observation, in seconds of the caller's clock.
+    observed_at: f64,
 }
 
-impl Speed {
+impl TierSpeed {
     fn seconds(&self, bytes: f64, queued: f64, now: f64) -> f64 {
-        let faster = RECOVERY.powf((now - self.seen).clamp(0.0, 600.0));
+        let faster = RECOVERY_PER_SECOND.powf((now - self.observed_at).clamp(0.0, 600.0));
         let all = bytes + queued;
         ((self.latency + all / self.rate) / faster).max(all / self.cap)
     }
 }
 
-/// Decides, and learns. Times are seconds of any clock that does not go back.
+/// Decides what to load, and learns from measurements. Times are seconds of a monotonic clock.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    prefill: Prefill,
-    tiers: [Speed; 4],
+    prefill: PrefillModel,
+    tiers: [TierSpeed; 4],
 }
 
 impl Default for Gate {
     fn default() -> Self {
-        let (rate, cap, known) = (BYTES_A_SECOND, f64::INFINITY, GUESS);
-        let speed = Speed { rate, latency: 0.0, cap, known, seen: 0.0 };
-        Self { prefill: Prefill::default(), tiers: [speed; 4] }
+        let (rate, cap, confidence) = (INITIAL_BYTES_PER_SECOND, f64::INFINITY, INITIAL_CONFIDENCE);
+        let speed = TierSpeed { rate, latency: 0.0, cap, confidence, observed_at: 0.0 };
+        Self { prefill: PrefillModel::default(), tiers: [speed; 4] }
     }
 }
 
 impl Gate {
-    /// A tier is not let move more than so many bytes a second.
-    pub fn capped(&mut self, tier: Tier, bytes_a_second: u64) {
-        self.tiers[tier as usize].cap = bytes_a_second.max(1) as f64;
+    /// Limits a tier to `bytes_per_second`.
+    pub fn set_cap(&mut self, tier: Tier, bytes_per_second: u64) {
+        self.tiers[tier as usize].cap = bytes_per_second.max(1) as f64;
     }
 
-    /// So many bytes came from a tier, which took so long from when they were asked for.
-    pub fn loaded(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
+    /// Records that loading `bytes` bytes from `tier` took `took`, from request to completion.
+    pub fn record_load(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
         let speed = &mut self.tiers[tier as usize];
         let (bytes, took) = (bytes as f64, took.as_secs_f64().max(1e-6));
-        // What exceeds the time that the known rate takes is split between rate and latency by how
-        // much there was to load: little tells of latency, much of the rate.
+        // The error of the estimate is split between rate and latency by the size of the load: a
+        // small load tells about latency, a large one about the rate.
         let share = bytes / (bytes + speed.rate * 0.01);
-        // Of seconds a byte: what is asked for is the time that a load will take.
+        // Averaged in seconds per byte, because the estimate sought is a time.
         let each = (took - speed.latency).max(took / 2.0) / bytes.max(1.0);
-        let gain = (share / (speed.known + share)).max(WEIGHT * share);
-        speed.known += share;
+        let gain = (share / (speed.confidence + share)).max(OBSERVATION_WEIGHT * share);
+        speed.confidence += share;
         let known = 1.0 / speed.rate;
         speed.rate = 1.0 / (known + gain * (each - known));
         let latency = (took - bytes / speed.rate).max(0.0);
-        speed.latency += WEIGHT * (1.0 - share) * (latency - speed.latency);
-        speed.seen = now;
+        speed.latency += OBSERVATION_WEIGHT * (1.0 - share) * (latency - speed.latency);
+        speed.observed_at = now;
     }
 
-    /// So many tokens were computed behind `before` others, which took so long.
-    pub fn computed(&mut self, before: u64, tokens: u64, took: Duration) {
+    /// Records that computing `tokens` tokens after `before` others took `took`.
+    pub fn record_prefill(&mut self, before: u64, tokens: u64, took: Duration) {
         if tokens > 0 {
             self.prefill.learn(before as f64, tokens as f64, took.as_secs_f64());
         }
     }
 
-    /// How many of the pages that were found to load. All of them, until something was computed, if
-    /// any may be.
+    /// Decides how many of the found pages to load. Before the first prefill was recorded: all of
+    /// them, unless the mode is [`LoadMode::Never`].
     #[must_use]
-    pub fn decide(&self, question: &Question<'_>, now: f64) -> Decision {
-        let (bytes, tokens) = (question.page_bytes as f64, question.page_tokens as f64);
-        let (before, all) = (question.before as f64, question.tokens as f64);
+    pub fn decide(&self, query: &LoadQuery<'_>, now: f64) -> Decision {
+        let (bytes, tokens) = (query.page_bytes as f64, query.page_tokens as f64);
+        let (before, all) = (query.before as f64, query.tokens as f64);
         let rest = |pages: usize| {
             let from = (before + pages as f64 * tokens).min(all);
             self.prefill.seconds(from, all - from)
         };
-        let found = match question.choice {
-            Choice::Never => 0,
-            _ => question.found.iter().map(|stretch| stretch.pages).sum(),
+        let found = match query.mode {
+            LoadMode::Never => 0,
+            _ => query.found.iter().map(|span| span.pages).sum(),
         };
         let Some(recompute) = rest(0) else {
             let none = Duration::ZERO;
@@ -226,24 +227,24 @@ impl Gate {
         let mut best = (0, 0.0, recompute);
         let mut loads = [0.0_f64; 4];
         let mut pages = 0;
-        for stretch in question.found {
-            let tier = stretch.tier as usize;
-            pages += stretch.pages;
-            loads[tier] += stretch.pages as f64 * bytes;
-            // Tiers are read side by side.
+        for span in query.found {
+            let tier = span.tier as usize;
+            pages += span.pages;
+            loads[tier] += span.pages as f64 * bytes;
+            // Tiers are read in parallel.
             let load = (0..4)
                 .filter(|&tier| loads[tier] > 0.0)
-                .map(|tier| {
-                    self.tiers[tier].seconds(loads[tier], question.queued[tier] as f64, now)
-                })
+                .map(|tier| self.tiers[tier].seconds(loads[tier], query.queued[tier] as f64, now))
                 .fold(0.0, f64::max);
             let compute = rest(pages).unwrap_or(0.0);
-            let takes = match question.choice {
-                Choice::Auto => load + compute < (recompute * (1.0 - GAIN)).min(best.1 + best.2),
-                Choice::Always => true,
-                Choice::Never => false,
+            let worth_it = match query.mode {
+                LoadMode::Auto => {
+                    load + compute < (recompute * (1.0 - MIN_GAIN)).min(best.1 + best.2)
+                }
+                LoadMode::Always => true,
+                LoadMode::Never => false,
             };
-            if takes {
+            if worth_it {
                 best = (pages, load, compute);
             }
         }
@@ -263,43 +264,43 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn question(found: &[Stretch], tokens: u64) -> Question<'_> {
-        Question {
+    fn query(found: &[TierSpan], tokens: u64) -> LoadQuery<'_> {
+        LoadQuery {
             found,
             page_bytes: MIB,
             page_tokens: 64,
             before: 0,
             tokens,
             queued: [0; 4],
-            choice: Choice::Auto,
+            mode: LoadMode::Auto,
         }
     }
 
-    fn disk(pages: usize) -> [Stretch; 1] {
-        [Stretch { tier: Tier::Disk, pages }]
+    fn disk(pages: usize) -> [TierSpan; 1] {
+        [TierSpan { tier: Tier::Disk, pages }]
     }
 
-    /// Computes 10,000 tokens a second, and loads `rate` bytes a second from disk.
+    /// A gate that computes 10,000 tokens per second and loads `rate` bytes per second from disk.
     fn gate(rate: f64) -> Gate {
         let mut gate = Gate::default();
         for _ in 0..40 {
-            gate.computed(0, 2_000, Duration::from_millis(200));
+            gate.record_prefill(0, 2_000, Duration::from_millis(200));
             let took = Duration::from_secs_f64(64e6 / rate);
-            gate.loaded(Tier::Disk, 64_000_000, took, 0.0);
+            gate.record_load(Tier::Disk, 64_000_000, took, 0.0);
         }
         gate
     }
 
     #[test]
-    fn all_is_loaded_until_something_is_known() {
-        assert_eq!(Gate::default().decide(&question(&disk(9), 1_000), 0.0).pages, 9);
+    fn gate_loads_all_without_measurements() {
+        assert_eq!(Gate::default().decide(&query(&disk(9), 1_000), 0.0).pages, 9);
     }
 
     #[test]
-    fn it_loads_above_break_even_and_computes_below() {
+    fn gate_loads_above_break_even_only() {
         // A page is 64 tokens, 6.4 ms to compute: break-even is 164 MB/s.
         for (rate, pages) in [(1.5e9, 30), (300e6, 30), (120e6, 0), (20e6, 0)] {
-            let decided = gate(rate).decide(&question(&disk(30), 2_000), 0.0);
+            let decided = gate(rate).decide(&query(&disk(30), 2_000), 0.0);
             assert_eq!(decided.pages, pages, "{rate}: {decided:?}");
             let total = decided.load + decided.compute;
             assert!(total <= decided.recompute);
@@ -307,79 +308,79 @@ mod tests {
     }
 
     #[test]
-    fn without_a_choice_it_only_says_how_long_that_takes() {
+    fn fixed_modes_still_estimate_times() {
         let (slow, found) = (gate(20e6), disk(30));
-        let told = |choice| slow.decide(&Question { choice, ..question(&found, 2_000) }, 0.0);
-        let (always, never) = (told(Choice::Always), told(Choice::Never));
+        let decided = |mode| slow.decide(&LoadQuery { mode, ..query(&found, 2_000) }, 0.0);
+        let (always, never) = (decided(LoadMode::Always), decided(LoadMode::Never));
         assert_eq!((always.pages, never.pages), (30, 0));
         assert!(always.load + always.compute > always.recompute);
         assert_eq!((never.load, never.compute), (Duration::ZERO, never.recompute));
-        let nothing = Question { choice: Choice::Never, ..question(&found, 2_000) };
+        let nothing = LoadQuery { mode: LoadMode::Never, ..query(&found, 2_000) };
         assert_eq!(Gate::default().decide(&nothing, 0.0).pages, 0);
-        assert!(Choice::parse("often").unwrap_err().to_string().contains("always"));
+        assert!(LoadMode::parse("often").unwrap_err().to_string().contains("always"));
     }
 
     #[test]
-    fn the_first_long_load_tells_that_a_tier_is_slow_and_a_short_one_does_not() {
+    fn first_long_load_reveals_slow_tier() {
         let mut gate = Gate::default();
-        gate.computed(0, 2_000, Duration::from_millis(200));
-        gate.loaded(Tier::Disk, 4 << 10, Duration::from_millis(1), 0.0);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 0.0).pages, 30);
-        gate.loaded(Tier::Disk, 16 * MIB, Duration::from_secs(1), 0.0);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 0.0).pages, 0);
+        gate.record_prefill(0, 2_000, Duration::from_millis(200));
+        gate.record_load(Tier::Disk, 4 << 10, Duration::from_millis(1), 0.0);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 0.0).pages, 30);
+        gate.record_load(Tier::Disk, 16 * MIB, Duration::from_secs(1), 0.0);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 0.0).pages, 0);
     }
 
     #[test]
-    fn a_cap_is_known_from_the_beginning_and_does_not_fade() {
+    fn cap_counts_at_once_and_never_fades() {
         let mut gate = Gate::default();
-        gate.computed(0, 2_000, Duration::from_millis(200));
-        gate.capped(Tier::Disk, 100_000_000);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 600.0).pages, 0);
-        gate.capped(Tier::Disk, 1_000_000_000);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 600.0).pages, 30);
+        gate.record_prefill(0, 2_000, Duration::from_millis(200));
+        gate.set_cap(Tier::Disk, 100_000_000);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 600.0).pages, 0);
+        gate.set_cap(Tier::Disk, 1_000_000_000);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 600.0).pages, 30);
     }
 
     #[test]
-    fn what_waits_already_counts() {
+    fn queued_bytes_count_against_loading() {
         let gate = gate(300e6);
         let found = disk(30);
-        let mut busy = question(&found, 2_000);
+        let mut busy = query(&found, 2_000);
         busy.queued[Tier::Disk as usize] = 600 * MIB;
         assert_eq!(gate.decide(&busy, 0.0).pages, 0);
     }
 
     #[test]
-    fn a_slow_tier_behind_a_fast_one_is_left_out() {
+    fn slow_tier_behind_fast_one_is_skipped() {
         let mut gate = gate(1.5e9);
         for _ in 0..40 {
-            gate.loaded(Tier::Remote, 64_000_000, Duration::from_secs(4), 0.0);
+            gate.record_load(Tier::Remote, 64_000_000, Duration::from_secs(4), 0.0);
         }
-        let found = [disk(10)[0], Stretch { tier: Tier::Remote, pages: 20 }];
-        assert_eq!(gate.decide(&question(&found, 2_000), 0.0).pages, 10);
+        let found = [disk(10)[0], TierSpan { tier: Tier::Remote, pages: 20 }];
+        assert_eq!(gate.decide(&query(&found, 2_000), 0.0).pages, 10);
     }
 
     #[test]
-    fn a_tier_that_was_slow_is_tried_again() {
+    fn slow_tier_is_retried_later() {
         let gate = gate(100e6);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 1.0).pages, 0);
-        assert_eq!(gate.decide(&question(&disk(30), 2_000), 120.0).pages, 30);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 1.0).pages, 0);
+        assert_eq!(gate.decide(&query(&disk(30), 2_000), 120.0).pages, 30);
     }
 
     #[test]
-    fn long_prompts_are_worth_more_than_short_ones() {
+    fn long_prompts_gain_more_than_short_ones() {
         let mut gate = Gate::default();
         for _ in 0..40 {
-            // 20 us a token and 10 ns a pair.
+            // 20 us per token and 10 ns per pair.
             for (before, tokens) in [(0, 500), (8_000, 500), (0, 4_000), (30_000, 1_000)] {
-                let pairs = Prefill::pairs(before as f64, tokens as f64);
+                let pairs = PrefillModel::pairs(before as f64, tokens as f64);
                 let seconds = 20e-6 * tokens as f64 + 10e-9 * pairs;
-                gate.computed(before, tokens, Duration::from_secs_f64(seconds));
+                gate.record_prefill(before, tokens, Duration::from_secs_f64(seconds));
             }
-            gate.loaded(Tier::Disk, 64_000_000, Duration::from_millis(160), 0.0);
+            gate.record_load(Tier::Disk, 64_000_000, Duration::from_millis(160), 0.0);
         }
-        // 2.6 ms a page to load; 1.3 ms to compute at the start, and 22 ms at 32,000 tokens.
-        assert_eq!(gate.decide(&question(&disk(8), 540), 0.0).pages, 0);
-        let long = gate.decide(&question(&disk(500), 32_100), 0.0);
+        // 2.6 ms to load a page; 1.3 ms to compute it at the start, and 22 ms at 32,000 tokens.
+        assert_eq!(gate.decide(&query(&disk(8), 540), 0.0).pages, 0);
+        let long = gate.decide(&query(&disk(500), 32_100), 0.0);
         assert_eq!(long.pages, 500);
         assert!(long.load > long.compute);
     }

@@ -1,18 +1,16 @@
-//! The cache over the tiers: where each page of a prompt is, from the device down to a store that
-//! others share, and what is to be where next.
+//! Tiers of KV pages: on which tiers each page of a prompt lies, from the device to a store shared
+//! by several machines, and where pages should go next.
 //!
-//! **What it is for.** [`PageTable`] says in one walk how far a prompt is known and on which tiers
-//! each stretch of it lies; who brings pages to a tier, and who needs them there, say so in it; and
-//! it names what a full tier can best do without, ends of prompts before their beginnings.
+//! **Purpose.** [`PageTable`] answers in one walk how many leading pages of a prompt are stored,
+//! and on which tiers. Transfers to a tier are claimed in it, and pages in use are locked in it. It
+//! chooses the pages that a full tier evicts, ends of prompts before their beginnings. [`remote`]
+//! is the slowest tier, shared by several machines. [`cache`] presents all tiers as one.
 //!
-//! **What it promises.** A walk takes no lock that anybody holds while bytes move, or for longer than
-//! it takes to move some hundred entries. A page that is locked on a tier is not given away there.
+//! **Promises.** A walk waits for no lock that is held while bytes move, or for longer than some
+//! hundred table entries take to change. A page locked on a tier is not evicted from it.
 //!
-//! [`remote`] is the slowest of the tiers: a place that several machines reach. [`cache`] is all of them
-//! as one.
-//!
-//! **What it may not know.** Sockets, engines. A page is a hash here, in a scope whose keys
-//! chain, so that equal hashes have equal pages before them.
+//! **Must not know** sockets and engines. A page is a hash here, in a scope whose keys chain: equal
+//! hashes have equal pages before them.
 
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,19 @@
-//! A cache whose remote is slow, dead or wrong: that costs hits, and nothing else.
+//! A cache whose remote is slow, dead or faulty: this costs hits and nothing else.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
 use common::*;
 use ritornello_tiers::Tier;
-use ritornello_tiers::cache::{Cache, PrefetchPolicy, Readiness, Settings, Wish};
+use ritornello_tiers::cache::{Cache, LookupOptions, PrefetchPolicy, Readiness, Settings};
 use ritornello_tiers::remote::Backend;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// More than any call may take here, and less than one that hangs.
+/// Upper bound of any call here, shorter than a call that hangs.
 const BOUND: Duration = Duration::from_secs(30);
 
-fn over(list: &[&str], settings: &Settings, remote: &Arc<Broken>) -> Cache {
+fn over(list: &[&str], settings: &Settings, remote: &Arc<FaultyRemote>) -> Cache {
     open_over(list, settings, Arc::clone(remote) as Arc<dyn Backend>)
 }
 
@@ -22,8 +22,8 @@ fn settings(prefetch: PrefetchPolicy) -> Settings {
 }
 
 /// A remote that holds a prompt.
-fn filled(prompt: &[Vec<u8>]) -> Arc<Broken> {
-    let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(Broken::default()));
+fn filled(prompt: &[Vec<u8>]) -> Arc<FaultyRemote> {
+    let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(FaultyRemote::default()));
     let cache = over(&[&host(&dir, 64), "memory:"], &Settings::default(), &remote);
     put(&cache, prompt, 0);
     cache.flush().unwrap();
@@ -32,62 +32,62 @@ fn filled(prompt: &[Vec<u8>]) -> Arc<Broken> {
 }
 
 #[test]
-fn a_remote_that_hangs_delays_nothing() {
+fn hanging_remote_delays_no_call() {
     let (theirs, ours) = (keys(1, 0, 40), keys(2, 0, 40));
     let remote = filled(&theirs);
     let dir = tempfile::tempdir().unwrap();
     let policy = PrefetchPolicy::parse("timeout(0.2, 0)").unwrap();
     let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
-    remote.be(Fault::Hangs);
+    remote.set_fault(Fault::Hangs);
     let begun = Instant::now();
     assert_eq!(put(&cache, &ours, 0), 40);
     assert!(reads(&cache, &ours, 0));
-    assert_eq!(ask(&cache, &theirs).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &theirs).readiness, Readiness::Asking);
     assert_eq!(find(&cache, &theirs).local, 0);
     assert_eq!(find(&cache, &ours).local, 40);
     cache.close().unwrap();
     assert!(begun.elapsed() < BOUND);
-    remote.be(Fault::None);
+    remote.set_fault(Fault::None);
 }
 
 #[test]
-fn what_a_slow_remote_has_no_room_for_is_dropped_and_counted() {
-    let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(Broken::default()));
+fn writes_beyond_queue_are_dropped_and_counted() {
+    let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(FaultyRemote::default()));
     let few = Settings { write_queue: 30 * PAGE as u64, ..Settings::default() };
     let cache = over(&[&host(&dir, 64), "memory:"], &few, &remote);
-    remote.be(Fault::Hangs);
+    remote.set_fault(Fault::Hangs);
     for number in 0..10 {
         assert_eq!(put(&cache, &keys(number, 0, 20), 0), 20);
     }
-    let far = tier(&cache, "remote");
-    assert!(far.queued_bytes <= 30 * PAGE as u64, "{far:?}");
-    assert!(far.dropped_pages >= 200 - 30 - 20, "{far:?}");
-    remote.be(Fault::None);
+    let stats = tier(&cache, "remote");
+    assert!(stats.queued_bytes <= 30 * PAGE as u64, "{stats:?}");
+    assert!(stats.dropped_pages >= 200 - 30 - 20, "{stats:?}");
+    remote.set_fault(Fault::None);
     cache.flush().unwrap();
-    let far = tier(&cache, "remote");
-    assert_eq!(far.queued_bytes, 0);
-    assert_eq!(far.dropped_pages + far.written_pages + far.lost_pages, 200, "{far:?}");
+    let stats = tier(&cache, "remote");
+    assert_eq!(stats.queued_bytes, 0);
+    assert_eq!(stats.dropped_pages + stats.written_pages + stats.lost_pages, 200, "{stats:?}");
 }
 
 #[test]
-fn a_remote_that_fails_is_a_miss() {
+fn failing_remote_is_a_miss() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);
     for fault in [Fault::Fails, Fault::Short] {
         let dir = tempfile::tempdir().unwrap();
         let cache =
             over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-        remote.be(fault);
+        remote.set_fault(fault);
         let found = find(&cache, &prompt);
         assert!(found.local < 40, "{fault:?}");
         get(&cache, &prompt, 0);
         assert_eq!(cache.stats().unwrap().prefetch.failed, 1);
-        remote.be(Fault::None);
+        remote.set_fault(Fault::None);
     }
 }
 
 #[test]
-fn a_remote_that_is_not_mounted_costs_hits_and_is_counted() {
+fn unmounted_remote_costs_hits_and_is_counted() {
     let (dir, prompt) = (tempfile::tempdir().unwrap(), keys(1, 0, 10));
     let absent = remote(&dir.path().join("not/mounted"));
     let cache = open(&[&host(&dir, 64), &disk(&dir, 64), &absent]);
@@ -103,19 +103,19 @@ fn a_remote_that_is_not_mounted_costs_hits_and_is_counted() {
 }
 
 #[test]
-fn a_prefetch_stops_at_the_first_page_that_does_not_come() {
-    // More than one turn of objects.
+fn prefetch_stops_at_first_missing_page() {
+    // More than one batch of objects.
     let prompt = keys(1, 0, 700);
     let remote = filled(&prompt);
     let (dir, lost) = (tempfile::tempdir().unwrap(), std::sync::Mutex::new(Vec::new()));
     remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-    // Found when it is asked for, and gone when it is read.
+    // Found by the probe, and missing when it is read.
     let remote_now = Arc::clone(&remote);
-    assert_eq!(ask(&cache, &prompt).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
     until("it brings something", || cache.stats().unwrap().prefetch.pages > 0);
-    remote_now.be(Fault::Short);
+    remote_now.set_fault(Fault::Short);
     let found = find(&cache, &prompt);
     let prefetch = cache.stats().unwrap().prefetch;
     assert_eq!(prefetch.failed + prefetch.completed, 1);
@@ -124,37 +124,37 @@ fn a_prefetch_stops_at_the_first_page_that_does_not_come() {
 }
 
 #[test]
-fn a_remote_that_says_nothing_is_not_waited_for_as_long_as_pages_that_come() {
+fn silent_remote_is_waited_for_briefly() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);
     let dir = tempfile::tempdir().unwrap();
     let policy = PrefetchPolicy::parse("timeout(0.5, 1000)").unwrap();
     let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
-    remote.be(Fault::Hangs);
-    let wish = Wish { page_tokens: 16, tokens: 641, ..Wish::default() };
-    let find = || cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+    remote.set_fault(Fault::Hangs);
+    let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
+    let find = || cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!(find().readiness, Readiness::Asking);
     until("an answer", || find().readiness == Readiness::Ready);
     assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the remote has given up");
-    remote.be(Fault::None);
+    remote.set_fault(Fault::None);
 }
 
 #[test]
-fn a_prefetch_can_be_stopped() {
+fn prefetch_can_be_cancelled() {
     let prompt = keys(1, 0, 700);
     let remote = filled(&prompt);
     let dir = tempfile::tempdir().unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
     assert!(!cache.cancel(&scope(), &refs(&prompt)).unwrap());
-    remote.be(Fault::Hangs);
-    assert_eq!(ask(&cache, &prompt).readiness, Readiness::Asking);
+    remote.set_fault(Fault::Hangs);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
     assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
-    remote.be(Fault::None);
+    remote.set_fault(Fault::None);
     until("it is counted", || cache.stats().unwrap().prefetch.cancelled == 1);
     assert_eq!(cache.stats().unwrap().prefetch.pages, 0);
-    // Who asks again starts anew, also while the one that was stopped still reads.
-    assert_eq!(ask(&cache, &prompt).readiness, Readiness::Asking);
+    // A new lookup starts a new prefetch, even while the cancelled one still reads.
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
     until("it reads", || {
         cache.stats().unwrap().prefetch.pages > 0 || find(&cache, &prompt).local == 700
     });
@@ -164,7 +164,7 @@ fn a_prefetch_can_be_stopped() {
 }
 
 #[test]
-fn two_prompts_that_begin_alike_bring_each_page_once() {
+fn shared_prefix_is_fetched_once() {
     let (a, b) = (keys(1, 300, 320), keys(2, 300, 320));
     let (dir, remote) = (tempfile::tempdir().unwrap(), filled(&a));
     {
@@ -175,17 +175,17 @@ fn two_prompts_that_begin_alike_bring_each_page_once() {
     }
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-    ask(&cache, &a);
-    ask(&cache, &b);
+    find_once(&cache, &a);
+    find_once(&cache, &b);
     assert_eq!((find(&cache, &a).local, find(&cache, &b).local), (320, 320));
     assert!(reads(&cache, &a, 0) && reads(&cache, &b, 0));
-    // What both have came once; objects that reach over the fork came with each.
+    // Shared pages were fetched once; objects that cross the fork were fetched for each prompt.
     let pages = cache.stats().unwrap().prefetch.pages;
     assert!((340..=350).contains(&pages), "{pages}");
 }
 
-/// A remote that holds a prompt but for the object that ends with page `hole`.
-fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<Broken> {
+/// A remote that holds a prompt without the object that ends with page `hole`.
+fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<FaultyRemote> {
     let remote = filled(prompt);
     let last = ritornello_format::PageHash::of(&scope().id(), &prompt[hole - 1]);
     let last = last.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -194,16 +194,16 @@ fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<Broken> {
     remote
 }
 
-/// Names, in order.
-fn objects(remote: &Broken) -> Vec<String> {
+/// Names of the objects, in order.
+fn objects(remote: &FaultyRemote) -> Vec<String> {
     let mut objects = Vec::new();
     remote.inner.list("", &mut |found| objects.push(found.name)).unwrap();
     objects
 }
 
 #[test]
-fn a_hole_in_a_prompt_is_filled_by_whoever_puts_more_behind_it() {
-    // Ten full objects, of which the search for its end does not ask for the first ones.
+fn put_behind_gap_fills_it() {
+    // Ten full objects; the search for the end does not query the first ones.
     let prompt = keys(1, 0, 1310);
     for hole in [128, 256, 1280, 1296] {
         let remote = without(&prompt[..1300], hole);
@@ -212,8 +212,8 @@ fn a_hole_in_a_prompt_is_filled_by_whoever_puts_more_behind_it() {
         let cache = over(&[&host(&dir, 64), "memory:"], &Settings::default(), &remote);
         put(&cache, &prompt, 1300);
         cache.flush().unwrap();
-        let far = tier(&cache, "remote");
-        assert_eq!((far.lost_pages, far.dropped_pages), (0, 0));
+        let stats = tier(&cache, "remote");
+        assert_eq!((stats.lost_pages, stats.dropped_pages), (0, 0));
         let wait = settings(PrefetchPolicy::WaitComplete);
         let other = tempfile::tempdir().unwrap();
         let cache = over(&[&host(&other, 64), "memory:"], &wait, &remote);
@@ -223,7 +223,7 @@ fn a_hole_in_a_prompt_is_filled_by_whoever_puts_more_behind_it() {
 }
 
 #[test]
-fn nothing_is_written_behind_a_hole_that_cannot_be_filled() {
+fn no_write_behind_unfillable_gap() {
     let prompt = keys(1, 0, 1310);
     let remote = without(&prompt[..1300], 128);
     let before = objects(&remote);

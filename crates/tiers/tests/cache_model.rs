@@ -1,5 +1,5 @@
-//! A cache against what it was given: whatever is done in whatever order, bytes that come are right,
-//! and what is found can be read.
+//! A cache against a model: after any sequence of operations, bytes read are right, and pages found
+//! can be read.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -16,7 +16,7 @@ enum Step {
     Get(usize, usize, usize),
     Cancel(usize),
     Flush,
-    /// Closes the cache and opens it with these tiers.
+    /// Closes the cache and reopens it with these tiers.
     Open(usize),
 }
 
@@ -41,14 +41,14 @@ fn range(of: &[Vec<u8>], a: usize, b: usize) -> std::ops::Range<usize> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
     #[test]
-    fn bytes_are_right_whatever_happens(steps in steps()) {
-        let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (host, disk, far) = (host(&dir, 16), disk(&dir, 24), remote(far.path()));
+    fn bytes_are_right_after_any_operations(steps in steps()) {
+        let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (host, disk, shared) = (host(&dir, 16), disk(&dir, 24), remote(remote_dir.path()));
         let lists: [Vec<String>; 5] = [
-            vec![host.clone(), disk.clone(), far.clone()],
-            vec![host.clone(), format!("{disk} write=write_back"), format!("{far} write=selective(1)")],
-            vec![host.clone(), far.clone()],
-            vec![disk.clone(), format!("{far} write=write_back")],
+            vec![host.clone(), disk.clone(), shared.clone()],
+            vec![host.clone(), format!("{disk} write=write_back"), format!("{shared} write=selective(1)")],
+            vec![host.clone(), shared.clone()],
+            vec![disk.clone(), format!("{shared} write=write_back")],
             vec![host, format!("{disk} write=selective(2)")],
         ];
         let reopen = |list: &Vec<String>| open(&list.iter().map(String::as_str).collect::<Vec<_>>());
@@ -82,7 +82,7 @@ proptest! {
                 Step::Cancel(prompt) => {
                     let (number, fork, pages) = PROMPTS[prompt];
                     let keys = keys(number, fork, pages);
-                    let _ = ask(&cache, &keys);
+                    let _ = find_once(&cache, &keys);
                     cache.cancel(&scope(), &refs(&keys)).unwrap();
                 }
                 Step::Flush => cache.flush().unwrap(),

@@ -1,4 +1,4 @@
-//! When a tier is written to.
+//! Write policies of tiers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -22,7 +22,7 @@ fn written(cache: &Cache) -> u64 {
 }
 
 #[test]
-fn selective_writes_what_was_found_often_enough() {
+fn selective_writes_pages_hit_often_enough() {
     let dir = tempfile::tempdir().unwrap();
     let cache = on_disk(&dir, "selective(2)");
     let (often, once) = (keys(1, 0, 10), keys(2, 0, 10));
@@ -37,7 +37,7 @@ fn selective_writes_what_was_found_often_enough() {
     assert_eq!(written(&cache), 7);
     find(&cache, &often[..7]);
     cache.flush().unwrap();
-    assert_eq!(written(&cache), 7, "once is enough");
+    assert_eq!(written(&cache), 7, "pages are written once");
     cache.close().unwrap();
     let below = open(&[&disk(&dir, 128)]);
     assert_eq!(find(&below, &often).local, 7);
@@ -45,7 +45,7 @@ fn selective_writes_what_was_found_often_enough() {
 }
 
 #[test]
-fn what_the_disk_has_lost_is_written_again() {
+fn pages_lost_on_disk_are_written_again() {
     for policy in ["write_through", "selective(1)", "write_back"] {
         let dir = tempfile::tempdir().unwrap();
         let cache = on_disk(&dir, policy);
@@ -64,7 +64,7 @@ fn what_the_disk_has_lost_is_written_again() {
 }
 
 #[test]
-fn none_writes_nothing_and_reads_what_others_wrote() {
+fn none_policy_reads_without_writing() {
     let dir = tempfile::tempdir().unwrap();
     let (theirs, ours) = (keys(1, 0, 10), keys(2, 0, 10));
     put(&open(&[&disk(&dir, 128)]), &theirs, 0);
@@ -87,12 +87,12 @@ fn write_back_waits_until_memory_is_nearly_full() {
     for number in 1..60 {
         assert_eq!(put(&cache, &keys(number, 0, 20), 0), 20, "{number}");
         if number % 10 == 0 {
-            // The tier fills no faster than it is looked at.
+            // The tier fills no faster than its level is checked.
             std::thread::sleep(Duration::from_millis(1200));
         }
     }
     until("what is old is written", || written(&cache) > 0);
-    // What memory has let go of is on the disk, most of it.
+    // Most of the pages evicted from memory are on disk.
     let gone = |number: &u8| spans(&find(&cache, &keys(*number, 0, 20))) != [(Tier::Host, 20)];
     let left: Vec<u8> = (0..60).filter(gone).collect();
     assert!(!left.is_empty());
@@ -104,12 +104,13 @@ fn write_back_waits_until_memory_is_nearly_full() {
 }
 
 #[test]
-fn a_flush_writes_back_everything() {
+fn flush_writes_all_dirty_pages_back() {
     let dir = tempfile::tempdir().unwrap();
-    let far = tempfile::tempdir().unwrap();
+    let remote_dir = tempfile::tempdir().unwrap();
     let prompts: Vec<_> = (0..8).map(|number| keys(number, 9, 30)).collect();
     {
-        let cache = open(&[&host(&dir, 64), &format!("{} write=write_back", remote(far.path()))]);
+        let cache =
+            open(&[&host(&dir, 64), &format!("{} write=write_back", remote(remote_dir.path()))]);
         for prompt in &prompts {
             put(&cache, prompt, 0);
         }
@@ -117,7 +118,7 @@ fn a_flush_writes_back_everything() {
         cache.flush().unwrap();
     }
     let other = tempfile::tempdir().unwrap();
-    let cache = open(&[&host(&other, 64), &remote(far.path())]);
+    let cache = open(&[&host(&other, 64), &remote(remote_dir.path())]);
     for prompt in &prompts {
         assert_eq!(find(&cache, prompt).local, 30);
         assert!(reads(&cache, prompt, 0));
@@ -125,7 +126,7 @@ fn a_flush_writes_back_everything() {
 }
 
 #[test]
-fn pages_that_another_process_put_more_behind_are_written_back() {
+fn pages_extended_by_another_process_are_written_back() {
     let dir = tempfile::tempdir().unwrap();
     let list = [&host(&dir, 64)[..], &format!("{} write=write_back", disk(&dir, 64))];
     let prompt = keys(1, 0, 20);
@@ -139,18 +140,18 @@ fn pages_that_another_process_put_more_behind_are_written_back() {
 }
 
 #[test]
-fn what_the_first_tier_has_no_room_for_goes_to_the_next() {
+fn spilled_pages_go_to_the_next_tier() {
     for policy in ["write_through", "write_back"] {
-        let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // 200 pages with padding are 4.7 MiB. A lease keeps the first of them on the first tier: fewer
-        // than half of what fits there, which is what one client may lease.
+        let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // 200 pages with padding are 4.7 MiB. A lease keeps the first of them on the first tier:
+        // less than half of its capacity, which is what one client may lease.
         let prompt = keys(1, 0, 200);
         let disk = format!("{} write={policy}", disk(&dir, 64));
-        let cache = open(&[&host(&dir, 4), &disk, &remote(far.path())]);
+        let cache = open(&[&host(&dir, 4), &disk, &remote(remote_dir.path())]);
         assert_eq!(put(&cache, &prompt[..40], 0), 40);
         let found = find(&cache, &prompt[..40]);
         assert_eq!(found.local, 40);
-        assert!(put(&cache, &prompt, 40) < 160, "the first tier has room for all");
+        assert!(put(&cache, &prompt, 40) < 160, "the first tier has space for all");
         cache.flush().unwrap();
         cache.flush().unwrap();
         release(&cache, &found);
@@ -164,25 +165,25 @@ fn what_the_first_tier_has_no_room_for_goes_to_the_next() {
 }
 
 #[test]
-fn a_remote_gets_what_the_first_tier_has_no_room_for() {
-    let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+fn spilled_pages_go_to_the_remote() {
+    let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let prompt = keys(1, 0, 200);
-    let cache = open(&[&host(&dir, 4), &remote(far.path())]);
+    let cache = open(&[&host(&dir, 4), &remote(remote_dir.path())]);
     assert!(put(&cache, &prompt, 0) < 200);
     cache.flush().unwrap();
     let there = tier(&cache, "remote");
     assert_eq!((there.written_pages, there.lost_pages, there.dropped_pages), (200, 0, 0));
     let other = tempfile::tempdir().unwrap();
-    let cache = open(&[&host(&other, 64), &remote(far.path())]);
+    let cache = open(&[&host(&other, 64), &remote(remote_dir.path())]);
     assert_eq!(find(&cache, &prompt).local, 200);
     assert!(reads(&cache, &prompt, 0));
 }
 
 #[test]
-fn pages_that_stand_alone_and_end_alike_are_not_taken_for_one_prompt() {
+fn unchained_pages_are_not_merged_into_a_prompt() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 4), &format!("{} rate=4MB", disk(&dir, 64))]);
-    // Memory is full and kept so, and the disk is busy with that for a second.
+    // Memory is full and stays so, and the disk is busy for a second.
     let full = keys(1, 0, 200);
     let taken = put(&cache, &full, 0);
     assert!(taken < 200);
@@ -207,22 +208,22 @@ fn pages_that_stand_alone_and_end_alike_are_not_taken_for_one_prompt() {
 }
 
 #[test]
-fn a_prompt_that_grows_page_by_page_is_written_in_few_pieces() {
-    let (dir, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let cache = open(&[&host(&dir, 64), &remote(far.path())]);
+fn growing_prompt_is_written_in_few_objects() {
+    let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let cache = open(&[&host(&dir, 64), &remote(remote_dir.path())]);
     let prompt = keys(1, 0, 60);
     for end in 1..=60 {
         put(&cache, &prompt[..end], end - 1);
     }
     cache.flush().unwrap();
     let other = tempfile::tempdir().unwrap();
-    let there = open(&[&host(&other, 64), &remote(far.path())]);
+    let there = open(&[&host(&other, 64), &remote(remote_dir.path())]);
     assert_eq!(find(&there, &prompt).local, 60);
     assert!(reads(&there, &prompt, 0));
 }
 
 #[test]
-fn a_capped_tier_takes_its_time() {
+fn capped_tier_keeps_its_rate() {
     let dir = tempfile::tempdir().unwrap();
     let prompt = keys(1, 0, 20);
     put(&open(&[&disk(&dir, 128)]), &prompt, 0);
@@ -233,7 +234,7 @@ fn a_capped_tier_takes_its_time() {
 }
 
 #[test]
-fn who_names_a_parent_is_heard_by_the_disk_and_not_by_the_remote() {
+fn put_with_parent_reaches_disk_not_remote() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 64), &disk(&dir, 64), "memory:"]);
     let prompt = keys(1, 0, 10);
@@ -253,24 +254,24 @@ fn who_names_a_parent_is_heard_by_the_disk_and_not_by_the_remote() {
 }
 
 #[test]
-fn a_host_tier_beyond_the_limit_of_memory_is_refused_before_anything_is_made() {
+fn host_tier_above_memory_limit_is_refused() {
     let Some(group) = ritornello_store::control_group() else { return };
     let dir = tempfile::tempdir().unwrap();
     let list = [format!("host {}B {}/host", group.limit + 1, dir.path().display())];
     let list = ritornello_tiers::cache::TierSpec::list(&list).unwrap();
-    let error = Cache::open(&list, &Settings::default(), far).unwrap_err().to_string();
+    let error = Cache::open(&list, &Settings::default(), open_remote).unwrap_err().to_string();
     assert!(error.contains("control group"), "{error}");
     assert!(!dir.path().join("host").exists());
 }
 
 #[test]
-fn a_patient_policy_says_ask_again_and_an_impatient_one_does_not() {
-    let far = tempfile::tempdir().unwrap();
+fn only_waiting_policies_ask_again() {
+    let remote_dir = tempfile::tempdir().unwrap();
     for (policy, again) in [("best_effort", false), ("wait_complete", true), ("timeout", true)] {
         let dir = tempfile::tempdir().unwrap();
         let policy = PrefetchPolicy::parse(policy).unwrap();
-        let cache = open_with(&[&host(&dir, 64), &remote(far.path())], policy);
-        let found = ask(&cache, &keys(1, 0, 5));
+        let cache = open_with(&[&host(&dir, 64), &remote(remote_dir.path())], policy);
+        let found = find_once(&cache, &keys(1, 0, 5));
         assert_eq!(found.readiness != ritornello_tiers::cache::Readiness::Ready, again);
         assert_eq!(find(&cache, &keys(1, 0, 5)).local, 0);
     }

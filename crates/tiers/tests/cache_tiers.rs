@@ -1,17 +1,17 @@
-//! A cache over its tiers: what is put is found, wherever it went meanwhile.
+//! A cache over its tiers: pages that were put are found, wherever they moved.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
 use common::*;
 use ritornello_tiers::Tier;
-use ritornello_tiers::cache::{PrefetchPolicy, Readiness, Wish};
+use ritornello_tiers::cache::{LookupOptions, PrefetchPolicy, Readiness};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 #[test]
-fn what_is_put_is_found_and_read_on_the_first_tier() {
+fn put_pages_are_read_from_first_tier() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
     let keys = keys(1, 0, 12);
@@ -30,7 +30,7 @@ fn what_is_put_is_found_and_read_on_the_first_tier() {
 }
 
 #[test]
-fn what_only_the_disk_has_is_read_from_there_and_is_in_memory_afterwards() {
+fn pages_read_from_disk_are_promoted() {
     let dir = tempfile::tempdir().unwrap();
     let prompt = keys(1, 0, 20);
     {
@@ -38,7 +38,7 @@ fn what_only_the_disk_has_is_read_from_there_and_is_in_memory_afterwards() {
         assert_eq!(put(&below, &prompt, 0), 20);
     }
     let cache = open(&[&host(&dir, 64), &format!("{} write=none", disk(&dir, 128))]);
-    // The first pages are in memory, too, and so is another end of the prompt.
+    // The first pages are in memory as well, and so is another continuation of the prompt.
     assert_eq!(put(&cache, &prompt[..5], 0), 5);
     let longer = [&prompt[..], &keys(2, 0, 24)[20..]].concat();
     assert_eq!(put(&cache, &longer, 20), 4);
@@ -46,7 +46,7 @@ fn what_only_the_disk_has_is_read_from_there_and_is_in_memory_afterwards() {
     assert_eq!(spans(&found), [(Tier::Host, 5), (Tier::Disk, 15), (Tier::Host, 4)]);
     release(&cache, &found);
     assert!(reads(&cache, &longer, 0));
-    // Some may have risen before they were read.
+    // Some pages may have been promoted before they were read.
     let (host, disk) = (tier(&cache, "host"), tier(&cache, "disk"));
     assert!(host.promoted_pages >= 15 && host.loaded_pages >= 9, "{host:?}");
     assert_eq!(host.loaded_pages + disk.loaded_pages, 24);
@@ -57,18 +57,18 @@ fn what_only_the_disk_has_is_read_from_there_and_is_in_memory_afterwards() {
 }
 
 #[test]
-fn what_is_found_on_the_disk_rises_before_it_is_loaded() {
+fn pages_found_on_disk_are_promoted_before_load() {
     for policy in ["best_effort", "wait_complete"] {
         let dir = tempfile::tempdir().unwrap();
         let prompt = keys(1, 0, 500);
         put(&open(&[&disk(&dir, 128)]), &prompt, 0);
         let policy = PrefetchPolicy::parse(policy).unwrap();
         let cache = open_with(&[&host(&dir, 64), &disk(&dir, 128)], policy);
-        let found = ask(&cache, &prompt);
-        assert_eq!((found.readiness, found.load), (Readiness::Ready, 500), "nobody waits");
+        let found = find_once(&cache, &prompt);
+        assert_eq!((found.readiness, found.load), (Readiness::Ready, 500), "no lookup waits");
         until("it rises", || tier(&cache, "host").promoted_pages == 500);
         release(&cache, &found);
-        until("it is found there", || spans(&ask(&cache, &prompt)) == [(Tier::Host, 500)]);
+        until("it is found there", || spans(&find_once(&cache, &prompt)) == [(Tier::Host, 500)]);
         assert!(reads(&cache, &prompt, 0));
         assert_eq!(
             (tier(&cache, "host").loaded_pages, tier(&cache, "disk").loaded_pages),
@@ -80,13 +80,13 @@ fn what_is_found_on_the_disk_rises_before_it_is_loaded() {
 }
 
 #[test]
-fn what_rises_stops_when_nobody_wants_it() {
+fn cancelled_promotion_stops() {
     let dir = tempfile::tempdir().unwrap();
     let prompt = keys(1, 0, 500);
     put(&open(&[&disk(&dir, 128)]), &prompt, 0);
-    // Slow enough to be stopped in the middle: 500 pages are five seconds.
+    // Slow enough to be cancelled midway: 500 pages take five seconds.
     let cache = open(&[&host(&dir, 64), &format!("{} rate=2MB", disk(&dir, 128))]);
-    ask(&cache, &prompt);
+    find_once(&cache, &prompt);
     assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
     until("it has stopped", || tier(&cache, "host").queued_bytes == 0);
     assert!(tier(&cache, "host").promoted_pages < 500);
@@ -94,7 +94,7 @@ fn what_rises_stops_when_nobody_wants_it() {
 }
 
 #[test]
-fn both_tiers_of_a_machine_survive_a_restart() {
+fn local_tiers_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (keys(1, 0, 10), keys(2, 0, 10));
     {
@@ -108,36 +108,36 @@ fn both_tiers_of_a_machine_survive_a_restart() {
         assert_eq!(spans(&find(&cache, &a)), [(Tier::Host, 10)]);
         assert!(reads(&cache, &a, 0));
     }
-    // As after a restart of the machine.
+    // Host memory is lost, as by a restart of the machine.
     fs::remove_dir_all(dir.path().join("host")).unwrap();
     let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
     assert_eq!(spans(&find(&cache, &b)), [(Tier::Disk, 10)]);
     assert!(reads(&cache, &b, 0));
 }
 
-/// Two machines: nothing in common but the remote.
+/// Two machines that share the remote only.
 fn machines() -> (tempfile::TempDir, tempfile::TempDir, tempfile::TempDir) {
     let new = || tempfile::tempdir().unwrap();
     (new(), new(), new())
 }
 
 #[test]
-fn what_one_machine_put_another_finds_through_the_remote() {
-    let (one, two, far) = machines();
+fn other_machine_finds_pages_through_remote() {
+    let (one, two, remote_dir) = machines();
     let prompt = keys(1, 0, 150);
     {
-        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        let cache = open(&[&host(&one, 64), &remote(remote_dir.path())]);
         put(&cache, &prompt[..100], 0);
         put(&cache, &prompt, 100);
         cache.flush().unwrap();
         assert_eq!(tier(&cache, "remote").dropped_pages, 0);
     }
-    let cache = open(&[&host(&two, 64), &disk(&two, 64), &remote(far.path())]);
-    assert_eq!(ask(&cache, &prompt).readiness, Readiness::Asking);
+    let cache = open(&[&host(&two, 64), &disk(&two, 64), &remote(remote_dir.path())]);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
     let found = find(&cache, &prompt);
     assert_eq!((spans(&found), found.brought), (vec![(Tier::Host, 150)], 150));
     assert!(reads(&cache, &prompt, 0));
-    // What came from afar is kept on the disk, too.
+    // Prefetched pages are written to the disk as well.
     cache.flush().unwrap();
     assert_eq!(tier(&cache, "disk").written_pages, 150);
     let prefetch = cache.stats().unwrap().prefetch;
@@ -145,19 +145,20 @@ fn what_one_machine_put_another_finds_through_the_remote() {
 }
 
 #[test]
-fn best_effort_never_says_ask_again_and_has_it_the_next_time() {
-    let (one, two, far) = machines();
+fn best_effort_serves_the_next_lookup() {
+    let (one, two, remote_dir) = machines();
     let prompt = keys(1, 0, 40);
     {
-        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        let cache = open(&[&host(&one, 64), &remote(remote_dir.path())]);
         put(&cache, &prompt, 0);
         cache.flush().unwrap();
     }
-    let cache = open_with(&[&host(&two, 64), &remote(far.path())], PrefetchPolicy::BestEffort);
+    let cache =
+        open_with(&[&host(&two, 64), &remote(remote_dir.path())], PrefetchPolicy::BestEffort);
     let until = Instant::now() + Duration::from_secs(60);
     let mut asked = 0;
     loop {
-        let found = ask(&cache, &prompt);
+        let found = find_once(&cache, &prompt);
         assert_eq!(found.readiness, Readiness::Ready);
         asked += 1;
         if found.local == 40 {
@@ -165,11 +166,11 @@ fn best_effort_never_says_ask_again_and_has_it_the_next_time() {
         }
         assert!(Instant::now() < until);
     }
-    assert!(asked > 1, "it was there at once");
+    assert!(asked > 1, "the pages were found at once");
     assert!(reads(&cache, &prompt, 0));
 }
 
-/// All objects of a remote in a directory.
+/// The files of all objects of a remote in a directory.
 fn objects(dir: &Path) -> Vec<std::path::PathBuf> {
     let (mut left, mut found) = (vec![dir.to_owned()], Vec::new());
     while let Some(dir) = left.pop() {
@@ -183,14 +184,14 @@ fn objects(dir: &Path) -> Vec<std::path::PathBuf> {
 
 #[test]
 fn damaged_objects_are_misses() {
-    let (one, two, far) = machines();
+    let (one, two, remote_dir) = machines();
     let prompt = keys(1, 0, 30);
     {
-        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        let cache = open(&[&host(&one, 64), &remote(remote_dir.path())]);
         put(&cache, &prompt, 0);
         cache.flush().unwrap();
     }
-    let objects = objects(far.path());
+    let objects = objects(remote_dir.path());
     assert!(!objects.is_empty());
     for path in objects {
         let mut bytes = fs::read(&path).unwrap();
@@ -198,7 +199,7 @@ fn damaged_objects_are_misses() {
         bytes[middle] ^= 1;
         fs::write(&path, bytes).unwrap();
     }
-    let cache = open(&[&host(&two, 64), &remote(far.path())]);
+    let cache = open(&[&host(&two, 64), &remote(remote_dir.path())]);
     let found = find(&cache, &prompt);
     assert!(found.local < 30);
     get(&cache, &prompt, 0);
@@ -206,25 +207,25 @@ fn damaged_objects_are_misses() {
 }
 
 #[test]
-fn the_gate_leaves_what_is_slower_to_load_than_to_compute() {
-    let (one, two, far) = machines();
+fn gate_skips_pages_slower_than_computing() {
+    let (one, two, remote_dir) = machines();
     let prompt = keys(1, 0, 40);
     {
-        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        let cache = open(&[&host(&one, 64), &remote(remote_dir.path())]);
         put(&cache, &prompt, 0);
         cache.flush().unwrap();
     }
-    let cache = open(&[&host(&two, 64), &remote(far.path())]);
+    let cache = open(&[&host(&two, 64), &remote(remote_dir.path())]);
     put(&cache, &prompt[..10], 0);
     for _ in 0..60 {
         cache.learn_prefill(0, 640, Duration::from_millis(10));
         cache.learn_load(Tier::Host, 8 << 20, Duration::from_micros(100));
         cache.learn_load(Tier::Remote, 8 << 20, Duration::from_secs(20));
     }
-    let wish = Wish { page_tokens: 16, tokens: 641, ..Wish::default() };
+    let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
     let until = Instant::now() + Duration::from_secs(60);
     let found = loop {
-        let found = cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+        let found = cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
         if found.readiness == Readiness::Ready {
             break found;
         }
@@ -234,17 +235,17 @@ fn the_gate_leaves_what_is_slower_to_load_than_to_compute() {
     assert_eq!((found.load, found.brought), (10, 0));
     let stats = cache.stats().unwrap();
     assert_eq!((stats.prefetch.declined, stats.prefetch.pages), (1, 0));
-    // And of what is in memory, if that is slow, too.
+    // The same for host memory, if that is slow, too.
     for _ in 0..60 {
         cache.learn_load(Tier::Host, 8 << 20, Duration::from_secs(20));
     }
-    let found = cache.find(&scope(), &refs(&prompt), TTL, &wish).unwrap();
+    let found = cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!((found.local, found.load), (10, 0));
     assert!(found.leases.is_empty());
 }
 
 #[test]
-fn scopes_whose_keys_do_not_chain_are_read_page_by_page() {
+fn unchained_scope_is_read_page_by_page() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 64), &disk(&dir, 64), "memory:"]);
     let scope = std::sync::Arc::new(ritornello_format::Scope::opaque("apart", PAGE as u64, false));
@@ -262,7 +263,7 @@ fn scopes_whose_keys_do_not_chain_are_read_page_by_page() {
     assert_eq!(ticket.unwrap().wait(Some(TTL)).unwrap().pages, 3);
     let there = cache.exists(&scope, &refs(&keys)).unwrap();
     assert_eq!(there, [false, false, false, true, true, true]);
-    let found = cache.find(&scope, &refs(&keys[3..]), TTL, &Wish::default()).unwrap();
+    let found = cache.find(&scope, &refs(&keys[3..]), TTL, &LookupOptions::default()).unwrap();
     assert_eq!((found.readiness, found.local), (Readiness::Ready, 3));
     cache.flush().unwrap();
     assert_eq!(tier(&cache, "remote").written_pages, 0);

@@ -1,10 +1,10 @@
-//! A remote in a directory: what is not there, and what may not be read.
+//! A remote in a directory: absent and unreadable entries.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_tiers::remote::{Backend, DirectoryBackend};
 
 #[test]
-fn a_listing_begins_where_its_prefix_does_and_passes_over_what_may_not_be_read() {
+fn listing_skips_unreadable_directories() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let remote = DirectoryBackend::new(dir.path(), "test");
@@ -36,7 +36,7 @@ fn a_listing_begins_where_its_prefix_does_and_passes_over_what_may_not_be_read()
 }
 
 #[test]
-fn a_directory_that_is_not_mounted_is_not_empty_and_is_not_made() {
+fn unmounted_directory_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("kv");
     let remote = DirectoryBackend::new(&root, "test");

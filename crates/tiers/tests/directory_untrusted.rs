@@ -1,10 +1,10 @@
-//! A remote in a directory to which somebody without the key can write.
+//! A remote in a directory to which an untrusted user without the key can write.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_format::ScopeId;
 use ritornello_tiers::remote::{
-    Backend, Census, CollectOptions, DirectoryBackend, KeyRing, Prompt, RemoteOptions, RemoteTier,
-    collect, fsck,
+    Backend, CollectOptions, DirectoryBackend, Inventory, KeyRing, Prompt, RemoteOptions,
+    RemoteTier, collect, fsck,
 };
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use std::os::unix::fs::symlink;
@@ -57,7 +57,7 @@ fn writer_does_not_follow_planted_links() {
     let prompt = Prompt { scope: &scope, page_bytes: PAGE as u64, keys: &[&key] };
     let put = sealed_tier(backend).put(&prompt, 0..1, |_| &page, after(20_000));
     assert_eq!(std::fs::read(&target).unwrap(), b"precious");
-    assert_eq!(put.unwrap(), 1, "leftovers do not keep others from writing");
+    assert_eq!(put.unwrap(), 1, "leftovers do not block later writes");
 }
 
 #[test]
@@ -85,9 +85,9 @@ fn fsck_does_not_wait_for_pipe() {
     let dir = tempfile::tempdir().unwrap();
     make_pipe(&dir.path().join(format!("ritornello/2/{HEX}/{HEX}.8")));
     let backend = DirectoryBackend::new(dir.path(), "host-77");
-    let census = Census::take(&backend).unwrap();
+    let inventory = Inventory::take(&backend).unwrap();
     assert!(ends(move || {
-        fsck(&backend, &census, None, false, &mut |_| {}).unwrap();
+        fsck(&backend, &inventory, None, false, &mut |_| {}).unwrap();
     }));
 }
 
@@ -115,7 +115,7 @@ fn reader_keeps_its_threads_when_objects_become_pipes() {
         let prompt = Prompt { scope, page_bytes: PAGE as u64, keys: &[key] };
         assert_eq!(tier.put(&prompt, 0..1, |_| &page, after(20_000)).unwrap(), 1);
     }
-    for object in Census::take(backend.as_ref()).unwrap().objects.iter().take(8) {
+    for object in Inventory::take(backend.as_ref()).unwrap().objects.iter().take(8) {
         let at = dir.path().join(&object.name);
         std::fs::remove_file(&at).unwrap();
         make_pipe(&at);
@@ -142,5 +142,5 @@ fn deep_directory_does_not_end_listing() {
         mkdirat(&at, name.as_str(), Mode::RWXU).unwrap();
         at = openat(&at, name.as_str(), open, Mode::empty()).unwrap();
     }
-    assert_eq!(Census::take(&backend).unwrap().objects.len(), 1);
+    assert_eq!(Inventory::take(&backend).unwrap().objects.len(), 1);
 }

@@ -1,9 +1,9 @@
-//! Garbage collection of a remote whose headers lie.
+//! Garbage collection of a remote with forged headers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_format::{PageHash, Result, RunHeader, ScopeId, Slice, UNIT};
 use ritornello_tiers::remote::{
-    Backend, Census, CollectOptions, KeyRing, Listed, MemoryBackend, Prompt, RemoteOptions,
+    Backend, CollectOptions, Inventory, KeyRing, Listed, MemoryBackend, Prompt, RemoteOptions,
     RemoteTier, collect,
 };
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 
-/// The header of one page of one byte, which says that it continues `parent`.
+/// The header of one page of one byte, which claims to continue `parent`.
 fn header(scope: ScopeId, parent: Vec<u8>, key: Vec<u8>) -> Vec<u8> {
     let header = RunHeader {
         scope,
@@ -34,7 +34,7 @@ fn hex(hash: PageHash) -> String {
 }
 
 #[test]
-fn gc_of_circular_headers_takes_no_square_of_time() {
+fn gc_of_circular_headers_takes_linear_time() {
     let (backend, scope) = (MemoryBackend::default(), ScopeId([5; 16]));
     for number in 0..20_000_u32 {
         let key = number.to_le_bytes().repeat(8);
@@ -51,7 +51,7 @@ fn gc_of_circular_headers_takes_no_square_of_time() {
     assert!(took < Duration::from_secs(10), "20,000 objects took {took:?}");
 }
 
-/// Says when objects were written.
+/// A backend with chosen times of writing.
 #[derive(Debug, Default)]
 struct Dated(MemoryBackend, Mutex<HashMap<String, u64>>);
 
@@ -95,13 +95,13 @@ fn forged_header_does_not_choose_what_gc_removes() {
         let prompt = Prompt { scope: &scope, page_bytes: PAGE as u64, keys: &[&key] };
         let until = Instant::now() + Duration::from_secs(60);
         assert_eq!(tier.put(&prompt, 0..1, |_| &page, until).unwrap(), 1);
-        let objects = Census::take(backend.as_ref()).unwrap().objects;
+        let objects = Inventory::take(backend.as_ref()).unwrap().objects;
         let mine = |object: &&ritornello_tiers::remote::Object| object.scope == scope.to_string();
         let name = objects.iter().find(mine).unwrap().name.clone();
         backend.1.lock().unwrap().insert(name.clone(), written);
         names.push(name);
     }
-    // A header without a valid seal that says it continues the older object.
+    // A header without a valid seal claims to continue the older object.
     let (scope, key) = (ScopeId([1; 16]), vec![7; 32]);
     let encoded = header(scope, vec![1; 32], key.clone());
     let mut forged = b"RTRNSEAL".to_vec();
@@ -114,10 +114,10 @@ fn forged_header_does_not_choose_what_gc_removes() {
     let name = format!("ritornello/2/{scope}/{}.1", hex(PageHash::of(&scope, &key)));
     backend.set(&name, &forged).unwrap();
     backend.1.lock().unwrap().insert(name, 9000);
-    let bytes = Census::take(backend.as_ref()).unwrap().bytes();
+    let bytes = Inventory::take(backend.as_ref()).unwrap().bytes();
     let budget = Some(bytes - 1);
     let options = CollectOptions { max_age: None, budget, grace: Duration::ZERO, dry_run: false };
     collect(backend.as_ref(), &options, Some(&ring), &mut |_| {}).unwrap();
-    assert!(backend.exists(&names[1]).unwrap(), "the younger object went");
+    assert!(backend.exists(&names[1]).unwrap(), "the younger object was removed");
     assert!(!backend.exists(&names[0]).unwrap(), "the older object stayed");
 }

@@ -1,4 +1,4 @@
-//! A cache beside another process's, which owns the disk tier and dies.
+//! A cache beside another process that owns the disk tier and is killed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -14,25 +14,25 @@ use tempfile::TempDir;
 const VARIABLE: &str = "RITORNELLO_TEST_DISK";
 const READY: &str = "the disk has them";
 
-/// Waits until the disk tier has what it is to have, without a flush. Returns how many pages this
-/// process wrote there.
-fn written_down(cache: &Cache) -> u64 {
+/// Waits without a flush until the disk tier has all its pages. Returns how many of them this
+/// process wrote.
+fn pages_written_by_cache(cache: &Cache) -> u64 {
     let until = Instant::now() + TTL;
     while tier(cache, "disk").queued_bytes > 0 {
-        assert!(Instant::now() < until, "never written down");
+        assert!(Instant::now() < until, "never written to the disk");
         std::thread::sleep(Duration::from_millis(5));
     }
     tier(cache, "disk").written_pages
 }
 
-/// The other process: owns the disk, and puts a prompt of eight pages.
+/// The other process: owns the disk tier, and puts a prompt of eight pages.
 #[test]
 fn helper() {
     let Some(list) = std::env::var_os(VARIABLE) else { return };
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 16), list.to_str().unwrap()]);
     assert_eq!(put(&cache, &keys(1, 0, 8), 0), 8);
-    assert_eq!(written_down(&cache), 8);
+    assert_eq!(pages_written_by_cache(&cache), 8);
     println!("{READY}");
     loop {
         std::thread::park();
@@ -53,7 +53,7 @@ fn flush_reports_lost_pages_that_disk_tier_had() {
     assert!(said.map_while(Result::ok).any(|line| line.contains(READY)));
     let cache = open(&[&host(&ours, 16), &disk]);
     assert_eq!(put(&cache, &keys(1, 0, 8), 0), 8);
-    assert_eq!(written_down(&cache), 0, "the other process wrote them");
+    assert_eq!(pages_written_by_cache(&cache), 0, "the other process wrote them");
     owner.kill().unwrap();
     owner.wait().unwrap();
     let error = cache.flush().unwrap_err();

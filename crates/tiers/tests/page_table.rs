@@ -1,4 +1,4 @@
-//! The page table against a map of single pages.
+//! The page table against a model that maps single pages.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use ritornello_format::PageHash;
 use ritornello_tiers::{PageTable, Phase, Tier};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Page `at` of a prompt that leaves prompt 0 at page `fork`, and forks again by its own number.
+/// The pages of a prompt that forks from prompt 0 at page `fork`, and again by its own number.
 fn prompt(number: usize, fork: usize, pages: usize) -> Vec<PageHash> {
     let page = |at: usize| {
         let own = if at < fork { 0 } else { number as u64 };
@@ -18,7 +18,7 @@ fn prompt(number: usize, fork: usize, pages: usize) -> Vec<PageHash> {
     (0..pages).map(page).collect()
 }
 
-/// Prompts that share their beginnings, shorter and longer than a node may be.
+/// Prompts with common beginnings, shorter and longer than a node may be.
 fn prompts() -> Vec<Vec<PageHash>> {
     let forks = [(0, 0, 40), (1, 7, 30), (2, 7, 12), (3, 20, 700), (4, 39, 90), (5, 0, 1100)];
     forks.into_iter().map(|(number, fork, pages)| prompt(number, fork, pages)).collect()
@@ -57,7 +57,7 @@ struct Page {
     slot: Option<u32>,
 }
 
-/// What the table should be: a map of single pages, and what is under way.
+/// The model: a map of single pages, and the claims and locks in progress.
 #[derive(Default)]
 struct Model {
     pages: HashMap<PageHash, Page>,
@@ -117,7 +117,7 @@ impl Model {
                         slots.push(slot);
                     }
                 }
-                assert_eq!(table.settle(tier, pages, range, &slots), []);
+                assert_eq!(table.mark_present(tier, pages, range, &slots), []);
             }
             Step::Lock(tier, number, a, b) => {
                 let pages = &prompts[number];
@@ -184,15 +184,19 @@ impl Model {
                     at += span.pages;
                 }
                 for pair in spans.windows(2) {
-                    assert_ne!(pair[0].phases, pair[1].phases, "spans are as long as they can be");
+                    assert_ne!(pair[0].phases, pair[1].phases, "spans have maximal length");
                 }
                 let next = pages.get(at).and_then(|page| self.pages.get(page)).copied();
-                assert_eq!(next.unwrap_or_default().phases, [Phase::Absent; 4], "it stopped early");
+                assert_eq!(
+                    next.unwrap_or_default().phases,
+                    [Phase::Absent; 4],
+                    "the walk stopped early"
+                );
             }
         }
     }
 
-    /// Nothing that is locked goes, and nothing before what is behind it on that tier.
+    /// Checks that no locked page is evicted, and no page before one that is on the tier.
     fn evict(&mut self, table: &PageTable, prompts: &[Vec<PageHash>], tier: Tier, wanted: usize) {
         let kind = tier as usize;
         let victims = table.evict(tier, wanted);
@@ -213,11 +217,11 @@ impl Model {
         };
         for pages in prompts {
             for pair in pages.windows(2).filter(|pair| gone.contains(&pair[0])) {
-                assert!(!is_there(self, &pair[1]), "the page before it went, and it did not");
+                assert!(!is_there(self, &pair[1]), "a page was evicted before its successor");
             }
         }
         if gone.len() < wanted {
-            // Whatever is left is locked, or before something that is.
+            // All pages left are locked, or before locked ones.
             let mut kept: HashSet<PageHash> = HashSet::new();
             for pages in prompts {
                 let keeps = |hash: &PageHash| {
@@ -241,7 +245,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_says_what_a_map_of_single_pages_says(steps in steps()) {
+    fn table_agrees_with_model(steps in steps()) {
         let (table, prompts, mut model) = (PageTable::new(), prompts(), Model::default());
         for step in steps {
             model.step(&table, &prompts, step);
@@ -256,19 +260,19 @@ proptest! {
         for tier in [Tier::Host, Tier::Disk] {
             let _ = table.evict(tier, usize::MAX);
         }
-        prop_assert_eq!(table.stats().nodes, 0, "what nobody has is not remembered");
+        prop_assert_eq!(table.stats().nodes, 0, "absent pages are not kept");
         prop_assert_eq!(table.stats().pages, 0);
     }
 }
 
 #[test]
-fn what_was_used_longest_ago_goes_first_and_ends_before_beginnings() {
+fn eviction_takes_oldest_ends_first() {
     let table = PageTable::new();
     let prompts = [prompt(1, 0, 10), prompt(2, 0, 10), prompt(3, 0, 10)];
     for (number, pages) in prompts.iter().enumerate() {
         assert_eq!(table.claim(Tier::Host, Phase::Storing, pages, 0..10), vec![0..10]);
         let slots: Vec<u32> = (0..10).map(|at| number as u32 * 10 + at).collect();
-        assert_eq!(table.settle(Tier::Host, pages, 0..10, &slots), []);
+        assert_eq!(table.mark_present(Tier::Host, pages, 0..10, &slots), []);
         table.walk(pages);
     }
     table.walk(&prompts[0]);
@@ -283,7 +287,7 @@ fn what_was_used_longest_ago_goes_first_and_ends_before_beginnings() {
 }
 
 #[test]
-fn threads_do_not_get_into_each_others_way() {
+fn concurrent_threads_keep_table_consistent() {
     let table = PageTable::new();
     let prompts = prompts();
     std::thread::scope(|scope| {
@@ -296,7 +300,7 @@ fn threads_do_not_get_into_each_others_way() {
                     for claimed in table.claim(Tier::Host, Phase::Loading, pages, from..pages.len())
                     {
                         let slots: Vec<u32> = claimed.clone().map(|at| at as u32).collect();
-                        assert_eq!(table.settle(Tier::Host, pages, claimed, &slots), []);
+                        assert_eq!(table.mark_present(Tier::Host, pages, claimed, &slots), []);
                     }
                     let (locked, slots) = table.lock(Tier::Host, pages, 0..pages.len());
                     assert_eq!(slots, (0..locked as u32).collect::<Vec<_>>());

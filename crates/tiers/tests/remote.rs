@@ -1,11 +1,11 @@
-//! The remote tier over backends that work, and over such as do not.
+//! The remote tier over working and faulty backends.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
 use ritornello_format::{ErrorKind, Result, ScopeId};
 use ritornello_tiers::remote::{
-    Backend, Census, CollectOptions, DirectoryBackend, Fault, FaultyBackend, Listed, MemoryBackend,
-    Prompt, RemoteOptions, RemoteTier, collect, conformance, examine, fsck,
+    Backend, CollectOptions, DirectoryBackend, Fault, FaultyBackend, Inventory, Listed,
+    MemoryBackend, Prompt, RemoteOptions, RemoteTier, check_backend, collect, conformance, fsck,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Keys of a prompt that leaves prompt 0 at page `fork`.
+/// Keys of a prompt that forks from prompt 0 at page `fork`.
 fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
-    // A key commits to all pages before it: it names the fork that it lies behind.
+    // A key commits to all pages before it, so it contains the fork.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
     let key = |at: usize| [own(at).repeat(12), (at as u64).to_le_bytes().to_vec()].concat();
     (0..pages).map(key).collect()
@@ -48,7 +48,7 @@ fn put(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, have: Range<usize>) ->
     tier.put(&prompt, have, |at| &pages[at], soon()).unwrap()
 }
 
-/// Pages that came; they are the right ones.
+/// Reads pages and checks their bytes. Returns how many were read.
 fn get(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, range: Range<usize>) -> usize {
     let refs = refs(keys);
     let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, keys: &refs };
@@ -67,7 +67,7 @@ fn probe(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize) -> usize {
 }
 
 #[test]
-fn memory_and_a_directory_do_what_a_backend_must() {
+fn built_in_backends_conform() {
     let dir = tempfile::tempdir().unwrap();
     let directory = DirectoryBackend::new(dir.path(), "test");
     for backend in [&MemoryBackend::default() as &dyn Backend, &directory] {
@@ -76,11 +76,11 @@ fn memory_and_a_directory_do_what_a_backend_must() {
         }
     }
     let left = std::fs::read_dir(dir.path().join("try")).unwrap();
-    assert!(left.flatten().all(|entry| entry.path().is_dir()), "nothing unfinished stays");
+    assert!(left.flatten().all(|entry| entry.path().is_dir()), "no unfinished file stays");
 }
 
 #[test]
-fn the_checks_find_a_backend_that_does_not() {
+fn conformance_detects_bad_backends() {
     for fault in [Fault::Unavailable, Fault::Short, Fault::Flipped, Fault::Gone] {
         let backend = faulty();
         backend.fail(fault);
@@ -91,11 +91,11 @@ fn the_checks_find_a_backend_that_does_not() {
 }
 
 #[test]
-fn a_cold_probe_of_256_pages_asks_at_most_12_times() {
+fn cold_probe_of_256_pages_queries_12_times() {
     for log in 0..=7_u32 {
         let bytes = (8 << 20) >> log;
         for there in [0, 1, 31, 32, 85, 127, 128, 170, 171, 200, 255, 256] {
-            // Only the names count here, so the pages may stay where they are.
+            // Only names count here, so all pages may share one buffer.
             let backend = faulty();
             let all = keys(1, 0, 256);
             let refs = refs(&all);
@@ -108,15 +108,15 @@ fn a_cold_probe_of_256_pages_asks_at_most_12_times() {
             }
             let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
             assert_eq!(probe(&tier, &all, bytes), there);
-            let asked = backend.asked();
+            let asked = backend.exists_calls();
             assert!(asked <= 12, "{asked} for {there} of pages of {bytes} bytes");
             assert_eq!(probe(&tier, &all, bytes), there);
-            assert_eq!(backend.asked(), asked, "it is known now");
+            assert_eq!(backend.exists_calls(), asked, "the answers are cached");
         }
     }
 }
 
-/// As documented for whoever looks into a bucket.
+/// The name of an object, as documented for users who inspect a bucket.
 fn object_name(last: &[u8], pages: usize) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let hash = ritornello_format::PageHash::of(&SCOPE, last);
@@ -124,28 +124,28 @@ fn object_name(last: &[u8], pages: usize) -> String {
 }
 
 #[test]
-fn a_second_writer_writes_nothing() {
+fn second_writer_writes_no_object() {
     let backend = faulty();
     let all = keys(1, 0, 300);
     let one = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&one, &all, 200, 0..300), 300);
-    let sets = backend.sets();
+    let sets = backend.set_calls();
     let two = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&two, &all, 200, 0..300), 300);
     assert_eq!(put(&one, &all, 200, 0..300), 300);
-    assert_eq!(backend.sets(), sets);
+    assert_eq!(backend.set_calls(), sets);
     assert_eq!((two.stats().pages_written, two.stats().pages_there), (0, 300));
 }
 
 #[test]
-fn whatever_a_remote_does_no_wrong_byte_comes_and_nobody_waits_for_ever() {
+fn faults_cost_hits_and_no_wrong_byte() {
     for fault in Fault::ALL {
         let backend = faulty();
         let all = keys(1, 0, 100);
         let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
         assert_eq!(put(&writer, &all, 64 << 10, 0..100), 100);
         let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-        // What it found before it broke.
+        // Found before the fault begins.
         assert_eq!(probe(&tier, &all, 64 << 10), 100);
         backend.fail(fault);
         let refs = refs(&all);
@@ -163,7 +163,7 @@ fn whatever_a_remote_does_no_wrong_byte_comes_and_nobody_waits_for_ever() {
         if matches!(fault, Fault::Unavailable | Fault::Refused | Fault::Hangs) {
             assert!(tier.stats().calls.open, "{fault:?}: it is left alone");
             let fresh = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-            // A busy machine may be late with a refusal.
+            // On a busy machine a refusal may be late.
             let patience = if fault == Fault::Hangs { 20 } else { 20_000 };
             let deadline = Instant::now() + Duration::from_millis(patience);
             assert_eq!(
@@ -181,7 +181,7 @@ fn whatever_a_remote_does_no_wrong_byte_comes_and_nobody_waits_for_ever() {
 }
 
 #[test]
-fn half_an_object_is_found_out_when_it_is_read() {
+fn truncated_object_is_detected_by_read() {
     let backend = faulty();
     let all = keys(1, 0, 40);
     backend.fail(Fault::Short);
@@ -192,13 +192,13 @@ fn half_an_object_is_found_out_when_it_is_read() {
     assert_eq!(probe(&reader, &all, 300_000), 40);
     let came = get(&reader, &all, 300_000, 0..40);
     assert!(came < 40);
-    assert_eq!(probe(&reader, &all, 300_000), 0, "it is not promised again");
+    assert_eq!(probe(&reader, &all, 300_000), 0, "it is not found again");
 }
 
 #[test]
-fn a_backend_is_examined_whole_and_one_that_lies_or_hangs_is_found() {
+fn backend_check_detects_faulty_backends() {
     let wrong = |backend: Arc<dyn Backend>| {
-        let checks = examine(&backend, "try/", Duration::from_secs(60));
+        let checks = check_backend(&backend, "try/", Duration::from_secs(60));
         checks
             .into_iter()
             .filter(|check| check.wrong.is_some())
@@ -217,8 +217,11 @@ fn a_backend_is_examined_whole_and_one_that_lies_or_hangs_is_found() {
     }
     let backend = faulty();
     backend.fail(Fault::Hangs);
-    let checks =
-        examine(&(Arc::clone(&backend) as Arc<dyn Backend>), "try/", Duration::from_millis(50));
+    let checks = check_backend(
+        &(Arc::clone(&backend) as Arc<dyn Backend>),
+        "try/",
+        Duration::from_millis(50),
+    );
     assert!(
         checks
             .iter()
@@ -228,25 +231,25 @@ fn a_backend_is_examined_whole_and_one_that_lies_or_hangs_is_found() {
 }
 
 #[test]
-fn compressed_pages_are_read_by_range_and_by_anybody() {
+fn compressed_pages_are_read_by_range() {
     for bytes in [3_000, 300_000] {
         let backend = Arc::new(MemoryBackend::default());
         let zstd = RemoteOptions { zstd: Some(1), keys: None };
         let writer = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
         let all = keys(1, 0, 77);
         assert_eq!(put(&writer, &all, bytes, 0..77), 77);
-        let census = Census::take(backend.as_ref()).unwrap();
-        assert!(census.bytes() < 77 * bytes as u64 / 2, "{}", census.bytes());
+        let inventory = Inventory::take(backend.as_ref()).unwrap();
+        assert!(inventory.bytes() < 77 * bytes as u64 / 2, "{}", inventory.bytes());
         for range in [0..77, 0..1, 3..9, 16..77, 40..41, 76..77] {
             let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
             assert_eq!(get(&reader, &all, bytes, range.clone()), range.len(), "{range:?}");
         }
-        let checked = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+        let checked = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
         assert_eq!((checked.pages, checked.damaged.len()), (77, 0));
     }
 }
 
-/// A memory whose things are as old as is wanted.
+/// A memory backend with chosen times of writing.
 #[derive(Debug, Default)]
 struct Aged {
     inner: MemoryBackend,
@@ -288,7 +291,8 @@ impl Backend for Aged {
     }
 }
 
-/// Groups of eight pages; a prompt, what goes on from its 16th page much later, and another prompt.
+/// Groups of eight pages: a prompt, a continuation of its first 16 pages written much later, and
+/// another prompt.
 fn aged() -> (Arc<Aged>, [Vec<Vec<u8>>; 3]) {
     let backend = Arc::new(Aged::default());
     let prompts = [keys(1, 32, 32), keys(2, 16, 32), keys(3, 0, 16)];
@@ -309,13 +313,13 @@ const KEEP: CollectOptions =
     CollectOptions { max_age: None, budget: None, grace: Duration::from_secs(100), dry_run: false };
 
 #[test]
-fn what_is_old_goes_and_what_something_young_hangs_on_stays() {
+fn old_objects_go_unless_continued_recently() {
     let (backend, [first, second, third]) = aged();
     let options =
         CollectOptions { max_age: Some(Duration::from_secs(5_000)), dry_run: true, ..KEEP };
     let would = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((would.objects, would.removed_objects, would.failed), (8, 4, 0));
-    assert_eq!(there(&backend, &first), 32, "nothing went");
+    assert_eq!(there(&backend, &first), 32, "no object was removed");
     let options = CollectOptions { dry_run: false, ..options };
     assert_eq!(collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap(), would);
     assert_eq!([&first, &second, &third].map(|prompt| there(&backend, prompt)), [16, 32, 0]);
@@ -324,30 +328,30 @@ fn what_is_old_goes_and_what_something_young_hangs_on_stays() {
 }
 
 #[test]
-fn a_budget_takes_ends_first_and_never_what_is_in_grace() {
+fn budget_removes_ends_first_outside_grace() {
     let (backend, [first, second, third]) = aged();
-    let all = Census::take(backend.as_ref()).unwrap().bytes();
+    let all = Inventory::take(backend.as_ref()).unwrap().bytes();
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!(one.removed_objects, 1);
-    assert_eq!(there(&backend, &first), 24, "its end went");
-    // Three more: the rest of the first one's own, and the other old prompt's end.
+    assert_eq!(there(&backend, &first), 24, "its end was removed");
+    // Three more: the rest of the first prompt's own objects, and the end of the other old prompt.
     let options = CollectOptions { budget: Some(all * 9 / 16), ..KEEP };
     collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!([&first, &second, &third].map(|prompt| there(&backend, prompt)), [16, 32, 0]);
     let grace = Duration::from_secs(2_000);
     let nothing = CollectOptions { budget: Some(0), grace, ..KEEP };
     collect(backend.as_ref(), &nothing, None, &mut |_| {}).unwrap();
-    assert_eq!(there(&backend, &second), 32, "it is in grace");
+    assert_eq!(there(&backend, &second), 32, "it is within the grace period");
     collect(backend.as_ref(), &CollectOptions { budget: Some(0), ..KEEP }, None, &mut |_| {})
         .unwrap();
     let mut left = 0;
     backend.list("", &mut |_| left += 1).unwrap();
-    assert_eq!(left, 0, "the clock too");
+    assert_eq!(left, 0, "the clock object was removed, too");
 }
 
 #[test]
-fn one_clock_that_is_wrong_makes_nothing_else_old() {
+fn one_wrong_time_ages_no_other_object() {
     let (backend, [first, ..]) = aged();
     backend.written.lock().insert(object_name(refs(&first)[7], 8), 1_000_000);
     let options = CollectOptions { max_age: Some(Duration::from_secs(9_500)), ..KEEP };
@@ -356,7 +360,7 @@ fn one_clock_that_is_wrong_makes_nothing_else_old() {
 }
 
 #[test]
-fn what_is_unfinished_after_a_day_goes() {
+fn unfinished_files_are_removed_after_a_day() {
     let (backend, [first, ..]) = aged();
     for (at, name) in [(10_000, "1/.new-a-1"), (99_000, "1/.new-a-2"), (10_000, "clock-1")] {
         backend.at(at);
@@ -365,27 +369,27 @@ fn what_is_unfinished_after_a_day_goes() {
     backend.at(100_000);
     let went = collect(backend.as_ref(), &KEEP, None, &mut |_| {}).unwrap();
     assert_eq!((went.objects, went.removed_objects, went.failed), (8, 0, 0));
-    let left = Census::take(backend.as_ref()).unwrap().unfinished;
+    let left = Inventory::take(backend.as_ref()).unwrap().unfinished;
     assert_eq!(left.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["ritornello/1/.new-a-2"]);
     assert_eq!(there(&backend, &first), 32);
 }
 
 #[test]
-fn what_hangs_on_nothing_goes_first() {
+fn orphans_are_removed_first() {
     let (backend, [first, second, _]) = aged();
     let beginning = object_name(refs(&first)[7], 8);
     backend.delete(&beginning).unwrap();
-    let all = Census::take(backend.as_ref()).unwrap().bytes();
+    let all = Inventory::take(backend.as_ref()).unwrap().bytes();
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((one.removed_objects, one.orphans), (1, 1));
     let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-    assert_eq!(put(&tier, &second, 1 << 20, 0..32), 32, "whoever has them writes them again");
+    assert_eq!(put(&tier, &second, 1 << 20, 0..32), 32, "the next put writes them again");
     assert_eq!(there(&backend, &second), 32);
 }
 
 #[test]
-fn a_remote_that_is_collected_while_it_is_used_costs_hits_and_no_byte() {
+fn collection_during_use_costs_hits_only() {
     let backend = Arc::new(MemoryBackend::default());
     let all = keys(1, 0, 64);
     let done = std::sync::atomic::AtomicBool::new(false);
@@ -420,7 +424,7 @@ fn a_remote_that_is_collected_while_it_is_used_costs_hits_and_no_byte() {
 }
 
 #[test]
-fn damage_and_what_other_versions_wrote_is_told_apart() {
+fn damage_and_other_versions_are_distinguished() {
     let backend = Arc::new(MemoryBackend::default());
     let all = keys(1, 0, 20);
     let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
@@ -433,9 +437,9 @@ fn damage_and_what_other_versions_wrote_is_told_apart() {
         value[at] ^= 2;
         backend.set(name, &value).unwrap();
     }
-    let census = Census::take(backend.as_ref()).unwrap();
-    assert_eq!(census.others["3"], (1, 9));
-    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    assert_eq!(inventory.others["3"], (1, 9));
+    let found = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
     assert_eq!((found.objects, found.pages), (3, 20));
     let why = |name: &String| {
         found.damaged.iter().find(|(damaged, _)| damaged == name).unwrap().1.clone()
@@ -443,25 +447,27 @@ fn damage_and_what_other_versions_wrote_is_told_apart() {
     assert!(why(&damaged).contains("page 2 of 8"), "{}", why(&damaged));
     assert!(why(&newer).contains("another format"), "{}", why(&newer));
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-    assert_eq!(get(&reader, &all, 1 << 20, 0..20), 10, "up to the damage");
-    assert_eq!(fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap().removed, 2);
+    assert_eq!(get(&reader, &all, 1 << 20, 0..20), 10, "up to the damaged object");
+    assert_eq!(fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap().removed, 2);
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&reader, &all, 1 << 20, 0..20), 20);
     assert_eq!(get(&reader, &all, 1 << 20, 0..20), 20);
-    let census = Census::take(backend.as_ref()).unwrap();
-    assert!(fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap().damaged.is_empty());
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    assert!(
+        fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap().damaged.is_empty()
+    );
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_put_is_found_and_read_by_others(
+    fn put_pages_are_read_by_another_tier(
         puts in prop::collection::vec((1..4_u8, 0..90_usize, 1..150_usize), 1..8),
         log in 0..8_u32,
         reads in prop::collection::vec((0..150_usize, 0..150_usize), 1..6),
     ) {
-        // Lengths of pages whose groups are of 128 down to one page; small ones have the most.
+        // Page lengths with groups from 128 pages down to one; small pages have the largest groups.
         let bytes = if log == 0 { 9 << 20 } else { 40 * log as usize };
         let puts: Vec<_> = if log == 0 {
             puts.into_iter().map(|(n, fork, pages)| (n, fork % 3, pages % 3 + 1)).take(2).collect()
@@ -489,7 +495,7 @@ proptest! {
 }
 
 #[test]
-fn what_shrinks_to_almost_nothing_is_not_damaged() {
+fn highly_compressed_pages_are_readable() {
     let backend = Arc::new(MemoryBackend::default());
     let zstd = RemoteOptions { zstd: Some(1), keys: None };
     let tier = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
@@ -497,13 +503,13 @@ fn what_shrinks_to_almost_nothing_is_not_damaged() {
     let refs = refs(&all);
     let prompt = Prompt { scope: &SCOPE, page_bytes: zeros.len() as u64, keys: &refs };
     assert_eq!(tier.put(&prompt, 0..1, |_| &zeros, soon()).unwrap(), 1);
-    let census = Census::take(backend.as_ref()).unwrap();
-    let checked = fsck(backend.as_ref(), &census, None, true, &mut |_| {}).unwrap();
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    let checked = fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap();
     assert_eq!((checked.objects, checked.damaged), (1, Vec::new()));
 }
 
 #[test]
-fn what_is_behind_a_failed_write_does_not_count() {
+fn pages_behind_a_failed_write_do_not_count() {
     let backend = Arc::new(FailsOnce::default());
     let all = keys(1, 0, 72);
     *backend.name.lock() = object_name(refs(&all)[15], 8);
@@ -514,7 +520,7 @@ fn what_is_behind_a_failed_write_does_not_count() {
     assert_eq!(put(&tier, &all, 1 << 20, 0..72), 72);
 }
 
-/// A memory to which one name cannot be written at first.
+/// A memory backend that at first refuses to write one name.
 #[derive(Debug, Default)]
 struct FailsOnce {
     inner: MemoryBackend,

@@ -1,5 +1,5 @@
-//! A remote whose writers are not to be trusted: with a key, nothing that its holders did not write is
-//! delivered, and what was read and refused is written anew.
+//! A remote with untrusted writers: with a key, only what its holders wrote is delivered, and
+//! rejected objects are written again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,7 +7,7 @@ mod common;
 use ritornello_format::{RUN_MAGIC, RunHeader, ScopeId, SliceChecksum};
 use ritornello_tiers::cache::{Cache, Settings, TierSpec};
 use ritornello_tiers::remote::{
-    Backend, Census, CollectOptions, Form, KeyRing, MemoryBackend, Prompt, RefusedObjects,
+    Backend, CollectOptions, Form, Inventory, KeyRing, MemoryBackend, Prompt, RefusedObjects,
     RemoteOptions, RemoteStats, RemoteTier, collect, fsck,
 };
 use std::ops::Range;
@@ -20,7 +20,7 @@ const PAGE: usize = 4096;
 /// Objects of 128, 16, 4, 2 and 1 pages.
 const PAGES: usize = 151;
 
-/// A key file of several keys, each of which has one letter for its id.
+/// A key file with several keys, whose ids are single letters.
 fn ring(ids: &str) -> Arc<KeyRing> {
     let line = |id: char| format!("{id} {}\n", format!("{:02x}", id as u8).repeat(32));
     Arc::new(KeyRing::parse(&ids.chars().map(line).collect::<String>()).unwrap())
@@ -34,17 +34,17 @@ fn page(scope: &ScopeId, at: usize) -> Vec<u8> {
     (0..PAGE).map(|byte| (byte / 7) as u8 ^ at as u8 ^ scope.0[0]).collect()
 }
 
-struct Remote {
+struct TestRemote {
     backend: Arc<MemoryBackend>,
     zstd: Option<i32>,
 }
 
-impl Remote {
+impl TestRemote {
     fn new() -> Self {
         Self { backend: Arc::default(), zstd: None }
     }
 
-    /// A process that has this key file; none if it has no letters.
+    /// The tier of a process with this key file; without one if `ids` is empty.
     fn tier(&self, ids: &str) -> RemoteTier {
         let keys = (!ids.is_empty()).then(|| ring(ids));
         let options = RemoteOptions { zstd: self.zstd, keys };
@@ -52,8 +52,8 @@ impl Remote {
     }
 
     fn names(&self) -> Vec<String> {
-        let census = Census::take(self.backend.as_ref()).unwrap();
-        census.objects.into_iter().map(|object| object.name).collect()
+        let inventory = Inventory::take(self.backend.as_ref()).unwrap();
+        inventory.objects.into_iter().map(|object| object.name).collect()
     }
 
     /// The name of the object with this many pages.
@@ -81,21 +81,21 @@ fn put(tier: &RemoteTier, scope: &ScopeId) -> RemoteStats {
     tier.stats()
 }
 
-/// Pages that came, which are the right ones.
+/// Reads pages and checks their bytes. Returns how many were read.
 fn get(tier: &RemoteTier, scope: &ScopeId, range: Range<usize>) -> usize {
     let mut out = vec![0; range.len() * PAGE];
     let came = with_prompt(scope, |p, until| tier.get(p, range.clone(), &mut out, until)).unwrap();
     for (at, out) in range.zip(out.chunks(PAGE)).take(came) {
-        assert!(out == page(scope, at), "page {at} is not what was put");
+        assert!(out == page(scope, at), "page {at} has other bytes");
     }
     came
 }
 
-/// An object taken apart by a writer of the remote, who has no key.
+/// An object as a writer without the key can take it apart.
 struct Apart {
     object: Vec<u8>,
     header: RunHeader,
-    /// Where the run header and the pages begin.
+    /// Offsets of the run header and the pages.
     at: usize,
     begin: usize,
 }
@@ -109,23 +109,23 @@ impl Apart {
         Self { object, header, at, begin }
     }
 
-    fn place(&self, page: usize) -> Range<usize> {
+    fn stored_range(&self, page: usize) -> Range<usize> {
         let lengths = self.header.slices.iter().map(|slice| slice.bytes as usize);
         let from = self.begin + lengths.clone().take(page).sum::<usize>();
         from..from + self.header.slices[page].bytes as usize
     }
 
-    /// Replaces the stored bytes of a page by as many others.
+    /// Replaces the stored bytes of a page by others of the same length.
     fn replace(&mut self, page: usize, bytes: &[u8]) {
-        let place = self.place(page);
+        let place = self.stored_range(page);
         self.object[place].copy_from_slice(bytes);
     }
 
-    /// With all checksums right.
-    fn together(mut self) -> Vec<u8> {
+    /// The object with all checksums corrected.
+    fn assemble(mut self) -> Vec<u8> {
         for page in 0..self.header.keys.len() {
             let mut sum = SliceChecksum::new(&self.header.keys[page], 0, 0);
-            sum.update(&self.object[self.place(page)]);
+            sum.update(&self.object[self.stored_range(page)]);
             self.header.slices[page].checksum = sum.finish();
         }
         let (encoded, _) = self.header.encode().unwrap();
@@ -134,27 +134,27 @@ impl Apart {
     }
 }
 
-/// The first object, whose page 5 has other bytes.
-fn forge(remote: &Remote, name: &str) {
+/// Replaces page 5 of the first object.
+fn forge(remote: &TestRemote, name: &str) {
     let mut apart = Apart::new(remote.value(name));
     apart.replace(5, &[66; PAGE]);
-    remote.backend.set(name, &apart.together()).unwrap();
+    remote.backend.set(name, &apart.assemble()).unwrap();
 }
 
 #[test]
 fn forged_page_is_delivered_without_a_key() {
-    let remote = Remote::new();
+    let remote = TestRemote::new();
     put(&remote.tier(""), &SCOPE);
     forge(&remote, &remote.name(&SCOPE, 128));
     let mut out = vec![0; PAGE];
     let read = |p: &Prompt<'_>, until| remote.tier("").get(p, 5..6, &mut out, until);
     assert_eq!(with_prompt(&SCOPE, read).unwrap(), 1);
-    assert_eq!(out, [66; PAGE], "what the documentation says of a remote without a key");
+    assert_eq!(out, [66; PAGE], "as documented for a remote without a key");
 }
 
 #[test]
-fn forged_page_is_a_miss_and_written_anew_by_who_read_it() {
-    let remote = Remote::new();
+fn forged_page_is_a_miss_and_rewritten() {
+    let remote = TestRemote::new();
     put(&remote.tier("a"), &SCOPE);
     let name = remote.name(&SCOPE, 128);
     let good = remote.value(&name);
@@ -162,9 +162,9 @@ fn forged_page_is_a_miss_and_written_anew_by_who_read_it() {
     let tier = remote.tier("a");
     assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
     assert_eq!(tier.stats().refused, RefusedObjects { wrong_tag: 1, ..Default::default() });
-    // Others find that it exists, and do not read it: they cannot know.
+    // Other processes find that it exists and do not read it, so they cannot reject it.
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, 0);
-    // Asking whether it exists does not make it believed again.
+    // An existence query does not clear the refusal.
     with_prompt(&SCOPE, |p, until| assert_eq!(tier.probe(p, until).unwrap(), 0));
     with_prompt(&SCOPE, |p, until| assert_eq!(tier.missing(p, 0, until).unwrap(), 0..128));
     assert_eq!(put(&tier, &SCOPE).pages_written, 128);
@@ -176,7 +176,7 @@ fn forged_page_is_a_miss_and_written_anew_by_who_read_it() {
 #[test]
 fn pages_are_read_by_range_with_a_key() {
     for zstd in [None, Some(1)] {
-        let remote = Remote { zstd, ..Remote::new() };
+        let remote = TestRemote { zstd, ..TestRemote::new() };
         put(&remote.tier("a"), &SCOPE);
         for range in [0..PAGES, 0..1, 5..6, 100..140, 128..144, PAGES - 1..PAGES] {
             let tier = remote.tier("a");
@@ -186,8 +186,8 @@ fn pages_are_read_by_range_with_a_key() {
     }
 }
 
-/// What a tier makes of an object that somebody put in the place of another.
-fn refused(remote: &Remote, scope: &ScopeId, name: &str, value: &[u8]) -> RefusedObjects {
+/// What a tier counts when another value is stored under the name of an object.
+fn refused(remote: &TestRemote, scope: &ScopeId, name: &str, value: &[u8]) -> RefusedObjects {
     let before = remote.value(name);
     remote.backend.set(name, value).unwrap();
     let tier = remote.tier("a");
@@ -200,9 +200,9 @@ const WRONG_TAG: RefusedObjects =
     RefusedObjects { damaged: 0, unsealed: 0, unknown_key: 0, wrong_tag: 1 };
 
 #[test]
-fn pages_swapped_between_positions_objects_and_scopes_are_refused() {
+fn swapped_pages_are_refused() {
     for zstd in [None, Some(1)] {
-        let remote = Remote { zstd, ..Remote::new() };
+        let remote = TestRemote { zstd, ..TestRemote::new() };
         put(&remote.tier("a"), &SCOPE);
         put(&remote.tier("a"), &OTHER);
         let name = remote.name(&SCOPE, 16);
@@ -210,11 +210,11 @@ fn pages_swapped_between_positions_objects_and_scopes_are_refused() {
 
         // Two pages of one object, with their lengths.
         let mut apart = Apart::new(good.clone());
-        let (two, three) = (apart.place(2), apart.place(3));
+        let (two, three) = (apart.stored_range(2), apart.stored_range(3));
         let swapped = [&good[three.clone()], &good[two.clone()]].concat();
         apart.object[two.start..three.end].copy_from_slice(&swapped);
         apart.header.slices.swap(2, 3);
-        assert_eq!(refused(&remote, &SCOPE, &name, &apart.together()), WRONG_TAG);
+        assert_eq!(refused(&remote, &SCOPE, &name, &apart.assemble()), WRONG_TAG);
 
         // Two pages with their tags and keys.
         let mut apart = Apart::new(good.clone());
@@ -223,7 +223,7 @@ fn pages_swapped_between_positions_objects_and_scopes_are_refused() {
         apart.header.keys.swap(2, 3);
         let (encoded, _) = apart.header.encode().unwrap();
         let tags = apart.at + encoded.len();
-        let mut object = apart.together();
+        let mut object = apart.assemble();
         let (before, after) = object.split_at_mut(tags + 3 * 32);
         before[tags + 2 * 32..].swap_with_slice(&mut after[..32]);
         assert_eq!(refused(&remote, &SCOPE, &name, &object), WRONG_TAG);
@@ -235,26 +235,26 @@ fn pages_swapped_between_positions_objects_and_scopes_are_refused() {
         assert_eq!(refused(&remote, &SCOPE, &name, &other), WRONG_TAG);
         let mut apart = Apart::new(other.clone());
         apart.header.scope = SCOPE;
-        assert_eq!(refused(&remote, &SCOPE, &name, &apart.together()), WRONG_TAG);
+        assert_eq!(refused(&remote, &SCOPE, &name, &apart.assemble()), WRONG_TAG);
 
         // The pages of another scope behind the right header.
         let (theirs, mut apart) = (Apart::new(other), Apart::new(good.clone()));
-        if theirs.place(4).len() == apart.place(4).len() {
-            apart.replace(4, &theirs.object[theirs.place(4)]);
+        if theirs.stored_range(4).len() == apart.stored_range(4).len() {
+            apart.replace(4, &theirs.object[theirs.stored_range(4)]);
             assert_eq!(refused(&remote, &SCOPE, &name, &apart.object), WRONG_TAG);
         }
 
-        // Compressed or not: the form is bound as well.
+        // Compressed and not: the codec is bound as well.
         let mut apart = Apart::new(good);
         apart.header.slices[0].codec ^= 128;
-        let form = refused(&remote, &SCOPE, &name, &apart.together());
+        let form = refused(&remote, &SCOPE, &name, &apart.assemble());
         assert_eq!(form, WRONG_TAG);
     }
 }
 
 #[test]
-fn no_flipped_byte_of_a_sealed_object_is_delivered() {
-    let remote = Remote { zstd: Some(1), ..Remote::new() };
+fn flipped_byte_of_sealed_object_is_refused() {
+    let remote = TestRemote { zstd: Some(1), ..TestRemote::new() };
     put(&remote.tier("a"), &SCOPE);
     let name = remote.name(&SCOPE, 4);
     let good = remote.value(&name);
@@ -264,7 +264,7 @@ fn no_flipped_byte_of_a_sealed_object_is_delivered() {
         bad[at] ^= 1 << (at % 8);
         remote.backend.set(&name, &bad).unwrap();
         let tier = remote.tier("a");
-        // Judges every byte that comes. Bytes between header and pages are padding.
+        // Checks every byte read. Bytes between header and pages are padding.
         let came = get(&tier, &SCOPE, 144..148);
         let seal = header.at + header.header.encode().unwrap().0.len() + 4 * 32;
         assert!(came < 4 || (seal..header.begin).contains(&at), "byte {at}");
@@ -276,13 +276,13 @@ fn no_flipped_byte_of_a_sealed_object_is_delivered() {
 }
 
 #[test]
-fn object_without_a_seal_is_refused_where_a_sealed_one_belongs() {
-    let remote = Remote::new();
+fn unsealed_object_under_sealed_name_is_refused() {
+    let remote = TestRemote::new();
     put(&remote.tier(""), &SCOPE);
     let plain = remote.names();
     assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), 0, "it has another name");
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, PAGES as u64);
-    assert_eq!(get(&remote.tier(""), &SCOPE, 0..PAGES), PAGES, "both are there");
+    assert_eq!(get(&remote.tier(""), &SCOPE, 0..PAGES), PAGES, "both forms exist");
     for name in &plain {
         let planted = name.replace("ritornello/1/", "ritornello/2/");
         remote.backend.set(&planted, &remote.value(name)).unwrap();
@@ -294,9 +294,10 @@ fn object_without_a_seal_is_refused_where_a_sealed_one_belongs() {
 
 #[test]
 fn rotation_reads_older_keys_until_they_are_removed() {
-    let remote = Remote::new();
+    let remote = TestRemote::new();
     put(&remote.tier("a"), &SCOPE);
-    // First everybody reads the new key, then it is the first of the file, then the old one goes.
+    // First all processes read the new key, then it becomes the first of the file, then the old one
+    // is removed.
     assert_eq!(get(&remote.tier("ab"), &SCOPE, 0..PAGES), PAGES);
     put(&remote.tier("ba"), &OTHER);
     for ids in ["ab", "ba"] {
@@ -307,23 +308,23 @@ fn rotation_reads_older_keys_until_they_are_removed() {
     assert_eq!(get(&last, &OTHER, 0..PAGES), PAGES);
     assert_eq!(get(&last, &SCOPE, 0..PAGES), 0);
     assert_eq!(last.stats().refused, RefusedObjects { unknown_key: 1, ..Default::default() });
-    assert_eq!(put(&last, &SCOPE).pages_written, 128, "what was read and refused");
+    assert_eq!(put(&last, &SCOPE).pages_written, 128, "objects read and rejected");
     assert_eq!(get(&remote.tier("b"), &SCOPE, 0..128), 128);
 }
 
 #[test]
-fn fsck_verifies_seals_and_removes_no_object_of_an_unknown_key() {
-    let remote = Remote::new();
+fn fsck_keeps_objects_of_unknown_keys() {
+    let remote = TestRemote::new();
     put(&remote.tier("a"), &SCOPE);
     put(&remote.tier("b"), &OTHER);
     put(&remote.tier(""), &OTHER);
     let name = remote.name(&SCOPE, 128);
     forge(&remote, &name);
-    let census = Census::take(remote.backend.as_ref()).unwrap();
-    assert_eq!(Form::ALL.map(|form| census.objects_of(form)), [5, 10]);
+    let inventory = Inventory::take(remote.backend.as_ref()).unwrap();
+    assert_eq!(Form::ALL.map(|form| inventory.objects_of(form)), [5, 10]);
     let check = |ids: &str, repair| {
         let keys = (!ids.is_empty()).then(|| ring(ids));
-        fsck(remote.backend.as_ref(), &census, keys.as_deref(), repair, &mut |_| {}).unwrap()
+        fsck(remote.backend.as_ref(), &inventory, keys.as_deref(), repair, &mut |_| {}).unwrap()
     };
     let blind = check("", false);
     assert_eq!((blind.damaged.len(), blind.unauthenticated), (0, 15), "checksums fit");
@@ -337,9 +338,9 @@ fn fsck_verifies_seals_and_removes_no_object_of_an_unknown_key() {
 
 #[test]
 fn collector_keeps_what_sealed_objects_continue() {
-    let remote = Remote::new();
+    let remote = TestRemote::new();
     put(&remote.tier("a"), &SCOPE);
-    let all = Census::take(remote.backend.as_ref()).unwrap().bytes();
+    let all = Inventory::take(remote.backend.as_ref()).unwrap().bytes();
     let options = CollectOptions {
         max_age: None,
         budget: Some(all - 1),
@@ -348,11 +349,11 @@ fn collector_keeps_what_sealed_objects_continue() {
     };
     let went = collect(remote.backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((went.objects, went.removed_objects, went.orphans), (5, 1, 0));
-    assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), PAGES - 1, "the end went");
+    assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), PAGES - 1, "the end was removed");
 }
 
 #[test]
-fn forged_page_does_not_rise_into_local_tiers() {
+fn forged_page_does_not_enter_local_tiers() {
     use common::{find, host, keys, put, reads, tier};
     let (prompt, backend) = (keys(1, 0, 40), Arc::new(MemoryBackend::default()));
     let over = |dir: &tempfile::TempDir| {
@@ -371,18 +372,18 @@ fn forged_page_does_not_rise_into_local_tiers() {
     let cache = over(&first);
     put(&cache, &prompt, 0);
     cache.flush().unwrap();
-    let census = Census::take(backend.as_ref()).unwrap();
-    assert!(census.objects.iter().all(|object| object.form == Form::Sealed));
-    for object in &census.objects {
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    assert!(inventory.objects.iter().all(|object| object.form == Form::Sealed));
+    for object in &inventory.objects {
         let mut apart = Apart::new(backend.get(&object.name, None).unwrap().unwrap());
         apart.replace(0, &[66; common::PAGE]);
-        backend.set(&object.name, &apart.together()).unwrap();
+        backend.set(&object.name, &apart.assemble()).unwrap();
     }
     let cache = over(&second);
     assert_eq!(find(&cache, &prompt).local, 0);
     let calls = tier(&cache, "remote").remote.unwrap();
     assert!(calls.wrong_tag > 0, "{calls:?}");
-    // This process has read them: it writes them anew.
+    // This process has read and rejected them: it writes them again.
     put(&cache, &prompt, 0);
     cache.flush().unwrap();
     let third = tempfile::tempdir().unwrap();

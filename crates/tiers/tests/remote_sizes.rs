@@ -1,8 +1,10 @@
-//! Objects that claim other lengths than they have: nothing is fetched or allocated on their word.
+//! Objects that claim other lengths than they have: no fetch and no allocation relies on the claim.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use ritornello_format::{Result, RunHeader, ScopeId, UNIT};
-use ritornello_tiers::remote::{Backend, Census, Listed, MemoryBackend, Prompt, RemoteTier, fsck};
+use ritornello_tiers::remote::{
+    Backend, Inventory, Listed, MemoryBackend, Prompt, RemoteTier, fsck,
+};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,16 +14,16 @@ const SCOPE: ScopeId = ScopeId([9; 16]);
 const PAGE: usize = 4096;
 const PAGES: usize = 4;
 
-/// A memory that notes the longest range it was asked for.
+/// A memory backend that records the longest range requested.
 #[derive(Debug, Default)]
-struct Longest {
+struct RangeRecorder {
     inner: MemoryBackend,
     asked: AtomicU64,
-    /// What a listing says of every length, if not the truth.
+    /// The length that listings report, if not the actual one.
     listed: Option<u64>,
 }
 
-impl Backend for Longest {
+impl Backend for RangeRecorder {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
         let bytes = range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
         self.asked.fetch_max(bytes, Relaxed);
@@ -55,12 +57,13 @@ fn with_prompt<T>(run: impl FnOnce(&Prompt<'_>, Instant) -> T) -> T {
     run(&prompt, Instant::now() + Duration::from_secs(60))
 }
 
-/// The only object of a prompt, whose header `forge` changes; its checksum is right again.
-fn forged(backend: &Arc<Longest>, forge: impl FnOnce(&mut RunHeader)) -> String {
+/// Writes the only object of a prompt, with its header changed by `forge` and its checksum
+/// corrected.
+fn forged(backend: &Arc<RangeRecorder>, forge: impl FnOnce(&mut RunHeader)) -> String {
     let tier = RemoteTier::new(Arc::clone(backend) as Arc<dyn Backend>);
     let page = vec![7; PAGE];
     assert_eq!(with_prompt(|p, until| tier.put(p, 0..PAGES, |_| &page, until)).unwrap(), PAGES);
-    let name = Census::take(&backend.inner).unwrap().objects[0].name.clone();
+    let name = Inventory::take(&backend.inner).unwrap().objects[0].name.clone();
     let mut object = backend.inner.get(&name, None).unwrap().unwrap();
     let (mut header, _) = RunHeader::decode(&object).unwrap();
     forge(&mut header);
@@ -71,7 +74,7 @@ fn forged(backend: &Arc<Longest>, forge: impl FnOnce(&mut RunHeader)) -> String 
     name
 }
 
-fn get(backend: &Arc<Longest>, range: Range<usize>) -> usize {
+fn get(backend: &Arc<RangeRecorder>, range: Range<usize>) -> usize {
     let tier = RemoteTier::new(Arc::clone(backend) as Arc<dyn Backend>);
     let mut out = vec![0; range.len() * PAGE];
     with_prompt(|prompt, until| tier.get(prompt, range, &mut out, until)).unwrap()
@@ -80,7 +83,7 @@ fn get(backend: &Arc<Longest>, range: Range<usize>) -> usize {
 #[test]
 fn slice_longer_than_a_page_is_not_fetched() {
     for claimed in [PAGE as u32 + 1, 800 << 20, u32::MAX] {
-        let backend = Arc::new(Longest::default());
+        let backend = Arc::new(RangeRecorder::default());
         forged(&backend, |header| {
             header.slices[2].bytes = claimed;
             header.slices[2].codec = 128;
@@ -92,8 +95,8 @@ fn slice_longer_than_a_page_is_not_fetched() {
 }
 
 #[test]
-fn pages_longer_than_the_scope_says_are_not_fetched() {
-    let backend = Arc::new(Longest::default());
+fn pages_longer_than_the_scope_are_not_fetched() {
+    let backend = Arc::new(RangeRecorder::default());
     forged(&backend, |header| {
         header.page_bytes = 64 << 20;
         header.slices.iter_mut().for_each(|slice| (slice.bytes, slice.codec) = (64 << 20, 128));
@@ -104,24 +107,24 @@ fn pages_longer_than_the_scope_says_are_not_fetched() {
 
 #[test]
 fn fsck_reads_no_more_than_an_object_can_hold() {
-    let backend = Arc::new(Longest { listed: Some(5 << 40), ..Longest::default() });
+    let backend = Arc::new(RangeRecorder { listed: Some(5 << 40), ..RangeRecorder::default() });
     forged(&backend, |_| {});
-    let census = Census::take(backend.as_ref()).unwrap();
-    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    let found = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
     assert!(backend.asked.load(Relaxed) <= 65 << 20, "{}", backend.asked.load(Relaxed));
     assert!(found.damaged[0].1.contains("longer than"), "{:?}", found.damaged);
 }
 
 #[test]
 fn more_pages_than_an_object_has_are_refused() {
-    let backend = Arc::new(Longest::default());
+    let backend = Arc::new(RangeRecorder::default());
     let name = forged(&backend, |header| {
-        // Four pages of 64 MiB are no object of 8 MiB.
+        // Four pages of 64 MiB exceed an object of 8 MiB.
         header.page_bytes = 64 << 20;
         header.slices.iter_mut().for_each(|slice| (slice.bytes, slice.codec) = (64, 128));
     });
-    let census = Census::take(backend.as_ref()).unwrap();
-    let found = fsck(backend.as_ref(), &census, None, false, &mut |_| {}).unwrap();
+    let inventory = Inventory::take(backend.as_ref()).unwrap();
+    let found = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
     assert_eq!(found.damaged[0].0, name);
     assert!(found.damaged[0].1.contains("more pages"), "{:?}", found.damaged);
 }

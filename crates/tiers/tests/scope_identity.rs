@@ -1,4 +1,4 @@
-//! Two machines with a remote in common: pages arranged in another way are not delivered.
+//! Two machines that share a remote: pages with another layout are not delivered.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::Terms;
-use ritornello_tiers::cache::{Cache, Found, Readiness, Wish};
+use ritornello_tiers::cache::{Cache, Found, LookupOptions, Readiness};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
 fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Found {
     let mut answer = None;
     until("no answer", || {
-        let found = cache.find(scope, &refs(keys), TTL, &Wish::default()).unwrap();
+        let found = cache.find(scope, &refs(keys), TTL, &LookupOptions::default()).unwrap();
         let ready = found.readiness == Readiness::Ready;
         answer = Some(found);
         ready
@@ -51,17 +51,17 @@ fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Found {
     answer.unwrap()
 }
 
-/// Pages that a machine finds of those that another one put under `arranged(|_| ())`.
+/// How many pages that one machine put under `arranged(|_| ())` another machine finds.
 fn found_on_another_machine(scope: &Arc<Scope>) -> usize {
     let new = || tempfile::tempdir().unwrap();
-    let (one, two, far) = (new(), new(), new());
+    let (one, two, remote_dir) = (new(), new(), new());
     let prompt = keys(1, 0, PAGES);
     {
-        let cache = open(&[&host(&one, 64), &remote(far.path())]);
+        let cache = open(&[&host(&one, 64), &remote(remote_dir.path())]);
         put_all(&cache, &arranged(|_| ()), &prompt);
         cache.flush().unwrap();
     }
-    let cache = open(&[&host(&two, 64), &remote(far.path())]);
+    let cache = open(&[&host(&two, 64), &remote(remote_dir.path())]);
     let found = find_in(&cache, scope, &prompt);
     release(&cache, &found);
     found.local

@@ -8,7 +8,7 @@ use crate::{Context, progress};
 use bytes::Bytes;
 use clap::Args;
 use ritornello_format::ScopeId;
-use ritornello_remote::{PlainClient, Remote};
+use ritornello_remote::{ConfiguredBackend, PlainClient};
 use ritornello_tiers::remote::{Backend, FaultyBackend, Prompt, RemoteAddress, RemoteTier};
 use serde::Serialize;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 fn measure<'a>(
     args: &'a RemoteArgs,
     plain: &PlainClient,
-    remote: &Remote,
+    remote: &ConfiguredBackend,
 ) -> Result<Answer<'a>, Failure> {
     let object_bytes = PAGE_BYTES * GROUP;
     let objects = (args.total as usize / object_bytes).max(PROBED / GROUP);
@@ -215,7 +215,7 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// The most requests that a tier that knows nothing makes for 256 pages.
-fn probe(remote: &Remote) -> Result<u64, Failure> {
+fn probe(remote: &ConfiguredBackend) -> Result<u64, Failure> {
     let there = Round::new(0, PROBED / GROUP);
     let other = Round::new(u32::MAX, PROBED / GROUP);
     let mut most = 0;
@@ -230,7 +230,7 @@ fn probe(remote: &Remote) -> Result<u64, Failure> {
         if found != fork / GROUP * GROUP {
             return Err(lost("found", found, fork));
         }
-        most = most.max(counting.asked());
+        most = most.max(counting.exists_calls());
     }
     Ok(most)
 }

@@ -101,7 +101,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
             let tier = if at % 2 == 0 { Tier::Host } else { Tier::Disk };
             let started = busy();
             for claimed in table.claim(tier, Phase::Storing, &pages, from..from + pages_per_node) {
-                table.settle(tier, &pages, claimed, &[]);
+                table.mark_present(tier, &pages, claimed, &[]);
             }
             change_max_us = change_max_us.max((busy() - started).as_secs_f64() * 1e6);
         }

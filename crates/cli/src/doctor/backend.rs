@@ -3,7 +3,7 @@
 use crate::exit::{Failure, Status};
 use crate::print::{json, say, table};
 use crate::{Context, progress, remote};
-use ritornello_tiers::remote::{Census, Check, RemoteAddress, examine};
+use ritornello_tiers::remote::{Check, Inventory, RemoteAddress, check_backend};
 use serde::Serialize;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -34,10 +34,10 @@ pub fn run(
     let bar = progress::steps(1);
     bar.set_message("writing, reading, breaking");
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    let checks = examine(&backend, &format!("ritornello-doctor/{nanos}/"), patience);
+    let checks = check_backend(&backend, &format!("ritornello-doctor/{nanos}/"), patience);
     bar.finish_and_clear();
     let healthy = checks.iter().all(|check| check.wrong.is_none());
-    let advice = if healthy { advice(Census::take(backend.as_ref())) } else { Vec::new() };
+    let advice = if healthy { advice(Inventory::take(backend.as_ref())) } else { Vec::new() };
     if context.json {
         let checks =
             checks.iter().map(|c| Row { what: c.what, wrong: c.wrong.as_deref() }).collect();
@@ -48,8 +48,8 @@ pub fn run(
     Ok(if healthy { Status::Fine } else { Status::Problems })
 }
 
-fn advice(census: ritornello_format::Result<Census>) -> Vec<String> {
-    let Ok(census) = census else {
+fn advice(inventory: ritornello_format::Result<Inventory>) -> Vec<String> {
+    let Ok(inventory) = inventory else {
         return vec![
             "it cannot list: `ritornello remote stat`, `fsck` and `gc` need list and delete"
                 .to_owned(),
@@ -58,7 +58,7 @@ fn advice(census: ritornello_format::Result<Census>) -> Vec<String> {
     let other = |(version, (objects, _)): (&String, &(u64, u64))| {
         format!("{objects} objects are of format {version}, which this version does not read")
     };
-    census.others.iter().map(other).collect()
+    inventory.others.iter().map(other).collect()
 }
 
 fn describe(healthy: bool, checks: &[Check], advice: &[String]) -> String {

@@ -3,7 +3,7 @@
 use crate::args::picture;
 use clap::{Args, ValueEnum};
 use ritornello_format::parse_bytes;
-use ritornello_sim::{Contestant, Half};
+use ritornello_sim::{SimPolicy, TracePart};
 use std::path::PathBuf;
 
 /// Of `simulate`.
@@ -38,7 +38,7 @@ pub struct SimulateArgs {
     /// Who decides what stays
     #[arg(long, value_delimiter = ',', default_value = "adaptive,lru,arc,2q,s3fifo,belady",
           value_parser = policy)]
-    pub policy: Vec<Contestant>,
+    pub policy: Vec<SimPolicy>,
     /// Share of the requests whose hits are not counted
     #[arg(long, default_value = "20%", value_parser = share)]
     pub warm_up: f64,
@@ -140,7 +140,7 @@ pub enum HalfName {
     Whole,
 }
 
-impl From<HalfName> for Half {
+impl From<HalfName> for TracePart {
     fn from(name: HalfName) -> Self {
         match name {
             HalfName::First => Self::First,
@@ -173,8 +173,8 @@ fn number(text: &str) -> Result<f64, String> {
     Ok(given / scale)
 }
 
-fn policy(text: &str) -> Result<Contestant, String> {
-    Contestant::parse(text.trim()).map_err(|error| error.to_string())
+fn policy(text: &str) -> Result<SimPolicy, String> {
+    SimPolicy::parse(text.trim()).map_err(|error| error.to_string())
 }
 
 fn size(text: &str) -> Result<u64, String> {

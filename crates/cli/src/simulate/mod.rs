@@ -10,7 +10,7 @@ use crate::progress;
 use args::{SimulateArgs, Workload};
 use ritornello_format::{Error, Result};
 use ritornello_sim::generate::{MultiRoundQa, TenStage};
-use ritornello_sim::{Broken, Row, Trace, chart, read, simulate};
+use ritornello_sim::{BadLines, Row, Trace, chart, read, simulate};
 use serde::Serialize;
 use std::path::Path;
 
@@ -46,7 +46,7 @@ pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status
     let mut answer = Answer { traces: Vec::new(), rows: Vec::new() };
     type Given = std::result::Result<(Trace, u64), Failure>;
     let traces = args.traces.iter().map(|path| -> Given {
-        let broken = if args.skip_broken { Broken::Skip } else { Broken::Fatal };
+        let broken = if args.skip_broken { BadLines::Skip } else { BadLines::Fatal };
         Ok((from_file(path, broken)?, args.block_tokens.unwrap_or(TRACE_BLOCK_TOKENS)))
     });
     let generated = args.generate.iter().map(|workload| -> Given {
@@ -55,7 +55,7 @@ pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status
     });
     for trace in traces.chain(generated) {
         let (trace, block_tokens) = trace?;
-        let trace = trace.half(args.half.into());
+        let trace = trace.part(args.half.into());
         let block_bytes = block_tokens * args.token_bytes;
         warn(&trace);
         answer.rows.extend(rows(&trace, args, block_bytes)?);
@@ -82,7 +82,7 @@ pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status
     Ok(Status::Fine)
 }
 
-fn from_file(path: &Path, broken: Broken) -> std::result::Result<Trace, Failure> {
+fn from_file(path: &Path, broken: BadLines) -> std::result::Result<Trace, Failure> {
     let length = path.metadata().map_err(|error| {
         Failure::unusable(format!("{}: {error}", path.display()), "name a file with a trace")
     })?;

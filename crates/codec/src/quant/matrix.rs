@@ -1,15 +1,15 @@
-//! One matrix of numbers as codes. A group of numbers has a smallest one, exact, and a step; a code
-//! counts steps. Keys are grouped along a channel, since their large channels are large in every
-//! token; values within a token.
+//! Quantises one matrix. A group of numbers has an exact smallest number and a step; a code counts
+//! steps. Keys are grouped along a channel, because channels with large values are large in every
+//! token; values are grouped within a token.
 
 use super::number::{Number, ordered};
 
-/// Bits a code.
+/// Bits per code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
-    /// A byte a code.
+    /// One code per byte.
     Eight,
-    /// Two codes a byte: the first half of a row in the low bits.
+    /// Two codes per byte: the first half of a row in the low bits.
     Four,
 }
 
@@ -34,14 +34,15 @@ impl Bits {
 /// Bytes of the smallest number and the step of a group.
 pub const SCALE_BYTES: usize = 4;
 
-/// A step below this is none: its inverse would not be finite.
+/// Smallest usable step: the inverse of a smaller one would not be finite. Below it the step is
+/// zero.
 const STEP_MIN: f32 = 1e-37;
-/// 2^23: a number added to it is rounded to an integer, which its low bits then are.
+/// 2^23: adding a number to it rounds the number to an integer, which the low bits then hold.
 const TO_INTEGER: f32 = 8_388_608.0;
-/// Numbers looked at in one go where a row is reduced to its smallest and largest.
+/// Numbers compared in parallel to find the smallest and largest of a row.
 const LANES: usize = 32;
 
-/// Memory for a row of a matrix.
+/// Buffers for one row of a matrix.
 pub struct Row {
     least: Vec<i16>,
     most: Vec<i16>,
@@ -53,7 +54,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// For rows of `channels` numbers.
+    /// Buffers for rows of `channels` numbers.
     pub fn new(channels: usize) -> Self {
         Self {
             least: vec![0; channels],
@@ -70,8 +71,8 @@ fn u16_of(bytes: &[u8; 2]) -> u16 {
     u16::from_le_bytes(*bytes)
 }
 
-/// Encodes `tokens` rows of keys that share their groups. `out`: smallest numbers of all channels,
-/// their steps, then the codes row by row. `None` if a number is not finite.
+/// Encodes `tokens` rows of keys that share their groups. `out` receives the smallest numbers of
+/// all channels, their steps, then the codes row by row. `None` if a number is not finite.
 #[inline(always)]
 pub fn encode_keys<N: Number>(
     bits: Bits,
@@ -109,7 +110,7 @@ pub fn encode_keys<N: Number>(
     finite.then_some(())
 }
 
-/// Decodes what [`encode_keys`] made.
+/// Decodes what [`encode_keys`] wrote.
 #[inline(always)]
 pub fn decode_keys<N: Number>(
     bits: Bits,
@@ -132,8 +133,8 @@ pub fn decode_keys<N: Number>(
     Some(())
 }
 
-/// Encodes one row of values in groups of `group` channels. `out`: smallest numbers of all groups,
-/// their steps, then the codes. `None` if a number is not finite.
+/// Encodes one row of values in groups of `group` channels. `out` receives the smallest numbers of
+/// all groups, their steps, then the codes. `None` if a number is not finite.
 #[inline(always)]
 pub fn encode_values<N: Number>(
     bits: Bits,
@@ -160,7 +161,7 @@ pub fn encode_values<N: Number>(
     finite.then_some(())
 }
 
-/// Decodes what [`encode_values`] made.
+/// Decodes what [`encode_values`] wrote.
 #[inline(always)]
 pub fn decode_values<N: Number>(
     bits: Bits,
@@ -184,7 +185,7 @@ pub fn decode_values<N: Number>(
     Some(())
 }
 
-/// The smallest and the largest number, as [`ordered`] has them.
+/// The smallest and the largest number, in the order of [`ordered`].
 #[inline(always)]
 fn range(numbers: &[[u8; 2]]) -> (i16, i16) {
     let first = numbers.first().map_or(0, |number| ordered(u16_of(number)));
@@ -204,8 +205,8 @@ fn range(numbers: &[[u8; 2]]) -> (i16, i16) {
     (least.into_iter().fold(first, i16::min), most.into_iter().fold(first, i16::max))
 }
 
-/// The smallest number and the inverse of the step of a group, for quantising and as they are
-/// stored; false if that is not finite.
+/// Computes the smallest number and the inverse of the step of a group, for quantising and as
+/// stored. Returns false if the group is not finite.
 #[inline(always)]
 fn scale<N: Number>(
     bits: Bits,
@@ -218,7 +219,7 @@ fn scale<N: Number>(
         [least, most].map(|number| ordered(number.cast_unsigned()).cast_unsigned());
     *base = N::widen(least_bits);
     let span = N::widen(most_bits) - *base;
-    // As a bfloat16, rounded up, so that the largest number still has a code.
+    // Rounded up to a bfloat16, so that the largest number still has a code.
     let step = (span / bits.largest()).to_bits().wrapping_add(0xffff) & 0xffff_0000;
     let usable = f32::from_bits(step) >= STEP_MIN;
     let step = if usable { step } else { 0 };

@@ -1,38 +1,38 @@
-//! `int8` and `int4`: numbers as counts of steps, grouped as their outliers lie.
+//! `int8` and `int4`: quantised numbers, grouped by where outliers lie.
 
 mod matrix;
 mod number;
 
 pub use matrix::Bits;
 
-use crate::frame::{Sink, Source, damaged};
+use crate::frame::{FrameReader, FrameWriter, damaged};
 use crate::kernel::{Kernel, vectorised};
 use crate::{Dtype, SliceKind, SliceShape};
 use matrix::{Row, SCALE_BYTES};
 use number::{Bf16, Fp16};
 use ritornello_format::{Error, Result};
 
-/// Which matrices there are and how their numbers are grouped.
+/// The matrices of a slice, and how their numbers are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plan {
+struct QuantLayout {
     bits: Bits,
     dtype: Dtype,
     keys: bool,
     values: bool,
-    /// Tokens that share a scale, of each channel of keys.
+    /// Tokens per group of a channel of keys.
     key_group: usize,
-    /// Channels that share a scale, of each token of values.
+    /// Channels per group of a token of values.
     value_group: usize,
     tokens: usize,
     channels: usize,
     layers: usize,
 }
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is not possible, or if a number is
-/// not finite.
+/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible, or if a number is not
+/// finite.
 ///
 /// # Errors
-/// `Invalid` if the shape does not say what the numbers mean, or is that of another slice.
+/// `Invalid` if the shape does not give the meaning of the numbers, or is that of another slice.
 pub fn encode(
     kernel: Kernel,
     bits: Bits,
@@ -40,27 +40,27 @@ pub fn encode(
     input: &[u8],
     out: &mut [u8],
 ) -> Result<Option<usize>> {
-    let plan = Plan::new(bits, shape)?;
-    if plan.slice_bytes() != Some(input.len() as u64) {
+    let layout = QuantLayout::new(bits, shape)?;
+    if layout.slice_bytes() != Some(input.len() as u64) {
         return Err(Error::invalid("a slice is not of the length that its shape says")
             .with("slice", input.len())
             .with("shape", format!("{:?}", shape.kind)));
     }
-    Ok(plan.encode(kernel, input, out))
+    Ok(layout.encode(kernel, input, out))
 }
 
-/// Decodes what [`encode`] made.
+/// Decodes what [`encode`] wrote.
 pub fn decode(kernel: Kernel, bits: Bits, frame: &[u8], out: &mut [u8]) -> Result<()> {
-    let (mut source, dtype) = Source::open(frame, out.len())?;
-    let plan = Plan::read(bits, dtype, &mut source)?;
-    if plan.slice_bytes() != Some(out.len() as u64) {
+    let (mut reader, dtype) = FrameReader::open(frame, out.len())?;
+    let layout = QuantLayout::read(bits, dtype, &mut reader)?;
+    if layout.slice_bytes() != Some(out.len() as u64) {
         return Err(damaged("shape of the slice"));
     }
-    plan.decode(kernel, &mut source, out)?;
-    source.close()
+    layout.decode(kernel, &mut reader, out)?;
+    reader.close()
 }
 
-impl Plan {
+impl QuantLayout {
     fn new(bits: Bits, shape: &SliceShape) -> Result<Self> {
         let (keys, values, tokens, channels, layers) = match shape.kind {
             SliceKind::Opaque => {
@@ -92,39 +92,43 @@ impl Plan {
         })
     }
 
-    /// Which matrices (1 keys, 2 values, 3 both), zero, tokens a group, channels a group, tokens,
-    /// channels, layers.
-    fn read(bits: Bits, dtype: Dtype, source: &mut Source<'_>) -> Result<Self> {
-        let (which, zero) = (source.u8()?, source.u8()?);
-        let plan = Self {
+    /// Reads the layout: matrices (1 keys, 2 values, 3 both), zero, tokens per group, channels per
+    /// group, tokens, channels, layers.
+    fn read(bits: Bits, dtype: Dtype, reader: &mut FrameReader<'_>) -> Result<Self> {
+        let (which, zero) = (reader.u8()?, reader.u8()?);
+        let layout = Self {
             bits,
             dtype,
             keys: which & 1 != 0,
             values: which & 2 != 0,
-            key_group: source.u16()?,
-            value_group: source.u16()?,
-            tokens: source.u32()?,
-            channels: source.u32()?,
-            layers: source.u32()?,
+            key_group: reader.u16()?,
+            value_group: reader.u16()?,
+            tokens: reader.u32()?,
+            channels: reader.u32()?,
+            layers: reader.u32()?,
         };
-        if !(1..=3).contains(&which) || zero != 0 || plan.key_group == 0 || plan.value_group == 0 {
+        if !(1..=3).contains(&which)
+            || zero != 0
+            || layout.key_group == 0
+            || layout.value_group == 0
+        {
             return Err(damaged("fields of a quantised slice"));
         }
-        Ok(plan)
+        Ok(layout)
     }
 
-    fn write(&self, sink: &mut Sink<'_>) -> Option<()> {
+    fn write(&self, writer: &mut FrameWriter<'_>) -> Option<()> {
         let which = u8::from(self.keys) | u8::from(self.values) << 1;
-        sink.take(2)?.copy_from_slice(&[which, 0]);
-        sink.take(2)?.copy_from_slice(&(self.key_group as u16).to_le_bytes());
-        sink.take(2)?.copy_from_slice(&(self.value_group as u16).to_le_bytes());
+        writer.take(2)?.copy_from_slice(&[which, 0]);
+        writer.take(2)?.copy_from_slice(&(self.key_group as u16).to_le_bytes());
+        writer.take(2)?.copy_from_slice(&(self.value_group as u16).to_le_bytes());
         for number in [self.tokens, self.channels, self.layers] {
-            sink.take(4)?.copy_from_slice(&(number as u32).to_le_bytes());
+            writer.take(4)?.copy_from_slice(&(number as u32).to_le_bytes());
         }
         Some(())
     }
 
-    /// Length of the slice; `None` if it is zero or absurd.
+    /// Length of the slice; `None` if it is zero or overflows.
     fn slice_bytes(&self) -> Option<u64> {
         let matrices = u64::from(self.keys) + u64::from(self.values);
         [self.tokens, self.channels, self.layers]
@@ -133,7 +137,7 @@ impl Plan {
             .filter(|&bytes| bytes > 0)
     }
 
-    /// Encoded bytes of `tokens` rows of keys that share a scale.
+    /// Encoded bytes of `tokens` rows of keys that share their groups.
     fn key_bytes(&self, tokens: usize) -> usize {
         self.channels * SCALE_BYTES + tokens * self.bits.row_bytes(self.channels)
     }
@@ -145,37 +149,37 @@ impl Plan {
 
     fn encode(&self, kernel: Kernel, input: &[u8], out: &mut [u8]) -> Option<usize> {
         let shorter = input.len().min(out.len()).checked_sub(1)?;
-        let mut sink = Sink::open(&mut out[..shorter], self.dtype, input.len())?;
-        self.write(&mut sink)?;
-        let (plan, sink_ref) = (self, &mut sink);
+        let mut writer = FrameWriter::open(&mut out[..shorter], self.dtype, input.len())?;
+        self.write(&mut writer)?;
+        let (layout, sink_ref) = (self, &mut writer);
         let numbers = input.as_chunks().0;
         match self.dtype {
             Dtype::Bf16 => vectorised!(
                 kernel,
                 encode_all::<Bf16>,
-                (plan: &Plan, numbers: &[[u8; 2]], sink_ref: &mut Sink<'_>) -> Option<()>
+                (layout: &QuantLayout, numbers: &[[u8; 2]], sink_ref: &mut FrameWriter<'_>) -> Option<()>
             ),
             Dtype::Fp16 => vectorised!(
                 kernel,
                 encode_all::<Fp16>,
-                (plan: &Plan, numbers: &[[u8; 2]], sink_ref: &mut Sink<'_>) -> Option<()>
+                (layout: &QuantLayout, numbers: &[[u8; 2]], sink_ref: &mut FrameWriter<'_>) -> Option<()>
             ),
         }?;
-        Some(sink.written())
+        Some(writer.written())
     }
 
-    fn decode(&self, kernel: Kernel, source: &mut Source<'_>, out: &mut [u8]) -> Result<()> {
-        let (plan, numbers) = (self, out.as_chunks_mut().0);
+    fn decode(&self, kernel: Kernel, reader: &mut FrameReader<'_>, out: &mut [u8]) -> Result<()> {
+        let (layout, numbers) = (self, out.as_chunks_mut().0);
         match self.dtype {
             Dtype::Bf16 => vectorised!(
                 kernel,
                 decode_all::<Bf16>,
-                (plan: &Plan, source: &mut Source<'_>, numbers: &mut [[u8; 2]]) -> Result<()>
+                (layout: &QuantLayout, reader: &mut FrameReader<'_>, numbers: &mut [[u8; 2]]) -> Result<()>
             ),
             Dtype::Fp16 => vectorised!(
                 kernel,
                 decode_all::<Fp16>,
-                (plan: &Plan, source: &mut Source<'_>, numbers: &mut [[u8; 2]]) -> Result<()>
+                (layout: &QuantLayout, reader: &mut FrameReader<'_>, numbers: &mut [[u8; 2]]) -> Result<()>
             ),
         }
     }
@@ -183,26 +187,32 @@ impl Plan {
 
 #[inline(always)]
 fn encode_all<N: number::Number>(
-    plan: &Plan,
+    layout: &QuantLayout,
     numbers: &[[u8; 2]],
-    sink: &mut Sink<'_>,
+    writer: &mut FrameWriter<'_>,
 ) -> Option<()> {
-    let mut row = Row::new(plan.channels);
+    let mut row = Row::new(layout.channels);
     let mut rest = numbers;
-    for _ in 0..plan.layers {
-        if plan.keys {
-            let (matrix, behind) = rest.split_at_checked(plan.tokens * plan.channels)?;
-            for rows in matrix.chunks(plan.key_group * plan.channels) {
-                let out = sink.take(plan.key_bytes(rows.len() / plan.channels))?;
-                matrix::encode_keys::<N>(plan.bits, plan.channels, rows, &mut row, out)?;
+    for _ in 0..layout.layers {
+        if layout.keys {
+            let (matrix, behind) = rest.split_at_checked(layout.tokens * layout.channels)?;
+            for rows in matrix.chunks(layout.key_group * layout.channels) {
+                let out = writer.take(layout.key_bytes(rows.len() / layout.channels))?;
+                matrix::encode_keys::<N>(layout.bits, layout.channels, rows, &mut row, out)?;
             }
             rest = behind;
         }
-        if plan.values {
-            let (matrix, behind) = rest.split_at_checked(plan.tokens * plan.channels)?;
-            for numbers in matrix.chunks_exact(plan.channels) {
-                let out = sink.take(plan.value_bytes())?;
-                matrix::encode_values::<N>(plan.bits, plan.value_group, numbers, &mut row, out)?;
+        if layout.values {
+            let (matrix, behind) = rest.split_at_checked(layout.tokens * layout.channels)?;
+            for numbers in matrix.chunks_exact(layout.channels) {
+                let out = writer.take(layout.value_bytes())?;
+                matrix::encode_values::<N>(
+                    layout.bits,
+                    layout.value_group,
+                    numbers,
+                    &mut row,
+                    out,
+                )?;
             }
             rest = behind;
         }
@@ -212,35 +222,41 @@ fn encode_all<N: number::Number>(
 
 #[inline(always)]
 fn decode_all<N: number::Number>(
-    plan: &Plan,
-    source: &mut Source<'_>,
+    layout: &QuantLayout,
+    reader: &mut FrameReader<'_>,
     numbers: &mut [[u8; 2]],
 ) -> Result<()> {
     let short = || damaged("a matrix is too short");
-    let mut row = Row::new(plan.channels);
-    for matrices in numbers.chunks_mut(numbers_a_layer(plan)) {
+    let mut row = Row::new(layout.channels);
+    for matrices in numbers.chunks_mut(numbers_a_layer(layout)) {
         let mut rest = matrices;
-        if plan.keys {
+        if layout.keys {
             let (matrix, behind) =
-                rest.split_at_mut_checked(plan.tokens * plan.channels).ok_or_else(short)?;
-            for rows in matrix.chunks_mut(plan.key_group * plan.channels) {
-                let encoded = source.take(plan.key_bytes(rows.len() / plan.channels))?;
-                matrix::decode_keys::<N>(plan.bits, plan.channels, encoded, &mut row, rows)
+                rest.split_at_mut_checked(layout.tokens * layout.channels).ok_or_else(short)?;
+            for rows in matrix.chunks_mut(layout.key_group * layout.channels) {
+                let encoded = reader.take(layout.key_bytes(rows.len() / layout.channels))?;
+                matrix::decode_keys::<N>(layout.bits, layout.channels, encoded, &mut row, rows)
                     .ok_or_else(short)?;
             }
             rest = behind;
         }
-        if plan.values {
-            for numbers in rest.chunks_exact_mut(plan.channels) {
-                let encoded = source.take(plan.value_bytes())?;
-                matrix::decode_values::<N>(plan.bits, plan.value_group, encoded, &mut row, numbers)
-                    .ok_or_else(short)?;
+        if layout.values {
+            for numbers in rest.chunks_exact_mut(layout.channels) {
+                let encoded = reader.take(layout.value_bytes())?;
+                matrix::decode_values::<N>(
+                    layout.bits,
+                    layout.value_group,
+                    encoded,
+                    &mut row,
+                    numbers,
+                )
+                .ok_or_else(short)?;
             }
         }
     }
     Ok(())
 }
 
-fn numbers_a_layer(plan: &Plan) -> usize {
-    (usize::from(plan.keys) + usize::from(plan.values)) * plan.tokens * plan.channels
+fn numbers_a_layer(layout: &QuantLayout) -> usize {
+    (usize::from(layout.keys) + usize::from(layout.values)) * layout.tokens * layout.channels
 }

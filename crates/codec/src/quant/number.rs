@@ -1,16 +1,16 @@
-//! Two-byte numbers as `f32` and back, in arithmetic that vectorises.
+//! Converts two-byte numbers to `f32` and back, in arithmetic that vectorises.
 
 /// A number of two bytes.
 pub trait Number {
-    /// The largest finite one.
+    /// The largest finite number.
     const LARGEST: f32;
     /// The bits of infinity.
     const INFINITY: u16;
 
-    /// Exact. What is not finite may become anything.
+    /// Converts exactly. The result for a number that is not finite is unspecified.
     fn widen(bits: u16) -> f32;
 
-    /// The nearest one, the even one of two; beyond the largest, the largest.
+    /// Rounds to the nearest number, ties to even; saturates at the largest.
     fn narrow(number: f32) -> u16;
 }
 
@@ -36,14 +36,15 @@ impl Number for Bf16 {
 /// IEEE 754 binary16.
 pub struct Fp16;
 
-/// 2^112: between the smallest exponents of `f32` and float16.
+/// 2^112: the ratio of the smallest exponents of `f32` and float16.
 const SHIFT: f32 = f32::from_bits((127 + 112) << 23);
 
 impl Number for Fp16 {
     const LARGEST: f32 = 65504.0;
     const INFINITY: u16 = 0x7c00;
 
-    /// Moves the fields to where `f32` has them; the product moves the exponent, also a denormal's.
+    /// Moves the fields to their positions in `f32`; the product adjusts the exponent, also of
+    /// denormals.
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
         let magnitude = f32::from_bits(u32::from(bits & 0x7fff) << 13) * SHIFT;
@@ -59,8 +60,8 @@ impl Number for Fp16 {
     }
 }
 
-/// Numbers in the order of these integers are in the order of their values: a number's bits with
-/// all but the sign turned where it is negative. Its own inverse.
+/// Maps bits to integers with the same order as the numbers: inverts all bits but the sign of
+/// negative numbers. Its own inverse.
 #[inline(always)]
 pub fn ordered(bits: u16) -> i16 {
     let bits = bits.cast_signed();
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn every_finite_number_comes_back_and_others_go_to_the_nearest() {
+    fn finite_numbers_roundtrip_and_others_round() {
         check::<Bf16>();
         check::<Fp16>();
         assert_eq!(Bf16::widen(0x3f80), 1.0);

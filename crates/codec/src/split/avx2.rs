@@ -1,22 +1,21 @@
 //! `split` for bfloat16 with AVX2. Packing and unpacking bytes works within halves of a register,
-//! so the order of codes is put right once, before they are stored or after they are loaded.
+//! so codes are reordered once, before they are stored or after they are loaded.
 
-use super::book::{Book, ESCAPE, Lookup};
-use super::window::{self, Numbers, list, put_right};
+use super::codebook::{Codebook, ESCAPE, Lookup};
+use super::window::{self, Numbers, list_escapes, patch_escapes};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
-/// Puts quarters 0 2 1 3 in order, after two registers were packed into one.
+/// Permutes quarters 0 2 1 3 into order, after two registers were packed into one.
 const IN_ORDER: i32 = 0b11_01_10_00;
 
-/// The low bytes of eight numbers, then the high ones.
+/// Shuffle that gathers the low bytes of eight numbers, then the high ones.
 const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
-/// How far ahead of what is encoded or decoded memory is asked for more, in bytes: the processor's
-/// own prefetching stops at the end of a page.
+/// Prefetch distance in bytes. The processor's own prefetcher stops at the end of a page.
 const AHEAD: usize = 2048;
 
-/// Asks for the cache lines that lie [`AHEAD`] of these bytes, which may be nobody's.
+/// Prefetches the cache lines [`AHEAD`] of these bytes, which may lie outside of the slice.
 #[target_feature(enable = "sse")]
 pub fn prefetch<const N: usize>(bytes: &[u8; N]) {
     let ahead = bytes.as_ptr().wrapping_add(AHEAD).cast::<i8>();
@@ -45,30 +44,31 @@ fn table(bytes: &[u8; 16]) -> __m256i {
     _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
 }
 
-/// Of 32 numbers: mantissas and signs, and exponents, both with their quarters out of order.
+/// Splits 32 numbers into mantissas with signs, and exponents, both with their quarters out of
+/// order.
 #[target_feature(enable = "avx2")]
 fn parts(a: __m256i, b: __m256i) -> (__m256i, __m256i) {
     let (zero, sort) = (_mm256_setzero_si256(), table(&SORTED));
     let (a, b) = (_mm256_shuffle_epi8(a, sort), _mm256_shuffle_epi8(b, sort));
     let (low, high) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    // The first byte moved up by one, the top bit of the second below it.
-    let joined = |bytes, below| {
+    // The first byte shifted left by one, with the top bit of the second as its lowest bit.
+    let merge_shifted = |bytes, below| {
         _mm256_sub_epi8(_mm256_add_epi8(bytes, bytes), _mm256_cmpgt_epi8(zero, below))
     };
-    (joined(low, high), joined(high, low))
+    (merge_shifted(low, high), merge_shifted(high, low))
 }
 
-/// [`scalar::encode`].
+/// See [`scalar::encode`].
 #[target_feature(enable = "avx2")]
 pub fn encode(
-    book: &Book,
+    book: &Codebook,
     input: &[u8],
     plane: &mut [u8],
     nibbles: &mut [u8],
     escapes: &mut [u8],
 ) -> Option<usize> {
     let (zero, half) = (_mm256_setzero_si256(), _mm256_set1_epi8(15));
-    // Codes are looked up turned by 15: an escape is zero until they are stored.
+    // Codes are looked up with their four bits inverted, so that an escape is zero until they are stored.
     let tables =
         |lookup: &Lookup| (table(&lookup.exponents), _mm256_xor_si256(table(&lookup.codes), half));
     let ((exponents, codes), (exponents2, codes2)) = (tables(&book.first), tables(&book.second));
@@ -118,7 +118,7 @@ pub fn encode(
     Some(escaped + rest)
 }
 
-/// Puts 32 numbers together, at byte `at` of a group.
+/// Combines 32 exponents and remainders into numbers, at byte `at` of a group.
 #[target_feature(enable = "avx2")]
 fn join(exponent: __m256i, rest: __m256i, numbers: &mut Numbers, at: usize) {
     let turn = |v| _mm256_or_si256(_mm256_srli_epi16::<1>(v), _mm256_slli_epi16::<15>(v));
@@ -128,7 +128,7 @@ fn join(exponent: __m256i, rest: __m256i, numbers: &mut Numbers, at: usize) {
     store(numbers, at + 32, _mm256_permute2x128_si256::<0x31>(low, high));
 }
 
-/// [`scalar::decode`].
+/// See [`scalar::decode`].
 #[target_feature(enable = "avx2")]
 pub fn decode(
     exponents: &[u8; 16],
@@ -171,9 +171,9 @@ pub fn decode(
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
 }
 
-/// How far the last eight of 32 pairs of codes move to lie above the others, eight bytes each.
+/// Shifts that move the last eight of 32 code pairs above the others, eight bytes each.
 #[target_feature(enable = "avx2")]
-fn apart() -> __m256i {
+fn spread_shifts() -> __m256i {
     _mm256_set_epi64x(64, 2, 4, 6)
 }
 
@@ -196,26 +196,26 @@ fn store_codes(bytes: &mut [u8; window::CODES], value: __m256i) {
     }
 }
 
-/// 32 pairs of codes in 24 bytes.
+/// Packs 32 code pairs into 24 bytes.
 #[target_feature(enable = "avx2")]
 pub fn pack(pairs: __m256i) -> __m256i {
-    let last = _mm256_sllv_epi64(_mm256_permute4x64_epi64::<0xff>(pairs), apart());
+    let last = _mm256_sllv_epi64(_mm256_permute4x64_epi64::<0xff>(pairs), spread_shifts());
     _mm256_or_si256(pairs, _mm256_and_si256(last, _mm256_set1_epi8(-64)))
 }
 
-/// What [`pack`] packed; there is nothing behind the 24 bytes.
+/// Unpacks what [`pack`] wrote; the bytes behind the 24 must be zero.
 #[target_feature(enable = "avx2")]
 pub fn unpack(packed: __m256i) -> __m256i {
     let top = _mm256_and_si256(packed, _mm256_set1_epi8(-64));
     // Each eight bytes hold two bits of the last eight pairs.
-    let bits = _mm256_srlv_epi64(top, apart());
+    let bits = _mm256_srlv_epi64(top, spread_shifts());
     let halves = _mm256_or_si256(bits, _mm256_permute4x64_epi64::<0b01_00_11_10>(bits));
     let last = _mm256_or_si256(halves, _mm256_shuffle_epi32::<0b01_00_11_10>(halves));
     let pairs = _mm256_and_si256(packed, _mm256_set1_epi8(63));
     _mm256_blend_epi32::<0b1100_0000>(pairs, last)
 }
 
-/// The escapes among pairs of codes.
+/// The mask of the escapes among the code pairs.
 #[target_feature(enable = "avx2")]
 fn escapes_of(pairs: __m256i) -> u64 {
     let [front, back] = [7, 56].map(|code| {
@@ -226,7 +226,7 @@ fn escapes_of(pairs: __m256i) -> u64 {
     back << 32 | front
 }
 
-/// [`window::encode_strip`].
+/// See [`window::encode_strip`](super::window).
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 pub fn encode_strip(
     first: u8,
@@ -251,12 +251,12 @@ pub fn encode_strip(
         let mut exponents = [0; GROUP];
         store(&mut exponents, 0, _mm256_permute4x64_epi64::<IN_ORDER>(front_exponents));
         store(&mut exponents, 32, _mm256_permute4x64_epi64::<IN_ORDER>(back_exponents));
-        escaped += list(escapes_of(pairs), &exponents, escapes.get_mut(escaped..)?)?;
+        escaped += list_escapes(escapes_of(pairs), &exponents, escapes.get_mut(escaped..)?)?;
     }
     Some(escaped)
 }
 
-/// [`window::decode_strip`].
+/// See [`window::decode_strip`](super::window).
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 pub fn decode_strip<'e>(
     first: u8,
@@ -275,7 +275,7 @@ pub fn decode_strip<'e>(
             let exponent = _mm256_add_epi8(_mm256_and_si256(code, seven), first);
             join(exponent, load(plane, 32 * part), numbers, 64 * part);
         }
-        escapes = put_right(escapes_of(pairs), escapes, plane, numbers)?;
+        escapes = patch_escapes(escapes_of(pairs), escapes, plane, numbers)?;
     }
     Some(escapes)
 }

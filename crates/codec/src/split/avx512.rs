@@ -1,13 +1,13 @@
-//! `split` for bfloat16 with AVX-512: VBMI sorts bytes across the whole register, VBMI2 takes
-//! escapes out and puts them back without a loop.
+//! `split` for bfloat16 with AVX-512: VBMI permutes bytes across the whole register, VBMI2
+//! compresses and expands escapes without a loop.
 
 use super::avx2::{pack, prefetch, unpack};
-use super::book::{Book, ESCAPE, Lookup};
+use super::codebook::{Codebook, ESCAPE, Lookup};
 use super::window::{self, Numbers};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
-/// Where the even bytes of two registers lie, then the odd ones; and the way back.
+/// Indices that gather the even bytes of two registers, then the odd ones; and the inverse.
 const EVEN: [u8; 64] = sequence(0, 2);
 const ODD: [u8; 64] = sequence(1, 2);
 const FRONT: [u8; 64] = interleaved(0);
@@ -23,7 +23,8 @@ const fn sequence(first: u8, step: u8) -> [u8; 64] {
     bytes
 }
 
-/// Byte `first` of the first register, the same of the second (64 up), and so on.
+/// Indices that alternate between the bytes of two registers (the second begins at 64), from
+/// `first` on.
 const fn interleaved(first: u8) -> [u8; 64] {
     let mut bytes = [0; 64];
     let mut at = 0;
@@ -51,10 +52,10 @@ fn low(count: usize) -> u64 {
     if count == 64 { !0 } else { (1 << count) - 1 }
 }
 
-/// [`scalar::encode`].
+/// See [`scalar::encode`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
 pub fn encode(
-    book: &Book,
+    book: &Codebook,
     input: &[u8],
     plane: &mut [u8],
     nibbles: &mut [u8],
@@ -79,7 +80,7 @@ pub fn encode(
                 _mm512_loadu_si512(numbers.as_ptr().add(64).cast()),
             )
         };
-        // Turned by one bit, a number is its exponent above its mantissa and sign.
+        // Rotated by one bit, a number is its exponent above its mantissa and sign.
         let (a, b) = (_mm512_shldi_epi16::<1>(a, a), _mm512_shldi_epi16::<1>(b, b));
         let exponent = _mm512_permutex2var_epi8(a, odd, b);
         let low_half = _mm512_and_si512(exponent, half);
@@ -108,7 +109,7 @@ pub fn encode(
     Some(escaped + rest)
 }
 
-/// [`scalar::decode`].
+/// See [`scalar::decode`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
 pub fn decode(
     exponents: &[u8; 16],
@@ -157,10 +158,10 @@ pub fn decode(
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
 }
 
-/// The bytes of a register that the codes of a window take.
+/// The mask of the bytes that the codes of a group take.
 const CODES: u32 = (1 << window::CODES) - 1;
 
-/// [`window::encode_strip`].
+/// See [`window::encode_strip`](super::window).
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
 pub fn encode_strip(
     first: u8,
@@ -181,7 +182,7 @@ pub fn encode_strip(
                 _mm512_loadu_si512(numbers.as_ptr().add(64).cast()),
             )
         };
-        // Turned by one bit, a number is its exponent above its mantissa and sign.
+        // Rotated by one bit, a number is its exponent above its mantissa and sign.
         let (a, b) = (_mm512_shldi_epi16::<1>(a, a), _mm512_shldi_epi16::<1>(b, b));
         let exponent = _mm512_permutex2var_epi8(a, odd, b);
         let code = _mm512_min_epu8(_mm512_sub_epi8(exponent, first), escape);
@@ -204,7 +205,7 @@ pub fn encode_strip(
     Some(escaped)
 }
 
-/// [`window::decode_strip`].
+/// See [`window::decode_strip`](super::window).
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
 pub fn decode_strip<'e>(
     first: u8,

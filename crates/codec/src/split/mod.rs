@@ -1,88 +1,88 @@
-//! `split`: exponents of neighbouring numbers are few, and mantissas are noise. Each block of
-//! numbers gets a codebook of its likeliest exponents; a number is a short code and the rest of its
-//! bits as they are; exponents outside the codebook are listed behind.
+//! `split`: neighbouring numbers have few different exponents, while mantissas are noise. Each
+//! block of numbers gets a codebook of its likeliest exponents. A number becomes a short code and
+//! its other bits unchanged; exponents outside the codebook are listed at the end.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod book;
-mod half;
+mod codebook;
+mod fp16;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
 mod window;
 
 use crate::Dtype;
-use crate::frame::{Sink, Source, damaged};
+use crate::frame::{FrameReader, FrameWriter, damaged};
 use crate::kernel::{Instructions, Kernel};
-use book::{Book, CODES};
+use codebook::{CODES, Codebook};
 use ritornello_format::Result;
 
-/// Numbers a block, but for the last: 128 KiB, which stays in the second-level cache between
+/// Numbers per block, except the last: 128 KiB, which stay in the second-level cache between
 /// choosing the codebook and encoding.
 const BLOCK: usize = 1 << 16;
-/// Numbers whose codes lie together, but for the last group of a block.
+/// Numbers whose codes are packed together, except the last group of a block.
 const GROUP: usize = 64;
-/// A block that is stored as it came.
+/// Kind of a block that is stored raw.
 const STORED: u8 = 0;
-/// A block of codes.
+/// Kind of a block with codebook codes.
 const CODED: u8 = 1;
-/// A block of shorter codes, for exponents that are neighbours.
+/// Kind of a block with shorter codes, for neighbouring exponents.
 const WINDOWED: u8 = 2;
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is not possible.
+/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible.
 pub fn encode(kernel: Kernel, dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
     let shorter = input.len().min(out.len()).checked_sub(1)?;
-    let mut sink = Sink::open(&mut out[..shorter], dtype, input.len())?;
+    let mut writer = FrameWriter::open(&mut out[..shorter], dtype, input.len())?;
     if !input.len().is_multiple_of(2) {
         return None;
     }
     for block in input.chunks(2 * BLOCK) {
         let coded = match dtype {
-            Dtype::Bf16 => window::encode(kernel, block, sink.rest())
-                .or_else(|| encode_block(kernel, block, sink.rest())),
-            Dtype::Fp16 => half::encode(kernel, block, sink.rest()),
+            Dtype::Bf16 => window::encode(kernel, block, writer.rest())
+                .or_else(|| encode_block(kernel, block, writer.rest())),
+            Dtype::Fp16 => fp16::encode(kernel, block, writer.rest()),
         };
         match coded {
             Some(length) => {
-                sink.take(length)?;
+                writer.take(length)?;
             }
             None => {
-                sink.take(1)?[0] = STORED;
-                sink.take(block.len())?.copy_from_slice(block);
+                writer.take(1)?[0] = STORED;
+                writer.take(block.len())?.copy_from_slice(block);
             }
         }
     }
-    Some(sink.written())
+    Some(writer.written())
 }
 
-/// Decodes what [`encode`] made.
+/// Decodes what [`encode`] wrote.
 pub fn decode(kernel: Kernel, frame: &[u8], out: &mut [u8]) -> Result<()> {
-    let (mut source, dtype) = Source::open(frame, out.len())?;
+    let (mut reader, dtype) = FrameReader::open(frame, out.len())?;
     if !out.len().is_multiple_of(2) {
         return Err(damaged("a split slice of odd length"));
     }
     for block in out.chunks_mut(2 * BLOCK) {
-        match (source.u8()?, dtype) {
-            (STORED, _) => block.copy_from_slice(source.take(block.len())?),
-            (CODED, Dtype::Bf16) => decode_block(kernel, &mut source, block)?,
-            (WINDOWED, Dtype::Bf16) => window::decode(kernel, &mut source, block)?,
-            (CODED, Dtype::Fp16) => half::decode(kernel, &mut source, block)?,
+        match (reader.u8()?, dtype) {
+            (STORED, _) => block.copy_from_slice(reader.take(block.len())?),
+            (CODED, Dtype::Bf16) => decode_block(kernel, &mut reader, block)?,
+            (WINDOWED, Dtype::Bf16) => window::decode(kernel, &mut reader, block)?,
+            (CODED, Dtype::Fp16) => fp16::decode(kernel, &mut reader, block)?,
             _ => return Err(damaged("kind of a block")),
         }
     }
-    source.close()
+    reader.close()
 }
 
-/// A block of bfloat16: kind, codebook, number of escapes, the plane of mantissas and signs, codes,
-/// escapes. `None` if it would not be shorter than the block.
+/// Encodes a block of bfloat16: kind, codebook, number of escapes, plane of mantissas and signs,
+/// codes, escapes. `None` if that would not be shorter than the block.
 fn encode_block(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
-    const HEAD: usize = 1 + CODES + 4;
+    const HEAD_BYTES: usize = 1 + CODES + 4;
     let numbers = block.len() / 2;
-    let book = Book::choose(block)?;
+    let book = Codebook::choose(block)?;
     let most = block.len().min(out.len());
-    let (head, rest) = out[..most].split_at_mut_checked(HEAD)?;
+    let (head, rest) = out[..most].split_at_mut_checked(HEAD_BYTES)?;
     let (plane, rest) = rest.split_at_mut_checked(numbers)?;
     let (nibbles, escapes) = rest.split_at_mut_checked(numbers.div_ceil(2))?;
     let escaped = match kernel.0 {
@@ -100,16 +100,16 @@ fn encode_block(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     head[0] = CODED;
     head[1..=CODES].copy_from_slice(&book.exponents[..CODES]);
     head[1 + CODES..].copy_from_slice(&(escaped as u32).to_le_bytes());
-    Some(HEAD + numbers + numbers.div_ceil(2) + escaped)
+    Some(HEAD_BYTES + numbers + numbers.div_ceil(2) + escaped)
 }
 
-fn decode_block(kernel: Kernel, source: &mut Source<'_>, block: &mut [u8]) -> Result<()> {
+fn decode_block(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) -> Result<()> {
     let numbers = block.len() / 2;
     let mut exponents = [0; 16];
-    exponents[..CODES].copy_from_slice(source.take(CODES)?);
-    let escaped = source.u32()?;
-    let (plane, nibbles) = (source.take(numbers)?, source.take(numbers.div_ceil(2))?);
-    let escapes = source.take(escaped)?;
+    exponents[..CODES].copy_from_slice(reader.take(CODES)?);
+    let escaped = reader.u32()?;
+    let (plane, nibbles) = (reader.take(numbers)?, reader.take(numbers.div_ceil(2))?);
+    let escapes = reader.take(escaped)?;
     match kernel.0 {
         // SAFETY: a `Kernel` exists only where the processor has its instructions.
         #[cfg(target_arch = "x86_64")]

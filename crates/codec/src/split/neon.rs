@@ -1,7 +1,7 @@
-//! `split` for bfloat16 with NEON. Only intrinsics that Miri knows, so that it is tested where there
-//! is no such processor.
+//! `split` for bfloat16 with NEON. Uses only intrinsics that Miri supports, so that it can be
+//! tested on other processors.
 
-use super::book::{Book, ESCAPE, Lookup, exponent};
+use super::codebook::{Codebook, ESCAPE, Lookup, exponent};
 use super::{GROUP, scalar};
 use std::arch::aarch64::*;
 
@@ -30,16 +30,16 @@ fn halves(bytes: &[u8; 32]) -> [uint8x16_t; 2] {
     unsafe { [vld1q_u8(bytes.as_ptr()), vld1q_u8(bytes.as_ptr().add(16))] }
 }
 
-/// The first bytes moved up by one, the top bits of the second below them.
+/// Each byte of `bytes` shifted left by one, with the top bit of `below` as its lowest bit.
 #[target_feature(enable = "neon")]
-fn joined(bytes: uint8x16_t, below: uint8x16_t) -> uint8x16_t {
+fn merge_shifted(bytes: uint8x16_t, below: uint8x16_t) -> uint8x16_t {
     vorrq_u8(vshlq_n_u8::<1>(bytes), vshrq_n_u8::<7>(below))
 }
 
-/// [`scalar::encode`].
+/// See [`scalar::encode`].
 #[target_feature(enable = "neon")]
 pub fn encode(
-    book: &Book,
+    book: &Codebook,
     input: &[u8],
     plane: &mut [u8],
     nibbles: &mut [u8],
@@ -60,8 +60,8 @@ pub fn encode(
         for ((quarter, plane), code) in quarters.zip(&mut code) {
             let [a, b] = halves(quarter);
             let (low, high) = (vuzp1q_u8(a, b), vuzp2q_u8(a, b));
-            let exponent = joined(high, low);
-            store(plane, joined(low, high));
+            let exponent = merge_shifted(high, low);
+            store(plane, merge_shifted(low, high));
             let low_half = vandq_u8(exponent, half);
             let is_first = vceqq_u8(vqtbl1q_u8(exponents, low_half), exponent);
             let is_second = vceqq_u8(vqtbl1q_u8(exponents2, low_half), exponent);
@@ -86,7 +86,7 @@ pub fn encode(
     Some(escaped + rest)
 }
 
-/// [`scalar::decode`].
+/// See [`scalar::decode`].
 #[target_feature(enable = "neon")]
 pub fn decode(
     exponents: &[u8; 16],

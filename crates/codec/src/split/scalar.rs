@@ -1,12 +1,12 @@
-//! `split` for bfloat16, a number at a time: the reference, and the ends of blocks.
+//! `split` for bfloat16, one number at a time: the reference, and the remainders of blocks.
 
 use super::GROUP;
-use super::book::{Book, ESCAPE, exponent};
+use super::codebook::{Codebook, ESCAPE, exponent};
 
-/// Encodes numbers into as many bytes of `plane` and half as many of `nibbles`; returns how many
-/// exponents were listed in `escapes`, or `None` if they did not fit.
+/// Encodes numbers into as many bytes of `plane` and half as many of `nibbles`. Returns how many
+/// exponents were written to `escapes`; `None` if they did not fit.
 pub fn encode(
-    book: &Book,
+    book: &Codebook,
     input: &[u8],
     plane: &mut [u8],
     nibbles: &mut [u8],
@@ -39,7 +39,7 @@ pub fn encode(
     Some(escaped)
 }
 
-/// Decodes what [`encode`] made, with all its escapes; `None` if their number does not fit.
+/// Decodes what [`encode`] wrote; `None` if the number of escapes does not match.
 pub fn decode(
     exponents: &[u8; 16],
     plane: &[u8],

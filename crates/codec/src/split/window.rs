@@ -1,42 +1,42 @@
-//! `split` for bfloat16 whose exponents are neighbours, as those of most keys and values are: seven of
-//! them get a code of three bits. Plain arithmetic on bytes, which the compiler vectorises.
+//! `split` for bfloat16 with neighbouring exponents, as most keys and values have: seven of them
+//! get a code of three bits. Plain byte arithmetic, which the compiler vectorises.
 
 use super::{GROUP, WINDOWED};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-use crate::frame::{Source, damaged};
+use crate::frame::{FrameReader, damaged};
 use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
 use std::hint::select_unpredictable;
 
-/// Groups that share a window, but for the last ones of a block: the keys of a layer and its values
-/// may differ in size, and short pages have few of either.
+/// Groups that share a window, except at the end of a block. Keys and values of a layer may differ
+/// in magnitude, and short pages have few groups of either.
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// The code that says: the exponent is the next of those listed behind the codes.
+/// The code of an escape: the exponent is the next in the list behind the codes.
 pub const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group.
 pub const CODES: usize = GROUP / 8 * 3;
 /// Kind, number of escapes.
-const HEAD: usize = 1 + 4;
-/// With more than one escape in this many numbers, codes of four bits are shorter.
+const HEAD_BYTES: usize = 1 + 4;
+/// With more than one escape in this many numbers, 4-bit codes are shorter.
 const ESCAPES: usize = 8;
-/// Groups of a strip that are looked at before its window is chosen.
+/// Groups sampled before the window of a strip is chosen.
 const SAMPLE: usize = 8;
-/// Escapes of a group that are handled without a branch: more are rare.
-const FEW: usize = 4;
+/// Escapes per group that are handled without a branch; more are rare.
+const BRANCHLESS_ESCAPES: usize = 4;
 
-/// A group.
+/// The bytes of a group.
 pub type Numbers = [u8; 2 * GROUP];
 
-/// A block: head, first exponent of each strip's window, plane of mantissas and signs, codes, escapes,
-/// and the numbers behind the last whole group as they are. `None` if a codebook is shorter.
+/// Encodes a block: head, first exponent of each strip's window, plane of mantissas and signs,
+/// codes, escapes, and the raw numbers behind the last full group. `None` if a codebook is shorter.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let strips = groups.len().div_ceil(STRIP);
     let most = block.len().min(out.len());
-    let (head, rest) = out[..most].split_at_mut_checked(HEAD)?;
+    let (head, rest) = out[..most].split_at_mut_checked(HEAD_BYTES)?;
     let (firsts, rest) = rest.split_at_mut_checked(strips)?;
     let (plane, rest) = rest.split_at_mut_checked(groups.len() * GROUP)?;
     let (codes, rest) = rest.split_at_mut_checked(groups.len() * CODES)?;
@@ -46,7 +46,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (mut windows, mut escaped) = ([None; 2], 0);
     let parts = groups.chunks(STRIP).zip(planes.chunks_mut(STRIP)).zip(codes.chunks_mut(STRIP));
     for (((groups, planes), codes), out) in parts.zip(firsts) {
-        // Keys and values may take turns.
+        // Keys and values may alternate, so two windows are remembered.
         if !windows[0].is_some_and(|first| fits(first, groups)) {
             windows.swap(0, 1);
             if !windows[0].is_some_and(|first| fits(first, groups)) {
@@ -73,18 +73,18 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     rest.get_mut(escaped..escaped + tail.len())?.copy_from_slice(tail);
     head[0] = WINDOWED;
     head[1..].copy_from_slice(&(escaped as u32).to_le_bytes());
-    Some(HEAD + strips + groups.len() * (GROUP + CODES) + escaped + tail.len())
+    Some(HEAD_BYTES + strips + groups.len() * (GROUP + CODES) + escaped + tail.len())
 }
 
-/// Decodes what [`encode`] made, behind its kind.
-pub fn decode(kernel: Kernel, source: &mut Source<'_>, block: &mut [u8]) -> Result<()> {
+/// Decodes what [`encode`] wrote after the kind.
+pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) -> Result<()> {
     let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
-    let escaped = source.u32()?;
-    let firsts = source.take(groups.len().div_ceil(STRIP))?;
-    let planes = source.take(groups.len() * GROUP)?.as_chunks().0;
-    let codes = source.take(groups.len() * CODES)?.as_chunks().0;
-    let escapes = source.take(escaped)?;
-    tail.copy_from_slice(source.take(tail.len())?);
+    let escaped = reader.u32()?;
+    let firsts = reader.take(groups.len().div_ceil(STRIP))?;
+    let planes = reader.take(groups.len() * GROUP)?.as_chunks().0;
+    let codes = reader.take(groups.len() * CODES)?.as_chunks().0;
+    let escapes = reader.take(escaped)?;
+    tail.copy_from_slice(reader.take(tail.len())?);
     let mut escapes = escapes;
     let strips = planes.chunks(STRIP).zip(codes.chunks(STRIP)).zip(groups.chunks_mut(STRIP));
     for (((planes, codes), groups), &first) in strips.zip(firsts) {
@@ -106,7 +106,7 @@ pub fn decode(kernel: Kernel, source: &mut Source<'_>, block: &mut [u8]) -> Resu
     if escapes.is_empty() { Ok(()) } else { Err(damaged("number of escapes")) }
 }
 
-/// Encodes the groups of a strip; returns how many exponents were listed in `escapes`, or `None` if
+/// Encodes the groups of a strip. Returns how many exponents were written to `escapes`; `None` if
 /// they did not fit.
 #[inline(always)]
 fn encode_strip(
@@ -120,29 +120,29 @@ fn encode_strip(
     for ((numbers, plane), packed) in groups.iter().zip(planes).zip(codes) {
         let (mut exponents, mut code) = ([0; GROUP], [0; GROUP]);
         for at in 0..GROUP {
-            let turned = turned(numbers, at);
-            plane[at] = turned as u8;
-            exponents[at] = (turned >> 8) as u8;
+            let rotated = rotated(numbers, at);
+            plane[at] = rotated as u8;
+            exponents[at] = (rotated >> 8) as u8;
             code[at] = exponents[at].wrapping_sub(first).min(ESCAPE);
         }
         pack(&code, packed);
-        escaped += list(escapes_of(&code), &exponents, escapes.get_mut(escaped..)?)?;
+        escaped += list_escapes(escapes_of(&code), &exponents, escapes.get_mut(escaped..)?)?;
     }
     Some(escaped)
 }
 
-/// Lists the exponents that `missing` names; `None` if there is no room.
+/// Writes the exponents in the mask `missing` to `room`; `None` if there is not enough space.
 #[inline(always)]
-pub fn list(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
+pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
     let count = missing.count_ones() as usize;
     let mut at = 0;
-    if let Some(few) = room.first_chunk_mut::<FEW>() {
-        // What is written behind the last one is written over by the next.
+    if let Some(few) = room.first_chunk_mut::<BRANCHLESS_ESCAPES>() {
+        // Entries beyond the last escape are overwritten by the next group.
         for escape in few {
             *escape = exponents[missing.trailing_zeros() as usize % GROUP];
             missing &= missing.wrapping_sub(1);
         }
-        at = FEW;
+        at = BRANCHLESS_ESCAPES;
     }
     while missing != 0 {
         *room.get_mut(at)? = exponents[missing.trailing_zeros() as usize % GROUP];
@@ -152,7 +152,7 @@ pub fn list(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Optio
     Some(count)
 }
 
-/// Decodes what [`encode_strip`] made; returns the escapes that are left, or `None` if there were too
+/// Decodes what [`encode_strip`] wrote. Returns the remaining escapes; `None` if there were too
 /// few.
 #[inline(always)]
 fn decode_strip<'e>(
@@ -168,15 +168,15 @@ fn decode_strip<'e>(
             let number = number(code[at].wrapping_add(first), plane[at]);
             [numbers[2 * at], numbers[2 * at + 1]] = number.to_le_bytes();
         }
-        escapes = put_right(escapes_of(&code), escapes, plane, numbers)?;
+        escapes = patch_escapes(escapes_of(&code), escapes, plane, numbers)?;
     }
     Some(escapes)
 }
 
-/// Gives the numbers that `missing` names the exponents that are listed for them; returns those that
-/// are left.
+/// Inserts the listed exponents into the numbers in the mask `missing`. Returns the remaining
+/// escapes.
 #[inline(always)]
-pub fn put_right<'e>(
+pub fn patch_escapes<'e>(
     mut missing: u64,
     escapes: &'e [u8],
     plane: &[u8; GROUP],
@@ -184,9 +184,10 @@ pub fn put_right<'e>(
 ) -> Option<&'e [u8]> {
     let (listed, rest) = escapes.split_at_checked(missing.count_ones() as usize)?;
     let mut listed = listed;
-    if let Some(few) = escapes.first_chunk::<FEW>() {
-        listed = listed.get(FEW..).unwrap_or_default();
-        // When no escape is left, the last number is written again; it is the first one at first.
+    if let Some(few) = escapes.first_chunk::<BRANCHLESS_ESCAPES>() {
+        listed = listed.get(BRANCHLESS_ESCAPES..).unwrap_or_default();
+        // Once no escape is left, the last number is rewritten unchanged; initially that is the
+        // first.
         let (mut at, mut right) = (0, u16::from_le_bytes([numbers[0], numbers[1]]));
         for &exponent in few {
             let next = missing.trailing_zeros() as usize % GROUP;
@@ -204,9 +205,9 @@ pub fn put_right<'e>(
     Some(rest)
 }
 
-/// Number `at`, its exponent above its mantissa and sign.
+/// Number `at` rotated by one bit: exponent above mantissa and sign.
 #[inline(always)]
-fn turned(numbers: &Numbers, at: usize) -> u16 {
+fn rotated(numbers: &Numbers, at: usize) -> u16 {
     u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]).rotate_left(1)
 }
 
@@ -215,7 +216,8 @@ fn number(exponent: u8, rest: u8) -> u16 {
     (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1)
 }
 
-/// Six bits a byte, two codes: the last eight of these are spread over the top bits of the others.
+/// Packs two codes per byte into six bits; the last eight of these sextets fill the top bits of the
+/// others.
 #[inline(always)]
 fn pack(code: &[u8; GROUP], packed: &mut [u8; CODES]) {
     let sextets: [u8; GROUP / 2] = std::array::from_fn(|at| code[at] | code[GROUP / 2 + at] << 3);
@@ -245,40 +247,40 @@ fn unpack(packed: &[u8; CODES]) -> [u8; GROUP] {
     code
 }
 
-/// Which codes of a group are escapes.
+/// The mask of the escapes among the codes of a group.
 #[inline(always)]
 fn escapes_of(code: &[u8; GROUP]) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     // Gathers the lowest bits of eight bytes.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     code.as_chunks::<8>().0.iter().zip(0..).fold(0, |mask, (eight, at)| {
-        // Seven and one is eight; smaller codes do not get there.
+        // Only the code seven carries into bit 3 when one is added.
         let bits = (u64::from_le_bytes(*eight) + ONES) >> 3 & ONES;
         mask | (bits.wrapping_mul(GATHER) >> 56) << (8 * at)
     })
 }
 
-/// Whether most of a strip's middle lies in the window of the one before.
+/// Whether most of the strip's middle group lies in the given window.
 #[inline(always)]
 fn fits(first: u8, groups: &[Numbers]) -> bool {
     let middle = &groups[groups.len() / 2];
     let mut outside = 0;
     for at in 0..GROUP {
-        let exponent = (turned(middle, at) >> 8) as u8;
+        let exponent = (rotated(middle, at) >> 8) as u8;
         outside += u8::from(exponent.wrapping_sub(first) >= WINDOW);
     }
     usize::from(outside) * ESCAPES <= GROUP
 }
 
-/// The window that covers most of a strip's numbers, going by a sample. A strip keeps the window of the
-/// one before while that fits, so a poor choice would cost more than a few numbers.
+/// Chooses the window that covers most numbers of a strip, from a sample. Later strips keep the
+/// window while it fits, so a poor choice would affect more than one strip.
 #[inline(never)]
 fn choose(groups: &[Numbers]) -> u8 {
     let mut counts = [0u16; 256];
     let (mut least, mut most) = (u8::MAX, 0);
     for group in groups.iter().step_by(groups.len().div_ceil(SAMPLE)) {
         for at in 0..GROUP {
-            let exponent = (turned(group, at) >> 8) as u8;
+            let exponent = (rotated(group, at) >> 8) as u8;
             counts[usize::from(exponent)] += 1;
             least = least.min(exponent);
             most = most.max(exponent);

@@ -5,9 +5,9 @@
 use ritornello_codec::Dtype;
 
 /// SplitMix64: the same numbers on every machine.
-pub struct Source(pub u64);
+pub struct FrameReader(pub u64);
 
-impl Source {
+impl FrameReader {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -16,12 +16,12 @@ impl Source {
         word ^ (word >> 31)
     }
 
-    /// Between zero and one.
+    /// A number between zero and one.
     pub fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u32 << 24) as f32
     }
 
-    /// Normally distributed, near enough: the sum of twelve.
+    /// Approximately normally distributed: the sum of twelve uniform numbers.
     pub fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.unit()).sum::<f32>() - 6.0
     }
@@ -36,7 +36,7 @@ pub fn from_bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
-/// A float16 near `number`, which is normal in it.
+/// A float16 near `number`, which must be normal in it.
 pub fn fp16(number: f32) -> u16 {
     let bits = number.to_bits();
     let exponent = ((bits >> 23) & 255).saturating_sub(112).min(30);
@@ -44,7 +44,7 @@ pub fn fp16(number: f32) -> u16 {
 }
 
 /// `count` normally distributed numbers as bytes.
-pub fn numbers(dtype: Dtype, count: usize, random: &mut Source) -> Vec<u8> {
+pub fn numbers(dtype: Dtype, count: usize, random: &mut FrameReader) -> Vec<u8> {
     (0..count)
         .flat_map(|_| {
             let number = random.normal();

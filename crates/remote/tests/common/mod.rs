@@ -1,4 +1,4 @@
-//! Servers, a proxy that breaks them, and prompts to move.
+//! Servers, a proxy that injects faults, and prompts to transfer.
 
 pub mod proxy;
 pub mod server;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 pub const SCOPE: ScopeId = ScopeId([3; 16]);
 pub const PAGE: usize = 128 << 10;
 
-/// A long time.
+/// A deadline that no test reaches.
 pub fn patient() -> Instant {
     Instant::now() + Duration::from_secs(120)
 }
 
-/// The keys of a prompt that nobody else has.
+/// The keys of a unique prompt.
 pub fn keys(number: u8, pages: usize) -> Vec<Vec<u8>> {
     (0..pages).map(|at| [vec![number; 28], (at as u32).to_le_bytes().to_vec()].concat()).collect()
 }
@@ -29,7 +29,7 @@ pub fn page(key: &[u8]) -> Vec<u8> {
     (0..PAGE as u64 / 8).flat_map(word).collect()
 }
 
-/// Pages that are there afterwards.
+/// Writes a prompt. Returns the pages then present.
 pub fn put(tier: &RemoteTier, keys: &[Vec<u8>], deadline: Instant) -> usize {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
@@ -37,19 +37,19 @@ pub fn put(tier: &RemoteTier, keys: &[Vec<u8>], deadline: Instant) -> usize {
     tier.put(&prompt, 0..keys.len(), |at| &pages[at], deadline).unwrap()
 }
 
-/// Pages that came; each is the one that was asked for.
+/// Reads a prompt and checks every page. Returns the pages read.
 pub fn get(tier: &RemoteTier, keys: &[Vec<u8>], range: Range<usize>, deadline: Instant) -> usize {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs };
     let mut out = vec![0; range.len() * PAGE];
-    let came = tier.get(&prompt, range.clone(), &mut out, deadline).unwrap();
-    for (at, out) in range.zip(out.chunks(PAGE)).take(came) {
-        assert!(page(&keys[at]) == out, "page {at} came with other bytes");
+    let read = tier.get(&prompt, range.clone(), &mut out, deadline).unwrap();
+    for (at, out) in range.zip(out.chunks(PAGE)).take(read) {
+        assert!(page(&keys[at]) == out, "page {at} has other bytes");
     }
-    came
+    read
 }
 
-/// Pages that are found.
+/// Probes a prompt. Returns the pages found.
 pub fn probe(
     tier: &RemoteTier,
     keys: &[Vec<u8>],

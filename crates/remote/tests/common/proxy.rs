@@ -1,4 +1,4 @@
-//! A proxy in front of a real server, which does to its answers what networks and servers do.
+//! A proxy before a real server that injects faults of networks and servers into its answers.
 
 use super::server::BUCKET;
 use parking_lot::Mutex;
@@ -9,32 +9,32 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-/// What goes wrong.
+/// The injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum ProxyFault {
     Nothing,
     /// This status instead of an answer.
     Status(u16),
-    /// Answers come so much later.
+    /// Answers are delayed.
     Slow(Duration),
-    /// Half of the body, then the connection ends.
+    /// Half of the body, then the connection closes.
     Cut,
-    /// Half of the body, with a header that says so.
+    /// Half of the body, with a matching length.
     Half,
-    /// Another byte in the middle of the body.
+    /// One byte in the middle of the body is changed.
     Flipped,
-    /// The connection ends before there is an answer.
+    /// The connection closes before an answer.
     Reset,
-    /// Requests say that they were made hours ago.
+    /// Requests carry a date of hours ago.
     Skewed,
 }
 
-/// What Google's service is told by whom it knows.
+/// The authorization header that the proxy accepts for Google Cloud Storage.
 pub const TOKEN: &str = "Bearer ritornello-token";
 
 pub struct Proxy {
     pub port: u16,
-    wrong: Arc<Mutex<Wrong>>,
+    wrong: Arc<Mutex<ProxyFault>>,
     requests: Arc<AtomicU64>,
 }
 
@@ -52,10 +52,10 @@ impl Proxy {
     fn with(server: u16, gcs: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let wrong = Arc::new(Mutex::new(Wrong::Nothing));
+        let wrong = Arc::new(Mutex::new(ProxyFault::Nothing));
         let requests = Arc::new(AtomicU64::new(0));
         let (shared, count) = (Arc::clone(&wrong), Arc::clone(&requests));
-        // Ends with the test's process.
+        // Ends with the test process.
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let (shared, count) = (Arc::clone(&shared), Arc::clone(&count));
@@ -68,17 +68,17 @@ impl Proxy {
         Self { port, wrong, requests }
     }
 
-    pub fn set(&self, wrong: Wrong) {
+    pub fn set(&self, wrong: ProxyFault) {
         *self.wrong.lock() = wrong;
     }
 
-    /// Requests that came.
+    /// Number of requests received.
     pub fn requests(&self) -> u64 {
         self.requests.load(Relaxed)
     }
 }
 
-/// The lines before a body, and its length.
+/// The header lines, and the length of the body.
 struct Head {
     lines: Vec<String>,
     length: usize,
@@ -133,7 +133,7 @@ impl Head {
     }
 }
 
-/// A body whose length is told piece by piece.
+/// A body with chunked length.
 fn chunks(from: &mut impl BufRead) -> std::io::Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {
@@ -150,7 +150,7 @@ fn chunks(from: &mut impl BufRead) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// An answer as S3 and Google's service give it.
+/// An answer in the format of S3 and Google's service.
 fn refuse(to: &mut impl Write, asked: &Head, status: u16, code: &str) -> std::io::Result<()> {
     let text = format!("<Error><Code>{code}</Code><Message>made up</Message></Error>");
     let shown = if asked.is("HEAD") { "" } else { &text };
@@ -165,7 +165,7 @@ fn serve(
     client: &TcpStream,
     server: u16,
     gcs: bool,
-    wrong: &Mutex<Wrong>,
+    wrong: &Mutex<ProxyFault>,
     count: &AtomicU64,
 ) -> std::io::Result<()> {
     let mut requests = BufReader::new(client.try_clone()?);
@@ -178,13 +178,13 @@ fn serve(
         requests.read_exact(&mut body)?;
         let is_head = request.is("HEAD");
         match wrong {
-            Wrong::Reset => return Ok(()),
-            Wrong::Status(status) => {
+            ProxyFault::Reset => return Ok(()),
+            ProxyFault::Status(status) => {
                 refuse(&mut client, &request, status, &format!("E{status}"))?;
                 continue;
             }
-            Wrong::Skewed => request.replace("x-amz-date", "20200101T000000Z"),
-            Wrong::Slow(by) => thread::sleep(by),
+            ProxyFault::Skewed => request.replace("x-amz-date", "20200101T000000Z"),
+            ProxyFault::Slow(by) => thread::sleep(by),
             _ => {}
         }
         if gcs {
@@ -208,7 +208,8 @@ fn serve(
         request.write(to)?;
         to.write_all(&body)?;
         let Some(mut answer) = Head::read(answers)? else { return Ok(()) };
-        // "100 Continue" is not asked for; a HEAD's length is that of a body that does not come.
+        // "100 Continue" is not requested; the length in the answer to HEAD is of a body that is
+        // not sent.
         let mut body = vec![0; if is_head { 0 } else { answer.length }];
         answers.read_exact(&mut body)?;
         if answer.value("transfer-encoding").is_some() {
@@ -234,16 +235,16 @@ fn serve(
         }
         let half = body.len() / 2;
         match wrong {
-            Wrong::Cut if !body.is_empty() => {
+            ProxyFault::Cut if !body.is_empty() => {
                 answer.write(&mut client)?;
                 client.write_all(&body[..half])?;
                 return Ok(());
             }
-            Wrong::Half if !body.is_empty() => {
+            ProxyFault::Half if !body.is_empty() => {
                 body.truncate(half);
                 answer.replace("Content-Length", &half.to_string());
             }
-            Wrong::Flipped if !body.is_empty() => body[half] ^= 16,
+            ProxyFault::Flipped if !body.is_empty() => body[half] ^= 16,
             _ => {}
         }
         answer.write(&mut client)?;

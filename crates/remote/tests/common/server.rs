@@ -1,4 +1,4 @@
-//! Real servers, each on a free port over a temporary directory.
+//! Real servers, each on a free port with a temporary directory.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,18 +11,18 @@ pub const KEY: &str = "ritornello";
 pub const SECRET: &str = "ritornello-secret";
 pub const BUCKET: &str = "bucket";
 
-/// The account that Azurite comes with, and its key, which is published.
+/// Azurite's built-in account and its published key.
 pub const ACCOUNT: &str = "devstoreaccount1";
 pub const ACCOUNT_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
-/// An account whose key is another: the base64 of "something-else".
+/// The same account with another key: the base64 of "something-else".
 pub const OTHER_ACCOUNT: &str = "other";
 const OTHER_KEY: &str = "c29tZXRoaW5nLWVsc2U=";
-/// What may be done with that account until 2100, signed with that key: enough to make the container.
+/// A signature for that account until 2100 with that key, which permits creating the container.
 const SIGNED: &str = "sv=2019-12-12&ss=b&srt=sco&sp=rwdlac&se=2100-01-01T00%3A00%3A00Z&spr=https%2Chttp\
                       &sig=ZzTGeLMtwFb7xV2LYRu4iwPNIt0Vgyfl2vsiEbW%2F0c4%3D";
 
-/// Which server.
+/// Which server to run.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     VersityGw,
@@ -31,7 +31,7 @@ pub enum Kind {
     ///
     /// [`Proxy::before_gcs`]: super::proxy::Proxy::before_gcs
     FakeGcs,
-    /// Of Azure Blob Storage.
+    /// Azure Blob Storage.
     Azurite,
 }
 
@@ -43,9 +43,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Started, with a bucket.
+    /// Starts a server with a bucket.
     pub fn start(kind: Kind) -> Self {
-        // As long as nobody else takes it meanwhile.
+        // A free port, unless another process takes it meanwhile.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut server = Self { kind, port, dir: tempfile::tempdir().unwrap(), process: None };
         if matches!(kind, Kind::VersityGw | Kind::FakeGcs) {
@@ -53,7 +53,7 @@ impl Server {
         }
         server.resume();
         match kind {
-            // What is a directory of its drive is a bucket.
+            // A directory of its drive is a bucket.
             Kind::MinIo => std::fs::create_dir_all(server.data().join(BUCKET)).unwrap(),
             Kind::Azurite => {
                 let container = format!("/{ACCOUNT}/{BUCKET}?restype=container&{SIGNED}");
@@ -68,7 +68,7 @@ impl Server {
         self.dir.path()
     }
 
-    /// Starts it again, and waits until it answers.
+    /// Restarts the server and waits until it answers.
     pub fn resume(&mut self) {
         let address = format!("127.0.0.1:{}", self.port);
         let mut command = match self.kind {
@@ -120,14 +120,14 @@ impl Server {
             .unwrap();
         self.process = Some(process);
         let until = Instant::now() + Duration::from_secs(120);
-        // Whether somebody is there, and done with getting ready.
+        // Whether the server answers and is ready.
         while status("GET", &format!("/{BUCKET}"), self.port).is_none_or(|status| status == 503) {
             assert!(Instant::now() < until, "{:?} does not start", self.kind);
             sleep(Duration::from_millis(100));
         }
     }
 
-    /// Kills it.
+    /// Kills the server.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
@@ -142,7 +142,7 @@ impl Drop for Server {
     }
 }
 
-/// The status of what the server answers to such a request, if it answers.
+/// The status of the server's answer to a request, if any.
 fn status(method: &str, path: &str, port: u16) -> Option<u16> {
     let ask = || -> std::io::Result<Vec<u8>> {
         let mut server = TcpStream::connect(("127.0.0.1", port))?;
@@ -159,7 +159,7 @@ fn status(method: &str, path: &str, port: u16) -> Option<u16> {
     String::from_utf8(ask().ok()?).ok()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// Built by `make s3` and `make emulators`.
+/// Binaries built by `make s3` and `make emulators`.
 fn program(target: &str, name: &str) -> PathBuf {
     let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build");
     let path = build.join(target).join(name);

@@ -1,4 +1,4 @@
-//! Workloads from a few numbers and a seed.
+//! Generators of workloads from a few parameters and a seed.
 
 mod multi_round_qa;
 mod random;
@@ -9,6 +9,8 @@ pub use ten_stage::{EXPECTED_HIT_RATES, TenStage};
 
 use ritornello_format::{Error, Result};
 
+/// Checks an option.
+///
 /// # Errors
 /// `Invalid`, naming the option, unless `holds`.
 fn check(holds: bool, option: &'static str, wanted: &'static str) -> Result<()> {

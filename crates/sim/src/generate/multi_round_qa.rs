@@ -1,8 +1,8 @@
-//! Many users, each asking round after round over a long history of their own.
+//! A workload of many users who ask several rounds of questions about a long history each.
 
 use super::check;
 use super::random::Random;
-use crate::{Trace, Weaver};
+use crate::{Trace, TraceBuilder};
 use ritornello_format::Result;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,39 +10,39 @@ use std::collections::BinaryHeap;
 /// Multi-round question answering, with the arithmetic of LMCache's benchmark of that name
 /// (`benchmarks/multi_round_qa/multi-round-qa.py` in LMCache/LMCache).
 ///
-/// A prompt is the shared system prompt, the user's own history, and the questions and answers of
-/// the rounds before. A user asks again `users / qps` seconds after the last question and leaves
-/// after `rounds`; so a session lasts `(rounds - 1) * users / qps`, and a new user joins every
-/// `(rounds - 1) / qps` seconds: there are always `users`. The ramp-up at the start makes users
-/// that are in the middle of their sessions, with fewer rounds left, but with no questions and
-/// answers yet. Answers are there before the next question.
+/// A prompt consists of the shared system prompt, the user's own history, and the questions and
+/// answers of earlier rounds. A user asks `users / qps` seconds after the last question, and leaves
+/// after `rounds` questions. A session thus lasts `(rounds - 1) * users / qps`, and a new user
+/// joins every `(rounds - 1) / qps` seconds, so that there are always `users`. The ramp-up starts
+/// with users in the middle of their sessions: they have fewer rounds left, but no earlier
+/// questions and answers in their prompts. An answer is complete before the next question.
 ///
-/// The benchmark is as regular as a clock. Here each pause is `users / qps` times a number drawn
-/// evenly from `1 - jitter` to `1 + jitter`; zero is the benchmark itself. Blocks are the full ones of
-/// a prompt.
+/// The benchmark has equal pauses. Here each pause is `users / qps` times a number drawn uniformly
+/// from `1 - jitter` to `1 + jitter`; zero jitter is the benchmark itself. Only full blocks of a
+/// prompt count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiRoundQa {
-    /// Users at a time.
+    /// Concurrent users.
     pub users: u32,
-    /// Questions a user asks.
+    /// Questions per user.
     pub rounds: u32,
-    /// Questions a second, of all users together.
+    /// Questions per second of all users together.
     pub qps: f64,
-    /// Tokens of the prompt that all share.
+    /// Tokens of the shared system prompt.
     pub system_tokens: u64,
     /// Tokens of a user's own history.
     pub history_tokens: u64,
-    /// Tokens of a question.
+    /// Tokens per question.
     pub question_tokens: u64,
-    /// Tokens of an answer.
+    /// Tokens per answer.
     pub answer_tokens: u64,
-    /// How uneven pauses are, from 0 to 1.
+    /// Variation of the pauses, from 0 to 1.
     pub jitter: f64,
     /// Requests to generate.
     pub requests: u64,
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_tokens: u64,
-    /// Decides everything that is drawn.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -57,7 +57,7 @@ impl Default for MultiRoundQa {
             question_tokens: 20,
             answer_tokens: 100,
             jitter: 0.5,
-            // Those users that are there then take a little more than 10 % of all blocks.
+            // The concurrent users then need a little more than 10 % of all blocks.
             requests: 14_000,
             block_tokens: 64,
             seed: 0,
@@ -67,17 +67,19 @@ impl Default for MultiRoundQa {
 
 /// A user between two questions.
 struct User {
-    /// Its number, from 1 on.
+    /// Number of the user, starting at 1.
     number: u64,
-    /// Questions that count as asked.
+    /// Rounds that count as asked.
     asked: u32,
-    /// Those of them that are in the prompt.
-    told: u32,
+    /// Rounds that are in the prompt.
+    in_prompt: u32,
 }
 
 impl MultiRoundQa {
+    /// Generates the trace.
+    ///
     /// # Errors
-    /// `Invalid`, naming the option that makes no sense.
+    /// `Invalid`, naming the unusable option.
     pub fn generate(&self) -> Result<Trace> {
         check(self.users > 0, "users", "at least one user asks")?;
         check(self.rounds > 1, "rounds", "users ask at least twice")?;
@@ -95,10 +97,10 @@ impl MultiRoundQa {
         let fits = blocks.is_some_and(|blocks| (1..1 << 20).contains(&blocks));
         check(fits, "history_tokens", "a prompt has at least one block and fewer than a million")?;
         let mut random = Random::new(self.seed);
-        let mut weaver = Weaver::new(format!("multi-round-qa-{}", self.history_tokens));
+        let mut builder = TraceBuilder::new(format!("multi-round-qa-{}", self.history_tokens));
         let pause = f64::from(self.users) / self.qps;
         let join = pause * f64::from(self.rounds - 1) / f64::from(self.users);
-        // By time, then by user. Times are not negative, so their bits order as they do.
+        // By time, then by user. Times are not negative, so their bits have the same order.
         let mut waiting = BinaryHeap::new();
         let mut users = Vec::new();
         for number in 0..self.users {
@@ -107,7 +109,7 @@ impl MultiRoundQa {
             if asked < self.rounds {
                 let time = (f64::from(asked) * pause - since).max(0.0);
                 waiting.push(Reverse((time.to_bits(), users.len())));
-                users.push(User { number: u64::from(number) + 1, asked, told: 0 });
+                users.push(User { number: u64::from(number) + 1, asked, in_prompt: 0 });
             }
         }
         let mut next_user = u64::from(self.users) + 1;
@@ -116,32 +118,32 @@ impl MultiRoundQa {
             while waiting.peek().is_none_or(|Reverse((bits, _))| f64::from_bits(*bits) >= next_join)
             {
                 waiting.push(Reverse((f64::to_bits(next_join), users.len())));
-                users.push(User { number: next_user, asked: 0, told: 0 });
+                users.push(User { number: next_user, asked: 0, in_prompt: 0 });
                 next_user += 1;
                 next_join += join;
             }
             let Some(Reverse((bits, at))) = waiting.pop() else { break };
             let time = f64::from_bits(bits);
             let user = &mut users[at];
-            weaver.request(time * 1000.0, self.prompt(user));
+            builder.request(time * 1000.0, self.prompt(user));
             user.asked += 1;
-            user.told += 1;
+            user.in_prompt += 1;
             if user.asked < self.rounds {
                 let spread = 1.0 + self.jitter * (2.0 * random.unit() - 1.0);
                 waiting.push(Reverse(((time + pause * spread).to_bits(), at)));
             }
         }
-        Ok(weaver.finish())
+        Ok(builder.finish())
     }
 
-    /// The full blocks of a user's next prompt. A block is the system prompt's as long as it holds
-    /// nothing else.
+    /// The full blocks of a user's next prompt. A block is shared as long as it lies in the system
+    /// prompt.
     fn prompt(&self, user: &User) -> impl Iterator<Item = u64> + use<> {
-        let told = u64::from(user.told);
+        let in_prompt = u64::from(user.in_prompt);
         let tokens = self.system_tokens
             + self.history_tokens
-            + (told + 1) * self.question_tokens
-            + told * self.answer_tokens;
+            + (in_prompt + 1) * self.question_tokens
+            + in_prompt * self.answer_tokens;
         let shared = self.system_tokens / self.block_tokens;
         let own = user.number << 20;
         (0..tokens / self.block_tokens).map(move |at| if at < shared { at } else { own | at })
@@ -161,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn hits_are_those_of_the_arithmetic() {
+    fn hit_rates_follow_the_arithmetic() {
         for history_tokens in [1_000, 10_000, 20_000] {
             let workload =
                 MultiRoundQa { history_tokens, requests: 20_000, ..MultiRoundQa::default() };
             let trace = workload.generate().unwrap();
             assert_eq!(trace.requests(), 20_000);
-            // All but what a round brings: the history in the first, an answer and a question in
-            // the others.
+            // A round hits all but its new tokens: the history in the first round, an answer and a
+            // question in the others.
             let (mut hit, mut asked) = (0.0, 0.0);
             for round in 0..20 {
                 let blocks = (1000 + history_tokens + round * 120 + 20) / 64;
@@ -184,11 +186,11 @@ mod tests {
     }
 
     #[test]
-    fn as_many_users_as_asked_for_and_all_questions_in_time() {
+    fn concurrency_and_order_are_as_configured() {
         let workload = MultiRoundQa { users: 50, rounds: 10, jitter: 0.0, ..Default::default() };
         let trace = MultiRoundQa { requests: 9000, ..workload }.generate().unwrap();
         assert_eq!(trace.clock_jumps(), 0);
-        // 50 users at a time, each through with 10 questions: 9,000 questions are those of 900.
+        // 50 users at a time with 10 questions each: 9,000 questions are of 900 users.
         let own = |at: usize| trace.request(at)[20];
         let mut users: Vec<u32> = (0..9000).map(own).collect();
         let mut window = users[5000..5050].to_vec();
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_numbers_are_refused() {
+    fn unusable_options_are_refused() {
         let good = MultiRoundQa::default();
         for bad in [
             MultiRoundQa { users: 0, ..good.clone() },

@@ -1,22 +1,22 @@
-//! Numbers that a seed decides, the same on every machine.
+//! Seeded random numbers, the same on every machine.
 
-use crate::trace::mixed;
+use crate::trace::mix64;
 
-/// SplitMix64: see [`mixed`].
+/// SplitMix64: see [`mix64`].
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
 impl Random {
     pub(super) const fn new(seed: u64) -> Self {
-        Self(mixed(seed))
+        Self(mix64(seed))
     }
 
     pub(super) const fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed(self.0)
+        mix64(self.0)
     }
 
-    /// From 0 up to, but not, 1.
+    /// A number from 0 to 1, exclusive.
     pub(super) fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,36 +1,36 @@
-//! Ten stages in which more or less of a prompt has been seen before.
+//! A workload of ten stages with different shares of known prefixes.
 
 use super::check;
 use super::random::Random;
-use crate::{Trace, Weaver};
+use crate::{Trace, TraceBuilder};
 use ritornello_format::Result;
 use std::ops::Range;
 
-/// The share of a stage's tokens that a store without bounds hits.
+/// The share of each stage's tokens that an unbounded store hits.
 pub const EXPECTED_HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.3, 0.5, 0.7];
 
-/// A warm-up of new prompts, then ten stages of prompts that begin as earlier ones did.
+/// A warm-up of new prompts, then ten stages of prompts that begin like earlier ones.
 ///
-/// Every prompt has the same length, `n` blocks. In a stage with expected hit rate `h` a prompt
-/// begins with the first `k` blocks of an earlier one and goes on with blocks never seen. `k / n` is
-/// drawn evenly from an interval with the mean `h`, as wide as fits between 0 and 1; what is left
-/// over of a block is rounded up as often as makes the mean right. So a store without bounds hits
-/// `k` blocks, and in the mean the stage's figure. Which prompt of the `m` so far it is: number
-/// `m * u^(1 / (1 - skew))` for an even `u`, so that number `i` comes up about as `i^-skew`, and
-/// with no skew all alike.
+/// All prompts have the same length of `n` blocks. In a stage with expected hit rate `h` a prompt
+/// begins with the first `k` blocks of an earlier one and continues with new blocks. `k / n` is
+/// drawn uniformly from the widest interval with mean `h` between 0 and 1; fractions of a block are
+/// rounded up with the probability that preserves the mean. An unbounded store thus hits `k`
+/// blocks, and the stage's rate on average. The earlier prompt is number `m * u^(1 / (1 - skew))`
+/// of the `m` so far, for a uniform `u`: number `i` is chosen about in proportion to `i^-skew`, and
+/// without skew all are equally likely.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenStage {
     /// Tokens of new prompts before the first stage.
     pub warm_up_tokens: u64,
-    /// Tokens of a stage.
+    /// Tokens per stage.
     pub stage_tokens: u64,
-    /// Tokens of a prompt.
+    /// Tokens per prompt.
     pub prompt_tokens: u64,
-    /// How much more often the oldest prompts come up: from 0 up to, but not, 1.
+    /// How strongly the oldest prompts are preferred: from 0 to 1, exclusive.
     pub skew: f64,
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_tokens: u64,
-    /// Decides everything that is drawn.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -48,8 +48,10 @@ impl Default for TenStage {
 }
 
 impl TenStage {
+    /// Generates the trace.
+    ///
     /// # Errors
-    /// `Invalid`, naming the option that makes no sense.
+    /// `Invalid`, naming the unusable option.
     pub fn generate(&self) -> Result<Trace> {
         check(self.block_tokens > 0, "block_tokens", "a block has at least one token")?;
         let blocks = self.prompt_tokens / self.block_tokens;
@@ -59,7 +61,7 @@ impl TenStage {
         check(self.warm_up_tokens >= self.prompt_tokens, "warm_up_tokens", "at least one prompt")?;
         check(self.stage_tokens >= self.prompt_tokens, "stage_tokens", "at least one prompt")?;
         let mut random = Random::new(self.seed);
-        let mut weaver = Weaver::new("ten-stage");
+        let mut builder = TraceBuilder::new("ten-stage");
         let mut prompts: Vec<Vec<u64>> = Vec::new();
         let mut next_id = 0u64;
         let stages = self.stages();
@@ -77,14 +79,14 @@ impl TenStage {
                 prompt.push(next_id);
                 next_id += 1;
             }
-            // One prompt a second: nothing here depends on time.
-            weaver.request(number as f64 * 1000.0, prompt.iter().copied());
+            // One prompt per second; no result depends on time.
+            builder.request(number as f64 * 1000.0, prompt.iter().copied());
             prompts.push(prompt);
         }
-        Ok(weaver.finish())
+        Ok(builder.finish())
     }
 
-    /// The requests of each stage.
+    /// The range of requests of each stage.
     #[must_use]
     pub fn stages(&self) -> [Range<usize>; 10] {
         let prompts = |tokens: u64| (tokens / self.prompt_tokens.max(1)) as usize;
@@ -93,7 +95,7 @@ impl TenStage {
     }
 }
 
-/// A share of the mean `mean`, for an even `unit`.
+/// A share with mean `mean`, for a uniform `unit`.
 fn spread(mean: f64, unit: f64) -> f64 {
     let reach = mean.min(1.0 - mean);
     mean - reach + 2.0 * reach * unit
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_without_bounds_hits_what_each_stage_expects() {
+    fn unbounded_store_hits_expected_rates() {
         for seed in 0..3 {
             let trace = small(seed).generate().unwrap();
             let mut seen = HashSet::new();
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_reproduce_and_the_warm_up_is_a_hundred_million_tokens() {
+    fn seeds_reproduce_and_warm_up_has_its_length() {
         let footprint = |seed| small(seed).generate().unwrap().footprint();
         assert_eq!(footprint(1), footprint(1));
         assert_ne!(footprint(1), footprint(2));
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_numbers_are_refused() {
+    fn unusable_options_are_refused() {
         let good = small(0);
         for bad in [
             TenStage { skew: 1.0, ..good.clone() },

@@ -1,14 +1,14 @@
 //! The cache: tiers of one list, opened together.
 
-use super::figures::{CacheStats, snapshot};
-use super::left::Left;
+use super::local_tier::{self, LocalTier};
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prompt::Pages;
-use super::rate::Rate;
-use super::shared::{Far, Shared};
-use super::shelf::{self, Shelf};
-use super::spec::{Place, TierSpec, host_dir};
-use super::writer::After;
+use super::rate::RateLimiter;
+use super::shared::{RemoteSlot, Shared};
+use super::spec::{TierLocation, TierSpec, host_dir};
+use super::spill::Spilled;
+use super::stats::{CacheStats, snapshot};
+use super::write_queue::PendingPut;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
@@ -21,26 +21,26 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes that may wait to be written to a tier, if nothing else is said.
-const WRITE_QUEUE: u64 = 512 << 20;
-/// `flush` waits so long for what is to be written down, and `close`; threads that hang in a backend
-/// are left behind then.
-const FLUSH: Duration = Duration::from_secs(60);
-const CLOSE: Duration = Duration::from_secs(5);
-const CLOSE_CHECK: Duration = Duration::from_millis(5);
+/// Default limit of the bytes that may wait to be written to one tier.
+const WRITE_QUEUE_BYTES: u64 = 512 << 20;
+/// Maximum time that `flush` and `close` wait for background writes. After that, threads that hang
+/// in a backend are abandoned.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How a cache behaves.
+/// Settings of a cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// How long a request waits for what comes from a remote.
+    /// How long a lookup stays pending while pages are fetched from the remote.
     pub prefetch: PrefetchPolicy,
-    /// Bytes that may wait to be written to each tier; what is more is dropped.
+    /// Bytes that may wait to be written to one tier; pages beyond that are dropped.
     pub write_queue: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { prefetch: PrefetchPolicy::default(), write_queue: WRITE_QUEUE }
+        Self { prefetch: PrefetchPolicy::default(), write_queue: WRITE_QUEUE_BYTES }
     }
 }
 
@@ -52,62 +52,73 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the tiers of a list. `far` opens a remote by its address, which is not to ask whether that
-    /// answers: one that does not now costs hits, as one does that fails later.
+    /// Opens the tiers of a list. `open_remote` opens a remote by its address and must not send a
+    /// request: a remote that is down now costs hits, like one that fails later.
     ///
     /// # Errors
-    /// Those of a store that cannot be opened, and of `far`; `Invalid` for a list that is none.
+    /// Errors of opening a store, and of `open_remote`; `Invalid` if the list has no local tier.
     pub fn open(
         list: &[TierSpec],
         settings: &Settings,
-        far: impl Fn(&str) -> Result<RemoteTier>,
+        open_remote: impl Fn(&str) -> Result<RemoteTier>,
     ) -> Result<Self> {
-        let (mut shelves, mut remote) = (Vec::new(), None);
+        let (mut local_tiers, mut remote) = (Vec::new(), None);
         for (at, spec) in list.iter().enumerate() {
-            let (dir, capacity) = match &spec.place {
-                Place::Remote(address) => {
-                    let tier = far(address.expose())?;
-                    remote = Some(Far { tier, write: spec.write, rate: Rate::new(spec.rate) });
+            let (dir, capacity) = match &spec.location {
+                TierLocation::Remote(address) => {
+                    let tier = open_remote(address.expose())?;
+                    remote = Some(RemoteSlot {
+                        tier,
+                        write: spec.write,
+                        rate: RateLimiter::new(spec.rate),
+                    });
                     continue;
                 }
-                Place::Host { dir, capacity } => {
+                TierLocation::Host { dir, capacity } => {
                     (dir.clone().unwrap_or_else(|| host_dir(list)), Some(*capacity))
                 }
-                Place::Disk { dir, capacity } => (dir.clone(), *capacity),
+                TierLocation::Disk { dir, capacity } => (dir.clone(), *capacity),
             };
             let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::Back);
-            let node = shelf::open(spec.tier(), dir, capacity, below)?;
-            let rate = Rate::new(spec.rate);
+            let node = local_tier::open(spec.tier(), dir, capacity, below)?;
+            let rate = RateLimiter::new(spec.rate);
             let capacity = capacity.unwrap_or(u64::MAX);
-            shelves.push(Shelf { tier: spec.tier(), node, capacity, write: spec.write, rate });
+            local_tiers.push(LocalTier {
+                kind: spec.tier(),
+                node,
+                capacity,
+                write: spec.write,
+                rate,
+            });
         }
-        if shelves.is_empty() {
+        if local_tiers.is_empty() {
             return TierSpec::list::<&str>(&[]).and(Err(Error::invalid("a cache has tiers")));
         }
-        let shared = Shared::new(shelves, remote, settings.prefetch, settings.write_queue);
+        let shared = Shared::new(local_tiers, remote, settings.prefetch, settings.write_queue);
         for (spec, cap) in list.iter().filter_map(|spec| Some((spec, spec.rate?))) {
-            shared.gate(|gate| gate.capped(spec.tier(), cap));
+            shared.gate(|gate| gate.set_cap(spec.tier(), cap));
         }
         Ok(Self { shared: Arc::new(shared), process: process_id() })
     }
 
-    /// What the tiers of this machine permit: the policy of the lowest, which keeps pages longest.
+    /// The policy of the lowest local tier, which keeps pages longest.
     ///
     /// # Errors
     /// `Closed` in a forked child, and once the cache is closed.
     pub fn policy(&self) -> Result<StorePolicy> {
         self.check()?;
-        let lowest = self.shared.shelves.last();
-        Ok(lowest.map(|shelf| shelf.node.policy().clone()).unwrap_or_default())
+        let lowest = self.shared.local_tiers.last();
+        Ok(lowest.map(|tier| tier.node.policy().clone()).unwrap_or_default())
     }
 
-    /// Starts to read pages, from the fastest tier of this machine that has them. `target` belongs to
-    /// the cache until the ticket is done. What was read from below the first tier is put there.
-    /// `parent`: the page before the first, where there is one. Where `control` names sections of the
-    /// pages, each is told as soon as all pages have it.
+    /// Starts to read pages, each from the fastest local tier that has it. The cache owns `target`
+    /// until the ticket completes. Pages read from below the first tier are then stored in the
+    /// first tier. `parent` is the key of the page before the first one, if any. If `control` names
+    /// sections of the pages, a section is reported once all pages have it.
     ///
     /// # Errors
-    /// `Invalid` for bad keys, sizes or sections; `Retry` if too many tickets wait; `Closed`.
+    /// `Invalid` for bad keys, sizes or sections; `Retry` if too many tickets are pending;
+    /// `Closed`.
     pub fn submit_get(
         &self,
         scope: Arc<Scope>,
@@ -120,10 +131,10 @@ impl Cache {
         check_sections(&scope, &control)?;
         let (shared, top) = (Arc::clone(&self.shared), self.shared.top());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
-        let loading = shared.slack.load(shared.slowest_of(&scope, &keys), bytes);
+        let loading = shared.loads.begin(shared.slowest_of(&scope, &keys), bytes);
         if let Some(last) = keys.last() {
             let last = PageHash::of(&scope.id(), last);
-            shared.stop_raising(|pages, range| {
+            shared.cancel_promotions(|pages, range| {
                 range.end.checked_sub(1).is_some_and(|end| pages.hashes[end] == last)
             });
         }
@@ -134,12 +145,12 @@ impl Cache {
         })
     }
 
-    /// Starts to put pages `first..` of a prompt, whose bytes are copied before this returns; what
-    /// finds no room for that is left out. `keys` are those of the prompt from its first page on. Who
-    /// does not know them names the page before as `parent`, and then no remote hears of the pages.
-    /// The first tier is written to at once, and the ticket says what came of it; those below as
-    /// their policies have it, in the background. What has no room on the first tier goes to them from
-    /// staging.
+    /// Starts to put pages `first..` of a prompt. The bytes are copied before this returns; pages
+    /// that staging has no space for are skipped. `keys` holds the keys from the first page of the
+    /// prompt on. A caller that lacks the earlier keys passes the preceding page as `parent`; such
+    /// pages are not written to a remote. The first tier is written at once, and the ticket reports
+    /// that write; lower tiers are written in the background as their policies say. Pages that the
+    /// first tier has no space for are written to the lower tiers from staging.
     ///
     /// # Errors
     /// Like [`submit_get`](Self::submit_get).
@@ -163,39 +174,43 @@ impl Cache {
         let range = first..pages.len();
         let terms = Terms { parent: pages.before(first).map(Into::into), ..terms };
         let asked = pages.keys[range.clone()].to_vec();
-        let left = Arc::<Left>::default();
+        let spilled = Arc::<Spilled>::default();
         let keep = {
-            let (shared, pages, left) = (Arc::clone(shared), pages.clone(), Arc::clone(&left));
-            move |at, staged| shared.keep_left(&left, &pages, first + at, staged)
+            let (shared, pages, spilled) =
+                (Arc::clone(shared), pages.clone(), Arc::clone(&spilled));
+            move |at, staged| shared.spill(&spilled, &pages, first + at, staged)
         };
         let ticket = top.store().submit_put_copy_or(scope, asked, source, terms, control, keep)?;
-        top.rate.charge(pages.bytes(range.len()));
-        shared.arrived(top.tier, &pages, range.clone());
-        for link in shared.links.iter().filter(|link| link.to != top.tier) {
-            // Who puts them had to: no tier may have kept what is known to be there.
-            shared.table.forget(link.to, &pages.hashes, range.clone());
-            if link.policy == WritePolicy::Through {
-                let after = After { put: Some(ticket.clone()), left: Some(Arc::clone(&left)) };
-                shared.write_down(link, &pages, range.clone(), after);
+        top.rate.reserve(pages.bytes(range.len()));
+        shared.record_arrival(top.kind, &pages, range.clone());
+        for queue in shared.write_queues.iter().filter(|queue| queue.to != top.kind) {
+            // The engine lacked these pages, so lower tiers may have evicted what the table lists.
+            shared.table.forget(queue.to, &pages.hashes, range.clone());
+            if queue.policy == WritePolicy::Through {
+                let put = PendingPut {
+                    ticket: Some(ticket.clone()),
+                    spilled: Some(Arc::clone(&spilled)),
+                };
+                shared.queue_write(queue, &pages, range.clone(), put);
             }
         }
         Ok(ticket)
     }
 
-    /// So many tokens were computed behind `before` others: the gate learns from it.
+    /// Reports that `tokens` tokens were computed after `before` others: a sample for the gate.
     pub fn learn_prefill(&self, before: u64, tokens: u64, took: Duration) {
-        self.shared.gate(|gate| gate.computed(before, tokens, took));
+        self.shared.gate(|gate| gate.record_prefill(before, tokens, took));
     }
 
-    /// So many bytes were loaded from a tier by another process for this one.
+    /// Reports that another process loaded `bytes` bytes from `tier` for this one.
     pub fn learn_load(&self, tier: Tier, bytes: u64, took: Duration) {
         if bytes > 0 {
-            self.shared.gate(|gate| gate.loaded(tier, bytes, took, self.shared.clock()));
+            self.shared.gate(|gate| gate.record_load(tier, bytes, took, self.shared.clock()));
         }
     }
 
-    /// What was loaded here since the last call, for another process to [learn](Self::learn_load):
-    /// bytes and seconds by tier.
+    /// Loads measured since the last call, as bytes and seconds by tier, for another process to
+    /// [learn](Self::learn_load).
     #[must_use]
     pub fn take_loads(&self) -> Vec<(Tier, u64, f64)> {
         let measured = self.shared.take_measured();
@@ -203,12 +218,13 @@ impl Cache {
         loads.map(|(tier, (bytes, seconds))| (tier, bytes, seconds)).collect()
     }
 
-    /// A load that was decided for took so long: for the figures. The times are the decision's.
+    /// Records how long a load took that the gate had decided for. `compute` and `recompute` are
+    /// the times of that decision.
     pub fn judge(&self, load: Duration, compute: Duration, recompute: Duration) {
         self.shared.counts.gate.judge(load, compute, recompute);
     }
 
-    /// Figures.
+    /// Statistics of the cache.
     ///
     /// # Errors
     /// `Closed`.
@@ -217,55 +233,57 @@ impl Cache {
         Ok(snapshot(&self.shared))
     }
 
-    /// Waits until what is to be written down is, and makes what this machine keeps durable.
+    /// Waits for all queued writes to lower tiers, then makes the local tiers durable.
     ///
     /// # Errors
-    /// `Retry` if a tier is too slow for that; those of the stores.
+    /// `Retry` if a tier does not finish its writes in time; errors of the stores.
     pub fn flush(&self) -> Result<()> {
         self.check()?;
-        let until = Instant::now() + FLUSH;
-        let top = self.shared.top().tier;
-        for link in self.shared.links.iter().filter(|link| link.to != top) {
-            if link.policy == WritePolicy::Back {
-                while self.shared.write_back(link, false) && link.drain(until) {}
+        let until = Instant::now() + FLUSH_TIMEOUT;
+        let top = self.shared.top().kind;
+        for queue in self.shared.write_queues.iter().filter(|queue| queue.to != top) {
+            if queue.policy == WritePolicy::Back {
+                while self.shared.write_back_batch(queue, false) && queue.drain(until) {}
             }
-            if !link.drain(until) {
+            if !queue.drain(until) {
                 return Err(Error::retry("a tier is too slow for what is to be written to it"));
             }
         }
-        self.shared.shelves.iter().try_for_each(|shelf| shelf.store().flush())
+        self.shared.local_tiers.iter().try_for_each(|tier| tier.store().flush())
     }
 
-    /// Stops what goes on in the background, and closes the tiers. What waits to be written down is
-    /// not waited for: `flush` before.
+    /// Stops background work and closes the tiers. Queued writes are discarded: call `flush` first.
     ///
     /// # Errors
-    /// Those of the stores.
+    /// Errors of the stores.
     pub fn close(&self) -> Result<()> {
         if process_id() != self.process || self.shared.closing.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         let shared = &self.shared;
         shared.prefetches.close();
-        shared.links.iter().for_each(super::writer::Link::close);
-        let until = Instant::now() + CLOSE;
-        let running =
-            || shared.prefetches.is_running() || shared.links.iter().any(|link| link.is_running());
+        shared.write_queues.iter().for_each(super::write_queue::WriteQueue::close);
+        let until = Instant::now() + CLOSE_TIMEOUT;
+        let running = || {
+            shared.prefetches.is_running()
+                || shared.write_queues.iter().any(|queue| queue.is_running())
+        };
         while running() && Instant::now() < until {
-            thread::sleep(CLOSE_CHECK);
+            thread::sleep(CLOSE_POLL_INTERVAL);
         }
         let closed: Vec<Result<()>> =
-            shared.shelves.iter().map(|shelf| shelf.node.close()).collect();
+            shared.local_tiers.iter().map(|tier| tier.node.close()).collect();
         closed.into_iter().collect()
     }
 
-    /// Refuses a cache that is closed, was opened before a fork, or has lost a tier for good.
+    /// Fails if the cache is closed, was opened before a fork, or another store replaced one of its
+    /// tiers.
     pub(super) fn check(&self) -> Result<()> {
         let why = if process_id() != self.process {
             "this cache was opened before a fork: open it again in the child"
         } else if self.shared.is_closing() {
             "the cache is closed: open it again"
-        } else if self.shared.shelves.iter().any(|shelf| shelf.node.is_replaced()) {
+        } else if self.shared.local_tiers.iter().any(|tier| tier.node.is_replaced()) {
             "another store has taken the place of a tier: open the cache again"
         } else {
             return Ok(());
@@ -287,7 +305,7 @@ impl Drop for Cache {
                 tracing::error!(%error, "a cache was dropped and could not be closed");
             }
         } else {
-            // A forked child has neither the threads nor the locks that all this relies on.
+            // A forked child has neither the threads nor the locks that closing relies on.
             std::mem::forget(Arc::clone(&self.shared));
         }
     }

@@ -1,51 +1,52 @@
-//! Finding: how far a prompt is known, on which tiers, and how much of that to load.
+//! Lookup: how far a prompt is stored, on which tiers, and how much of it to load.
 
 use super::Cache;
-use super::figures::tier_word;
 use super::policy::WritePolicy;
 use super::prefetch::{Prefetch, Stage, Stopped};
 use super::prompt::Pages;
 use super::shared::Shared;
-use super::writer::After;
-use crate::gate::{Choice, Decision, Question, Stretch};
+use super::stats::tier_name;
+use super::write_queue::PendingPut;
+use crate::gate::{Decision, LoadMode, LoadQuery, TierSpan};
 use ritornello_format::residency::Tier;
 use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
 use ritornello_store::LeaseNumber;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A prompt that lies on two tiers in turns is followed through so many turns at most.
-const TURNS: usize = 4;
+/// Maximum rounds over the local tiers for a prompt whose pages alternate between them.
+const MAX_ROUNDS: usize = 4;
 
-/// What an engine says of a prompt besides its keys.
+/// What an engine says about a prompt besides its keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
-    /// Whether the gate decides.
-    pub choice: Choice,
-    /// Tokens of a page; zero: the gate is not asked, all that is found is loaded if any may be.
+pub struct LookupOptions {
+    /// Whether the gate decides how much to load.
+    pub mode: LoadMode,
+    /// Tokens per page. Zero skips the gate: all pages found are loaded, unless the mode forbids
+    /// it.
     pub page_tokens: u64,
-    /// Bytes that loading a page moves, where a page lies in more objects than this one, which are
-    /// looked for by the same keys; zero: the scope's.
+    /// Bytes moved to load one page, if a page also lies in other objects that are looked up by the
+    /// same keys; zero: the page bytes of the scope.
     pub page_bytes: u64,
-    /// Tokens that the engine has already.
+    /// Leading tokens that the engine already has.
     pub computed: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
 }
 
-/// Whether to ask again.
+/// Whether a lookup has its final answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// No: this is the answer.
+    /// The answer is final.
     Ready,
-    /// Yes: the remote has not said what it has.
+    /// Ask again: the remote has not answered yet.
     Asking,
-    /// Yes: pages are on their way.
+    /// Ask again: pages are being fetched from the remote.
     Loading,
 }
 
 impl Readiness {
-    /// In one lower-case word.
+    /// The name in lower case.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -56,113 +57,114 @@ impl Readiness {
     }
 }
 
-/// A lease on pages of one tier of this machine.
+/// A lease on pages of one local tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierLease {
     /// The tier.
     pub tier: Tier,
-    /// Its store's name for it.
+    /// The number that the tier's store gave the lease.
     pub lease: LeaseNumber,
 }
 
-/// What was found.
+/// The result of a lookup.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// Whether it is the answer, or the caller is to ask again.
+    /// Whether this is the final answer.
     pub readiness: Readiness,
-    /// Where the leading pages lie, in order; on the remote as far as that is known.
-    pub spans: Vec<Stretch>,
-    /// Leading pages that are on this machine.
+    /// Tiers of the leading pages, in prompt order; remote pages as far as they are known.
+    pub spans: Vec<TierSpan>,
+    /// Leading pages on this machine.
     pub local: usize,
-    /// Leading pages that the engine is to have after loading those of them that it lacks; zero, or
-    /// no more than it has: nothing is worth loading. They are kept by `leases`.
+    /// Leading pages that the engine should have after loading those it lacks, kept by `leases`.
+    /// Zero, or at most what the engine has: nothing is worth loading.
     pub load: usize,
-    /// Pages of those that were brought from the remote for this prompt, told once.
+    /// Pages fetched from the remote for this prompt; reported once.
     pub brought: usize,
-    /// Pages that have come of those that are on their way, and how many those are.
+    /// Pages fetched so far, and pages to fetch in all.
     pub progress: (usize, usize),
-    /// What the gate thinks, where it was asked and knows something.
+    /// The gate's decision, if the gate was asked and has measurements.
     pub decision: Option<Decision>,
-    /// To be released when the pages were loaded; they run out by themselves.
+    /// Leases to release once the pages are loaded; they expire by themselves.
     pub leases: Vec<TierLease>,
 }
 
-/// What this machine has of a prompt, stretch by stretch, with a lease on each, and the page before
-/// which that begins.
-struct Held {
-    spans: Vec<Stretch>,
+/// The local pages of a prompt: their tiers, and a lease for each tier's part with the index of its
+/// first page.
+struct LocalPrefix {
+    spans: Vec<TierSpan>,
     leases: Vec<(usize, TierLease)>,
 }
 
 impl Cache {
-    /// Looks for a prompt, from its first page on; what is to be loaded is kept for `ttl`, and rises from
-    /// the disk to host memory in the background. It never waits for a remote: where that is to be asked, or pages come from there, it says that the
-    /// caller is to ask again, as the prefetch policy has it.
+    /// Looks up a prompt from its first page on. Pages to load are leased for `ttl`, and those on
+    /// disk are promoted to host memory in the background. The call never waits for a remote: while
+    /// the remote is queried or pages are fetched, the answer is that the caller should ask again,
+    /// for as long as the prefetch policy allows.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none; `Closed`.
+    /// `Invalid` for an invalid key; `Closed`.
     pub fn find(
         &self,
         scope: &Arc<Scope>,
         keys: &[&[u8]],
         ttl: Duration,
-        wish: &Wish,
+        options: &LookupOptions,
     ) -> Result<Found> {
         self.check()?;
         check_keys(keys)?;
-        // Who waits asks often: that costs no more than the last key.
+        // A pending lookup is polled often; this answers it from the hash of its last key alone.
         let waits = keys.last().and_then(|last| {
             let job = self.shared.prefetches.get(PageHash::of(&scope.id(), last))?;
-            self.shared.unfinished(keys.len(), wish, &job)
+            self.shared.pending_answer(keys.len(), options, &job)
         });
-        if let Some(found) = waits.filter(|_| wish.choice != Choice::Never) {
+        if let Some(found) = waits.filter(|_| options.mode != LoadMode::Never) {
             return Ok(found);
         }
         let boxed = keys.iter().map(|key| (*key).into()).collect();
         let pages = Pages::new(Arc::clone(scope), boxed, None)?;
-        self.shared.find(&pages, ttl, wish)
+        self.shared.find(&pages, ttl, options)
     }
 
-    /// Ends a lease, of this process or another.
+    /// Ends a lease of this process or another.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// Errors of the connection to the tier's owner.
     pub fn release(&self, lease: TierLease) -> Result<()> {
         self.check()?;
-        self.shared.shelf(lease.tier).map_or(Ok(()), |shelf| shelf.store().release(lease.lease))
+        self.shared.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }
 
-    /// Which pages are on this machine, each by itself.
+    /// Whether each page, taken by itself, is on a local tier.
     ///
     /// # Errors
-    /// Like [`find`](Self::find).
+    /// As for [`find`](Self::find).
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         self.check()?;
         check_keys(keys)?;
-        let mut there = vec![false; keys.len()];
-        for shelf in &self.shared.shelves {
-            let found = shelf.store().exists(scope, keys)?;
-            there.iter_mut().zip(found).for_each(|(there, found)| *there |= found);
+        let mut present = vec![false; keys.len()];
+        for tier in &self.shared.local_tiers {
+            let found = tier.store().exists(scope, keys)?;
+            present.iter_mut().zip(found).for_each(|(present, found)| *present |= found);
         }
-        Ok(there)
+        Ok(present)
     }
 
-    /// Stops what is being brought for a prompt that nobody wants any more. Returns whether anything
-    /// was.
+    /// Cancels prefetches and promotions of a prompt that is no longer wanted. Returns whether
+    /// there were any.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none; `Closed`.
+    /// `Invalid` for an invalid key; `Closed`.
     pub fn cancel(&self, scope: &Scope, keys: &[&[u8]]) -> Result<bool> {
         self.check()?;
         check_keys(keys)?;
         let Some(last) = keys.last() else { return Ok(false) };
         let name = PageHash::of(&scope.id(), last);
-        let rose = self.shared.stop_raising(|pages, _| pages.name() == Some(name));
+        let rose = self.shared.cancel_promotions(|pages, _| pages.name() == Some(name));
         let job = self.shared.prefetches.get(name);
         let stopped = self.shared.prefetches.cancel(name);
         match (stopped, job) {
             (Some(Stopped::Waiting), _) => self.shared.counts.prefetch.cancelled.add(1),
-            // It is over: what came need not be kept any more.
+            // The prefetch is complete: release what it keeps.
             (None, Some(job)) => {
                 self.shared.take_brought(&job);
             }
@@ -173,19 +175,25 @@ impl Cache {
 }
 
 impl Shared {
-    fn find(self: &Arc<Self>, pages: &Pages, ttl: Duration, wish: &Wish) -> Result<Found> {
-        let loads = wish.choice != Choice::Never;
+    fn find(
+        self: &Arc<Self>,
+        pages: &Pages,
+        ttl: Duration,
+        options: &LookupOptions,
+    ) -> Result<Found> {
+        let loads = options.mode != LoadMode::Never;
         let ahead = self.remote.is_some() && pages.scope.chained && loads;
         let name = pages.name().filter(|_| ahead);
         let mut known = name.and_then(|name| self.prefetches.get(name));
-        let Held { mut spans, mut leases } = self.hold(pages, ttl)?;
-        let local: usize = spans.iter().map(|stretch| stretch.pages).sum();
+        let LocalPrefix { mut spans, mut leases } = self.lease_local(pages, ttl)?;
+        let local: usize = spans.iter().map(|span| span.pages).sum();
         let stale = known.as_ref().is_none_or(|job| job.is_stale());
         if name.is_some() && local < pages.len() && stale {
-            known = self.prefetch(pages, *wish, spans.clone());
-            let waiting = known.as_ref().and_then(|job| self.unfinished(pages.len(), wish, job));
+            known = self.prefetch(pages, *options, spans.clone());
+            let waiting =
+                known.as_ref().and_then(|job| self.pending_answer(pages.len(), options, job));
             if let Some(found) = waiting {
-                self.let_go(&mut leases, 0);
+                self.release_from(&mut leases, 0);
                 return Ok(found);
             }
         }
@@ -199,48 +207,57 @@ impl Shared {
             leases: Vec::new(),
             spans: Vec::new(),
         };
-        if let Some((load, decision)) = self.decide(pages, &spans, wish, self.queued()) {
+        if let Some((load, decision)) =
+            self.decide(pages, &spans, options, self.pending_load_bytes())
+        {
             found.load = load;
-            let skipped = (wish.computed / wish.page_tokens.max(1)) as usize;
+            let skipped = (options.computed / options.page_tokens.max(1)) as usize;
             self.counts.gate.decided(local.saturating_sub(skipped), &decision);
             found.decision = Some(decision);
         }
         let brought = known.as_ref().map_or(0, |job| self.take_brought(job));
         match known.map(|job| job.stage()) {
-            Some(Stage::Over { known, .. }) => {
+            Some(Stage::Done { known, .. }) => {
                 found.brought = brought.min(local);
                 if known > local {
-                    spans.push(Stretch { tier: Tier::Remote, pages: known - local });
+                    spans.push(TierSpan { tier: Tier::Remote, pages: known - local });
                 }
             }
-            Some(Stage::Fetching { came, .. }) => found.brought = came.min(local),
+            Some(Stage::Fetching { fetched, .. }) => found.brought = fetched.min(local),
             _ => {}
         }
-        let skipped = wish.computed.checked_div(wish.page_tokens).unwrap_or(0) as usize;
-        self.raise(pages, &spans, skipped..found.load);
-        self.let_go(&mut leases, found.load);
+        let skipped = options.computed.checked_div(options.page_tokens).unwrap_or(0) as usize;
+        self.promote(pages, &spans, skipped..found.load);
+        self.release_from(&mut leases, found.load);
         found.leases = leases.into_iter().map(|(_, lease)| lease).collect();
-        self.account(pages, &spans);
+        self.record_lookup(pages, &spans);
         found.spans = spans;
         Ok(found)
     }
 
-    /// The answer while a prefetch goes on and the request for so many pages has patience.
-    fn unfinished(&self, pages: usize, wish: &Wish, job: &Prefetch) -> Option<Found> {
-        let local: usize = job.local.iter().map(|stretch| stretch.pages).sum();
+    /// The answer to a lookup of `pages` pages while its prefetch runs and the policy lets it wait.
+    fn pending_answer(
+        &self,
+        pages: usize,
+        options: &LookupOptions,
+        job: &Prefetch,
+    ) -> Option<Found> {
+        let local: usize = job.local.iter().map(|span| span.pages).sum();
         let stage = job.stage();
-        // Nothing is known to be there to wait for, until the remote has said so.
+        // Until the remote answers, no pages are known to wait for.
         let missing = match stage {
             Stage::Asking => 0,
             _ => (pages - local.min(pages)) as u64,
         };
-        if job.since.elapsed() >= self.policy.patience(missing * wish.page_tokens, job.expected()) {
+        if job.since.elapsed()
+            >= self.policy.max_wait(missing * options.page_tokens, job.expected())
+        {
             return None;
         }
         let (readiness, progress) = match stage {
-            Stage::Over { .. } => return None,
+            Stage::Done { .. } => return None,
             Stage::Asking => (Readiness::Asking, (0, 0)),
-            Stage::Fetching { came, of } => (Readiness::Loading, (came, of)),
+            Stage::Fetching { fetched, of } => (Readiness::Loading, (fetched, of)),
         };
         Some(Found {
             readiness,
@@ -254,85 +271,85 @@ impl Shared {
         })
     }
 
-    /// Leases what this machine has.
-    fn hold(&self, pages: &Pages, ttl: Duration) -> Result<Held> {
+    /// Leases the leading pages that are on local tiers.
+    fn lease_local(&self, pages: &Pages, ttl: Duration) -> Result<LocalPrefix> {
         let keys = pages.refs(0..pages.len());
-        let (mut at, mut spans, mut leases) = (0, Vec::<Stretch>::new(), Vec::new());
-        for _ in 0..TURNS {
+        let (mut at, mut spans, mut leases) = (0, Vec::<TierSpan>::new(), Vec::new());
+        for _ in 0..MAX_ROUNDS {
             let before = at;
-            for shelf in &self.shelves {
+            for tier in &self.local_tiers {
                 if at == keys.len() {
                     break;
                 }
-                let leased = match shelf.store().lease(&pages.scope, &keys[at..], ttl) {
+                let leased = match tier.store().lease(&pages.scope, &keys[at..], ttl) {
                     Ok(leased) => leased,
                     Err(error) if error.kind() == ErrorKind::Invalid => {
                         return Err(error);
                     }
                     Err(error) => {
-                        tracing::debug!(%error, tier = tier_word(shelf.tier), "a tier did not answer");
+                        tracing::debug!(%error, tier = tier_name(tier.kind), "a tier did not answer");
                         continue;
                     }
                 };
                 if leased.lease != LeaseNumber::default() {
-                    leases.push((at, TierLease { tier: shelf.tier, lease: leased.lease }));
+                    leases.push((at, TierLease { tier: tier.kind, lease: leased.lease }));
                 }
                 match spans.last_mut() {
                     _ if leased.pages == 0 => {}
-                    Some(last) if last.tier == shelf.tier => last.pages += leased.pages,
-                    _ => spans.push(Stretch { tier: shelf.tier, pages: leased.pages }),
+                    Some(last) if last.tier == tier.kind => last.pages += leased.pages,
+                    _ => spans.push(TierSpan { tier: tier.kind, pages: leased.pages }),
                 }
                 at += leased.pages;
             }
-            if at == before || at == keys.len() || self.shelves.len() == 1 {
+            if at == before || at == keys.len() || self.local_tiers.len() == 1 {
                 break;
             }
         }
-        Ok(Held { spans, leases })
+        Ok(LocalPrefix { spans, leases })
     }
 
-    /// Releases what begins at page `load` or behind it.
-    fn let_go(&self, leases: &mut Vec<(usize, TierLease)>, load: usize) {
+    /// Releases leases that begin at page `load` or later.
+    fn release_from(&self, leases: &mut Vec<(usize, TierLease)>, load: usize) {
         leases.retain(|(from, lease)| {
             if *from >= load
-                && let Some(shelf) = self.shelf(lease.tier)
+                && let Some(tier) = self.local_tier(lease.tier)
             {
-                // It runs out by itself.
-                let _ = shelf.store().release(lease.lease);
+                // An error is harmless: the lease expires.
+                let _ = tier.store().release(lease.lease);
             }
             *from < load
         });
     }
 
-    /// How many leading pages the engine is to have, and why; `None` where the gate is not asked or
-    /// knows nothing.
+    /// How many leading pages the engine should have, and the decision; `None` if the gate is not
+    /// asked or has no measurements.
     pub(super) fn decide(
         &self,
         pages: &Pages,
-        found: &[Stretch],
-        wish: &Wish,
+        found: &[TierSpan],
+        options: &LookupOptions,
         queued: [u64; 4],
     ) -> Option<(usize, Decision)> {
-        if wish.page_tokens == 0 || found.is_empty() {
+        if options.page_tokens == 0 || found.is_empty() {
             return None;
         }
-        let mut skip = (wish.computed / wish.page_tokens) as usize;
+        let mut skip = (options.computed / options.page_tokens) as usize;
         let skipped = skip;
         let mut lacking = found.to_vec();
-        for stretch in &mut lacking {
-            let less = skip.min(stretch.pages);
-            stretch.pages -= less;
+        for span in &mut lacking {
+            let less = skip.min(span.pages);
+            span.pages -= less;
             skip -= less;
         }
-        lacking.retain(|stretch| stretch.pages > 0);
-        let question = Question {
+        lacking.retain(|span| span.pages > 0);
+        let question = LoadQuery {
             found: &lacking,
-            page_bytes: wish.page_bytes.max(pages.page_bytes),
-            page_tokens: wish.page_tokens,
-            before: wish.computed,
-            tokens: wish.tokens.max(wish.computed),
+            page_bytes: options.page_bytes.max(pages.page_bytes),
+            page_tokens: options.page_tokens,
+            before: options.computed,
+            tokens: options.tokens.max(options.computed),
             queued,
-            choice: wish.choice,
+            mode: options.mode,
         };
         let decision = self.gate(|gate| gate.decide(&question, self.clock()));
         let load = if decision.pages == 0 { 0 } else { skipped + decision.pages };
@@ -340,40 +357,41 @@ impl Shared {
         knows.then_some((load, decision))
     }
 
-    /// Bytes that wait to be loaded from each tier, or, where a cap is, to be moved either way.
-    pub(super) fn queued(&self) -> [u64; 4] {
-        let mut queued = self.slack.queued();
+    /// Bytes waiting to be loaded from each tier; for a rate-capped tier, bytes waiting in either
+    /// direction if that is more.
+    pub(super) fn pending_load_bytes(&self) -> [u64; 4] {
+        let mut queued = self.loads.queued();
         for (tier, rate) in self.rates() {
             queued[tier as usize] = queued[tier as usize].max(rate.backlog());
         }
         queued
     }
 
-    /// Counts what was found, and has what was found often enough written down.
-    fn account(self: &Arc<Self>, pages: &Pages, spans: &[Stretch]) {
+    /// Counters the lookup, and queues writes of pages that were found often enough.
+    fn record_lookup(self: &Arc<Self>, pages: &Pages, spans: &[TierSpan]) {
         self.counts.asked.add(pages.len() as u64);
         let mut at = 0;
-        for stretch in spans {
-            self.counts_of(stretch.tier).found.add(stretch.pages as u64);
-            at += stretch.pages;
+        for span in spans {
+            self.counts_of(span.tier).found.add(span.pages as u64);
+            at += span.pages;
         }
         self.counts.missed.add((pages.len() - at.min(pages.len())) as u64);
         let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::Back);
-        if !self.links.iter().any(|link| by_use(link.policy)) {
+        if !self.write_queues.iter().any(|queue| by_use(queue.policy)) {
             return;
         }
         let mut at = 0;
-        for stretch in spans {
-            self.note(stretch.tier, pages, at..at + stretch.pages);
-            at += stretch.pages;
+        for span in spans {
+            self.mark_present(span.tier, pages, at..at + span.pages);
+            at += span.pages;
         }
         let _ = self.table.walk(&pages.hashes);
-        for link in &self.links {
-            if let WritePolicy::Selective(times) = link.policy {
-                let often = self.table.often(&pages.hashes, times);
-                self.write_down(link, pages, 0..often.min(at), After::default());
+        for queue in &self.write_queues {
+            if let WritePolicy::Selective(times) = queue.policy {
+                let often = self.table.hot_prefix(&pages.hashes, times);
+                self.queue_write(queue, pages, 0..often.min(at), PendingPut::default());
             }
         }
-        self.tidy();
+        self.trim_table();
     }
 }

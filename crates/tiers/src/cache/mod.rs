@@ -1,35 +1,35 @@
-//! The cache: one list of tiers, found and loaded from, and put to, as if they were one.
+//! The cache: a list of tiers that are looked up, read and written as one.
 //!
-//! Host and disk are stores of this machine that all its processes share; the remote is one that
-//! several machines do. A prompt is **found** wherever it is, and what lies on the remote is brought
-//! up in the background meanwhile; pages are **read** from the fastest tier that has them, and
-//! **put** to the first, from which they go down as each tier's policy says. The gate says how much
-//! of what was found is worth loading.
+//! The host and disk tiers are stores that all processes of this machine share; the remote tier is
+//! shared by several machines. A **lookup** finds a prompt on every tier and prefetches pages from
+//! the remote in the background; a **read** takes each page from the fastest tier that has it; a
+//! **put** writes to the first tier, and each lower tier receives the pages as its write policy
+//! says. The load gate decides how many of the found pages are worth loading.
 //!
-//! **Promises.** Nobody who finds, reads or puts waits for a remote, or for what goes on in the
-//! background. What does not fit there is dropped and counted. Whatever is wrong with a tier costs
-//! hits; bytes that come are those that were put.
+//! **Promises.** No lookup, read or put waits for the remote or for background work. Background
+//! work that exceeds its bounds is dropped and counted. A faulty tier costs hits; delivered bytes
+//! are the bytes that were put.
 
-mod back;
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;
-mod figures;
 mod find;
-mod left;
+mod load_tracker;
+mod local_tier;
 mod policy;
 mod prefetch;
+mod promotion;
 mod prompt;
 mod rate;
 mod read;
-mod rise;
 mod shared;
-mod shelf;
-mod slack;
 mod spec;
-mod writer;
+mod spill;
+mod stats;
+mod write_back;
+mod write_queue;
 
 pub use cache::{Cache, Settings};
-pub use figures::{CacheStats, CallStats, GateStats, PrefetchStats, TierStats, tier_word};
-pub use find::{Found, Readiness, TierLease, Wish};
-pub use policy::{LONGEST, PrefetchPolicy, WritePolicy};
-pub use spec::{Place, TierSpec};
+pub use find::{Found, LookupOptions, Readiness, TierLease};
+pub use policy::{MAX_LOOKUP_WAIT, PrefetchPolicy, WritePolicy};
+pub use spec::{TierLocation, TierSpec};
+pub use stats::{CacheStats, CallStats, GateStats, PrefetchStats, TierStats, tier_name};

@@ -1,24 +1,24 @@
-//! When a tier is written to, and how long a request waits for what is on its way.
+//! When a tier is written, and how long a lookup waits for a prefetch.
 
 use ritornello_format::{Error, Result};
 use std::time::Duration;
 
-/// When pages of the tier above are written to a tier.
+/// When pages of the tier above are written to this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WritePolicy {
-    /// As soon as they are on the tier above, in the background.
+    /// As soon as the tier above has them, in the background.
     #[default]
     Through,
-    /// When they were found so many times.
+    /// After this many hits.
     Selective(u32),
-    /// When the tier above is about to let them go.
+    /// When the tier above is about to evict them.
     Back,
-    /// Never: what others wrote is read.
+    /// Never; pages written by other processes are still read.
     None,
 }
 
 impl WritePolicy {
-    /// Reads the name users type.
+    /// Parses the name that users type.
     ///
     /// # Errors
     /// `Invalid`, listing the names.
@@ -37,24 +37,24 @@ impl WritePolicy {
     }
 }
 
-/// How long [`find`](super::Cache::find) asks to be asked again while pages come from a remote.
+/// How long [`find`](super::Cache::find) stays pending while pages are fetched from a remote.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PrefetchPolicy {
-    /// Not at all: what is here now is taken, the rest is here the next time.
+    /// Never: the lookup takes what is local; fetched pages serve the next one.
     BestEffort,
-    /// Until all has come that is worth it, or [`LONGEST`] has passed.
+    /// Until all pages worth fetching are here, or [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
-    /// So long, and so much longer for every 1,024 tokens that are to come.
+    /// For `base`, plus `per_ki_token` for every 1,024 tokens to fetch.
     Timeout {
-        /// At least.
+        /// Minimum time.
         base: Duration,
-        /// For every 1,024 tokens.
+        /// Additional time per 1,024 tokens.
         per_ki_token: Duration,
     },
 }
 
-/// The longest that a request waits under any policy.
-pub const LONGEST: Duration = Duration::from_secs(30);
+/// Maximum time a lookup stays pending under any policy.
+pub const MAX_LOOKUP_WAIT: Duration = Duration::from_secs(30);
 
 impl Default for PrefetchPolicy {
     fn default() -> Self {
@@ -63,8 +63,8 @@ impl Default for PrefetchPolicy {
 }
 
 impl PrefetchPolicy {
-    /// Reads what users type: `best_effort`, `wait_complete`, `timeout`, or `timeout(1, 0.25)` with
-    /// both numbers in seconds.
+    /// Parses what users type: `best_effort`, `wait_complete`, `timeout`, or `timeout(1, 0.25)`
+    /// with both numbers in seconds.
     ///
     /// # Errors
     /// `Invalid`, listing the names.
@@ -93,19 +93,19 @@ impl PrefetchPolicy {
             })
     }
 
-    /// How long a request may be asked to ask again that `tokens` tokens are to come for, where the
-    /// gate expects that to take so long, or knows nothing (zero).
+    /// Maximum time a lookup stays pending while `tokens` tokens are fetched. `expected` is the
+    /// gate's estimate of the fetch; zero if it has none.
     #[must_use]
-    pub fn patience(&self, tokens: u64, expected: Duration) -> Duration {
+    pub fn max_wait(&self, tokens: u64, expected: Duration) -> Duration {
         match *self {
             Self::BestEffort => Duration::ZERO,
-            Self::WaitComplete => LONGEST,
+            Self::WaitComplete => MAX_LOOKUP_WAIT,
             Self::Timeout { base, per_ki_token } => {
                 let more = per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
-                let more = Duration::try_from_secs_f64(more).unwrap_or(LONGEST);
-                // What was thought worth waiting for is not given up just before it comes.
+                let more = Duration::try_from_secs_f64(more).unwrap_or(MAX_LOOKUP_WAIT);
+                // A fetch judged worth waiting for must not be given up just before it ends.
                 let expected = expected.saturating_mul(3) / 2;
-                base.saturating_add(more).max(expected).min(LONGEST)
+                base.saturating_add(more).max(expected).min(MAX_LOOKUP_WAIT)
             }
         }
     }
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_read_as_they_are_written() {
+    fn policies_parse_and_errors_list_names() {
         for (word, policy) in [
             ("write_through", WritePolicy::Through),
             ("selective(3)", WritePolicy::Selective(3)),
@@ -135,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn patience_follows_the_tokens_and_has_an_end() {
+    fn max_wait_grows_with_tokens_up_to_limit() {
         let policy = PrefetchPolicy::parse("timeout(0.5, 0.25)").unwrap();
         let unknown = Duration::ZERO;
-        assert_eq!(policy.patience(0, unknown), Duration::from_millis(500));
-        assert_eq!(policy.patience(4096, Duration::from_secs(1)), Duration::from_millis(1500));
-        assert_eq!(policy.patience(u64::MAX, unknown), LONGEST);
-        assert_eq!(policy.patience(4096, Duration::from_secs(4)), Duration::from_secs(6));
-        assert_eq!(policy.patience(0, LONGEST), LONGEST);
-        assert_eq!(PrefetchPolicy::BestEffort.patience(9_999, LONGEST), Duration::ZERO);
+        assert_eq!(policy.max_wait(0, unknown), Duration::from_millis(500));
+        assert_eq!(policy.max_wait(4096, Duration::from_secs(1)), Duration::from_millis(1500));
+        assert_eq!(policy.max_wait(u64::MAX, unknown), MAX_LOOKUP_WAIT);
+        assert_eq!(policy.max_wait(4096, Duration::from_secs(4)), Duration::from_secs(6));
+        assert_eq!(policy.max_wait(0, MAX_LOOKUP_WAIT), MAX_LOOKUP_WAIT);
+        assert_eq!(PrefetchPolicy::BestEffort.max_wait(9_999, MAX_LOOKUP_WAIT), Duration::ZERO);
     }
 }

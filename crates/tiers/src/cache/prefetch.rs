@@ -1,17 +1,16 @@
-//! Prefetching: pages of a prompt that lie on the remote are brought to this machine, before the
-//! request that wants them is computed.
+//! Prefetch: fetches pages of a prompt from the remote before its request is computed.
 //!
-//! A few threads do it, one prompt each at a time. They ask the remote how far the prompt is there,
-//! the gate how much of that is worth it, and bring that from the front, until a page does not come or
-//! somebody says stop. Nobody waits for them: who asks again hears how far they are.
+//! A few threads do this, one prompt at a time each. A thread asks the remote how many leading
+//! pages it has and the gate how many are worth fetching, and fetches those front to back until a
+//! page fails or the prefetch is cancelled. No caller waits: repeated lookups report the progress.
 
-use super::find::Wish;
-use super::policy::{LONGEST, WritePolicy};
+use super::find::LookupOptions;
+use super::policy::{MAX_LOOKUP_WAIT, WritePolicy};
 use super::prompt::Pages;
-use super::shared::{Far, Shared, with_prompt};
-use super::writer::After;
+use super::shared::{RemoteSlot, Shared, with_prompt};
+use super::write_queue::PendingPut;
 use crate::Phase;
-use crate::gate::Stretch;
+use crate::gate::TierSpan;
 use crate::remote::RemoteTier;
 use parking_lot::Mutex;
 use ritornello_format::PageHash;
@@ -27,37 +26,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Prompts at once, and those that wait.
+/// Prefetches that run at once, and prefetches that may be queued.
 const THREADS: usize = 4;
-const WAITING: usize = 256;
-/// Prompts that are known at once, how many of them may be stale, and for how long an outcome that
-/// somebody was told answers for the remote.
-const KNOWN: usize = 2048;
-const FEW: usize = 128;
-const FRESH: Duration = Duration::from_secs(5);
-/// One question to the remote, and one read from it once it is its turn.
-const ASK: Duration = Duration::from_secs(5);
-const READ: Duration = Duration::from_secs(10);
-/// What came finds room on the first tier in this time, or nowhere.
-const LAND: Duration = Duration::from_secs(1);
-/// What came and nobody asked for has its room, and its answer holds, for so long.
-const KEEP: Duration = Duration::from_secs(10);
-/// Objects that are read at once.
-const OBJECTS: usize = 4;
-/// How often one that waits for pages which another prefetch brings looks for them.
-const LOOK: Duration = Duration::from_millis(10);
+const MAX_QUEUED: usize = 256;
+/// Prefetches that are tracked, the number from which stale ones are swept, and how long a reported
+/// outcome replaces another query of the remote.
+const MAX_TRACKED: usize = 2048;
+const STALE_SWEEP_AT: usize = 128;
+const TOLD_FRESH_FOR: Duration = Duration::from_secs(5);
+/// Timeouts of one query of the remote, and of one read from it.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time within which fetched pages must find space on the first tier.
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long fetched pages are kept, and their outcome holds, until a lookup takes them.
+const KEEP_FOR: Duration = Duration::from_secs(10);
+/// Objects read at once.
+const OBJECTS_AT_ONCE: usize = 4;
+/// How often a prefetch looks for pages that another prefetch is fetching.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// Prefetches of a cache: those that are tracked, the queue, and the threads.
 #[derive(Debug, Default)]
 pub(super) struct Prefetches {
     state: Parked<State>,
-    /// Held while one is decided about, so that no two take the same room.
+    /// Held while a prefetch decides how much to fetch, so that no two count on the same space.
     deciding: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the last page of their prompt.
+    /// By the hash of the last page of the prompt.
     known: HashMap<PageHash, Arc<Prefetch>>,
     queue: VecDeque<Arc<Prefetch>>,
     threads: usize,
@@ -65,36 +64,36 @@ struct State {
     closing: bool,
 }
 
-/// That of one prompt.
+/// The prefetch of one prompt.
 #[derive(Debug)]
 pub(super) struct Prefetch {
     pages: Pages,
-    wish: Wish,
-    /// What this machine has of it.
-    pub(super) local: Vec<Stretch>,
+    options: LookupOptions,
+    /// Local spans when the prefetch started.
+    pub(super) local: Vec<TierSpan>,
     pub(super) since: Instant,
     stage: Mutex<Stage>,
-    /// How long the gate expects it to take.
+    /// How long the gate expects the fetch to take.
     expected: Mutex<Duration>,
-    /// What keeps on the first tier what came.
+    /// Leases that keep fetched pages on the first tier.
     kept: Mutex<Vec<LeaseNumber>>,
-    /// Whether somebody was told what came of it.
-    heard: AtomicBool,
+    /// Whether a lookup was given the outcome.
+    reported: AtomicBool,
     cancelled: Arc<AtomicBool>,
 }
 
-/// How far it is.
+/// The progress of a prefetch.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stage {
-    /// The remote has not said what it has.
+    /// The remote has not answered yet.
     Asking,
-    /// So many pages of so many have come.
-    Fetching { came: usize, of: usize },
-    /// Since when it is over, how many leading pages the remote has, and how many were brought.
-    Over { at: Instant, known: usize, brought: usize },
+    /// `fetched` of `of` pages are stored.
+    Fetching { fetched: usize, of: usize },
+    /// Complete since `at`: leading pages the remote has, and pages fetched.
+    Done { at: Instant, known: usize, brought: usize },
 }
 
-/// What one was doing when it was stopped.
+/// The state in which a cancellation met a prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stopped {
     Waiting,
@@ -106,42 +105,42 @@ impl Prefetch {
         *self.stage.lock()
     }
 
-    /// Whether it is over for so long that the remote is to be asked again.
+    /// Whether the outcome is so old that the remote should be asked again.
     pub(super) fn is_stale(&self) -> bool {
-        let lasts = if self.heard.load(Ordering::Acquire) { FRESH } else { KEEP };
-        matches!(self.stage(), Stage::Over { at, .. } if at.elapsed() >= lasts)
+        let lasts = if self.reported.load(Ordering::Acquire) { TOLD_FRESH_FOR } else { KEEP_FOR };
+        matches!(self.stage(), Stage::Done { at, .. } if at.elapsed() >= lasts)
     }
 
     pub(super) fn expected(&self) -> Duration {
         *self.expected.lock()
     }
 
-    /// Bytes of a page in all its objects, each of which has a prefetch of its own.
+    /// Bytes of a page in all its objects, each of which has its own prefetch.
     fn page_bytes(&self) -> u64 {
-        self.wish.page_bytes.max(self.pages.page_bytes)
+        self.options.page_bytes.max(self.pages.page_bytes)
     }
 
-    /// Bytes on the first tier that no other prompt can have: on their way, or waiting to be asked
-    /// for, in all objects.
-    fn landing(&self) -> u64 {
+    /// Bytes on the first tier that are reserved for this prompt, in all objects: pages being
+    /// fetched, or kept until a lookup takes them.
+    fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,
-            Stage::Over { at, brought, .. } if at.elapsed() < KEEP => brought,
+            Stage::Done { at, brought, .. } if at.elapsed() < KEEP_FOR => brought,
             _ => 0,
         };
         (pages as u64).saturating_mul(self.page_bytes())
     }
 
-    /// Bytes of this object that are still to come.
-    fn outstanding(&self) -> u64 {
+    /// Bytes of this object still to fetch.
+    fn remaining_bytes(&self) -> u64 {
         match self.stage() {
-            Stage::Fetching { came, of } => self.pages.bytes(of - came),
+            Stage::Fetching { fetched, of } => self.pages.bytes(of - fetched),
             _ => 0,
         }
     }
 
     fn local_pages(&self) -> usize {
-        self.local.iter().map(|stretch| stretch.pages).sum()
+        self.local.iter().map(|span| span.pages).sum()
     }
 }
 
@@ -150,16 +149,16 @@ impl Prefetches {
         self.state.lock().known.get(&name).cloned()
     }
 
-    /// Bytes that other prompts than this one take up, and bytes of this one that are to come.
-    fn beside(&self, prompt: &Pages) -> (u64, u64) {
+    /// Bytes reserved for other prompts, and bytes still to fetch for this one.
+    fn usage_beside(&self, prompt: &Pages) -> (u64, u64) {
         let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
         let state = self.state.lock();
         for job in state.known.values() {
             match job.pages.keys.last() {
-                key if key == prompt.keys.last() => own += job.outstanding(),
+                key if key == prompt.keys.last() => own += job.remaining_bytes(),
                 Some(key) => {
                     let most = others.entry(key).or_default();
-                    *most = job.landing().max(*most);
+                    *most = job.reserved_bytes().max(*most);
                 }
                 None => {}
             }
@@ -172,11 +171,11 @@ impl Prefetches {
         (state.queue.len() + state.threads - state.idle) as u64
     }
 
-    /// Stops that of a prompt, if there is one to stop. A thread that works on it counts it.
+    /// Cancels a prefetch unless it is complete. A running one is counted by its thread.
     pub(super) fn cancel(&self, name: PageHash) -> Option<Stopped> {
         let mut state = self.state.lock();
         let found = state.known.get(&name).cloned()?;
-        if matches!(found.stage(), Stage::Over { .. }) {
+        if matches!(found.stage(), Stage::Done { .. }) {
             return None;
         }
         state.known.remove(&name);
@@ -201,9 +200,9 @@ impl Prefetches {
 }
 
 impl State {
-    /// Forgets what says nothing any more, and returns it: it may still keep something.
-    fn forget(&mut self) -> Vec<Arc<Prefetch>> {
-        if self.known.len() < FEW {
+    /// Removes stale prefetches and returns them, so that their leases can be released.
+    fn sweep_stale(&mut self) -> Vec<Arc<Prefetch>> {
+        if self.known.len() < STALE_SWEEP_AT {
             return Vec::new();
         }
         self.known.extract_if(|_, job| job.is_stale()).map(|(_, job)| job).collect()
@@ -211,40 +210,40 @@ impl State {
 }
 
 impl Shared {
-    /// Starts that of a prompt. `None` if it cannot be now.
+    /// Starts the prefetch of a prompt. `None` if the limits do not allow it.
     pub(super) fn prefetch(
         self: &Arc<Self>,
         pages: &Pages,
-        wish: Wish,
-        local: Vec<Stretch>,
+        options: LookupOptions,
+        local: Vec<TierSpan>,
     ) -> Option<Arc<Prefetch>> {
         let name = pages.name()?;
         let counts = &self.counts.prefetch;
-        let forgotten = self.prefetches.state.lock().forget();
-        for job in &forgotten {
+        let swept = self.prefetches.state.lock().sweep_stale();
+        for job in &swept {
             self.take_brought(job);
         }
         let mut state = self.prefetches.state.lock();
-        if state.closing || state.queue.len() >= WAITING || state.known.len() >= KNOWN {
+        if state.closing || state.queue.len() >= MAX_QUEUED || state.known.len() >= MAX_TRACKED {
             counts.refused.add(1);
             return None;
         }
         if state.idle <= state.queue.len() && state.threads < THREADS {
             let shared = Arc::clone(self);
             let thread = thread::Builder::new().name("ritornello-fetch".to_owned());
-            if thread.spawn(move || shared.prefetch_jobs()).is_ok() {
+            if thread.spawn(move || shared.prefetch_worker()).is_ok() {
                 state.threads += 1;
             }
         }
         let started = Arc::new(Prefetch {
             pages: pages.clone(),
-            wish,
+            options,
             local,
             since: Instant::now(),
             stage: Mutex::new(Stage::Asking),
             expected: Mutex::default(),
             kept: Mutex::default(),
-            heard: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             cancelled: Arc::default(),
         });
         state.known.insert(name, Arc::clone(&started));
@@ -254,23 +253,23 @@ impl Shared {
         Some(started)
     }
 
-    /// How many pages were brought, for whoever asks first when it is over, and holds what is there.
+    /// Takes the number of pages fetched, which is reported once, and releases the leases on them.
     pub(super) fn take_brought(&self, job: &Prefetch) -> usize {
         let brought = match &mut *job.stage.lock() {
-            Stage::Over { brought, .. } => {
-                job.heard.store(true, Ordering::Release);
+            Stage::Done { brought, .. } => {
+                job.reported.store(true, Ordering::Release);
                 std::mem::take(brought)
             }
             _ => 0,
         };
         for lease in std::mem::take(&mut *job.kept.lock()) {
-            // It runs out by itself.
+            // An error is harmless: the lease expires.
             let _ = self.top().store().release(lease);
         }
         brought
     }
 
-    fn prefetch_jobs(self: Arc<Self>) {
+    fn prefetch_worker(self: Arc<Self>) {
         let mut state = self.prefetches.state.lock();
         loop {
             if state.closing {
@@ -285,102 +284,104 @@ impl Shared {
                 continue;
             };
             drop(state);
-            if let Some(far) = &self.remote {
-                self.bring(far, &job);
+            if let Some(slot) = &self.remote {
+                self.run_prefetch(slot, &job);
             }
             state = self.prefetches.state.lock();
         }
     }
 
-    fn bring(self: &Arc<Self>, far: &Far, job: &Prefetch) {
+    fn run_prefetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch) {
         let counts = &self.counts.prefetch;
         let (pages, local) = (&job.pages, job.local_pages());
-        let answer =
-            with_prompt(pages, pages.len(), |prompt| far.tier.probe(prompt, Instant::now() + ASK));
+        let answer = with_prompt(pages, pages.len(), |prompt| {
+            slot.tier.probe(prompt, Instant::now() + PROBE_TIMEOUT)
+        });
         let known = *answer.as_ref().unwrap_or(&0);
         let wanted = {
             let _alone = self.prefetches.deciding.lock();
-            let wanted = self.worth(job, known);
+            let wanted = self.pages_worth_fetching(job, known);
             if wanted > local {
-                *job.stage.lock() = Stage::Fetching { came: 0, of: wanted - local };
+                *job.stage.lock() = Stage::Fetching { fetched: 0, of: wanted - local };
             }
             wanted
         };
-        let (came, count) = if answer.is_err() {
+        let (fetched, count) = if answer.is_err() {
             (0, &counts.failed)
         } else if wanted <= local {
             (0, &counts.declined)
         } else {
-            self.note(Tier::Remote, pages, 0..known);
-            match self.fetch(far, job, local..wanted) {
-                came if came == wanted - local => (came, &counts.completed),
-                came if job.cancelled.load(Ordering::Acquire) => (came, &counts.cancelled),
-                came => (came, &counts.failed),
+            self.mark_present(Tier::Remote, pages, 0..known);
+            match self.fetch(slot, job, local..wanted) {
+                fetched if fetched == wanted - local => (fetched, &counts.completed),
+                fetched if job.cancelled.load(Ordering::Acquire) => (fetched, &counts.cancelled),
+                fetched => (fetched, &counts.failed),
             }
         };
-        *job.stage.lock() = Stage::Over { at: Instant::now(), known, brought: came };
+        *job.stage.lock() = Stage::Done { at: Instant::now(), known, brought: fetched };
         count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
-            // Nobody will ask for it.
+            // No lookup will take the result.
             self.take_brought(job);
         }
-        self.tidy();
+        self.trim_table();
     }
 
-    /// Up to which page it is worth to bring what the remote has, and there is room for.
-    fn worth(&self, job: &Prefetch, known: usize) -> usize {
+    /// How many leading pages are worth having here: those on this machine only, if the first tier has
+    /// no space for all others.
+    fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
             return local;
         }
         let mut found = job.local.clone();
-        found.push(Stretch { tier: Tier::Remote, pages: known - local });
-        let (others, own) = self.prefetches.beside(&job.pages);
-        let mut queued = self.queued();
-        // All objects of a page are in the estimate already.
+        found.push(TierSpan { tier: Tier::Remote, pages: known - local });
+        let (others, own) = self.prefetches.usage_beside(&job.pages);
+        let mut queued = self.pending_load_bytes();
+        // The estimate already counts all objects of a page.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
-        let wanted = match self.decide(&job.pages, &found, &job.wish, queued) {
+        let wanted = match self.decide(&job.pages, &found, &job.options, queued) {
             Some((pages, decision)) => {
                 *job.expected.lock() = decision.load;
                 pages
             }
             None => known,
         };
-        // Prompts that push each other out are brought in vain, all of them.
+        // Prompts that evict each other's pages would all be fetched in vain.
         let room = (self.top().capacity / 4 * 3).saturating_sub(others);
         let needs = (wanted.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
         if needs > room { local } else { wanted }
     }
 
-    /// Returns how many of the first pages of `range` are on this machine then.
-    fn fetch(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
+    /// Fetches `range`. Returns how many of its leading pages are now on this machine.
+    fn fetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch, range: Range<usize>) -> usize {
         let (pages, top) = (&job.pages, self.top());
         let group = RemoteTier::object_pages(pages.page_bytes);
-        self.table.forget(top.tier, &pages.hashes, range.start..pages.len());
-        // What has come since the prompt was looked for, with another that begins like it.
+        self.table.forget(top.kind, &pages.hashes, range.start..pages.len());
+        // A prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());
         let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
-            let end = range.end.min((at / group + OBJECTS) * group);
-            let claimed = self.table.claim(top.tier, Phase::Loading, &pages.hashes, at..end);
+            let end = range.end.min((at / group + OBJECTS_AT_ONCE) * group);
+            let claimed = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..end);
             let mut mine = claimed.into_iter().peekable();
             while at < end && !job.cancelled.load(Ordering::Acquire) {
                 let wanted;
                 (at, wanted) = match mine.next_if(|mine| mine.start == at) {
-                    Some(mine) => (self.fetch_piece(far, job, mine.clone()), mine.end),
+                    Some(mine) => (self.fetch_claimed(slot, job, mine.clone()), mine.end),
                     None => {
-                        let others = at..mine.peek().map_or(end, |mine| mine.start);
-                        (self.await_others(far, job, others.clone()), others.end)
+                        let theirs = at..mine.peek().map_or(end, |mine| mine.start);
+                        (self.await_others(slot, job, theirs.clone()), theirs.end)
                     }
                 };
-                let came = at - range.start;
-                *job.stage.lock() = Stage::Fetching { came, of: range.len() };
+                let fetched = at - range.start;
+                *job.stage.lock() = Stage::Fetching { fetched, of: range.len() };
                 if at < wanted {
                     break;
                 }
             }
-            mine.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
+            mine.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
             if at < end {
                 break;
             }
@@ -388,64 +389,74 @@ impl Shared {
         at - range.start
     }
 
-    /// Brings pages that were claimed. Returns the page before which all have come.
-    fn fetch_piece(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
+    /// Fetches pages claimed by this prefetch. Returns the end of the pages that were stored.
+    fn fetch_claimed(
+        self: &Arc<Self>,
+        slot: &RemoteSlot,
+        job: &Prefetch,
+        range: Range<usize>,
+    ) -> usize {
         let (pages, top) = (&job.pages, self.top());
         let bytes = pages.bytes(range.len());
-        let loading = self.slack.load(Tier::Remote, bytes);
+        let loading = self.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
         let control = Control {
-            deadline: Some(begun + LONGEST),
+            deadline: Some(begun + MAX_LOOKUP_WAIT),
             cancelled: Some(Arc::clone(&job.cancelled)),
             ..Control::default()
         };
         let mut buffer = vec![0; bytes as usize];
-        let others = far.rate.wait(bytes, &control);
-        let came = others.map_or(0, |_| {
+        let waited = slot.rate.wait(bytes, &control);
+        let fetched = waited.map_or(0, |_| {
             with_prompt(pages, pages.len(), |prompt| {
-                far.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ)
+                slot.tier.get(prompt, range.clone(), &mut buffer, Instant::now() + READ_TIMEOUT)
             })
             .unwrap_or(0)
         });
         drop(loading);
-        let took = begun.elapsed().saturating_sub(others.unwrap_or_default());
-        self.measured(Tier::Remote, came as u64, pages.bytes(came), took);
+        let took = begun.elapsed().saturating_sub(waited.unwrap_or_default());
+        self.record_load(Tier::Remote, fetched as u64, pages.bytes(fetched), took);
         let slices: Vec<&[u8]> =
-            buffer.chunks_exact(pages.page_bytes as usize).take(came).collect();
-        let keys = pages.refs(range.start..range.start + came);
+            buffer.chunks_exact(pages.page_bytes as usize).take(fetched).collect();
+        let keys = pages.refs(range.start..range.start + fetched);
         let stored = top.store().put_batch(
             &pages.scope,
             &keys,
             &BorrowedPages::new(&slices),
             &Terms::behind(pages.before(range.start)),
-            &Control { deadline: Some(Instant::now() + LAND), ..Control::default() },
+            &Control { deadline: Some(Instant::now() + STORE_TIMEOUT), ..Control::default() },
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);
-        if let Ok(leased) = top.store().lease(&pages.scope, &keys, LONGEST)
+        if let Ok(leased) = top.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
             && leased.lease != LeaseNumber::default()
         {
             job.kept.lock().push(leased.lease);
         }
-        top.rate.charge(pages.bytes(stored - range.start));
+        top.rate.reserve(pages.bytes(stored - range.start));
         self.counts.prefetch.pages.add((stored - range.start) as u64);
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
-        self.table.settle(top.tier, &pages.hashes, range.start..stored, &[]);
-        self.table.abandon(top.tier, &pages.hashes, stored..range.end);
-        // What came from the remote goes to the tiers between as what an engine put does.
-        for link in self.links.iter().filter(|link| link.to != Tier::Remote) {
-            if link.policy == WritePolicy::Through {
-                self.table.forget(link.to, &pages.hashes, range.start..stored);
-                self.write_down(link, pages, range.start..stored, After::default());
+        self.table.mark_present(top.kind, &pages.hashes, range.start..stored, &[]);
+        self.table.abandon(top.kind, &pages.hashes, stored..range.end);
+        // Local tiers below the first take fetched pages as they take pages of a put.
+        for queue in self.write_queues.iter().filter(|queue| queue.to != Tier::Remote) {
+            if queue.policy == WritePolicy::Through {
+                self.table.forget(queue.to, &pages.hashes, range.start..stored);
+                self.queue_write(queue, pages, range.start..stored, PendingPut::default());
             }
         }
         stored
     }
 
-    /// Waits for pages that another prefetch brings, and brings those that it gave up. Returns the page
-    /// before which all are there.
-    fn await_others(self: &Arc<Self>, far: &Far, job: &Prefetch, range: Range<usize>) -> usize {
-        let until = Instant::now() + READ;
+    /// Waits for pages that another prefetch is fetching, and fetches those it gives up. Returns
+    /// the end of the pages that are stored.
+    fn await_others(
+        self: &Arc<Self>,
+        slot: &RemoteSlot,
+        job: &Prefetch,
+        range: Range<usize>,
+    ) -> usize {
+        let until = Instant::now() + READ_TIMEOUT;
         let (pages, top) = (&job.pages, self.top());
         let mut at = range.start;
         loop {
@@ -455,18 +466,18 @@ impl Shared {
             if at == range.end || stop {
                 return at;
             }
-            let given_up = self.table.claim(top.tier, Phase::Loading, &pages.hashes, at..range.end);
+            let given_up = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..range.end);
             let mut given_up = given_up.into_iter().peekable();
             if let Some(mine) = given_up.next_if(|mine| mine.start == at) {
-                at = self.fetch_piece(far, job, mine.clone());
-                given_up.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
+                at = self.fetch_claimed(slot, job, mine.clone());
+                given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
                 if at < mine.end {
                     return at;
                 }
                 continue;
             }
-            given_up.for_each(|left| self.table.abandon(top.tier, &pages.hashes, left));
-            thread::sleep(LOOK);
+            given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! A prompt as the threads behind a cache hold it.
+//! A prompt in the form that background threads hold.
 
 use ritornello_format::{PageHash, Scope, ScopeId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages of one scope from the first of a prompt on.
+/// Pages of one scope, from the first page of a prompt on.
 #[derive(Clone, Debug)]
 pub(super) struct Pages {
     pub(super) scope: Arc<Scope>,
@@ -12,7 +12,7 @@ pub(super) struct Pages {
     pub(super) page_bytes: u64,
     pub(super) keys: Arc<[Box<[u8]>]>,
     pub(super) hashes: Arc<[PageHash]>,
-    /// The page before the first, where the first is not a prompt's.
+    /// The key of the page before the first one, if the list starts inside a prompt.
     pub(super) parent: Option<Box<[u8]>>,
 }
 
@@ -32,12 +32,12 @@ impl Pages {
         self.keys.len()
     }
 
-    /// Keys of these pages.
+    /// The keys of `pages`.
     pub(super) fn refs(&self, pages: Range<usize>) -> Vec<&[u8]> {
         self.keys[pages].iter().map(AsRef::as_ref).collect()
     }
 
-    /// The key of the page before this one.
+    /// The key of the page before `page`.
     pub(super) fn before(&self, page: usize) -> Option<&[u8]> {
         match page.checked_sub(1) {
             Some(before) => self.keys.get(before).map(AsRef::as_ref),
@@ -49,7 +49,7 @@ impl Pages {
         pages as u64 * self.page_bytes
     }
 
-    /// What names the prompt up to its last page.
+    /// The hash of the last page, which identifies the prompt.
     pub(super) fn name(&self) -> Option<PageHash> {
         self.hashes.last().copied()
     }

@@ -1,6 +1,6 @@
-//! A cap on the bytes a second that go to and from a tier: whoever moves bytes takes the next stretch
-//! of time for them, and waits until it is over. Who writes takes little at a time, so that loads get
-//! in between.
+//! Limits the bytes per second that move to and from a tier: a transfer reserves the next stretch
+//! of time and waits until that has passed. Writers reserve short stretches, so that loads get in
+//! between.
 
 use parking_lot::Mutex;
 use ritornello_volume::transfer::Control;
@@ -8,69 +8,73 @@ use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A waiter looks so often whether it was cancelled.
+/// How often a waiting transfer checks whether it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
-/// What a writer takes at a time, in seconds: a load that comes waits no longer for it.
-const SIP: f64 = 0.02;
+/// Seconds that a writer reserves at a time: the longest a new load waits for it.
+const WRITE_QUANTUM: f64 = 0.02;
 
-/// See the module. Without a cap nobody waits.
+/// Rate limiter of one tier. Without a limit no transfer waits.
 #[derive(Debug, Default)]
-pub(super) struct Rate {
-    bytes_a_second: Option<u64>,
-    /// Until when time is taken.
-    taken: Mutex<Option<Instant>>,
+pub(super) struct RateLimiter {
+    bytes_per_second: Option<u64>,
+    /// End of the reserved time.
+    reserved_until: Mutex<Option<Instant>>,
 }
 
-impl Rate {
-    pub(super) fn new(bytes_a_second: Option<u64>) -> Self {
-        Self { bytes_a_second, taken: Mutex::default() }
+impl RateLimiter {
+    pub(super) fn new(bytes_per_second: Option<u64>) -> Self {
+        Self { bytes_per_second, reserved_until: Mutex::default() }
     }
 
     pub(super) fn is_capped(&self) -> bool {
-        self.bytes_a_second.is_some()
+        self.bytes_per_second.is_some()
     }
 
-    /// Takes the time of `bytes`; returns when it begins and ends.
-    pub(super) fn charge(&self, bytes: u64) -> Option<Range<Instant>> {
-        let long = Duration::try_from_secs_f64(bytes as f64 / self.bytes_a_second? as f64);
-        let mut taken = self.taken.lock();
+    /// Reserves the time that `bytes` take. Returns when it begins and ends; `None` without a
+    /// limit.
+    pub(super) fn reserve(&self, bytes: u64) -> Option<Range<Instant>> {
+        let duration = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second? as f64);
+        let mut reserved_until = self.reserved_until.lock();
         let now = Instant::now();
-        let begin = taken.map_or(now, |taken| taken.max(now));
-        let end = begin.checked_add(long.ok()?)?;
-        *taken = Some(end);
+        let begin = reserved_until.map_or(now, |until| until.max(now));
+        let end = begin.checked_add(duration.ok()?)?;
+        *reserved_until = Some(end);
         Some(begin..end)
     }
 
-    /// Waits for the time of `bytes`, unless `control` says stop before that: then none is taken.
-    /// Returns how long others had to be waited for, `None` if the time did not come.
+    /// Waits until the reserved time of `bytes` has passed. Returns how long earlier transfers
+    /// delayed it; `None`, with nothing reserved, if `control` stops it first.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
         let asked = Instant::now();
-        let Some(taken) = self.charge(bytes) else { return Some(Duration::ZERO) };
+        let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };
         loop {
-            let left = taken.end.saturating_duration_since(Instant::now());
+            let left = reserved.end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Some(taken.start.saturating_duration_since(asked));
+                return Some(reserved.start.saturating_duration_since(asked));
             }
-            if control.stop().is_some() || control.deadline.is_some_and(|until| until < taken.end) {
-                self.give_back(bytes);
+            if control.stop().is_some()
+                || control.deadline.is_some_and(|until| until < reserved.end)
+            {
+                self.refund(bytes);
                 return None;
             }
             thread::sleep(left.min(CANCEL_CHECK));
         }
     }
 
-    /// Likewise for who writes, a little at a time. Returns whether the time came.
+    /// Waits like [`wait`](Self::wait), in steps of [`WRITE_QUANTUM`]. Returns false if `control`
+    /// stops it, or at once if the deadline cannot be met.
     pub(super) fn wait_to_write(&self, bytes: u64, control: &Control) -> bool {
-        let Some(rate) = self.bytes_a_second else { return true };
-        let long = (self.backlog() as f64 + bytes as f64) / rate as f64;
+        let Some(rate) = self.bytes_per_second else { return true };
+        let duration = (self.backlog() as f64 + bytes as f64) / rate as f64;
         let left = control.deadline.map(|until| until.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.as_secs_f64() < long) {
+        if left.is_some_and(|left| left.as_secs_f64() < duration) {
             return false;
         }
-        let sip = ((rate as f64 * SIP) as u64).max(1);
+        let quantum = ((rate as f64 * WRITE_QUANTUM) as u64).max(1);
         let mut left = bytes;
         while left > 0 {
-            let now = left.min(sip);
+            let now = left.min(quantum);
             if self.wait(now, control).is_none() {
                 return false;
             }
@@ -79,18 +83,20 @@ impl Rate {
         true
     }
 
-    /// Bytes whose time is taken and not over.
+    /// Bytes whose reserved time has not passed.
     pub(super) fn backlog(&self) -> u64 {
-        let (Some(rate), Some(taken)) = (self.bytes_a_second, *self.taken.lock()) else { return 0 };
-        let left = taken.saturating_duration_since(Instant::now());
+        let (Some(rate), Some(until)) = (self.bytes_per_second, *self.reserved_until.lock()) else {
+            return 0;
+        };
+        let left = until.saturating_duration_since(Instant::now());
         (left.as_secs_f64() * rate as f64) as u64
     }
 
-    fn give_back(&self, bytes: u64) {
-        let Some(rate) = self.bytes_a_second else { return };
-        let mut taken = self.taken.lock();
-        let long = Duration::try_from_secs_f64(bytes as f64 / rate as f64).unwrap_or_default();
-        *taken = taken.and_then(|taken| taken.checked_sub(long));
+    fn refund(&self, bytes: u64) {
+        let Some(rate) = self.bytes_per_second else { return };
+        let mut reserved_until = self.reserved_until.lock();
+        let duration = Duration::try_from_secs_f64(bytes as f64 / rate as f64).unwrap_or_default();
+        *reserved_until = reserved_until.and_then(|until| until.checked_sub(duration));
     }
 }
 
@@ -99,41 +105,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_wait_for_those_before_them_and_not_past_a_deadline() {
-        let rate = Rate::new(Some(1_000_000));
+    fn transfers_queue_and_respect_deadlines() {
+        let rate = RateLimiter::new(Some(1_000_000));
         let start = Instant::now();
         assert_eq!(rate.backlog(), 0);
-        assert!(rate.charge(30_000).unwrap().end >= start + Duration::from_millis(30));
+        assert!(rate.reserve(30_000).unwrap().end >= start + Duration::from_millis(30));
         assert!((1..=30_000).contains(&rate.backlog()));
         let others = rate.wait(30_000, &Control::default()).unwrap();
-        assert!(others <= Duration::from_millis(30), "its own time is not that of others");
+        assert!(
+            others <= Duration::from_millis(30),
+            "a transfer's own time is not counted as delay"
+        );
         assert!(start.elapsed() >= Duration::from_millis(60));
         let soon = Control {
             deadline: Some(Instant::now() + Duration::from_millis(5)),
             ..Control::default()
         };
         assert_eq!(rate.wait(3_600_000_000, &soon), None);
-        assert!(rate.wait(1, &Control::default()).is_some(), "what was not moved took no time");
-        assert_eq!(Rate::default().wait(u64::MAX, &soon), Some(Duration::ZERO));
+        assert!(rate.wait(1, &Control::default()).is_some(), "a stopped transfer reserves no time");
+        assert_eq!(RateLimiter::default().wait(u64::MAX, &soon), Some(Duration::ZERO));
     }
 
     #[test]
-    fn who_loads_waits_for_little_of_what_is_being_written() {
-        let rate = Rate::new(Some(1_000_000));
+    fn load_waits_for_one_write_quantum() {
+        let rate = RateLimiter::new(Some(1_000_000));
         thread::scope(|threads| {
             let writer = threads.spawn(|| rate.wait_to_write(500_000, &Control::default()));
             while rate.backlog() == 0 && !writer.is_finished() {
                 thread::yield_now();
             }
             let others = rate.wait(100_000, &Control::default()).unwrap();
-            // All that is to be written takes half a second.
+            // Without steps the load would wait for half a second.
             assert!(others <= Duration::from_millis(50), "{others:?}");
             assert!(writer.join().unwrap());
         });
-        assert!(Rate::default().wait_to_write(u64::MAX, &Control::default()));
+        assert!(RateLimiter::default().wait_to_write(u64::MAX, &Control::default()));
         let soon = Instant::now() + Duration::from_secs(10);
         let late = Control { deadline: Some(soon), ..Control::default() };
         assert!(!rate.wait_to_write(100_000_000, &late));
-        assert_eq!(rate.backlog(), 0, "what cannot be in time takes none");
+        assert_eq!(rate.backlog(), 0, "a write that would be late reserves no time");
     }
 }

@@ -1,8 +1,8 @@
-//! Reading pages from the tiers of this machine, each from the fastest that has it.
+//! Reads pages from the local tiers, each from the fastest that has it.
 
+use super::local_tier::LocalTier;
 use super::prompt::Pages;
 use super::shared::Shared;
-use super::shelf::Shelf;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
 use ritornello_store::{Outcome, Terms};
@@ -12,14 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A stretch that lies on two tiers in turns is read in so many turns at most.
-const TURNS: usize = 4;
+/// Maximum rounds over the local tiers for pages that alternate between them.
+const MAX_ROUNDS: usize = 4;
 
-/// Why a page that was not read was not.
+/// Default reason for pages that were not read.
 const ABSENT: &str = "absent";
 
 impl Shared {
-    /// Fills what it can of `target`; what came from below the first tier is put there.
+    /// Reads as many pages as possible into `target`; stores pages from lower tiers in the first.
     pub(super) fn read(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
@@ -28,18 +28,19 @@ impl Shared {
         target: &dyn PageTarget,
         control: &Control,
     ) -> Outcome {
-        let mut read = Read::new(keys.len());
-        for _ in 0..TURNS {
+        let mut read = PartialRead::new(keys.len());
+        for _ in 0..MAX_ROUNDS {
             let before = read.missing.len();
-            for (at, shelf) in self.shelves.iter().enumerate() {
-                let Some((came, took)) = read.turn(shelf, scope, keys, target, control) else {
+            for (at, tier) in self.local_tiers.iter().enumerate() {
+                let Some((loaded, took)) = read.read_tier(tier, scope, keys, target, control)
+                else {
                     continue;
                 };
                 let page_bytes = scope.resolved_page_bytes().unwrap_or(0);
-                let bytes = came.len() as u64 * page_bytes;
-                self.measured(shelf.tier, came.len() as u64, bytes, took);
+                let bytes = loaded.len() as u64 * page_bytes;
+                self.record_load(tier.kind, loaded.len() as u64, bytes, took);
                 if at > 0 && control.stop().is_none() {
-                    self.promote(scope, parent, keys, target, &came);
+                    self.store_loaded(scope, parent, keys, target, &loaded);
                 }
             }
             if read.missing.is_empty() || read.missing.len() == before || !scope.chained {
@@ -49,27 +50,28 @@ impl Shared {
         read.outcome(keys.len(), scope.resolved_page_bytes().unwrap_or(0))
     }
 
-    /// The tier that reading these pages will take longest on.
+    /// The slowest tier needed to read these pages.
     pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
-        let (last, faster) = self.shelves.split_last().map_or((self.top(), &[][..]), |split| split);
+        let (last, faster) =
+            self.local_tiers.split_last().map_or((self.top(), &[][..]), |split| split);
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
         let has_all =
-            |shelf: &&Shelf| shelf.store().probe(scope, &keys).is_ok_and(|n| n == keys.len());
-        faster.iter().find(has_all).unwrap_or(last).tier
+            |tier: &&LocalTier| tier.store().probe(scope, &keys).is_ok_and(|n| n == keys.len());
+        faster.iter().find(has_all).unwrap_or(last).kind
     }
 
-    /// Puts what was just read into the first tier, from where it was read to. What finds no room
-    /// in staging is not.
-    fn promote(
+    /// Stores pages just read in the first tier, from the buffer they were read into. Pages that
+    /// staging has no space for are skipped.
+    fn store_loaded(
         &self,
         scope: &Arc<Scope>,
         parent: Option<&[u8]>,
         keys: &[&[u8]],
         target: &dyn PageTarget,
-        came: &[usize],
+        loaded: &[usize],
     ) {
         let top = self.top();
-        for run in came.chunk_by(|a, b| a + 1 == *b) {
+        for run in loaded.chunk_by(|a, b| a + 1 == *b) {
             let source = Picked::new(target, run).filled();
             let before = run[0].checked_sub(1).map(|before| keys[before]).or(parent);
             let keys: Vec<Box<[u8]>> = run.iter().map(|page| keys[*page].into()).collect();
@@ -80,7 +82,7 @@ impl Shared {
                 Terms::behind(before),
                 Control::default(),
             );
-            let counts = self.counts_of(top.tier);
+            let counts = self.counts_of(top.kind);
             match asked {
                 Ok(_) => counts.promoted.add(run.len() as u64),
                 Err(error) => {
@@ -91,8 +93,8 @@ impl Shared {
         }
     }
 
-    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or where that is the
-    /// first one, from those below; nobody waits for it. Returns how many of the first of them came.
+    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or from those below
+    /// if `to` is the first. Returns how many leading pages were copied.
     pub(super) fn copy(
         &self,
         to: Tier,
@@ -103,49 +105,50 @@ impl Shared {
     ) -> usize {
         let page_bytes = pages.page_bytes as usize;
         let keys = pages.refs(range.clone());
-        let mut came = 0;
+        let mut copied = 0;
         let is_source =
-            |shelf: &&Shelf| shelf.tier != to && (shelf.tier < to || to == self.top().tier);
-        for _ in 0..TURNS {
-            let before = came;
-            for shelf in self.shelves.iter().filter(is_source) {
-                let rest = &mut buffer[came * page_bytes..range.len() * page_bytes];
+            |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.top().kind);
+        for _ in 0..MAX_ROUNDS {
+            let before = copied;
+            for tier in self.local_tiers.iter().filter(is_source) {
+                let rest = &mut buffer[copied * page_bytes..range.len() * page_bytes];
                 let mut slices: Vec<&mut [u8]> = rest.chunks_exact_mut(page_bytes).collect();
                 let target = BorrowedPagesMut::new(&mut slices);
-                let all: Vec<usize> = (0..range.len() - came).collect();
-                let mut read = Read { missing: all, ..Read::new(0) };
+                let all: Vec<usize> = (0..range.len() - copied).collect();
+                let mut read = PartialRead { missing: all, ..PartialRead::new(0) };
                 if let Some((got, _)) =
-                    read.turn(shelf, &pages.scope, &keys[came..], &target, control)
+                    read.read_tier(tier, &pages.scope, &keys[copied..], &target, control)
                 {
-                    came += got.iter().enumerate().take_while(|(at, page)| at == *page).count();
+                    copied += got.iter().enumerate().take_while(|(at, page)| at == *page).count();
                 }
-                if came == range.len() {
-                    return came;
+                if copied == range.len() {
+                    return copied;
                 }
             }
-            if came == before {
+            if copied == before {
                 break;
             }
         }
-        came
+        copied
     }
 }
 
-/// A read that is under way.
-struct Read {
+/// A read in progress: the pages still missing, and why.
+struct PartialRead {
     missing: Vec<usize>,
     reason: &'static str,
 }
 
-impl Read {
+impl PartialRead {
     fn new(pages: usize) -> Self {
         Self { missing: (0..pages).collect(), reason: ABSENT }
     }
 
-    /// Reads what is still missing and `shelf` has; which pages that were, and how long it took.
-    fn turn(
+    /// Reads the missing pages that `tier` has. Returns those pages, and the time without
+    /// rate-limit delay.
+    fn read_tier(
         &mut self,
-        shelf: &Shelf,
+        tier: &LocalTier,
         scope: &Scope,
         keys: &[&[u8]],
         target: &dyn PageTarget,
@@ -154,32 +157,34 @@ impl Read {
         if self.missing.is_empty() {
             return None;
         }
-        let (begun, store) = (Instant::now(), shelf.store());
+        let (begun, store) = (Instant::now(), tier.store());
         let failed = |error: &Error| {
-            tracing::debug!(%error, tier = ?shelf.tier, "a tier could not be read");
+            tracing::debug!(%error, tier = ?tier.kind, "a tier could not be read");
             error.kind().word()
         };
         let mut asked: Vec<usize> = self.missing.clone();
-        // How fast a tier is does not depend on who else waits for it.
+        // Delay caused by other transfers must not count against the tier's measured speed.
         let mut others = Duration::ZERO;
-        if shelf.rate.is_capped() {
+        if tier.rate.is_capped() {
             let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
-            let there = store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
-            let mut there = there.ok()?.into_iter();
+            let present =
+                store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
+            let mut present = present.ok()?.into_iter();
             let mut open = true;
             asked.retain(|_| {
-                open &= there.next() == Some(true) || !scope.chained;
+                open &= present.next() == Some(true) || !scope.chained;
                 open
             });
             let bytes = asked.len() as u64 * scope.resolved_page_bytes().ok()?;
             if asked.is_empty() {
                 return None;
             }
-            others = shelf.rate.wait(bytes, control)?;
+            others = tier.rate.wait(bytes, control)?;
         }
         let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
         let picked = Picked::new(target, &asked);
-        // A section has come when all that is missing has it, not when some pages have.
+        // A section is complete once every missing page has it, so a partial read must not report
+        // sections.
         let rest = asked.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);
@@ -193,9 +198,13 @@ impl Read {
         if outcome.reason != ABSENT && !outcome.reason.is_empty() {
             self.reason = outcome.reason;
         }
-        let came = |at: usize| outcome.ok[at];
-        let filled: Vec<usize> =
-            asked.iter().enumerate().filter(|(at, _)| came(*at)).map(|(_, page)| *page).collect();
+        let is_read = |at: usize| outcome.ok[at];
+        let filled: Vec<usize> = asked
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| is_read(*at))
+            .map(|(_, page)| *page)
+            .collect();
         if filled.is_empty() {
             return None;
         }

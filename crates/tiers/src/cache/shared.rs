@@ -1,13 +1,13 @@
-//! What a cache's calls and its threads share.
+//! State shared by a cache's calls and its threads.
 
-use super::figures::{Counts, TierCounts};
+use super::load_tracker::LoadTracker;
+use super::local_tier::LocalTier;
 use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prefetch::Prefetches;
 use super::prompt::Pages;
-use super::rate::Rate;
-use super::shelf::Shelf;
-use super::slack::Slack;
-use super::writer::Link;
+use super::rate::RateLimiter;
+use super::stats::{Counters, TierCounters};
+use super::write_queue::WriteQueue;
 use crate::gate::Gate;
 use crate::remote::{Prompt, RemoteTier};
 use crate::{PageTable, Phase};
@@ -18,59 +18,62 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages that the table may know; those used longest ago are forgotten then.
+/// Pages the table may hold; beyond that, the least recently used ones are dropped from it.
 const TABLE_PAGES: u64 = 1 << 20;
 
-/// The remote tier of a cache.
+/// The remote tier of a cache and its settings.
 #[derive(Debug)]
-pub(super) struct Far {
+pub(super) struct RemoteSlot {
     pub(super) tier: RemoteTier,
     pub(super) write: WritePolicy,
-    pub(super) rate: Rate,
+    pub(super) rate: RateLimiter,
 }
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Host and disk, as far as there are: one at least.
-    pub(super) shelves: Vec<Shelf>,
-    pub(super) remote: Option<Far>,
-    /// How each tier but the first is written to; and last, how host memory is from the disk.
-    pub(super) links: Vec<Link>,
+    /// The host and disk tiers; at least one.
+    pub(super) local_tiers: Vec<LocalTier>,
+    pub(super) remote: Option<RemoteSlot>,
+    /// One queue for each tier below the first, and last, if there are two local tiers, the queue
+    /// of promotions to the first.
+    pub(super) write_queues: Vec<WriteQueue>,
     pub(super) prefetches: Prefetches,
     pub(super) policy: PrefetchPolicy,
     pub(super) table: PageTable,
-    pub(super) slack: Arc<Slack>,
-    pub(super) counts: Counts,
+    pub(super) loads: Arc<LoadTracker>,
+    pub(super) counts: Counters,
     pub(super) closing: AtomicBool,
     gate: Mutex<Gate>,
-    /// Loads that were measured here and that nobody has asked for: by tier, bytes and seconds.
+    /// Bytes and seconds of loads measured here and not yet taken by
+    /// [`take_measured`](Self::take_measured), by tier.
     measured: Mutex<[(u64, f64); 4]>,
     opened: Instant,
 }
 
 impl Shared {
     pub(super) fn new(
-        shelves: Vec<Shelf>,
-        remote: Option<Far>,
+        local_tiers: Vec<LocalTier>,
+        remote: Option<RemoteSlot>,
         policy: PrefetchPolicy,
         write_queue: u64,
     ) -> Self {
-        let below = shelves.iter().skip(1).map(|shelf| (shelf.tier, shelf.write));
-        let far = remote.iter().map(|far| (Tier::Remote, far.write));
-        let rise = shelves.first().filter(|_| shelves.len() > 1);
-        let rise = rise.map(|top| (top.tier, WritePolicy::None));
-        let links = below.chain(far).chain(rise);
-        let links = links.map(|(tier, write)| Link::new(tier, write, write_queue));
-        let links = links.collect();
+        let below = local_tiers.iter().skip(1).map(|tier| (tier.kind, tier.write));
+        let remotes = remote.iter().map(|slot| (Tier::Remote, slot.write));
+        let promotion = local_tiers.first().filter(|_| local_tiers.len() > 1);
+        let promotion = promotion.map(|top| (top.kind, WritePolicy::None));
+        let write_queues = below.chain(remotes).chain(promotion);
+        let write_queues =
+            write_queues.map(|(tier, write)| WriteQueue::new(tier, write, write_queue));
+        let write_queues = write_queues.collect();
         Self {
-            links,
-            shelves,
+            write_queues,
+            local_tiers,
             remote,
             prefetches: Prefetches::default(),
             policy,
             table: PageTable::new(),
-            slack: Arc::default(),
-            counts: Counts::default(),
+            loads: Arc::default(),
+            counts: Counters::default(),
             closing: AtomicBool::new(false),
             gate: Mutex::default(),
             measured: Mutex::default(),
@@ -79,28 +82,28 @@ impl Shared {
     }
 
     pub(super) fn tiers(&self) -> impl Iterator<Item = Tier> {
-        let far = self.remote.iter().map(|_| Tier::Remote);
-        self.shelves.iter().map(|shelf| shelf.tier).chain(far)
+        let remotes = self.remote.iter().map(|_| Tier::Remote);
+        self.local_tiers.iter().map(|tier| tier.kind).chain(remotes)
     }
 
-    pub(super) fn rates(&self) -> impl Iterator<Item = (Tier, &Rate)> {
-        let far = self.remote.iter().map(|far| (Tier::Remote, &far.rate));
-        self.shelves.iter().map(|shelf| (shelf.tier, &shelf.rate)).chain(far)
+    pub(super) fn rates(&self) -> impl Iterator<Item = (Tier, &RateLimiter)> {
+        let remotes = self.remote.iter().map(|slot| (Tier::Remote, &slot.rate));
+        self.local_tiers.iter().map(|tier| (tier.kind, &tier.rate)).chain(remotes)
     }
 
-    pub(super) fn top(&self) -> &Shelf {
-        &self.shelves[0]
+    pub(super) fn top(&self) -> &LocalTier {
+        &self.local_tiers[0]
     }
 
-    pub(super) fn shelf(&self, tier: Tier) -> Option<&Shelf> {
-        self.shelves.iter().find(|shelf| shelf.tier == tier)
+    pub(super) fn local_tier(&self, kind: Tier) -> Option<&LocalTier> {
+        self.local_tiers.iter().find(|tier| tier.kind == kind)
     }
 
-    pub(super) fn link(&self, to: Tier) -> Option<&Link> {
-        self.links.iter().find(|link| link.to == to)
+    pub(super) fn write_queue(&self, to: Tier) -> Option<&WriteQueue> {
+        self.write_queues.iter().find(|queue| queue.to == to)
     }
 
-    pub(super) fn counts_of(&self, tier: Tier) -> &TierCounts {
+    pub(super) fn counts_of(&self, tier: Tier) -> &TierCounters {
         &self.counts.tiers[tier as usize]
     }
 
@@ -108,7 +111,7 @@ impl Shared {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Seconds of the gate's clock.
+    /// Seconds on the gate's clock.
     pub(super) fn clock(&self) -> f64 {
         self.opened.elapsed().as_secs_f64()
     }
@@ -117,31 +120,32 @@ impl Shared {
         ask(&mut self.gate.lock())
     }
 
-    /// So many bytes came from a tier and took so long: counted, learnt, and kept for who asks.
-    pub(super) fn measured(&self, tier: Tier, pages: u64, bytes: u64, took: Duration) {
+    /// Records a load from `tier` in the statistics, in the gate and for
+    /// [`take_measured`](Self::take_measured).
+    pub(super) fn record_load(&self, tier: Tier, pages: u64, bytes: u64, took: Duration) {
         if bytes == 0 {
             return;
         }
         self.counts_of(tier).load(pages, bytes, took);
-        self.gate(|gate| gate.loaded(tier, bytes, took, self.clock()));
+        self.gate(|gate| gate.record_load(tier, bytes, took, self.clock()));
         let kept = &mut self.measured.lock()[tier as usize];
         *kept = (kept.0 + bytes, kept.1 + took.as_secs_f64());
     }
 
-    /// What was measured since the last call, by tier.
+    /// Loads measured since the last call, by tier.
     pub(super) fn take_measured(&self) -> [(u64, f64); 4] {
         std::mem::take(&mut *self.measured.lock())
     }
 
-    /// Notes that these pages are on a tier.
-    pub(super) fn note(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
+    /// Marks pages as present on a tier.
+    pub(super) fn mark_present(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
         for new in self.table.claim(tier, Phase::Loading, &pages.hashes, range) {
-            self.table.settle(tier, &pages.hashes, new, &[]);
+            self.table.mark_present(tier, &pages.hashes, new, &[]);
         }
     }
 
-    /// Keeps the table within its bounds.
-    pub(super) fn tidy(&self) {
+    /// Keeps the table within [`TABLE_PAGES`].
+    pub(super) fn trim_table(&self) {
         if self.table.stats().pages > TABLE_PAGES {
             for tier in [Tier::Remote, Tier::Disk, Tier::Host] {
                 let _ = self.table.evict(tier, TABLE_PAGES as usize / 8);
@@ -150,7 +154,7 @@ impl Shared {
     }
 }
 
-/// Hands pages to the remote in its own words.
+/// Lends the first `end` pages as a prompt of the remote tier.
 pub(super) fn with_prompt<T>(pages: &Pages, end: usize, ask: impl FnOnce(&Prompt<'_>) -> T) -> T {
     let keys = pages.refs(0..end);
     ask(&Prompt { scope: &pages.id, page_bytes: pages.page_bytes, keys: &keys })

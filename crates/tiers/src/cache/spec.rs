@@ -4,7 +4,7 @@
 //! host 8GiB [DIR]   disk DIR [200GiB]   s3://bucket/prefix | file:///mnt/kv | memory: | module:Class
 //! ```
 //!
-//! each with options behind it: `write=` a [`WritePolicy`], `rate=` bytes a second at most.
+//! Options follow: `write=` a [`WritePolicy`], `rate=` a limit in bytes per second.
 
 use super::policy::WritePolicy;
 use crate::remote::RemoteAddress;
@@ -13,65 +13,65 @@ use ritornello_format::{Error, Result, checksum, parse_bytes};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-/// What every error ends with.
-const RIGHT: &str = "a list of tiers is, fastest first: \"host 8GiB\", \"disk /nvme/kv 200GiB\", \"s3://bucket/prefix\" \
-     (any of them may be left out, but for one of the first two)";
-/// Where memory is a file system.
-const MEMORY: &str = "/dev/shm";
+/// The end of every error message: an example of a valid list.
+const VALID_LIST: &str = "a list of tiers is, fastest first: \"host 8GiB\", \"disk /nvme/kv 200GiB\", \"s3://bucket/prefix\" \
+     (at least one of the first two is required)";
+/// A file system in memory.
+const TMPFS_ROOT: &str = "/dev/shm";
 
-/// One tier.
+/// One tier of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierSpec {
-    /// What it is.
-    pub place: Place,
-    /// When it is written to; of the first tier that is not asked.
+    /// Where the tier is stored.
+    pub location: TierLocation,
+    /// When the tier is written; ignored for the first tier.
     pub write: WritePolicy,
-    /// Bytes a second that this process moves there and back at most.
+    /// Limit of the bytes per second that this process moves to and from the tier.
     pub rate: Option<u64>,
 }
 
-/// What a tier is.
+/// Where a tier is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum TierLocation {
     /// A store in a file system in memory.
     Host {
-        /// Its directory; by default one that follows from the tiers below.
+        /// Its directory; the default is derived from the tiers below.
         dir: Option<PathBuf>,
-        /// Bytes.
+        /// Capacity in bytes.
         capacity: u64,
     },
     /// A store on disk.
     Disk {
         /// Its directory.
         dir: PathBuf,
-        /// Bytes; needed where there is no store yet.
+        /// Capacity in bytes; required to create the store.
         capacity: Option<u64>,
     },
-    /// What several machines reach, by its address.
+    /// A remote shared by several machines, by its address.
     Remote(RemoteAddress),
 }
 
 impl TierSpec {
-    /// Reads one tier.
+    /// Parses one tier.
     ///
     /// # Errors
-    /// `Invalid`, with a list that is right.
+    /// `Invalid`, with an example of a valid list.
     pub fn parse(text: &str) -> Result<Self> {
         let (options, words): (Vec<&str>, Vec<&str>) =
             text.split_whitespace().partition(|word| is_option(word));
-        let place = match words[..] {
-            ["host", size] => Place::Host { dir: None, capacity: parse_bytes(size)? },
+        let location = match words[..] {
+            ["host", size] => TierLocation::Host { dir: None, capacity: parse_bytes(size)? },
             ["host", size, dir] => {
-                Place::Host { dir: Some(dir.into()), capacity: parse_bytes(size)? }
+                TierLocation::Host { dir: Some(dir.into()), capacity: parse_bytes(size)? }
             }
-            ["disk", dir] => Place::Disk { dir: dir.into(), capacity: None },
+            ["disk", dir] => TierLocation::Disk { dir: dir.into(), capacity: None },
             ["disk", dir, size] => {
-                Place::Disk { dir: dir.into(), capacity: Some(parse_bytes(size)?) }
+                TierLocation::Disk { dir: dir.into(), capacity: Some(parse_bytes(size)?) }
             }
-            [address] if address.contains(':') => Place::Remote(address.into()),
-            _ => return Err(refused("a tier that is none", RemoteAddress::shown(text))),
+            [address] if address.contains(':') => TierLocation::Remote(address.into()),
+            _ => return Err(invalid_list("not a tier", RemoteAddress::shown(text))),
         };
-        let mut spec = Self { place, write: WritePolicy::default(), rate: None };
+        let mut spec = Self { location, write: WritePolicy::default(), rate: None };
         for option in options {
             match option.split_once('=') {
                 Some(("write", policy)) => spec.write = WritePolicy::parse(policy)?,
@@ -80,17 +80,20 @@ impl TierSpec {
                 }
                 other => {
                     let name = other.map_or("", |(name, _)| name);
-                    return Err(refused("an option that is none (write= and rate= are)", name));
+                    return Err(invalid_list(
+                        "unknown option (the options are write= and rate=)",
+                        name,
+                    ));
                 }
             }
         }
         Ok(spec)
     }
 
-    /// Reads a list of tiers.
+    /// Parses a list of tiers.
     ///
     /// # Errors
-    /// `Invalid`, with a list that is right.
+    /// `Invalid`, with an example of a valid list.
     pub fn list<T: AsRef<str>>(texts: &[T]) -> Result<Vec<Self>> {
         let list: Vec<Self> =
             texts.iter().map(|text| Self::parse(text.as_ref())).collect::<Result<_>>()?;
@@ -99,63 +102,64 @@ impl TierSpec {
             texts.iter().map(shown).collect::<Vec<_>>().join(", ")
         };
         if list.is_empty() {
-            return Err(refused("no tier", "nothing"));
+            return Err(invalid_list("no tier", "nothing"));
         }
         for two in list.windows(2) {
             let (above, below) = (two[0].tier(), two[1].tier());
             if above == below {
-                return Err(refused("a tier twice", given()));
+                return Err(invalid_list("a tier is listed twice", given()));
             }
             if above > below {
-                return Err(refused("tiers out of order", given()));
+                return Err(invalid_list("tiers out of order", given()));
             }
         }
         if list[0].tier() == Tier::Remote {
-            return Err(refused("a remote alone, with nothing above it to load from", given()));
+            return Err(invalid_list("a remote needs a local tier above it", given()));
         }
         Ok(list)
     }
 
-    /// `text`, which is a tier, without the options of an address.
+    /// `text`, the text of one tier, without the options of an address.
     #[must_use]
     pub fn shown(text: &str) -> String {
         let words = text.split_whitespace().map(RemoteAddress::shown);
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// Which tier it is.
+    /// The tier this describes.
     #[must_use]
     pub fn tier(&self) -> Tier {
-        match self.place {
-            Place::Host { .. } => Tier::Host,
-            Place::Disk { .. } => Tier::Disk,
-            Place::Remote(_) => Tier::Remote,
+        match self.location {
+            TierLocation::Host { .. } => Tier::Host,
+            TierLocation::Disk { .. } => Tier::Disk,
+            TierLocation::Remote(_) => Tier::Remote,
         }
     }
 }
 
-/// A path may have an equals sign in it: an option begins with a word.
+/// An option begins with a lower-case word; a path with an equals sign does not.
 fn is_option(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
 }
 
-fn refused(what: &str, given: impl Display) -> Error {
-    Error::invalid(format!("{what}: {RIGHT}")).with("given", given)
+fn invalid_list(what: &str, given: impl Display) -> Error {
+    Error::invalid(format!("{what}: {VALID_LIST}")).with("given", given)
 }
 
-/// Where the host tier of these tiers is if nobody says: the same for all processes of a user that
-/// name the same tiers below it.
+/// Default directory of the host tier: the same for all processes of a user that list the same
+/// tiers below it.
 pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
     let mut below = Vec::new();
     for spec in list {
-        match &spec.place {
-            Place::Host { .. } => continue,
-            Place::Disk { dir, .. } => {
+        match &spec.location {
+            TierLocation::Host { .. } => continue,
+            TierLocation::Disk { dir, .. } => {
                 let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
                 below.extend(dir.as_os_str().as_encoded_bytes());
             }
-            Place::Remote(address) => {
-                // The name is public, and a checksum of a secret tells the secret.
+            TierLocation::Remote(address) => {
+                // Options may hold a secret, and a plain checksum of them, in a public name, would
+                // reveal it.
                 let (front, options) = address.expose().split_once('?').unzip();
                 below.extend(front.unwrap_or(address.expose()).as_bytes());
                 below.extend(
@@ -169,7 +173,7 @@ pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
         below.push(0);
     }
     let user = rustix::process::geteuid().as_raw();
-    Path::new(MEMORY).join(format!("ritornello-{user}-{:016x}", checksum(&below)))
+    Path::new(TMPFS_ROOT).join(format!("ritornello-{user}-{:016x}", checksum(&below)))
 }
 
 #[cfg(test)]
@@ -177,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_reads_as_it_is_written() {
+    fn tier_list_parses() {
         let list = TierSpec::list(&[
             "host 8GiB /dev/shm/kv",
             "disk /nvme/kv 200GiB write=selective(2) rate=100MiB",
@@ -185,17 +189,17 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(
-            list[0].place,
-            Place::Host { dir: Some("/dev/shm/kv".into()), capacity: 8 << 30 }
+            list[0].location,
+            TierLocation::Host { dir: Some("/dev/shm/kv".into()), capacity: 8 << 30 }
         );
         assert_eq!((list[1].write, list[1].rate), (WritePolicy::Selective(2), Some(100 << 20)));
-        assert_eq!(list[2].place, Place::Remote("s3://bucket/prefix".into()));
+        assert_eq!(list[2].location, TierLocation::Remote("s3://bucket/prefix".into()));
         assert_eq!(list[2].write, WritePolicy::None);
         assert!(TierSpec::list(&["disk /nvme/a=b"]).is_ok());
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_a_list_that_is_right() {
+    fn errors_show_valid_list() {
         let lists: [&[&str]; 9] = [
             &[],
             &["disk /a", "host 1GiB"],
@@ -215,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_addresses_are_in_no_error() {
+    fn errors_hide_address_options() {
         let lists: [&[&str]; 5] = [
             &["s3://a/b?password=hunter2"],
             &["host 1GiB", "s3://a/b?password=hunter2", "disk /a"],
@@ -233,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_tier_is_shared_by_those_who_share_what_is_below() {
+    fn host_directory_follows_lower_tiers() {
         let at = |list: &[&str]| host_dir(&TierSpec::list(list).unwrap());
         assert_eq!(at(&["host 1GiB", "disk /a"]), at(&["host 2GiB", "disk /a 9GiB"]));
         assert_ne!(at(&["host 1GiB", "disk /a"]), at(&["host 1GiB", "disk /b"]));

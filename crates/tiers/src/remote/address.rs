@@ -1,12 +1,12 @@
-//! The address of a remote, as text that may hold secrets.
+//! The address of a remote: text that may hold secrets.
 
 use serde::{Serialize, Serializer};
 use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 
-/// An address as it was typed. Options and user-info may be secrets (`?password=...`): every way to print
-/// an address leaves them out, and [`RemoteAddress::expose`] is the only way to read them.
+/// An address as typed. Options and user info may be secrets (`?password=...`): every way of
+/// printing an address omits them; [`RemoteAddress::expose`] is the only way to read them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RemoteAddress(String);
 
@@ -17,7 +17,7 @@ impl RemoteAddress {
         &self.0
     }
 
-    /// `text` up to its first option, without user-info; `…` stands for what is left out.
+    /// `text` up to its first option and without user info; `…` replaces omitted parts.
     #[must_use]
     pub fn shown(text: &str) -> String {
         let (front, options) = match text.split_once('?') {
@@ -30,7 +30,7 @@ impl RemoteAddress {
         };
         let place = rest.split('/').next().unwrap_or_default();
         if place.contains(':') {
-            // A password may hold `/` and `?`, so where it ends is not certain.
+            // The end of a password cannot be determined: it may contain `/` and `?`.
             return format!("{scheme}://…");
         }
         let user = place.rfind('@').map_or(0, |at| at + 1);

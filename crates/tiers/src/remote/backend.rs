@@ -1,4 +1,4 @@
-//! What a remote must be able to do: three things, and some it may.
+//! The operations of a remote: three required ones, and optional ones.
 
 use ritornello_format::{Error, Result};
 use std::fmt;
@@ -8,65 +8,65 @@ use std::sync::Arc;
 /// One object of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// When it was written, seconds since 1970 by the remote's clock.
+    /// Time of writing, in seconds since 1970 by the remote's clock.
     pub written: u64,
 }
 
-/// A place for named values that several machines reach: an object store, a mounted file system.
+/// A store of named values shared by several machines: an object store, or a mounted file system.
 ///
-/// Values have one byte at least. A name is written once: whoever writes it again writes the same bytes, so the last writer, the
-/// first one, and one that gives up all leave the same. A value appears whole or not at all. Names
-/// are of `a-z`, `0-9`, `.`, `-` and `/`, at most 200 characters.
+/// Values have at least one byte. A name is written once, or again with the same bytes: the last
+/// writer, the first one and one that gives up leave the same value. A value becomes visible whole
+/// or not at all. Names consist of `a-z`, `0-9`, `.`, `-` and `/`, at most 200 characters.
 ///
-/// Calls may come from many threads at once. One may take as long as it needs: the tier waits for
-/// none longer than its deadline, and goes on without.
+/// Calls may come from many threads at once and take any time: the tier waits for none of them
+/// beyond its deadline.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// The value of `name`, or bytes `range` of it, of which what lies behind its end is left out;
-    /// `None` if there is none.
+    /// The value of `name`, or the part of it in `range`, cut at the end of the value. `None` if
+    /// there is no value.
     ///
     /// # Errors
-    /// `Retry` if the remote cannot be asked or does not answer, `Fatal` if it refuses and will go on
-    /// refusing (credentials, a bucket that is not there).
+    /// `Retry` if the remote cannot be reached or does not answer, `Fatal` if it refuses and will
+    /// keep refusing (wrong credentials, missing bucket).
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>>;
 
     /// Whether `name` has a value.
     ///
     /// # Errors
-    /// Like [`get`](Self::get).
+    /// As for [`get`](Self::get).
     fn exists(&self, name: &str) -> Result<bool>;
 
-    /// Gives `name` a value.
+    /// Sets the value of `name`.
     ///
     /// # Errors
-    /// Like [`get`](Self::get).
+    /// As for [`get`](Self::get).
     fn set(&self, name: &str, value: &[u8]) -> Result<()>;
 
-    /// [`set`](Self::set) of a value that may be kept for as long as it takes: for those that would
-    /// copy it otherwise.
+    /// [`set`](Self::set) of a value that the backend may keep a reference to instead of copying
+    /// it.
     ///
     /// # Errors
-    /// Like [`get`](Self::get).
+    /// As for [`get`](Self::get).
     fn set_shared(&self, name: &str, value: &Arc<Vec<u8>>) -> Result<()> {
         self.set(name, value)
     }
 
-    /// Takes the value of `name` away, if it has one.
+    /// Removes the value of `name`, if any.
     ///
     /// # Errors
-    /// Like [`get`](Self::get); `Invalid` where the backend cannot.
+    /// As for [`get`](Self::get); `Invalid` if the backend does not support it.
     fn delete(&self, name: &str) -> Result<()> {
         let _ = name;
         Err(unsupported("delete"))
     }
 
-    /// Everything whose name begins with `prefix`, in any order.
+    /// Lists the values whose names begin with `prefix`, in any order.
     ///
     /// # Errors
-    /// Like [`delete`](Self::delete).
+    /// As for [`delete`](Self::delete).
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
         let _ = (prefix, each);
         Err(unsupported("list"))

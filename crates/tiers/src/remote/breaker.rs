@@ -1,71 +1,78 @@
-//! Whether a remote is worth asking: after several failures in a row it is left alone for a while.
+//! Circuit breaker: after several consecutive failures, no calls are made to a remote for a while.
 
 use std::time::{Duration, Instant};
 
-/// Failures in a row that it takes.
+/// Consecutive failures that open the breaker.
 const FAILURES: u32 = 5;
-/// How long it is left alone, at first and at most; doubled each time that it fails again.
+/// How long it stays open, at first and at most; doubled when the probe fails.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What the last call came to.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It answered.
+pub(super) enum CallOutcome {
+    /// The remote answered.
     Answered,
-    /// It did not, or not in time.
+    /// The remote failed or did not answer in time.
     Failed,
-    /// It refuses, and will go on refusing.
+    /// The remote refuses and will keep refusing.
     Refused,
 }
 
-/// Which call it is.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
-    /// One as any, of a remote that was thought to answer.
-    Usual,
-    /// The one that is to find out whether it answers again.
-    Trial,
+pub(super) enum CallKind {
+    /// A call while the breaker is closed.
+    Regular,
+    /// The single call that finds out whether the remote answers again.
+    Probe,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     failures: u32,
-    /// Since when it is open, and for how long.
+    /// When the breaker opened, and for how long.
     open: Option<(Instant, Duration)>,
-    /// Since when one call is on its way to find out.
-    trying: Option<Instant>,
+    /// When the current probe began.
+    probing_since: Option<Instant>,
 }
 
 impl Breaker {
-    /// Whether a call may be made, and if so which it is. Whoever may says what came of it; who was to find
-    /// out and does not say so (nobody waited for the answer) is not waited for longer than anybody is.
-    pub(super) fn admits(&mut self, now: Instant) -> Option<Call> {
-        let Some((since, wait)) = self.open else { return Some(Call::Usual) };
-        let silent = self.trying.is_none_or(|begun| now >= begun + LONGEST);
+    /// Whether a call may be made, and of which kind. The caller then records its outcome. A probe
+    /// whose outcome is never recorded, because its caller gave up, blocks the next one for at most
+    /// [`LONGEST`].
+    pub(super) fn admit(&mut self, now: Instant) -> Option<CallKind> {
+        let Some((since, wait)) = self.open else { return Some(CallKind::Regular) };
+        let silent = self.probing_since.is_none_or(|begun| now >= begun + LONGEST);
         (silent && now >= since + wait).then(|| {
-            self.trying = Some(now);
-            Call::Trial
+            self.probing_since = Some(now);
+            CallKind::Probe
         })
     }
 
-    /// Whether it just opened, or just closed.
-    pub(super) fn hear(&mut self, call: Call, verdict: Verdict, now: Instant) -> Option<bool> {
-        if verdict == Verdict::Answered {
-            (self.trying, self.failures) = (None, 0);
+    /// Records the outcome of a call. Returns whether the breaker has opened (true) or closed
+    /// (false).
+    pub(super) fn record(
+        &mut self,
+        call: CallKind,
+        outcome: CallOutcome,
+        now: Instant,
+    ) -> Option<bool> {
+        if outcome == CallOutcome::Answered {
+            (self.probing_since, self.failures) = (None, 0);
             return self.open.take().map(|_| false);
         }
         self.failures = self.failures.saturating_add(1);
-        let enough = verdict == Verdict::Refused || self.failures >= FAILURES;
+        let enough = outcome == CallOutcome::Refused || self.failures >= FAILURES;
         let wait = match self.open {
-            // Calls that were on their way when it opened say nothing new.
-            Some(_) if call == Call::Usual => return None,
+            // Calls begun before the breaker opened carry no new information.
+            Some(_) if call == CallKind::Regular => return None,
             Some((_, wait)) => (wait * 2).min(LONGEST),
-            None if verdict == Verdict::Refused => LONGEST,
+            None if outcome == CallOutcome::Refused => LONGEST,
             None if enough => FIRST,
             None => return None,
         };
-        self.trying = None;
+        self.probing_since = None;
         let was_open = self.open.replace((now, wait)).is_some();
         (!was_open).then_some(true)
     }
@@ -79,55 +86,55 @@ impl Breaker {
 mod tests {
     use super::*;
 
-    use Call::{Trial, Usual};
+    use CallKind::{Probe, Regular};
 
     #[test]
-    fn it_opens_after_some_failures_tries_once_and_closes_with_an_answer() {
+    fn breaker_opens_probes_and_closes() {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
         for failure in 1..=FAILURES {
-            assert_eq!(breaker.admits(start), Some(Usual));
-            let changed = breaker.hear(Usual, Verdict::Failed, start);
+            assert_eq!(breaker.admit(start), Some(Regular));
+            let changed = breaker.record(Regular, CallOutcome::Failed, start);
             assert_eq!(changed, (failure == FAILURES).then_some(true));
         }
-        assert_eq!(breaker.admits(start), None);
+        assert_eq!(breaker.admit(start), None);
         let later = start + FIRST;
-        assert_eq!(breaker.admits(later), Some(Trial));
-        assert_eq!(breaker.admits(later), None, "one call at a time finds out");
-        assert_eq!(breaker.hear(Trial, Verdict::Failed, later), None);
-        assert_eq!(breaker.admits(later + FIRST), None, "it waits longer now");
-        assert_eq!(breaker.admits(later + 2 * FIRST), Some(Trial));
-        assert_eq!(breaker.hear(Trial, Verdict::Answered, later), Some(false));
-        assert_eq!(breaker.admits(later), breaker.admits(later));
+        assert_eq!(breaker.admit(later), Some(Probe));
+        assert_eq!(breaker.admit(later), None, "one probe at a time");
+        assert_eq!(breaker.record(Probe, CallOutcome::Failed, later), None);
+        assert_eq!(breaker.admit(later + FIRST), None, "the wait has doubled");
+        assert_eq!(breaker.admit(later + 2 * FIRST), Some(Probe));
+        assert_eq!(breaker.record(Probe, CallOutcome::Answered, later), Some(false));
+        assert_eq!(breaker.admit(later), breaker.admit(later));
     }
 
     #[test]
-    fn calls_that_were_on_their_way_when_it_opened_make_nobody_wait_longer() {
+    fn late_failures_do_not_extend_the_wait() {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
         for _ in 0..20 + FAILURES {
-            breaker.hear(Usual, Verdict::Failed, start);
+            breaker.record(Regular, CallOutcome::Failed, start);
         }
         let later = start + FIRST;
-        assert_eq!(breaker.admits(later), Some(Trial));
-        breaker.hear(Usual, Verdict::Failed, later);
-        assert_eq!(breaker.admits(later + FIRST), None, "the trial is still on its way");
-        assert_eq!(breaker.hear(Usual, Verdict::Answered, later), Some(false));
+        assert_eq!(breaker.admit(later), Some(Probe));
+        breaker.record(Regular, CallOutcome::Failed, later);
+        assert_eq!(breaker.admit(later + FIRST), None, "the probe is still in progress");
+        assert_eq!(breaker.record(Regular, CallOutcome::Answered, later), Some(false));
     }
 
     #[test]
-    fn a_trial_that_nobody_hears_of_does_not_close_the_remote_for_good() {
+    fn lost_probe_is_replaced_after_limit() {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
-        breaker.hear(Usual, Verdict::Refused, start);
+        breaker.record(Regular, CallOutcome::Refused, start);
         let later = start + LONGEST;
-        assert_eq!(breaker.admits(later), Some(Trial));
-        assert_eq!(breaker.admits(later + LONGEST / 2), None);
-        assert_eq!(breaker.admits(later + LONGEST), Some(Trial));
+        assert_eq!(breaker.admit(later), Some(Probe));
+        assert_eq!(breaker.admit(later + LONGEST / 2), None);
+        assert_eq!(breaker.admit(later + LONGEST), Some(Probe));
     }
 
     #[test]
-    fn a_refusal_opens_it_at_once_and_for_long() {
+    fn refusal_opens_breaker_for_longest_wait() {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
-        assert_eq!(breaker.hear(Usual, Verdict::Refused, start), Some(true));
-        assert_eq!(breaker.admits(start + LONGEST / 2), None);
-        assert_eq!(breaker.admits(start + LONGEST), Some(Trial));
+        assert_eq!(breaker.record(Regular, CallOutcome::Refused, start), Some(true));
+        assert_eq!(breaker.admit(start + LONGEST / 2), None);
+        assert_eq!(breaker.admit(start + LONGEST), Some(Probe));
     }
 }

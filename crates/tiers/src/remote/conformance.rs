@@ -1,4 +1,4 @@
-//! What every backend must do, in checks that any of them, a user's included, can be put through.
+//! The conformance suite for backends, which a user's own backend can be put through as well.
 
 use super::backend::{Backend, Listed};
 use std::collections::BTreeSet;
@@ -6,36 +6,36 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
-/// What a check found.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What is to hold.
+    /// The property that must hold.
     pub what: &'static str,
-    /// Why it does not; `None` where it does.
+    /// How it is violated; `None` if it holds.
     pub wrong: Option<String>,
 }
 
 type Outcome = Result<(), String>;
 
-/// Runs all checks on `backend`, under names that begin with `prefix`, which nobody else uses. What
-/// it wrote it deletes again, where the backend can.
+/// Runs all checks on `backend`, under names that begin with `prefix`, which no other writer may
+/// use. Deletes what it wrote, if the backend can delete.
 #[must_use]
 pub fn conformance(backend: &dyn Backend, prefix: &str) -> Vec<Check> {
     let subject = Subject { backend, prefix };
     let checks: [(&'static str, &dyn Fn() -> Outcome); 8] = [
-        ("what was never written is not there", &|| subject.absent()),
-        ("a value comes back, short and long", &|| subject.values()),
-        ("a part of a value is that part, cut at its end", &|| subject.ranges()),
-        ("a name can be written again", &|| subject.again()),
-        ("names that begin alike are apart", &|| subject.names()),
+        ("a name that was never written is absent", &|| subject.absent()),
+        ("values of all lengths are read back", &|| subject.values()),
+        ("ranges are read exactly, cut at the end of the value", &|| subject.ranges()),
+        ("a name can be overwritten", &|| subject.overwrite()),
+        ("names with a common prefix are distinct", &|| subject.names()),
         ("batches answer as single calls do", &|| subject.batches()),
-        ("while a value is written, readers see all of it or nothing", &|| subject.whole()),
-        ("what can be listed and deleted is listed, and gone then", &|| subject.removal()),
+        ("readers see a value whole or not at all", &|| subject.atomicity()),
+        ("values are listed, and absent after deletion", &|| subject.removal()),
     ];
     let run =
         |(what, check): (&'static str, &dyn Fn() -> Outcome)| Check { what, wrong: check().err() };
     let done = checks.map(run).to_vec();
-    subject.clean();
+    subject.clean_up();
     done
 }
 
@@ -48,7 +48,7 @@ fn same<T: PartialEq + Debug>(what: &str, is: &T, should: &T) -> Outcome {
     if is == should { Ok(()) } else { Err(format!("{what}: {is:?} instead of {should:?}")) }
 }
 
-/// Bytes that tell where they lie.
+/// Bytes that depend on their position.
 fn bytes(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed).collect()
 }
@@ -86,7 +86,7 @@ impl Subject<'_> {
             self.set(&rest, &value)?;
             same("exists", &self.exists(&rest)?, &true)?;
             if self.get(&rest, None)?.as_ref() != Some(&value) {
-                return Err(format!("a value of {length} bytes comes back as another"));
+                return Err(format!("a value of {length} bytes is read back with other bytes"));
             }
         }
         Ok(())
@@ -103,7 +103,7 @@ impl Subject<'_> {
         Ok(())
     }
 
-    fn again(&self) -> Outcome {
+    fn overwrite(&self) -> Outcome {
         for seed in [3, 3, 4] {
             self.set("again", &bytes(5_000, seed))?;
         }
@@ -130,8 +130,9 @@ impl Subject<'_> {
             outcome.map_err(|error| format!("set_batch: {error}"))?;
         }
         let names: Vec<&str> = all.iter().map(String::as_str).collect();
-        let there: Vec<_> = self.backend.exists_batch(&names).into_iter().map(Result::ok).collect();
-        same("exists_batch", &there, &[true, true, true, false].map(Some).to_vec())?;
+        let existing: Vec<_> =
+            self.backend.exists_batch(&names).into_iter().map(Result::ok).collect();
+        same("exists_batch", &existing, &[true, true, true, false].map(Some).to_vec())?;
         let asked: Vec<_> = names.iter().map(|name| (*name, Some(1..2_000))).collect();
         for (at, got) in self.backend.get_batch(&asked).into_iter().enumerate() {
             let got = got.map_err(|error| format!("get_batch: {error}"))?;
@@ -140,7 +141,7 @@ impl Subject<'_> {
         Ok(())
     }
 
-    fn whole(&self) -> Outcome {
+    fn atomicity(&self) -> Outcome {
         let value = bytes(2 << 20, 9);
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -150,7 +151,7 @@ impl Subject<'_> {
             let reader = scope.spawn(|| {
                 while !done.load(Relaxed) {
                     if self.get("whole", None)?.is_some_and(|seen| seen != value) {
-                        return Err("a reader saw a part of a value".to_owned());
+                        return Err("a reader saw part of a value".to_owned());
                     }
                 }
                 Ok(())
@@ -182,10 +183,10 @@ impl Subject<'_> {
         same("exists after delete", &self.exists("removal/one")?, &false)?;
         same("get after delete", &self.get("removal/one", None)?, &None)?;
         same("the other one", &self.exists("removal/two")?, &true)?;
-        self.backend.delete(&one).map_err(|error| format!("delete of what is gone: {error}"))
+        self.backend.delete(&one).map_err(|error| format!("delete of an absent name: {error}"))
     }
 
-    fn clean(&self) {
+    fn clean_up(&self) {
         let mut names = Vec::new();
         if self.backend.list(self.prefix, &mut |found| names.push(found.name)).is_ok() {
             for name in names {

@@ -1,7 +1,8 @@
-//! A backend over a mounted file system that several machines share: NFS, pNFS, 3FS, or any other.
+//! A backend over a mounted file system shared by several machines: NFS, pNFS, 3FS, or any other.
 //!
-//! A value is written beside its name and renamed to it, which such file systems do whole. Pages reveal
-//! prompts: files are made with mode 0600 and directories with 0700, unless the remote is shared with a group.
+//! A value is written to a temporary name and renamed, which such file systems do atomically. Pages
+//! reveal prompts: files are created with mode 0600 and directories with 0700, unless the remote is
+//! shared with a group.
 
 use super::backend::{Backend, Listed};
 use ritornello_format::{Error, ErrorKind as Kind, Result};
@@ -17,24 +18,24 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
-/// What names that are still being written begin with: no object's does. They are listed, so that what a
-/// writer that was killed has left can be removed.
+/// Prefix of the names of unfinished files, which no object has. They are listed, so that those of
+/// killed writers can be removed.
 pub(super) const UNFINISHED: &str = ".new-";
 
-/// See the module.
+/// A directory that holds values as files.
 #[derive(Debug)]
 pub struct DirectoryBackend {
     root: PathBuf,
-    /// Tells this process's unfinished files apart, and from those of others.
+    /// Part of the names of unfinished files that is unique to this process.
     writer: String,
-    /// Whether members of the directory's group read and write it, too.
+    /// Whether the directory's group may read and write, too.
     shared: bool,
     next: AtomicU64,
 }
 
 impl DirectoryBackend {
-    /// Objects in `root`, a directory that is there or will be: until then every call fails. `writer`
-    /// tells this process apart from all others that write there: host name and process id, say.
+    /// Stores values in `root`, which may not exist yet: until it does, every call fails. `writer`
+    /// must be unique among all processes that write there, such as host name and process id.
     #[must_use]
     pub fn new(root: &Path, writer: &str) -> Self {
         Self {
@@ -45,14 +46,14 @@ impl DirectoryBackend {
         }
     }
 
-    /// Lets the group of the directory read and write what is made from now on, whatever the umask is:
-    /// directories 0770, files 0660. Directories that exist keep their mode.
+    /// Lets the directory's group read and write what is created from now on, regardless of the
+    /// umask: directories get mode 0770, files 0660. Existing directories keep their mode.
     #[must_use]
     pub fn shared(self) -> Self {
         Self { shared: true, ..self }
     }
 
-    /// Makes the directories of an object that do not exist yet.
+    /// Creates the missing directories of an object.
     fn make_dirs(&self, dir: &Path) -> io::Result<()> {
         if dir.is_dir() {
             return Ok(());
@@ -62,10 +63,11 @@ impl DirectoryBackend {
         }
         match DirBuilder::new().mode(if self.shared { 0o770 } else { 0o700 }).create(dir) {
             Ok(()) if self.shared => {
-                // Members of the group can put a link in the place of what was made.
+                // A member of the group may have replaced the new directory by a link.
                 let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
                 let made = OpenOptions::new().read(true).custom_flags(flags).open(dir)?;
-                // A set-group-ID bit comes from the parent, and keeps the group for what is made here.
+                // The set-group-ID bit is inherited from the parent, and keeps the group of what is
+                // created here.
                 let inherited = made.metadata()?.mode() & 0o2000;
                 made.set_permissions(Permissions::from_mode(0o770 | inherited))
             }
@@ -83,9 +85,9 @@ impl DirectoryBackend {
         Ok(file)
     }
 
-    /// What is not in the directory is absent only while that is there: a file system that is not
-    /// mounted is not empty.
-    fn answer<T>(&self, result: io::Result<Option<T>>) -> Result<Option<T>> {
+    /// Returns `None` only while the directory exists: a file system that is not mounted is not
+    /// empty.
+    fn absent_if_mounted<T>(&self, result: io::Result<Option<T>>) -> Result<Option<T>> {
         match result {
             Ok(Some(value)) => Ok(Some(value)),
             other => self.check().and(other.map_err(failed)),
@@ -97,7 +99,7 @@ impl DirectoryBackend {
             Ok(metadata) if metadata.is_dir() => Ok(()),
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(error)),
             _ => {
-                let why = "the remote's directory is not there: mount or make it";
+                let why = "the remote's directory does not exist: mount or make it";
                 Err(Error::new(Kind::Fatal, why).with("dir", self.root.display()))
             }
         }
@@ -108,14 +110,15 @@ impl DirectoryBackend {
         let parent = path.parent().unwrap_or(&self.root);
         self.make_dirs(parent)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // Others that write there can guess host, process and number. A file that has the name, or a
-        // link to one outside of the remote, is neither opened nor in the way of the next attempt.
+        // Host, process id and number can be guessed by other writers. With a random part, a file
+        // they created beforehand, or a link out of the remote, is neither opened nor blocks the
+        // next attempt.
         let random = RandomState::new().build_hasher().finish();
         let unfinished = parent.join(format!("{UNFINISHED}{}-{number}-{random:016x}", self.writer));
         let mut file = self.create(&unfinished)?;
         let written = (|| {
             file.write_all(value)?;
-            // An error of a full or lost server may come only now.
+            // A full or lost server may report its error only here.
             file.sync_all()?;
             fs::rename(&unfinished, &path)
         })();
@@ -126,7 +129,7 @@ impl DirectoryBackend {
     }
 }
 
-/// `None` for what is not there: nothing, or a link that leads to itself.
+/// `None` if the name does not exist, or is a link that leads to itself.
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -142,8 +145,8 @@ fn is_errno(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// Opens a value; `None` for what is not there or is no regular file. Opening or reading a pipe would
-/// wait for its other end, and a link leads out of the remote.
+/// Opens a value; `None` if the name does not exist or is no regular file. Opening or reading a
+/// pipe would wait for its other end, and a link may lead out of the remote.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
     let mut options = OpenOptions::new();
@@ -188,24 +191,24 @@ fn read(mut file: File, range: Option<Range<u64>>) -> io::Result<Vec<u8>> {
 
 impl Backend for DirectoryBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
-        let file = self.answer(open(&self.root.join(name)))?;
+        let file = self.absent_if_mounted(open(&self.root.join(name)))?;
         file.map(|file| read(file, range)).transpose().map_err(failed)
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        let metadata = self.answer(found(fs::symlink_metadata(self.root.join(name))))?;
+        let metadata = self.absent_if_mounted(found(fs::symlink_metadata(self.root.join(name))))?;
         Ok(metadata.is_some_and(|metadata| metadata.is_file()))
     }
 
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
-        // Its directories are made where they lack, but not that of the remote: it would be under a
-        // file system that is mounted later.
+        // Missing directories of the object are created, but not the root: it would be hidden once
+        // the file system is mounted over it.
         self.check()?;
         self.write(name, value).map_err(failed)
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.answer(found(fs::remove_file(self.root.join(name)))).map(drop)
+        self.absent_if_mounted(found(fs::remove_file(self.root.join(name)))).map(drop)
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
@@ -213,12 +216,12 @@ impl Backend for DirectoryBackend {
         let (begin, _) = prefix.rsplit_once('/').unwrap_or_default();
         let begin = self.root.join(begin);
         let (mut left, mut refused) = (vec![begin.clone()], false);
-        // What this user may not look into, or no path is long enough to name, is passed over, unless
-        // it is all that was asked for.
-        let mut or_pass = |error: io::Error, dir: &Path| {
-            let passed =
+        // Directories that this user may not read, and names longer than a path may be, are
+        // skipped, unless nothing else was asked for.
+        let mut skip_or_fail = |error: io::Error, dir: &Path| {
+            let skipped =
                 error.kind() == ErrorKind::PermissionDenied || is_errno(&error, Errno::NAMETOOLONG);
-            if !passed || dir == begin {
+            if !skipped || dir == begin {
                 return Err(failed(error));
             }
             if !std::mem::replace(&mut refused, true) {
@@ -227,13 +230,13 @@ impl Backend for DirectoryBackend {
             Ok(())
         };
         while let Some(dir) = left.pop() {
-            let entries =
-                found(fs::read_dir(&dir)).or_else(|error| or_pass(error, &dir).map(|()| None))?;
+            let entries = found(fs::read_dir(&dir))
+                .or_else(|error| skip_or_fail(error, &dir).map(|()| None))?;
             for entry in entries.into_iter().flatten() {
                 let entry = entry.map_err(failed)?;
                 let path = entry.path();
-                let metadata =
-                    found(entry.metadata()).or_else(|error| or_pass(error, &dir).map(|()| None))?;
+                let metadata = found(entry.metadata())
+                    .or_else(|error| skip_or_fail(error, &dir).map(|()| None))?;
                 let Some(metadata) = metadata else { continue };
                 if metadata.is_dir() {
                     left.push(path);

@@ -1,4 +1,4 @@
-//! A backend in front of another one that does things wrong, to see what becomes of it.
+//! A backend that injects faults into calls of another backend.
 
 use super::backend::{Backend, Listed};
 use parking_lot::{Condvar, Mutex};
@@ -7,81 +7,81 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What goes wrong.
+/// The injected fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     #[default]
     None,
-    /// It says that it cannot now.
+    /// Calls fail with `Retry`.
     Unavailable,
-    /// It says that it will not.
+    /// Calls fail with `Fatal`.
     Refused,
-    /// Calls do not come back, until there is another fault.
+    /// Calls do not return until the fault changes.
     Hangs,
-    /// Values come, and go, by half.
+    /// Values are cut in half when read or written.
     Short,
-    /// One bit of each value is another.
+    /// One bit of each value read is flipped.
     Flipped,
-    /// Values are not there when they are read.
+    /// Values are missing when read.
     Gone,
 }
 
 impl Fault {
-    /// All that go wrong.
+    /// All faults.
     pub const ALL: [Self; 6] =
         [Self::Unavailable, Self::Refused, Self::Hangs, Self::Short, Self::Flipped, Self::Gone];
 }
 
-/// See the module.
+/// A backend with injected faults, and counts of its calls.
 #[derive(Debug)]
 pub struct FaultyBackend {
     inner: Arc<dyn Backend>,
     fault: Mutex<Fault>,
     changed: Condvar,
-    turn: AtomicU64,
-    asked: AtomicU64,
-    sets: AtomicU64,
+    flips: AtomicU64,
+    exists_calls: AtomicU64,
+    set_calls: AtomicU64,
 }
 
 impl FaultyBackend {
-    /// In front of `inner`, with nothing wrong yet.
+    /// Wraps `inner`, without a fault.
     #[must_use]
     pub fn new(inner: Arc<dyn Backend>) -> Self {
         Self {
             inner,
             fault: Mutex::default(),
             changed: Condvar::new(),
-            turn: AtomicU64::new(0),
-            asked: AtomicU64::new(0),
-            sets: AtomicU64::new(0),
+            flips: AtomicU64::new(0),
+            exists_calls: AtomicU64::new(0),
+            set_calls: AtomicU64::new(0),
         }
     }
 
-    /// From now on `fault`; calls that hang go on with it.
+    /// Injects `fault` from now on, also into calls that hang.
     pub fn fail(&self, fault: Fault) {
         *self.fault.lock() = fault;
         self.changed.notify_all();
     }
 
-    /// Names that it was asked for whether they exist.
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Relaxed)
+    /// Number of existence queries.
+    pub fn exists_calls(&self) -> u64 {
+        self.exists_calls.load(Relaxed)
     }
 
-    /// Values that it was given.
-    pub fn sets(&self) -> u64 {
-        self.sets.load(Relaxed)
+    /// Number of values set.
+    pub fn set_calls(&self) -> u64 {
+        self.set_calls.load(Relaxed)
     }
 
-    fn trouble(&self) -> Result<Fault> {
+    fn inject(&self) -> Result<Fault> {
         let mut fault = self.fault.lock();
         while *fault == Fault::Hangs {
             self.changed.wait(&mut fault);
         }
         match *fault {
-            Fault::Unavailable => Err(Error::retry("a made-up fault: 503")),
-            Fault::Refused => Err(Error::fatal("a made-up fault: 403")),
+            Fault::Unavailable => Err(Error::retry("injected fault: 503")),
+            Fault::Refused => Err(Error::fatal("injected fault: 403")),
             other => Ok(other),
         }
     }
@@ -89,7 +89,7 @@ impl FaultyBackend {
 
 impl Backend for FaultyBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
-        let fault = self.trouble()?;
+        let fault = self.inject()?;
         let value = self.inner.get(name, range)?;
         Ok(match (fault, value) {
             (Fault::Gone, _) => None,
@@ -98,7 +98,7 @@ impl Backend for FaultyBackend {
                 Some(value)
             }
             (Fault::Flipped, Some(mut value)) if !value.is_empty() => {
-                let at = self.turn.fetch_add(7919, Relaxed) as usize % value.len();
+                let at = self.flips.fetch_add(7919, Relaxed) as usize % value.len();
                 value[at] ^= 1;
                 Some(value)
             }
@@ -107,25 +107,25 @@ impl Backend for FaultyBackend {
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        self.asked.fetch_add(1, Relaxed);
-        self.trouble()?;
+        self.exists_calls.fetch_add(1, Relaxed);
+        self.inject()?;
         self.inner.exists(name)
     }
 
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
-        self.sets.fetch_add(1, Relaxed);
-        let fault = self.trouble()?;
+        self.set_calls.fetch_add(1, Relaxed);
+        let fault = self.inject()?;
         let half = if fault == Fault::Short { value.len() / 2 } else { value.len() };
         self.inner.set(name, &value[..half])
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.trouble()?;
+        self.inject()?;
         self.inner.delete(name)
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
-        self.trouble()?;
+        self.inject()?;
         self.inner.list(prefix, each)
     }
 }

@@ -1,62 +1,63 @@
-//! Reads every object of a remote, and says which ones no reader would take.
+//! Reads every object of a remote and reports those that readers would reject.
 
 use super::backend::Backend;
-use super::census::{Census, Object};
+use super::inventory::{Inventory, Object};
 use super::keyring::KeyRing;
 use super::object::{self, Contents, Part};
+use super::read_failures::ReadFailures;
 use super::refused::{Refused, Verified};
 use super::spans::{self, Form};
-use super::unreadable::Unreadable;
 use ritornello_format::Result;
 
-/// Objects that are read at once.
+/// Objects read at once.
 const AT_ONCE: usize = 4;
 
-/// What was found.
+/// Result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct RemoteCheck {
-    /// Objects, pages and bytes that were read.
+    /// Objects read.
     pub objects: u64,
-    /// See `objects`.
+    /// Pages of these objects.
     pub pages: u64,
-    /// See `objects`.
+    /// Bytes of these objects.
     pub bytes: u64,
-    /// Names of objects that no reader takes, and why.
+    /// Names of objects that readers reject, and why.
     pub damaged: Vec<(String, String)>,
-    /// Those of them that were removed.
+    /// Damaged objects that were removed.
     pub removed: u64,
-    /// Sealed objects whose key is not at hand, and why: they are neither damaged nor removed.
+    /// Sealed objects whose key is not available, and why: neither counted as damaged nor removed.
     pub unknown_key: Vec<(String, String)>,
-    /// Objects of which only checksums were verified: they have no seal, or no key was given.
+    /// Objects of which only checksums were verified, because they have no seal or no key was
+    /// given.
     pub unauthenticated: u64,
-    /// Names of objects that could not be read, and why: they may be damaged or not.
+    /// Names of objects that could not be read, and why: whether they are damaged is unknown.
     pub unreadable: Vec<(String, String)>,
-    /// Objects that went while they were read: somebody collects.
+    /// Objects removed while the check ran, by a collector.
     pub gone: u64,
 }
 
-/// Reads the objects of `census`, and removes those that are damaged if `repair`: whoever has the
-/// pages writes them again when it puts their prompt. With `keys` the seals of sealed objects are
-/// verified. `each` hears of every object that is done.
+/// Reads the objects of `inventory`, and with `repair` removes the damaged ones: the next put of
+/// their prompt writes them again. With `keys` the seals of sealed objects are verified. `each` is
+/// called for every object.
 ///
 /// # Errors
-/// If the remote cannot be read: eight objects in a row fail.
+/// The error of the remote, if eight objects in a row cannot be read.
 pub fn fsck(
     backend: &dyn Backend,
-    census: &Census,
+    inventory: &Inventory,
     keys: Option<&KeyRing>,
     repair: bool,
     each: &mut dyn FnMut(&Object),
 ) -> Result<RemoteCheck> {
-    let (mut check, mut unreadable) = (RemoteCheck::default(), Unreadable::default());
-    for objects in census.objects.chunks(AT_ONCE) {
-        // A listing may say any length: no more is read than an object can have, and one byte to tell.
+    let (mut check, mut failures) = (RemoteCheck::default(), ReadFailures::default());
+    for objects in inventory.objects.chunks(AT_ONCE) {
+        // A listing may report any length: at most one byte more than the longest object is read.
         let most = Some(0..object::BYTES_MAX + 1);
         let asked: Vec<_> =
             objects.iter().map(|object| (object.name.as_str(), most.clone())).collect();
         for (object, read) in objects.iter().zip(backend.get_batch(&asked)) {
             each(object);
-            let read = match unreadable.admit(read)? {
+            let read = match failures.tolerate(read)? {
                 Ok(read) => read,
                 Err(error) => {
                     check.unreadable.push((object.name.clone(), error.to_string()));
@@ -71,7 +72,7 @@ pub fn fsck(
             check.pages += u64::from(object.pages);
             check.bytes += value.len() as u64;
             check.unauthenticated += u64::from(object.form == Form::Plain || keys.is_none());
-            let wrong = match examine(object, &value, keys) {
+            let wrong = match check_object(object, &value, keys) {
                 Ok(()) => continue,
                 Err(wrong) => (object.name.clone(), wrong.to_string(), wrong),
             };
@@ -80,8 +81,8 @@ pub fn fsck(
                 check.unknown_key.push((name, why));
                 continue;
             }
-            // One that cannot be removed stays among the damaged.
-            if repair && unreadable.admit(backend.delete(&name))?.is_ok() {
+            // An object that cannot be removed stays listed as damaged.
+            if repair && failures.tolerate(backend.delete(&name))?.is_ok() {
                 check.removed += 1;
             }
             check.damaged.push((name, why));
@@ -90,7 +91,7 @@ pub fn fsck(
     Ok(check)
 }
 
-fn examine(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verified<()> {
+fn check_object(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verified<()> {
     if value.len() as u64 > object::BYTES_MAX || object.bytes > object::BYTES_MAX {
         return Err(Refused::damaged("it is longer than any object"));
     }
@@ -104,7 +105,7 @@ fn examine(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verified<()
     if named.as_deref() != Some(&object.name) {
         return Err(Refused::damaged("it holds other pages than its name says"));
     }
-    // No header says more than PAGE_BYTES_MAX.
+    // At most PAGE_BYTES_MAX: decoding rejects longer pages.
     let mut page = vec![0; header.page_bytes as usize];
     let part = Part { at: 0, bytes: value };
     for at in 0..header.keys.len() {

@@ -1,12 +1,12 @@
-//! Objects, seals and names of a remote, for a fuzzer. Behind the feature `fuzzing`.
+//! Entry points for fuzzing objects, seals and names of a remote. Behind the feature `fuzzing`.
 //!
-//! An input of [`object`] is the first bytes of an object behind one byte that says what is to be right:
-//! nothing, the checksums, or the checksums and the seal.
+//! The first byte of an input of [`object`] says what [`seal`] makes valid: nothing, the checksums,
+//! or the checksums and the seal. The first bytes of an object follow.
 
 #![allow(clippy::unwrap_used, reason = "a fuzzer fails by panicking")]
 
 use super::backend::Listed;
-use super::census;
+use super::inventory;
 use super::keyring::KeyRing;
 use super::object::{self, Contents, Part};
 use super::seal::Sealer;
@@ -20,7 +20,7 @@ const PAGE: usize = 700;
 const PAGES: usize = 4;
 /// Bytes before the run header of a sealed object.
 const FRONT: usize = 68;
-/// Pages longer than this are not unpacked: allocating 64 MiB an input would take all of the time.
+/// Longer pages are not unpacked: allocating 64 MiB for each input would take all of the time.
 const PAGE_MAX: u64 = 1 << 20;
 
 fn options(zstd: Option<i32>, form: Form) -> RemoteOptions {
@@ -32,7 +32,7 @@ fn form(byte: u8) -> Form {
     if byte.is_multiple_of(2) { Form::Plain } else { Form::Sealed }
 }
 
-/// Good objects of both forms, compressed and not.
+/// Valid objects of both forms, compressed and not.
 #[must_use]
 pub fn objects() -> Vec<Vec<u8>> {
     let keys: Vec<Vec<u8>> = (0..PAGES as u8).map(|n| vec![n; 32]).collect();
@@ -50,7 +50,7 @@ pub fn objects() -> Vec<Vec<u8>> {
     all
 }
 
-/// Makes the header's checksum right again, and of one in two inputs the seal.
+/// Corrects the checksum of the header, and in one of two inputs the seal.
 pub fn seal(input: &mut [u8]) {
     let Some((&mut what, object)) = input.split_first_mut() else { return };
     let Some(at) = object.windows(8).position(|eight| eight == RUN_MAGIC) else { return };
@@ -79,8 +79,8 @@ pub fn seal(input: &mut [u8]) {
     object[..sealed.len()].copy_from_slice(&sealed);
 }
 
-/// Reads an object as a reader with the key does, and as `fsck` and `gc` do without one. Whether all of
-/// its pages are believed.
+/// Reads an object as a reader with the key does, and as `fsck` and `gc` do without one. Returns
+/// whether all of its pages are accepted.
 #[must_use]
 pub fn object(input: &[u8]) -> bool {
     let Some((&what, object)) = input.split_first() else { return false };
@@ -93,34 +93,34 @@ pub fn object(input: &[u8]) -> bool {
             continue;
         };
         let pages = contents.header.keys.len();
-        let end = contents.place(0..pages).end;
+        let end = contents.stored_range(0..pages).end;
         assert!(end <= object::BYTES_MAX, "an object of {end} bytes");
         if contents.header.page_bytes > PAGE_MAX {
             continue;
         }
         let mut out = vec![0; contents.header.page_bytes as usize];
         let part = Part { at: 0, bytes: object };
-        let came =
+        let accepted =
             (0..pages).filter(|&page| contents.unpack(&part, page..page + 1, &mut out).0 == 1);
-        whole = came.count() == pages;
+        whole = accepted.count() == pages;
     }
     whole
 }
 
-/// Names as a listing gives them.
+/// Names as in a listing.
 #[must_use]
 pub fn names() -> Vec<Vec<u8>> {
     let hex = "0123456789abcdef0123456789abcdef";
     ["1", "2"].map(|root| format!("ritornello/{root}/{hex}/{hex}.32").into_bytes()).to_vec()
 }
 
-/// Whether `name` is an object's.
+/// Whether `name` is the name of an object.
 #[must_use]
 pub fn name(name: &[u8]) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
     let listed = Listed { name: name.to_owned(), bytes: u64::MAX, written: u64::MAX };
-    let census = census::Census::of([listed.clone(), listed]);
-    let Some(object) = census.objects.first() else { return false };
+    let inventory = inventory::Inventory::of([listed.clone(), listed]);
+    let Some(object) = inventory.objects.first() else { return false };
     assert!(object.header_bytes() < 1 << 15 && object.scope_id().is_some(), "{object:?}");
     true
 }

@@ -1,4 +1,4 @@
-//! The keys that authenticate a remote's objects, and the file that they come from.
+//! The keys that authenticate a remote's objects, and the file they are read from.
 
 use ritornello_format::{Error, Result};
 use rustix::fs::{Mode, OFlags};
@@ -8,25 +8,25 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Bytes of a key's id in an object's seal; shorter ids are padded with zeroes.
+/// Bytes of a key id in a seal; shorter ids are padded with zeros.
 pub(super) const ID_BYTES: usize = 16;
-/// The most keys of one file, and the most bytes that are read of it.
+/// Maximum number of keys in a file, and maximum length of the file in bytes.
 const KEYS_MAX: usize = 32;
 const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Permissions that others than the owner must not have: a group may read, as mounted secrets have it.
+/// Permission bits that must not be set. The group may read, as with mounted secrets.
 const OTHERS: u32 = 0o027;
 
-/// One key, by its id.
+/// A key and its id.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) id: [u8; ID_BYTES],
     pub(super) secret: [u8; 32],
 }
 
-/// The keys of a file: the first one seals what is written, all of them open what is read.
+/// The keys of a file: the first one seals what is written, all of them verify what is read.
 ///
-/// One key a line, `ID HEX`: an id of 1 to 16 characters `A-Z a-z 0-9 . _ -`, and 64 hexadecimal
-/// digits. Empty lines and lines that begin with `#` are skipped.
+/// The file has one key per line, `ID HEX`: an id of 1 to 16 characters `A-Z a-z 0-9 . _ -`, and 64
+/// hexadecimal digits. Empty lines and lines that begin with `#` are skipped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyRing(Vec<Key>);
 
@@ -34,11 +34,12 @@ impl KeyRing {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// `Invalid` if it cannot be read, others than its owner and group may read it, others than its
-    /// owner may write it, or it is no key file. No message holds any of its bytes but ids.
+    /// `Invalid` if the file cannot be read, users other than its owner and group may read it,
+    /// users other than its owner may write it, or it is no key file. Messages quote nothing of it
+    /// but ids.
     pub fn read(path: &Path) -> Result<Self> {
         let refused = |why: &str| Error::invalid(why).with("file", path.display());
-        // A pipe would otherwise block until something is written to it.
+        // Opening a pipe would otherwise block until it has a writer.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
             refused("the remote's key file cannot be opened: make it, or correct ?key=")
@@ -69,7 +70,7 @@ impl KeyRing {
         Self::parse(&text).map_err(|error| error.with("file", path.display()))
     }
 
-    /// Reads the text of such a file.
+    /// Parses the text of a key file.
     ///
     /// # Errors
     /// `Invalid`, with the number of the line. The line is not quoted: it may hold a key.
@@ -103,13 +104,13 @@ impl KeyRing {
         Ok(Self(keys))
     }
 
-    /// Ids of the keys: first the one that writes, then those that are only read.
+    /// Ids of the keys; the first one seals what is written.
     #[must_use]
     pub fn ids(&self) -> Vec<String> {
         self.0.iter().map(|key| id_text(&key.id)).collect()
     }
 
-    /// The key that seals what is written. [`parse`](Self::parse) refuses a file without one.
+    /// The key that seals what is written. Always present after [`parse`](Self::parse).
     pub(super) fn newest(&self) -> Option<&Key> {
         self.0.first()
     }
@@ -137,13 +138,13 @@ impl Key {
     }
 }
 
-/// An id as text. One that no key file can hold shows its bytes.
+/// An id as text; bytes that no key file can hold are escaped.
 pub(super) fn id_text(id: &[u8; ID_BYTES]) -> String {
     let end = id.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     id[..end].escape_ascii().to_string()
 }
 
-/// Ids only.
+/// Shows ids only.
 impl fmt::Debug for KeyRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("KeyRing").field(&self.ids()).finish()

@@ -1,4 +1,4 @@
-//! A backend that keeps everything in this process: for tests, and to see what a remote would do.
+//! A backend in the memory of this process: for tests, and for trying out what a remote does.
 
 use super::backend::{Backend, Listed};
 use parking_lot::RwLock;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// See the module.
+/// Values and their times of writing, by name.
 #[derive(Debug, Default)]
 pub struct MemoryBackend {
     values: RwLock<BTreeMap<String, (u64, Vec<u8>)>>,

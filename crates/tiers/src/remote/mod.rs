@@ -1,43 +1,45 @@
-//! The remote tier: pages in a store that several machines reach, through three methods.
+//! The remote tier: pages in a store shared by several machines, reached through three required
+//! methods.
 //!
-//! Pages are packed into objects of several MiB with a header in front ([`spans`], [`object`]), whose
-//! names follow from what they hold, so that writers never conflict and existence can be asked for
-//! without a listing. Whatever a remote answers is believed only if header and checksums agree with
-//! what was asked for, and, where a key is given, if a holder of it wrote that ([`seal`]). A remote that is slow, dead or wrong costs hits, never requests ([`guard`]).
+//! Pages are packed into objects of several MiB behind a header ([`spans`], [`object`]). The name
+//! of an object is derived from its contents, so that writers never conflict and existence can be
+//! queried without a listing. An answer of a remote is used only if header and checksums match the
+//! request and, if a key is given, a holder of the key wrote it ([`seal`]). A remote that is slow,
+//! dead or wrong costs hits, never requests ([`call_executor`]).
 
 mod address;
 mod backend;
+mod backend_check;
 mod breaker;
-mod census;
+mod call_executor;
 mod collect;
 mod conformance;
 mod directory;
-mod examine;
+mod existence_cache;
 mod faults;
 mod fsck;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod guard;
+mod inventory;
 mod keyring;
-mod known;
 mod memory;
 mod object;
+mod read_failures;
 mod refused;
 mod seal;
 mod spans;
 mod tier;
-mod unreadable;
 
 pub use address::RemoteAddress;
 pub use backend::{Backend, Listed};
-pub use census::{Census, Object};
+pub use backend_check::check_backend;
+pub use call_executor::RemoteCalls;
 pub use collect::{CollectOptions, Collected, collect};
 pub use conformance::{Check, conformance};
 pub use directory::DirectoryBackend;
-pub use examine::examine;
 pub use faults::{Fault, FaultyBackend};
 pub use fsck::{RemoteCheck, fsck};
-pub use guard::RemoteCalls;
+pub use inventory::{Inventory, Object};
 pub use keyring::KeyRing;
 pub use memory::MemoryBackend;
 pub use refused::RefusedObjects;

@@ -1,10 +1,10 @@
-//! An object: a run header, padded to whole units, and the pages behind it. A sealed object has its
-//! [`seal`] in front of the header, within the same units.
+//! Objects: a run header, padded to whole units, followed by the pages. A sealed object has its
+//! [`seal`] before the header, within the same units.
 //!
-//! The header is the one of a run on disk, with the same checksums; what has a meaning on one machine
-//! only (store, slot, generation, extents) is zero or empty in it. Pages lie one after another as they
-//! are stored; compressed ones are shorter than pages are, so that a page lies no further behind than it would
-//! uncompressed, and a reader that knows the length of pages reads enough without asking first.
+//! The header is that of a run on disk, with the same checksums; fields that are meaningful on one
+//! machine only (store, slot, generation, extents) are zero or empty. Pages are stored one after
+//! another. Compressed pages are shorter, so that no page lies farther back than it would
+//! uncompressed: a reader that knows the page length requests enough bytes without asking first.
 
 use super::keyring::KeyRing;
 use super::refused::{Refused, Verified};
@@ -17,23 +17,26 @@ use ritornello_format::{
 };
 use std::ops::Range;
 
-/// The codec of a page that is one Zstandard frame. Numbers from 128 on are those of objects alone.
+/// The codec of a page that is one Zstandard frame. Codec numbers from 128 on are used in objects
+/// only.
 const ZSTD: u8 = 128;
-/// No object is longer: the longest page, or several shorter ones, and what is in front of them.
+/// Maximum length of an object: the longest page, or several shorter ones, and what precedes them.
 pub(super) const BYTES_MAX: u64 = PAGE_BYTES_MAX + 8 * UNIT;
 
-/// Bytes before the first page of an object with keys of such lengths.
-pub(super) fn pages_begin(form: Form, key_lengths: impl ExactSizeIterator<Item = usize>) -> u64 {
+/// Offset of the first page in an object whose keys have these lengths.
+pub(super) fn first_page_offset(
+    form: Form,
+    key_lengths: impl ExactSizeIterator<Item = usize>,
+) -> u64 {
     let pages = key_lengths.len();
     let header = u64::from(RunHeader::units(key_lengths, 1)) * UNIT;
     match form {
         Form::Plain => header,
-        Form::Sealed => units_of(header + seal::room(pages) as u64) * UNIT,
+        Form::Sealed => units_of(header + seal::seal_bytes(pages) as u64) * UNIT,
     }
 }
 
-/// Packs pages of one length each, behind the header of their run. `parent`: the key of the page
-/// before them.
+/// Packs pages of equal length behind a run header. `parent` is the key of the page before them.
 ///
 /// # Errors
 /// `Invalid` if pages and keys do not match.
@@ -48,7 +51,7 @@ pub(super) fn pack(
     if keys.len() != pages.len() || pages.iter().any(|page| page.len() != page_bytes) {
         return Err(Error::invalid("an object's pages are of one length, one page a key"));
     }
-    let begin = pages_begin(options.form(), keys.iter().map(|key| key.len())) as usize;
+    let begin = first_page_offset(options.form(), keys.iter().map(|key| key.len())) as usize;
     let mut object = Vec::with_capacity(begin + pages.len() * page_bytes);
     object.resize(begin, 0);
     let mut slices = Vec::with_capacity(pages.len());
@@ -57,7 +60,11 @@ pub(super) fn pack(
         let shorter = shorter.filter(|short| short.len() < page_bytes);
         let codec = if shorter.is_some() { ZSTD } else { Slice::RAW };
         let stored = shorter.as_deref().unwrap_or(page);
-        slices.push(Slice { bytes: stored.len() as u32, codec, checksum: sum(key, stored) });
+        slices.push(Slice {
+            bytes: stored.len() as u32,
+            codec,
+            checksum: page_checksum(key, stored),
+        });
         object.extend_from_slice(stored);
     }
     let header = RunHeader {
@@ -87,9 +94,9 @@ pub(super) fn pack(
     Ok(object)
 }
 
-/// The bytes of an object from one of its bytes on.
+/// Consecutive bytes of an object.
 pub(super) struct Part<'a> {
-    /// Which byte of the object is the first.
+    /// Offset of the first byte in the object.
     pub(super) at: u64,
     pub(super) bytes: &'a [u8],
 }
@@ -101,18 +108,18 @@ impl<'a> Part<'a> {
     }
 }
 
-/// What an object holds, by its header.
+/// The contents of an object, according to its header.
 pub(super) struct Contents {
     pub(super) header: RunHeader,
     form: Form,
-    /// What verifies the pages, and their authenticators.
+    /// Verifies the pages, with their authenticators.
     seal: Option<(Sealer, Vec<Hash>)>,
 }
 
 impl Contents {
-    /// From the first bytes of an object, all before its first page at least. With keys, and the scope
-    /// whose object it is to be, the header of a sealed object is verified before it is parsed; without
-    /// them checksums are all that is checked. No length of the header exceeds what an object can hold.
+    /// Reads the first bytes of an object, which must reach its first page at least. With keys and
+    /// the expected scope, the header of a sealed object is verified before it is parsed; without
+    /// them only checksums are. No length in an accepted header exceeds what an object can hold.
     pub(super) fn read(
         head: &[u8],
         form: Form,
@@ -147,16 +154,16 @@ impl Contents {
         Ok(Self { header, form, seal: sealer.zip(tags) })
     }
 
-    /// Where the stored bytes of `pages` lie.
-    pub(super) fn place(&self, pages: Range<usize>) -> Range<u64> {
+    /// The byte range in which `pages` are stored.
+    pub(super) fn stored_range(&self, pages: Range<usize>) -> Range<u64> {
         let lengths =
             |pages: &[Slice]| pages.iter().map(|slice| u64::from(slice.bytes)).sum::<u64>();
-        let begin = pages_begin(self.form, self.header.keys.iter().map(Vec::len));
+        let begin = first_page_offset(self.form, self.header.keys.iter().map(Vec::len));
         let from = begin + lengths(&self.header.slices[..pages.start]);
         from..from + lengths(&self.header.slices[pages])
     }
 
-    /// Whether it holds these pages, and no others.
+    /// Whether the object holds exactly these pages.
     pub(super) fn check(&self, scope: &ScopeId, keys: &[&[u8]], page_bytes: u64) -> Verified<()> {
         let same = self.header.scope == *scope
             && self.header.page_bytes == page_bytes
@@ -168,8 +175,8 @@ impl Contents {
         }
     }
 
-    /// Copies pages `wanted` to `out`, one after another, up to the first that is refused. Returns how
-    /// many came. A page is verified before it is decompressed or copied.
+    /// Copies pages `wanted` to `out`, up to the first one that is rejected. Returns how many were
+    /// copied. A page is verified before it is decompressed or copied.
     pub(super) fn unpack(
         &self,
         part: &Part<'_>,
@@ -177,11 +184,11 @@ impl Contents {
         out: &mut [u8],
     ) -> (usize, Option<Refused>) {
         let page_bytes = self.header.page_bytes as usize;
-        for (came, (page, out)) in
+        for (copied, (page, out)) in
             wanted.clone().zip(out.chunks_exact_mut(page_bytes.max(1))).enumerate()
         {
             if let Err(why) = self.unpack_page(part, page, out) {
-                return (came, Some(why));
+                return (copied, Some(why));
             }
         }
         (wanted.len(), None)
@@ -192,7 +199,7 @@ impl Contents {
             Refused::damaged(format_args!("page {page} of {} is damaged", self.header.keys.len()))
         };
         let slice = &self.header.slices[page];
-        let stored = part.slice(self.place(page..page + 1)).ok_or_else(damaged)?;
+        let stored = part.slice(self.stored_range(page..page + 1)).ok_or_else(damaged)?;
         match &self.seal {
             Some((sealer, tags)) => {
                 let position = seal::position(&self.header, page, slice);
@@ -200,12 +207,14 @@ impl Contents {
                     return Err(Refused::WrongTag);
                 }
             }
-            None if slice.checksum != sum(&self.header.keys[page], stored) => return Err(damaged()),
+            None if slice.checksum != page_checksum(&self.header.keys[page], stored) => {
+                return Err(damaged());
+            }
             None => {}
         }
         match slice.codec {
             Slice::RAW => out.copy_from_slice(stored),
-            // No frame gives more than `out` holds.
+            // A frame that decompresses to more than `out` holds is an error.
             ZSTD => match zstd::bulk::decompress_to_buffer(stored, out) {
                 Ok(length) if length == out.len() => {}
                 _ => return Err(damaged()),
@@ -216,7 +225,7 @@ impl Contents {
     }
 }
 
-fn sum(key: &[u8], page: &[u8]) -> u64 {
+fn page_checksum(key: &[u8], page: &[u8]) -> u64 {
     let mut sum = SliceChecksum::new(key, 0, 0);
     sum.update(page);
     sum.finish()
@@ -255,43 +264,48 @@ mod tests {
         let verify = options.keys.as_deref().map(|keys| (keys, &SCOPE));
         let contents = Contents::read(object, options.form(), verify)?;
         contents.check(&SCOPE, keys, (out.len() / wanted.len()) as u64)?;
-        let place = contents.place(wanted.clone());
+        let place = contents.stored_range(wanted.clone());
         let bytes = object.get(place.start as usize..).unwrap_or_default();
         Ok(contents.unpack(&Part { at: place.start, bytes }, wanted, out).0)
     }
 
     #[test]
-    fn pages_come_back_and_no_damaged_byte_does() {
+    fn pages_roundtrip_and_damage_is_detected() {
         let (keys, pages) = sample();
         let (keys, pages) = (refs(&keys), refs(&pages));
         for (zstd, ring) in [(None, None), (Some(3), None), (None, Some("a")), (Some(3), Some("a"))]
         {
             let options = options(zstd, ring);
-            let begin = pages_begin(options.form(), keys.iter().map(|key| key.len())) as usize;
+            let begin =
+                first_page_offset(options.form(), keys.iter().map(|key| key.len())) as usize;
             let object = pack(&SCOPE, Some(&[9; 64]), &keys, &pages, &options).unwrap();
             assert_eq!(object.len() == begin + 4 * 700, zstd.is_none());
             let read = |object: &[u8]| {
                 let mut out = vec![0; 2 * 700];
-                read(object, &keys, 1..3, &mut out, &options).map(|came| (came, out))
+                read(object, &keys, 1..3, &mut out, &options).map(|copied| (copied, out))
             };
             assert_eq!(read(&object).unwrap(), (2, pages[1..3].concat()));
             for at in (0..object.len()).step_by(13).chain(begin..object.len().min(begin + 200)) {
                 let mut damaged = object.clone();
                 damaged[at] ^= 4;
-                if let Ok((came, out)) = read(&damaged) {
-                    assert_eq!(out[..came * 700], pages[1..3].concat()[..came * 700], "byte {at}");
+                if let Ok((copied, out)) = read(&damaged) {
+                    assert_eq!(
+                        out[..copied * 700],
+                        pages[1..3].concat()[..copied * 700],
+                        "byte {at}"
+                    );
                 }
             }
             for length in [0, 10, begin, begin + 1, object.len() / 2] {
-                if let Ok((came, _)) = read(&object[..length]) {
-                    assert!(came < 2);
+                if let Ok((copied, _)) = read(&object[..length]) {
+                    assert!(copied < 2);
                 }
             }
         }
     }
 
     #[test]
-    fn a_page_that_does_not_shrink_stays_as_it_is() {
+    fn incompressible_page_is_stored_raw() {
         let keys = [vec![1; 32], vec![2; 32]];
         let mut state = 1_u64;
         let mut noise = || {
@@ -310,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pages_of_others_are_a_miss() {
+    fn pages_of_other_keys_are_a_miss() {
         let (keys, pages) = sample();
         let object = pack(&SCOPE, None, &refs(&keys), &refs(&pages), &options(None, None));
         let contents = Contents::read(&object.unwrap(), Form::Plain, None).unwrap();
@@ -323,13 +337,13 @@ mod tests {
         assert!(contents.check(&SCOPE, &refs(&keys), 699).is_err());
     }
 
-    /// As a writer of the remote without the key would: with checksums that are right.
+    /// Forges a page as a writer without the key would: with valid checksums.
     fn forge(object: &[u8], keys: &[&[u8]], page: usize, bytes: &[u8]) -> Vec<u8> {
         let mut forged = object.to_vec();
         let contents = Contents::read(object, Form::Sealed, None).unwrap();
-        let (mut header, place) = (contents.header.clone(), contents.place(page..page + 1));
+        let (mut header, place) = (contents.header.clone(), contents.stored_range(page..page + 1));
         forged[place.start as usize..place.end as usize].copy_from_slice(bytes);
-        header.slices[page].checksum = sum(keys[page], bytes);
+        header.slices[page].checksum = page_checksum(keys[page], bytes);
         let (encoded, _) = header.encode().unwrap();
         let at = object.windows(8).position(|eight| eight == ritornello_format::RUN_MAGIC).unwrap();
         forged[at..at + encoded.len()].copy_from_slice(&encoded);
@@ -337,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_page_is_believed_without_a_key_and_refused_with_one() {
+    fn forged_page_is_refused_with_key_only() {
         let (keys, pages) = sample();
         let (keys, pages) = (refs(&keys), refs(&pages));
         let sealed = options(None, Some("a"));

@@ -1,22 +1,22 @@
-//! Why an object that came is not believed, and how often that was.
+//! Why fetched objects are rejected, and how many were.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Why an object is a miss although its bytes came.
+/// Why a fetched object counts as a miss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// It is cut, damaged, of another version, or of other pages.
+    /// Cut, corrupt, of another version, or of other pages.
     Damaged(String),
-    /// A key was given, and it has no seal.
+    /// Without a seal although a key was given.
     Unsealed,
-    /// It is sealed with a key that the key file does not hold.
+    /// Sealed with a key that the key file lacks.
     UnknownKey(String),
-    /// Its seal does not fit its bytes.
+    /// The seal does not match the bytes.
     WrongTag,
 }
 
-/// What was verified, or why it is not believed.
+/// A verified value, or why it was rejected.
 pub(super) type Verified<T> = std::result::Result<T, Refused>;
 
 impl Refused {
@@ -42,30 +42,30 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Objects that came and were not believed, by reason.
+/// Rejected objects by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedObjects {
-    /// Cut, damaged, of another version, or of other pages.
+    /// Cut, corrupt, of another version, or of other pages.
     pub damaged: u64,
-    /// Without a seal, although a key was given.
+    /// Without a seal although a key was given.
     pub unsealed: u64,
-    /// Sealed with a key that the key file does not hold.
+    /// Sealed with a key that the key file lacks.
     pub unknown_key: u64,
-    /// With a seal that does not fit: forged, damaged, or two keys have one id.
+    /// With a seal that does not match: forged, damaged, or two keys have one id.
     pub wrong_tag: u64,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct RefusedCounts {
+pub(super) struct RefusedCounters {
     damaged: AtomicU64,
     unsealed: AtomicU64,
     unknown_key: AtomicU64,
     wrong_tag: AtomicU64,
 }
 
-impl RefusedCounts {
-    /// Counts one. The first of a kind that only a writer of the remote or another key can cause is a
-    /// warning; more of them must not fill the log.
+impl RefusedCounters {
+    /// Counts a rejection. The first of each kind that only another writer or another key can cause
+    /// is logged as a warning; the others must not fill the log.
     pub(super) fn add(&self, name: &str, why: &Refused) {
         let count = match why {
             Refused::Damaged(_) => &self.damaged,

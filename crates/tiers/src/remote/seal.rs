@@ -1,12 +1,12 @@
-//! The seal of an object: what proves that a holder of the key wrote it.
+//! The seal of an object, which proves that a holder of the key wrote it.
 //!
-//! It lies in front of the run header and holds the id of its key, an authenticator over the header,
-//! and one over each page's stored bytes, so that a read of some pages needs no others. All are keyed
-//! BLAKE3, with keys that are derived from the file's key for the scope and the purpose. A scope's id
+//! It precedes the run header and holds the id of its key, an authenticator of the header, and one
+//! of each page's stored bytes, so that a page is verified without the others. All are keyed BLAKE3
+//! hashes, with keys derived from the file's key for the scope and the purpose. The id of a scope
 //! commits to the tenant's salt.
 //!
-//! The header's authenticator is checked before the header is parsed, and a page's before the page is
-//! decompressed or copied.
+//! The header's authenticator is verified before the header is parsed, and a page's before the page
+//! is decompressed or copied.
 
 use super::keyring::{ID_BYTES, Key, KeyRing, id_text};
 use super::refused::{Refused, Verified};
@@ -22,27 +22,27 @@ const FIXED_BYTES: usize = 8 + 4 + 4 + 4 + ID_BYTES;
 /// Bytes before the run header.
 const FRONT_BYTES: usize = FIXED_BYTES + TAG_BYTES;
 const HEADER_BYTES_MAX: usize = RUN_HEADER_UNITS_MAX as usize * UNIT as usize;
-/// What keys are derived for: two purposes, each with a context of its own.
+/// Contexts of key derivation, one for each purpose.
 const HEADERS: &str = "ritornello 2026 remote object header v1";
 const PAGES: &str = "ritornello 2026 remote object page v1";
 
-/// Bytes that a seal takes, beside the run header.
-pub(super) const fn room(pages: usize) -> usize {
+/// Bytes of a seal, without the run header.
+pub(super) const fn seal_bytes(pages: usize) -> usize {
     FRONT_BYTES + pages * TAG_BYTES
 }
 
-/// Where a page lies in its object: all of it is bound to the page's bytes.
+/// The position of a page in its object, which is bound to the page's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position<'a> {
     pub(super) key: &'a [u8],
-    /// Which page of how many.
+    /// The index of the page, and the number of pages.
     pub(super) page: usize,
     pub(super) pages: usize,
     pub(super) page_bytes: u64,
     pub(super) codec: u8,
 }
 
-/// Computes the authenticators of one scope's objects.
+/// Computes the authenticators for one scope's objects.
 pub(super) struct Sealer {
     id: [u8; ID_BYTES],
     scope: ScopeId,
@@ -60,8 +60,8 @@ impl Sealer {
         Self { id: key.id, scope: *scope, headers: derived(HEADERS), pages: derived(PAGES) }
     }
 
-    /// The authenticator of a page's stored bytes. Every field in front of them has a fixed length or
-    /// says it, so that no two pages have the same input.
+    /// The authenticator of a page's stored bytes. Every field before them has a fixed length or a
+    /// length prefix, so that no two pages have the same input.
     pub(super) fn page(&self, at: &Position<'_>, stored: &[u8]) -> Hash {
         let mut front = Writer::new();
         front
@@ -69,7 +69,7 @@ impl Sealer {
             .blob(at.key)
             .u32(at.page as u32)
             .u32(at.pages as u32)
-            // Slice 0 of 1: objects' pages have one.
+            // Slice 0 of 1: a page of an object is one slice.
             .u16(0)
             .u16(1)
             .u64(at.page_bytes)
@@ -78,12 +78,13 @@ impl Sealer {
         Hasher::new_keyed(&self.pages).update(front.as_slice()).update(stored).finalize()
     }
 
-    /// Whether `stored` is what was sealed. Comparing hashes takes constant time.
+    /// Whether `stored` is what was sealed. Comparing [`Hash`] values takes constant time.
     pub(super) fn is_page(&self, at: &Position<'_>, stored: &[u8], tag: &Hash) -> bool {
         self.page(at, stored) == *tag
     }
 
-    /// Of the fixed fields, and the header with the pages' authenticators behind it.
+    /// The authenticator of the fixed fields and the body, which is the header followed by the
+    /// pages' authenticators.
     fn header(&self, fixed: &[u8], body: &[u8]) -> Hash {
         let mut scope = Writer::new();
         scope.blob(&self.scope.0);
@@ -94,7 +95,7 @@ impl Sealer {
             .finalize()
     }
 
-    /// The seal with the encoded run header in it.
+    /// The seal, which contains the encoded run header.
     pub(super) fn seal(&self, header: &[u8], tags: &[Hash]) -> Vec<u8> {
         let mut fixed = Writer::new();
         fixed
@@ -111,7 +112,7 @@ impl Sealer {
     }
 }
 
-/// A seal, as far as it can be read without a key.
+/// A seal as parsed without a key: nothing in it is verified yet.
 pub(super) struct Seal<'a> {
     fixed: &'a [u8],
     id: [u8; ID_BYTES],
@@ -121,7 +122,7 @@ pub(super) struct Seal<'a> {
 }
 
 impl<'a> Seal<'a> {
-    /// Reads the seal at the beginning of `head`; bytes may follow it.
+    /// Parses the seal at the beginning of `head`; other bytes may follow.
     pub(super) fn read(head: &'a [u8]) -> Verified<Self> {
         if head.starts_with(&RUN_MAGIC) {
             return Err(Refused::Unsealed);
@@ -142,7 +143,7 @@ impl<'a> Seal<'a> {
         Some(Self { fixed: head.get(..FIXED_BYTES)?, id, tag, body, header_bytes })
     }
 
-    /// Verifies the header's authenticator.
+    /// Verifies the header's authenticator. Returns what verifies the pages.
     pub(super) fn open(&self, keys: &KeyRing, scope: &ScopeId) -> Verified<Sealer> {
         let key = keys.find(&self.id).ok_or_else(|| Refused::UnknownKey(id_text(&self.id)))?;
         let sealer = Sealer::new(key, scope);
@@ -158,14 +159,14 @@ impl<'a> Seal<'a> {
         &self.body[..self.header_bytes]
     }
 
-    /// The pages' authenticators.
+    /// The authenticators of the pages.
     pub(super) fn tags(&self) -> Vec<Hash> {
         let tag = |bytes: &[u8]| Hash::from_slice(bytes).ok();
         self.body[self.header_bytes..].chunks_exact(TAG_BYTES).filter_map(tag).collect()
     }
 }
 
-/// The position of page `page` of an object with such a header.
+/// The position of page `page` in an object with this header.
 pub(super) fn position<'a>(header: &'a RunHeader, page: usize, slice: &Slice) -> Position<'a> {
     Position {
         key: &header.keys[page],
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_of_a_seal_is_refused() {
+    fn flipped_or_cut_seal_is_refused() {
         let keys = ring(&[("a", 1)]);
         let sealed = sealer(&keys, &SCOPE).seal(b"header", &[blake3::hash(b"page")]);
         let opens =

@@ -1,36 +1,38 @@
-//! Which objects a prompt's pages lie in, and what these are called.
+//! The objects that hold a prompt's pages, and their names.
 //!
-//! Pages are packed by their number in the prompt, so that all writers pack alike: groups of a power
-//! of two, as many as make an object of [`OBJECT_BYTES`]; what is left at the end in halves of that,
-//! quarters and so on, the largest first. When a prompt goes on, the group that is full then holds
-//! those pages once more.
+//! Pages are packed by their position in the prompt, so that all writers pack alike: in groups of a
+//! power of two, as many as make an object of [`OBJECT_BYTES`]. The remaining pages are packed in
+//! halves of a group, quarters and so on, largest first. When a prompt grows, the group that
+//! becomes full holds those pages a second time.
 //!
-//! An object is called by its scope, its *last* page, which commits to all before it, and how many it
-//! holds: whoever has the same pages writes the same name, and nobody else does.
+//! The name of an object consists of its scope, the hash of its *last* page, which commits to all
+//! pages before it, and its number of pages: writers of the same pages, and only they, write the
+//! same name.
 
 use ritornello_format::{PageHash, ScopeId};
 use std::fmt::Write;
 use std::ops::Range;
 
-/// About how long an object is.
+/// Approximate length of an object.
 pub(super) const OBJECT_BYTES: u64 = 8 << 20;
-/// Pages that a run header has room for, with keys of 64 bytes.
+/// Pages that fit into a run header with keys of 64 bytes.
 pub(super) const PAGES_MAX: u64 = 128;
 
-/// How objects are made, which their names tell: a reader of one form finds no object of the other.
+/// The form of an object, which is part of its name: a reader of one form finds no object of the
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Form {
     /// With checksums.
     Plain,
-    /// With a seal, which proves that a holder of the key wrote them.
+    /// With a seal, which proves that a holder of the key wrote the object.
     Sealed,
 }
 
 impl Form {
-    /// Both.
+    /// Both forms.
     pub const ALL: [Self; 2] = [Self::Plain, Self::Sealed];
 
-    /// What names begin with; changes with the format of objects.
+    /// Prefix of the names; changes with the object format.
     pub(super) const fn root(self) -> &'static str {
         match self {
             Self::Plain => "ritornello/1/",
@@ -45,7 +47,7 @@ pub(super) fn group_pages(page_bytes: u64) -> usize {
     1 << fitting.ilog2()
 }
 
-/// What the objects of the first `pages` pages hold, in order.
+/// The page ranges of the objects that hold the first `pages` pages, in order.
 pub(super) fn spans(pages: usize, group: usize) -> impl Iterator<Item = Range<usize>> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -56,7 +58,7 @@ pub(super) fn spans(pages: usize, group: usize) -> impl Iterator<Item = Range<us
     })
 }
 
-/// The name of the object that ends with the page `last`.
+/// The name of the object whose last of `pages` pages has the key `last`.
 pub(super) fn name(form: Form, scope: &ScopeId, last: &[u8], pages: usize) -> String {
     let root = form.root();
     let mut name = String::with_capacity(root.len() + 72);
@@ -79,7 +81,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn groups_are_about_as_long_as_an_object() {
+    fn groups_fill_an_object() {
         assert_eq!(group_pages(192 << 10), 32);
         assert_eq!(group_pages(8 << 20), 1);
         assert_eq!(group_pages(64 << 20), 1);
@@ -88,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn spans_cover_every_page_once_and_grow_only_by_groups(pages in 0..700_usize, log in 0..8_u32) {
+        fn spans_cover_each_page_once(pages in 0..700_usize, log in 0..8_u32) {
             let group = 1 << log;
             let all: Vec<_> = spans(pages, group).collect();
             prop_assert_eq!(all.iter().map(Range::len).sum::<usize>(), pages);
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_tells_apart_whatever_differs() {
+    fn different_objects_have_different_names() {
         let names = [
             name(Form::Plain, &ScopeId([1; 16]), &[7; 32], 4),
             name(Form::Sealed, &ScopeId([1; 16]), &[7; 32], 4),

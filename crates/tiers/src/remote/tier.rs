@@ -1,11 +1,11 @@
-//! A remote as a tier: how far a prompt is there, its pages, and writing what is missing.
+//! The tier over a remote: finds, reads and writes the pages of prompts.
 
 use super::backend::Backend;
-use super::guard::{Asked, Guard, RemoteCalls};
+use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
+use super::existence_cache::ExistenceCache;
 use super::keyring::KeyRing;
-use super::known::Known;
 use super::object::{self, Contents, Part};
-use super::refused::{Refused, RefusedCounts, RefusedObjects};
+use super::refused::{Refused, RefusedCounters, RefusedObjects};
 use super::spans::{self, Form};
 use ritornello_format::{Result, ScopeId, check_keys};
 use std::collections::VecDeque;
@@ -14,28 +14,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Objects that are read or written at once, and that a writer asks for at once.
-const WINDOW: usize = 4;
-const ASKED: usize = 16;
+/// Objects read or written at once, and names that a writer queries at once.
+const OBJECTS_AT_ONCE: usize = 4;
+const NAMES_PER_QUERY: usize = 16;
 
 /// Pages of one scope, by their keys, from the first page of a prompt on.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
-    /// Their scope.
+    /// The scope.
     pub scope: &'a ScopeId,
-    /// Length of a page.
+    /// Bytes per page.
     pub page_bytes: u64,
-    /// The key of every page.
+    /// The key of each page.
     pub keys: &'a [&'a [u8]],
 }
 
-/// How pages are written to a remote, and which are believed.
+/// How pages are written to a remote, and which objects are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOptions {
-    /// Compresses each page with Zstandard at this level, from 1 to 19. Pages are read however they
-    /// were compressed.
+    /// Compresses each page with Zstandard at this level, from 1 to 19. Reading accepts any
+    /// compression.
     pub zstd: Option<i32>,
-    /// Seals what is written, and reads nothing that is not sealed with one of these keys.
+    /// Seals what is written, and accepts only objects sealed with one of these keys.
     pub keys: Option<Arc<KeyRing>>,
 }
 
@@ -47,82 +47,81 @@ impl RemoteOptions {
     }
 }
 
-/// What a remote was asked for, and what came of it.
+/// Statistics of a remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteStats {
     /// Calls of the backend.
     pub calls: RemoteCalls,
-    /// Pages that came, and are what was asked for.
+    /// Pages read and verified.
     pub pages_read: u64,
-    /// Pages that were found and did not come: gone, damaged, or too late.
+    /// Pages that were found and could not be read: removed, damaged, or timed out.
     pub pages_lost: u64,
-    /// Pages that were written.
+    /// Pages written.
     pub pages_written: u64,
-    /// Pages that were there already when they were to be written.
+    /// Pages not written because the remote had them.
     pub pages_there: u64,
     /// Pages that could not be written.
     pub pages_dropped: u64,
-    /// Objects that came and were not believed.
+    /// Fetched objects that were rejected.
     pub refused: RefusedObjects,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct Counters {
     read: AtomicU64,
     lost: AtomicU64,
     written: AtomicU64,
-    there: AtomicU64,
+    present: AtomicU64,
     dropped: AtomicU64,
-    refused: RefusedCounts,
+    refused: RefusedCounters,
 }
 
-/// See the module. A remote that is slow or dead costs hits: every call has a deadline, and what
-/// cannot be had or written until then is not there.
+/// A remote as a tier. Every call has a deadline: what a slow or dead remote does not deliver in
+/// time is a miss, and what it does not take in time is dropped.
 #[derive(Debug)]
 pub struct RemoteTier {
-    guard: Guard,
+    executor: CallExecutor,
     options: RemoteOptions,
-    known: Known,
-    counts: Counts,
+    existence: ExistenceCache,
+    counts: Counters,
 }
 
 impl RemoteTier {
-    /// A tier over `backend`.
+    /// A tier over `backend`, with default options.
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         Self::with_options(backend, RemoteOptions::default())
     }
 
-    /// A tier over `backend` that writes pages as `options` say.
+    /// A tier over `backend`.
     #[must_use]
     pub fn with_options(backend: Arc<dyn Backend>, options: RemoteOptions) -> Self {
-        let (known, counts) = (Known::default(), Counts::default());
-        Self { guard: Guard::new(backend), options, known, counts }
+        let (existence, counts) = (ExistenceCache::default(), Counters::default());
+        Self { executor: CallExecutor::new(backend), options, existence, counts }
     }
 
-    /// Pages of a full object, by the length of a page: objects begin at multiples of it.
+    /// Pages of a full object with pages of this length; full objects begin at multiples of it.
     #[must_use]
     pub fn object_pages(page_bytes: u64) -> usize {
         spans::group_pages(page_bytes)
     }
 
-    /// How many leading pages are there: a hint, until they are read. Asks the remote at most 12
-    /// times for 256 pages, and not at all for what is known.
+    /// The number of leading pages that the remote has: a hint, until they are read. Queries the
+    /// remote at most 12 times for 256 pages, and not for objects whose existence is cached.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none; `Retry` if the remote does not answer until `deadline`.
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
-        let sound = self.before_holes(prompt, deadline)?;
-        Ok(self.found(prompt, sound, deadline)?.last().map_or(0, |span| span.end))
+        let sound = self.groups_before_hole(prompt, deadline)?;
+        Ok(self.find_objects(prompt, sound, deadline)?.last().map_or(0, |span| span.end))
     }
 
-    /// Copies pages `range` of the prompt, which is the one that was probed for, to `out`, one after
-    /// another. Returns how many of the first of them came,
-    /// and are what was asked for; whatever is wrong with the others, they are not there.
+    /// Copies pages `range` of a prompt that was probed before to `out`, one after another. Returns
+    /// how many leading ones were read and verified; the others are a miss, whatever the reason.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none, or if `out` is of another length.
+    /// `Invalid` for an invalid key, or if the length of `out` does not match.
     pub fn get(
         &self,
         prompt: &Prompt<'_>,
@@ -134,69 +133,70 @@ impl RemoteTier {
         let page = prompt.page_bytes as usize;
         if out.len() != range.len() * page || range.end > prompt.keys.len() {
             return Err(ritornello_format::Error::invalid(
-                "a read is of pages of the prompt, and its memory as long as they are",
+                "a read needs pages of the prompt, and memory of exactly their length",
             ));
         }
         if range.is_empty() {
             return Ok(0);
         }
-        let Ok(found) = self.found(prompt, usize::MAX, deadline) else { return Ok(0) };
+        let Ok(found) = self.find_objects(prompt, usize::MAX, deadline) else { return Ok(0) };
         let wanted: Vec<_> = found
             .into_iter()
             .filter(|span| span.end > range.start && span.start < range.end)
             .collect();
         let promised = wanted.last().map_or(0, |span| range.end.min(span.end) - range.start);
-        let mut came = 0;
+        let mut copied = 0;
         let mut left = wanted.into_iter().map(|span| {
             let pages = range.start.max(span.start)..range.end.min(span.end);
             let asked = self.fetch(prompt, &span, &pages, deadline);
             (span, pages, asked)
         });
-        let mut asked: VecDeque<_> = left.by_ref().take(WINDOW).collect();
+        let mut asked: VecDeque<_> = left.by_ref().take(OBJECTS_AT_ONCE).collect();
         while let Some((span, pages, answer)) = asked.pop_front() {
             let at = (pages.start - range.start) * page;
             let out = &mut out[at..at + pages.len() * page];
-            let read = answer.and_then(Asked::wait).ok().flatten();
-            // What is read next moves while this is verified.
+            let read = answer.and_then(PendingCall::wait).ok().flatten();
+            // The next object is fetched while this one is verified.
             asked.extend(left.next());
             let (whole, refused) = read.map_or((0, None), |read| {
                 let inside = pages.start - span.start..pages.end - span.start;
                 self.unpack(&read, prompt, &span, inside, out)
             });
-            came += whole;
+            copied += whole;
             let (name, now) = (self.name_of(prompt, &span), Instant::now());
             if whole == pages.len() {
-                // The part of a refused object that was not read may be what it was refused for.
-                if pages == span && self.known.is_refused(&name) {
-                    self.known.trust(&name, now);
+                // A partial read does not clear a refusal: the rejected bytes may be in the part
+                // not read.
+                if pages == span && self.existence.is_refused(&name) {
+                    self.existence.mark_verified(&name, now);
                 }
                 continue;
             }
             match refused {
                 Some(why) => {
                     self.counts.refused.add(&name, &why);
-                    self.known.refuse(&name, matches!(why, Refused::Damaged(_)), now);
+                    self.existence.mark_refused(&name, matches!(why, Refused::Damaged(_)), now);
                 }
                 None => {
-                    tracing::debug!(name, "an object that was found did not come");
-                    self.known.lose(&name, now);
+                    tracing::debug!(name, "an object that was found could not be read");
+                    self.existence.mark_lost(&name, now);
                 }
             }
             break;
         }
-        self.counts.read.fetch_add(came as u64, Relaxed);
-        self.counts.lost.fetch_add((promised - came) as u64, Relaxed);
-        Ok(came)
+        self.counts.read.fetch_add(copied as u64, Relaxed);
+        self.counts.lost.fetch_add((promised - copied) as u64, Relaxed);
+        Ok(copied)
     }
 
-    /// Writes what is missing of pages `have`, which `page` lends, by their number in the prompt.
-    /// Only whole objects are written: pages before `have` in the first one, which are not lent,
-    /// leave that out. What is not written until `deadline` is dropped, and counted, and so is what is
-    /// behind it: nobody would find that. Returns the pages that are there now, up to the first object
-    /// that is not.
+    /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
+    /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
+    /// object is skipped. Objects not written until `deadline` are dropped and counted, as are all
+    /// behind them, which no lookup would reach. Returns how many pages the remote now has, up to
+    /// the first missing object.
     ///
     /// # Errors
-    /// `Invalid` for a key that is none, or a page of another length.
+    /// `Invalid` for an invalid key, or a page of another length.
     pub fn put<'a>(
         &self,
         prompt: &Prompt<'_>,
@@ -210,29 +210,30 @@ impl RemoteTier {
         let mine: Vec<_> =
             spans::spans(end, group).filter(|span| span.start >= have.start).collect();
         let names: Vec<_> = mine.iter().map(|span| self.name_of(prompt, span)).collect();
-        let there = self.sound(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
+        let exists = self.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
-        for ((span, name), there) in mine.iter().zip(names).zip(there) {
-            if there {
-                self.counts.there.fetch_add(span.len() as u64, Relaxed);
+        for ((span, name), exists) in mine.iter().zip(names).zip(exists) {
+            if exists {
+                self.counts.present.fetch_add(span.len() as u64, Relaxed);
             } else {
                 missing.push((span.clone(), name));
             }
         }
-        let mut asked: VecDeque<(Range<usize>, String, _)> = VecDeque::with_capacity(WINDOW);
+        let mut asked: VecDeque<(Range<usize>, String, _)> =
+            VecDeque::with_capacity(OBJECTS_AT_ONCE);
         let mut left = missing.into_iter();
-        // The first page that is not there.
-        let mut hole = end;
+        // The first missing page.
+        let mut first_missing = end;
         loop {
             let next = left.next();
-            if asked.len() == WINDOW || next.is_none() {
+            if asked.len() == OBJECTS_AT_ONCE || next.is_none() {
                 let Some((span, name, answer)) = asked.pop_front() else { break };
                 if !self.written(&span, &name, answer) {
-                    hole = hole.min(span.start);
+                    first_missing = first_missing.min(span.start);
                 }
             }
             let Some((span, name)) = next else { continue };
-            if span.start > hole {
+            if span.start > first_missing {
                 self.counts.dropped.fetch_add(span.len() as u64, Relaxed);
                 continue;
             }
@@ -241,18 +242,19 @@ impl RemoteTier {
             let parent = span.start.checked_sub(1).map(|at| prompt.keys[at]);
             let packed = object::pack(prompt.scope, parent, keys, &pages, &self.options)?;
             let (to, packed) = (name.clone(), Arc::new(packed));
-            let answer = self.guard.ask(deadline, move |remote| remote.set_shared(&to, &packed));
+            let answer =
+                self.executor.start(deadline, move |remote| remote.set_shared(&to, &packed));
             asked.push_back((span, name, answer));
         }
-        Ok(mine.iter().take_while(|span| span.start < hole).map(Range::len).sum())
+        Ok(mine.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
     }
 
-    /// The first pages from `from` on whose objects are not there, as far as these lie side by side;
-    /// `from` is where an object begins. Empty, and at the end of the prompt, if none is missing. This
-    /// is for who writes: it asks for every object.
+    /// The first run of pages, from `from` on, whose objects are missing; `from` must be the start
+    /// of an object. Empty, at the end of the prompt, if none is. For writers: it queries every
+    /// object.
     ///
     /// # Errors
-    /// Like [`probe`](Self::probe).
+    /// As for [`probe`](Self::probe).
     pub fn missing(
         &self,
         prompt: &Prompt<'_>,
@@ -263,12 +265,12 @@ impl RemoteTier {
         let group = spans::group_pages(prompt.page_bytes);
         let all: Vec<_> =
             spans::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
-        for spans in all.chunks(ASKED) {
+        for spans in all.chunks(NAMES_PER_QUERY) {
             let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
-            let there = self.sound(&names, deadline)?;
-            let mut missing = spans.iter().zip(there).skip_while(|(_, there)| *there);
+            let exists = self.readable(&names, deadline)?;
+            let mut missing = spans.iter().zip(exists).skip_while(|(_, exists)| *exists);
             if let Some((first, _)) = missing.next() {
-                let last = missing.take_while(|(_, there)| !there).last();
+                let last = missing.take_while(|(_, exists)| !exists).last();
                 return Ok(first.start..last.map_or(first.end, |(last, _)| last.end));
             }
         }
@@ -276,35 +278,34 @@ impl RemoteTier {
         Ok(end..end)
     }
 
-    /// Whether the object of `span` is there now that it was to be written.
-    fn written(&self, span: &Range<usize>, name: &str, answer: Result<Asked<()>>) -> bool {
-        let written = answer.and_then(Asked::wait).is_ok();
+    /// Records the outcome of writing the object of `span`. Returns whether it was written.
+    fn written(&self, span: &Range<usize>, name: &str, answer: Result<PendingCall<()>>) -> bool {
+        let written = answer.and_then(PendingCall::wait).is_ok();
         let count = if written { &self.counts.written } else { &self.counts.dropped };
         count.fetch_add(span.len() as u64, Relaxed);
         if written {
-            self.known.trust(name, Instant::now());
+            self.existence.mark_verified(name, Instant::now());
         }
         written
     }
 
-    /// Counts since it was made.
+    /// Statistics since the tier was created.
     #[must_use]
     pub fn stats(&self) -> RemoteStats {
         RemoteStats {
-            calls: self.guard.calls(),
+            calls: self.executor.calls(),
             pages_read: self.counts.read.load(Relaxed),
             pages_lost: self.counts.lost.load(Relaxed),
             pages_written: self.counts.written.load(Relaxed),
-            pages_there: self.counts.there.load(Relaxed),
+            pages_there: self.counts.present.load(Relaxed),
             pages_dropped: self.counts.dropped.load(Relaxed),
             refused: self.counts.refused.get(),
         }
     }
 
-    /// The objects that the leading pages lie in, as far as they are there: full groups, of which the
-    /// last one is searched for by thirds, and then what smaller ones there are behind it. Of those
-    /// groups no more than `sound` are.
-    fn found(
+    /// The objects that hold the leading pages: full groups, the last of which is found by ternary
+    /// search, and smaller objects behind them. At most the first `sound` groups are considered.
+    fn find_objects(
         &self,
         prompt: &Prompt<'_>,
         sound: usize,
@@ -313,7 +314,7 @@ impl RemoteTier {
         let group = spans::group_pages(prompt.page_bytes);
         let pages = prompt.keys.len();
         let name = |end: usize| self.name_of(prompt, &((end - 1) * group..end * group));
-        // So many leading groups are there at least, and at most.
+        // Bounds of the number of leading groups that exist.
         let (mut least, mut most) = (0, pages / group);
         while least < most {
             let third = (most - least).div_ceil(3);
@@ -321,13 +322,13 @@ impl RemoteTier {
             let asked = if low == high { &[low][..] } else { &[low, high] };
             let names: Vec<_> =
                 asked.iter().filter(|end| **end <= sound).copied().map(name).collect();
-            let mut there = self.exist(&names, deadline)?;
-            there.resize(asked.len(), false);
-            match there.as_slice() {
+            let mut exists = self.query_existence(&names, deadline)?;
+            exists.resize(asked.len(), false);
+            match exists.as_slice() {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
                 [true] => least = low,
-                // Whatever may be behind it: a prompt ends at what is missing.
+                // Later groups do not matter: a prompt ends at the first missing one.
                 _ => most = low - 1,
             }
         }
@@ -336,7 +337,7 @@ impl RemoteTier {
         while size > 0 {
             if at + size <= pages {
                 let span = at..at + size;
-                if self.exist(&[self.name_of(prompt, &span)], deadline)? == [true] {
+                if self.query_existence(&[self.name_of(prompt, &span)], deadline)? == [true] {
                     at = span.end;
                     found.push(span);
                 }
@@ -346,18 +347,21 @@ impl RemoteTier {
         Ok(found)
     }
 
-    /// How many full groups come before the first one that is known to be missing, or did not come when
-    /// it was found last and still is not there: the search does not see one between others.
-    fn before_holes(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
+    /// The number of full groups before the first one that is cached as missing, or that could not
+    /// be read when it was found last and is still missing. The search in
+    /// [`find_objects`](Self::find_objects) would not notice such a gap.
+    fn groups_before_hole(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         let group = spans::group_pages(prompt.page_bytes);
         let mut sound = 0;
         for end in 1..=prompt.keys.len() / group {
             let name = self.name_of(prompt, &((end - 1) * group..end * group));
-            let there = match self.known.get(&name, Instant::now()) {
-                None if self.known.is_lost(&name) => self.exist(&[name], deadline)? == [true],
+            let exists = match self.existence.get(&name, Instant::now()) {
+                None if self.existence.is_lost(&name) => {
+                    self.query_existence(&[name], deadline)? == [true]
+                }
                 known => known != Some(false),
             };
-            if !there {
+            if !exists {
                 break;
             }
             sound += 1;
@@ -365,41 +369,41 @@ impl RemoteTier {
         Ok(sound)
     }
 
-    /// Which of these objects are there and did not fail to come when they were read last: others are
-    /// to be written, though a damaged or forged one is there.
-    fn sound(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
-        let fails = |name: &String| self.known.is_lost(name) || self.known.is_refused(name);
+    /// Which of these objects exist and were not lost or rejected when last read. Writers replace
+    /// the others, even if a damaged or forged one exists.
+    fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
+        let fails = |name: &String| self.existence.is_lost(name) || self.existence.is_refused(name);
         let lost: Vec<_> = names.iter().map(fails).collect();
         let asked = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
         let asked: Vec<_> = asked.map(|(name, _)| name.clone()).collect();
-        let mut answers = self.exist(&asked, deadline)?.into_iter();
+        let mut answers = self.query_existence(&asked, deadline)?.into_iter();
         Ok(lost.into_iter().map(|lost| !lost && answers.next() == Some(true)).collect())
     }
 
-    fn exist(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
+    fn query_existence(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
         let now = Instant::now();
-        let mut there: Vec<_> = names.iter().map(|name| self.known.get(name, now)).collect();
+        let mut exists: Vec<_> = names.iter().map(|name| self.existence.get(name, now)).collect();
         let unknown: Vec<String> = names
             .iter()
-            .zip(&there)
-            .filter(|(_, there)| there.is_none())
+            .zip(&exists)
+            .filter(|(_, exists)| exists.is_none())
             .map(|(name, _)| name.clone())
             .collect();
         if !unknown.is_empty() {
             let asked = unknown.clone();
-            let answers = self.guard.get(deadline, move |remote| {
+            let answers = self.executor.call(deadline, move |remote| {
                 let names: Vec<&str> = asked.iter().map(String::as_str).collect();
                 remote.exists_batch(&names).into_iter().collect::<Result<Vec<bool>>>()
             })?;
             for (name, answer) in unknown.iter().zip(&answers) {
-                self.known.note(name, *answer, now);
+                self.existence.record(name, *answer, now);
             }
             let mut answers = answers.into_iter();
-            for there in there.iter_mut().filter(|there| there.is_none()) {
-                *there = answers.next();
+            for exists in exists.iter_mut().filter(|exists| exists.is_none()) {
+                *exists = answers.next();
             }
         }
-        Ok(there.into_iter().map(|there| there == Some(true)).collect())
+        Ok(exists.into_iter().map(|exists| exists == Some(true)).collect())
     }
 
     fn name_of(&self, prompt: &Prompt<'_>, span: &Range<usize>) -> String {
@@ -407,11 +411,11 @@ impl RemoteTier {
         spans::name(self.options.form(), prompt.scope, last, span.len())
     }
 
-    /// Copies pages `wanted` of the object of `span` to `out`. Returns how many came, and why others
-    /// did not.
+    /// Copies pages `wanted` of the object of `span` to `out`. Returns how many were copied, and
+    /// why it stopped.
     fn unpack(
         &self,
-        read: &Read,
+        read: &FetchedObject,
         prompt: &Prompt<'_>,
         span: &Range<usize>,
         wanted: Range<usize>,
@@ -433,26 +437,27 @@ impl RemoteTier {
         }
     }
 
-    /// The header of an object and the bytes of `pages`, which lie in `span`: in one piece where
-    /// they follow upon each other.
+    /// Fetches the header of an object and the bytes of `pages`, which lie in `span`; in one
+    /// request if they are adjacent.
     fn fetch(
         &self,
         prompt: &Prompt<'_>,
         span: &Range<usize>,
         pages: &Range<usize>,
         deadline: Instant,
-    ) -> Result<Asked<Option<Read>>> {
+    ) -> Result<PendingCall<Option<FetchedObject>>> {
         let name = self.name_of(prompt, span);
         let (form, keys, scope) = (self.options.form(), self.options.keys.clone(), *prompt.scope);
         let (page_bytes, pages_in) = (prompt.page_bytes, span.len());
-        let begin = object::pages_begin(form, prompt.keys[span.clone()].iter().map(|k| k.len()));
+        let begin =
+            object::first_page_offset(form, prompt.keys[span.clone()].iter().map(|k| k.len()));
         let place = |page: usize| begin + (page - span.start) as u64 * prompt.page_bytes;
         let (from, to) = (place(pages.start), place(pages.end));
         let inside = pages.start - span.start..pages.end - span.start;
-        self.guard.ask(deadline, move |remote| {
+        self.executor.start(deadline, move |remote| {
             if from == begin {
                 let head = remote.get(&name, Some(0..to))?;
-                return Ok(head.map(|head| Read { head, body: None }));
+                return Ok(head.map(|head| FetchedObject { head, body: None }));
             }
             let asked = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
             let mut answers = remote.get_batch(&asked).into_iter();
@@ -460,26 +465,26 @@ impl RemoteTier {
                 return Ok(None);
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // Compressed pages lie further in front than that. Another length than this prompt's would be
-            // fetched on the word of whoever wrote the object.
+            // Compressed pages lie farther to the front. The header's page length and count must be
+            // those of the prompt, or a forged header could cause fetches of any length.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
-            let truly = Contents::read(&head, form, verify).ok().filter(|contents| {
+            let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in
             });
-            let truly = truly.map(|contents| contents.place(inside.clone()));
-            match truly.filter(|truly| *truly != (from..to)) {
-                None => Ok(Some(Read { head, body: Some((from, body)) })),
-                Some(truly) => {
-                    let body = remote.get(&name, Some(truly.clone()))?;
-                    Ok(body.map(|body| Read { head, body: Some((truly.start, body)) }))
+            let actual = actual.map(|contents| contents.stored_range(inside.clone()));
+            match actual.filter(|actual| *actual != (from..to)) {
+                None => Ok(Some(FetchedObject { head, body: Some((from, body)) })),
+                Some(actual) => {
+                    let body = remote.get(&name, Some(actual.clone()))?;
+                    Ok(body.map(|body| FetchedObject { head, body: Some((actual.start, body)) }))
                 }
             }
         })
     }
 }
 
-/// What came of an object: its header with what follows it, or a part by itself.
-struct Read {
+/// The fetched bytes of an object: from its beginning, or its header and a separate range.
+struct FetchedObject {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
 }
@@ -491,16 +496,16 @@ mod tests {
     use std::time::Duration;
 
     const SCOPE: ScopeId = ScopeId([9; 16]);
-    /// Eight of them are an object.
+    /// Eight pages make an object.
     const PAGE: usize = 1 << 20;
 
-    struct Both {
+    struct Fixture {
         tier: RemoteTier,
         backend: Arc<MemoryBackend>,
         keys: Vec<Vec<u8>>,
     }
 
-    impl Both {
+    impl Fixture {
         fn new(pages: u64) -> Self {
             let backend = Arc::new(MemoryBackend::default());
             let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
@@ -532,57 +537,60 @@ mod tests {
             spans::name(Form::Plain, &SCOPE, &self.keys[7], 8)
         }
 
-        /// As if nobody had asked for it for a while.
-        fn wait(&self, name: &str) {
+        /// Lets the cached absence of an object expire.
+        fn expire_absence(&self, name: &str) {
             let Some(past) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
-            self.tier.known.note(name, false, past);
+            self.tier.existence.record(name, false, past);
         }
     }
 
     #[test]
-    fn a_hole_is_not_promised_twice_and_is_found_again_when_it_is_filled() {
-        let both = Both::new(72);
-        let name = both.first_object();
-        assert_eq!(both.put(), 72);
-        let value = both.backend.get(&name, None).unwrap().unwrap();
-        both.backend.delete(&name).unwrap();
-        assert_eq!(both.probe(), 72);
-        assert_eq!(both.get(), 0);
-        assert_eq!(both.probe(), 0);
-        both.wait(&name);
-        assert_eq!(both.probe(), 0, "it is asked for by itself");
-        both.backend.set(&name, &value).unwrap();
-        both.wait(&name);
-        assert_eq!((both.probe(), both.get()), (72, 72));
+    fn gap_is_remembered_until_it_is_filled() {
+        let fixture = Fixture::new(72);
+        let name = fixture.first_object();
+        assert_eq!(fixture.put(), 72);
+        let value = fixture.backend.get(&name, None).unwrap().unwrap();
+        fixture.backend.delete(&name).unwrap();
+        assert_eq!(fixture.probe(), 72);
+        assert_eq!(fixture.get(), 0);
+        assert_eq!(fixture.probe(), 0);
+        fixture.expire_absence(&name);
+        assert_eq!(fixture.probe(), 0, "the lost object is queried by itself");
+        fixture.backend.set(&name, &value).unwrap();
+        fixture.expire_absence(&name);
+        assert_eq!((fixture.probe(), fixture.get()), (72, 72));
     }
 
     #[test]
-    fn what_is_there_and_did_not_come_is_written_anew() {
-        let both = Both::new(16);
-        let name = both.first_object();
-        assert_eq!(both.put(), 16);
-        both.backend.set(&name, b"damage").unwrap();
-        assert_eq!(both.get(), 0);
-        both.wait(&name);
-        assert_eq!(both.with(|prompt, until| both.tier.missing(prompt, 0, until)), 0..8);
-        assert_eq!(both.put(), 16);
-        assert_eq!(both.get(), 16);
+    fn damaged_object_is_written_again() {
+        let fixture = Fixture::new(16);
+        let name = fixture.first_object();
+        assert_eq!(fixture.put(), 16);
+        fixture.backend.set(&name, b"damage").unwrap();
+        assert_eq!(fixture.get(), 0);
+        fixture.expire_absence(&name);
+        assert_eq!(fixture.with(|prompt, until| fixture.tier.missing(prompt, 0, until)), 0..8);
+        assert_eq!(fixture.put(), 16);
+        assert_eq!(fixture.get(), 16);
     }
 
     #[test]
     fn part_of_refused_object_does_not_restore_trust() {
-        let both = Both::new(8);
-        let name = both.first_object();
-        assert_eq!(both.put(), 8);
-        let mut value = both.backend.get(&name, None).unwrap().unwrap();
+        let fixture = Fixture::new(8);
+        let name = fixture.first_object();
+        assert_eq!(fixture.put(), 8);
+        let mut value = fixture.backend.get(&name, None).unwrap().unwrap();
         *value.last_mut().unwrap() ^= 1;
-        both.backend.set(&name, &value).unwrap();
-        assert_eq!(both.get(), 7);
-        both.wait(&name);
+        fixture.backend.set(&name, &value).unwrap();
+        assert_eq!(fixture.get(), 7);
+        fixture.expire_absence(&name);
         let mut out = vec![0; PAGE];
-        assert_eq!(both.with(|prompt, until| both.tier.get(prompt, 0..1, &mut out, until)), 1);
-        assert_eq!(both.with(|prompt, until| both.tier.missing(prompt, 0, until)), 0..8);
-        assert_eq!((both.put(), both.get()), (8, 8));
-        assert_eq!(both.tier.stats().pages_written, 16);
+        assert_eq!(
+            fixture.with(|prompt, until| fixture.tier.get(prompt, 0..1, &mut out, until)),
+            1
+        );
+        assert_eq!(fixture.with(|prompt, until| fixture.tier.missing(prompt, 0, until)), 0..8);
+        assert_eq!((fixture.put(), fixture.get()), (8, 8));
+        assert_eq!(fixture.tier.stats().pages_written, 16);
     }
 }

@@ -1,25 +1,25 @@
-//! Where nodes are: in blocks that stay where they are, so that one more node never moves the others.
+//! Storage of nodes, in blocks that never move: adding a node moves no other.
 
 use super::node::{Id, Node};
 
-/// Nodes of a block.
-const BLOCK: usize = 1 << 13;
+/// Nodes per block.
+const BLOCK_NODES: usize = 1 << 13;
 
 #[derive(Debug, Default)]
 pub(super) struct Arena {
     blocks: Vec<Vec<Node>>,
-    /// The first of the places that are free, each of which names the next as what is before it.
+    /// The first free entry; each free entry holds the next one as its parent.
     free: Option<Id>,
 }
 
 impl Arena {
     #[inline]
     pub(super) fn at(&self, id: Id) -> &Node {
-        &self.blocks[id.0 as usize / BLOCK][id.0 as usize % BLOCK]
+        &self.blocks[id.0 as usize / BLOCK_NODES][id.0 as usize % BLOCK_NODES]
     }
 
     pub(super) fn at_mut(&mut self, id: Id) -> &mut Node {
-        &mut self.blocks[id.0 as usize / BLOCK][id.0 as usize % BLOCK]
+        &mut self.blocks[id.0 as usize / BLOCK_NODES][id.0 as usize % BLOCK_NODES]
     }
 
     pub(super) fn add(&mut self, node: Node) -> Id {
@@ -30,22 +30,22 @@ impl Arena {
             self.free = next;
             return id;
         }
-        if self.blocks.last().is_none_or(|last| last.len() == BLOCK) {
-            self.blocks.push(Vec::with_capacity(BLOCK));
+        if self.blocks.last().is_none_or(|last| last.len() == BLOCK_NODES) {
+            self.blocks.push(Vec::with_capacity(BLOCK_NODES));
         }
-        let before = (self.blocks.len() - 1) * BLOCK;
-        let last = &mut self.blocks[before / BLOCK];
+        let before = (self.blocks.len() - 1) * BLOCK_NODES;
+        let last = &mut self.blocks[before / BLOCK_NODES];
         last.push(node);
         Id((before + last.len() - 1) as u32)
     }
 
-    /// Takes a node out; its place is free.
+    /// Removes a node and frees its entry.
     pub(super) fn take(&mut self, id: Id) -> Node {
         let next = self.free.replace(id);
         std::mem::replace(self.at_mut(id), Node { parent: next, ..Node::default() })
     }
 
-    /// Places that nodes have, and free ones.
+    /// Number of used and of free entries.
     #[cfg(debug_assertions)]
     pub(super) fn places(&self) -> (usize, usize) {
         let free = std::iter::successors(self.free, |id| self.at(*id).parent).count();

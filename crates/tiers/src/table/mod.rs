@@ -1,19 +1,19 @@
 //! The page table: a radix tree over page hashes.
 //!
-//! A node is a stretch of consecutive pages that are in the same state on every tier; it is split
-//! where that ends, and merged again where the difference is gone. Since a page's hash commits to all
-//! pages before it, a node is found by the hash of its first page, and a stretch is compared by its
-//! last page alone, unless that differs.
+//! A node holds consecutive pages in the same state on every tier. It is split where a state starts
+//! to differ, and merged when the states agree again. Since the hash of a page commits to all pages
+//! before it, a node is found by the hash of its first page, and compared by its last page alone
+//! unless that differs.
 //!
-//! **Locks.** One read-write lock. A walk holds it for reading; nobody holds it for writing for
-//! longer than [`STRETCH`] pages take, behind a walk to them from the first page of their prompt. What
-//! grows with the table does so in steps: nodes are in blocks (`arena`), heads move a few at a time
-//! (`heads`). What a walk leaves behind (age, hits) is atomic.
+//! **Locks.** One read-write lock. Walks hold it for reading. A writer holds it for at most
+//! [`NODE_PAGES_MAX`] pages, after descending to them from the first page of their prompt.
+//! Structures that grow with the table grow in steps: nodes in blocks (`arena`), heads a few at a
+//! time (`head_index`). Fields that a walk updates (age, hits) are atomic.
 
 mod arena;
-mod heads;
+mod eviction_queue;
+mod head_index;
 mod node;
-mod order;
 mod tree;
 
 pub use node::Phase;
@@ -24,56 +24,56 @@ use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
 use tree::{Eviction, Tree};
 
-/// Most pages of a node, and most that one hold of the lock for writing concerns.
-const STRETCH: usize = 512;
+/// Maximum pages of a node, and of one write-locked step.
+const NODE_PAGES_MAX: usize = 512;
 
-/// Stretches that a walk has room for from the start.
-const SPANS: usize = 64;
+/// Spans that a walk reserves memory for.
+const SPANS_CAPACITY: usize = 64;
 
-/// A stretch of a prompt in the same state.
+/// Consecutive pages of a prompt in the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its first page in the prompt.
+    /// Index of the first page in the prompt.
     pub at: usize,
-    /// Pages.
+    /// Number of pages.
     pub pages: usize,
-    /// On each of [`Tier::ALL`].
+    /// The phase on each of [`Tier::ALL`].
     pub phases: [Phase; Tier::ALL.len()],
 }
 
 impl Span {
-    /// Whether its pages are on `tier`.
+    /// Whether the pages are present on `tier`.
     #[must_use]
     pub fn is_on(&self, tier: Tier) -> bool {
         self.phases[tier as usize] == Phase::Present
     }
 
-    /// The fastest tier that its pages are on.
+    /// The fastest tier that the pages are present on.
     #[must_use]
     pub fn fastest(&self) -> Option<Tier> {
         Tier::ALL.into_iter().find(|tier| self.is_on(*tier))
     }
 }
 
-/// Pages that a tier has given away, consecutive in their prompt.
+/// Evicted pages, consecutive in their prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// The pages, in the order of their prompt.
+    /// The pages, in prompt order.
     pub pages: Vec<PageHash>,
-    /// Where the host tier kept them, a place a page; of other tiers empty.
+    /// Their slots on the host tier, one per page; empty for other tiers.
     pub slots: Vec<u32>,
-    /// How often a walk came by since they were first known.
+    /// Walks over these pages since they were inserted.
     pub hits: u32,
 }
 
-/// Sizes.
+/// Sizes of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
     /// Nodes of the tree.
     pub nodes: u64,
-    /// Pages that are known.
+    /// Pages in the table.
     pub pages: u64,
-    /// Of those on each of [`Tier::ALL`].
+    /// Pages present on each of [`Tier::ALL`].
     pub present: [u64; Tier::ALL.len()],
 }
 
@@ -84,28 +84,29 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    /// An empty one.
+    /// An empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Where the leading pages are, as far as any tier has them or is about to; they count as used.
+    /// The states of the leading pages that any tier has or is receiving, which are marked as used.
     pub fn walk(&self, pages: &impl PageHashes) -> Vec<Span> {
-        let mut spans = Vec::with_capacity(SPANS);
+        let mut spans = Vec::with_capacity(SPANS_CAPACITY);
         self.tree.read().walk(pages, |span| spans.push(span));
         spans
     }
 
-    /// How many leading pages walks came by at least so many times, since they were known.
+    /// Leading pages hit at least `times` times since insertion.
     #[must_use]
-    pub fn often(&self, pages: &impl PageHashes, times: u32) -> usize {
-        self.tree.read().often(pages, times)
+    pub fn hot_prefix(&self, pages: &impl PageHashes, times: u32) -> usize {
+        self.tree.read().hot_prefix(pages, times)
     }
 
-    /// Says that `pages[range]` are to be brought to `tier`, where `how` says from which side. The
-    /// answer is what the caller is to bring and then to [`settle`](Self::settle): pages that were
-    /// neither there nor on their way, in ranges of `pages`; they count as used.
+    /// Claims the transfer of `pages[range]` to `tier`, in the direction that `how` names. Returns
+    /// the ranges the caller must transfer and then [mark present](Self::mark_present) or
+    /// [abandon](Self::abandon): pages that were neither present nor in transfer. These are marked
+    /// as used.
     #[must_use]
     pub fn claim(
         &self,
@@ -118,7 +119,7 @@ impl PageTable {
         if range.is_empty() {
             return claimed;
         }
-        // Those before it, too: they are to be known, however far they reach.
+        // Pages before the range are inserted as well, however many there are.
         for piece in pieces(0..range.end, pages.len()) {
             let wanted = piece.start.max(range.start).min(piece.end)..piece.end;
             for new in self.tree.write().claim(tier, how, &pages[..piece.end], wanted) {
@@ -131,9 +132,9 @@ impl PageTable {
         claimed
     }
 
-    /// What was claimed is there now; `slots` says where, a place a page, on the host tier. Returns
-    /// the slots of pages that nobody had claimed.
-    pub fn settle(
+    /// Marks claimed pages as present; `slots` holds one slot per page on the host tier. Returns
+    /// the slots of pages that were not claimed.
+    pub fn mark_present(
         &self,
         tier: Tier,
         pages: &[PageHash],
@@ -144,66 +145,71 @@ impl PageTable {
         for piece in pieces(range, pages.len()) {
             let from = (piece.start - start).min(slots.len());
             let to = (piece.end - start).min(slots.len());
-            unused.extend(self.tree.write().settle(tier, pages, piece, Some(&slots[from..to])));
+            unused.extend(self.tree.write().finish_claim(
+                tier,
+                pages,
+                piece,
+                Some(&slots[from..to]),
+            ));
         }
         unused
     }
 
-    /// What was claimed did not come.
+    /// Gives up a claim: the pages were not transferred.
     pub fn abandon(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
         for piece in pieces(range, pages.len()) {
-            self.tree.write().settle(tier, pages, piece, None);
+            self.tree.write().finish_claim(tier, pages, piece, None);
         }
     }
 
-    /// Keeps the leading pages of `pages[range]` that are on `tier` there, until they are
-    /// [unlocked](Self::unlock). Returns their slots where the tier is the host, and how many they
-    /// are.
+    /// Locks the leading pages of `pages[range]` that are present on `tier` until they are
+    /// [unlocked](Self::unlock). Returns how many they are, and their slots on the host tier.
     #[must_use]
     pub fn lock(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) -> (usize, Vec<u32>) {
         let (mut locked, mut slots) = (0, Vec::new());
         for piece in pieces(range, pages.len()) {
             let wanted = piece.len();
-            let came = self.tree.write().lock(tier, pages, piece, &mut slots);
-            locked += came;
-            if came < wanted {
+            let newly_locked = self.tree.write().lock(tier, pages, piece, &mut slots);
+            locked += newly_locked;
+            if newly_locked < wanted {
                 break;
             }
         }
         (locked, slots)
     }
 
-    /// Lets go of what was locked.
+    /// Releases locks.
     pub fn unlock(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
         for piece in pieces(range, pages.len()) {
             self.tree.write().unlock(tier, pages, piece);
         }
     }
 
-    /// Takes at least `wanted` pages from `tier` if there are so many that nobody has locked: what
-    /// was used longest ago first, and of a prompt its end before its beginning.
+    /// Evicts at least `wanted` pages from `tier`, or all that are not locked: least recently used
+    /// first, and the end of a prompt before its beginning.
     #[must_use]
     pub fn evict(&self, tier: Tier, wanted: usize) -> Vec<Victim> {
         let (mut victims, mut taken) = (Vec::new(), 0);
-        // Walks that go on meanwhile make ends younger: after a while what is left is taken as it is.
-        let mut patience = self.tree.read().ends(tier);
+        // Concurrent walks keep making entries stale: after one round over them, entries are taken
+        // as they are.
+        let mut relists_left = self.tree.read().evictable(tier);
         while taken < wanted {
-            let most = (wanted - taken).min(STRETCH);
-            let evicted = self.tree.write().evict(tier, most, patience == 0);
+            let most = (wanted - taken).min(NODE_PAGES_MAX);
+            let evicted = self.tree.write().evict(tier, most, relists_left == 0);
             match evicted {
-                Eviction::Took(victim) => {
+                Eviction::Evicted(victim) => {
                     taken += victim.pages.len();
                     victims.push(victim);
                 }
-                Eviction::GoOn => patience = patience.saturating_sub(1),
-                Eviction::Nothing => break,
+                Eviction::Continue => relists_left = relists_left.saturating_sub(1),
+                Eviction::Exhausted => break,
             }
         }
         victims
     }
 
-    /// `pages[range]` are not on `tier` any more, whoever saw to that; what is locked stays.
-    /// Returns the slots that are free now.
+    /// Records that `pages[range]` are no longer on `tier`; locked pages stay. Returns the freed
+    /// slots.
     pub fn forget(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) -> Vec<u32> {
         let mut slots = Vec::new();
         for piece in pieces(range, pages.len()) {
@@ -212,26 +218,26 @@ impl PageTable {
         slots
     }
 
-    /// Panics if what nodes say of each other does not agree. For tests; slow.
+    /// Panics if the nodes contradict each other. For tests; slow.
     #[cfg(debug_assertions)]
     #[doc(hidden)]
     pub fn check(&self) {
         self.tree.read().check();
     }
 
-    /// Sizes.
+    /// Sizes of the table.
     #[must_use]
     pub fn stats(&self) -> TableStats {
         self.tree.read().stats()
     }
 }
 
-/// `range` in pieces of what one hold of the lock may concern.
+/// `range` in pieces of at most [`NODE_PAGES_MAX`] pages.
 fn pieces(range: Range<usize>, pages: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end.min(pages);
     range
         .clone()
-        .step_by(STRETCH)
-        .map(move |at| at..end.min(at + STRETCH))
+        .step_by(NODE_PAGES_MAX)
+        .map(move |at| at..end.min(at + NODE_PAGES_MAX))
         .filter(|p| !p.is_empty())
 }

@@ -1,51 +1,52 @@
-//! A stretch of pages, and its state on each tier.
+//! A node: consecutive pages, and their state on each tier.
 
 use super::Span;
 use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Tiers there are.
+/// Number of tiers.
 pub(super) const TIERS: usize = Tier::ALL.len();
 
-/// Of pages on one tier.
+/// The state of pages on one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// They are not there.
+    /// Not on the tier.
     #[default]
     Absent,
-    /// They are on their way up from a slower tier.
+    /// In transfer from a slower tier.
     Loading,
-    /// They are on their way down from a faster one.
+    /// In transfer from a faster tier.
     Storing,
-    /// They are there.
+    /// On the tier.
     Present,
 }
 
-/// The name of a node: its place in the arena.
+/// The index of a node in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Id(pub(super) u32);
 
-/// What a walk reads comes first, and is one line of memory.
+/// Fields that a walk reads come first and share one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Node {
-    /// The first of `pages`; [`PageHash::NONE`] where there are none.
+    /// The first of `pages`; [`PageHash::NONE`] if there are none.
     pub(super) head: PageHash,
     pub(super) pages: Vec<PageHash>,
     pub(super) age: AtomicU64,
     pub(super) hits: AtomicU32,
     pub(super) phases: [Phase; TIERS],
     pub(super) parent: Option<Id>,
-    /// Nodes that follow, and all their names in one, by exclusive or: of one it is its name.
+    /// Number of children, and the exclusive or of their ids: the id of an only child.
     pub(super) children: u32,
-    pub(super) names: u32,
+    pub(super) child_xor: u32,
     pub(super) locks: [u32; TIERS],
-    /// Children that are on a tier or on their way there.
-    pub(super) behind: [u32; TIERS],
-    /// Where the host tier keeps the pages; empty while they are not there.
+    /// Children that are on a tier or in transfer to it.
+    pub(super) children_on: [u32; TIERS],
+    /// Slots of the pages on the host tier; empty unless they are present there.
     pub(super) slots: Vec<u32>,
-    /// What it is listed under in a tier's order, see [`super::order`].
+    /// The age under which a tier's [eviction queue](super::eviction_queue) lists the node, if it
+    /// does.
     pub(super) listed: [Option<u64>; TIERS],
 }
 
@@ -67,9 +68,9 @@ impl Node {
             hits: AtomicU32::default(),
             phases: Default::default(),
             children: 0,
-            names: 0,
+            child_xor: 0,
             locks: Default::default(),
-            behind: Default::default(),
+            children_on: Default::default(),
             slots: Vec::new(),
             listed: Default::default(),
         }
@@ -79,10 +80,10 @@ impl Node {
         Span { at, pages, phases: self.phases }
     }
 
-    pub(super) fn used(&self, now: u64) {
+    pub(super) fn touch(&self, now: u64) {
         self.age.store(now, Relaxed);
-        // Two walks at once may count as one, which costs nobody; a locked addition would cost each
-        // walk as much as all the rest.
+        // Not an atomic addition: two concurrent walks may count as one, but a locked instruction
+        // would cost each walk as much as all the rest.
         self.hits.store(self.hits.load(Relaxed).saturating_add(1), Relaxed);
     }
 
@@ -90,18 +91,18 @@ impl Node {
         self.phases.iter().any(|phase| *phase != Phase::Absent)
     }
 
-    /// Whether nothing would be lost if it were not there: no state, and nothing behind it.
-    pub(super) fn is_idle(&self) -> bool {
+    /// Whether the node can be removed: no tier has its pages, and it has no children.
+    pub(super) fn is_removable(&self) -> bool {
         self.children == 0 && !self.is_anywhere()
     }
 
-    /// Whether `tier` could do without its last pages.
-    pub(super) fn is_end(&self, tier: usize) -> bool {
-        self.phases[tier] == Phase::Present && self.locks[tier] == 0 && self.behind[tier] == 0
+    /// Whether `tier` can evict its last pages.
+    pub(super) fn is_evictable(&self, tier: usize) -> bool {
+        self.phases[tier] == Phase::Present && self.locks[tier] == 0 && self.children_on[tier] == 0
     }
 
-    /// How many leading pages are those of `pages`, of which the first is: by the last one that both
-    /// have, which commits to all before it; where that differs, by halving.
+    /// Number of leading pages equal to `pages`, given that the first one is. Compares the last
+    /// page that both have, which commits to all before it; if it differs, bisects.
     pub(super) fn matches(&self, at: impl Fn(usize) -> PageHash, rest: usize) -> usize {
         let both = self.pages.len().min(rest);
         if both <= 1 || self.pages[both - 1] == at(both - 1) {
@@ -119,8 +120,8 @@ impl Node {
         same
     }
 
-    /// Gives away what comes before page `at`, as a node that is to stand before this one.
-    pub(super) fn front(&mut self, at: usize) -> Self {
+    /// Splits off the pages before `at` as a new node, which becomes the parent of this one.
+    pub(super) fn split_front(&mut self, at: usize) -> Self {
         let rest = self.pages.split_off(at);
         let slots = if self.slots.is_empty() { Vec::new() } else { self.slots.split_off(at) };
         self.head = rest[0];
@@ -134,8 +135,8 @@ impl Node {
         }
     }
 
-    /// Becomes one with the node before it.
-    pub(super) fn take_in(&mut self, mut front: Self) {
+    /// Takes over the pages of its parent.
+    pub(super) fn absorb(&mut self, mut front: Self) {
         front.pages.append(&mut self.pages);
         front.slots.append(&mut self.slots);
         (self.head, self.pages, self.slots) = (front.head, front.pages, front.slots);

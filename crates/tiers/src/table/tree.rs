@@ -1,32 +1,33 @@
-//! The tree: finding, splitting and merging stretches, and keeping what nodes say of each other.
+//! The tree: lookup, splitting and merging of nodes, and the counts that nodes keep of their
+//! children.
 
 use super::arena::Arena;
-use super::heads::Heads;
+use super::eviction_queue::EvictionQueue;
+use super::head_index::HeadIndex;
 use super::node::{Id, Node, Phase, TIERS};
-use super::order::Order;
-use super::{STRETCH, Span, TableStats, Victim};
+use super::{NODE_PAGES_MAX, Span, TableStats, Victim};
 use ritornello_format::residency::Tier;
 use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Entries of an order that one hold of the lock puts where they belong.
-const STEPS: usize = 64;
+/// Stale entries that one write-locked step of eviction requeues.
+const RELIST_BATCH: usize = 64;
 
-/// What came of one hold of the lock that was to evict.
+/// The result of one write-locked step of eviction.
 #[derive(Debug)]
 pub(super) enum Eviction {
-    Took(Victim),
-    /// Some entries of the order were too old; the next hold goes on.
-    GoOn,
-    Nothing,
+    Evicted(Victim),
+    /// Some entries were stale and were requeued; the next step continues.
+    Continue,
+    Exhausted,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     nodes: Arena,
-    heads: Heads,
-    orders: [Order; TIERS],
+    heads: HeadIndex,
+    eviction_queues: [EvictionQueue; TIERS],
     clock: AtomicU64,
     pages: u64,
     present: [u64; TIERS],
@@ -37,47 +38,48 @@ impl Tree {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let (mut at, all) = (0, pages.len());
         let mut open: Option<Span> = None;
-        // Most nodes are as long as the one before. Where a branch says so, the processor looks for the
-        // next one while this one is still on its way from memory; where a sum does, it waits.
+        // Most nodes are as long as their parent. A branch on that lets the processor fetch the
+        // next node speculatively while this one is still being loaded; a computed index would have
+        // to wait for it.
         let mut usual = 1;
         while at < all {
-            let Some(id) = self.beginning(pages.at(at)) else { break };
+            let Some(id) = self.node_starting_with(pages.at(at)) else { break };
             let node = self.node(id);
             if !node.is_anywhere() {
                 break;
             }
-            node.used(now);
+            node.touch(now);
             let same = |most| node.matches(|page| pages.at(at + page), most);
             let as_usual = node.pages.len() == usual && usual <= all - at && same(usual) == usual;
-            let came = if as_usual { usual } else { same(all - at) };
-            usual = came;
+            let matched = if as_usual { usual } else { same(all - at) };
+            usual = matched;
             match &mut open {
-                Some(span) if span.phases == node.phases => span.pages += came,
+                Some(span) if span.phases == node.phases => span.pages += matched,
                 _ => {
-                    let span = node.span(at, came);
+                    let span = node.span(at, matched);
                     open.replace(span).into_iter().for_each(&mut found);
                 }
             }
-            at += came;
-            if came < node.pages.len() {
+            at += matched;
+            if matched < node.pages.len() {
                 break;
             }
         }
         open.into_iter().for_each(found);
     }
 
-    /// See [`PageTable::often`](super::PageTable::often).
-    pub(super) fn often(&self, pages: &impl PageHashes, times: u32) -> usize {
+    /// See [`PageTable::hot_prefix`](super::PageTable::hot_prefix).
+    pub(super) fn hot_prefix(&self, pages: &impl PageHashes, times: u32) -> usize {
         let mut at = 0;
         while at < pages.len() {
-            let Some(id) = self.beginning(pages.at(at)) else { break };
+            let Some(id) = self.node_starting_with(pages.at(at)) else { break };
             let node = self.node(id);
             if node.hits.load(Relaxed) < times {
                 break;
             }
-            let came = node.matches(|page| pages.at(at + page), pages.len() - at);
-            at += came;
-            if came < node.pages.len() {
+            let matched = node.matches(|page| pages.at(at + page), pages.len() - at);
+            at += matched;
+            if matched < node.pages.len() {
                 break;
             }
         }
@@ -92,23 +94,24 @@ impl Tree {
         pages: &[PageHash],
         range: Range<usize>,
     ) -> Vec<Range<usize>> {
-        self.know(&pages[..range.end]);
+        self.insert_missing(&pages[..range.end]);
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let mut claimed = Vec::new();
-        self.over(pages, range, |tree, id, at| {
-            let there = tree.node(id);
-            if there.phases[tier as usize] == Phase::Absent {
-                there.age.store(now, Relaxed);
-                claimed.push(at..at + there.pages.len());
-                tree.turn(id, tier, how);
+        self.for_each_node(pages, range, |tree, id, at| {
+            let node = tree.node(id);
+            if node.phases[tier as usize] == Phase::Absent {
+                node.age.store(now, Relaxed);
+                claimed.push(at..at + node.pages.len());
+                tree.set_phase(id, tier, how);
             }
             true
         });
         claimed
     }
 
-    /// What was claimed came, to `slots`, or did not. Returns slots that nobody waited for.
-    pub(super) fn settle(
+    /// Ends a claim: the pages are present in `slots`, or, with `None`, absent. Returns the slots
+    /// of pages that were not claimed.
+    pub(super) fn finish_claim(
         &mut self,
         tier: Tier,
         pages: &[PageHash],
@@ -118,7 +121,7 @@ impl Tree {
         let start = range.start;
         let mut unused = slots.map(<[u32]>::to_vec).unwrap_or_default();
         let mut taken = 0;
-        self.over(pages, range, |tree, id, at| {
+        self.for_each_node(pages, range, |tree, id, at| {
             let node = tree.nodes.at_mut(id);
             if !matches!(node.phases[tier as usize], Phase::Loading | Phase::Storing) {
                 return true;
@@ -128,7 +131,7 @@ impl Tree {
                 node.slots = unused.drain(from..from + node.pages.len()).collect();
                 taken += node.pages.len();
             }
-            tree.turn(id, tier, if slots.is_some() { Phase::Present } else { Phase::Absent });
+            tree.set_phase(id, tier, if slots.is_some() { Phase::Present } else { Phase::Absent });
             true
         });
         unused
@@ -142,7 +145,7 @@ impl Tree {
         slots: &mut Vec<u32>,
     ) -> usize {
         let (start, mut end) = (range.start, range.start);
-        self.over(pages, range, |tree, id, at| {
+        self.for_each_node(pages, range, |tree, id, at| {
             let node = tree.nodes.at_mut(id);
             if at != end || node.phases[tier as usize] != Phase::Present {
                 return false;
@@ -152,17 +155,17 @@ impl Tree {
             if tier == Tier::Host {
                 slots.extend(&node.slots);
             }
-            tree.relist(id, tier as usize);
+            tree.update_listing(id, tier as usize);
             true
         });
         end - start
     }
 
     pub(super) fn unlock(&mut self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
-        self.over(pages, range, |tree, id, _| {
+        self.for_each_node(pages, range, |tree, id, _| {
             let locks = &mut tree.nodes.at_mut(id).locks[tier as usize];
             *locks = locks.saturating_sub(1);
-            tree.relist(id, tier as usize);
+            tree.update_listing(id, tier as usize);
             true
         });
     }
@@ -174,27 +177,27 @@ impl Tree {
         range: Range<usize>,
         slots: &mut Vec<u32>,
     ) {
-        self.over(pages, range, |tree, id, _| {
+        self.for_each_node(pages, range, |tree, id, _| {
             let node = tree.nodes.at_mut(id);
             if node.phases[tier as usize] == Phase::Present && node.locks[tier as usize] == 0 {
                 if tier == Tier::Host {
                     slots.append(&mut node.slots);
                 }
-                tree.turn(id, tier, Phase::Absent);
+                tree.set_phase(id, tier, Phase::Absent);
             }
             true
         });
     }
 
-    /// Takes up to `most` pages from the end that was used longest ago. With `now`, of what was used
-    /// since it was listed, too.
+    /// Evicts up to `most` pages from the least recently used end. With `now`, entries that were
+    /// used since they were queued are taken as well.
     pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> Eviction {
-        for _ in 0..STEPS {
-            let Some((listed, id)) = self.orders[tier as usize].oldest() else {
-                return Eviction::Nothing;
+        for _ in 0..RELIST_BATCH {
+            let Some((listed, id)) = self.eviction_queues[tier as usize].oldest() else {
+                return Eviction::Exhausted;
             };
             if !now && self.node(id).age.load(Relaxed) != listed {
-                self.relist(id, tier as usize);
+                self.update_listing(id, tier as usize);
                 continue;
             }
             let kept = self.node(id).pages.len().saturating_sub(most);
@@ -206,16 +209,16 @@ impl Tree {
                 if tier == Tier::Host { std::mem::take(&mut node.slots) } else { Vec::new() };
             let hits = node.hits.load(Relaxed);
             let victim = Victim { pages: node.pages.clone(), slots, hits };
-            self.turn(id, tier, Phase::Absent);
-            self.tidy(id);
-            return Eviction::Took(victim);
+            self.set_phase(id, tier, Phase::Absent);
+            self.compact(id);
+            return Eviction::Evicted(victim);
         }
-        Eviction::GoOn
+        Eviction::Continue
     }
 
-    /// Ends that `tier` could do without.
-    pub(super) fn ends(&self, tier: Tier) -> usize {
-        self.orders[tier as usize].len()
+    /// Nodes that `tier` can evict from.
+    pub(super) fn evictable(&self, tier: Tier) -> usize {
+        self.eviction_queues[tier as usize].len()
     }
 
     pub(super) fn stats(&self) -> TableStats {
@@ -226,42 +229,43 @@ impl Tree {
         self.nodes.at(id)
     }
 
-    /// The node that begins with this page.
-    fn beginning(&self, head: PageHash) -> Option<Id> {
+    /// The node whose first page is `head`.
+    fn node_starting_with(&self, head: PageHash) -> Option<Id> {
         self.heads.get(head, |id| self.node(id).head == head)
     }
 
-    /// Sees to it that all of `pages` have nodes.
-    fn know(&mut self, pages: &[PageHash]) {
+    /// Inserts the pages that have no node.
+    fn insert_missing(&mut self, pages: &[PageHash]) {
         let (mut at, mut last) = (0, None);
         while at < pages.len() {
-            let Some(id) = self.beginning(pages[at]) else { break };
-            let came = self.node(id).matches(|page| pages[at + page], pages.len() - at);
-            at += came;
+            let Some(id) = self.node_starting_with(pages[at]) else { break };
+            let matched = self.node(id).matches(|page| pages[at + page], pages.len() - at);
+            at += matched;
             last = Some(id);
-            if came < self.node(id).pages.len() {
+            if matched < self.node(id).pages.len() {
                 if at < pages.len() {
-                    last = Some(self.split(id, came));
+                    last = Some(self.split(id, matched));
                 }
                 break;
             }
         }
-        for piece in pages[at..].chunks(STRETCH) {
+        for piece in pages[at..].chunks(NODE_PAGES_MAX) {
             let id = self.nodes.add(Node::new(piece.to_vec(), last));
             self.heads.add(piece[0], id);
             self.pages += piece.len() as u64;
             if let Some(parent) = last {
                 let parent = self.nodes.at_mut(parent);
                 parent.children += 1;
-                parent.names ^= id.0;
+                parent.child_xor ^= id.0;
             }
             last = Some(id);
         }
     }
 
-    /// Visits the nodes of `pages[range]`, split so that they are of nothing else, until `visit` has
-    /// seen enough; it hears where in `pages` a node begins. Afterwards what is alike is merged.
-    fn over(
+    /// Visits the nodes of `pages[range]`, split so that each lies within the range, until `visit`
+    /// returns false. `visit` receives the index in `pages` at which the node begins. Afterwards
+    /// equal neighbours are merged.
+    fn for_each_node(
         &mut self,
         pages: &[PageHash],
         range: Range<usize>,
@@ -269,59 +273,60 @@ impl Tree {
     ) {
         let (mut at, mut visited) = (0, Vec::new());
         while at < range.end {
-            let Some(id) = self.beginning(pages[at]) else { break };
-            let came = self.node(id).matches(|page| pages[at + page], range.end - at);
-            let whole = came == self.node(id).pages.len();
-            if at + came > range.start {
+            let Some(id) = self.node_starting_with(pages[at]) else { break };
+            let matched = self.node(id).matches(|page| pages[at + page], range.end - at);
+            let whole = matched == self.node(id).pages.len();
+            if at + matched > range.start {
                 let before = range.start.saturating_sub(at);
                 if before > 0 {
                     self.split(id, before);
                 }
-                let mine = if whole { id } else { self.split(id, came - before) };
+                let mine = if whole { id } else { self.split(id, matched - before) };
                 visited.push(mine);
                 if !visit(self, mine, at + before) {
                     break;
                 }
             }
-            at += came;
+            at += matched;
             if !whole {
                 break;
             }
         }
         for id in visited {
-            self.tidy(id);
+            self.compact(id);
         }
     }
 
-    /// Cuts a node in two. It keeps its name and what comes from page `at` on; what came before is
-    /// a new node, whose name is returned.
+    /// Splits a node at page `at`. The node keeps its id and its later pages; the earlier ones
+    /// become a new node, whose id is returned. So ids of children and queue entries stay valid.
     fn split(&mut self, id: Id, at: usize) -> Id {
         let node = self.nodes.at_mut(id);
-        let mut front = node.front(at);
+        let mut front = node.split_front(at);
+        // This node becomes the only child of the new one.
         front.children = 1;
-        front.names = id.0;
-        front.behind = node.phases.map(|phase| u32::from(phase != Phase::Absent));
+        front.child_xor = id.0;
+        front.children_on = node.phases.map(|phase| u32::from(phase != Phase::Absent));
         let (head, rest, parent) = (front.head, node.head, front.parent);
         let front = self.nodes.add(front);
         self.nodes.at_mut(id).parent = Some(front);
         if let Some(parent) = parent {
-            self.nodes.at_mut(parent).names ^= id.0 ^ front.0;
+            self.nodes.at_mut(parent).child_xor ^= id.0 ^ front.0;
         }
         self.heads.remove(head, id);
         self.heads.add(head, front);
         self.heads.add(rest, id);
         for tier in 0..TIERS {
-            self.relist(front, tier);
+            self.update_listing(front, tier);
         }
         front
     }
 
-    /// Removes a node that nothing would miss, and those before it likewise; or makes it one with
-    /// its neighbours where nothing tells them apart.
-    fn tidy(&mut self, id: Id) {
+    /// Removes a node that holds no information, and such ancestors; otherwise merges it with its
+    /// neighbours in the same state.
+    fn compact(&mut self, id: Id) {
         let mut left = id;
-        while self.node(left).is_idle() {
-            // What was taken in by another has no pages.
+        while self.node(left).is_removable() {
+            // A node that was merged into another has no pages.
             let Some(before) = self.node(left).parent.filter(|_| self.is_known(left)) else {
                 if self.is_known(left) {
                     self.remove(left);
@@ -334,7 +339,7 @@ impl Tree {
         self.merge(left);
         let node = self.node(left);
         if node.children == 1 {
-            self.merge(Id(node.names));
+            self.merge(Id(node.child_xor));
         }
     }
 
@@ -349,38 +354,40 @@ impl Tree {
         if let Some(parent) = node.parent {
             let parent = self.nodes.at_mut(parent);
             parent.children -= 1;
-            parent.names ^= id.0;
+            parent.child_xor ^= id.0;
         }
     }
 
-    /// With the node before it, which it takes in.
+    /// Merges a node with its parent. The node keeps its id, so that its children stay valid.
     fn merge(&mut self, id: Id) {
         let node = self.node(id);
         let Some(before) = node.parent else { return };
         let front = self.node(before);
         let alike = front.phases == node.phases && front.locks == node.locks;
-        if front.children != 1 || !alike || front.pages.len() + node.pages.len() > STRETCH {
+        if front.children != 1 || !alike || front.pages.len() + node.pages.len() > NODE_PAGES_MAX {
             return;
         }
+        // The queues list the parent by its id, which is freed below.
         for tier in 0..TIERS {
-            self.strike(before, tier);
+            self.delist(before, tier);
         }
         let front = self.nodes.take(before);
         self.heads.remove(self.node(id).head, id);
         self.heads.remove(front.head, before);
         self.heads.add(front.head, id);
+        // The grandparent's child is now this node instead of its parent.
         if let Some(parent) = front.parent {
-            self.nodes.at_mut(parent).names ^= before.0 ^ id.0;
+            self.nodes.at_mut(parent).child_xor ^= before.0 ^ id.0;
         }
         let node = self.nodes.at_mut(id);
-        node.take_in(front);
+        node.absorb(front);
         for tier in 0..TIERS {
-            self.relist(id, tier);
+            self.update_listing(id, tier);
         }
     }
 
-    /// Puts a node into another phase on a tier, with all that follows from it.
-    fn turn(&mut self, id: Id, tier: Tier, to: Phase) {
+    /// Sets the phase of a node on a tier, and updates all counts that depend on it.
+    fn set_phase(&mut self, id: Id, tier: Tier, to: Phase) {
         let kind = tier as usize;
         let node = self.nodes.at_mut(id);
         let from = std::mem::replace(&mut node.phases[kind], to);
@@ -391,33 +398,33 @@ impl Tree {
         if to == Phase::Present {
             self.present[kind] += pages;
         }
-        self.relist(id, kind);
+        self.update_listing(id, kind);
         let (was, is) = (from != Phase::Absent, to != Phase::Absent);
         if let Some(parent) = parent.filter(|_| was != is) {
-            let behind = &mut self.nodes.at_mut(parent).behind[kind];
-            *behind = if is { *behind + 1 } else { *behind - 1 };
-            self.relist(parent, kind);
+            let count = &mut self.nodes.at_mut(parent).children_on[kind];
+            *count = if is { *count + 1 } else { *count - 1 };
+            self.update_listing(parent, kind);
         }
     }
 
-    /// Has a node listed in a tier's order if it is an end there, under its present age.
-    fn relist(&mut self, id: Id, tier: usize) {
-        self.strike(id, tier);
+    /// Lists a node in a tier's eviction queue under its current age, if it can be evicted.
+    fn update_listing(&mut self, id: Id, tier: usize) {
+        self.delist(id, tier);
         let node = self.nodes.at_mut(id);
-        if node.is_end(tier) {
+        if node.is_evictable(tier) {
             let age = node.age.load(Relaxed);
             node.listed[tier] = Some(age);
-            self.orders[tier].list(age, id);
+            self.eviction_queues[tier].list(age, id);
         }
     }
 
-    fn strike(&mut self, id: Id, tier: usize) {
+    fn delist(&mut self, id: Id, tier: usize) {
         if let Some(age) = self.nodes.at_mut(id).listed[tier].take() {
-            self.orders[tier].strike(age, id);
+            self.eviction_queues[tier].delist(age, id);
         }
     }
 
-    /// Checks what nodes say of each other, and panics where it does not agree. For tests.
+    /// Panics if counts and links of nodes contradict each other. For tests.
     #[cfg(debug_assertions)]
     pub(super) fn check(&self) {
         let mut children = std::collections::HashMap::<Id, Vec<Id>>::new();
@@ -425,9 +432,9 @@ impl Tree {
         for id in self.heads.iter() {
             let node = self.node(id);
             assert_eq!(node.pages.first(), Some(&node.head));
-            assert_eq!(self.beginning(node.head), Some(id));
-            assert!(node.pages.len() <= STRETCH, "{}", node.pages.len());
-            assert!(!node.is_idle(), "{node:?}");
+            assert_eq!(self.node_starting_with(node.head), Some(id));
+            assert!(node.pages.len() <= NODE_PAGES_MAX, "{}", node.pages.len());
+            assert!(!node.is_removable(), "{node:?}");
             let on_host = node.phases[Tier::Host as usize] == Phase::Present;
             assert!(node.slots.is_empty() || (on_host && node.slots.len() == node.pages.len()));
             pages += node.pages.len() as u64;
@@ -435,7 +442,7 @@ impl Tree {
                 if node.phases[tier] == Phase::Present {
                     present[tier] += node.pages.len() as u64;
                 }
-                assert_eq!(node.listed[tier].is_some(), node.is_end(tier), "{node:?}");
+                assert_eq!(node.listed[tier].is_some(), node.is_evictable(tier), "{node:?}");
                 listed[tier] += usize::from(node.listed[tier].is_some());
             }
             if let Some(parent) = node.parent {
@@ -446,15 +453,15 @@ impl Tree {
             let node = self.node(id);
             let mine = children.remove(&id).unwrap_or_default();
             assert_eq!(node.children as usize, mine.len());
-            assert_eq!(node.names, mine.iter().fold(0, |names, child| names ^ child.0));
+            assert_eq!(node.child_xor, mine.iter().fold(0, |xor, child| xor ^ child.0));
             for tier in 0..TIERS {
-                let there = |child: &&Id| self.node(**child).phases[tier] != Phase::Absent;
-                assert_eq!(node.behind[tier] as usize, mine.iter().filter(there).count());
+                let occupied = |child: &&Id| self.node(**child).phases[tier] != Phase::Absent;
+                assert_eq!(node.children_on[tier] as usize, mine.iter().filter(occupied).count());
             }
         }
-        assert!(children.is_empty(), "somebody's parent is not there");
+        assert!(children.is_empty(), "a parent is missing");
         assert_eq!((self.pages, self.present), (pages, present));
-        assert_eq!(self.orders.each_ref().map(Order::len), listed);
+        assert_eq!(self.eviction_queues.each_ref().map(EvictionQueue::len), listed);
         assert_eq!(self.nodes.places().0, self.heads.len());
     }
 }

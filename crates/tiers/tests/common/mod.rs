@@ -1,5 +1,5 @@
-//! Small caches, and pages whose bytes follow from their key, so that every byte that comes back can
-//! be judged.
+//! Small caches, and pages whose bytes are derived from their key, so that every byte read can be
+//! checked.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -8,7 +8,7 @@ use ritornello_node::Node;
 use ritornello_store::{Catalog, ClientId, Outcome, Terms};
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{
-    Cache, Found, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats, Wish,
+    Cache, Found, LookupOptions, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats,
 };
 use ritornello_tiers::remote::{Backend, DirectoryBackend, MemoryBackend, RemoteTier};
 use ritornello_volume::memory::{BorrowedPages, OwnedPagesMut, PageTarget};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Bytes of a page: not whole units, so that padding is seen.
+/// Bytes per page: not a multiple of the unit, so that padding matters.
 pub const PAGE: usize = 20_000;
 pub const TTL: Duration = Duration::from_secs(30);
 
@@ -26,9 +26,9 @@ pub fn scope() -> Arc<Scope> {
     Arc::new(Scope::opaque("tiers", PAGE as u64, true))
 }
 
-/// Keys of a prompt that leaves prompt 0 at page `fork`.
+/// Keys of a prompt that forks from prompt 0 at page `fork`.
 pub fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
-    // A key commits to all pages before it: it names the fork that it lies behind.
+    // A key commits to all pages before it, so it contains the fork.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
     let key = |at: usize| [own(at).repeat(12), (at as u64).to_le_bytes().to_vec()].concat();
     (0..pages).map(key).collect()
@@ -42,7 +42,7 @@ pub fn boxed(of: &[Vec<u8>]) -> Vec<Box<[u8]>> {
     of.iter().map(|key| key.as_slice().into()).collect()
 }
 
-/// The only right bytes for a key.
+/// The bytes of the page with this key.
 pub fn page(key: &[u8]) -> Vec<u8> {
     (0..PAGE).map(|at| key[at % key.len()] ^ (at / key.len()) as u8).collect()
 }
@@ -59,8 +59,8 @@ pub fn remote(dir: &Path) -> String {
     format!("file://{}", dir.display())
 }
 
-/// The remotes that tests name.
-pub fn far(address: &str) -> Result<RemoteTier> {
+/// Opens the remotes that tests use.
+pub fn open_remote(address: &str) -> Result<RemoteTier> {
     Ok(RemoteTier::new(match address.strip_prefix("file://") {
         Some(dir) => Arc::new(DirectoryBackend::new(Path::new(dir), "test")),
         None => Arc::new(MemoryBackend::default()),
@@ -73,7 +73,7 @@ pub fn open(list: &[&str]) -> Cache {
 
 pub fn open_with(list: &[&str], prefetch: PrefetchPolicy) -> Cache {
     let settings = Settings { prefetch, ..Settings::default() };
-    Cache::open(&TierSpec::list(list).unwrap(), &settings, far).unwrap()
+    Cache::open(&TierSpec::list(list).unwrap(), &settings, open_remote).unwrap()
 }
 
 pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> Cache {
@@ -83,7 +83,7 @@ pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> 
     .unwrap()
 }
 
-/// Puts pages `first..`; how many are on the first tier then.
+/// Puts pages `first..`. Returns how many are then on the first tier.
 pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
@@ -93,16 +93,16 @@ pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     ticket.wait(Some(Duration::from_secs(60))).unwrap().pages
 }
 
-/// Asks once.
-pub fn ask(cache: &Cache, keys: &[Vec<u8>]) -> Found {
-    cache.find(&scope(), &refs(keys), TTL, &Wish::default()).unwrap()
+/// Looks a prompt up once.
+pub fn find_once(cache: &Cache, keys: &[Vec<u8>]) -> Found {
+    cache.find(&scope(), &refs(keys), TTL, &LookupOptions::default()).unwrap()
 }
 
-/// Asks until there is an answer.
+/// Looks a prompt up until the answer is final.
 pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Found {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        let found = ask(cache, keys);
+        let found = find_once(cache, keys);
         if found.readiness == Readiness::Ready {
             return found;
         }
@@ -111,8 +111,8 @@ pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Found {
     }
 }
 
-/// Keeps pages of the store in `dir`, which this process has open, as a read in progress does: without
-/// the bound on a client's leases. The handle is to be dropped before the cache closes.
+/// Keeps pages of the store in `dir`, which this process has open, like a read in progress: without
+/// the limit on a client's leases. The handle must be dropped before the cache closes.
 pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     let node = ritornello_node::open(&ritornello_node::Options::new(dir)).unwrap();
     let session = node.engine().unwrap().session(ClientId::LOCAL, "");
@@ -126,10 +126,10 @@ pub fn release(cache: &Cache, found: &Found) {
 }
 
 pub fn spans(found: &Found) -> Vec<(Tier, usize)> {
-    found.spans.iter().map(|stretch| (stretch.tier, stretch.pages)).collect()
+    found.spans.iter().map(|span| (span.tier, span.pages)).collect()
 }
 
-/// Reads pages `first..`, and judges every byte that is said to have come.
+/// Reads pages `first..`, and checks every page reported as read.
 pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
     let target = Arc::new(OwnedPagesMut::new(vec![vec![0xa5; PAGE]; keys.len() - first]));
     let parent = first.checked_sub(1).map(|before| keys[before].as_slice().into());
@@ -145,7 +145,7 @@ pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
     let outcome = ticket.wait(Some(Duration::from_secs(60))).unwrap();
     let mut target = target;
     let came = loop {
-        // The thread that read lets go of it a moment after it has said so.
+        // The reading thread releases the target shortly after it completes the ticket.
         match Arc::try_unwrap(target) {
             Ok(target) => break target.into_inner(),
             Err(held) => target = held,
@@ -158,7 +158,7 @@ pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
     outcome
 }
 
-/// Whether all of them come.
+/// Whether all pages can be read.
 pub fn reads(cache: &Cache, keys: &[Vec<u8>], first: usize) -> bool {
     get(cache, keys, first).pages == keys.len() - first
 }
@@ -167,35 +167,35 @@ pub fn tier(cache: &Cache, name: &str) -> TierStats {
     cache.stats().unwrap().tiers.into_iter().find(|tier| tier.tier == name).unwrap()
 }
 
-/// What a remote does wrong.
+/// Faults of a test remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     #[default]
     None,
     /// Every call fails.
     Fails,
-    /// Calls do not come back until that is over.
+    /// Calls do not return until the fault is cleared.
     Hangs,
-    /// Reads are of half of what was asked for.
+    /// Reads return half of the requested bytes.
     Short,
 }
 
-/// A remote in memory that a test can break.
+/// A remote in memory with injectable faults.
 #[derive(Debug, Default)]
-pub struct Broken {
+pub struct FaultyRemote {
     pub inner: MemoryBackend,
     fault: parking_lot::Mutex<Fault>,
     changed: parking_lot::Condvar,
     pub gets: std::sync::atomic::AtomicUsize,
 }
 
-impl Broken {
-    pub fn be(&self, fault: Fault) {
+impl FaultyRemote {
+    pub fn set_fault(&self, fault: Fault) {
         *self.fault.lock() = fault;
         self.changed.notify_all();
     }
 
-    fn trouble(&self) -> Result<Fault> {
+    fn inject(&self) -> Result<Fault> {
         let mut fault = self.fault.lock();
         while *fault == Fault::Hangs {
             self.changed.wait(&mut fault);
@@ -207,10 +207,10 @@ impl Broken {
     }
 }
 
-impl Backend for Broken {
+impl Backend for FaultyRemote {
     fn get(&self, name: &str, range: Option<std::ops::Range<u64>>) -> Result<Option<Vec<u8>>> {
         self.gets.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let fault = self.trouble()?;
+        let fault = self.inject()?;
         let value = self.inner.get(name, range)?;
         Ok(value.map(|mut value| {
             if fault == Fault::Short {
@@ -220,16 +220,16 @@ impl Backend for Broken {
         }))
     }
     fn exists(&self, name: &str) -> Result<bool> {
-        self.trouble()?;
+        self.inject()?;
         self.inner.exists(name)
     }
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
-        self.trouble()?;
+        self.inject()?;
         self.inner.set(name, value)
     }
 }
 
-/// Waits for something that goes on in the background.
+/// Waits for background work.
 pub fn until(what: &str, mut there: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !there() {

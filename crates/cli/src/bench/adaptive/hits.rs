@@ -7,7 +7,7 @@ use crate::bench::contest::Workload;
 use crate::bench::contest::load::Load;
 use crate::exit::Failure;
 use ritornello_format::{UNIT, units_of};
-use ritornello_sim::{Half, Sizes, Tally, Trace, replay};
+use ritornello_sim::{ReplayCounts, Sizes, Trace, TracePart, replay};
 use ritornello_store::eviction::Policy;
 use std::collections::BTreeMap;
 
@@ -34,9 +34,10 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     // Memory has no blocks and no headers.
     let in_memory = budget / args.page_bytes;
     let middle = trace.requests() / 2;
-    let before = store(&trace.clone().half(Half::First), in_memory, args.page_bytes, counted_from)?;
+    let before =
+        store(&trace.clone().part(TracePart::First), in_memory, args.page_bytes, counted_from)?;
     let after = store(
-        &trace.clone().half(Half::Second),
+        &trace.clone().part(TracePart::Second),
         in_memory,
         args.page_bytes,
         counted_from.saturating_sub(middle),
@@ -59,7 +60,7 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
 }
 
 /// With the store's own eviction.
-fn store(trace: &Trace, pages: u64, page_bytes: u64, from: usize) -> Result<Tally, Failure> {
+fn store(trace: &Trace, pages: u64, page_bytes: u64, from: usize) -> Result<ReplayCounts, Failure> {
     let warm_up = from as f64 / trace.requests().max(1) as f64;
     let sizes = Sizes { capacity_blocks: pages.max(1), block_bytes: page_bytes, warm_up };
     Ok(replay(trace, Policy::default().build().as_mut(), &sizes, &mut |_| ())?)
@@ -97,11 +98,11 @@ fn files(trace: &Trace, pages: u64, from: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ritornello_sim::Weaver;
+    use ritornello_sim::TraceBuilder;
 
     #[test]
     fn files_lose_the_beginning_first() {
-        let mut weaver = Weaver::new("t");
+        let mut weaver = TraceBuilder::new("t");
         for request in [&[1, 2, 3][..], &[9], &[1, 2, 3], &[1, 2, 3]] {
             weaver.request(0.0, request.iter().copied());
         }

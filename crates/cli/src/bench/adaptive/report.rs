@@ -151,7 +151,7 @@ impl Answer {
 pub struct Puts {
     /// How many.
     pub puts: u64,
-    /// Half are faster.
+    /// TracePart are faster.
     pub p50_us: f64,
     /// One in a hundred is slower.
     pub p99_us: f64,

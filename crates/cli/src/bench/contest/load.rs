@@ -66,7 +66,7 @@ impl Load {
             let sequences = entries.div_ceil(FAMILY_PAGES) * FAMILY;
             return Ok(Self { workload, entries, sequences, trace: None, stages: Vec::new() });
         }
-        // Half of the pages come with the warm-up; of the stages' prompts, 0.59 are new.
+        // TracePart of the pages come with the warm-up; of the stages' prompts, 0.59 are new.
         let block = 64;
         let prompt_tokens = SEQUENCE as u64 * block;
         let warm_up_tokens = (entries * block / 2).max(prompt_tokens);

@@ -1,4 +1,4 @@
-//! What a cache counts.
+//! Statistics of a cache.
 
 use super::shared::Shared;
 use crate::gate::Decision;
@@ -8,9 +8,9 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The name of a tier, as users and metrics have it.
+/// The name of a tier, for users and metrics.
 #[must_use]
-pub const fn tier_word(tier: Tier) -> &'static str {
+pub const fn tier_name(tier: Tier) -> &'static str {
     match tier {
         Tier::Device => "device",
         Tier::Host => "host",
@@ -19,11 +19,11 @@ pub const fn tier_word(tier: Tier) -> &'static str {
     }
 }
 
-/// A number that only grows.
+/// A counter.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
+pub(super) struct Counter(AtomicU64);
 
-impl Count {
+impl Counter {
     pub(super) fn add(&self, more: u64) {
         self.0.fetch_add(more, Relaxed);
     }
@@ -32,21 +32,21 @@ impl Count {
     }
 }
 
-/// Counts of one tier.
+/// Counters of one tier.
 #[derive(Debug, Default)]
-pub(super) struct TierCounts {
-    pub(super) found: Count,
-    pub(super) loaded: Count,
-    pub(super) loaded_bytes: Count,
-    pub(super) load_micros: Count,
-    pub(super) written: Count,
-    pub(super) written_bytes: Count,
-    pub(super) dropped: Count,
-    pub(super) lost: Count,
-    pub(super) promoted: Count,
+pub(super) struct TierCounters {
+    pub(super) found: Counter,
+    pub(super) loaded: Counter,
+    pub(super) loaded_bytes: Counter,
+    pub(super) load_micros: Counter,
+    pub(super) written: Counter,
+    pub(super) written_bytes: Counter,
+    pub(super) dropped: Counter,
+    pub(super) lost: Counter,
+    pub(super) promoted: Counter,
 }
 
-impl TierCounts {
+impl TierCounters {
     pub(super) fn load(&self, pages: u64, bytes: u64, took: Duration) {
         self.loaded.add(pages);
         self.loaded_bytes.add(bytes);
@@ -54,39 +54,39 @@ impl TierCounts {
     }
 }
 
-/// Counts of a cache.
+/// Counters of a cache.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) tiers: [TierCounts; 4],
-    pub(super) asked: Count,
-    pub(super) missed: Count,
-    pub(super) prefetch: PrefetchCounts,
-    pub(super) gate: GateCounts,
+pub(super) struct Counters {
+    pub(super) tiers: [TierCounters; 4],
+    pub(super) asked: Counter,
+    pub(super) missed: Counter,
+    pub(super) prefetch: PrefetchCounters,
+    pub(super) gate: GateCounters,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct PrefetchCounts {
-    pub(super) started: Count,
-    pub(super) completed: Count,
-    pub(super) cancelled: Count,
-    pub(super) declined: Count,
-    pub(super) failed: Count,
-    pub(super) refused: Count,
-    pub(super) pages: Count,
-    pub(super) bytes: Count,
+pub(super) struct PrefetchCounters {
+    pub(super) started: Counter,
+    pub(super) completed: Counter,
+    pub(super) cancelled: Counter,
+    pub(super) declined: Counter,
+    pub(super) failed: Counter,
+    pub(super) refused: Counter,
+    pub(super) pages: Counter,
+    pub(super) bytes: Counter,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct GateCounts {
-    all: Count,
-    some: Count,
-    none: Count,
-    judged: Count,
-    load_micros: Count,
-    regret_micros: Count,
+pub(super) struct GateCounters {
+    all: Counter,
+    some: Counter,
+    none: Counter,
+    judged: Counter,
+    load_micros: Counter,
+    regret_micros: Counter,
 }
 
-impl GateCounts {
+impl GateCounters {
     pub(super) fn decided(&self, found: usize, decision: &Decision) {
         let count = match decision.pages {
             0 => &self.none,
@@ -96,7 +96,7 @@ impl GateCounts {
         count.add(1);
     }
 
-    /// A load that was decided for took so long.
+    /// Records how long a load took that the gate decided for.
     pub(super) fn judge(&self, load: Duration, compute: Duration, recompute: Duration) {
         self.judged.add(1);
         self.load_micros.add(load.as_micros() as u64);
@@ -107,140 +107,141 @@ impl GateCounts {
     }
 }
 
-/// Figures of a cache, since it was opened.
+/// Statistics of a cache since it was opened.
 #[derive(Clone, Debug, Serialize)]
 pub struct CacheStats {
     /// The tiers, fastest first.
     pub tiers: Vec<TierStats>,
-    /// Pages that were asked for, and those of them that were nowhere.
+    /// Pages looked up.
     pub asked_pages: u64,
-    /// See there.
+    /// Pages looked up that no tier had.
     pub missed_pages: u64,
-    /// Pages brought up from the remote before they are loaded.
+    /// Prefetches from the remote.
     pub prefetch: PrefetchStats,
-    /// What was loaded rather than computed, and whether that was right.
+    /// Decisions of the gate, and how right they were.
     pub gate: GateStats,
     /// Nodes of the page table.
     pub table_nodes: u64,
-    /// Pages that it knows.
+    /// Pages in the page table.
     pub table_pages: u64,
 }
 
-/// Figures of one tier.
+/// Statistics of one tier.
 #[derive(Clone, Debug, Serialize)]
 pub struct TierStats {
     /// `host`, `disk` or `remote`.
     pub tier: &'static str,
-    /// Pages that were found there when a prompt was asked for.
+    /// Pages that lookups found there.
     pub found_pages: u64,
-    /// Pages that were loaded from there: to the engine, of the remote to the tier above.
+    /// Pages loaded from there: to the engine, or from the remote to the first tier.
     pub loaded_pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub loaded_bytes: u64,
-    /// How long that took, all loads together.
+    /// Total seconds of these loads.
     pub load_seconds: f64,
-    /// Pages that were written there from the tier above, in the background.
+    /// Pages written there from the tier above, in the background.
     pub written_pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub written_bytes: u64,
-    /// Bytes that wait to be written there.
+    /// Bytes queued to be written there.
     pub queued_bytes: u64,
-    /// Bytes that wait to be loaded from there.
+    /// Bytes waiting to be loaded from there.
     pub loading_bytes: u64,
-    /// Pages that were not written there: the queue was full, or the tier refused or failed.
+    /// Pages not written there: the queue was full, or the tier refused or failed.
     pub dropped_pages: u64,
-    /// Pages that had left the tiers above before they could be written there.
+    /// Pages evicted from the tiers above before they could be written there.
     pub lost_pages: u64,
-    /// Pages that were put there because they were loaded from below.
+    /// Pages stored there after a load from a lower tier, or promoted ahead of one.
     pub promoted_pages: u64,
-    /// Calls of the backend.
+    /// Calls of the backend; only for the remote.
     pub remote: Option<CallStats>,
 }
 
-/// What was asked of a backend.
+/// Calls of a backend and their outcome.
 #[derive(Clone, Debug, Serialize)]
 pub struct CallStats {
-    /// Calls that were made.
+    /// Calls made.
     pub calls: u64,
-    /// Of those that were made again.
+    /// Calls that were retries.
     pub retries: u64,
-    /// Calls that failed in the end.
+    /// Calls that failed after all retries.
     pub failures: u64,
-    /// Of those: too late.
+    /// Failed calls that timed out.
     pub late: u64,
-    /// Calls that were not made, since the remote had failed too often.
+    /// Calls not made because the circuit breaker was open or all threads were busy.
     pub spared: u64,
-    /// Whether the remote is left alone now.
+    /// Whether the circuit breaker is open.
     pub open: bool,
-    /// Pages that were found and did not come: gone, damaged, or too late.
+    /// Pages that were found and could not be read: removed, damaged, or timed out.
     pub pages_lost: u64,
-    /// Pages that were there already when they were to be written.
+    /// Pages that were not written because the remote had them.
     pub pages_there: u64,
-    /// Objects that came and were not believed: cut, damaged, of another version, or of other pages.
+    /// Objects rejected as damaged: cut, corrupt, of another version, or of other pages.
     pub damaged: u64,
-    /// Objects without a seal, although the remote has a key.
+    /// Objects rejected because they have no seal although the remote has a key.
     pub unsealed: u64,
-    /// Objects sealed with a key that the key file does not hold.
+    /// Objects rejected because the key file lacks the key of their seal.
     pub unknown_key: u64,
-    /// Objects whose seal does not fit: forged, damaged, or two keys have one id.
+    /// Objects rejected because their seal does not match: forged, damaged, or two keys have one
+    /// id.
     pub wrong_tag: u64,
 }
 
-/// Figures of prefetching.
+/// Statistics of prefetching.
 #[derive(Clone, Debug, Serialize)]
 pub struct PrefetchStats {
-    /// Prompts whose pages the remote was asked for.
+    /// Prefetches started.
     pub started: u64,
-    /// Those that brought what was worth it.
+    /// Prefetches that fetched all pages worth it.
     pub completed: u64,
-    /// Those that were given up on request.
+    /// Prefetches cancelled on request.
     pub cancelled: u64,
-    /// Those that found nothing that is worth it, or for which the first tier has no room.
+    /// Prefetches with no page worth fetching, or no space on the first tier.
     pub declined: u64,
-    /// Those that ended at a page that did not come, or without an answer.
+    /// Prefetches that ended at a page that could not be fetched, or without an answer.
     pub failed: u64,
-    /// Those for which there was no room in the queue.
+    /// Prefetches not started because the queue was full.
     pub refused: u64,
-    /// Pages that were brought.
+    /// Pages fetched.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
-    /// Prefetches that wait or are under way.
+    /// Prefetches queued or running.
     pub running: u64,
 }
 
-/// Figures of the gate.
+/// Statistics of the gate.
 #[derive(Clone, Debug, Serialize)]
 pub struct GateStats {
-    /// Prompts of which all that was found was loaded.
+    /// Prompts of which all found pages were loaded.
     pub all: u64,
-    /// Prompts of which a leading part was.
+    /// Prompts of which a leading part was loaded.
     pub some: u64,
-    /// Prompts of which it was cheaper to compute everything.
+    /// Prompts that were cheaper to compute than to load.
     pub none: u64,
     /// Loads whose time was reported.
     pub judged: u64,
-    /// That time, all together.
+    /// Total seconds of these loads.
     pub load_seconds: f64,
-    /// What those loads took beyond the time that computing all would have taken.
+    /// Seconds by which these loads exceeded the estimated time of computing the whole prompt.
     pub regret_seconds: f64,
 }
 
 pub(super) fn snapshot(shared: &Shared) -> CacheStats {
-    let queued = shared.slack.queued();
+    let queued = shared.loads.queued();
     let counts = &shared.counts;
     let tiers = shared.tiers().map(|tier| {
         let of = &counts.tiers[tier as usize];
         let remote = shared.remote.as_ref().filter(|_| tier == Tier::Remote);
         TierStats {
-            tier: tier_word(tier),
+            tier: tier_name(tier),
             found_pages: of.found.get(),
             loaded_pages: of.loaded.get(),
             loaded_bytes: of.loaded_bytes.get(),
             load_seconds: of.load_micros.get() as f64 / 1e6,
             written_pages: of.written.get(),
             written_bytes: of.written_bytes.get(),
-            queued_bytes: shared.link(tier).map_or(0, |link| link.queued_bytes()),
+            queued_bytes: shared.write_queue(tier).map_or(0, |queue| queue.queued_bytes()),
             loading_bytes: queued[tier as usize],
             dropped_pages: of.dropped.get(),
             lost_pages: of.lost.get(),

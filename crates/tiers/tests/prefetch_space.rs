@@ -1,5 +1,5 @@
-//! What a remote has must land on the first tier before a request can have it: in time, and where no
-//! other prompt pushes it out.
+//! Prefetched pages need space on the first tier before a request can use them: in time, and
+//! without being evicted for another prompt.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,8 +7,8 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::Terms;
-use ritornello_tiers::cache::{Cache, Found, PrefetchPolicy, Readiness, Wish};
-use ritornello_tiers::gate::Choice;
+use ritornello_tiers::cache::{Cache, Found, LookupOptions, PrefetchPolicy, Readiness};
+use ritornello_tiers::gate::LoadMode;
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
 /// Each page of a prompt lies in two objects, and the gate is not asked.
-const HALVES: Wish = Wish {
-    choice: Choice::Always,
+const HALVES: LookupOptions = LookupOptions {
+    mode: LoadMode::Always,
     page_tokens: 16,
     page_bytes: 2 * PAGE as u64,
     computed: 0,
@@ -29,9 +29,9 @@ fn half(name: &str) -> Arc<Scope> {
     Arc::new(Scope::opaque(name, PAGE as u64, true))
 }
 
-fn fill(far: &Path, scopes: &[Arc<Scope>], prompts: &[Vec<Vec<u8>>]) {
+fn fill(remote_dir: &Path, scopes: &[Arc<Scope>], prompts: &[Vec<Vec<u8>>]) {
     let dir = tempdir().unwrap();
-    let cache = open(&[&host(&dir, 64), &remote(far)]);
+    let cache = open(&[&host(&dir, 64), &remote(remote_dir)]);
     for (scope, prompt) in scopes.iter().flat_map(|scope| prompts.iter().map(move |p| (scope, p))) {
         let pages: Vec<Vec<u8>> = prompt.iter().map(|key| page(key)).collect();
         let source = BorrowedPages::new(&refs(&pages));
@@ -43,10 +43,10 @@ fn fill(far: &Path, scopes: &[Arc<Scope>], prompts: &[Vec<Vec<u8>>]) {
     assert_eq!(tier(&cache, "remote").dropped_pages, 0);
 }
 
-fn answer(cache: &Cache, scope: &Arc<Scope>, prompt: &[Vec<u8>], wish: &Wish) -> Found {
+fn answer(cache: &Cache, scope: &Arc<Scope>, prompt: &[Vec<u8>], options: &LookupOptions) -> Found {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        let found = cache.find(scope, &refs(prompt), TTL, wish).unwrap();
+        let found = cache.find(scope, &refs(prompt), TTL, options).unwrap();
         if found.readiness == Readiness::Ready {
             return found;
         }
@@ -56,13 +56,13 @@ fn answer(cache: &Cache, scope: &Arc<Scope>, prompt: &[Vec<u8>], wish: &Wish) ->
 }
 
 #[test]
-fn prompts_that_would_push_each_other_out_are_not_both_brought_and_one_comes_whole() {
-    let far = tempdir().unwrap();
+fn only_one_of_two_large_prompts_is_prefetched() {
+    let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left"), half("right")]);
     // Of 32 MiB one prompt takes 14 MB in both objects, less than half: `find` can lease all of it.
     let prompts = [keys(1, 0, 350), keys(2, 0, 350)];
-    fill(far.path(), &scopes, &prompts);
-    let cache = open(&[&host(&dir, 32), &remote(far.path())]);
+    fill(remote_dir.path(), &scopes, &prompts);
+    let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);
     for prompt in &prompts {
         for scope in &scopes {
             cache.find(scope, &refs(prompt), TTL, &HALVES).unwrap();
@@ -78,63 +78,63 @@ fn prompts_that_would_push_each_other_out_are_not_both_brought_and_one_comes_who
     assert_eq!((prefetch.completed, prefetch.declined, prefetch.failed), (2, 2, 0));
 }
 
-/// How much is left of a prompt that was brought, after `meanwhile`, when four times what the first tier
-/// holds was put behind it.
-fn left_of_what_was_brought(meanwhile: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) -> usize {
-    let far = tempdir().unwrap();
+/// Runs `meanwhile` after a prompt was prefetched, then puts four times the capacity of the first
+/// tier. Returns how many prefetched pages are left.
+fn prefetched_pages_left(meanwhile: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) -> usize {
+    let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
     let wanted = [keys(1, 0, 400)];
-    fill(far.path(), &scopes, &wanted);
-    let cache = open(&[&host(&dir, 32), &remote(far.path())]);
-    let wish = Wish { page_bytes: 0, ..HALVES };
-    cache.find(&scopes[0], &refs(&wanted[0]), TTL, &wish).unwrap();
+    fill(remote_dir.path(), &scopes, &wanted);
+    let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);
+    let options = LookupOptions { page_bytes: 0, ..HALVES };
+    cache.find(&scopes[0], &refs(&wanted[0]), TTL, &options).unwrap();
     until("it is there", || cache.stats().unwrap().prefetch.completed == 1);
     meanwhile(&cache, &scopes[0], &refs(&wanted[0]));
     for number in 2..18 {
         put(&cache, &keys(number, 0, 400), 0);
     }
-    let never = Wish { choice: Choice::Never, ..wish };
+    let never = LookupOptions { mode: LoadMode::Never, ..options };
     answer(&cache, &scopes[0], &wanted[0], &never).local
 }
 
 #[test]
-fn what_was_brought_stays_until_it_is_asked_for() {
-    assert_eq!(left_of_what_was_brought(|_, _, _| {}), 400);
+fn prefetched_pages_stay_until_looked_up() {
+    assert_eq!(prefetched_pages_left(|_, _, _| {}), 400);
 }
 
 #[test]
-fn what_was_brought_for_nobody_any_more_makes_room() {
-    let left = left_of_what_was_brought(|cache, scope, prompt| {
-        assert!(!cache.cancel(scope, prompt).unwrap(), "it is over");
+fn cancelled_prefetch_frees_its_space() {
+    let left = prefetched_pages_left(|cache, scope, prompt| {
+        assert!(!cache.cancel(scope, prompt).unwrap(), "the prefetch is complete");
     });
     assert!(left < 400);
 }
 
 #[test]
-fn what_is_expected_to_take_long_is_waited_for() {
-    let far = tempdir().unwrap();
+fn lookup_waits_for_expected_long_fetch() {
+    let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
     let prompt = [keys(1, 0, 50)];
-    fill(far.path(), &scopes, &prompt);
+    fill(remote_dir.path(), &scopes, &prompt);
     let policy = PrefetchPolicy::parse("timeout(0.05, 0)").unwrap();
-    let slow = format!("{} rate=2MB", remote(far.path()));
+    let slow = format!("{} rate=2MB", remote(remote_dir.path()));
     let cache = open_with(&[&host(&dir, 64), &slow], policy);
     cache.learn_prefill(0, 640, Duration::from_secs(60));
-    let wish = Wish { page_bytes: 0, tokens: 801, ..HALVES };
-    let found = answer(&cache, &scopes[0], &prompt[0], &wish);
+    let options = LookupOptions { page_bytes: 0, tokens: 801, ..HALVES };
+    let found = answer(&cache, &scopes[0], &prompt[0], &options);
     assert_eq!((found.load, found.brought), (50, 50));
     assert!(found.decision.unwrap().recompute >= Duration::from_secs(60));
 }
 
 #[test]
-fn what_is_never_loaded_is_not_brought() {
-    let far = tempdir().unwrap();
+fn pages_never_loaded_are_not_prefetched() {
+    let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
     let prompt = [keys(1, 0, 40)];
-    fill(far.path(), &scopes, &prompt);
-    let cache = open(&[&host(&dir, 64), &remote(far.path())]);
+    fill(remote_dir.path(), &scopes, &prompt);
+    let cache = open(&[&host(&dir, 64), &remote(remote_dir.path())]);
     put(&cache, &keys(2, 0, 40), 0);
-    let never = Wish { choice: Choice::Never, ..HALVES };
+    let never = LookupOptions { mode: LoadMode::Never, ..HALVES };
     let found = cache.find(&scopes[0], &refs(&prompt[0]), TTL, &never).unwrap();
     assert_eq!((found.readiness, found.local, found.load), (Readiness::Ready, 0, 0));
     let here = cache.find(&scope(), &refs(&keys(2, 0, 40)), TTL, &never).unwrap();

@@ -1,4 +1,4 @@
-//! Reads before writes: what is being loaded, and those who wait until nothing is.
+//! Loads in progress, which background writes yield to.
 
 use ritornello_format::residency::Tier;
 use ritornello_volume::Parked;
@@ -6,35 +6,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Loads that wait or are under way.
+/// Counters loads that are queued or running.
 #[derive(Debug, Default)]
-pub(super) struct Slack {
+pub(super) struct LoadTracker {
     loads: Parked<usize>,
-    /// Bytes that they are to bring, by tier.
+    /// Bytes still to load, by tier.
     queued: [AtomicU64; 4],
 }
 
-/// One of them, until it is dropped.
+/// A counted load; dropping it ends the count.
 #[derive(Debug)]
-pub(super) struct Loading {
-    slack: Arc<Slack>,
+pub(super) struct LoadGuard {
+    tracker: Arc<LoadTracker>,
     tier: Tier,
     bytes: u64,
 }
 
-impl Slack {
-    pub(super) fn load(self: &Arc<Self>, tier: Tier, bytes: u64) -> Loading {
+impl LoadTracker {
+    pub(super) fn begin(self: &Arc<Self>, tier: Tier, bytes: u64) -> LoadGuard {
         *self.loads.lock() += 1;
         self.queued[tier as usize].fetch_add(bytes, Relaxed);
-        Loading { slack: Arc::clone(self), tier, bytes }
+        LoadGuard { tracker: Arc::clone(self), tier, bytes }
     }
 
-    /// Bytes that wait to be loaded from each tier.
+    /// Bytes still to load from each tier.
     pub(super) fn queued(&self) -> [u64; 4] {
         self.queued.each_ref().map(|bytes| bytes.load(Relaxed))
     }
 
-    /// Waits until nothing is being loaded, and not for longer than that.
+    /// Waits until no load is in progress, for at most `longest`.
     pub(super) fn wait(&self, longest: Duration) {
         let until = Instant::now() + longest;
         let mut loads = self.loads.lock();
@@ -48,13 +48,13 @@ impl Slack {
     }
 }
 
-impl Drop for Loading {
+impl Drop for LoadGuard {
     fn drop(&mut self) {
-        self.slack.queued[self.tier as usize].fetch_sub(self.bytes, Relaxed);
-        let mut loads = self.slack.loads.lock();
+        self.tracker.queued[self.tier as usize].fetch_sub(self.bytes, Relaxed);
+        let mut loads = self.tracker.loads.lock();
         *loads -= 1;
         if *loads == 0 {
-            self.slack.loads.wake_all();
+            self.tracker.loads.wake_all();
         }
     }
 }
@@ -65,23 +65,23 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn who_writes_waits_for_loads_and_not_for_ever() {
-        let slack = Arc::new(Slack::default());
-        slack.wait(Duration::from_secs(3600));
-        let load = slack.load(Tier::Disk, 7);
-        let other = slack.load(Tier::Disk, 5);
-        assert_eq!(slack.queued(), [0, 0, 12, 0]);
+    fn writer_waits_for_loads_until_timeout() {
+        let tracker = Arc::new(LoadTracker::default());
+        tracker.wait(Duration::from_secs(3600));
+        let load = tracker.begin(Tier::Disk, 7);
+        let other = tracker.begin(Tier::Disk, 5);
+        assert_eq!(tracker.queued(), [0, 0, 12, 0]);
         let begun = Instant::now();
-        slack.wait(Duration::from_millis(30));
+        tracker.wait(Duration::from_millis(30));
         assert!(begun.elapsed() >= Duration::from_millis(30));
         let waiting = thread::spawn({
-            let slack = Arc::clone(&slack);
-            move || slack.wait(Duration::from_secs(3600))
+            let tracker = Arc::clone(&tracker);
+            move || tracker.wait(Duration::from_secs(3600))
         });
         drop(load);
         assert!(!waiting.is_finished());
         drop(other);
         waiting.join().unwrap();
-        assert_eq!(slack.queued(), [0; 4]);
+        assert_eq!(tracker.queued(), [0; 4]);
     }
 }

@@ -1,10 +1,10 @@
-//! Everything a backend is put through before it is trusted: what it must do, and what the tier over it
-//! makes of it when things go wrong.
+//! Checks of a backend before it is used: the conformance suite, and the tier's behaviour over it
+//! while faults are injected.
 
 use super::backend::{Backend, Listed};
-use super::census::Census;
 use super::conformance::{Check, conformance};
 use super::faults::{Fault, FaultyBackend};
+use super::inventory::Inventory;
 use super::tier::{Prompt, RemoteTier};
 use ritornello_format::{Result, ScopeId};
 use std::ops::Range;
@@ -13,78 +13,81 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pages of the prompt that is moved, and their length: some full groups, and a rest.
+/// Pages of the test prompt, and their length: several full groups and a remainder.
 const PAGES: usize = 41;
 const PAGE_BYTES: usize = 256 << 10;
-/// How long a call may take while something is wrong, and by how much that may be exceeded: other
-/// things run on the machine as well.
+/// Deadline of a call during a fault, and the tolerance for exceeding it, because the machine may
+/// be busy.
 const DEADLINE: Duration = Duration::from_millis(300);
-const EXCESS: Duration = Duration::from_secs(20);
-/// How long moving the pages may take where nothing is wrong.
-const PATIENCE: Duration = Duration::from_secs(120);
+const DEADLINE_MARGIN: Duration = Duration::from_secs(20);
+/// Deadline of transfers without a fault.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(120);
 
 type Outcome = std::result::Result<(), String>;
 
-/// Runs [`conformance`] on `backend`, then the tier over it with every [`Fault`] in between. All names
-/// begin with `prefix`, which nobody else uses and which ends with a slash; what was written is deleted
-/// again, where the backend can. A check that takes longer than `patience`
-/// fails; one that cannot be reached is not tried further.
+/// Runs [`conformance`] on `backend`, then transfers through the tier with every [`Fault`]
+/// injected. All names begin with `prefix`, which must end with a slash and which no other writer
+/// may use. Deletes what it wrote, if the backend can delete. A check that takes longer than
+/// `timeout` fails; if the backend cannot be reached, no further checks run.
 #[must_use]
-pub fn examine(backend: &Arc<dyn Backend>, prefix: &str, patience: Duration) -> Vec<Check> {
+pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration) -> Vec<Check> {
     let mut checks = Vec::new();
-    let rooted: Arc<dyn Backend> =
-        Arc::new(Rooted { inner: Arc::clone(backend), prefix: prefix.to_owned() });
+    let prefixed: Arc<dyn Backend> =
+        Arc::new(PrefixedBackend { inner: Arc::clone(backend), prefix: prefix.to_owned() });
     let (inner, name) = (Arc::clone(backend), format!("{prefix}never"));
     let reached =
-        patiently(patience, move || inner.exists(&name).map_err(|error| error.to_string()));
+        run_with_timeout(timeout, move || inner.exists(&name).map_err(|error| error.to_string()));
     if let Err(wrong) = reached.and_then(|reached| reached) {
-        return vec![Check { what: "it can be reached", wrong: Some(wrong) }];
+        return vec![Check { what: "the backend can be reached", wrong: Some(wrong) }];
     }
     let (inner, names) = (Arc::clone(backend), prefix.to_owned());
-    match patiently(patience, move || conformance(inner.as_ref(), &names)) {
+    match run_with_timeout(timeout, move || conformance(inner.as_ref(), &names)) {
         Ok(conforms) => checks.extend(conforms),
-        Err(wrong) => return vec![Check { what: "every call comes back", wrong: Some(wrong) }],
+        Err(wrong) => return vec![Check { what: "every call returns", wrong: Some(wrong) }],
     }
-    let told: [(&'static str, Fault); 7] = [
-        ("pages come back through the tier", Fault::None),
-        ("one that cannot now costs hits", Fault::Unavailable),
-        ("one that will not costs hits", Fault::Refused),
-        ("one that hangs costs hits, and no time", Fault::Hangs),
-        ("half values cost hits, and are found out", Fault::Short),
-        ("wrong bytes cost hits, and are found out", Fault::Flipped),
-        ("values that go cost hits", Fault::Gone),
+    let scenarios: [(&'static str, Fault); 7] = [
+        ("pages are read back through the tier", Fault::None),
+        ("an unavailable remote costs hits", Fault::Unavailable),
+        ("a refusing remote costs hits", Fault::Refused),
+        ("a hanging remote costs hits, and no time", Fault::Hangs),
+        ("truncated values cost hits, and are detected", Fault::Short),
+        ("wrong bytes cost hits, and are detected", Fault::Flipped),
+        ("vanished values cost hits", Fault::Gone),
     ];
-    for (number, (what, fault)) in told.into_iter().enumerate() {
-        let rooted = Arc::clone(&rooted);
-        let outcome = patiently(patience, move || faulty(rooted, fault, number as u8))
+    for (number, (what, fault)) in scenarios.into_iter().enumerate() {
+        let prefixed = Arc::clone(&prefixed);
+        let outcome = run_with_timeout(timeout, move || check_fault(prefixed, fault, number as u8))
             .and_then(|outcome| outcome);
         checks.push(Check { what, wrong: outcome.err() });
     }
-    let outcome = patiently(patience, move || clean(rooted.as_ref())).and_then(|outcome| outcome);
-    checks
-        .push(Check { what: "a census finds what was written, and no more", wrong: outcome.err() });
+    let outcome =
+        run_with_timeout(timeout, move || clean_up(prefixed.as_ref())).and_then(|outcome| outcome);
+    checks.push(Check {
+        what: "the inventory lists what was written, and no more",
+        wrong: outcome.err(),
+    });
     checks
 }
 
-/// What `run` comes to, if it comes back.
-fn patiently<T: Send + 'static>(
-    patience: Duration,
+/// Runs `run` on a thread of its own; fails if it does not return in time.
+fn run_with_timeout<T: Send + 'static>(
+    timeout: Duration,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> std::result::Result<T, String> {
-    let (tell, told) = sync_channel(1);
+    let (tell, scenarios) = sync_channel(1);
     let thread = thread::Builder::new().name("ritornello-check".to_owned());
     let started = thread.spawn(move || {
         let _ = tell.send(run());
     });
     started.map_err(|error| format!("no thread: {error}"))?;
-    told.recv_timeout(patience).map_err(|error| match error {
-        RecvTimeoutError::Timeout => format!("no answer within {} s", patience.as_secs()),
+    scenarios.recv_timeout(timeout).map_err(|error| match error {
+        RecvTimeoutError::Timeout => format!("no answer within {} s", timeout.as_secs()),
         RecvTimeoutError::Disconnected => "a call ended its thread".to_owned(),
     })
 }
 
-/// The pages of a prompt of its own are written, read while `fault` is there, and read again.
-fn faulty(backend: Arc<dyn Backend>, fault: Fault, number: u8) -> Outcome {
+/// Writes the pages of a new prompt, reads them while `fault` is injected, and reads them again.
+fn check_fault(backend: Arc<dyn Backend>, fault: Fault, number: u8) -> Outcome {
     let scope = ScopeId([number; 16]);
     let keys: Vec<Vec<u8>> = (0..PAGES as u8).map(|at| [[number, at]; 16].concat()).collect();
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
@@ -92,63 +95,59 @@ fn faulty(backend: Arc<dyn Backend>, fault: Fault, number: u8) -> Outcome {
     let prompt = Prompt { scope: &scope, page_bytes: PAGE_BYTES as u64, keys: &keys };
     let between = Arc::new(FaultyBackend::new(backend));
     let tier = || RemoteTier::new(Arc::clone(&between) as Arc<dyn Backend>);
-    let patient = || Instant::now() + PATIENCE;
+    let patient = || Instant::now() + TRANSFER_TIMEOUT;
 
     let put = tier().put(&prompt, 0..PAGES, |at| &pages[at], patient());
-    same("pages that were written", put.map_err(|error| error.to_string())?, PAGES)?;
-    // It is found before it breaks.
+    expect_eq("pages written", put.map_err(|error| error.to_string())?, PAGES)?;
+    // Found before the fault, so that the read is attempted.
     let reader = tier();
     let found = reader.probe(&prompt, patient()).map_err(|error| error.to_string())?;
-    same("pages that are found", found, PAGES)?;
+    expect_eq("pages found", found, PAGES)?;
     if fault != Fault::None {
         between.fail(fault);
-        let broken = broken(&reader, &prompt, &pages);
+        let during_fault = read_during_fault(&reader, &prompt, &pages);
         between.fail(Fault::None);
-        same(
-            "pages that come although something is wrong with every value",
-            broken? < PAGES,
-            true,
-        )?;
+        expect_eq("pages read during a fault are fewer than all", during_fault? < PAGES, true)?;
     }
     let mut out = vec![0; PAGES * PAGE_BYTES];
-    let came = tier().get(&prompt, 0..PAGES, &mut out, patient());
-    same("pages that come", came.map_err(|error| error.to_string())?, PAGES)?;
-    right(&pages, &out, 0..PAGES)?;
-    let came = tier().get(&prompt, 3..PAGES - 1, &mut out[..(PAGES - 4) * PAGE_BYTES], patient());
-    same("pages from the middle", came.map_err(|error| error.to_string())?, PAGES - 4)?;
-    right(&pages, &out, 3..PAGES - 1)
+    let copied = tier().get(&prompt, 0..PAGES, &mut out, patient());
+    expect_eq("pages read", copied.map_err(|error| error.to_string())?, PAGES)?;
+    check_pages(&pages, &out, 0..PAGES)?;
+    let copied = tier().get(&prompt, 3..PAGES - 1, &mut out[..(PAGES - 4) * PAGE_BYTES], patient());
+    expect_eq("pages from the middle", copied.map_err(|error| error.to_string())?, PAGES - 4)?;
+    check_pages(&pages, &out, 3..PAGES - 1)
 }
 
-fn broken(
+fn read_during_fault(
     reader: &RemoteTier,
     prompt: &Prompt<'_>,
     pages: &[Vec<u8>],
 ) -> std::result::Result<usize, String> {
     let mut out = vec![0; PAGES * PAGE_BYTES];
     let began = Instant::now();
-    let came = reader
+    let copied = reader
         .get(prompt, 0..PAGES, &mut out, began + DEADLINE)
         .map_err(|error| error.to_string())?;
-    if began.elapsed() > DEADLINE + EXCESS {
+    if began.elapsed() > DEADLINE + DEADLINE_MARGIN {
         return Err(format!("a read with {DEADLINE:?} to go took {:?}", began.elapsed()));
     }
-    right(pages, &out, 0..came)?;
-    Ok(came)
+    check_pages(pages, &out, 0..copied)?;
+    Ok(copied)
 }
 
-fn right(pages: &[Vec<u8>], out: &[u8], range: Range<usize>) -> Outcome {
+fn check_pages(pages: &[Vec<u8>], out: &[u8], range: Range<usize>) -> Outcome {
     let pairs = range.zip(out.chunks(PAGE_BYTES));
     match pairs.into_iter().find(|(at, out)| pages[*at] != *out) {
         None => Ok(()),
-        Some((at, _)) => Err(format!("page {at} came with other bytes")),
+        Some((at, _)) => Err(format!("page {at} has other bytes")),
     }
 }
 
-fn same<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Outcome {
+fn expect_eq<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Outcome {
     if is == should { Ok(()) } else { Err(format!("{what}: {is:?} instead of {should:?}")) }
 }
 
-/// Bytes that no other page has.
+/// Bytes that are unique to a page.
 fn page(number: u8, at: usize) -> Vec<u8> {
     let seed = u64::from(number) << 32 | at as u64;
     let word =
@@ -156,29 +155,29 @@ fn page(number: u8, at: usize) -> Vec<u8> {
     (0..PAGE_BYTES as u64 / 8).flat_map(word).collect()
 }
 
-fn clean(backend: &dyn Backend) -> Outcome {
-    // Without lists there is nothing to compare.
-    let Ok(census) = Census::take(backend) else { return Ok(()) };
-    for object in &census.objects {
+fn clean_up(backend: &dyn Backend) -> Outcome {
+    // A backend that cannot list is not compared.
+    let Ok(inventory) = Inventory::take(backend) else { return Ok(()) };
+    for object in &inventory.objects {
         let _ = backend.delete(&object.name);
     }
-    same("pages in the census", census.pages(), 7 * PAGES as u64)
+    expect_eq("pages in the inventory", inventory.pages(), 7 * PAGES as u64)
 }
 
-/// Everything under a prefix.
+/// A backend that puts a prefix before every name.
 #[derive(Debug)]
-struct Rooted {
+struct PrefixedBackend {
     inner: Arc<dyn Backend>,
     prefix: String,
 }
 
-impl Rooted {
+impl PrefixedBackend {
     fn name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 }
 
-impl Backend for Rooted {
+impl Backend for PrefixedBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
         self.inner.get(&self.name(name), range)
     }

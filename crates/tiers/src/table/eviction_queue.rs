@@ -1,20 +1,20 @@
-//! Which ends of prompts a tier could do without, those used longest ago first.
+//! Evictable ends of prompts on one tier, least recently used first.
 //!
-//! A walk makes a node younger without a word to the order; whoever takes the oldest finds out, and
-//! puts it where it belongs.
+//! A walk updates the age of a node but not its position here; eviction compares both and requeues
+//! the node if they differ.
 
 use super::node::Id;
 use std::collections::BTreeSet;
 
 #[derive(Debug, Default)]
-pub(super) struct Order(BTreeSet<(u64, Id)>);
+pub(super) struct EvictionQueue(BTreeSet<(u64, Id)>);
 
-impl Order {
+impl EvictionQueue {
     pub(super) fn list(&mut self, age: u64, node: Id) {
         self.0.insert((age, node));
     }
 
-    pub(super) fn strike(&mut self, age: u64, node: Id) {
+    pub(super) fn delist(&mut self, age: u64, node: Id) {
         self.0.remove(&(age, node));
     }
 

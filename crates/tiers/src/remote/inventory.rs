@@ -1,4 +1,5 @@
-//! What lies in a remote, by its listing: objects of this format, of others, and what is none.
+//! The contents of a remote, from its listing: objects of this format, objects of others, and other
+//! names.
 
 use super::backend::{Backend, Listed};
 use super::directory::UNFINISHED;
@@ -7,37 +8,37 @@ use super::spans::{Form, PAGES_MAX};
 use ritornello_format::{KEY_BYTES_MAX, Result, ScopeId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the names of all formats begin with.
+/// Prefix of the names of all formats.
 const FAMILY: &str = "ritornello/";
-/// What is written for a moment to ask the remote what time it is.
+/// Prefix of the names that are written briefly to learn the remote's time.
 pub(super) const CLOCK: &str = "ritornello/clock-";
 
-/// An object of this format, as far as its name tells.
+/// An object of this format, as described by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// Whether it is sealed, by its name.
+    /// Whether it is sealed, according to its name.
     pub form: Form,
     /// The scope of its pages, in hexadecimal digits.
     pub scope: String,
     /// The hash of its last page, in hexadecimal digits.
     pub last: String,
-    /// How many pages it holds.
+    /// Number of pages.
     pub pages: u32,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// When it was written, seconds since 1970 by the remote's clock.
+    /// Time of writing, in seconds since 1970 by the remote's clock.
     pub written: u64,
 }
 
 impl Object {
-    /// No header of so many pages is longer.
+    /// Upper bound of the bytes before its first page.
     pub(super) fn header_bytes(&self) -> u64 {
-        object::pages_begin(self.form, (0..self.pages as usize).map(|_| KEY_BYTES_MAX))
+        object::first_page_offset(self.form, (0..self.pages as usize).map(|_| KEY_BYTES_MAX))
     }
 
-    /// The scope that the name says.
+    /// The scope according to the name.
     pub(super) fn scope_id(&self) -> Option<ScopeId> {
         let mut scope = ScopeId::default();
         for (byte, at) in scope.0.iter_mut().zip((0..).step_by(2)) {
@@ -47,46 +48,47 @@ impl Object {
     }
 }
 
-/// Everything in a remote.
+/// All objects of a remote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// What this version of the format reads.
+pub struct Inventory {
+    /// Objects of this version of the format.
     pub objects: Vec<Object>,
     /// Objects and bytes of other versions, by version.
     pub others: BTreeMap<String, (u64, u64)>,
-    /// Names that no version would give, the first [`Census::STRANGE_MAX`] of them.
-    pub strange: Vec<String>,
-    /// How many there are.
-    pub strange_names: u64,
-    /// What is written for a while only: the time it was asked for, values that are not finished.
+    /// Names that no version uses, the first [`Inventory::UNRECOGNIZED_MAX`] of them.
+    pub unrecognized: Vec<String>,
+    /// Number of such names.
+    pub unrecognized_names: u64,
+    /// Temporary values: queries of the remote's time, and unfinished writes.
     pub unfinished: Vec<Listed>,
 }
 
-impl Census {
-    /// Strange names that are kept; more are counted. Whoever writes to a remote can make any number.
-    pub const STRANGE_MAX: usize = 1000;
+impl Inventory {
+    /// Unrecognized names that are kept; the rest is counted. A writer of the remote can create any
+    /// number.
+    pub const UNRECOGNIZED_MAX: usize = 1000;
 
     /// Lists all that `backend` holds.
     ///
     /// # Errors
-    /// Those of [`Backend::list`].
+    /// Errors of [`Backend::list`].
     pub fn take(backend: &dyn Backend) -> Result<Self> {
-        let mut census = Self::default();
-        backend.list(FAMILY, &mut |found| census.add(found))?;
-        census.objects.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(census)
+        let mut inventory = Self::default();
+        backend.list(FAMILY, &mut |found| inventory.add(found))?;
+        inventory.objects.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(inventory)
     }
 
-    /// What a listing of these is.
+    /// The inventory of a given listing.
     #[cfg(feature = "fuzzing")]
     pub(super) fn of(listed: impl IntoIterator<Item = Listed>) -> Self {
-        let mut census = Self::default();
-        listed.into_iter().for_each(|found| census.add(found));
-        let _ = (census.bytes(), census.pages(), census.scopes());
-        census
+        let mut inventory = Self::default();
+        listed.into_iter().for_each(|found| inventory.add(found));
+        let _ = (inventory.bytes(), inventory.pages(), inventory.scopes());
+        inventory
     }
 
-    /// Objects of one form.
+    /// Number of objects of one form.
     #[must_use]
     pub fn objects_of(&self, form: Form) -> u64 {
         self.objects.iter().filter(|object| object.form == form).count() as u64
@@ -98,13 +100,13 @@ impl Census {
         self.objects.iter().fold(0, |sum, object| object.bytes.saturating_add(sum))
     }
 
-    /// Pages of this version's objects. One that lies in two objects counts twice.
+    /// Pages of this version's objects; a page in two objects counts twice.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.objects.iter().map(|object| u64::from(object.pages)).sum()
     }
 
-    /// Scopes of this version's objects.
+    /// Number of scopes of this version's objects.
     #[must_use]
     pub fn scopes(&self) -> usize {
         self.objects.iter().map(|object| object.scope.as_str()).collect::<BTreeSet<_>>().len()
@@ -125,9 +127,9 @@ impl Census {
                     *bytes = bytes.saturating_add(found.bytes);
                 }
                 None => {
-                    self.strange_names += 1;
-                    if self.strange.len() < Self::STRANGE_MAX {
-                        self.strange.push(found.name);
+                    self.unrecognized_names += 1;
+                    if self.unrecognized.len() < Self::UNRECOGNIZED_MAX {
+                        self.unrecognized.push(found.name);
                     }
                 }
             },
@@ -143,7 +145,7 @@ fn read(found: &Listed) -> Option<Object> {
     let digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
     let hex = |text: &str| text.len() == 32 && text.bytes().all(digit);
     let fits = |pages: &u32| pages.is_power_of_two() && u64::from(*pages) <= PAGES_MAX;
-    // A writer gives one name only: no sign, no leading zeros.
+    // The canonical number only, as writers produce it: no sign, no leading zeros.
     let is_canonical = |number: &u32| number.to_string() == pages;
     let pages = pages.parse().ok().filter(fits).filter(is_canonical)?;
     (hex(scope) && hex(last)).then(|| Object {
@@ -157,7 +159,7 @@ fn read(found: &Listed) -> Option<Object> {
     })
 }
 
-/// The version of a name, if it is another one: up to three digits, so that few can be made up.
+/// The version of a name of another format: at most three digits, to bound how many can be made up.
 fn version(name: &str) -> Option<String> {
     let (version, _) = name.strip_prefix(FAMILY)?.split_once('/')?;
     let number = (1..=3).contains(&version.len()) && version.bytes().all(|c| c.is_ascii_digit());
@@ -171,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_apart() {
+    fn names_are_classified() {
         let backend = MemoryBackend::default();
         let hex = "0123456789abcdef0123456789abcdef";
         let good = format!("ritornello/1/{hex}/{hex}.32");
@@ -194,16 +196,16 @@ mod tests {
         ] {
             backend.set(name, b"12345").unwrap();
         }
-        let census = Census::take(&backend).unwrap();
+        let inventory = Inventory::take(&backend).unwrap();
         assert_eq!(
-            census.objects.iter().map(|o| o.name.as_str()).collect::<Vec<_>>(),
+            inventory.objects.iter().map(|o| o.name.as_str()).collect::<Vec<_>>(),
             [good, sealed]
         );
-        assert_eq!((census.pages(), census.bytes(), census.scopes()), (40, 10, 1));
-        assert_eq!(Form::ALL.map(|form| census.objects_of(form)), [1, 1]);
-        assert_eq!(census.objects[1].scope_id().unwrap().to_string(), hex);
-        assert_eq!(census.others, BTreeMap::from([("3".to_owned(), (1, 5))]));
-        assert_eq!((census.strange.len(), census.strange_names), (8, 8));
-        assert_eq!(census.unfinished.len(), 2);
+        assert_eq!((inventory.pages(), inventory.bytes(), inventory.scopes()), (40, 10, 1));
+        assert_eq!(Form::ALL.map(|form| inventory.objects_of(form)), [1, 1]);
+        assert_eq!(inventory.objects[1].scope_id().unwrap().to_string(), hex);
+        assert_eq!(inventory.others, BTreeMap::from([("3".to_owned(), (1, 5))]));
+        assert_eq!((inventory.unrecognized.len(), inventory.unrecognized_names), (8, 8));
+        assert_eq!(inventory.unfinished.len(), 2);
     }
 }

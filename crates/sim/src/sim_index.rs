@@ -1,4 +1,5 @@
-//! Which blocks are there, in which runs: what the store's index knows, without its scopes.
+//! The index of a simulation: which blocks are stored, in which runs. The store's index without
+//! scopes.
 
 use crate::Trace;
 use ritornello_format::{Error, Result};
@@ -8,52 +9,52 @@ use ritornello_store::eviction::{Holdings, Used};
 /// No run.
 const NONE: u32 = u32::MAX;
 
-/// The blocks that are there.
+/// The stored blocks.
 ///
-/// Invariant: a block that is there has its predecessor there (closure): [`Residence::cut`]
-/// refuses what would break it, so a policy that is not leaf first is found out.
-pub(crate) struct Residence<'t> {
+/// Invariant: the predecessor of a stored block is stored (closure). [`SimIndex::cut`] refuses what
+/// would break it, which exposes a policy that does not evict leaves first.
+pub(crate) struct SimIndex<'t> {
     trace: &'t Trace,
-    /// By block: its run, or [`NONE`], and its page there.
-    spots: Vec<(u32, u32)>,
-    /// By block: runs that hang from it.
-    hanging: Vec<u32>,
-    /// By the run's name; names are not used again.
+    /// By block: its run, or [`NONE`], and its page in the run.
+    locations: Vec<(u32, u32)>,
+    /// By block: number of runs whose parent it is.
+    children: Vec<u32>,
+    /// By run number; numbers are not reused.
     runs: Vec<Run>,
     pins: u64,
 }
 
 /// Consecutive blocks of one request.
 struct Run {
-    /// Position of its first block among the references of the trace.
+    /// Index of its first block among the references of the trace.
     first: usize,
     pages: u32,
-    /// Whether it hangs from a block.
-    behind: bool,
-    /// The round of pinning it takes part in.
+    /// Whether a block precedes it.
+    has_parent: bool,
+    /// The last pin round that included it.
     pinned: u64,
 }
 
-impl<'t> Residence<'t> {
+impl<'t> SimIndex<'t> {
     pub(crate) fn new(trace: &'t Trace) -> Self {
         let blocks = trace.footprint();
         Self {
             trace,
-            spots: vec![(NONE, 0); blocks],
-            hanging: vec![0; blocks],
+            locations: vec![(NONE, 0); blocks],
+            children: vec![0; blocks],
             runs: Vec::new(),
             pins: 0,
         }
     }
 
-    /// Walks the leading blocks that are there, pins their runs and no others, and returns the
-    /// blocks' number. `path` becomes the runs.
+    /// Walks the leading stored blocks, pins their runs and unpins all others, and fills `path`
+    /// with the runs. Returns the number of blocks.
     pub(crate) fn walk(&mut self, blocks: &[u32], path: &mut Vec<Used>) -> usize {
         self.pins += 1;
         path.clear();
         let mut last = NONE;
         for (at, block) in blocks.iter().enumerate() {
-            let (run, page) = self.spots[*block as usize];
+            let (run, page) = self.locations[*block as usize];
             if run == NONE {
                 return at;
             }
@@ -70,57 +71,57 @@ impl<'t> Residence<'t> {
         blocks.len()
     }
 
-    /// Inserts the `pages` blocks at position `first` of the trace's references, none of which is
-    /// there, behind `before`, which is. Returns the run and what it hangs from.
+    /// Inserts `pages` blocks, from reference `first` of the trace on, as a run behind the stored
+    /// block `predecessor`. None of them may be stored yet. Returns the run and its parent.
     pub(crate) fn insert(
         &mut self,
         first: usize,
         pages: u32,
-        before: Option<u32>,
+        predecessor: Option<u32>,
     ) -> (RunId, Option<(RunId, u32)>) {
-        // Four billion runs do not fit into memory.
+        // Memory ends before four billion runs.
         let run = self.runs.len() as u32;
-        self.runs.push(Run { first, pages, behind: before.is_some(), pinned: 0 });
+        self.runs.push(Run { first, pages, has_parent: predecessor.is_some(), pinned: 0 });
         for (page, block) in (0..).zip(&self.trace.blocks()[first..first + pages as usize]) {
-            self.spots[*block as usize] = (run, page);
+            self.locations[*block as usize] = (run, page);
         }
-        let parent = before.map(|block| {
-            self.hanging[block as usize] += 1;
-            let (run, page) = self.spots[block as usize];
+        let parent = predecessor.map(|block| {
+            self.children[block as usize] += 1;
+            let (run, page) = self.locations[block as usize];
             (RunId(u64::from(run)), page)
         });
         (RunId(u64::from(run)), parent)
     }
 
-    /// Cuts a run after `keep` pages. Returns how many went; none if it was that short already.
+    /// Cuts a run to its first `keep` pages. Returns how many pages were removed.
     ///
     /// # Errors
-    /// `Fatal` if another run hangs from one of them.
+    /// `Fatal` if a removed page is the parent of another run.
     pub(crate) fn cut(&mut self, run: RunId, keep: u32) -> Result<u32> {
         let Some(entry) = self.runs.get_mut(run.0 as usize) else { return Ok(0) };
-        let Run { first, pages, behind, .. } = *entry;
+        let Run { first, pages, has_parent, .. } = *entry;
         if pages <= keep {
             return Ok(0);
         }
         entry.pages = keep;
         let gone = first + keep as usize..first + pages as usize;
         for &block in &self.trace.blocks()[gone] {
-            if self.hanging[block as usize] > 0 {
-                return Err(Error::fatal("the policy cut a page that others hang from")
+            if self.children[block as usize] > 0 {
+                return Err(Error::fatal("the policy cut a page that is the parent of a run")
                     .with("run", run.0)
                     .with("keep", keep));
             }
-            self.spots[block as usize].0 = NONE;
+            self.locations[block as usize].0 = NONE;
         }
-        if keep == 0 && behind {
-            // In the request that brought the run, the block it hangs from stands before it.
-            self.hanging[self.trace.blocks()[first - 1] as usize] -= 1;
+        if keep == 0 && has_parent {
+            // The request that inserted the run has the parent block just before it.
+            self.children[self.trace.blocks()[first - 1] as usize] -= 1;
         }
         Ok(pages - keep)
     }
 }
 
-impl Holdings for Residence<'_> {
+impl Holdings for SimIndex<'_> {
     fn is_pinned(&self, run: RunId) -> bool {
         self.runs.get(run.0 as usize).is_some_and(|run| run.pinned == self.pins)
     }

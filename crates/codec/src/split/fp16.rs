@@ -1,31 +1,31 @@
-//! `split` for float16, which has five bits of exponent: seven neighbouring exponents get a code of
-//! three bits. Plain arithmetic on bytes, which the compiler vectorises.
+//! `split` for float16, which has five exponent bits: seven neighbouring exponents get a code of
+//! three bits. Plain byte arithmetic, which the compiler vectorises.
 
 use super::{CODED, GROUP};
-use crate::frame::{Source, damaged};
+use crate::frame::{FrameReader, damaged};
 use crate::kernel::{Kernel, vectorised};
 use ritornello_format::Result;
 
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// The code that says: the exponent is the next of those listed behind the codes.
+/// The code of an escape: the exponent is the next in the list behind the codes.
 const ESCAPE: u8 = 7;
-/// Bytes of the codes of a group: three bits of code and three of mantissa a number.
+/// Bytes of the codes of a group: three bits of code and three of mantissa per number.
 const CODES: usize = GROUP / 4 * 3;
 /// Kind, first exponent of the window, number of escapes.
-const HEAD: usize = 1 + 1 + 4;
-/// Groups that are looked at before the window is chosen.
+const HEAD_BYTES: usize = 1 + 1 + 4;
+/// Groups sampled before the window is chosen.
 const SAMPLE: usize = 32;
 
 type Numbers = [u8; 2 * GROUP];
 
-/// A block: head, plane of the low eight bits, codes, escapes, and the numbers behind the last whole
-/// group as they are. `None` if it would not be shorter than the block.
+/// Encodes a block: head, plane of the low eight bits, codes, escapes, and the raw numbers behind
+/// the last full group. `None` if that would not be shorter than the block.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let first = choose(groups)?;
     let most = block.len().min(out.len());
-    let (head, rest) = out[..most].split_at_mut_checked(HEAD)?;
+    let (head, rest) = out[..most].split_at_mut_checked(HEAD_BYTES)?;
     let (plane, rest) = rest.split_at_mut_checked(groups.len() * GROUP)?;
     let (codes, rest) = rest.split_at_mut_checked(groups.len() * CODES)?;
     let (planes, codes) = (plane.as_chunks_mut().0, codes.as_chunks_mut().0);
@@ -44,17 +44,17 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     head[0] = CODED;
     head[1] = first;
     head[2..].copy_from_slice(&(escaped as u32).to_le_bytes());
-    Some(HEAD + groups.len() * (GROUP + CODES) + escaped + tail.len())
+    Some(HEAD_BYTES + groups.len() * (GROUP + CODES) + escaped + tail.len())
 }
 
-/// Decodes what [`encode`] made, behind its kind.
-pub fn decode(kernel: Kernel, source: &mut Source<'_>, block: &mut [u8]) -> Result<()> {
+/// Decodes what [`encode`] wrote after the kind.
+pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) -> Result<()> {
     let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
-    let (first, escaped) = (source.u8()?, source.u32()?);
-    let planes = source.take(groups.len() * GROUP)?.as_chunks().0;
-    let codes = source.take(groups.len() * CODES)?.as_chunks().0;
-    let escapes = source.take(escaped)?;
-    tail.copy_from_slice(source.take(tail.len())?);
+    let (first, escaped) = (reader.u8()?, reader.u32()?);
+    let planes = reader.take(groups.len() * GROUP)?.as_chunks().0;
+    let codes = reader.take(groups.len() * CODES)?.as_chunks().0;
+    let escapes = reader.take(escaped)?;
+    tail.copy_from_slice(reader.take(tail.len())?);
     vectorised!(
         kernel,
         decode_groups,
@@ -94,9 +94,9 @@ fn encode_groups(
         let mut largest = 0;
         for at in 0..GROUP {
             let number = u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]);
-            let turned = number.rotate_left(1);
-            plane[at] = turned as u8;
-            let top = (turned >> 8) as u8;
+            let rotated = number.rotate_left(1);
+            plane[at] = rotated as u8;
+            let top = (rotated >> 8) as u8;
             let code = (top >> 3).wrapping_sub(first).min(ESCAPE);
             largest = largest.max(code);
             sextets[at] = code << 3 | top & 7;
@@ -152,8 +152,8 @@ fn decode_groups(
         }
         for at in 0..GROUP {
             let top = exponents[at] << 3 | sextets[at] & 7;
-            let turned = u16::from(top) << 8 | u16::from(plane[at]);
-            [numbers[2 * at], numbers[2 * at + 1]] = turned.rotate_right(1).to_le_bytes();
+            let rotated = u16::from(top) << 8 | u16::from(plane[at]);
+            [numbers[2 * at], numbers[2 * at + 1]] = rotated.rotate_right(1).to_le_bytes();
         }
     }
     escapes.next().is_none().then_some(())

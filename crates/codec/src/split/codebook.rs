@@ -1,33 +1,34 @@
-//! The codebook of a block: which exponents get a code of their own.
+//! The codebook of a block: the exponents that have a short code.
 
 /// Exponents that have a code.
 pub const CODES: usize = 15;
-/// The code that says: the exponent is the next of those listed behind the codes.
+/// The code of an escape: the exponent is the next in the list behind the codes.
 pub const ESCAPE: u8 = 15;
-/// Cache lines of a block that are looked at before its codebook is chosen: every so many-th, at
-/// least and at most so many.
+/// Sampling of a block before its codebook is chosen: one in this many cache lines, at least and at
+/// most this many lines.
 const SAMPLE: (usize, usize, usize) = (32, 8, 32);
-/// Numbers of a cache line.
+/// Numbers per cache line.
 const LINE: usize = 32;
 
-/// A codebook, and the two tables by which 16-byte shuffles look codes up: the low half of an
-/// exponent leads to at most two exponents that have a code.
+/// A codebook, and two tables for looking codes up with 16-byte shuffles: the low half of an
+/// exponent selects at most two exponents that have a code.
 #[derive(Clone, Copy, Debug)]
-pub struct Book {
-    /// The exponent of each code; the last one means nothing.
+pub struct Codebook {
+    /// The exponent of each code; the last entry is unused.
     pub exponents: [u8; 16],
     /// The likelier exponent of each low half, and its code.
     pub first: Lookup,
-    /// The less likely one.
+    /// The less likely exponent of each low half, and its code.
     pub second: Lookup,
 }
 
-/// By the low half of an exponent.
+/// Exponents and codes, indexed by the low half of an exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// The exponent that has a code; one of another low half where there is none.
+    /// The exponent that has a code; if there is none, one with another low half, which never
+    /// matches.
     pub exponents: [u8; 16],
-    /// Its code.
+    /// The code of that exponent.
     pub codes: [u8; 16],
 }
 
@@ -47,20 +48,20 @@ impl Lookup {
     }
 }
 
-impl Book {
-    /// The codebook for a block of bfloat16 numbers, chosen by a sample of them. `None` if most
+impl Codebook {
+    /// Chooses the codebook of a block of bfloat16 numbers from a sample of them. `None` if most
     /// numbers would need an escape.
     pub fn choose(block: &[u8]) -> Option<Self> {
         let counts = count(block);
         let sampled: u32 = counts.iter().sum();
         let least = counts.iter().position(|&seen| seen > 0).unwrap_or(0);
-        // The likelier exponent goes first; of those the sample has not met, the one that is next
-        // below the smallest it has. Counts are those of a sample, far below 2^16.
+        // Likelier exponents first; of those not in the sample, the next ones below its smallest.
+        // Counts of a sample are far below 2^16.
         let rank = |exponent: usize| {
             let below = if exponent < least { exponent as u32 } else { 0 };
             counts[exponent] << 16 | below << 8 | exponent as u32
         };
-        // The two likeliest of each low half.
+        // The two likeliest exponents of each low half.
         let mut candidates = [0u32; 32];
         let (best, next) = candidates.split_at_mut(16);
         for high in 0..16 {
@@ -90,16 +91,17 @@ impl Book {
     }
 }
 
-/// How often each exponent is met, in a sample spread over the block.
+/// Counts the exponents of a sample spread over the block.
 fn count(block: &[u8]) -> [u32; 256] {
     let lines = block.len().div_ceil(2 * LINE);
     let (one_in, least, most) = SAMPLE;
     let step = lines.div_ceil((lines / one_in).clamp(least, most)).max(1);
     let sample = || block.chunks(2 * LINE).step_by(step);
-    // The ends of every line first, all at once: counting would wait for memory line by line.
+    // Touches both ends of every line first, so that the loads overlap: counting alone would wait
+    // for memory line by line.
     let touched = sample().fold(0, |all, line| all ^ line[0] ^ line[line.len() - 1]);
     std::hint::black_box(touched);
-    // Two tables, so that equal neighbours do not wait for each other's sum.
+    // Two tables, so that equal neighbours do not wait for each other's increment.
     let mut counts = [[0u32; 256]; 2];
     for line in sample() {
         for pair in line.chunks_exact(4) {

@@ -1,30 +1,31 @@
-//! Every node by the hash of its first page.
+//! Index of nodes by the hash of their first page.
 //!
-//! Open addressing over words of eight bytes: a look-up reads one line of memory here and one of the
-//! node. It grows by a second array, to which entries move a few at a time, so that nobody who adds one
-//! moves all.
+//! Open addressing over 8-byte words: a lookup reads one cache line here and one of the node. The
+//! index grows into a second array, to which every insertion moves a few entries, so that no single
+//! insertion moves them all.
 
 use super::node::Id;
 use ritornello_format::PageHash;
 
-/// Slots at first.
-const FIRST: usize = 64;
-/// Slots of the old array that each change empties: enough that it is empty before the new one is full.
-const MOVES: usize = 8;
-/// Nothing is there, and nothing ever was, or there was something.
+/// Slots of the first array.
+const INITIAL_SLOTS: usize = 64;
+/// Slots of the old array that each insertion empties: enough to empty it before the new one is full.
+const MOVES_PER_INSERTION: usize = 8;
+/// Never used; and tombstone: used before.
 const EMPTY: u64 = 0;
-const GONE: u64 = u32::MAX as u64;
+const TOMBSTONE: u64 = u32::MAX as u64;
 
 #[derive(Debug, Default)]
-pub(super) struct Heads {
+pub(super) struct HeadIndex {
     now: Slots,
-    /// What `now` takes the place of, and before which slot that is empty.
+    /// The array that `now` replaces, and the number of its leading slots that are already empty.
     old: Slots,
     moved: usize,
     len: usize,
 }
 
-/// Half of a hash and the name of a node above zero in each, from where the hash says on; a power of two.
+/// A power of two of slots. A used slot holds half of a hash and the node's id plus one; probing
+/// starts at the slot that the hash selects.
 #[derive(Debug, Default)]
 struct Slots(Box<[u64]>);
 
@@ -33,7 +34,7 @@ fn word(head: PageHash, id: Id) -> u64 {
 }
 
 fn id_of(word: u64) -> Option<Id> {
-    (word != EMPTY && word != GONE).then(|| Id((word as u32).wrapping_sub(1)))
+    (word != EMPTY && word != TOMBSTONE).then(|| Id((word as u32).wrapping_sub(1)))
 }
 
 impl Slots {
@@ -41,7 +42,7 @@ impl Slots {
         half as usize & self.0.len().wrapping_sub(1)
     }
 
-    /// The slot of the node that has this head.
+    /// The slot whose node satisfies `has`.
     #[inline]
     fn find(&self, head: PageHash, has: impl Fn(Id) -> bool) -> Option<usize> {
         let half = head.low() & u64::from(u32::MAX);
@@ -66,8 +67,8 @@ impl Slots {
         self.0[at] = word;
     }
 
-    /// Empties a slot, and moves up those behind it that would not be found any more.
-    fn close(&mut self, mut gap: usize) {
+    /// Empties a slot, and moves later entries up that a probe would no longer reach.
+    fn remove_at(&mut self, mut gap: usize) {
         let mut at = gap;
         loop {
             at = self.place(at as u64 + 1);
@@ -85,51 +86,51 @@ impl Slots {
     }
 }
 
-impl Heads {
+impl HeadIndex {
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// The node that begins with `head`; `has` says whether one does.
+    /// The node that starts with `head`, as confirmed by `has`.
     #[inline]
     pub(super) fn get(&self, head: PageHash, has: impl Fn(Id) -> bool) -> Option<Id> {
         let found = self.now.find(head, &has).map(|at| self.now.0[at]);
         found.or_else(|| self.old.find(head, &has).map(|at| self.old.0[at])).and_then(id_of)
     }
 
-    /// Adds a node that is not there.
+    /// Adds a node that is not in the index.
     pub(super) fn add(&mut self, head: PageHash, id: Id) {
         if 2 * (self.len + 1) > self.now.0.len() {
-            // The old one was emptied long ago: MOVES see to that.
-            let size = (2 * self.now.0.len()).max(FIRST);
+            // `old` is empty by now: each insertion emptied `MOVES_PER_INSERTION` of its slots.
+            let size = (2 * self.now.0.len()).max(INITIAL_SLOTS);
             self.old = std::mem::replace(&mut self.now, Slots(vec![EMPTY; size].into()));
             self.moved = 0;
         }
         self.now.add(word(head, id));
         self.len += 1;
-        self.go_on();
+        self.move_entries();
     }
 
-    /// Removes the node that `head` leads to.
+    /// Removes node `id`, which starts with `head`.
     pub(super) fn remove(&mut self, head: PageHash, id: Id) {
         let mine = |other: Id| other == id;
         if let Some(at) = self.now.find(head, mine) {
-            self.now.close(at);
+            self.now.remove_at(at);
         } else if let Some(at) = self.old.find(head, mine) {
-            self.old.0[at] = GONE;
+            self.old.0[at] = TOMBSTONE;
         } else {
             return;
         }
         self.len -= 1;
     }
 
-    fn go_on(&mut self) {
-        let end = (self.moved + MOVES).min(self.old.0.len());
+    fn move_entries(&mut self) {
+        let end = (self.moved + MOVES_PER_INSERTION).min(self.old.0.len());
         for at in self.moved..end {
             let word = self.old.0[at];
             if id_of(word).is_some() {
                 self.now.add(word);
-                self.old.0[at] = GONE;
+                self.old.0[at] = TOMBSTONE;
             }
         }
         self.moved = end;
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Hashes that crowd together, at the end of the array too.
+    /// Hashes that collide often, also at the end of the array.
     fn head(number: u64) -> PageHash {
         let low = if number.is_multiple_of(3) {
             u64::MAX - number % 7
@@ -160,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn it_finds_what_a_map_finds_while_it_grows_and_shrinks() {
-        let (mut heads, mut map) = (Heads::default(), HashMap::new());
+    fn index_agrees_with_a_hash_map() {
+        let (mut heads, mut map) = (HeadIndex::default(), HashMap::new());
         let mut random = 1_u64;
         for step in 0..60_000_u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let number = (random >> 33) % 6000;
-            // More is added than removed, and then the other way round.
+            // First more insertions than removals, then the reverse.
             let adds = (random >> 20) % 4 < if step < 40_000 { 3 } else { 1 };
             let id = Id(number as u32);
             if adds && map.insert(number, id).is_none() {
@@ -190,12 +191,12 @@ mod tests {
     }
 
     #[test]
-    fn no_change_moves_more_than_a_few_entries() {
-        let mut heads = Heads::default();
+    fn each_insertion_moves_few_entries() {
+        let mut heads = HeadIndex::default();
         for number in 0..100_000_u64 {
             let before = heads.moved;
             heads.add(head(3 * number + 1), Id(number as u32));
-            assert!(heads.moved <= before + MOVES || heads.old.0.is_empty());
+            assert!(heads.moved <= before + MOVES_PER_INSERTION || heads.old.0.is_empty());
             assert!(heads.old.0.len() <= 4 * heads.len(), "the old array outlives its entries");
         }
     }

@@ -1,7 +1,7 @@
-//! A tier of this machine: a store, in memory or on disk, that all its processes share.
+//! A tier of this machine: a store in memory or on disk, shared by all its processes.
 
 use super::policy::WritePolicy;
-use super::rate::Rate;
+use super::rate::RateLimiter;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result};
 use ritornello_node::{Node, Options};
@@ -11,31 +11,31 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A new store has at least so many segments, where it is large enough.
-const SEGMENTS: u64 = 16;
+/// Minimum number of segments of a new store, if its capacity allows them.
+const MIN_SEGMENTS: u64 = 16;
 
-/// See the module.
+/// A local tier and the limits it was configured with.
 #[derive(Debug)]
-pub(super) struct Shelf {
-    pub(super) tier: Tier,
+pub(super) struct LocalTier {
+    pub(super) kind: Tier,
     pub(super) node: Arc<Node>,
-    /// Bytes, as the list says; all there are where it says nothing.
+    /// Capacity in bytes from the tier list; `u64::MAX` if the list gives none.
     pub(super) capacity: u64,
     pub(super) write: WritePolicy,
-    pub(super) rate: Rate,
+    pub(super) rate: RateLimiter,
 }
 
-impl Shelf {
+impl LocalTier {
     pub(super) fn store(&self) -> &Arc<Store> {
         self.node.store()
     }
 }
 
-/// Opens the store of a tier. `oldest_first`: it lets go of pages in the order in which they are written
-/// to the tier below.
+/// Opens the store of a tier. With `oldest_first` it evicts pages in the order in which they are
+/// written to the tier below.
 ///
 /// # Errors
-/// Those of [`ritornello_node::open`]; `Invalid` for more memory than this process may have.
+/// Errors of [`ritornello_node::open`]; `Invalid` for more memory than this process may use.
 pub(super) fn open(
     tier: Tier,
     dir: PathBuf,
@@ -45,11 +45,11 @@ pub(super) fn open(
     if tier == Tier::Host {
         check_memory(capacity.unwrap_or(0))?;
     }
-    // A policy may be written before there is a store.
+    // The policy file may exist before the store does.
     let new = fs::read_dir(&dir)
         .map_or(true, |entries| entries.flatten().all(|entry| entry.file_name() == POLICY_FILE));
     let segment_bytes = capacity.filter(|_| new).map(|capacity| {
-        let wanted = (capacity / SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
+        let wanted = (capacity / MIN_SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
         (1 << wanted.ilog2()).min(ritornello_store::SEGMENT_BYTES)
     });
     let eviction = if oldest_first { Policy::Lru } else { Policy::default() };

@@ -1,11 +1,11 @@
-//! Between the tier and a backend: threads that may hang, deadlines, retries, a circuit breaker.
+//! Runs calls of a backend with threads that may hang, deadlines, retries and a circuit breaker.
 //!
-//! A backend may be a user's, and may never come back. It is called on threads of its own, a bounded
-//! number of them; whoever asks waits until its deadline and no longer. When all of them hang, calls
+//! A backend may be supplied by a user and may never return. It is called on a bounded number of
+//! separate threads; a caller waits until its deadline and no longer. When all threads hang, calls
 //! fail at once.
 
 use super::backend::Backend;
-use super::breaker::{Breaker, Call, Verdict};
+use super::breaker::{Breaker, CallKind, CallOutcome};
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
@@ -16,36 +16,36 @@ use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Calls at once.
+/// Concurrent calls.
 const THREADS: usize = 8;
-/// Calls that wait for a thread.
-const WAITING: usize = 64;
-/// Tries of one call, and how long the first pause between them is; doubled each time.
+/// Calls that may wait for a thread.
+const MAX_QUEUED: usize = 64;
+/// Attempts of one call, and the pause before the first retry; doubled for each further one.
 const TRIES: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(50);
-/// Of all calls, one in this many may be a retry, and so many besides.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// One in this many calls may be a retry, plus a fixed allowance.
 const RETRY_SHARE: u64 = 10;
 const RETRIES_FREE: u64 = 20;
 
-/// What was asked of a remote, and how that went.
+/// Calls of a remote and their outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteCalls {
-    /// Calls that were made.
+    /// Calls made.
     pub calls: u64,
-    /// Of those that were made again.
+    /// Calls that were retries.
     pub retries: u64,
-    /// Calls that failed in the end, those that were too late included.
+    /// Calls that failed after all retries, including those that timed out.
     pub failures: u64,
-    /// Of those: too late.
+    /// Failed calls that timed out.
     pub late: u64,
-    /// Calls that were not made, since the remote had failed too often, or all threads were taken.
+    /// Calls not made because the circuit breaker was open or all threads were busy.
     pub spared: u64,
-    /// Whether the remote is left alone now.
+    /// Whether the circuit breaker is open.
     pub open: bool,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct Counters {
     calls: AtomicU64,
     retries: AtomicU64,
     failures: AtomicU64,
@@ -65,72 +65,72 @@ struct Queue {
 
 struct Shared {
     backend: Arc<dyn Backend>,
-    // The threads rest here for long: a lock that a fork does not confuse.
+    // Threads wait on this lock for long: a standard mutex survives a fork meanwhile.
     queue: StdMutex<Queue>,
     wake: Condvar,
     breaker: Mutex<Breaker>,
-    counts: Counts,
+    counts: Counters,
 }
 
-/// See the module.
-pub(super) struct Guard(Arc<Shared>);
+/// Executes calls of one backend.
+pub(super) struct CallExecutor(Arc<Shared>);
 
-/// A call that was made.
-pub(super) struct Asked<T> {
+/// A call in progress.
+pub(super) struct PendingCall<T> {
     answer: Receiver<Result<T>>,
-    which: Call,
+    kind: CallKind,
     shared: Arc<Shared>,
     deadline: Instant,
 }
 
-impl std::fmt::Debug for Guard {
+impl std::fmt::Debug for CallExecutor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Guard").field(&self.0.backend).finish()
     }
 }
 
-impl Guard {
+impl CallExecutor {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
         Self(Arc::new(Shared {
             backend,
             queue: StdMutex::default(),
             wake: Condvar::new(),
             breaker: Mutex::default(),
-            counts: Counts::default(),
+            counts: Counters::default(),
         }))
     }
 
-    /// Has `call` made, several times if the remote does not answer and there is time.
+    /// Starts `call`, which is retried while the remote does not answer and time is left.
     ///
     /// # Errors
-    /// `Retry` if the remote is not asked now.
-    pub(super) fn ask<T: Send + 'static>(
+    /// `Retry` if no call may be made now.
+    pub(super) fn start<T: Send + 'static>(
         &self,
         deadline: Instant,
         call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
-    ) -> Result<Asked<T>> {
+    ) -> Result<PendingCall<T>> {
         let shared = &self.0;
-        let Some(which) = shared.breaker.lock().admits(Instant::now()) else {
+        let Some(kind) = shared.breaker.lock().admit(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
-            return Err(Error::retry("the remote has failed too often and is left alone for now"));
+            return Err(Error::retry("the remote has failed too often: it is not called for now"));
         };
         let (answered, answer) = sync_channel(1);
-        let job = Box::new(move |shared: &Shared| shared.run(which, deadline, &answered, &call));
-        if !self.submit(job) {
+        let job = Box::new(move |shared: &Shared| shared.run(kind, deadline, &answered, &call));
+        if !self.enqueue(job) {
             shared.counts.spared.fetch_add(1, Relaxed);
-            shared.hear(which, Verdict::Failed, "all calls still wait for an answer");
+            shared.record(kind, CallOutcome::Failed, "all threads are waiting for answers");
             return Err(Error::retry("all calls to the remote are still waiting for an answer"));
         }
-        Ok(Asked { answer, which, shared: Arc::clone(shared), deadline })
+        Ok(PendingCall { answer, kind, shared: Arc::clone(shared), deadline })
     }
 
-    /// [`ask`](Self::ask), and its answer.
-    pub(super) fn get<T: Send + 'static>(
+    /// [Starts](Self::start) a call and waits for its answer.
+    pub(super) fn call<T: Send + 'static>(
         &self,
         deadline: Instant,
         call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.ask(deadline, call)?.wait()
+        self.start(deadline, call)?.wait()
     }
 
     pub(super) fn calls(&self) -> RemoteCalls {
@@ -145,7 +145,7 @@ impl Guard {
         }
     }
 
-    fn submit(&self, job: Job) -> bool {
+    fn enqueue(&self, job: Job) -> bool {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.idle <= queue.jobs.len() && queue.threads < THREADS {
             let shared = Arc::clone(&self.0);
@@ -154,7 +154,7 @@ impl Guard {
                 queue.threads += 1;
             }
         }
-        if queue.threads == 0 || queue.jobs.len() >= WAITING {
+        if queue.threads == 0 || queue.jobs.len() >= MAX_QUEUED {
             return false;
         }
         queue.jobs.push_back(job);
@@ -163,8 +163,8 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
-    /// Threads that hang are left behind: they hold nothing but the backend.
+impl Drop for CallExecutor {
+    /// Threads that hang are abandoned: they hold nothing but the backend.
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.closed = true;
@@ -172,8 +172,8 @@ impl Drop for Guard {
     }
 }
 
-impl<T> Asked<T> {
-    /// The answer, if it comes in time.
+impl<T> PendingCall<T> {
+    /// The answer, if it arrives before the deadline.
     pub(super) fn wait(self) -> Result<T> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
@@ -181,11 +181,11 @@ impl<T> Asked<T> {
             Err(RecvTimeoutError::Timeout) => {
                 self.shared.counts.failures.fetch_add(1, Relaxed);
                 self.shared.counts.late.fetch_add(1, Relaxed);
-                self.shared.hear(self.which, Verdict::Failed, "no answer in time");
+                self.shared.record(self.kind, CallOutcome::Failed, "no answer in time");
                 Err(Error::retry("the remote did not answer in time"))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                self.shared.hear(self.which, Verdict::Failed, "a call ended its thread");
+                self.shared.record(self.kind, CallOutcome::Failed, "the backend panicked");
                 Err(Error::retry("the call to the remote ended without an answer"))
             }
         }
@@ -209,20 +209,21 @@ impl Shared {
                     queue.idle -= 1;
                 }
             };
-            // A backend that panics costs its call: whoever asked sees that no answer comes.
+            // A panic of the backend fails its call only: the caller sees the channel closed.
             let _ = catch_unwind(AssertUnwindSafe(|| job(&self)));
         }
     }
 
-    /// Calls until there is an answer, no time, or no retry left. Nobody hears of what comes late.
+    /// Calls until there is an answer, the deadline passes, or no retry is left. A late answer is
+    /// discarded.
     fn run<T>(
         &self,
-        which: Call,
+        kind: CallKind,
         deadline: Instant,
         answered: &SyncSender<Result<T>>,
         call: &dyn Fn(&dyn Backend) -> Result<T>,
     ) {
-        let mut pause = PAUSE;
+        let mut pause = FIRST_PAUSE;
         for left in (0..TRIES).rev() {
             if Instant::now() >= deadline {
                 return;
@@ -242,11 +243,11 @@ impl Shared {
                     tracing::debug!(%error, "a call to the remote failed");
                 }
                 match &outcome {
-                    Ok(_) => self.hear(which, Verdict::Answered, ""),
+                    Ok(_) => self.record(kind, CallOutcome::Answered, ""),
                     Err(error) if error.kind() == ErrorKind::Fatal => {
-                        self.hear(which, Verdict::Refused, error);
+                        self.record(kind, CallOutcome::Refused, error);
                     }
-                    Err(error) => self.hear(which, Verdict::Failed, error),
+                    Err(error) => self.record(kind, CallOutcome::Failed, error),
                 }
                 let _ = answered.send(outcome);
             }
@@ -263,12 +264,12 @@ impl Shared {
         may
     }
 
-    fn hear(&self, which: Call, verdict: Verdict, why: impl std::fmt::Display) {
-        match self.breaker.lock().hear(which, verdict, Instant::now()) {
+    fn record(&self, kind: CallKind, outcome: CallOutcome, why: impl std::fmt::Display) {
+        match self.breaker.lock().record(kind, outcome, Instant::now()) {
             Some(true) => tracing::warn!(
                 backend = ?self.backend,
                 %why,
-                "the remote fails and is left alone for a while: what it holds is not found meanwhile"
+                "the remote fails and is not called for a while: its pages are not found meanwhile"
             ),
             Some(false) => tracing::info!(backend = ?self.backend, "the remote answers again"),
             None => {}
@@ -278,23 +279,24 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::panic, reason = "a backend of a user's may")]
+    #![allow(clippy::panic, reason = "a user's backend may")]
     use super::super::MemoryBackend;
     use super::*;
 
     #[test]
-    fn a_backend_that_panics_costs_calls_and_no_threads() {
-        let guard = Guard::new(Arc::new(MemoryBackend::default()));
+    fn panicking_backend_fails_calls_but_keeps_threads() {
+        let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
         let until = Instant::now() + Duration::from_secs(60);
-        let asked: Vec<_> =
-            (0..THREADS).map(|_| guard.ask(until, |_| -> Result<()> { panic!("a bug") })).collect();
+        let asked: Vec<_> = (0..THREADS)
+            .map(|_| executor.start(until, |_| -> Result<()> { panic!("a bug") }))
+            .collect();
         for asked in asked {
-            assert!(asked.and_then(Asked::wait).is_err());
+            assert!(asked.and_then(PendingCall::wait).is_err());
         }
-        // It is left alone for a second or two, and answers then.
-        while guard.get(until, |remote| remote.exists("a")).is_err() {
-            assert!(Instant::now() < until, "nobody is left to ask");
-            thread::sleep(PAUSE);
+        // The breaker is open for a second or two first.
+        while executor.call(until, |remote| remote.exists("a")).is_err() {
+            assert!(Instant::now() < until, "no thread is left");
+            thread::sleep(FIRST_PAUSE);
         }
     }
 }

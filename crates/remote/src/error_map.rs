@@ -1,13 +1,13 @@
-//! What a server or its client says went wrong, told apart by what helps.
+//! Maps errors of servers and clients to kinds of errors, by what helps against them.
 
-use object_store::Error as Said;
+use object_store::Error as ClientError;
 use ritornello_format::{Error, ErrorKind};
 
-/// Most characters of what was said that are passed on: servers answer with whole documents.
-const SAID_MAX: usize = 400;
+/// Maximum length of a server's message that is passed on; servers answer with whole documents.
+const MESSAGE_CHARS_MAX: usize = 400;
 
-/// What the text of an answer tells, in the words of S3, GCS and Azure.
-const TOLD: [(&[&str], &str); 6] = [
+/// Advice by patterns in the answer, as S3, GCS and Azure word them.
+const ADVICE: [(&[&str], &str); 6] = [
     (
         &["NoSuchBucket", "ContainerNotFound", "bucket does not exist"],
         "there is no such bucket: make it, or correct the address",
@@ -25,7 +25,7 @@ const TOLD: [(&[&str], &str); 6] = [
             "InvalidToken",
             "AuthenticationRequired",
             "InvalidAuthenticationInfo",
-            // VersityGW's word for a key that nobody has.
+            // VersityGW's code for an unknown key.
             "XAdminUserNotFound",
         ],
         "the credentials are wrong or have run out: look at AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
@@ -46,56 +46,57 @@ const TOLD: [(&[&str], &str); 6] = [
     ),
 ];
 
-/// Whether this says that the object is not there, and nothing else is missing: a question for
-/// existence is answered without a body, everything else names what it is.
-pub(crate) fn absent(said: &Said) -> bool {
-    // What was moved to an archive cannot be read in any time that matters.
-    if tells(&said.to_string(), &["<Code>InvalidObjectState</Code>"]) {
+/// Whether the error means that only the object is missing. Existence queries are answered without
+/// a body; every other answer names what is missing.
+pub(crate) fn is_absent(error: &ClientError) -> bool {
+    // An archived object cannot be read within any deadline.
+    if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {
         return true;
     }
-    if !matches!(said, Said::NotFound { .. }) {
+    if !matches!(error, ClientError::NotFound { .. }) {
         return false;
     }
-    let text = said.to_string();
+    let text = error.to_string();
     let answer = text.split_once("status code: ").and_then(|(_, rest)| rest.split_once(':'));
     let body = answer.map_or("", |(_, body)| body.trim());
-    body.is_empty() || tells(body, &["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>"])
+    body.is_empty() || contains_any(body, &["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>"])
 }
 
-/// Whether this says that the range begins behind the end of the object.
-pub(crate) fn behind(said: &Said) -> bool {
-    status(&said.to_string()) == Some(416)
+/// Whether the error means that the range begins behind the end of the object.
+pub(crate) fn is_range_past_end(error: &ClientError) -> bool {
+    status(&error.to_string()) == Some(416)
 }
 
-/// `Retry` where asking again may help; `Fatal` with what does help elsewhere.
-pub(crate) fn error(said: Said, remote: &str) -> Error {
-    let text = said.to_string();
-    let told = TOLD.iter().find(|(words, _)| tells(&text, words)).map(|(_, advice)| *advice);
-    let (kind, message) = match (told, &said, status(&text)) {
+/// `Retry` if a retry may help; otherwise `Fatal`, with advice.
+pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
+    let text = error.to_string();
+    let advice =
+        ADVICE.iter().find(|(words, _)| contains_any(&text, words)).map(|(_, advice)| *advice);
+    let (kind, message) = match (advice, &error, status(&text)) {
         (Some(advice), ..) => (ErrorKind::Fatal, advice),
-        (None, Said::PermissionDenied { .. } | Said::Unauthenticated { .. }, _)
+        (None, ClientError::PermissionDenied { .. } | ClientError::Unauthenticated { .. }, _)
         | (None, _, Some(401 | 403)) => (
             ErrorKind::Fatal,
             "the remote refuses: give these credentials the right to read, write and list there",
         ),
         (None, _, Some(408 | 409 | 412 | 429)) => {
-            (ErrorKind::Retry, "the remote asks for patience")
+            (ErrorKind::Retry, "the remote asks to retry later")
         }
-        // S3 calls a body that came too slowly a bad request.
+        // S3 reports a body that arrived too slowly as a bad request.
         (None, _, Some(400)) if text.contains("RequestTimeout") => {
             (ErrorKind::Retry, "the remote waited too long for this request")
         }
         (None, _, Some(300..=499)) => (
             ErrorKind::Fatal,
-            "the remote does not take such requests: is the endpoint an object store's, its style (path or virtual) right?",
+            "the remote rejects such requests: check that the endpoint is an object store and its style (path or virtual)",
         ),
         _ => (ErrorKind::Retry, "the remote does not answer as it should"),
     };
-    Error::new(kind, message).with("remote", remote).because(brief(&text))
+    Error::new(kind, message).with("remote", remote).because(summary(&text))
 }
 
-/// What was said, without the document that came with it but for its code.
-fn brief(text: &str) -> String {
+/// The message without the document in it, except for the error code.
+fn summary(text: &str) -> String {
     let (front, body) = text.split_at(text.find(['<', '{', '\n']).unwrap_or(text.len()));
     let front = front.split_once("Server returned").map_or(front, |(_, rest)| rest.trim());
     let code = body.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
@@ -103,10 +104,10 @@ fn brief(text: &str) -> String {
     let front = without_secrets(front);
     let front = front.trim_start_matches("non-2xx").trim().trim_end_matches(':');
     let brief = if code.is_empty() { front.to_owned() } else { format!("{front}: {code}") };
-    brief.chars().take(SAID_MAX).collect()
+    brief.chars().take(MESSAGE_CHARS_MAX).collect()
 }
 
-/// `text` without user-info and queries of the URLs in it: a query may hold a signature or a token.
+/// `text` without user info and queries of URLs: a query may hold a signature or a token.
 pub(crate) fn without_secrets(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
@@ -124,11 +125,11 @@ pub(crate) fn without_secrets(text: &str) -> String {
     shown
 }
 
-fn tells(text: &str, words: &[&str]) -> bool {
+fn contains_any(text: &str, words: &[&str]) -> bool {
     words.iter().any(|word| text.contains(word))
 }
 
-/// The status of the answer, which the client's error is private about but for its text.
+/// The status code, which the client's error exposes only in its text.
 fn status(text: &str) -> Option<u16> {
     let (_, rest) = text.split_once("status code: ")?;
     rest.get(..3)?.parse().ok()
@@ -138,16 +139,16 @@ fn status(text: &str) -> Option<u16> {
 mod tests {
     use super::*;
 
-    fn generic(text: &str) -> Said {
-        Said::Generic { store: "S3", source: text.into() }
+    fn generic(text: &str) -> ClientError {
+        ClientError::Generic { store: "S3", source: text.into() }
     }
 
     fn kind(text: &str) -> ErrorKind {
-        error(generic(text), "s3://b").kind()
+        to_error(generic(text), "s3://b").kind()
     }
 
     #[test]
-    fn what_may_pass_is_tried_again_and_what_will_not_is_not() {
+    fn transient_errors_are_retried_only() {
         for status in ["500", "502", "503 Slow Down", "504", "429", "408"] {
             let text = format!("Server returned non-2xx status code: {status}: <Error/>");
             assert_eq!(kind(&text), ErrorKind::Retry, "{status}");
@@ -164,52 +165,52 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_bucket_is_no_missing_object() {
-        let missing = |text: &str| Said::NotFound { path: "p".into(), source: text.into() };
-        assert!(absent(&missing("status code: 404 Not Found: <Error><Code>NoSuchKey</Code>")));
-        assert!(absent(&missing("status code: 404 Not Found: ")));
+    fn missing_bucket_is_not_missing_object() {
+        let missing = |text: &str| ClientError::NotFound { path: "p".into(), source: text.into() };
+        assert!(is_absent(&missing("status code: 404 Not Found: <Error><Code>NoSuchKey</Code>")));
+        assert!(is_absent(&missing("status code: 404 Not Found: ")));
         for body in [
             "<Code>NoSuchBucket</Code>",
             "<Code>XAdminUserNotFound</Code>",
             "<html>a web server</html>",
         ] {
-            assert!(!absent(&missing(&format!("status code: 404 Not Found: {body}"))), "{body}");
+            assert!(!is_absent(&missing(&format!("status code: 404 Not Found: {body}"))), "{body}");
         }
-        let told = error(missing("status code: 404: <Code>NoSuchBucket</Code>"), "s3://b/p");
-        assert!(told.to_string().contains("make it") && told.to_string().contains("s3://b/p"));
+        let advice = to_error(missing("status code: 404: <Code>NoSuchBucket</Code>"), "s3://b/p");
+        assert!(advice.to_string().contains("make it") && advice.to_string().contains("s3://b/p"));
     }
 
     #[test]
-    fn what_is_in_an_archive_is_not_there_and_other_refusals_are_refusals() {
-        let refused = |code: &str| Said::PermissionDenied {
+    fn archived_object_is_absent() {
+        let refused = |code: &str| ClientError::PermissionDenied {
             path: "p".into(),
             source: format!("status code: 403 Forbidden: <Error><Code>{code}</Code>").into(),
         };
-        assert!(absent(&refused("InvalidObjectState")));
-        assert!(!absent(&refused("AccessDenied")));
+        assert!(is_absent(&refused("InvalidObjectState")));
+        assert!(!is_absent(&refused("AccessDenied")));
     }
 
     #[test]
-    fn an_answer_is_told_in_brief() {
+    fn answer_is_summarized() {
         let text = "Error performing GET http://h/b in 1ms - Server returned non-2xx status code: 403 Forbidden: \
                     <?xml?>\n<Error><Code>AccessDenied</Code><Message>long</Message></Error>";
-        assert_eq!(brief(text), "status code: 403 Forbidden: AccessDenied");
-        assert_eq!(brief("connection reset by peer"), "connection reset by peer");
-        assert_eq!(brief(""), "");
+        assert_eq!(summary(text), "status code: 403 Forbidden: AccessDenied");
+        assert_eq!(summary("connection reset by peer"), "connection reset by peer");
+        assert_eq!(summary(""), "");
     }
 
     #[test]
-    fn what_a_client_says_of_a_url_shows_no_secret() {
+    fn urls_in_messages_show_no_secret() {
         let text = "error sending request for url (https://me:hunter2@h/b?sig=hunter2&x=1): \
                     http://h:1/p?hunter2";
         let shown = "error sending request for url (https://h/b?…): http://h:1/p?…";
-        assert_eq!(brief(text), shown);
+        assert_eq!(summary(text), shown);
         assert_eq!(without_secrets("no URL: a@b?c"), "no URL: a@b?c");
     }
 
     #[test]
-    fn a_long_answer_is_cut() {
-        let told = error(generic(&"ä".repeat(10_000)), "s3://b").to_string();
-        assert!(told.chars().count() < SAID_MAX + 200);
+    fn long_answer_is_cut() {
+        let advice = to_error(generic(&"ä".repeat(10_000)), "s3://b").to_string();
+        assert!(advice.chars().count() < MESSAGE_CHARS_MAX + 200);
     }
 }

@@ -1,0 +1,157 @@
+//! A cache of which objects exist and which are missing, to save queries.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// How long a missing object is not queried again; another process may write it meanwhile.
+const ABSENT_FOR: Duration = Duration::from_secs(5);
+/// How long an existing object is not queried again; if it is removed meanwhile, a read finds out.
+const PRESENT_FOR: Duration = Duration::from_secs(600);
+/// How long an unauthentic object is not queried again; a shorter time would fetch it repeatedly.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+/// Names per generation; two generations are kept.
+const GENERATION_NAMES: usize = 32 << 10;
+
+#[derive(Debug, Default)]
+pub(super) struct ExistenceCache(Mutex<[HashMap<String, Entry>; 2]>);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    exists: bool,
+    until: Instant,
+    /// The object was found, could not be read, and has not been found since.
+    lost: bool,
+    /// The object was fetched and rejected. Finding that it exists does not clear this; writing it
+    /// here, or reading all of it successfully, does.
+    refused: bool,
+}
+
+impl ExistenceCache {
+    /// Whether `name` exists, if that is known.
+    pub(super) fn get(&self, name: &str, now: Instant) -> Option<bool> {
+        self.find(name).filter(|entry| now < entry.until).map(|entry| entry.exists)
+    }
+
+    /// Whether `name` must be queried before it counts as existing.
+    pub(super) fn is_lost(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|entry| entry.lost)
+    }
+
+    /// Whether the object `name` was read and rejected: a writer replaces it.
+    pub(super) fn is_refused(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|entry| entry.refused)
+    }
+
+    pub(super) fn record(&self, name: &str, exists: bool, now: Instant) {
+        let long = if exists { PRESENT_FOR } else { ABSENT_FOR };
+        self.update(name, |before| Entry {
+            exists,
+            until: now + long,
+            lost: !exists && before.is_some_and(|entry| entry.lost),
+            refused: before.is_some_and(|entry| entry.refused),
+        });
+    }
+
+    /// The object was found and could not be read.
+    pub(super) fn mark_lost(&self, name: &str, now: Instant) {
+        self.update(name, |before| Entry {
+            exists: false,
+            until: now + ABSENT_FOR,
+            lost: true,
+            refused: before.is_some_and(|entry| entry.refused),
+        });
+    }
+
+    /// The object was read and rejected: damaged, or not authentic.
+    pub(super) fn mark_refused(&self, name: &str, is_damaged: bool, now: Instant) {
+        let long = if is_damaged { ABSENT_FOR } else { REFUSED_FOR };
+        let until = now + long;
+        self.update(name, |_| Entry { exists: false, until, lost: true, refused: true });
+    }
+
+    /// The object was written here, or read and verified.
+    pub(super) fn mark_verified(&self, name: &str, now: Instant) {
+        let until = now + PRESENT_FOR;
+        self.update(name, |_| Entry { exists: true, until, lost: false, refused: false });
+    }
+
+    fn find(&self, name: &str) -> Option<Entry> {
+        find(&self.0.lock(), name)
+    }
+
+    /// Replaces an entry under one lock, so that no concurrent refusal is lost.
+    fn update(&self, name: &str, change: impl FnOnce(Option<Entry>) -> Entry) {
+        let mut generations = self.0.lock();
+        let entry = change(find(&generations, name));
+        if generations[0].len() >= GENERATION_NAMES {
+            let [young, old] = &mut *generations;
+            std::mem::swap(young, old);
+            young.clear();
+        }
+        generations[0].insert(name.to_owned(), entry);
+    }
+}
+
+fn find(generations: &[HashMap<String, Entry>; 2], name: &str) -> Option<Entry> {
+    generations.iter().find_map(|generation| generation.get(name)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_expire_and_are_bounded() {
+        let (cache, now) = (ExistenceCache::default(), Instant::now());
+        cache.record("there", true, now);
+        cache.record("gone", false, now);
+        assert_eq!(cache.get("there", now + ABSENT_FOR), Some(true));
+        assert_eq!(cache.get("gone", now), Some(false));
+        assert_eq!(cache.get("gone", now + ABSENT_FOR), None);
+        assert_eq!(cache.get("there", now + PRESENT_FOR), None);
+        cache.record("gone", true, now);
+        assert_eq!(cache.get("gone", now), Some(true));
+        cache.mark_lost("gone", now);
+        cache.record("gone", false, now);
+        assert!(cache.is_lost("gone"));
+        assert_eq!(cache.get("gone", now + ABSENT_FOR), None);
+        cache.record("gone", true, now);
+        assert!(!cache.is_lost("gone"));
+        for number in 0..3 * GENERATION_NAMES {
+            cache.record(&number.to_string(), true, now);
+        }
+        assert_eq!(cache.get("there", now), None);
+        assert!(cache.0.lock().iter().map(HashMap::len).sum::<usize>() <= 2 * GENERATION_NAMES);
+    }
+
+    #[test]
+    fn refused_object_stays_refused_until_verified() {
+        let (cache, now) = (ExistenceCache::default(), Instant::now());
+        cache.mark_refused("forged", false, now);
+        assert_eq!(cache.get("forged", now + ABSENT_FOR), Some(false));
+        assert_eq!(cache.get("forged", now + REFUSED_FOR), None);
+        cache.record("forged", true, now);
+        assert!(cache.is_refused("forged"), "it still exists");
+        cache.mark_lost("forged", now);
+        cache.record("forged", false, now);
+        assert!(cache.is_refused("forged"));
+        cache.mark_verified("forged", now);
+        assert!(!cache.is_refused("forged") && !cache.is_lost("forged"));
+        assert_eq!(cache.get("forged", now), Some(true));
+        cache.mark_refused("damaged", true, now);
+        assert_eq!(cache.get("damaged", now + ABSENT_FOR), None);
+    }
+
+    #[test]
+    fn concurrent_record_keeps_refusal() {
+        let (cache, now) = (ExistenceCache::default(), Instant::now());
+        let all = |change: &dyn Fn(&str)| (0..20_000).for_each(|name| change(&name.to_string()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| all(&|name| cache.record(name, true, now)));
+            scope.spawn(|| all(&|name| cache.mark_lost(name, now)));
+            all(&|name| cache.mark_refused(name, false, now));
+        });
+        all(&|name| assert!(cache.is_refused(name), "{name}"));
+    }
+}

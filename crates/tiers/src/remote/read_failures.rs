@@ -1,0 +1,66 @@
+//! Tolerates unreadable objects in a command until the remote itself seems to fail.
+
+use ritornello_format::{Error, ErrorKind, Result};
+
+/// Consecutive failures that end the command.
+const IN_A_ROW: u32 = 8;
+
+#[derive(Debug, Default)]
+pub(super) struct ReadFailures {
+    in_a_row: u32,
+    total: u64,
+}
+
+impl ReadFailures {
+    /// The answer, or the error if it is tolerated.
+    ///
+    /// # Errors
+    /// The error of the eighth consecutive failure; `Invalid` at once, because the backend lacks
+    /// the operation.
+    pub(super) fn tolerate<T>(
+        &mut self,
+        answer: Result<T>,
+    ) -> Result<std::result::Result<T, Error>> {
+        match answer {
+            Ok(value) => {
+                self.in_a_row = 0;
+                Ok(Ok(value))
+            }
+            Err(error) => {
+                self.in_a_row += 1;
+                self.total += 1;
+                if self.in_a_row >= IN_A_ROW || error.kind() == ErrorKind::Invalid {
+                    return Err(error);
+                }
+                Ok(Err(error))
+            }
+        }
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consecutive_failures_end_a_command() {
+        let mut failures = ReadFailures::default();
+        let fail = || Err::<(), _>(Error::retry("unreadable"));
+        for _ in 0..3 {
+            for _ in 1..IN_A_ROW {
+                assert!(failures.tolerate(fail()).unwrap().is_err());
+            }
+            assert!(failures.tolerate(Ok(())).unwrap().is_ok());
+        }
+        assert_eq!(failures.total(), 21);
+        for _ in 1..IN_A_ROW {
+            assert!(failures.tolerate(fail()).is_ok());
+        }
+        assert!(failures.tolerate(fail()).is_err());
+        assert!(failures.tolerate(Err::<(), _>(Error::invalid("unsupported"))).is_err());
+    }
+}
