@@ -1,5 +1,5 @@
 //! The seam between what is to be moved and how: a [`Work`] says which operations come next, an
-//! [`Engine`] keeps some of them in flight, on the calling thread.
+//! [`IoEngine`] keeps some of them in flight, on the calling thread.
 
 mod inline;
 mod op;
@@ -16,26 +16,26 @@ use std::io;
 /// What is to be moved, pulled by an engine.
 pub(crate) trait Work {
     /// The next operation, or `None` if there is none now: because all are issued, or because one
-    /// in flight must end first, or because [`Work::spare`] has something to do before.
+    /// in flight must end first, or because [`Work::compute`] has something to do before.
     ///
     /// May block only while nothing of this work is in flight.
     fn next(&mut self) -> Option<Op>;
     /// The operation `tag` has ended; its memory is free again.
     fn done(&mut self, tag: u64, result: io::Result<()>);
     /// A short step of computation while operations are in flight; `false` if there is none to do.
-    fn spare(&mut self) -> bool;
+    fn compute(&mut self) -> bool;
 }
 
 /// A way to do I/O. Any number of threads may run work at once.
-pub(crate) trait Engine: Send + Sync {
+pub(crate) trait IoEngine: Send + Sync {
     /// Runs `work` to its end. Whatever happens, nothing is in flight when this returns or unwinds.
     fn run(&self, work: &mut dyn Work);
     /// The engine in one word.
     fn name(&self) -> &'static str;
 }
 
-/// Operations of one [`Engine::run`] that are in flight. Dropping it waits for them.
-trait Port {
+/// Operations of one [`IoEngine::run`] that are in flight. Dropping it waits for them.
+trait OpQueue {
     /// Whether another operation may be submitted.
     fn has_room(&self) -> bool;
     /// Submits one.
@@ -47,23 +47,23 @@ trait Port {
 }
 
 /// The loop all engines share. Order matters: first keep the device busy, then compute, then wait.
-fn drive(port: &mut dyn Port, work: &mut dyn Work) {
+fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) {
     let mut ended = Vec::new();
     loop {
-        while port.has_room()
+        while queue.has_room()
             && let Some(op) = work.next()
         {
-            port.submit(op);
+            queue.submit(op);
         }
-        port.reap(false, &mut ended);
+        queue.reap(false, &mut ended);
         if ended.is_empty() {
-            if work.spare() {
+            if work.compute() {
                 continue;
             }
-            if port.in_flight() == 0 {
+            if queue.in_flight() == 0 {
                 return;
             }
-            port.reap(true, &mut ended);
+            queue.reap(true, &mut ended);
         }
         for (tag, result) in ended.drain(..) {
             work.done(tag, result);

@@ -5,7 +5,7 @@
 //! no headers, no index, one file, whole operations one after the other. Each figure is of one
 //! pass, so that a benchmark can interleave them with its own.
 
-use crate::engine::{Engine, Op, Pool, Span, Uring, Work};
+use crate::engine::{IoEngine, Op, Pool, Span, Uring, Work};
 use crate::staging::{Backing, Piece, Staging};
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
@@ -109,7 +109,7 @@ pub struct Limit {
     path: PathBuf,
     file: Arc<dyn MediumFile>,
     bytes: u64,
-    engine: Box<dyn Engine>,
+    engine: Box<dyn IoEngine>,
     buffer: Piece,
     backing: Backing,
     read_shape: IoShape,
@@ -137,7 +137,7 @@ impl Limit {
         for (at, unit) in buffer.bytes_mut().chunks_mut(8).enumerate() {
             unit.copy_from_slice(&(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         }
-        let engine: Box<dyn Engine> = match Uring::new() {
+        let engine: Box<dyn IoEngine> = match Uring::new() {
             Ok(engine) => Box::new(engine),
             Err(_) => Box::new(Pool::new()),
         };
@@ -309,7 +309,7 @@ impl Work for Pass<'_> {
             self.result = result;
         }
     }
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         false
     }
 }

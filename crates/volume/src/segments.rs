@@ -13,7 +13,7 @@ pub use volumes::{Candidate, Discover, Guard};
 
 use volumes::Volume;
 
-use crate::engine::Engine;
+use crate::engine::IoEngine;
 use crate::map::Map;
 use crate::open_files;
 use crate::staging::{Staging, StagingStats};
@@ -73,7 +73,7 @@ pub struct Segments {
     guard: OnceLock<Guard>,
     segment_bytes: u64,
     in_flight_bytes: usize,
-    engine: Box<dyn Engine>,
+    engine: Box<dyn IoEngine>,
     staging: Arc<Staging>,
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
     /// Files that the limit of open files was raised for.
@@ -418,7 +418,7 @@ impl Segments {
     pub(crate) fn arena(&self) -> &Arc<Staging> {
         &self.staging
     }
-    pub(crate) fn engine(&self) -> &dyn Engine {
+    pub(crate) fn engine(&self) -> &dyn IoEngine {
         self.engine.as_ref()
     }
     pub(crate) fn in_flight_bytes(&self) -> usize {

@@ -1,15 +1,15 @@
 //! One operation after the other, on the calling thread: for simulated files.
 
-use super::{Engine, Op, Port, Work, drive};
+use super::{IoEngine, Op, OpQueue, Work, drive};
 use std::io;
 
 /// The engine without concurrency.
 #[derive(Debug)]
 pub(crate) struct Inline;
 
-impl Engine for Inline {
+impl IoEngine for Inline {
     fn run(&self, work: &mut dyn Work) {
-        drive(&mut Done(Vec::new()), work);
+        drive(&mut Completed(Vec::new()), work);
     }
     fn name(&self) -> &'static str {
         "inline"
@@ -17,9 +17,9 @@ impl Engine for Inline {
 }
 
 /// Operations are over when they are submitted.
-struct Done(Vec<(u64, io::Result<()>)>);
+struct Completed(Vec<(u64, io::Result<()>)>);
 
-impl Port for Done {
+impl OpQueue for Completed {
     fn has_room(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,6 +1,6 @@
-//! `io_uring`: one ring a running call, kept for the next one.
+//! `io_uring`: one ring a running call, idle for the next one.
 
-use super::{Engine, Inline, Op, Port, Work, drive};
+use super::{Inline, IoEngine, Op, OpQueue, Work, drive};
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -9,12 +9,12 @@ use std::time::Duration;
 
 /// Operations of one call in flight at most.
 const ENTRIES: u32 = 128;
-/// Rings kept for later calls; more calls than that at once make and drop their own.
-const KEPT: usize = 16;
+/// Rings idle for later calls; more calls than that at once make and drop their own.
+const IDLE_RINGS_MAX: usize = 16;
 
 /// The engine of rings.
 pub(crate) struct Uring {
-    kept: Mutex<Vec<IoUring>>,
+    idle: Mutex<Vec<IoUring>>,
     /// A forked child does not have the rings' memory, and may have other memory in its place.
     process: u32,
 }
@@ -23,7 +23,7 @@ impl Uring {
     /// # Errors
     /// As `io_uring_setup(2)`: `EPERM` or `ENOSYS` where it is forbidden or unknown.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { kept: Mutex::new(vec![ring()?]), process: std::process::id() })
+        Ok(Self { idle: Mutex::new(vec![ring()?]), process: std::process::id() })
     }
 }
 
@@ -43,18 +43,18 @@ fn ring() -> io::Result<IoUring> {
     }
 }
 
-impl Engine for Uring {
+impl IoEngine for Uring {
     fn run(&self, work: &mut dyn Work) {
-        let kept = self.kept.lock().pop();
-        let Some(ring) = kept.map_or_else(|| ring().ok(), Some) else {
+        let idle = self.idle.lock().pop();
+        let Some(ring) = idle.map_or_else(|| ring().ok(), Some) else {
             // Out of descriptors or memory: slower, but it moves.
             return Inline.run(work);
         };
-        let mut desk = Desk::new(ring);
-        drive(&mut desk, work);
-        if let Some(ring) = desk.into_ring() {
-            let mut rings = self.kept.lock();
-            if rings.len() < KEPT {
+        let mut queue = RingQueue::new(ring);
+        drive(&mut queue, work);
+        if let Some(ring) = queue.into_ring() {
+            let mut rings = self.idle.lock();
+            if rings.len() < IDLE_RINGS_MAX {
                 rings.push(ring);
             }
         }
@@ -67,12 +67,12 @@ impl Engine for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            std::mem::take(self.kept.get_mut()).into_iter().for_each(std::mem::forget);
+            std::mem::take(self.idle.get_mut()).into_iter().for_each(std::mem::forget);
         }
     }
 }
 
-struct Desk {
+struct RingQueue {
     /// `None` only after `into_ring`.
     ring: Option<IoUring>,
     /// Operations in flight, by slot; the slot is the user data.
@@ -86,7 +86,7 @@ struct Desk {
     broken: bool,
 }
 
-impl Desk {
+impl RingQueue {
     fn new(ring: IoUring) -> Self {
         Self {
             ring: Some(ring),
@@ -122,7 +122,7 @@ impl Desk {
     }
 
     /// Hands the operation in `slot` to the kernel.
-    fn launch(&mut self, slot: usize) {
+    fn push(&mut self, slot: usize) {
         let (Some(ring), Some(Some(op))) = (&mut self.ring, self.slots.get(slot)) else { return };
         let entry = op.descriptor().filter(|_| !self.broken).map(|fd| entry(op, Fd(fd), slot));
         let pushed = entry.is_some_and(|entry| {
@@ -191,14 +191,14 @@ fn entry(op: &Op, fd: Fd, slot: usize) -> squeue::Entry {
     entry.user_data(slot as u64)
 }
 
-impl Port for Desk {
+impl OpQueue for RingQueue {
     fn has_room(&self) -> bool {
         !self.vacant.is_empty()
     }
     fn submit(&mut self, op: Op) {
         if let Some(slot) = self.vacant.pop() {
             self.slots[slot] = Some(op);
-            self.launch(slot);
+            self.push(slot);
         }
     }
     fn in_flight(&self) -> usize {
@@ -233,7 +233,7 @@ impl Port for Desk {
             let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
             let Some(Some(op)) = self.slots.get_mut(slot) else { continue };
             match op.advance(result) {
-                None => self.launch(slot),
+                None => self.push(slot),
                 Some(end) => {
                     if let Some(op) = self.release(slot) {
                         ended.push((op.tag, end));
@@ -244,7 +244,7 @@ impl Port for Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for RingQueue {
     fn drop(&mut self) {
         self.drain();
     }

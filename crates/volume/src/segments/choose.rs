@@ -5,7 +5,7 @@ use super::kind::Trust;
 use super::report::{IoChoice, IoMode, IoReport};
 use super::selftest::{Finding, examine};
 use super::volumes::Volume;
-use crate::engine::{Engine, Inline, Pool, Uring};
+use crate::engine::{Inline, IoEngine, Pool, Uring};
 use crate::staging::Backing;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub(super) struct Choice {
-    pub(super) engine: Box<dyn Engine>,
+    pub(super) engine: Box<dyn IoEngine>,
     /// What is known of each directory, in the order given, or why it cannot be used.
     pub(super) volumes: Vec<Result<Volume>>,
     pub(super) report: IoReport,
@@ -85,7 +85,7 @@ pub(super) fn choose(
     let mut direct: Vec<bool> =
         findings.iter().map(|finding| finding.direct && asked != IoChoice::Buffered).collect();
     let some_direct = direct.contains(&true);
-    let (engine, mode, why): (Box<dyn Engine>, _, _) = match asked {
+    let (engine, mode, why): (Box<dyn IoEngine>, _, _) = match asked {
         _ if !real && asked != IoChoice::Pool => {
             direct.fill(false);
             (Box::new(Inline), IoMode::Simulated, "the files are simulated".to_owned())
@@ -168,6 +168,6 @@ pub(super) fn choose(
     Ok(Choice { engine, volumes, report })
 }
 
-fn pool() -> Box<dyn Engine> {
+fn pool() -> Box<dyn IoEngine> {
     Box::new(Pool::new())
 }

@@ -2,7 +2,7 @@
 
 use super::Segments;
 use super::kind::{self, Trust};
-use crate::engine::{Engine, Inline, Op, Span, Work};
+use crate::engine::{Inline, IoEngine, Op, Span, Work};
 use crate::memory_block::Block;
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
@@ -156,7 +156,7 @@ fn transfer(file: &Arc<dyn MediumFile>, write: bool, block: &mut Block) -> io::R
         fn done(&mut self, _: u64, result: io::Result<()>) {
             self.1 = result;
         }
-        fn spare(&mut self) -> bool {
+        fn compute(&mut self) -> bool {
             false
         }
     }

@@ -276,7 +276,7 @@ impl Work for Reading<'_> {
         self.settle(at, &chunk, failure);
     }
 
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         let Some((at, mut check)) = self.checking.take().or_else(|| self.check_next()) else {
             return false;
         };

@@ -149,7 +149,7 @@ impl Work for Once {
     fn done(&mut self, _: u64, result: io::Result<()>) {
         self.result = result;
     }
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         false
     }
 }

@@ -209,7 +209,7 @@ impl Work for Writing<'_> {
         }
     }
 
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         let next = self.digesting.take().or_else(|| {
             let (run, page) = self.to_digest.pop_front()?;
             let sums = self.runs[run].sums_of(&self.writes[run], page);

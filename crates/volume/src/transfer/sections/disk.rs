@@ -117,7 +117,7 @@ impl Work for Headers<'_> {
         }
     }
 
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         false
     }
 }
@@ -340,7 +340,7 @@ impl Work for Bodies<'_> {
         }
     }
 
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         let Some(&at) = self.landed.front() else { return false };
         if self.check(at) {
             self.landed.pop_front();
