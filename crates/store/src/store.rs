@@ -452,7 +452,7 @@ pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
         return Ok(());
     };
-    if sections.page_bytes() == page && sections.here() == 0 {
+    if sections.page_bytes() == page && sections.arrived() == 0 {
         return Ok(());
     }
     Err(Error::invalid("sections are for one get, and the last of them ends where a page does")

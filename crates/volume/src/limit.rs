@@ -99,8 +99,8 @@ pub fn cpu_seconds() -> f64 {
 
 /// Threads among which a store in memory shares a call of `pages` pages and `bytes` in all.
 #[must_use]
-pub fn copying_threads(pages: usize, bytes: u64) -> usize {
-    crate::transfer::copying_threads(pages, bytes)
+pub fn copy_threads(pages: usize, bytes: u64) -> usize {
+    crate::transfer::copy_threads(pages, bytes)
 }
 
 /// A preallocated file in a directory, and memory to move it with. The file goes when this does.

@@ -3,21 +3,21 @@
 mod check;
 mod chunk;
 mod copy;
-mod flight;
-mod inbound;
+mod in_flight;
 mod mapped;
-mod outbound;
 mod pack;
 mod page;
 mod read;
-mod refusal;
+mod read_state;
 mod salvage;
 mod sections;
 mod slices;
 mod verify;
 mod write;
+mod write_error;
+mod write_state;
 
-pub(crate) use mapped::copying_threads;
+pub(crate) use mapped::copy_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::FoundRun;
 pub use sections::Sections;
@@ -203,7 +203,7 @@ impl Segments {
     /// durable before [`Segments::sync`].
     ///
     /// Within a run the header goes last. Pages are padded with zeroes. A run is written as a whole
-    /// or not at all, as far as the caller may believe: if anything of it fails, so does the run.
+    /// or not at all, as far as the caller may decode_expected_header: if anything of it fails, so does the run.
     ///
     /// # Errors
     /// For each run: `Invalid` if place, header and source do not match; `Retry` if the file system
@@ -212,23 +212,23 @@ impl Segments {
         if self.is_mapped() {
             return mapped::write(self, runs, control);
         }
-        write::Writing::run(self, runs, control)
+        write::WriteJob::run(self, runs, control)
     }
 
     /// Reads pages, and returns for each read the fate of each of its pages. Headers are read with
     /// the pages, not before them.
     ///
     /// Where `control` names sections of the pages, they come in that order, of all pages of all
-    /// reads, and those that came before ([`Sections::here`]) are left as they are. The caller sees
+    /// reads, and those that came before ([`Sections::arrived`]) are left as they are. The caller sees
     /// to it that whoever waits for them wants no other pages.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageFate>> {
-        if let Some(sections) = control.sections.as_deref().filter(|all| all.suit(reads)) {
+        if let Some(sections) = control.sections.as_deref().filter(|all| all.fit(reads)) {
             let read = if self.is_mapped() { sections::read_mapped } else { sections::read };
             return read(self, reads, sections, control);
         }
         if self.is_mapped() {
             return mapped::read(self, reads, control);
         }
-        read::Reading::run(self, reads, control)
+        read::ReadJob::run(self, reads, control)
     }
 }

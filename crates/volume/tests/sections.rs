@@ -79,7 +79,7 @@ fn however_pages_are_cut_and_wanted_all_of_them_comes() {
                         for (memory, page) in to.iter().zip(&run.pages[first..]) {
                             assert!(memory.slice() == page, "wrong bytes");
                         }
-                        assert!(ends.wait(ends.here() - 1, None));
+                        assert!(ends.wait(ends.arrived() - 1, None));
                         assert_eq!(ends.page_bytes(), page as u64);
                     }
                 }
@@ -104,7 +104,7 @@ fn damage_in_a_late_slice_leaves_the_sections_before_it_and_the_other_pages() {
                 let right = if whole { PAGE } else { PAGE * 2 / 3 };
                 assert!(to[page].slice()[..right] == run.pages[page][..right]);
             }
-            assert_eq!(ends.here(), 3);
+            assert_eq!(ends.arrived(), 3);
         }
     }
 }
@@ -118,7 +118,7 @@ fn damage_in_the_first_slice_tells_nothing() {
         let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
         assert_eq!(fates[4], PageFate::Missed(MissReason::Checksum));
         assert!(fates[..4].iter().all(|fate| fate.is_verified()));
-        assert_eq!(ends.here(), 0);
+        assert_eq!(ends.arrived(), 0);
     }
 }
 
@@ -131,7 +131,7 @@ fn what_came_before_is_left_as_it_is() {
             let ends = sections(&[PAGE / 3, PAGE / 2, PAGE]);
             let mut to = memory(PAGES, PAGE, 0);
             let _ = read(&rig, &run, 0, &mut to, PAGE, &ends);
-            assert_eq!(ends.here(), 2);
+            assert_eq!(ends.arrived(), 2);
             to.iter_mut().for_each(|page| page.slice_mut().fill(0x77));
             // Somebody else has the pages, cut in another way.
             let run = run_of(&rig, PAGE, slices, &[]);
@@ -141,7 +141,7 @@ fn what_came_before_is_left_as_it_is() {
                 assert!(memory.slice()[..PAGE / 2].iter().all(|byte| *byte == 0x77));
                 assert!(memory.slice()[PAGE / 2..] == page[PAGE / 2..]);
             }
-            assert_eq!(ends.here(), 3);
+            assert_eq!(ends.arrived(), 3);
         }
     }
 }
@@ -165,7 +165,7 @@ fn a_header_that_is_not_right_and_a_call_that_is_stopped_are_misses() {
         run.place.header_checksum ^= 1;
         let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
         assert_eq!(fates, [PageFate::Missed(MissReason::Header); PAGES]);
-        assert_eq!(ends.here(), 0);
+        assert_eq!(ends.arrived(), 0);
     }
 }
 
@@ -176,5 +176,5 @@ fn sections_of_other_pages_are_not_looked_at() {
     let ends = sections(&[PAGE / 2, PAGE * 2]);
     let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
     assert!(fates.iter().all(|fate| fate.is_verified()));
-    assert_eq!(ends.here(), 0);
+    assert_eq!(ends.arrived(), 0);
 }

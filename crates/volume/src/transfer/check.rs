@@ -9,7 +9,7 @@ use ritornello_format::{RunHeader, Slice, SliceChecksum};
 use std::sync::Arc;
 
 /// A page's bytes as they lie on disk, in memory of our own.
-pub(super) enum Copy {
+pub(super) enum StoredBytes {
     /// From this byte of a piece of staging memory on.
     Staged(Arc<Piece>, usize),
     /// Out of the way of what it decodes to.
@@ -17,7 +17,7 @@ pub(super) enum Copy {
 }
 
 /// A page being verified.
-pub(super) struct Check<'a> {
+pub(super) struct PageCheck<'a> {
     page: usize,
     key: &'a [u8],
     generation: u64,
@@ -33,10 +33,10 @@ enum Work<'a> {
     /// The bytes are where they are to be.
     InPlace(Box<SliceSums<'a>>),
     /// They are to be decoded. Counts the slices that are.
-    Decode { from: Copy, by: &'a dyn Unpack, number: u16 },
+    Decode { from: StoredBytes, by: &'a dyn Unpack, number: u16 },
 }
 
-impl<'a> Check<'a> {
+impl<'a> PageCheck<'a> {
     /// Of page `page` of the read, which landed in staging memory; or in the target's, or lies where
     /// it can be had from: `copy` copies that many bytes of it, if it has to be decoded.
     ///
@@ -61,8 +61,8 @@ impl<'a> Check<'a> {
             (_, None) if is_raw => Work::InPlace(Box::new(SliceSums::new(key, generation, slices))),
             (Encoded::Unpack(by), staged) => {
                 let from = staged.map_or_else(
-                    || Copy::Block(copy(bytes as usize)),
-                    |(piece, at)| Copy::Staged(piece, at),
+                    || StoredBytes::Block(copy(bytes as usize)),
+                    |(piece, at)| StoredBytes::Staged(piece, at),
                 );
                 Work::Decode { from, by, number: 0 }
             }
@@ -121,7 +121,7 @@ impl<'a> Check<'a> {
                 if slice.codec == Slice::RAW {
                     // SAFETY: promised by the caller; the copy is our own memory.
                     unsafe { target.scatter(part, encoded) };
-                } else if let Some(to) = target.together(&part) {
+                } else if let Some(to) = target.contiguous(&part) {
                     // SAFETY: inside a fragment of the target, which is ours and initialised.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, part.len()) };
                     if let Err(reason) = by.unpack(slice.codec, encoded, to) {
@@ -148,7 +148,7 @@ impl<'a> Check<'a> {
     }
 }
 
-impl Copy {
+impl StoredBytes {
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
         match self {
             Self::Staged(piece, start) => &piece.bytes()[start + at..start + at + length],

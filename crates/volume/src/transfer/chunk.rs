@@ -14,26 +14,26 @@ pub(super) struct Chunk {
     pub(super) logical: Range<u64>,
 }
 
-/// The shape of a run: header, then pages. All lengths are in bytes and whole units.
+/// The layout of a run: header, then pages. All lengths are in bytes and whole units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct RunLayout {
     /// The longest operation, not counting the header.
     pub(super) op: u64,
     pub(super) header: u64,
     pub(super) page: u64,
 }
 
-impl Shape {
-    /// The shape of `place` for pages of `page_bytes`, encoded or not, if the place holds pages
+impl RunLayout {
+    /// The layout of `place` for pages of `page_bytes`, encoded or not, if the place holds pages
     /// `pages`, lies inside the segments, and adds up.
-    pub(super) fn of(
+    pub(super) fn new(
         place: &Place,
         page_bytes: u64,
         pages: Range<u64>,
         within: &Segments,
     ) -> Option<Self> {
         let volumes = place.extents.iter().map(|e| within.volumes_up_to(e.segment.volume()));
-        Self::inside(
+        Self::within(
             place,
             page_bytes,
             pages,
@@ -43,7 +43,7 @@ impl Shape {
         )
     }
 
-    fn inside(
+    fn within(
         place: &Place,
         page_bytes: u64,
         pages: Range<u64>,
@@ -79,15 +79,15 @@ impl Shape {
         &self,
         logical: &Range<u64>,
     ) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let (shape, end) = (*self, logical.end);
+        let (layout, end) = (*self, logical.end);
         let mut at = logical.start.max(self.header);
         std::iter::from_fn(move || {
             if at >= end {
                 return None;
             }
-            let page = (at - shape.header) / shape.page;
-            let from = (at - shape.header) % shape.page;
-            let to = (from + end - at).min(shape.page);
+            let page = (at - layout.header) / layout.page;
+            let from = (at - layout.header) % layout.page;
+            let to = (from + end - at).min(layout.page);
             at += to - from;
             Some((page as usize, from as usize..to as usize))
         })
@@ -146,11 +146,11 @@ mod tests {
 
     fn cut(place: &Place, pages: Range<u64>, with_header: bool) -> Vec<Range<u64>> {
         let bytes = u64::from(place.page_units) * UNIT;
-        let shape = Shape::inside(place, bytes, pages.clone(), 1, 1 << 30, OP).unwrap();
-        let range = shape.pages(pages);
+        let layout = RunLayout::within(place, bytes, pages.clone(), 1, 1 << 30, OP).unwrap();
+        let range = layout.pages(pages);
         let start = if with_header { 0 } else { range.start };
         let mut chunks = Vec::new();
-        shape.cut(place, start..range.end, &mut chunks);
+        layout.cut(place, start..range.end, &mut chunks);
         chunks.into_iter().map(|chunk| chunk.logical).collect()
     }
 
@@ -190,26 +190,26 @@ mod tests {
 
     #[test]
     fn parts_are_pages_without_the_header() {
-        let shape = Shape { op: OP, header: 10, page: 100 };
-        let parts: Vec<_> = shape.parts(&(0..130)).collect();
+        let layout = RunLayout { op: OP, header: 10, page: 100 };
+        let parts: Vec<_> = layout.parts(&(0..130)).collect();
         assert_eq!(parts, [(0, 0..100), (1, 0..20)]);
-        assert_eq!(shape.parts(&(60..70)).collect::<Vec<_>>(), [(0, 50..60)]);
+        assert_eq!(layout.parts(&(60..70)).collect::<Vec<_>>(), [(0, 50..60)]);
     }
 
     #[test]
     fn places_that_do_not_add_up_have_no_shape() {
         let good = place(4, &[(0, 9)]);
-        let shape = |place: &Place, bytes, pages, volumes, segment| {
-            Shape::inside(place, bytes, pages, volumes, segment, OP)
+        let layout = |place: &Place, bytes, pages, volumes, segment| {
+            RunLayout::within(place, bytes, pages, volumes, segment, OP)
         };
-        assert!(shape(&good, 4 * UNIT, 0..2, 1, 9 * UNIT).is_some());
-        assert!(shape(&good, 4 * UNIT, 0..3, 1, 9 * UNIT).is_none());
-        assert!(shape(&good, 4 * UNIT, 0..2, 1, 8 * UNIT).is_none());
-        assert!(shape(&good, 4 * UNIT, 0..2, 0, 9 * UNIT).is_none());
-        assert!(shape(&good, 3 * UNIT, 0..2, 1, 9 * UNIT).is_none(), "longer than as it came");
-        assert!(shape(&good, 5 * UNIT, 0..2, 1, 9 * UNIT).is_some(), "shorter: encoded");
-        assert!(shape(&good, 4 * UNIT, 0..u64::MAX, 1, 9 * UNIT).is_none());
+        assert!(layout(&good, 4 * UNIT, 0..2, 1, 9 * UNIT).is_some());
+        assert!(layout(&good, 4 * UNIT, 0..3, 1, 9 * UNIT).is_none());
+        assert!(layout(&good, 4 * UNIT, 0..2, 1, 8 * UNIT).is_none());
+        assert!(layout(&good, 4 * UNIT, 0..2, 0, 9 * UNIT).is_none());
+        assert!(layout(&good, 3 * UNIT, 0..2, 1, 9 * UNIT).is_none(), "longer than as it came");
+        assert!(layout(&good, 5 * UNIT, 0..2, 1, 9 * UNIT).is_some(), "shorter: encoded");
+        assert!(layout(&good, 4 * UNIT, 0..u64::MAX, 1, 9 * UNIT).is_none());
         let headless = Place { header_units: 0, ..good };
-        assert!(shape(&headless, 4 * UNIT, 0..2, 1, 9 * UNIT).is_none());
+        assert!(layout(&headless, 4 * UNIT, 0..2, 1, 9 * UNIT).is_none());
     }
 }

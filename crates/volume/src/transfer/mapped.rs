@@ -5,14 +5,14 @@
 //! memory is copied, so that all is verified as it is on a disk. What is checksummed is the copy, on
 //! the way in; what others may do to mapped bytes meanwhile shows in it.
 
+mod copy_threads;
 mod get;
-mod hands;
-mod lay;
+mod mapped_run;
 mod put;
 
+pub(crate) use copy_threads::copy_threads;
 pub(super) use get::{copy_out, failed, read};
-pub(crate) use hands::copying_threads;
-pub(super) use lay::Lay;
+pub(super) use mapped_run::MappedRun;
 pub(super) use put::write;
 
 /// Bytes that are copied and checksummed in turns: they fit the first-level cache.

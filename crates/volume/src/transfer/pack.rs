@@ -87,7 +87,7 @@ impl Segments {
         for number in 0..slices {
             let part = Slice::part(number, slices, page_bytes);
             let part = part.start as usize..part.end as usize;
-            let slice = match memory.together(&part) {
+            let slice = match memory.contiguous(&part) {
                 // SAFETY: inside a fragment, which a source promises to be readable.
                 Some(from) => unsafe { std::slice::from_raw_parts(from.cast_const(), part.len()) },
                 None => {

@@ -76,7 +76,7 @@ impl PageMemory {
     }
 
     /// A page whose bytes go nowhere.
-    pub(super) fn nowhere() -> Self {
+    pub(super) fn empty() -> Self {
         Self { spans: Vec::new(), starts: Vec::new(), bytes: 0, in_place: 0 }
     }
 
@@ -130,7 +130,7 @@ impl PageMemory {
     /// Appends the memory of bytes `range`, which lie below [`PageMemory::in_place`].
     pub(super) fn spans(&self, range: Range<usize>, out: &mut Vec<Span>) {
         let mut left = range.len();
-        for (span, skip) in self.from(range.start) {
+        for (span, skip) in self.spans_from(range.start) {
             if left == 0 {
                 return;
             }
@@ -151,7 +151,7 @@ impl PageMemory {
         let mut rest = to;
         // SAFETY: promised by the caller.
         unsafe {
-            self.each(range, |bytes| {
+            self.for_each(range, |bytes| {
                 if let Some((head, tail)) =
                     std::mem::take(&mut rest).split_at_mut_checked(bytes.len())
                 {
@@ -170,16 +170,16 @@ impl PageMemory {
     pub(super) unsafe fn scatter(&self, range: Range<usize>, from: &[u8]) {
         let bytes = from.len().min(range.len());
         // SAFETY: `from` is as long, and the rest is promised by the caller.
-        unsafe { self.take(range.start, from.as_ptr(), bytes) };
+        unsafe { self.write_from(range.start, from.as_ptr(), bytes) };
     }
 
     /// Copies `bytes` from `from` to byte `at` of the page and on, as far as they exist.
     ///
     /// # Safety
     /// As for [`PageMemory::scatter`]. The bytes at `from` can be read; they may change meanwhile.
-    pub(super) unsafe fn take(&self, at: usize, mut from: *const u8, bytes: usize) {
+    pub(super) unsafe fn write_from(&self, at: usize, mut from: *const u8, bytes: usize) {
         let mut left = bytes;
-        for (span, skip) in self.from(at) {
+        for (span, skip) in self.spans_from(at) {
             let now = left.min(span.len() - skip);
             // SAFETY: inside the fragment, which a target promises to be writable; no overlap,
             // promised by the caller.
@@ -193,9 +193,9 @@ impl PageMemory {
     ///
     /// # Safety
     /// As for [`PageMemory::gather`]. The bytes at `to` can be written, and lie elsewhere.
-    pub(super) unsafe fn give(&self, at: usize, mut to: *mut u8, bytes: usize) {
+    pub(super) unsafe fn read_to(&self, at: usize, mut to: *mut u8, bytes: usize) {
         let mut left = bytes;
-        for (span, skip) in self.from(at) {
+        for (span, skip) in self.spans_from(at) {
             let now = left.min(span.len() - skip);
             // SAFETY: inside the fragment, which may be read now; no overlap, promised by the caller.
             unsafe { to.copy_from_nonoverlapping(span.ptr().add(skip), now) };
@@ -208,7 +208,7 @@ impl PageMemory {
     ///
     /// # Safety
     /// As for [`PageMemory::gather`].
-    pub(super) unsafe fn copy(&self, bytes: usize) -> Block {
+    pub(super) unsafe fn to_block(&self, bytes: usize) -> Block {
         let mut block = Block::new(bytes);
         // SAFETY: promised by the caller.
         unsafe { self.gather(0..bytes, &mut block.bytes_mut()[..bytes]) };
@@ -221,12 +221,12 @@ impl PageMemory {
     /// As for [`PageMemory::gather`].
     pub(super) unsafe fn digest(&self, range: Range<usize>, sums: &mut SliceSums<'_>) {
         // SAFETY: promised by the caller.
-        unsafe { self.each(range, |bytes| sums.update(bytes)) };
+        unsafe { self.for_each(range, |bytes| sums.update(bytes)) };
     }
 
     /// Where bytes `range` of the page begin, if they lie together.
-    pub(super) fn together(&self, range: &Range<usize>) -> Option<*mut u8> {
-        let (span, skip) = self.from(range.start).next()?;
+    pub(super) fn contiguous(&self, range: &Range<usize>) -> Option<*mut u8> {
+        let (span, skip) = self.spans_from(range.start).next()?;
         (skip + range.len() <= span.len()).then(|| span.ptr().wrapping_add(skip))
     }
 
@@ -234,9 +234,9 @@ impl PageMemory {
     ///
     /// # Safety
     /// As for [`PageMemory::gather`].
-    pub(super) unsafe fn each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
+    pub(super) unsafe fn for_each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
         let mut left = range.end.min(self.bytes).saturating_sub(range.start);
-        for (span, skip) in self.from(range.start) {
+        for (span, skip) in self.spans_from(range.start) {
             if left == 0 {
                 return;
             }
@@ -248,7 +248,7 @@ impl PageMemory {
     }
 
     /// The spans from byte `at` on, each with the bytes of it to skip.
-    fn from(&self, at: usize) -> impl Iterator<Item = (&Span, usize)> {
+    fn spans_from(&self, at: usize) -> impl Iterator<Item = (&Span, usize)> {
         let first = self.starts.partition_point(|&start| start <= at).saturating_sub(1);
         let inside = at < self.bytes;
         self.spans[first..]

@@ -1,7 +1,7 @@
 //! Finding runs without an index, by their headers.
 
 use super::Control;
-use super::chunk::Shape;
+use super::chunk::RunLayout;
 use crate::segments::Segments;
 use ritornello_format::{
     Extent, Place, RUN_HEADER_UNITS_MAX, RUN_MAGIC, Result, RunHeader, SegmentId, UNIT,
@@ -53,7 +53,7 @@ impl Segments {
             for at in (0..WINDOW.min(length - start)).step_by(UNIT as usize) {
                 let here = &bytes[at as usize..];
                 if here.starts_with(&RUN_MAGIC)
-                    && let Some(run) = self.recognise(segment, start + at, here)
+                    && let Some(run) = self.parse_run(segment, start + at, here)
                 {
                     found(run);
                 }
@@ -77,7 +77,7 @@ impl Segments {
         unreadable
     }
 
-    fn recognise(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<FoundRun> {
+    fn parse_run(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<FoundRun> {
         let (header, header_checksum) = RunHeader::decode(bytes).ok()?;
         let Extent { segment: named, start, .. } = *header.extents.first()?;
         // A header inside of a page is a page's bytes, whatever it looks like.
@@ -98,7 +98,7 @@ impl Segments {
             return None;
         }
         place.truncate(pages);
-        Shape::of(&place, header.page_bytes, 0..u64::from(pages), self)?;
+        RunLayout::new(&place, header.page_bytes, 0..u64::from(pages), self)?;
         Some(FoundRun { place, header, pages })
     }
 }

@@ -26,8 +26,8 @@ pub struct Sections {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    here: usize,
-    over: bool,
+    arrived: usize,
+    ended: bool,
 }
 
 impl Sections {
@@ -52,16 +52,16 @@ impl Sections {
 
     /// Leading sections that are in the target, of every page. Nothing writes to them any more.
     #[must_use]
-    pub fn here(&self) -> usize {
-        self.state.lock().here
+    pub fn arrived(&self) -> usize {
+        self.state.lock().arrived
     }
 
-    /// Waits until section `number` and all before it are here, or will not be, because the read is
-    /// over; at most until `deadline`. Returns whether that came to pass.
+    /// Waits until section `number` and all before it are arrived, or will not be, because the read is
+    /// ended; at most until `deadline`. Returns whether that came to pass.
     #[must_use]
     pub fn wait(&self, number: usize, deadline: Option<Instant>) -> bool {
         let mut state = self.state.lock();
-        while !state.over && state.here <= number {
+        while !state.ended && state.arrived <= number {
             state = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
                 None => self.state.wait(state),
                 Some(Duration::ZERO) => return false,
@@ -71,24 +71,24 @@ impl Sections {
         true
     }
 
-    /// The read is over: nobody needs to wait any more.
+    /// The read is ended: nobody needs to wait any more.
     pub fn end(&self) {
-        self.state.lock().over = true;
+        self.state.lock().ended = true;
         self.state.wake_all();
     }
 
-    /// `leading` sections are here.
-    fn arrive(&self, leading: usize) {
+    /// `leading` sections are arrived.
+    fn set_arrived(&self, leading: usize) {
         let mut state = self.state.lock();
-        if leading > state.here {
-            state.here = leading;
+        if leading > state.arrived {
+            state.arrived = leading;
             drop(state);
             self.state.wake_all();
         }
     }
 
     /// Whether these reads can be made in sections.
-    pub(super) fn suit(&self, reads: &[RunRead<'_>]) -> bool {
+    pub(super) fn fit(&self, reads: &[RunRead<'_>]) -> bool {
         let fits = |read: &RunRead<'_>| {
             read.page_bytes == self.page_bytes() && !matches!(read.encoded, Encoded::AsStored)
         };
@@ -96,7 +96,7 @@ impl Sections {
     }
 
     /// The section that needs byte `at` of a page.
-    fn of(&self, at: u64) -> usize {
+    fn section_of(&self, at: u64) -> usize {
         self.ends.partition_point(|end| *end <= at)
     }
 }
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn sections_rise_and_end_with_the_page() {
         let sections = Sections::new(vec![10, 30, 31]).unwrap();
-        assert_eq!([0, 9, 10, 30].map(|at| sections.of(at)), [0, 0, 1, 2]);
+        assert_eq!([0, 9, 10, 30].map(|at| sections.section_of(at)), [0, 0, 1, 2]);
         assert_eq!(sections.page_bytes(), 31);
         for wrong in [vec![], vec![0, 5], vec![5, 5], vec![5, 4], vec![PAGE_BYTES_MAX + 1]] {
             assert!(Sections::new(wrong).is_err());
@@ -120,15 +120,15 @@ mod tests {
         let sections = Sections::new(vec![1, 2, 3]).unwrap();
         let now = Some(Instant::now());
         assert!(!sections.wait(0, now));
-        sections.arrive(2);
-        sections.arrive(1);
-        assert_eq!(sections.here(), 2);
+        sections.set_arrived(2);
+        sections.set_arrived(1);
+        assert_eq!(sections.arrived(), 2);
         assert!(sections.wait(1, None) && !sections.wait(2, now));
         std::thread::scope(|threads| {
             let waiting = threads.spawn(|| sections.wait(2, None));
             sections.end();
             assert!(waiting.join().unwrap());
         });
-        assert_eq!(sections.here(), 2);
+        assert_eq!(sections.arrived(), 2);
     }
 }

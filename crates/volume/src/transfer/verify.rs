@@ -1,6 +1,6 @@
 //! Looking at a run without wanting its bytes: for `fsck`, and wherever only the header counts.
 
-use super::chunk::{Chunk, Shape};
+use super::chunk::{Chunk, RunLayout};
 use super::{Control, Encoded, MissReason, PageFate, RunRead};
 use crate::engine::{Op, Span, Work};
 use crate::memory::{FragmentMut, PageTarget};
@@ -37,13 +37,13 @@ impl Segments {
     /// `Miss` if it is not the one that the place means; `Retry` if it cannot be read now, which
     /// says nothing about what lies there.
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
-        let adds_up = Shape::of(place, u64::from(place.page_units) * UNIT, 0..0, self);
-        let shape = adds_up.ok_or_else(|| {
+        let adds_up = RunLayout::new(place, u64::from(place.page_units) * UNIT, 0..0, self);
+        let layout = adds_up.ok_or_else(|| {
             Error::miss("a run's place does not add up").with("generation", place.generation)
         })?;
         let mut chunks = Vec::new();
-        shape.cut(place, 0..shape.header, &mut chunks);
-        let mut block = Block::new(shape.header as usize);
+        layout.cut(place, 0..layout.header, &mut chunks);
+        let mut block = Block::new(layout.header as usize);
         let unread = |error: io::Error| {
             Error::retry("a run header cannot be read")
                 .with("generation", place.generation)
@@ -86,7 +86,7 @@ impl Segments {
         let at_once = (WINDOW / padded).clamp(1, keys.len().max(1));
         let mut pages = Vec::with_capacity(keys.len());
         if let Some(memory) = self.arena().take(at_once * padded, control) {
-            let target = Window { memory, padded };
+            let target = WindowTarget { memory, padded };
             for keys in keys.chunks(at_once) {
                 let read = RunRead {
                     place,
@@ -110,7 +110,7 @@ impl Segments {
     #[must_use]
     pub fn is_unreadable(&self, place: &Place, page: u32) -> bool {
         let mut block = Block::new(place.page_units as usize * UNIT as usize);
-        let read = self.fetch_extents(&place.page(page), block.bytes_mut());
+        let read = self.read_extents(&place.page(page), block.bytes_mut());
         read.is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
     }
 
@@ -123,17 +123,17 @@ impl Segments {
         let span = Span::new(to.as_mut_ptr(), to.len());
         // SAFETY: `to` is borrowed mutably until the engine has run.
         let op = unsafe { Op::new(0, file, false, offset, vec![span]) };
-        Once::run(self, op)
+        SingleOp::run(self, op)
     }
 }
 
 /// One operation.
-pub(super) struct Once {
+pub(super) struct SingleOp {
     op: Option<Op>,
     result: io::Result<()>,
 }
 
-impl Once {
+impl SingleOp {
     /// Does it, and waits for it.
     pub(super) fn run(segments: &Segments, op: Op) -> io::Result<()> {
         let mut work = Self { op: Some(op), result: Err(io::ErrorKind::Other.into()) };
@@ -142,7 +142,7 @@ impl Once {
     }
 }
 
-impl Work for Once {
+impl Work for SingleOp {
     fn next(&mut self) -> Option<Op> {
         self.op.take()
     }
@@ -155,14 +155,14 @@ impl Work for Once {
 }
 
 /// Some pages' worth of staging memory.
-struct Window {
+struct WindowTarget {
     memory: Piece,
     padded: usize,
 }
 
 // SAFETY: the piece is this value's alone and lives as long as it, pages do not overlap in it, and
 // `verify_run` reads each page of it once a call and waits for the call.
-unsafe impl PageTarget for Window {
+unsafe impl PageTarget for WindowTarget {
     fn len(&self) -> usize {
         self.memory.bytes().len() / self.padded
     }

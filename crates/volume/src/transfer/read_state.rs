@@ -1,6 +1,6 @@
 //! A run on its way in: its header, and where its pages land.
 
-use super::chunk::{Chunk, Shape};
+use super::chunk::{Chunk, RunLayout};
 use super::page::{Direct, PageMemory};
 use super::{Encoded, MissReason, PageFate, RunRead};
 use crate::memory_block::Block;
@@ -10,8 +10,8 @@ use ritornello_format::{RunHeader, units_of};
 use std::sync::Arc;
 
 /// A run that is being read.
-pub(super) struct Inbound {
-    pub(super) shape: Shape,
+pub(super) struct ReadState {
+    pub(super) layout: RunLayout,
     pub(super) chunks: Vec<Chunk>,
     pub(super) issued: usize,
     pub(super) header: Header,
@@ -22,7 +22,7 @@ pub(super) struct Inbound {
     /// Whether pages land in staging, because what lies on disk is not what goes to the target.
     pub(super) is_staged: bool,
     /// Pages without a fate.
-    open: usize,
+    undecided: usize,
 }
 
 pub(super) enum Header {
@@ -55,17 +55,17 @@ impl Page {
     }
 }
 
-impl Inbound {
+impl ReadState {
     /// Looks at a read and cuts it into chunks. One that cannot be has no chunks, and its pages
     /// have their fate.
     pub(super) fn begin(segments: &Segments, read: &RunRead<'_>, direct: Direct) -> Self {
         let first = u64::from(read.first);
         let pages = first..first + read.keys.len() as u64;
-        let shape = Shape::of(read.place, read.page_bytes, pages.clone(), segments);
+        let layout = RunLayout::new(read.place, read.page_bytes, pages.clone(), segments);
         let as_stored = matches!(read.encoded, Encoded::AsStored);
         let shorter = u64::from(read.place.page_units) < units_of(read.page_bytes);
         let mut run = Self {
-            shape: shape.unwrap_or(Shape { op: 1, header: 0, page: 1 }),
+            layout: layout.unwrap_or(RunLayout { op: 1, header: 0, page: 1 }),
             chunks: Vec::new(),
             issued: 0,
             header: Header::Awaited,
@@ -73,36 +73,36 @@ impl Inbound {
             header_chunks: 0,
             pages: Vec::with_capacity(read.keys.len()),
             is_staged: shorter && !as_stored,
-            open: read.keys.len(),
+            undecided: read.keys.len(),
         };
         for page in 0..read.keys.len() {
-            let memory = shape.and_then(|shape| {
-                let bytes = if as_stored { shape.page } else { read.page_bytes } as usize;
+            let memory = layout.and_then(|layout| {
+                let bytes = if as_stored { layout.page } else { read.page_bytes } as usize;
                 PageMemory::of_target(read.target, read.target_first + page, bytes, direct)
             });
             let lacking = memory.is_none();
-            let target = memory.unwrap_or_else(PageMemory::nowhere);
+            let target = memory.unwrap_or_else(PageMemory::empty);
             run.pages.push(Page { target, staged: None, chunks: 0, fate: None });
             if lacking {
-                let reason = if shape.is_some() { MissReason::Memory } else { MissReason::Place };
-                run.decide(page, PageFate::Missed(reason));
+                let reason = if layout.is_some() { MissReason::Memory } else { MissReason::Place };
+                run.set_fate(page, PageFate::Missed(reason));
             }
         }
-        let Some(shape) = shape.filter(|_| run.open > 0) else { return run };
-        let body = shape.pages(pages);
+        let Some(layout) = layout.filter(|_| run.undecided > 0) else { return run };
+        let body = layout.pages(pages);
         if first == 0 {
-            shape.cut(read.place, 0..body.end, &mut run.chunks);
+            layout.cut(read.place, 0..body.end, &mut run.chunks);
         } else {
-            shape.cut(read.place, 0..shape.header, &mut run.chunks);
-            shape.cut(read.place, body, &mut run.chunks);
+            layout.cut(read.place, 0..layout.header, &mut run.chunks);
+            layout.cut(read.place, body, &mut run.chunks);
         }
         for chunk in &run.chunks {
-            run.header_chunks += u32::from(chunk.logical.start < shape.header);
-            for (page, _) in shape.parts(&chunk.logical) {
+            run.header_chunks += u32::from(chunk.logical.start < layout.header);
+            for (page, _) in layout.parts(&chunk.logical) {
                 run.pages[page - read.first as usize].chunks += 1;
             }
         }
-        run.header_block = Some(Block::new(shape.header as usize));
+        run.header_block = Some(Block::new(layout.header as usize));
         run
     }
 
@@ -114,9 +114,9 @@ impl Inbound {
         first: usize,
         take: impl FnOnce(usize) -> Option<Piece>,
     ) -> bool {
-        let length = self.shape.page as usize;
+        let length = self.layout.page as usize;
         let lacking: Vec<usize> = self
-            .shape
+            .layout
             .parts(&chunk.logical)
             .map(|(page, _)| page - first)
             .filter(|page| self.pages[*page].staged.is_none() && self.pages[*page].fate.is_none())
@@ -134,10 +134,10 @@ impl Inbound {
     }
 
     /// Cuts the chunk that is issued next to its first page, and returns it.
-    pub(super) fn narrow(&mut self) -> Chunk {
+    pub(super) fn split_next_chunk(&mut self) -> Chunk {
         let chunk = &mut self.chunks[self.issued];
-        let page = self.shape.parts(&chunk.logical).next().map_or(0, |(page, _)| page);
-        let border = self.shape.pages(0..page as u64 + 1).end;
+        let page = self.layout.parts(&chunk.logical).next().map_or(0, |(page, _)| page);
+        let border = self.layout.pages(0..page as u64 + 1).end;
         if border < chunk.logical.end {
             let rest = Chunk {
                 segment: chunk.segment,
@@ -155,21 +155,21 @@ impl Inbound {
         if !self.is_staged {
             return Vec::new();
         }
-        let pages = self.shape.parts(&chunk.logical);
+        let pages = self.layout.parts(&chunk.logical);
         let staged = pages.filter_map(|(page, _)| self.pages[page - first].staged.as_ref());
         let mut pieces: Vec<Arc<Piece>> = staged.map(|staged| Arc::clone(&staged.piece)).collect();
         pieces.dedup_by(|a, b| Arc::ptr_eq(a, b));
         pieces
     }
 
-    pub(super) fn decide(&mut self, page: usize, fate: PageFate) {
+    pub(super) fn set_fate(&mut self, page: usize, fate: PageFate) {
         let page = &mut self.pages[page];
         page.staged = None;
         if page.fate.is_none() {
             page.fate = Some(fate);
-            self.open -= 1;
+            self.undecided -= 1;
         }
-        if self.open == 0 {
+        if self.undecided == 0 {
             // Thousands of runs may be read in one call: what is decided is let go.
             if let Header::Good(_) = self.header {
                 self.header = Header::Bad(MissReason::Header);
@@ -180,7 +180,7 @@ impl Inbound {
     /// Believes the header that has landed, or not.
     pub(super) fn read_header(&mut self, read: &RunRead<'_>) {
         let Some(block) = &self.header_block else { return };
-        self.header = match believe(read, block.bytes()) {
+        self.header = match decode_expected_header(read, block.bytes()) {
             Ok(header) => Header::Good(Box::new(header)),
             Err(reason) => Header::Bad(reason),
         };
@@ -191,7 +191,10 @@ impl Inbound {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn believe(read: &RunRead<'_>, bytes: &[u8]) -> Result<RunHeader, MissReason> {
+pub(super) fn decode_expected_header(
+    read: &RunRead<'_>,
+    bytes: &[u8],
+) -> Result<RunHeader, MissReason> {
     let place = read.place;
     match RunHeader::decode(bytes) {
         Ok((header, checksum))

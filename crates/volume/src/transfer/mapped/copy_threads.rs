@@ -1,30 +1,38 @@
-//! The threads that share a large batch: one alone does not fill the memory channels of a server.
+//! The threads that map_pages a large batch: one alone does not fill the memory channels of a server.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes that are worth a thread.
-const SHARE: u64 = 16 << 20;
+const BYTES_PER_THREAD: u64 = 16 << 20;
 /// The most threads of one call.
-const MOST: usize = 4;
+const THREADS_MAX: usize = 4;
 /// Processors for each of them: the rest is the caller's.
-const PROCESSORS: usize = 8;
+const PROCESSORS_PER_THREAD: usize = 8;
 
 /// Does `work` for every number below `count`, which moves `bytes` in all; results in order.
-pub(super) fn share<T: Send>(count: usize, bytes: u64, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    match copying_threads(count, bytes) {
+pub(super) fn map_pages<T: Send>(
+    count: usize,
+    bytes: u64,
+    work: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    match copy_threads(count, bytes) {
         1 => (0..count).map(work).collect(),
-        hands => among(hands, count, work),
+        threads => map_on_threads(threads, count, work),
     }
 }
 
 /// Threads for `count` pages of `bytes` in all.
-pub(crate) fn copying_threads(count: usize, bytes: u64) -> usize {
-    let wanted = usize::try_from(bytes / SHARE).unwrap_or(MOST).min(count);
-    wanted.clamp(1, here())
+pub(crate) fn copy_threads(count: usize, bytes: u64) -> usize {
+    let wanted = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(THREADS_MAX).min(count);
+    wanted.clamp(1, threads_of_machine())
 }
 
-fn among<T: Send>(hands: usize, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+fn map_on_threads<T: Send>(
+    threads: usize,
+    count: usize,
+    work: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let some = || {
         let mut done = Vec::new();
@@ -38,7 +46,7 @@ fn among<T: Send>(hands: usize, count: usize, work: impl Fn(usize) -> T + Sync) 
     };
     let mut done = std::thread::scope(|scope| {
         // One that cannot be had is one less.
-        let helpers: Vec<_> = (1..hands)
+        let helpers: Vec<_> = (1..threads)
             .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, some).ok())
             .collect();
         let mut done = some();
@@ -55,11 +63,11 @@ fn among<T: Send>(hands: usize, count: usize, work: impl Fn(usize) -> T + Sync) 
 }
 
 /// Threads of one call on this machine. Asked once: it reads files.
-fn here() -> usize {
-    static HERE: OnceLock<usize> = OnceLock::new();
-    *HERE.get_or_init(|| {
+fn threads_of_machine() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        (processors / PROCESSORS).clamp(1, MOST)
+        (processors / PROCESSORS_PER_THREAD).clamp(1, THREADS_MAX)
     })
 }
 
@@ -69,12 +77,12 @@ mod tests {
 
     #[test]
     fn everything_is_done_once_and_in_order() {
-        for hands in [1, 2, 4, 9] {
+        for threads in [1, 2, 4, 9] {
             for count in [0, 1, 3, 1000] {
-                let done = among(hands, count, |number| number * 3);
+                let done = map_on_threads(threads, count, |number| number * 3);
                 assert_eq!(done, (0..count).map(|number| number * 3).collect::<Vec<_>>());
             }
         }
-        assert_eq!(share(3, 0, |number| number), [0, 1, 2]);
+        assert_eq!(map_pages(3, 0, |number| number), [0, 1, 2]);
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The extents of a run that a transfer touches, mapped.
-pub(in crate::transfer) struct Lay {
+pub(in crate::transfer) struct MappedRun {
     parts: Vec<Part>,
 }
 
@@ -23,13 +23,13 @@ struct Part {
     has: u64,
 }
 
-impl Lay {
+impl MappedRun {
     /// That of bytes `range` of `place`, counted from the run's header; `None` if some of it is in a
     /// segment that cannot be mapped.
     ///
     /// # Errors
     /// If a segment cannot be opened.
-    pub(in crate::transfer) fn of(
+    pub(in crate::transfer) fn new(
         segments: &Segments,
         place: &Place,
         range: Range<u64>,
@@ -56,7 +56,7 @@ impl Lay {
     ///
     /// # Errors
     /// If the segment is shorter than that by now, or gone, or has no memory for it.
-    pub(in crate::transfer) fn each(
+    pub(in crate::transfer) fn for_each(
         &self,
         range: Range<u64>,
         mut visit: impl FnMut(*mut u8, usize),
