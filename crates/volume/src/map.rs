@@ -9,7 +9,7 @@
 //! is not there cannot be had. So segments have all their pages from the start and are never cut,
 //! only unlinked ([`Segments::remove`](crate::Segments::remove)); the length is looked at before
 //! every transfer, for somebody else may have cut the file; and pages are faulted in by a call that
-//! fails ([`Map::ready`]), not by touching them.
+//! fails ([`Map::fault_in`]), not by touching them.
 
 use ritornello_medium::MediumFile;
 use rustix::fs::fstat;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that are faulted in at once: a huge page.
-const PIECE: usize = 2 << 20;
+const FAULT_BYTES: usize = 2 << 20;
 
 /// A shared mapping of a whole segment file, not inherited by forked children.
 pub(crate) struct Map {
@@ -31,7 +31,7 @@ pub(crate) struct Map {
     base: NonNull<c_void>,
     length: usize,
     /// Which pieces this process has page tables for.
-    ready: Box<[AtomicBool]>,
+    faulted: Box<[AtomicBool]>,
     /// A forked child does not have the mapping, and may have another in its place.
     process: u32,
 }
@@ -54,9 +54,9 @@ impl Map {
         // SAFETY: a fresh mapping disturbs nothing.
         let base = unsafe { mmap(at, length, access, MapFlags::SHARED, descriptor, 0) }?;
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        let ready = (0..length.div_ceil(PIECE)).map(|_| AtomicBool::new(false)).collect();
+        let faulted = (0..length.div_ceil(FAULT_BYTES)).map(|_| AtomicBool::new(false)).collect();
         let file = Arc::clone(file);
-        let map = Self { file, base, length, ready, process: std::process::id() };
+        let map = Self { file, base, length, faulted, process: std::process::id() };
         // SAFETY: the mapping is ours. A child must not keep memory that its parent has let go.
         unsafe { madvise(base.as_ptr(), length, Advice::LinuxDontFork) }?;
         // Where the file system does not give huge pages, small ones do.
@@ -69,7 +69,7 @@ impl Map {
     ///
     /// # Errors
     /// Those of `fstat(2)`.
-    pub(crate) fn bytes(&self) -> io::Result<u64> {
+    pub(crate) fn file_bytes(&self) -> io::Result<u64> {
         let Some(descriptor) = self.file.descriptor() else { return Ok(0) };
         let stat = fstat(descriptor)?;
         let bytes = u64::try_from(stat.st_size).unwrap_or(0).min(self.length as u64);
@@ -80,24 +80,24 @@ impl Map {
     ///
     /// # Errors
     /// If a page is not there and cannot be had.
-    pub(crate) fn ready(&self, range: Range<u64>) -> io::Result<()> {
+    pub(crate) fn fault_in(&self, range: Range<u64>) -> io::Result<()> {
         let end = usize::try_from(range.end).map_err(io::Error::other)?;
         if end > self.length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        for piece in range.start as usize / PIECE..end.div_ceil(PIECE) {
-            if self.ready[piece].load(Ordering::Relaxed) {
+        for piece in range.start as usize / FAULT_BYTES..end.div_ceil(FAULT_BYTES) {
+            if self.faulted[piece].load(Ordering::Relaxed) {
                 continue;
             }
-            let at = piece * PIECE;
-            let length = PIECE.min(self.length - at);
+            let at = piece * FAULT_BYTES;
+            let length = FAULT_BYTES.min(self.length - at);
             // SAFETY: inside the mapping, which is ours; it changes no byte.
             let populated = unsafe {
                 madvise(self.base.as_ptr().byte_add(at), length, Advice::LinuxPopulateRead)
             };
             match populated {
                 // Kernels before 5.14 do not know it, and fault when touched.
-                Ok(()) | Err(Errno::INVAL) => self.ready[piece].store(true, Ordering::Relaxed),
+                Ok(()) | Err(Errno::INVAL) => self.faulted[piece].store(true, Ordering::Relaxed),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -105,7 +105,7 @@ impl Map {
     }
 
     /// Where byte `at` is.
-    pub(crate) fn byte(&self, at: u64) -> *mut u8 {
+    pub(crate) fn ptr_at(&self, at: u64) -> *mut u8 {
         debug_assert!(at < self.length as u64);
         self.base.as_ptr().cast::<u8>().wrapping_add(at as usize)
     }
@@ -145,14 +145,14 @@ mod tests {
         let (one, two) =
             (Map::new(&file, BYTES).unwrap().unwrap(), Map::new(&file, BYTES).unwrap().unwrap());
         for at in [0, (2 << 20) - 1, BYTES - 1] {
-            one.ready(at..at + 1).unwrap();
-            two.ready(at..at + 1).unwrap();
-            // SAFETY: inside the maps, and ready.
-            unsafe { one.byte(at).write(at as u8 | 1) };
+            one.fault_in(at..at + 1).unwrap();
+            two.fault_in(at..at + 1).unwrap();
+            // SAFETY: inside the maps, and faulted.
+            unsafe { one.ptr_at(at).write(at as u8 | 1) };
             // SAFETY: as above.
-            assert_eq!(unsafe { two.byte(at).read() }, at as u8 | 1);
+            assert_eq!(unsafe { two.ptr_at(at).read() }, at as u8 | 1);
         }
-        assert!(one.ready(BYTES - 1..BYTES + 1).is_err());
+        assert!(one.fault_in(BYTES - 1..BYTES + 1).is_err());
     }
 
     #[test]
@@ -160,11 +160,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         let map = Map::new(&file, BYTES).unwrap().unwrap();
-        assert_eq!(map.bytes().unwrap(), BYTES);
+        assert_eq!(map.file_bytes().unwrap(), BYTES);
         file.set_len(4096).unwrap();
-        assert_eq!(map.bytes().unwrap(), 4096);
-        assert!(map.ready(2 << 20..3 << 20).is_err(), "an error, and no signal");
+        assert_eq!(map.file_bytes().unwrap(), 4096);
+        assert!(map.fault_in(2 << 20..3 << 20).is_err(), "an error, and no signal");
         Host.remove(&dir.path().join("seg-000000")).unwrap();
-        assert_eq!(map.bytes().unwrap(), 0);
+        assert_eq!(map.file_bytes().unwrap(), 0);
     }
 }

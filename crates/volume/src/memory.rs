@@ -1,14 +1,14 @@
 //! Memory that pages come from and go to, as the caller holds it: any number of fragments a page.
 
 mod borrowed;
+mod offset;
 mod owned;
-mod picked;
-mod shifted;
+mod selected;
 
 pub use borrowed::{BorrowedPages, BorrowedPagesMut};
+pub use offset::OffsetPages;
 pub use owned::{OwnedPages, OwnedPagesMut};
-pub use picked::Picked;
-pub use shifted::Shifted;
+pub use selected::SelectedPages;
 
 /// Some consecutive bytes to read from.
 #[derive(Clone, Copy, Debug)]

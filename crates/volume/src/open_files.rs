@@ -14,8 +14,8 @@ pub const OTHER_FILES: u64 = 1024;
 /// `Invalid`, with the number, if the hard limit is lower; the soft limit is the hard one then.
 pub(crate) fn reserve(segments: u64) -> Result<()> {
     /// Two threads that raise the limit at once could lower it again.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock();
+    static RAISE: Mutex<()> = Mutex::new(());
+    let _raise = RAISE.lock();
     let limit = getrlimit(Resource::Nofile);
     let needed = open_now().saturating_add(segments).saturating_add(OTHER_FILES);
     let Some(soft) = limit.current.filter(|soft| *soft < needed) else { return Ok(()) };

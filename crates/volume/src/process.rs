@@ -5,17 +5,17 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where the process id is kept: on a page that the kernel hands to a forked child as zeroes.
-static KEPT: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
+/// Where the process id is cached: on a page that the kernel hands to a forked child as zeroes.
+static CACHED_ID: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
 
 /// The id of this process; another one in a forked child.
 #[must_use]
 pub fn process_id() -> u32 {
-    let Some(kept) = KEPT.get_or_init(wiped_on_fork) else { return std::process::id() };
-    match kept.load(Ordering::Relaxed) {
+    let Some(cached) = CACHED_ID.get_or_init(wiped_on_fork) else { return std::process::id() };
+    match cached.load(Ordering::Relaxed) {
         0 => {
             let id = std::process::id();
-            kept.store(id, Ordering::Relaxed);
+            cached.store(id, Ordering::Relaxed);
             id
         }
         id => id,
@@ -62,9 +62,9 @@ mod tests {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn the_heap_is_counted() {
         let before = heap_bytes().unwrap();
-        let kept = vec![1u8; 64 << 20];
+        let cached = vec![1u8; 64 << 20];
         let after = heap_bytes().unwrap();
         assert!(after.wrapping_sub(before).cast_signed() > 32 << 20, "{before} {after}");
-        drop(kept);
+        drop(cached);
     }
 }

@@ -31,13 +31,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// The most files that are synced at once.
-const SYNCS: usize = 8;
+const SYNCS_MAX: usize = 8;
 /// The longest operation. Longer ones are no faster, and leave less to overlap.
 const OP_BYTES_MAX: usize = 4 << 20;
 /// The longest operation where little is kept in flight: shorter ones cost a lot of CPU each.
 const OP_BYTES_MIN: usize = 256 << 10;
 /// What file names of segments start with; six decimal digits follow.
-const PREFIX: &str = "seg-";
+const FILE_PREFIX: &str = "seg-";
 
 /// What [`Segments::open`] needs to know.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub struct Segments {
     maps: Option<Maps>,
     report: RwLock<IoReport>,
     /// When [`Segments::discover_with`] was last asked for a volume that is away.
-    looked_for_absent: Mutex<Option<Instant>>,
+    last_discovery: Mutex<Option<Instant>>,
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
     refused: Vec<(u8, String)>,
     /// The process that opened them: rings and threads do not come along into a forked child.
@@ -143,7 +143,7 @@ impl Segments {
             reserved: AtomicUsize::new(0),
             maps: (choice.report.mode == IoMode::Mapped).then(Maps::new),
             report: RwLock::new(choice.report),
-            looked_for_absent: Mutex::new(None),
+            last_discovery: Mutex::new(None),
             refused,
             process: std::process::id(),
         })
@@ -169,12 +169,12 @@ impl Segments {
         }
         let access = Access { write: true, create: true, direct: self.is_direct(id) };
         let filled = self.medium.open(&path, access).and_then(|file| {
-            if self.maps.is_some() && huge::are_given(&path) {
+            if self.maps.is_some() && huge::are_available(&path) {
                 // Those that are allocated without a map are small.
                 file.set_len(self.segment_bytes)?;
                 if let Some(map) = Map::new(&file, self.segment_bytes)? {
                     // Where there is no room for it there is none below.
-                    let _ = map.ready(0..self.segment_bytes);
+                    let _ = map.fault_in(0..self.segment_bytes);
                 }
             }
             file.allocate(self.segment_bytes)?;
@@ -185,12 +185,12 @@ impl Segments {
         match made {
             Ok(file) => {
                 // A reader may have opened what had this name before.
-                self.let_go(id);
-                self.keep(id, file);
+                self.close(id);
+                self.cache_file(id, file);
                 Ok(())
             }
             Err(error) => {
-                self.let_go(id);
+                self.close(id);
                 // Half a segment would count against the budget. Another volume's file is not touched.
                 if self.check_volume(id.volume()).is_ok() {
                     let _ = self.medium.remove(&path);
@@ -210,8 +210,8 @@ impl Segments {
     ///
     /// # Errors
     /// `Retry` if the file system refuses.
-    pub fn mend(&self, id: SegmentId) -> Result<bool> {
-        let mended = self.file(id).and_then(|file| {
+    pub fn restore_length(&self, id: SegmentId) -> Result<bool> {
+        let restored = self.file(id).and_then(|file| {
             if file.length()? >= self.segment_bytes {
                 return Ok(false);
             }
@@ -219,7 +219,7 @@ impl Segments {
             Ok(true)
         });
         // A handle of a device that failed fails for ever: the next try opens another.
-        Ok(mended.inspect_err(|_| self.let_go(id))?)
+        Ok(restored.inspect_err(|_| self.close(id))?)
     }
 
     /// The segments of all volumes that are here, in order: see [`Segments::list_durably`].
@@ -298,7 +298,7 @@ impl Segments {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(refused(error)),
         }
-        self.let_go(id);
+        self.close(id);
         match self.medium.remove(&path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -317,7 +317,7 @@ impl Segments {
     /// The name of a segment's file in the directory of its volume.
     #[must_use]
     pub fn file_name(id: SegmentId) -> String {
-        format!("{PREFIX}{:06}", id.number())
+        format!("{FILE_PREFIX}{:06}", id.number())
     }
 
     /// Whether a file's name is that of a segment.
@@ -365,8 +365,8 @@ impl Segments {
             let mode = self.report.read().mode;
             // And memory has nothing to sync.
             let one = matches!(mode, IoMode::Simulated | IoMode::Mapped);
-            let hands = if one { 1 } else { SYNCS };
-            let helpers: Vec<_> = (1..ids.len().min(hands))
+            let threads = if one { 1 } else { SYNCS_MAX };
+            let helpers: Vec<_> = (1..ids.len().min(threads))
                 .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
                 .collect();
             let mine = work();
@@ -443,7 +443,7 @@ impl Segments {
     /// The directories there are, by volume.
     fn dirs(&self) -> Vec<(u8, PathBuf)> {
         let volumes = self.volumes.read();
-        let here = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_here());
+        let here = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_present());
         here.map(|(at, volume)| (at, volume.dir.clone())).collect()
     }
 
@@ -454,7 +454,7 @@ impl Segments {
     pub fn dir(&self, volume: u8) -> Result<PathBuf> {
         let volumes = self.volumes.read();
         match volumes.get(usize::from(volume)) {
-            Some(found) if found.is_here() => Ok(found.dir.clone()),
+            Some(found) if found.is_present() => Ok(found.dir.clone()),
             _ => Err(Error::invalid("a segment of a volume that is away, or not of this store")
                 .with("volume", volume)),
         }
@@ -470,11 +470,11 @@ impl Segments {
         let file = self.medium.open(&path, access)?;
         // After the file was opened: what is mounted there since does not matter.
         self.check_volume(id.volume())?;
-        Ok(self.keep(id, file))
+        Ok(self.cache_file(id, file))
     }
 
     /// Keeps an open file, unless the segment has one already. Returns the one that is kept.
-    fn keep(&self, id: SegmentId, file: Arc<dyn MediumFile>) -> Arc<dyn MediumFile> {
+    fn cache_file(&self, id: SegmentId, file: Arc<dyn MediumFile>) -> Arc<dyn MediumFile> {
         let (kept, count) = {
             let mut files = self.files.write();
             let kept = Arc::clone(files.entry(id).or_insert(file));
@@ -525,7 +525,7 @@ fn failed_sync(what: impl fmt::Display, error: io::Error) -> Error {
 }
 
 fn number_of(name: &str) -> Option<u32> {
-    let digits = name.strip_prefix(PREFIX)?;
+    let digits = name.strip_prefix(FILE_PREFIX)?;
     let number = digits.parse().ok()?;
     // Only names we would give: "seg-7" or "seg-+00007" are not ours.
     (name == Segments::file_name(SegmentId::new(0, number))).then_some(number)

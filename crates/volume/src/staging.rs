@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The longest a wait for staging memory lasts where the caller gave no deadline.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How long a waiter may take to notice that it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
 
@@ -85,8 +85,8 @@ impl Staging {
     /// Memory for `bytes`, rounded up to whole units; waits for it until `control` says stop.
     #[must_use]
     pub fn take(self: &Arc<Self>, bytes: usize, control: &Control) -> Option<Piece> {
-        let patience = Instant::now() + PATIENCE;
-        let deadline = control.deadline.map_or(patience, |deadline| deadline.min(patience));
+        let limit = Instant::now() + WAIT_MAX;
+        let deadline = control.deadline.map_or(limit, |deadline| deadline.min(limit));
         let mut state = self.state.lock();
         loop {
             if bytes > self.arena.len() {
@@ -115,7 +115,7 @@ impl Staging {
         Some(Piece { staging: Arc::clone(self), offset, length: want })
     }
 
-    fn give_back(&self, offset: usize, length: usize) {
+    fn release(&self, offset: usize, length: usize) {
         let mut state = self.state.lock();
         state.in_use -= length;
         let (mut from, mut to) = (offset, offset + length);
@@ -215,7 +215,7 @@ impl Piece {
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let keep = bytes.max(1).next_multiple_of(UNIT as usize);
         if keep < self.length {
-            self.staging.give_back(self.offset + keep, self.length - keep);
+            self.staging.release(self.offset + keep, self.length - keep);
             self.length = keep;
         }
     }
@@ -228,7 +228,7 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        self.staging.give_back(self.offset, self.length);
+        self.staging.release(self.offset, self.length);
     }
 }
 
@@ -246,7 +246,7 @@ impl StagedPages {
     }
 
     /// Gives back all pages before `first`: what was page `first` is the first one then.
-    pub fn give_back_before(&mut self, first: usize) {
+    pub fn release_before(&mut self, first: usize) {
         self.pages.drain(..first.min(self.pages.len()));
     }
 }

@@ -6,7 +6,7 @@ use super::shelf::Shelf;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
 use ritornello_store::{Outcome, Terms};
-use ritornello_volume::memory::{BorrowedPagesMut, PageTarget, Picked};
+use ritornello_volume::memory::{BorrowedPagesMut, PageTarget, SelectedPages};
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Shared {
     ) {
         let top = self.top();
         for run in came.chunk_by(|a, b| a + 1 == *b) {
-            let source = Picked::new(target, run).filled();
+            let source = SelectedPages::new(target, run).filled();
             let before = run[0].checked_sub(1).map(|before| keys[before]).or(parent);
             let keys: Vec<Box<[u8]>> = run.iter().map(|page| keys[*page].into()).collect();
             let asked = top.store().submit_put_copy(
@@ -178,7 +178,7 @@ impl Read {
             others = shelf.rate.wait(bytes, control)?;
         }
         let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
-        let picked = Picked::new(target, &asked);
+        let picked = SelectedPages::new(target, &asked);
         // A section has come when all that is missing has it, not when some pages have.
         let rest = asked.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });

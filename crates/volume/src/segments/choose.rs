@@ -91,7 +91,7 @@ pub(super) fn choose(
             (Box::new(Inline), IoMode::Simulated, "the files are simulated".to_owned())
         }
         IoChoice::Auto if mapped => {
-            let why = usable.iter().find_map(|dir| huge::lacking(dir)).unwrap_or_default();
+            let why = usable.iter().find_map(|dir| huge::why_unavailable(dir)).unwrap_or_default();
             (Box::new(Inline), IoMode::Mapped, why)
         }
         IoChoice::Buffered => (pool(), IoMode::Buffered, "asked for".to_owned()),

@@ -7,19 +7,19 @@ use std::path::Path;
 const KERNEL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// Whether files at `path` get huge pages where they are mapped and ask for them.
-pub(super) fn are_given(path: &Path) -> bool {
-    lacking(path).is_none()
+pub(super) fn are_available(path: &Path) -> bool {
+    why_unavailable(path).is_none()
 }
 
 /// Why files at `path` get no huge pages, and what would change that.
-pub(super) fn lacking(path: &Path) -> Option<String> {
+pub(super) fn why_unavailable(path: &Path) -> Option<String> {
     let kernel = fs::read_to_string(KERNEL).unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let path = fs::canonicalize(path.parent().filter(|_| !path.is_dir()).unwrap_or(path)).ok()?;
-    judge(&kernel, &mounts, &path)
+    diagnose(&kernel, &mounts, &path)
 }
 
-fn judge(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
+fn diagnose(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
     if kernel.contains("[force]") {
         return None;
     }
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn the_mount_says_it_and_the_kernel_may_overrule_it() {
-        let of = |kernel: &str, path: &str| judge(kernel, MOUNTS, Path::new(path));
+        let of = |kernel: &str, path: &str| diagnose(kernel, MOUNTS, Path::new(path));
         let never = "always within_size advise [never] deny force";
         let small = of(never, "/dev/shm/kv").unwrap();
         assert!(small.ends_with("mount -o remount,huge=advise /dev/shm"), "{small}");

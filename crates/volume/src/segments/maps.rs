@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often it is looked whether segments were removed: a map keeps their memory.
-const SWEEP: Duration = Duration::from_secs(2);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Maps by segment. One that cannot be mapped is driven by system calls.
 pub(super) struct Maps {
@@ -36,28 +36,29 @@ impl Maps {
         Ok(self.open.write().entry(id).or_insert(made).clone())
     }
 
-    pub(super) fn forget(&self, id: SegmentId) {
+    pub(super) fn remove(&self, id: SegmentId) {
         self.open.write().remove(&id);
     }
 
-    fn forget_all(&self) {
+    fn clear(&self) {
         self.open.write().clear();
     }
 
     /// Lets go of segments that were removed, now and then, and returns them.
     pub(super) fn sweep(&self) -> Vec<SegmentId> {
-        let Some(mut swept) = self.swept.try_lock().filter(|at| at.elapsed() >= SWEEP) else {
+        let Some(mut swept) = self.swept.try_lock().filter(|at| at.elapsed() >= SWEEP_INTERVAL)
+        else {
             return Vec::new();
         };
         *swept = Instant::now();
         let is_gone = |map: &Option<Arc<Map>>| {
-            map.as_ref().is_some_and(|map| map.bytes().is_ok_and(|bytes| bytes == 0))
+            map.as_ref().is_some_and(|map| map.file_bytes().is_ok_and(|bytes| bytes == 0))
         };
         let open = self.open.read();
         let gone: Vec<SegmentId> =
             open.iter().filter(|(_, map)| is_gone(map)).map(|(id, _)| *id).collect();
         drop(open);
-        gone.iter().for_each(|id| self.forget(*id));
+        gone.iter().for_each(|id| self.remove(*id));
         gone
     }
 }
@@ -72,7 +73,7 @@ impl Segments {
     pub(crate) fn map(&self, id: SegmentId) -> io::Result<Option<Arc<Map>>> {
         let Some(maps) = &self.maps else { return Ok(None) };
         for gone in maps.sweep() {
-            self.let_go(gone);
+            self.close(gone);
         }
         maps.get(id, || {
             let file = self.file(id)?;
@@ -87,18 +88,18 @@ impl Segments {
     }
 
     /// Forgets what is open of a segment.
-    pub(super) fn let_go(&self, id: SegmentId) {
+    pub(super) fn close(&self, id: SegmentId) {
         self.files.write().remove(&id);
         if let Some(maps) = &self.maps {
-            maps.forget(id);
+            maps.remove(id);
         }
     }
 
     /// Closes all files: the next call opens what their names lead to by then.
-    pub fn let_go_of_all(&self) {
+    pub fn close_all(&self) {
         self.files.write().clear();
         if let Some(maps) = &self.maps {
-            maps.forget_all();
+            maps.clear();
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// A volume that is away is looked for at most this often by a process that wants to read from it.
-const LOOK_FOR_ABSENT: Duration = Duration::from_secs(1);
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A directory of segments.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    pub(super) fn is_here(&self) -> bool {
+    pub(super) fn is_present(&self) -> bool {
         !self.dir.as_os_str().is_empty()
     }
 }
@@ -107,11 +107,11 @@ impl Segments {
 
     /// Adds a volume, whose number is the next.
     pub fn add_volume(&self, candidate: Candidate) {
-        self.adopt(None, candidate);
+        self.push_volume(None, candidate);
     }
 
     /// Adds volume `at`, unless it is known by now.
-    fn adopt(&self, at: Option<usize>, candidate: Candidate) {
+    fn push_volume(&self, at: Option<usize>, candidate: Candidate) {
         let mut volumes = self.volumes.write();
         if at.is_some_and(|at| at != volumes.len()) {
             return;
@@ -133,7 +133,7 @@ impl Segments {
         let Some(volume) = volumes.get_mut(usize::from(number)) else {
             return Err(Error::invalid("this store has no such volume").with("volume", number));
         };
-        if !volume.is_here() {
+        if !volume.is_present() {
             let mut report = self.report.write();
             report.direct &= candidate.volume.direct;
             report.file_systems.push(candidate.file_system);
@@ -173,9 +173,9 @@ impl Segments {
     pub(crate) fn volumes_up_to(&self, wanted: u8) -> usize {
         let (known, here) = {
             let volumes = self.volumes.read();
-            (volumes.len(), volumes.get(usize::from(wanted)).map(Volume::is_here))
+            (volumes.len(), volumes.get(usize::from(wanted)).map(Volume::is_present))
         };
-        if here == Some(true) || (here == Some(false) && !self.is_time_to_look()) {
+        if here == Some(true) || (here == Some(false) && !self.is_discovery_due()) {
             return known;
         }
         let Some(discover) = self.discover.get() else { return known };
@@ -203,7 +203,7 @@ impl Segments {
                             trusted: false,
                         }
                     });
-                    self.adopt(Some(at), candidate);
+                    self.push_volume(Some(at), candidate);
                 }
             }
             Err(error) => tracing::warn!(%error, "the store's directories could not be read anew"),
@@ -213,9 +213,9 @@ impl Segments {
 
     /// Whether a volume that is away may be looked for now: seldom, because a volume that is no
     /// more looks the same.
-    fn is_time_to_look(&self) -> bool {
-        let mut last = self.looked_for_absent.lock();
-        let due = last.is_none_or(|at| at.elapsed() >= LOOK_FOR_ABSENT);
+    fn is_discovery_due(&self) -> bool {
+        let mut last = self.last_discovery.lock();
+        let due = last.is_none_or(|at| at.elapsed() >= DISCOVERY_INTERVAL);
         if due {
             *last = Some(Instant::now());
         }

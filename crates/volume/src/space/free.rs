@@ -48,7 +48,7 @@ pub(super) struct FreeMap {
     /// Segments that nothing is placed in any more.
     closed: BTreeSet<u32>,
     /// Closed segments whose file is being removed, or is half removed.
-    leaving: BTreeSet<u32>,
+    removing: BTreeSet<u32>,
     closed_units: u64,
     /// New segments have this number or a higher one.
     first: u32,
@@ -109,15 +109,15 @@ impl FreeMap {
     }
 
     /// A closed segment is never open again.
-    pub(super) fn leave(&mut self, number: u32) {
+    pub(super) fn begin_removal(&mut self, number: u32) {
         if self.is_closed(number) {
-            self.leaving.insert(number);
+            self.removing.insert(number);
         }
     }
 
-    /// Segments that [`FreeMap::leave`] named and that are there still.
-    pub(super) fn leaving(&self) -> u32 {
-        self.leaving.len() as u32
+    /// Segments that [`FreeMap::begin_removal`] named and that are there still.
+    pub(super) fn removing(&self) -> u32 {
+        self.removing.len() as u32
     }
 
     /// Free units of a segment.
@@ -134,10 +134,10 @@ impl FreeMap {
         numbers
     }
 
-    /// Places nothing in a segment any more, or again if it does not leave.
+    /// Places nothing in a segment any more, or again unless it is being removed.
     pub(super) fn set_closed(&mut self, number: u32, closed: bool) {
         let Some(holes) = self.segments.get(&number).cloned() else { return };
-        if self.is_closed(number) == closed || self.leaving.contains(&number) {
+        if self.is_closed(number) == closed || self.removing.contains(&number) {
             return;
         }
         for (&start, &units) in &holes {
@@ -160,7 +160,7 @@ impl FreeMap {
         }
         self.segments.remove(&number);
         self.closed.remove(&number);
-        self.leaving.remove(&number);
+        self.removing.remove(&number);
         self.closed_units -= u64::from(units);
         true
     }
@@ -270,7 +270,7 @@ impl FreeMap {
     }
 
     /// Every hole, segment by segment (for tests and `fsck`).
-    pub(super) fn each(&self, volume: u8) -> impl Iterator<Item = Extent> + '_ {
+    pub(super) fn holes_of_volume(&self, volume: u8) -> impl Iterator<Item = Extent> + '_ {
         self.segments.iter().flat_map(move |(&number, holes)| {
             let segment = SegmentId::new(volume, number);
             holes.iter().map(move |(&start, &units)| Extent { segment, start, units })
@@ -278,7 +278,7 @@ impl FreeMap {
     }
 
     /// Every hole of one segment, by start.
-    pub(super) fn each_in(&self, segment: SegmentId) -> impl Iterator<Item = Extent> + '_ {
+    pub(super) fn holes_of_segment(&self, segment: SegmentId) -> impl Iterator<Item = Extent> + '_ {
         let holes = self.segments.get(&segment.number()).into_iter().flatten();
         holes.map(move |(&start, &units)| Extent { segment, start, units })
     }

@@ -32,7 +32,7 @@ mod tests;
 use free::{FreeMap, SEGMENT_UNITS_LIMIT};
 use pick::Pick;
 use ritornello_format::{Error, Extent, SegmentId, UNIT};
-use shape::Shape;
+use shape::RunShape;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -137,7 +137,7 @@ pub struct Space {
     /// Most segments of all volumes together.
     segments_max: u64,
     /// The volume that comes next.
-    turn: usize,
+    next_volume: usize,
     runs: u64,
     extents: u64,
     refused_reserve: u64,
@@ -182,7 +182,7 @@ impl Space {
             reserve_percent,
             segments_max: volumes.iter().map(|max| u64::from(*max)).sum(),
             volumes: volumes.into_iter().map(volume).collect(),
-            turn: 0,
+            next_volume: 0,
             runs: 0,
             extents: 0,
             refused_reserve: 0,
@@ -236,7 +236,7 @@ impl Space {
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let count = self.volumes.len();
-        let turns = (0..count).map(|step| (self.turn + step) % count);
+        let turns = (0..count).map(|step| (self.next_volume + step) % count);
         // Shares of two volumes are compared without division.
         let less = |a: &Volume, b: &Volume| {
             u64::from(a.free.segments()) * u64::from(b.max)
@@ -245,7 +245,7 @@ impl Space {
         let mut best: Option<usize> = None;
         for at in turns.filter(|&at| self.can_grow(at)) {
             let better = best.is_none_or(|best| {
-                best != self.turn && less(&self.volumes[at], &self.volumes[best])
+                best != self.next_volume && less(&self.volumes[at], &self.volumes[best])
             });
             if better {
                 best = Some(at);
@@ -317,7 +317,7 @@ impl Space {
         if page_units == 0 || pages == 0 {
             return None;
         }
-        let shape = Shape { header_units, page_units, pages };
+        let shape = RunShape { header_units, page_units, pages };
         if self.shortfall(shape.units(), reserve) > 0 {
             self.refused_reserve += 1;
             return None;
@@ -334,7 +334,7 @@ impl Space {
         let extents: Vec<Extent> = picks.into_iter().map(|pick| self.take(pick)).collect();
         self.runs += 1;
         self.extents += extents.len() as u64;
-        self.turn = (self.turn + 1) % self.volumes.len();
+        self.next_volume = (self.next_volume + 1) % self.volumes.len();
         Some(extents)
     }
 
@@ -420,14 +420,14 @@ impl Space {
 
     /// Every free extent, by volume, segment and start.
     pub fn holes(&self) -> impl Iterator<Item = Extent> + '_ {
-        (0..=u8::MAX).zip(&self.volumes).flat_map(|(at, volume)| volume.free.each(at))
+        (0..=u8::MAX).zip(&self.volumes).flat_map(|(at, volume)| volume.free.holes_of_volume(at))
     }
 
     /// Every free extent of one segment, by start.
     #[must_use]
     pub fn holes_in(&self, id: SegmentId) -> Vec<Extent> {
         let volume = self.volumes.get(usize::from(id.volume()));
-        volume.map_or_else(Vec::new, |volume| volume.free.each_in(id).collect())
+        volume.map_or_else(Vec::new, |volume| volume.free.holes_of_segment(id).collect())
     }
 
     /// The volume of an extent that could lie in a segment.

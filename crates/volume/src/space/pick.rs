@@ -1,7 +1,7 @@
 //! Which holes a run goes into.
 
 use super::free::Hole;
-use super::shape::Shape;
+use super::shape::RunShape;
 use super::{RUN_EXTENTS_MAX, Space};
 
 /// The first `units` of a hole.
@@ -21,13 +21,13 @@ impl Space {
     ///
     /// While there can be new segments, a run is not cut into more pieces than it must be, and a
     /// volume that can grow does not pass its turn on: so volumes fill evenly.
-    pub(super) fn pick(&self, shape: Shape) -> Option<Vec<Pick>> {
+    pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
         let growing = (0..count).any(|at| self.can_grow(at));
-        let candidates: Vec<usize> = if self.can_grow(self.turn) {
-            vec![self.turn]
+        let candidates: Vec<usize> = if self.can_grow(self.next_volume) {
+            vec![self.next_volume]
         } else {
-            (0..count).map(|step| (self.turn + step) % count).collect()
+            (0..count).map(|step| (self.next_volume + step) % count).collect()
         };
         let units = shape.units();
         for &at in &candidates {
@@ -51,7 +51,7 @@ impl Space {
 
     /// The largest holes of `volumes` until what is left fits into one, then the smallest that
     /// takes it: no other choice has fewer pieces.
-    fn pieces(&self, shape: Shape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
+    fn pieces(&self, shape: RunShape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
         let mut cursors: Vec<_> = volumes
             .iter()
             .map(|&at| (at, self.volumes[at].free.largest_first().peekable()))

@@ -4,13 +4,13 @@ use ritornello_format::{PIECE_UNITS, WHOLE_PAGE_UNITS};
 
 /// What is to be placed: a header, then pages of equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct RunShape {
     pub(super) header_units: u32,
     pub(super) page_units: u32,
     pub(super) pages: u32,
 }
 
-impl Shape {
+impl RunShape {
     pub(super) fn units(self) -> u64 {
         u64::from(self.header_units) + u64::from(self.page_units) * u64::from(self.pages)
     }
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn small_pages_are_cut_between_pages_only() {
-        let run = Shape { header_units: 2, page_units: 48, pages: 3 };
+        let run = RunShape { header_units: 2, page_units: 48, pages: 3 };
         assert_eq!(run.usable(0, 49), 0);
         assert_eq!(run.usable(0, 50), 50);
         assert_eq!(run.usable(0, 97), 50);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn large_pages_are_cut_into_pieces_of_a_quarter_mib() {
-        let run = Shape { header_units: 1, page_units: 200, pages: 2 };
+        let run = RunShape { header_units: 1, page_units: 200, pages: 2 };
         assert_eq!(run.usable(0, 200), 0, "page 0 stays with its header");
         assert_eq!(run.usable(0, 220), 201, "19 units would be too short a piece");
         assert_eq!(run.usable(0, 265), 265);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn pages_that_cannot_make_two_pieces_are_whole() {
-        let run = Shape { header_units: 1, page_units: 127, pages: 2 };
+        let run = RunShape { header_units: 1, page_units: 127, pages: 2 };
         assert_eq!(run.usable(0, 250), 128);
         assert_eq!(run.usable(128, 126), 0);
     }

@@ -17,7 +17,7 @@ impl Space {
             for number in volume.free.closed().collect::<Vec<_>>() {
                 volume.free.set_closed(number, false);
             }
-            let staying = volume.free.segments() - volume.free.leaving();
+            let staying = volume.free.segments() - volume.free.removing();
             let surplus = staying.saturating_sub(volume.max) as usize;
             for number in volume.free.emptiest_first().into_iter().take(surplus) {
                 volume.free.set_closed(number, true);
@@ -79,9 +79,9 @@ impl Space {
 
     /// The file of a closed segment is about to be removed: whatever comes of that, it is not in
     /// use again.
-    pub fn leave(&mut self, id: SegmentId) {
+    pub fn begin_removal(&mut self, id: SegmentId) {
         if let Some(volume) = self.volumes.get_mut(usize::from(id.volume())) {
-            volume.free.leave(id.number());
+            volume.free.begin_removal(id.number());
         }
     }
 
@@ -161,7 +161,7 @@ mod tests {
         let mut space = space(&[3]);
         space.set_shares(&[1], 1);
         let closed = space.closed();
-        space.leave(closed[0]);
+        space.begin_removal(closed[0]);
         space.set_shares(&[3], 3);
         assert_eq!((space.closed(), space.free_units()), (closed[..1].to_vec(), 200));
         assert_eq!(space.next_segment(), None, "its blocks may still be there");

@@ -20,7 +20,7 @@ struct Part {
     offset: u64,
     map: Arc<Map>,
     /// Bytes that the segment had when it was last looked at.
-    has: u64,
+    file_bytes: u64,
 }
 
 impl MappedRun {
@@ -45,8 +45,8 @@ impl MappedRun {
             let Some(map) = segments.map(segment).map_err(|error| (segment, error))? else {
                 return Ok(None);
             };
-            let has = map.bytes().map_err(|error| (segment, error))?;
-            parts.push(Part { segment, logical, offset: extent.offset(), map, has });
+            let file_bytes = map.file_bytes().map_err(|error| (segment, error))?;
+            parts.push(Part { segment, logical, offset: extent.offset(), map, file_bytes });
         }
         Ok(Some(Self { parts }))
     }
@@ -55,7 +55,7 @@ impl MappedRun {
     /// can be touched, and how many are there.
     ///
     /// # Errors
-    /// If the segment is shorter than that by now, or gone, or has no memory for it.
+    /// If the segment is shorter than that by now, or gone, or file_bytes no memory for it.
     pub(in crate::transfer) fn for_each(
         &self,
         range: Range<u64>,
@@ -69,11 +69,11 @@ impl MappedRun {
             }
             let at = part.offset + (from - part.logical.start);
             let end = at + (to - from);
-            if end > part.has {
+            if end > part.file_bytes {
                 return Err((part.segment, io::ErrorKind::UnexpectedEof.into()));
             }
-            part.map.ready(at..end).map_err(|error| (part.segment, error))?;
-            visit(part.map.byte(at), (to - from) as usize);
+            part.map.fault_in(at..end).map_err(|error| (part.segment, error))?;
+            visit(part.map.ptr_at(at), (to - from) as usize);
         }
         Ok(())
     }

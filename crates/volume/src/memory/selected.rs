@@ -4,12 +4,12 @@ use super::{Fragment, FragmentMut, PageSource, PageTarget};
 
 /// Pages `pages` of `of`, whose numbers rise.
 #[derive(Clone, Copy)]
-pub struct Picked<'a> {
+pub struct SelectedPages<'a> {
     of: &'a dyn PageTarget,
     pages: &'a [usize],
 }
 
-impl<'a> Picked<'a> {
+impl<'a> SelectedPages<'a> {
     /// The pages with these numbers, none if they do not rise.
     #[must_use]
     pub fn new(of: &'a dyn PageTarget, pages: &'a [usize]) -> Self {
@@ -26,7 +26,7 @@ impl<'a> Picked<'a> {
 
 // SAFETY: fragments are those of `of`, which promises the same for them. Its pages do not overlap, and
 // none is picked twice: their numbers rise.
-unsafe impl PageTarget for Picked<'_> {
+unsafe impl PageTarget for SelectedPages<'_> {
     fn len(&self) -> usize {
         self.pages.len()
     }
@@ -37,7 +37,7 @@ unsafe impl PageTarget for Picked<'_> {
     }
 }
 
-struct Filled<'a>(Picked<'a>);
+struct Filled<'a>(SelectedPages<'a>);
 
 // SAFETY: memory of a target may be read by whom it was handed to, until that call returns, which
 // outlives `self`: it borrows the target from there. It is initialised, as all memory that callers
@@ -54,9 +54,9 @@ unsafe impl PageSource for Filled<'_> {
     }
 }
 
-impl std::fmt::Debug for Picked<'_> {
+impl std::fmt::Debug for SelectedPages<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Picked").field("pages", &self.pages).finish_non_exhaustive()
+        f.debug_struct("SelectedPages").field("pages", &self.pages).finish_non_exhaustive()
     }
 }
 
@@ -74,10 +74,10 @@ mod tests {
     #[test]
     fn pages_are_picked_by_number_and_none_twice() {
         let all = OwnedPagesMut::new(vec![vec![1; 10], vec![2; 20], vec![3; 30]]);
-        let picked = Picked::new(&all, &[0, 2, 9]);
+        let picked = SelectedPages::new(&all, &[0, 2, 9]);
         assert_eq!((PageTarget::len(&picked), lengths(&picked)), (3, vec![10, 30]));
         for wrong in [&[1, 1][..], &[2, 0]] {
-            assert!(Picked::new(&all, wrong).is_empty());
+            assert!(SelectedPages::new(&all, wrong).is_empty());
         }
         let (filled, mut found) = (picked.filled(), Vec::new());
         filled.fragments(1, &mut found);
