@@ -1,4 +1,4 @@
-//! Moving a run to another place, as its bytes lie on the disk.
+//! Copies a run to another place without decoding it.
 
 use super::Control;
 use super::chunk::RunLayout;
@@ -10,21 +10,21 @@ use crate::segments::Segments;
 use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
 use std::io;
 
-/// Bytes that are copied at once, if a page is not longer.
+/// Bytes copied per round, or one page if pages are longer.
 const WINDOW: u64 = 4 << 20;
 
 impl Segments {
-    /// Copies a run, page by page verified on the way, and returns the header checksum that the
-    /// index is to keep for the new place. Bytes are copied as they are encoded, under the same
-    /// generation; only the header is another, for it names the extents.
+    /// Copies a run, verifies each page on the way, and returns the header checksum that the index is
+    /// to keep for the new place. Pages stay encoded and keep their generation, so their checksums
+    /// stay valid; only the header changes, because it names the extents.
     ///
-    /// `live` says which pages there are; others are not looked at, and zero in the new place.
-    /// `to` holds as many pages as `live` has entries; its `header_checksum` is not looked at.
-    /// Nothing is durable before [`Segments::sync`].
+    /// `live` says which pages still exist. Other pages are not read, and are zero in the new place.
+    /// `to` holds as many pages as `live` has entries; its `header_checksum` is ignored. Nothing is
+    /// durable before [`Segments::sync`].
     ///
     /// # Errors
-    /// `Miss` if a page or the header cannot be believed: there is nothing to copy then. `Retry`
-    /// if the file system failed, there was no memory, or `control` said stop. `Invalid` if the
+    /// `Miss` if the header or a live page fails verification, or the disk refuses to read it. `Retry`
+    /// if the file system failed, no memory was free, or `control` stopped the call. `Invalid` if the
     /// two places do not match.
     pub fn copy_run(
         &self,
@@ -65,7 +65,7 @@ impl Segments {
             let pages = (live.len() - first).min(at_once as usize);
             let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];
             let window = first as u32..(first + pages) as u32;
-            // Where a removed page lay may be unreadable, or be gone.
+            // The space of a removed page may be reused or unreadable: read around it.
             let whole = live[first..first + pages].iter().all(|live| *live);
             if whole {
                 let read = self.read_extents(&from.pages(window.start, pages as u32), bytes);
@@ -116,7 +116,7 @@ impl Segments {
             let (now, rest) = from.split_at_mut(extent.bytes() as usize);
             let file = self.file(extent.segment)?;
             let span = Span::new(now.as_mut_ptr(), now.len());
-            // SAFETY: `now` is borrowed until the engine has run.
+            // SAFETY: `now` is borrowed until the engine returns.
             let op = unsafe { Op::new(0, file, true, extent.offset(), vec![span]) };
             SingleOp::run(self, op)?;
             from = rest;
@@ -125,7 +125,7 @@ impl Segments {
     }
 }
 
-/// Whether the slices of a page, which lie one behind the other, have their checksums.
+/// Whether all slices of a page, stored contiguously in `bytes`, match their checksums.
 fn is_sound(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> bool {
     let slices = header.slices_of(page);
     let mut at = 0;

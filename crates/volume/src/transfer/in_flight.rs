@@ -1,4 +1,4 @@
-//! What both directions share: operations in flight, and the memory they move.
+//! Operations in flight, and the memory that they read to or write from.
 
 use super::chunk::{Chunk, RunLayout};
 use super::page::PageMemory;
@@ -8,7 +8,7 @@ use crate::staging::Piece;
 use ritornello_format::UNIT;
 use std::ops::Range;
 
-/// Operations in flight: what to remember of each until it lands.
+/// The operations in flight, each with the value that its completion needs.
 pub(super) struct InFlight<T> {
     slots: Vec<Option<(u64, T)>>,
     vacant: Vec<usize>,
@@ -20,14 +20,15 @@ impl<T> InFlight<T> {
     pub(super) fn new(limit: usize) -> Self {
         Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64 }
     }
-    /// Whether another operation may start. A single one always may, however long.
+    /// Whether another operation may start. With nothing in flight one always may, whatever its
+    /// length.
     pub(super) fn has_room(&self) -> bool {
         self.bytes < self.limit
     }
     pub(super) fn is_idle(&self) -> bool {
         self.vacant.len() == self.slots.len()
     }
-    /// Remembers an operation of `bytes` and returns its tag.
+    /// Adds an operation of `bytes` and returns its tag.
     pub(super) fn insert(&mut self, bytes: u64, what: T) -> u64 {
         self.bytes += bytes;
         let slot = self.vacant.pop().unwrap_or_else(|| {
@@ -37,7 +38,7 @@ impl<T> InFlight<T> {
         self.slots[slot] = Some((bytes, what));
         slot as u64
     }
-    /// What was remembered of the operation `tag`, which has landed.
+    /// Removes the completed operation `tag` and returns its value; `None` for an unknown tag.
     pub(super) fn complete(&mut self, tag: u64) -> Option<T> {
         let (bytes, what) = self.slots.get_mut(tag as usize)?.take()?;
         self.vacant.push(tag as usize);
@@ -46,26 +47,28 @@ impl<T> InFlight<T> {
     }
 }
 
-/// Bytes of a page that do not move in place.
+/// Bytes of a page that move through a buffer rather than in place.
 pub(super) struct Bounce {
     pub(super) page: usize,
     pub(super) range: Range<usize>,
     /// Whether the whole page goes through staging, rather than its last unit only.
     pub(super) staged: bool,
+    /// Offset of the bytes in the staging piece or in the block.
     at: usize,
 }
 
-/// The memory of one chunk.
+/// The buffers of one chunk. The kernel uses them until the operation completes, so the job keeps them
+/// with the operation.
 #[derive(Default)]
 pub(super) struct OpBuffers {
     pub(super) bounces: Vec<Bounce>,
-    /// For pages that go through staging.
+    /// Holds pages that go through staging.
     piece: Option<Piece>,
-    /// For last units that are not full.
+    /// Holds last units that are not full: `O_DIRECT` moves whole units only.
     block: Option<Block>,
 }
 
-/// What of a chunk has to bounce: bytes through staging, bytes through a block of our own.
+/// Bytes of a chunk that go through staging, and bytes that go through a block.
 fn bounce_bytes<'m>(
     chunk: &Chunk,
     layout: RunLayout,
@@ -79,8 +82,8 @@ fn bounce_bytes<'m>(
 }
 
 impl OpBuffers {
-    /// Lays out the memory of `chunk`: the header's in `header`, a page's in place or bounce_bytes.
-    /// `None` if `staging` has no room.
+    /// Builds the spans of `chunk`: the run header from `header`, pages in place or through
+    /// buffers, which it allocates. `None` if `staging` has no room.
     pub(super) fn prepare<'m>(
         chunk: &Chunk,
         layout: RunLayout,
@@ -126,7 +129,7 @@ impl OpBuffers {
         let base = match (bounce.staged, &self.piece, &self.block) {
             (true, Some(piece), _) => piece.as_ptr(),
             (false, _, Some(block)) => block.as_ptr(),
-            // `load` made what its bounces need.
+            // Unreachable: `prepare` allocated a buffer for every bounce.
             _ => std::ptr::null_mut(),
         };
         base.wrapping_add(bounce.at)
@@ -135,17 +138,17 @@ impl OpBuffers {
     /// The bytes of a bounce.
     ///
     /// # Safety
-    /// `bounce` is one of this buffers's, and no operation is moving it now.
+    /// `bounce` is one of [`OpBuffers::bounces`], and no operation is in flight on it.
     pub(super) unsafe fn bytes(&self, bounce: &Bounce) -> &[u8] {
-        // SAFETY: inside the piece or block, which this buffers owns, and which is initialised.
+        // SAFETY: inside the piece or block, which `self` owns, and which is initialised.
         unsafe { std::slice::from_raw_parts(self.address(bounce), bounce.range.len()) }
     }
 
-    /// The bytes of a bounce, to be changed.
+    /// The bytes of a bounce, mutable.
     ///
     /// # Safety
     /// As for [`OpBuffers::bytes`].
-    #[allow(clippy::mut_from_ref)] // One bounce at a time, of a buffers that is not shared.
+    #[allow(clippy::mut_from_ref)] // Callers hold one bounce at a time, and do not share `self`.
     pub(super) unsafe fn bytes_mut(&self, bounce: &Bounce) -> &mut [u8] {
         // SAFETY: as in `bytes`.
         unsafe { std::slice::from_raw_parts_mut(self.address(bounce), bounce.range.len()) }

@@ -1,4 +1,4 @@
-//! ReadJob: pages and their headers at once, each page verified when both are there.
+//! Reads runs: headers and pages at the same time, each page verified once both are in memory.
 
 use super::check::PageCheck;
 use super::chunk::Chunk;
@@ -13,23 +13,25 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Bytes checksummed in one go, between looks at what has landed.
+/// Bytes checksummed per step; between steps the engine collects completions and submits
+/// operations.
 const STEP: usize = 1 << 20;
 
-/// Reads in progress.
+/// The state of one [`Segments::read_runs`] call.
 pub(super) struct ReadJob<'a> {
     segments: &'a Segments,
     reads: &'a [RunRead<'a>],
     control: &'a Control,
-    /// The reads that have begun; the last one still has chunks to issue.
+    /// The reads that have begun; only the last one has chunks to submit.
     runs: Vec<ReadState>,
     in_flight: InFlight<PendingOp>,
-    /// Pages that are in memory and whose header is known.
+    /// Pages that are in memory and whose header is known, as run and page.
     to_check: VecDeque<(usize, usize)>,
     checking: Option<(usize, PageCheck<'a>)>,
-    /// Bytes in staging that have landed and wait for their check.
+    /// Bytes in staging that are read and not yet verified. Their memory stays in use, so this
+    /// counts against the limit of bytes in flight.
     unchecked_bytes: u64,
-    /// For slices that decode into several fragments.
+    /// Holds slices that decode into several fragments.
     scratch: Vec<u8>,
     stopped: Option<MissReason>,
 }
@@ -38,7 +40,8 @@ struct PendingOp {
     run: usize,
     chunk: Chunk,
     buffers: OpBuffers,
-    /// Staging memory of pages, held until the operation has landed.
+    /// Staging memory of pages, held until the operation has completed: the kernel writes to it
+    /// even if the page has missed by then.
     _pieces: Vec<Arc<Piece>>,
 }
 
@@ -73,7 +76,7 @@ impl<'a> ReadJob<'a> {
         job.fates()
     }
 
-    /// A page without a fate by now is one that was not begun, or whose header was not.
+    /// The outcome of every page. A page without one was not begun, or its header was not.
     fn fates(self) -> Vec<Vec<PageFate>> {
         let rest = PageFate::Missed(self.stopped.unwrap_or(MissReason::Io));
         let mut fates: Vec<Vec<PageFate>> = self
@@ -85,7 +88,7 @@ impl<'a> ReadJob<'a> {
         fates
     }
 
-    /// The run with a chunk to issue, begun if need be.
+    /// The run with a chunk to submit, begun if necessary. `None` if all are submitted.
     fn current(&mut self) -> Option<usize> {
         loop {
             if let Some(run) = self.runs.last_mut() {
@@ -118,8 +121,9 @@ impl<'a> ReadJob<'a> {
             }
         };
         let first = self.reads[at].first as usize;
-        // With something of our own under way there is no need to wait for others: it gives back
-        // what it holds.
+        // This call waits for staging memory only while it holds none itself: two calls that each
+        // hold some and wait for more would wait for each other. With operations in flight, their
+        // completion frees memory.
         let idle = self.in_flight.is_idle() && self.checking.is_none() && self.to_check.is_empty();
         let arena = self.segments.arena();
         let take = |bytes| match arena.try_take(bytes) {
@@ -128,8 +132,8 @@ impl<'a> ReadJob<'a> {
         };
         let mut has_room = run.stage(&chunk, first, |bytes| arena.try_take(bytes));
         if !has_room && idle {
-            // Page by page, then. A page that has memory gets its rest first: it must not be held
-            // while waiting for the memory of another.
+            // Little memory is free: go page by page. The rest of a page that has memory is read
+            // first: its memory must not be held while the call waits for that of another page.
             chunk = run.split_next_chunk();
             has_room = run.stage(&chunk, first, take);
         }
@@ -145,13 +149,13 @@ impl<'a> ReadJob<'a> {
         let pieces = run.pieces(&chunk, first);
         let pending = PendingOp { run: at, chunk, buffers, _pieces: pieces };
         let tag = self.in_flight.insert(bytes, pending);
-        // SAFETY: the target's memory is ours until `run` returns (`PageTarget`), the buffers's and
-        // the pieces' until it has landed, the header's until its last chunk has; and the engine
-        // does not return before all have.
+        // SAFETY: the target's memory is exclusive until `run` returns (`PageTarget`), `pending`
+        // holds the buffers and pieces until the operation completes, the header block stays until
+        // its last chunk completes, and the engine does not return before all operations complete.
         NextOp::Ready(unsafe { Op::new(tag, file, false, offset, spans) })
     }
 
-    /// Takes note that a chunk is over: landed, or failed for a reason.
+    /// Accounts for a chunk that was read, or failed with a reason.
     fn complete_chunk(&mut self, at: usize, chunk: &Chunk, failure: Option<MissReason>) {
         let first = self.reads[at].first as usize;
         let run = &mut self.runs[at];
@@ -188,7 +192,8 @@ impl<'a> ReadJob<'a> {
         }
     }
 
-    /// All of a page is in memory. It waits for its header, if that is not there yet.
+    /// Queues a page that is in memory for its check, unless its header is still to come: then
+    /// `complete_chunk` calls again once the header is known.
     fn complete_page(&mut self, at: usize, page: usize) {
         let run = &mut self.runs[at];
         if run.pages[page].fate.is_some() {
@@ -204,7 +209,7 @@ impl<'a> ReadJob<'a> {
         }
     }
 
-    /// Starts on the next page, deciding at once those that cannot be right.
+    /// Takes the next page to verify. Pages that the header rules out get their outcome here.
     fn check_next(&mut self) -> Option<(usize, PageCheck<'a>)> {
         loop {
             let (at, page) = self.to_check.pop_front()?;
@@ -212,7 +217,7 @@ impl<'a> ReadJob<'a> {
             let Page { target, staged, .. } = &mut run.pages[page];
             let staged = staged.take().map(|staged| (staged.piece, staged.at));
             let Header::Good(header) = &run.header else { continue };
-            // SAFETY: the page has landed in the target, which is ours.
+            // SAFETY: the page has been read to the target, which is exclusive until `run` returns.
             let copy = |bytes| unsafe { target.to_block(bytes) };
             match PageCheck::open(read, header, page, staged, copy) {
                 Ok(check) => return Some((at, check)),
@@ -221,7 +226,7 @@ impl<'a> ReadJob<'a> {
         }
     }
 
-    /// The fate of a page that waited for its check.
+    /// Sets the outcome of a page that waited for its check.
     fn finish_check(&mut self, at: usize, page: usize, fate: PageFate) {
         let run = &mut self.runs[at];
         self.unchecked_bytes -= if run.is_staged { run.layout.page } else { 0 };
@@ -268,7 +273,8 @@ impl Work for ReadJob<'_> {
             let first = self.reads[at].first as usize;
             for bounce in &buffers.bounces {
                 let memory = self.runs[at].pages[bounce.page - first].memory();
-                // SAFETY: the operation that moved these bytes has landed; the target is ours.
+                // SAFETY: the operation that moved these bytes has completed; the target is
+                // exclusive.
                 unsafe { memory.scatter(bounce.range.clone(), buffers.bytes(bounce)) };
             }
         }
@@ -281,7 +287,7 @@ impl Work for ReadJob<'_> {
             return false;
         };
         let target = &self.runs[at].pages[check.page()].target;
-        // SAFETY: all operations on this page have landed, and the target is ours.
+        // SAFETY: all operations on this page have completed, and the target is exclusive.
         match unsafe { check.step(target, &mut self.scratch, STEP) } {
             None => self.checking = Some((at, check)),
             Some(fate) => self.finish_check(at, check.page(), fate),

@@ -1,4 +1,4 @@
-//! A run on its way in: its header, and where its pages land.
+//! The state of a run that is being read: its header, and the memory its pages are read to.
 
 use super::chunk::{Chunk, RunLayout};
 use super::page::{Direct, PageMemory};
@@ -15,13 +15,14 @@ pub(super) struct ReadState {
     pub(super) chunks: Vec<Chunk>,
     pub(super) issued: usize,
     pub(super) header: Header,
-    /// Where the header lands; gone when it has.
+    /// The memory that the header is read to; dropped once the header is decoded.
     pub(super) header_block: Option<Block>,
+    /// Header chunks that have not completed.
     pub(super) header_chunks: u32,
     pub(super) pages: Vec<Page>,
-    /// Whether pages land in staging, because what lies on disk is not what goes to the target.
+    /// Whether pages are read to staging, because they have to be decoded on their way to the target.
     pub(super) is_staged: bool,
-    /// Pages without a fate.
+    /// Pages without an outcome.
     undecided: usize,
 }
 
@@ -34,30 +35,30 @@ pub(super) enum Header {
 pub(super) struct Page {
     pub(super) target: PageMemory,
     pub(super) staged: Option<Staged>,
-    /// Chunks that have not landed.
+    /// Chunks that have not completed.
     pub(super) chunks: u32,
     pub(super) fate: Option<PageFate>,
 }
 
-/// Where a page lands that is not to land in the target.
+/// Staging memory of a page that is not read to the target.
 pub(super) struct Staged {
     /// Shared by the pages that begin in one chunk.
     pub(super) piece: Arc<Piece>,
-    /// The page's first byte in it.
+    /// Offset of the page's first byte in `piece`.
     pub(super) at: usize,
     memory: PageMemory,
 }
 
 impl Page {
-    /// Where the page lands.
+    /// The memory that the page is read to.
     pub(super) fn memory(&self) -> &PageMemory {
         self.staged.as_ref().map_or(&self.target, |staged| &staged.memory)
     }
 }
 
 impl ReadState {
-    /// Looks at a read and cuts it into chunks. One that cannot be has no chunks, and its pages
-    /// have their fate.
+    /// Validates a read and cuts it into chunks. If the place or the target is unusable, there are no
+    /// chunks and the pages have their outcome.
     pub(super) fn begin(segments: &Segments, read: &RunRead<'_>, direct: Direct) -> Self {
         let first = u64::from(read.first);
         let pages = first..first + read.keys.len() as u64;
@@ -106,8 +107,8 @@ impl ReadState {
         run
     }
 
-    /// Gives the pages that begin in a chunk staging memory, all or none; `take` may refuse.
-    /// Returns whether they have it.
+    /// Allocates staging memory with `take` for the pages of `chunk` that need it and have none, for
+    /// all or for none. Returns whether they have it.
     pub(super) fn stage(
         &mut self,
         chunk: &Chunk,
@@ -133,7 +134,7 @@ impl ReadState {
         true
     }
 
-    /// Cuts the chunk that is issued next to its first page, and returns it.
+    /// Splits the next chunk after its first page, and returns that page's part.
     pub(super) fn split_next_chunk(&mut self) -> Chunk {
         let chunk = &mut self.chunks[self.issued];
         let page = self.layout.parts(&chunk.logical).next().map_or(0, |(page, _)| page);
@@ -150,7 +151,8 @@ impl ReadState {
         self.chunks[self.issued].clone()
     }
 
-    /// The staging memory that an operation on a chunk uses.
+    /// The staging pieces that an operation on `chunk` writes to. The operation holds them, because a
+    /// page drops its own reference when it misses early.
     pub(super) fn pieces(&self, chunk: &Chunk, first: usize) -> Vec<Arc<Piece>> {
         if !self.is_staged {
             return Vec::new();
@@ -170,14 +172,14 @@ impl ReadState {
             self.undecided -= 1;
         }
         if self.undecided == 0 {
-            // Thousands of runs may be read in one call: what is decided is let go.
+            // Thousands of runs may be read in one call: free the headers of finished ones.
             if let Header::Good(_) = self.header {
                 self.header = Header::Bad(MissReason::Header);
             }
         }
     }
 
-    /// Believes the header that has landed, or not.
+    /// Decodes and checks the header that was read.
     pub(super) fn read_header(&mut self, read: &RunRead<'_>) {
         let Some(block) = &self.header_block else { return };
         self.header = match decode_expected_header(read, block.bytes()) {
@@ -187,10 +189,11 @@ impl ReadState {
     }
 }
 
-/// The header of the run that is read, if these bytes are that.
+/// Decodes the header of a run. The checksum from the index proves that the header is the one that the
+/// index means; the key of each page is checked later, in `slices_of`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// `Header` if the bytes are another header or none, `Scope` if the header names another scope.
 pub(super) fn decode_expected_header(
     read: &RunRead<'_>,
     bytes: &[u8],

@@ -1,4 +1,4 @@
-//! WriteJob: pages as they come, their checksums while they are in flight, each header last.
+//! Writes runs: pages first, checksummed while they are in flight, and each header last.
 
 use super::chunk::Chunk;
 use super::in_flight::{InFlight, OpBuffers};
@@ -14,20 +14,22 @@ use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
 use std::io;
 
-/// Bytes checksummed in one go, between looks at what has landed.
+/// Bytes checksummed per step; between steps the engine collects completions and submits
+/// operations.
 const STEP: usize = 1 << 20;
 
-/// Writes in progress.
+/// The state of one [`Segments::write_runs`] call.
 pub(super) struct WriteJob<'a> {
     segments: &'a Segments,
     writes: &'a [RunWrite<'a>],
     control: &'a Control,
-    /// The runs that have begun; the last one may still have pages to issue.
+    /// The runs that have begun; only the last one has pages to submit.
     runs: Vec<WriteState<'a>>,
-    /// Runs whose pages are issued, and whose header waits for their checksums.
+    /// Runs whose pages are submitted and whose header waits for their checksums.
     heads: VecDeque<usize>,
     in_flight: InFlight<PendingOp>,
-    /// Pages that move in place and are to be checksummed.
+    /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
+    /// staging are checksummed as they are copied.
     to_sum: VecDeque<(usize, usize)>,
     summing: Option<PageSums<'a>>,
 }
@@ -35,7 +37,7 @@ pub(super) struct WriteJob<'a> {
 struct PendingOp {
     run: usize,
     chunk: Chunk,
-    /// Memory of the operation, held until it has landed.
+    /// Memory of the operation, held until it has completed.
     _buffers: (OpBuffers, Option<Block>),
 }
 
@@ -75,7 +77,7 @@ impl<'a> WriteJob<'a> {
         job.results()
     }
 
-    /// A run that is not finished by now is one that `control` stopped.
+    /// The outcome of every run. A run that is not finished was stopped by `control`.
     fn results(self) -> Vec<Result<u64>> {
         let stopped = || stopped(self.control.stop().unwrap_or(MissReason::Io));
         let mut results = Vec::with_capacity(self.writes.len());
@@ -90,8 +92,9 @@ impl<'a> WriteJob<'a> {
         results
     }
 
-    /// The run that has a chunk to issue now, and whether it is its head's: a head whose checksums
-    /// are known, or else the pages of the newest run, which is begun if need be.
+    /// The run that has a chunk to submit, and whether the chunk is its header's. A header whose
+    /// checksums are known goes first, since it completes a run; then the pages of the newest run,
+    /// which is begun if necessary.
     fn current(&mut self) -> Option<(usize, bool)> {
         loop {
             while let Some(&at) = self.heads.front() {
@@ -125,7 +128,7 @@ impl<'a> WriteJob<'a> {
         }
     }
 
-    /// Has a page checksummed, if it moves in place and is not queued yet.
+    /// Queues a page for its checksums if it moves in place and is not queued yet.
     fn queue(&mut self, at: usize, page: usize) {
         if let Some(Page { memory, is_queued, .. }) = self.runs[at].pages.get_mut(page)
             && memory.is_in_place()
@@ -152,7 +155,8 @@ impl<'a> WriteJob<'a> {
             run.layout,
             header.as_ref(),
             |page| &run.pages[page].memory,
-            // With something of our own in flight there is no need to wait for others.
+            // Waits for staging memory only with nothing in flight: what this call holds may be
+            // what another call waits for.
             |bytes| match self.segments.arena().try_take(bytes) {
                 None if idle => self.segments.arena().take(bytes, self.control),
                 piece => piece,
@@ -176,8 +180,9 @@ impl<'a> WriteJob<'a> {
         for page in touched {
             self.queue(at, page);
         }
-        // SAFETY: the source's memory is readable until `run` returns (`PageSource`); `flight`
-        // keeps buffers and header until the operation has landed; the engine does not return before.
+        // SAFETY: the source's memory is readable until `run` returns (`PageSource`), `in_flight`
+        // holds buffers and header until the operation completes, and the engine does not return
+        // before.
         NextOp::Ready(unsafe { Op::new(tag, file, true, offset, spans) })
     }
 }
@@ -222,7 +227,7 @@ impl Work for WriteJob<'_> {
         }
         let page = &mut run.pages[now.page];
         let end = (now.at + STEP).min(page.bytes);
-        // SAFETY: a source's memory may be read (`PageSource`).
+        // SAFETY: a source's memory is readable (`PageSource`).
         unsafe { page.memory.digest(now.at..end, &mut now.sums) };
         if end < page.bytes {
             now.at = end;

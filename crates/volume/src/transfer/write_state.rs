@@ -1,4 +1,4 @@
-//! A run on its way out: its pages, their checksums, and its header.
+//! The state of a run that is being written: its pages, their checksums, and its header.
 
 use super::RunWrite;
 use super::chunk::{Chunk, RunLayout};
@@ -13,34 +13,36 @@ use std::collections::VecDeque;
 pub(super) struct WriteState<'a> {
     pub(super) layout: RunLayout,
     pub(super) pages: Vec<Page>,
-    /// Everything but the header, and the first page if that goes with it.
+    /// Chunks that do not hold the header, and do not share an operation with it.
     pub(super) body: VecDeque<Chunk>,
-    /// The rest. One chunk, unless the header itself is split over extents.
+    /// Chunks of the header. One, which may include the first page, unless the header is split over
+    /// extents.
     pub(super) head: VecDeque<Chunk>,
-    /// Whether the run waits for its header to be issued, or has waited.
+    /// Whether all of `body` is submitted and the run is queued for its header.
     pub(super) is_body_issued: bool,
-    /// The header and its checksum, when they are known.
+    /// The encoded header and its checksum, once all checksums of pages are known.
     pub(super) encoded_header: Option<(Vec<u8>, u64)>,
     /// Pages whose checksums are not known.
     pub(super) unsummed: usize,
-    /// Pages whose checksums become known only when the head is issued.
+    /// Of these, pages that are checksummed only when the header is submitted, because they share
+    /// its operation and go through staging.
     pub(super) unsummed_in_head: usize,
-    /// Checksums of the page that is being gathered into staging, chunk by chunk.
+    /// Checksums of the page that is being copied to staging, chunk by chunk.
     gather_sums: Option<SliceSums<'a>>,
     pub(super) failed: Option<Error>,
 }
 
 pub(super) struct Page {
     pub(super) memory: PageMemory,
-    /// Bytes as they go to the disk, not padded.
+    /// Bytes on disk, without padding.
     pub(super) bytes: usize,
     pub(super) is_queued: bool,
-    /// Their checksums are zero until they are known.
+    /// The slices. Their checksums are zero until they are computed.
     slices: Vec<Slice>,
 }
 
 impl Page {
-    /// Takes over the checksums of the slices.
+    /// Stores the computed checksums of the slices.
     pub(super) fn set_checksums(&mut self, sums: &[u64]) {
         for (slice, sum) in self.slices.iter_mut().zip(sums) {
             slice.checksum = *sum;
@@ -49,7 +51,10 @@ impl Page {
 }
 
 impl<'a> WriteState<'a> {
-    /// Looks at a run and cuts it into chunks.
+    /// Validates a run and cuts it into chunks.
+    ///
+    /// # Errors
+    /// `Invalid` if place, header and source do not match.
     pub(super) fn begin(segments: &Segments, write: &RunWrite<'_>, direct: Direct) -> Result<Self> {
         let RunWrite { place, header, source, first } = *write;
         let (count, page_bytes) = (header.keys.len() as u64, header.page_bytes);
@@ -81,7 +86,7 @@ impl<'a> WriteState<'a> {
         }
         let (mut body, mut head) = (Vec::new(), Vec::new());
         layout.cut(place, layout.pages(1..count), &mut body);
-        // A short first page goes with the header in one operation, if they lie together.
+        // A short first page shares the operation of the header where they are contiguous.
         let first_page = layout.pages(0..1);
         if layout.page <= layout.op {
             layout.cut(place, 0..first_page.end, &mut head);
@@ -107,7 +112,7 @@ impl<'a> WriteState<'a> {
         })
     }
 
-    /// A run that failed before it began.
+    /// A run that failed before any of it was submitted.
     pub(super) fn refused(error: Error) -> Self {
         Self {
             layout: RunLayout { op: 1, header: 0, page: 1 },
@@ -127,24 +132,24 @@ impl<'a> WriteState<'a> {
         self.failed.get_or_insert(error);
     }
 
-    /// The checksums of page `page`, to be fed.
+    /// Checksums of page `page`, to be updated with its bytes in order.
     pub(super) fn sums_of(&self, write: &RunWrite<'a>, page: usize) -> SliceSums<'a> {
         let header = write.header;
         SliceSums::new(&header.keys[page], write.place.generation, &self.pages[page].slices)
     }
 
-    /// Copies what does not move in place, and checksums the copies of pages that go through
-    /// staging: their chunks are issued in order, so that this can go along.
+    /// Copies the bytes that do not move in place to their buffers, and checksums those of pages
+    /// that go through staging. Chunks are submitted in order, so each page's bytes come in order.
     pub(super) fn gather(&mut self, buffers: &OpBuffers, write: &RunWrite<'a>) {
         for bounce in &buffers.bounces {
-            // SAFETY: the operation has not begun, and a source's memory may be read.
+            // SAFETY: the operation is not submitted yet, and a source's memory is readable.
             let copy = unsafe {
                 let copy = buffers.bytes_mut(bounce);
                 self.pages[bounce.page].memory.gather(bounce.range.clone(), copy);
                 copy
             };
             let bytes = self.pages[bounce.page].bytes;
-            // Behind a page's bytes is padding only.
+            // Bytes behind a page's end are padding, which no checksum covers.
             if !bounce.staged || bounce.range.start >= bytes {
                 continue;
             }
@@ -161,7 +166,7 @@ impl<'a> WriteState<'a> {
         }
     }
 
-    /// The encoded header, now that all checksums are known.
+    /// The encoded header. All checksums of the pages must be known.
     pub(super) fn encode_header(&mut self, write: &RunWrite<'_>) -> Result<&[u8]> {
         let encoded_header = match self.encoded_header.take() {
             Some(encoded_header) => encoded_header,

@@ -1,16 +1,18 @@
-//! The threads that map_pages a large batch: one alone does not fill the memory channels of a server.
+//! Threads that share a large batch of copies: one thread does not saturate the memory channels of
+//! a server.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that are worth a thread.
+/// Bytes for which another thread is worth its start.
 const BYTES_PER_THREAD: u64 = 16 << 20;
 /// The most threads of one call.
 const THREADS_MAX: usize = 4;
-/// Processors for each of them: the rest is the caller's.
+/// Processors of the machine per copying thread: the rest is for the process that calls.
 const PROCESSORS_PER_THREAD: usize = 8;
 
-/// Does `work` for every number below `count`, which moves `bytes` in all; results in order.
+/// Calls `work` for every number below `count` on as many threads as `bytes` in all justify, and
+/// returns the results in order.
 pub(super) fn map_pages<T: Send>(
     count: usize,
     bytes: u64,
@@ -22,12 +24,13 @@ pub(super) fn map_pages<T: Send>(
     }
 }
 
-/// Threads for `count` pages of `bytes` in all.
+/// Number of threads for `count` pages of `bytes` in all, at least one.
 pub(crate) fn copy_threads(count: usize, bytes: u64) -> usize {
     let wanted = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(THREADS_MAX).min(count);
     wanted.clamp(1, threads_of_machine())
 }
 
+/// Calls `work` for every number below `count` on up to `threads` threads, the caller's included.
 fn map_on_threads<T: Send>(
     threads: usize,
     count: usize,
@@ -45,7 +48,7 @@ fn map_on_threads<T: Send>(
         }
     };
     let mut done = std::thread::scope(|scope| {
-        // One that cannot be had is one less.
+        // If a helper thread fails to start, continue with fewer.
         let helpers: Vec<_> = (1..threads)
             .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, some).ok())
             .collect();
@@ -62,7 +65,7 @@ fn map_on_threads<T: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Threads of one call on this machine. Asked once: it reads files.
+/// The most threads of one call on this machine. Computed once: it reads files.
 fn threads_of_machine() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| {
@@ -76,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_done_once_and_in_order() {
+    fn every_number_is_mapped_once_in_order() {
         for threads in [1, 2, 4, 9] {
             for count in [0, 1, 3, 1000] {
                 let done = map_on_threads(threads, count, |number| number * 3);

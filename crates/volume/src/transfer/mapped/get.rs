@@ -1,4 +1,4 @@
-//! ReadJob: the header first, then each page by itself.
+//! Reads runs from mapped segments: the header first, then each page.
 
 use super::PIECE;
 use super::copy_threads::map_pages;
@@ -14,8 +14,8 @@ use crate::transfer::{Control, Encoded, MissReason, PageFate, RunRead};
 use ritornello_format::{RunHeader, SegmentId};
 use std::io;
 
-/// Bytes whose headers are in memory at once, unless a run is longer: thousands of runs may be read
-/// in one call.
+/// Bytes of pages whose headers are in memory at the same time, or one run if it is longer: one
+/// call may read thousands of runs.
 const WINDOW: u64 = 64 << 20;
 
 /// A run whose header is known.
@@ -26,12 +26,12 @@ struct MappedRead<'r, 'a> {
     header: RunHeader,
 }
 
-/// What can be said of a read before its pages are looked at.
+/// The start of a read, before its pages are copied.
 enum ReadStart<'r, 'a> {
     Ready(Box<MappedRead<'r, 'a>>),
-    /// All its pages miss.
+    /// All pages miss.
     Bad(MissReason),
-    /// Not all of it is mapped.
+    /// Part of the run is not mapped: system calls read it.
     Elsewhere,
 }
 
@@ -148,7 +148,7 @@ impl<'r, 'a> MappedRead<'r, 'a> {
         let (mut scratch, mut at, mut fate) = (Vec::new(), 0, None);
         if !check.is_in_place() {
             loop {
-                // SAFETY: the target is ours (`PageTarget`); what is decoded is a copy.
+                // SAFETY: the target is exclusive (`PageTarget`); the decoder reads a copy.
                 if let Some(fate) = unsafe { check.step(&target, &mut scratch, PIECE) } {
                     return Ok(fate);
                 }
@@ -159,15 +159,16 @@ impl<'r, 'a> MappedRead<'r, 'a> {
             let mut to = at;
             let from = start + at as u64;
             let copied = self.mapped.for_each(from..from + piece as u64, |bytes, length| {
-                // SAFETY: the target is ours (`PageTarget`), and can be nowhere in our map; the
-                // mapped bytes are there, and no reference to them is made.
+                // SAFETY: the target is exclusive (`PageTarget`) and does not overlap the map,
+                // which is private to this crate; `for_each` faulted the mapped bytes in, and no
+                // reference to them exists.
                 unsafe { target.write_from(to, bytes, length) };
                 to += length;
             });
             copied.map_err(|failure| failed(&failure))?;
             at += piece;
             if fate.is_none() {
-                // SAFETY: the target is ours, and these bytes of it were copied just now.
+                // SAFETY: the target is exclusive, and these bytes of it were copied above.
                 fate = unsafe { check.step(&target, &mut scratch, piece) };
             }
         }
@@ -175,7 +176,9 @@ impl<'r, 'a> MappedRead<'r, 'a> {
     }
 }
 
-/// Copies `length` bytes of the run, from byte `start` on, to the beginning of `block`.
+/// Copies `length` bytes of the run, from byte `start` on, to the start of `block`. Headers and
+/// encoded pages are copied before they are parsed, because other processes may change mapped
+/// bytes.
 pub(in crate::transfer) fn copy_out(
     mapped: &MappedRun,
     start: u64,
@@ -185,7 +188,8 @@ pub(in crate::transfer) fn copy_out(
     debug_assert!(length <= block.len());
     let mut to = block.as_ptr();
     let copied = mapped.for_each(start..start + length as u64, |bytes, length| {
-        // SAFETY: the block is borrowed and as long; the mapped bytes are there, and lie elsewhere.
+        // SAFETY: the block has `length` bytes and does not overlap the map; `for_each` faulted the
+        // mapped bytes in.
         unsafe { to.copy_from_nonoverlapping(bytes, length) };
         to = to.wrapping_add(length);
     });

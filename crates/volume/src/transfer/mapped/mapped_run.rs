@@ -1,4 +1,4 @@
-//! Where a run lies in mapped segments.
+//! A run in mapped segments.
 
 use crate::map::Map;
 use crate::segments::Segments;
@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The extents of a run that a transfer touches, mapped.
+/// The mapped extents of a run that a transfer needs.
 pub(in crate::transfer) struct MappedRun {
     parts: Vec<Part>,
 }
@@ -16,19 +16,19 @@ struct Part {
     segment: SegmentId,
     /// Bytes of the run, counted from its header.
     logical: Range<u64>,
-    /// Where they begin in the segment.
+    /// Offset of these bytes in the segment.
     offset: u64,
     map: Arc<Map>,
-    /// Bytes that the segment had when it was last looked at.
+    /// Length of the segment's file when this value was made.
     file_bytes: u64,
 }
 
 impl MappedRun {
-    /// That of bytes `range` of `place`, counted from the run's header; `None` if some of it is in a
-    /// segment that cannot be mapped.
+    /// Maps bytes `range` of the run at `place`, counted from its header. `None` if some of them
+    /// are in a segment that cannot be mapped.
     ///
     /// # Errors
-    /// If a segment cannot be opened.
+    /// The segment that could not be opened, and why.
     pub(in crate::transfer) fn new(
         segments: &Segments,
         place: &Place,
@@ -51,11 +51,12 @@ impl MappedRun {
         Ok(Some(Self { parts }))
     }
 
-    /// Visits the bytes `range` of the run, which it was made for, in order: where they are, which
-    /// can be touched, and how many are there.
+    /// Calls `visit` with address and length of each contiguous part of bytes `range`, in order.
+    /// `range` is inside the range that this value was made for. The parts are faulted in, so that
+    /// touching them raises no signal.
     ///
     /// # Errors
-    /// If the segment is shorter than that by now, or gone, or file_bytes no memory for it.
+    /// The segment that is too short, removed, or without memory for its pages, and why.
     pub(in crate::transfer) fn for_each(
         &self,
         range: Range<u64>,

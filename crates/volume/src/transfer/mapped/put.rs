@@ -1,4 +1,4 @@
-//! WriteJob: each page by itself, and the header last.
+//! Writes runs to mapped segments: each page by itself, and the header last.
 
 use super::PIECE;
 use super::copy_threads::map_pages;
@@ -47,8 +47,8 @@ fn write_run(segments: &Segments, write: &RunWrite<'_>, control: &Control) -> Re
     mapped
         .for_each(0..space, |to, length| {
             let (now, rest) = from.split_at(length.min(from.len()));
-            // SAFETY: the mapped bytes are there, reserved for this run, and the header is memory of our
-            // own.
+            // SAFETY: `for_each` faulted the mapped bytes in, they are reserved for this run, and
+            // the header is memory of this crate.
             unsafe {
                 to.copy_from_nonoverlapping(now.as_ptr(), now.len());
                 to.add(now.len()).write_bytes(0, length - now.len());
@@ -60,8 +60,7 @@ fn write_run(segments: &Segments, write: &RunWrite<'_>, control: &Control) -> Re
     sealed.ok_or_else(|| stopped(MissReason::Io))
 }
 
-/// Copies a page of the run to its place, padded with zeroes, and returns the checksums of its
-/// slices.
+/// Copies a page to its place, padded with zeroes, and returns the checksums of its slices.
 fn put(
     run: &WriteState<'_>,
     write: &RunWrite<'_>,
@@ -75,14 +74,15 @@ fn put(
     let mut at = 0;
     while at < length {
         let piece = PIECE.min(length - at);
-        // SAFETY: a source's memory may be read (`PageSource`).
+        // SAFETY: a source's memory is readable (`PageSource`).
         unsafe { page.memory.digest(at..at + piece, &mut sums) };
         let mut done = at;
         let from = start + at as u64;
         let copied = mapped.for_each(from..from + piece as u64, |to, length| {
             let bytes = length.min(page.bytes.saturating_sub(done));
-            // SAFETY: a source's memory may be read, and is nowhere in our map; the mapped bytes
-            // are there, and nobody but us may write them: the place is reserved for this run.
+            // SAFETY: a source's memory is readable and does not overlap the map; `for_each`
+            // faulted the mapped bytes in, and the place is reserved for this run, so no other
+            // process writes to it.
             unsafe {
                 page.memory.read_to(done, to, bytes);
                 to.add(bytes).write_bytes(0, length - bytes);

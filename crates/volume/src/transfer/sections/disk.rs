@@ -1,4 +1,5 @@
-//! From a disk: all headers first, then what each section needs, in their order.
+//! Reads sections from disk: all headers first, then the groups of slices in the order of their
+//! sections.
 
 use super::Sections;
 use super::plan::Plan;
@@ -14,8 +15,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 
-/// Of the bytes that a call may keep in in_flight, those that a call in sections does: what is wanted first
-/// is not to share the disk with what is wanted last.
+/// A call in sections keeps 1/8 of the usual bytes in flight: slices needed last must not delay, in
+/// the disk's queue, slices needed first.
 const IN_FLIGHT_DIVISOR: usize = 8;
 
 /// See [`Segments::read_runs`].
@@ -50,11 +51,11 @@ unsafe fn op(
     Ok(unsafe { Op::new(tag, file, false, chunk.offset, spans) })
 }
 
-/// The headers of some runs, read at once.
+/// Reads the headers of all runs at the same time.
 struct HeaderReads<'a> {
     segments: &'a Segments,
     found: Vec<Result<(RunLayout, Block), MissReason>>,
-    /// Why a header did not come. Its block stays: other operations may still be writing to it.
+    /// Why a header failed. Its block stays allocated: other operations may still write to it.
     failed: Vec<Option<MissReason>>,
     chunks: VecDeque<(usize, Chunk)>,
     in_flight: InFlight<(usize, Chunk)>,
@@ -100,8 +101,8 @@ impl Work for HeaderReads<'_> {
             let Range { start, end } = chunk.logical;
             let to = Span::new(block.as_ptr().wrapping_add(start as usize), (end - start) as usize);
             let tag = self.in_flight.insert(end - start, (number, chunk.clone()));
-            // SAFETY: the block is ours, stays where it is, and is not looked at before the engine
-            // has returned.
+            // SAFETY: the block is on the heap, so it does not move with `found`; it is kept and
+            // not accessed until the engine returns.
             match unsafe { op(self.segments, &chunk, tag, vec![to]) } {
                 Ok(op) => return Some(op),
                 Err(_) => self.done(tag, Err(io::ErrorKind::Other.into())),
@@ -122,31 +123,33 @@ impl Work for HeaderReads<'_> {
     }
 }
 
-/// A group on its way.
+/// A group of slices that is being read.
 struct PendingGroup {
     group: usize,
-    /// Where it lands, if not where it is to be; its first byte is that of the group's cover.
+    /// The memory that the group is read to, from the first byte of its cover on; `None` if it is
+    /// read to the target.
     piece: Option<Piece>,
-    /// Operations that have not landed, and whether all have all_submitted.
+    /// Operations in flight, and whether all of the group's are submitted. The group completes only
+    /// when both say so.
     ops_in_flight: usize,
     all_submitted: bool,
-    /// The next slice to be verified.
+    /// The next slice to verify.
     next_slice: u16,
     result: Result<(), MissReason>,
 }
 
-/// Stretches, read in their order.
+/// Reads groups in the order of the plan.
 struct GroupReads<'a> {
     segments: &'a Segments,
     reads: &'a [RunRead<'a>],
     plan: Plan<'a>,
-    /// The group to begin with next.
+    /// The next group to begin.
     next: usize,
     pending: Vec<Option<PendingGroup>>,
-    /// Of the group_read that was all_submitted last.
+    /// Chunks of the group begun last that are not submitted.
     chunks: VecDeque<Chunk>,
     in_flight: InFlight<(usize, Chunk)>,
-    /// Landings that have landed and are not verified, and the bytes of these.
+    /// Groups that are read and not verified, and their bytes on disk.
     unverified: VecDeque<usize>,
     unverified_bytes: u64,
     stopped: Option<MissReason>,
@@ -178,7 +181,7 @@ impl<'a> GroupReads<'a> {
         work.plan.fates()
     }
 
-    /// Begins with the next group. `None`: there is none, or no memory for it now.
+    /// Begins the next group. `None` if there is no further group, or no memory for it now.
     fn begin(&mut self) -> Option<()> {
         let group = loop {
             let group = self.plan.groups.get(self.next)?.clone();
@@ -199,8 +202,8 @@ impl<'a> GroupReads<'a> {
         let mut piece = None;
         if !in_place {
             piece = arena.try_take(bytes);
-            // With something of our own under way there is no need to wait for others: it gives back
-            // what it holds.
+            // Waits for staging memory only while this call holds none: with operations in flight
+            // or groups to verify, completing those frees memory.
             if piece.is_none() {
                 if !self.in_flight.is_idle() || !self.unverified.is_empty() {
                     return None;
@@ -232,7 +235,7 @@ impl<'a> GroupReads<'a> {
         Some(())
     }
 
-    /// The next operation of the group_read that was all_submitted last.
+    /// The operation that reads `chunk` of the group begun last.
     fn build_op(&mut self, chunk: Chunk) -> Option<Op> {
         let at = self.pending.len() - 1;
         let group_read = self.pending[at].as_mut()?;
@@ -253,8 +256,8 @@ impl<'a> GroupReads<'a> {
         group_read.ops_in_flight += 1;
         group_read.all_submitted = self.chunks.is_empty();
         let tag = self.in_flight.insert(end - start, (at, chunk.clone()));
-        // SAFETY: the piece is the group_read's until all its operations have landed, and the target is
-        // ours (`PageTarget`) until the engine has returned.
+        // SAFETY: `pending` holds the piece until all operations of the group complete, and the
+        // target is exclusive (`PageTarget`) until the engine returns.
         match unsafe { op(self.segments, &chunk, tag, spans) } {
             Ok(op) => Some(op),
             Err(_) => {
@@ -264,19 +267,20 @@ impl<'a> GroupReads<'a> {
         }
     }
 
-    /// Takes note that a group_read is ended.
+    /// Removes a group that is complete, and reports its result to the plan.
     fn finish_group(&mut self, at: usize) {
         if let Some(PendingGroup { group, result, .. }) = self.pending[at].take() {
             let group = self.plan.groups[group].clone();
             self.plan.complete_group(&group, result);
         }
-        // What is ended at the end is forgotten; the last one may still be issuing.
+        // Free trailing slots. While chunks remain, the last slot is the group that is being
+        // submitted.
         while self.chunks.is_empty() && self.pending.last().is_some_and(Option::is_none) {
             self.pending.pop();
         }
     }
 
-    /// Verifies a slice of a group_read that has landed.
+    /// Verifies the next slice of a group that was read. Returns whether the group is finished.
     fn verify_slice(&mut self, at: usize) -> bool {
         let Some(group_read) = &mut self.pending[at] else { return true };
         let group = self.plan.groups[group_read.group].clone();
@@ -287,10 +291,10 @@ impl<'a> GroupReads<'a> {
                 let stored = self.plan.stored_at(&group, number);
                 let skip = group.stored.start / UNIT * UNIT;
                 let bytes = (stored.start - skip) as usize..(stored.end - skip) as usize;
-                // SAFETY: the target is ours, and the piece is other memory.
+                // SAFETY: the target is exclusive, and the piece is other memory.
                 unsafe { self.plan.deliver(group.page, number, &piece.bytes()[bytes]) }
             }
-            // SAFETY: it has landed in the target, which is ours.
+            // SAFETY: the slice was read to the target, which is exclusive.
             None => unsafe { self.plan.verify(group.page, number) },
         };
         group_read.result = result;
@@ -309,13 +313,15 @@ impl Work for GroupReads<'_> {
             if self.stopped.is_none() {
                 self.stopped = self.plan.control.stop();
             }
-            // What has landed is of no use to anybody before it is verified.
+            // Limit bytes that wait for verification: a section is of no use to its waiter before
+            // it is verified, so verifying comes before reading more.
             let most = self.segments.in_flight_bytes() / IN_FLIGHT_DIVISOR / 4;
             let is_behind = self.unverified_bytes >= most as u64;
             if is_behind || !self.in_flight.has_room() {
                 return None;
             }
-            // A group that has all_submitted is read to its end.
+            // Finish a group that has begun even after a stop: its memory is in use until all its
+            // chunks complete.
             if let Some(chunk) = self.chunks.pop_front() {
                 match self.build_op(chunk) {
                     None => continue,

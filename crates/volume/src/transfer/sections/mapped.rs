@@ -1,4 +1,4 @@
-//! From mapped segments: copies, in the order in which the sections are wanted.
+//! Reads sections from mapped segments: copies, in the order of the sections.
 
 use super::plan::{Plan, SliceGroup};
 use super::{Sections, disk};
@@ -19,7 +19,8 @@ pub(in crate::transfer) fn read(
     for read in reads {
         let found = begin(segments, read, control);
         if matches!(found, Ok(None)) {
-            // Not all of it is mapped.
+            // One run is not fully mapped: system calls read them all, to keep the order of
+            // sections across runs.
             return disk::read(segments, reads, sections, control);
         }
         let (header, mapped) = match found {
@@ -46,7 +47,7 @@ pub(in crate::transfer) fn read(
     plan.fates()
 }
 
-/// Where a run lies, and its header; `None` if not all of it is mapped.
+/// Maps a run and reads its header; `None` if part of the run is not mapped.
 fn begin(
     segments: &Segments,
     read: &RunRead<'_>,
@@ -66,7 +67,7 @@ fn begin(
     Ok(Some((layout, block, mapped)))
 }
 
-/// Copies a slice to the target, and verifies the copy.
+/// Copies slice `number` of a group to the target, and verifies the copy.
 fn get(
     plan: &mut Plan<'_>,
     mapped: &MappedRun,
@@ -79,7 +80,7 @@ fn get(
     if !plan.is_plain(group.page, number) {
         let mut block = Block::new(length);
         copy_out(mapped, start, length, &mut block)?;
-        // SAFETY: the target is ours, and the block is memory of our own.
+        // SAFETY: the target is exclusive, and the block is other memory.
         return unsafe { plan.deliver(group.page, number, &block.bytes()[..length]) };
     }
     let to = page.part(number).start as usize;
@@ -88,13 +89,13 @@ fn get(
         let piece = PIECE.min(length - at);
         let (from, mut into) = (start + at as u64, to + at);
         let copied = mapped.for_each(from..from + piece as u64, |bytes, length| {
-            // SAFETY: the target is ours (`PageTarget`), and can be nowhere in our map; the mapped
-            // bytes are there, and no reference to them is made.
+            // SAFETY: the target is exclusive (`PageTarget`) and does not overlap the map;
+            // `for_each` faulted the mapped bytes in, and no reference to them exists.
             unsafe { page.memory.write_from(into, bytes, length) };
             into += length;
         });
         copied.map_err(|failure| failed(&failure))?;
-        // SAFETY: the target is ours, and these bytes of it were copied just now.
+        // SAFETY: the target is exclusive, and these bytes of it were copied above.
         unsafe { page.memory.for_each(to + at..to + at + piece, |bytes| sum.update(bytes)) };
         at += piece;
     }

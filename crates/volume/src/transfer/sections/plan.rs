@@ -1,4 +1,4 @@
-//! What is to be read for which section, and what becomes of it.
+//! The slices to read for each section, and the outcome of each page.
 
 use super::Sections;
 use crate::memory_block::Block;
@@ -11,21 +11,21 @@ use crate::transfer::{Control, Encoded, MissReason, PageFate, RunRead, Unpack};
 use ritornello_format::{Slice, SliceChecksum, UNIT};
 use std::ops::Range;
 
-/// Consecutive slices of a page that are needed for one section.
+/// Consecutive slices of a page that one section needs.
 #[derive(Clone, Debug)]
 pub(super) struct SliceGroup {
     pub(super) page: usize,
     pub(super) section: usize,
     pub(super) slices: Range<u16>,
-    /// The bytes of the page that they take as it is stored.
+    /// The bytes that the slices take in the stored page.
     pub(super) stored: Range<u64>,
 }
 
-/// A page that is to come.
+/// A page to read.
 pub(super) struct Page<'a> {
-    /// The number of its read.
+    /// Number of its read.
     pub(super) read: usize,
-    /// Its first byte in the run.
+    /// Offset of its first byte in the run.
     pub(super) start: u64,
     pub(super) memory: PageMemory,
     key: &'a [u8],
@@ -33,31 +33,33 @@ pub(super) struct Page<'a> {
     bytes: u64,
     by: Option<&'a dyn Unpack>,
     slices: Vec<Slice>,
-    /// Why it does not come.
+    /// Why the page missed, if it did.
     missed: Option<MissReason>,
 }
 
-/// All pages of some reads, and what is still to be read of them.
+/// All pages of all reads, and the groups of slices to read for them.
 pub(super) struct Plan<'a> {
     sections: &'a Sections,
     pub(super) control: &'a Control,
-    /// Of each read, its pages among `pages`, or why none of them comes.
+    /// For each read, its number of pages, and their range in `pages` or why all of them miss.
     reads: Vec<(usize, Result<Range<usize>, MissReason>)>,
     pub(super) pages: Vec<Page<'a>>,
     pub(super) layouts: Vec<RunLayout>,
-    /// In the order in which they are wanted.
+    /// The groups in the order of their sections.
     pub(super) groups: Vec<SliceGroup>,
-    /// Of each section, the groups that are not settled.
+    /// For each section, the number of groups that are not complete.
     pending: Vec<usize>,
-    /// Sections before this one are not lacking in any page.
+    /// Sections below this number can still arrive. A page that misses limits it: a section arrives
+    /// only if every page has it.
     deliverable: usize,
-    /// Bytes of a page before this one are in place already.
+    /// Leading bytes of each page that arrived in an earlier call. They may be in use by waiters
+    /// and are not written again.
     arrived_bytes: usize,
     scratch: Vec<u8>,
 }
 
 impl<'a> Plan<'a> {
-    /// For reads whose headers are these.
+    /// Plans reads with these headers.
     pub(super) fn new(
         segments: &Segments,
         reads: &[RunRead<'a>],
@@ -128,7 +130,7 @@ impl<'a> Plan<'a> {
         Ok(first..self.pages.len())
     }
 
-    /// Cuts a page into groups.
+    /// Appends the groups of slices that `page` needs.
     fn group_slices(&mut self, page: usize) {
         let it = &self.pages[page];
         if it.missed.is_some() {
@@ -159,12 +161,13 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether the page of a group is missed, so that there is no use in reading it.
+    /// Whether the page of a group missed already, so that reading the group is useless.
     pub(super) fn is_missed(&self, group: &SliceGroup) -> bool {
         self.pages[group.page].missed.is_some()
     }
 
-    /// Takes note that nothing of a group is being moved any more.
+    /// Records the result of a group whose operations have all completed, and publishes the
+    /// sections that have arrived.
     pub(super) fn complete_group(&mut self, group: &SliceGroup, result: Result<(), MissReason>) {
         if let Err(reason) = result {
             self.pages[group.page].missed.get_or_insert(reason);
@@ -179,15 +182,15 @@ impl<'a> Plan<'a> {
         self.sections.set_arrived(settled.min(self.deliverable));
     }
 
-    /// Whether a slice can be read to where it is to be, because it is stored as it came, and nothing
-    /// of it is in place already.
+    /// Whether a slice can be read straight to the target: it is raw, and none of its bytes arrived
+    /// earlier.
     pub(super) fn is_plain(&self, page: usize, number: u16) -> bool {
         let page = &self.pages[page];
         page.slices[usize::from(number)].codec == Slice::RAW
             && page.part(number).start >= self.arrived_bytes as u64
     }
 
-    /// Where a slice begins in the page as it is stored.
+    /// Byte range of slice `number` in the stored page.
     pub(super) fn stored_at(&self, group: &SliceGroup, number: u16) -> Range<u64> {
         let slices = &self.pages[group.page].slices;
         let before = &slices[usize::from(group.slices.start)..usize::from(number)];
@@ -195,16 +198,16 @@ impl<'a> Plan<'a> {
         start..start + u64::from(slices[usize::from(number)].bytes)
     }
 
-    /// The units of the page that hold a group.
+    /// The units of the run that hold a group.
     pub(super) fn cover(&self, group: &SliceGroup) -> Range<u64> {
         let start = self.pages[group.page].start;
         start + group.stored.start / UNIT * UNIT..start + group.stored.end.next_multiple_of(UNIT)
     }
 
-    /// Verifies a slice that was read to where it is to be.
+    /// Verifies a slice that was read to the target.
     ///
     /// # Safety
-    /// The slice has landed in the target, which is ours.
+    /// The slice has been read to the target, and this call has exclusive use of it.
     pub(super) unsafe fn verify(&self, page: usize, number: u16) -> Result<(), MissReason> {
         let page = &self.pages[page];
         let part = page.part(number);
@@ -214,10 +217,11 @@ impl<'a> Plan<'a> {
         page.check_sum(number, sum)
     }
 
-    /// Verifies a slice, and puts it where it is to be.
+    /// Verifies a slice, decodes it, and copies it to the target.
     ///
     /// # Safety
-    /// The target is ours, but for bytes that are in place already; `stored` lies elsewhere.
+    /// This call has exclusive use of the target except for bytes that arrived earlier, which it
+    /// leaves alone; `stored` does not overlap the target.
     pub(super) unsafe fn deliver(
         &mut self,
         page: usize,
@@ -241,12 +245,12 @@ impl<'a> Plan<'a> {
                 scratch
             }
         };
-        // SAFETY: promised by the caller; `scratch` is our own memory.
+        // SAFETY: promised by the caller; `scratch` is memory of this crate.
         unsafe { page.memory.scatter(part.start + have..part.end, &plain[have..]) };
         Ok(())
     }
 
-    /// What became of all pages, when all groups are settled.
+    /// The outcome of every page, after all groups are complete.
     pub(super) fn fates(self) -> Vec<Vec<PageFate>> {
         let fate = |page: &Page<'_>| page.missed.map_or(PageFate::Verified, PageFate::Missed);
         let of = |(count, pages): &(usize, Result<Range<usize>, MissReason>)| match pages {
@@ -258,7 +262,7 @@ impl<'a> Plan<'a> {
 }
 
 impl Page<'_> {
-    /// The bytes of the page that a slice holds.
+    /// Byte range of the page that slice `number` decodes to.
     pub(super) fn part(&self, number: u16) -> Range<u64> {
         Slice::part(number, self.slices.len() as u16, self.bytes)
     }
@@ -273,5 +277,5 @@ impl Page<'_> {
     }
 }
 
-/// Of a read of which nothing is read.
+/// The layout of a read that failed before its layout was known.
 const EMPTY_LAYOUT: RunLayout = RunLayout { op: 1, header: 0, page: 1 };
