@@ -1,4 +1,4 @@
-//! One operation after the other, on the calling thread: for simulated files.
+//! The engine of simulated files: one operation after the other, on the calling thread.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use std::io;
@@ -16,7 +16,7 @@ impl IoEngine for Inline {
     }
 }
 
-/// Operations are over when they are submitted.
+/// Operations that completed. They complete when they are submitted.
 struct Completed(Vec<(u64, io::Result<()>)>);
 
 impl OpQueue for Completed {

@@ -1,4 +1,5 @@
-//! A few threads that call `preadv` and `pwritev`: where `io_uring` is forbidden.
+//! The engine of blocking calls: a pool of threads that call `preadv` and `pwritev`, where
+//! `io_uring` is forbidden.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use crate::Parked;
@@ -6,15 +7,16 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Threads of a pool, and operations of one caller in flight.
+/// Threads of the pool, and the most operations of one call in flight.
 const THREADS_MAX: usize = 16;
 
-/// The engine of blocking calls. Threads are started when first needed; they end when the pool is
-/// dropped and are not waited for then: they hold nothing of a caller's, since every caller waits
+/// A pool of threads. Threads start when they are first needed, and end when the pool is dropped.
+/// The drop does not wait for them: an idle thread holds no caller's memory, since every call waits
 /// for its own operations.
 pub(crate) struct Pool {
     queue: Arc<Parked<Queue>>,
-    /// A forked child has no threads, and locks that nobody may ever let go.
+    /// The process that made the pool. A forked child has none of the threads, and may inherit a
+    /// lock that is held for ever: its drop must not touch the queue.
     process: u32,
 }
 
@@ -26,7 +28,7 @@ struct Queue {
     closed: bool,
 }
 
-/// Where one caller's operations end.
+/// Completed operations of one call.
 #[derive(Default)]
 struct Reply {
     ended: Parked<Vec<(u64, io::Result<()>)>>,
@@ -71,7 +73,7 @@ fn run_jobs(shared: &Parked<Queue>) {
             drop(queue);
             let result = op.perform();
             let tag = op.tag;
-            // The file is let go before the caller hears of the end.
+            // Drop the file first: when a call returns, the pool holds none of its files open.
             drop(op);
             reply.push(tag, result);
             queue = shared.lock();
@@ -93,7 +95,7 @@ struct PoolQueue<'a> {
 }
 
 impl PoolQueue<'_> {
-    /// Makes sure that somebody will run_jobs the queue.
+    /// Starts another thread if there are more jobs than idle threads, up to the limit.
     fn ensure_thread(&self, queue: &mut Queue) {
         if queue.idle >= queue.jobs.len() || queue.threads >= THREADS_MAX {
             return;
@@ -119,7 +121,7 @@ impl OpQueue for PoolQueue<'_> {
             drop(queue);
             self.queue.wake_one();
         } else if let Some((mut op, reply)) = queue.jobs.pop_back() {
-            // No thread can be had: do it completed.
+            // The pool has no thread and cannot start one: run the operation on this thread.
             drop(queue);
             let result = op.perform();
             reply.push(op.tag, result);

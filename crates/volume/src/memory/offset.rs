@@ -1,8 +1,8 @@
-//! A source behind pages that have no bytes.
+//! A source whose page numbers start at an offset.
 
 use super::{Fragment, PageSource};
 
-/// The pages of a source, numbered from `offset` on. The pages before have no fragments.
+/// The pages of a source, numbered from `offset` on. Pages before `offset` have no fragments.
 #[derive(Clone, Copy)]
 pub struct OffsetPages<'a> {
     of: &'a dyn PageSource,
@@ -17,8 +17,8 @@ impl<'a> OffsetPages<'a> {
     }
 }
 
-// SAFETY: all fragments are those of `of`, which promises the same for them; a page before `offset` has
-// none, as a page that does not exist.
+// SAFETY: all fragments are those of `of`, which promises the same for them; a page before `offset`
+// has none, like a page that does not exist.
 unsafe impl PageSource for OffsetPages<'_> {
     fn len(&self) -> usize {
         self.offset + self.of.len()
@@ -45,7 +45,7 @@ mod tests {
     use crate::memory::OwnedPages;
 
     #[test]
-    fn pages_before_the_shift_have_no_bytes() {
+    fn pages_before_the_offset_have_no_bytes() {
         let pages = OwnedPages::new(vec![vec![1; 10], vec![2; 20]]);
         let pages_at_offset = OffsetPages::new(&pages, 3);
         let lengths = |page| {

@@ -1,4 +1,5 @@
-//! The choice of an engine: what was asked for, what the directories can do, what the kernel lets.
+//! Chooses the engine from the request, the abilities of the directories, and what the kernel
+//! permits.
 
 use super::huge;
 use super::kind::Trust;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 
 pub(super) struct Choice {
     pub(super) engine: Box<dyn IoEngine>,
-    /// What is known of each directory, in the order given, or why it cannot be used.
+    /// Each directory in the given order, or why it cannot be used.
     pub(super) volumes: Vec<Result<Volume>>,
     pub(super) report: IoReport,
 }
@@ -35,7 +36,7 @@ pub(super) fn choose(
             Err(error) => drop(refused.insert(at, error)),
         }
     }
-    // One directory that works is a store; without any there is nothing to choose by.
+    // One usable directory is enough. With none, report why the first failed.
     if findings.is_empty()
         && let Some((_, error)) = refused.pop_first()
     {
@@ -43,7 +44,7 @@ pub(super) fn choose(
     }
     let mut warnings = Vec::new();
     let mut distrust = String::new();
-    // If all volumes are away, do not map: their file systems are unknown.
+    // Do not map if all volumes are away: their file systems are unknown.
     let mapped =
         asked == IoChoice::Auto && !findings.is_empty() && findings.iter().all(Finding::in_memory);
     for (dir, finding) in usable.iter().zip(&findings) {
