@@ -273,7 +273,7 @@ fn residency() -> Vec<Vec<u8>> {
         ResidencyRecord::Removed { scope, holder: holder(1), pages },
         ResidencyRecord::ClearedWorker(Worker(1)),
         ResidencyRecord::ClearedScope(scope),
-        ResidencyRecord::Whole,
+        ResidencyRecord::Complete,
     ];
     records.iter().map(|record| frame(|writer| record.encode(1, writer))).collect()
 }

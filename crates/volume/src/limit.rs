@@ -252,7 +252,7 @@ impl Limit {
 impl Drop for Limit {
     fn drop(&mut self) {
         if let Err(error) = self.medium.remove(&self.path) {
-            tracing::warn!(%error, path = %self.path.display(), "a file of a measurement is left");
+            tracing::warn!(%error, path = %self.path.display(), "the file of a measurement could not be removed");
         }
     }
 }

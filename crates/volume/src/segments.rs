@@ -201,7 +201,7 @@ impl Segments {
                     let _ = self.medium.remove(&path);
                 }
                 Err(Error::retry(
-                    "a segment cannot be made: free space on this file system, or mend the cause",
+                    "a segment cannot be created: free space on this file system, or fix the cause",
                 )
                 .with("path", path.display())
                 .with("bytes", self.segment_bytes)
@@ -379,7 +379,7 @@ impl Segments {
             let mine = work();
             helpers.into_iter().fold(mine, |sum, helper| {
                 let theirs = helper.join().unwrap_or_else(|_| {
-                    Err(Error::fatal("a thread that synced segments came to an end"))
+                    Err(Error::fatal("a thread that synced segments panicked"))
                 });
                 sum.and(theirs)
             })
@@ -463,7 +463,7 @@ impl Segments {
         let volumes = self.volumes.read();
         match volumes.get(usize::from(volume)) {
             Some(found) if found.is_present() => Ok(found.dir.clone()),
-            _ => Err(Error::invalid("a segment of a volume that is away, or not of this store")
+            _ => Err(Error::invalid("the volume of a segment is away, or unknown to this store")
                 .with("volume", volume)),
         }
     }

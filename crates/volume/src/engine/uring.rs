@@ -138,7 +138,7 @@ impl RingQueue {
         });
         if !pushed {
             if let Some(op) = self.release(slot) {
-                let error = io::Error::other("the ring does not take operations");
+                let error = io::Error::other("io_uring does not accept the operation");
                 self.failed.push((op.tag, Err(error)));
             }
             return;

@@ -68,7 +68,7 @@ pub(super) fn choose(
                      are not this machine's to promise; put the store on a local disk"
                 );
             }
-            Trust::Unknown => warnings.push(format!("{dir} is on a file system unknown to us")),
+            Trust::Unknown => warnings.push(format!("{dir} is on an unknown file system")),
             _ => {}
         }
     }

@@ -97,7 +97,7 @@ fn trial(
     }
     if trust == Trust::Memory {
         check(&plain)?;
-        return Ok((true, Some("this file system is memory".to_owned())));
+        return Ok((true, Some("this file system is in memory".to_owned())));
     }
     if trust == Trust::PageCache {
         check(&plain)?;

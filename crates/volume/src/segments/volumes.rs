@@ -207,7 +207,9 @@ impl Segments {
                     self.push_volume(Some(at), candidate);
                 }
             }
-            Err(error) => tracing::warn!(%error, "the store's directories could not be read anew"),
+            Err(error) => {
+                tracing::warn!(%error, "the list of the store's directories could not be read")
+            }
         }
         self.volumes.read().len()
     }

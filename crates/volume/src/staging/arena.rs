@@ -59,7 +59,10 @@ impl Arena {
             .max(1)
             .checked_next_multiple_of(HUGE)
             .filter(|len| *len <= isize::MAX as usize - HUGE)
-            .ok_or_else(|| Error::invalid("staging cannot be that large").with("bytes", bytes))?;
+            .ok_or_else(|| {
+                Error::invalid("the staging size is too large: choose fewer bytes in flight")
+                    .with("bytes", bytes)
+            })?;
         let arena = match Self::reserved(len) {
             Some(arena) => arena,
             None => Self::transparent(len)?,
@@ -92,8 +95,9 @@ impl Arena {
     /// An arena in transparent huge pages, or in small pages where the kernel does not provide them.
     fn transparent(len: usize) -> Result<Self> {
         let mapped = len + HUGE;
-        let mapping = map(mapped, MapFlags::PRIVATE | MapFlags::NORESERVE)
-            .map_err(|error| Error::retry("no address space for staging").because(error))?;
+        let mapping = map(mapped, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|error| {
+            Error::retry("the address space for staging could not be reserved").because(error)
+        })?;
         let skip = mapping.as_ptr().align_offset(HUGE).min(HUGE);
         // SAFETY: `skip + len <= mapped`.
         let base = unsafe { mapping.cast::<u8>().add(skip) };

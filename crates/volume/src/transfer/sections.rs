@@ -40,7 +40,7 @@ impl Sections {
     pub fn new(ends: Vec<u64>) -> Result<Self> {
         let rise = ends.first().is_some_and(|end| *end > 0) && ends.is_sorted_by(|a, b| a < b);
         if !rise || ends.last().is_some_and(|end| *end > PAGE_BYTES_MAX) {
-            return Err(Error::invalid("sections end one behind the other, in a page")
+            return Err(Error::invalid("the ends of sections must ascend within a page")
                 .with("sections", ends.len()));
         }
         Ok(Self { ends: ends.into(), state: Parked::default() })

@@ -40,7 +40,7 @@ impl Segments {
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
         let adds_up = RunLayout::new(place, u64::from(place.page_units) * UNIT, 0..0, self);
         let layout = adds_up.ok_or_else(|| {
-            Error::miss("a run's place does not add up").with("generation", place.generation)
+            Error::miss("a run's place is inconsistent").with("generation", place.generation)
         })?;
         let mut chunks = Vec::new();
         layout.cut(place, 0..layout.header, &mut chunks);

@@ -24,5 +24,5 @@ pub(super) fn inherited() -> Error {
 
 /// The call stopped before the run was complete, for `reason`.
 pub(super) fn stopped(reason: MissReason) -> Error {
-    Error::retry("a run was not written to its end").with("reason", reason.word())
+    Error::retry("a run was not written completely").with("reason", reason.word())
 }

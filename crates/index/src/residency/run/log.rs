@@ -178,7 +178,7 @@ impl RunResidency {
                 self.write(&mut self.log.lock())?;
             }
         }
-        self.append(&mut self.pending.lock(), &ResidencyRecord::Whole);
+        self.append(&mut self.pending.lock(), &ResidencyRecord::Complete);
         self.write_out()?;
         let mut log = self.log.lock();
         log.copied = log.length;

@@ -51,7 +51,7 @@ impl Restored {
             }
             ResidencyRecord::ClearedWorker(worker) => self.runs.clear_worker(*worker),
             ResidencyRecord::ClearedScope(scope) => self.runs.clear_scope(*scope),
-            ResidencyRecord::Whole => self.is_whole = true,
+            ResidencyRecord::Complete => self.is_whole = true,
         }
     }
 
@@ -70,7 +70,7 @@ impl Restored {
             self.apply(&record);
             self.last += 1;
             self.recovered.replayed += 1;
-            if record == ResidencyRecord::Whole {
+            if record == ResidencyRecord::Complete {
                 self.copied = frames.position();
             }
         }
