@@ -153,7 +153,7 @@ pub fn run_all(make: Make<'_>) {
     scenarios::names_are_not_reused(make);
     scenarios::long_runs_are_like_short_ones(make);
     scenarios::a_sequence_has_one_page_or_a_hundred_thousand(make);
-    scenarios::a_sync_settles_what_it_makes_durable(make);
+    scenarios::sync_makes_data_durable_first(make);
 }
 
 /// Runs the suite of indexes that survive power loss.

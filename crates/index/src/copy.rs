@@ -1,6 +1,6 @@
 //! One index into another, whatever their backends: names of runs change, nothing else does.
 
-use crate::{NewRun, PrefixIndex, RunId, RunView, Settle};
+use crate::{NewRun, PrefixIndex, RunId, RunView, SyncData};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
 use std::collections::HashMap;
 
@@ -24,17 +24,17 @@ pub struct Copied {
 /// how many runs there are in the copy.
 ///
 /// # Errors
-/// What `to` refuses with: it then holds a part. Those of `settle`.
+/// What `to` refuses with: it then holds a part. Those of `sync_data`.
 pub fn copy(
     from: &dyn PrefixIndex,
     to: &dyn PrefixIndex,
-    settle: Settle<'_>,
+    sync_data: SyncData<'_>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Copied> {
-    let mut work = Copying {
+    let mut work = Copier {
         from,
         to,
-        settle,
+        sync_data,
         progress,
         waiting: HashMap::new(),
         links: Vec::new(),
@@ -44,20 +44,20 @@ pub fn copy(
     let mut failed = Ok(());
     from.for_each(&mut |run, view| {
         if failed.is_ok() {
-            failed = work.take(run, view);
+            failed = work.copy_run(run, view);
         }
     });
     failed?;
-    work.take_the_rest()?;
+    work.copy_waiting()?;
     to.retain(&[], from.clock());
-    to.sync_after(settle)?;
+    to.sync_after(sync_data)?;
     Ok(work.copied)
 }
 
-struct Copying<'a> {
+struct Copier<'a> {
     from: &'a dyn PrefixIndex,
     to: &'a dyn PrefixIndex,
-    settle: Settle<'a>,
+    sync_data: SyncData<'a>,
     progress: &'a mut dyn FnMut(u64),
     /// Runs by the one they are attached behind, which is not in the copy yet.
     waiting: HashMap<RunId, Vec<RunId>>,
@@ -68,9 +68,9 @@ struct Copying<'a> {
     copied: Copied,
 }
 
-impl Copying<'_> {
+impl Copier<'_> {
     /// Copies a run if what it is attached behind is there, and then those that wait for it.
-    fn take(&mut self, run: RunId, view: RunView) -> Result<()> {
+    fn copy_run(&mut self, run: RunId, view: RunView) -> Result<()> {
         let mut ready = vec![(run, view)];
         while let Some((run, view)) = ready.pop() {
             let parent = match view.parent {
@@ -100,7 +100,7 @@ impl Copying<'_> {
 
     /// What waits in the end: behind a run that was dropped, or behind itself. Nothing honest is a
     /// ring, but a ring is kept as it is.
-    fn take_the_rest(&mut self) -> Result<()> {
+    fn copy_waiting(&mut self) -> Result<()> {
         while let Some(&parent) = self.waiting.keys().next() {
             let children = self.waiting.remove(&parent).unwrap_or_default();
             for child in children {
@@ -111,7 +111,7 @@ impl Copying<'_> {
                     continue;
                 };
                 self.links.push((view.scope, behind, first));
-                self.take(child, RunView { parent: None, ..view })?;
+                self.copy_run(child, RunView { parent: None, ..view })?;
             }
         }
         for (scope, parent, child) in std::mem::take(&mut self.links) {
@@ -180,7 +180,7 @@ impl Copying<'_> {
         self.unsynced += 128 + size_of::<PageHash>() * pages.len();
         if self.unsynced > SYNC_BYTES {
             self.unsynced = 0;
-            self.to.sync_after(self.settle)?;
+            self.to.sync_after(self.sync_data)?;
         }
         (self.progress)(self.copied.runs);
         Ok(true)

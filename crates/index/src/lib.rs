@@ -47,7 +47,7 @@ use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 /// Makes durable what lies in the places of all runs that are in the index when it is called. May
 /// be called from any thread that syncs, several times, and with no lock of the index held that a
 /// writer or a probe takes.
-pub type Settle<'a> = &'a dyn Fn() -> Result<()>;
+pub type SyncData<'a> = &'a dyn Fn() -> Result<()>;
 
 /// A run's name. Unique while the index is open and never reused in that time; it may change when
 /// the index is opened again (what lasts is the generation of the run's place).
@@ -227,12 +227,12 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
     /// Makes everything inserted, removed and linked before the call durable, and no run before
-    /// `settle` was called with it in the index. What changes meanwhile waits for the next sync.
+    /// `sync_data` was called with it in the index. What changes meanwhile waits for the next sync.
     ///
     /// # Errors
     /// `Fatal` if the medium refused: the index is then poisoned and every later sync fails too.
-    /// What `settle` returned, and nothing is written that waits for it.
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()>;
+    /// What `sync_data` returned, and nothing is written that waits for it.
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
     /// Work that makes the files smaller, if any is due. It does I/O and takes a while, but holds
     /// up nobody: for a thread that has nothing else to do. Without it [`PrefixIndex::sync_after`]
@@ -240,8 +240,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// As of [`PrefixIndex::sync_after`].
-    fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
-        let _ = settle;
+    fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        let _ = sync_data;
         Ok(())
     }
 

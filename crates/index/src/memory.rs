@@ -3,7 +3,7 @@
 
 use crate::sync::Mutex;
 use crate::view::join;
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
 use ritornello_format::{Error, Extent, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeSet, HashMap};
 
@@ -288,8 +288,8 @@ impl PrefixIndex for MemoryIndex {
         }
     }
 
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
-        settle()
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        sync_data()
     }
 
     fn stats(&self) -> IndexStats {

@@ -113,13 +113,13 @@ fn a_copy_is_durable_after_its_data_and_holes_stay_holes() {
     let disk = SimDisk::new(64 << 20);
     let to =
         RunIndex::open(Arc::new(disk.clone()), Path::new("/to"), RunOptions::default()).unwrap();
-    let settled = std::sync::atomic::AtomicU64::new(0);
-    let settle = || {
-        settled.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let data_syncs = std::sync::atomic::AtomicU64::new(0);
+    let sync_data = || {
+        data_syncs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     };
-    copy(&from, &to, &settle, &mut |_| ()).unwrap();
-    assert!(settled.into_inner() > 0);
+    copy(&from, &to, &sync_data, &mut |_| ()).unwrap();
+    assert!(data_syncs.into_inner() > 0);
     drop(to);
     let after = Arc::new(disk.crash(5));
     let to = RunIndex::open(after, Path::new("/to"), RunOptions::default()).unwrap();

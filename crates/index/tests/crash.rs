@@ -177,29 +177,33 @@ fn nothing_is_durable_before_what_it_names() {
         let run = NewRun { scope, chained: true, parent, pages: &pages, place: &place, recency: 1 };
         index.insert(&run).unwrap();
     };
-    let settled = Cell::new(0);
+    let durable_data = Cell::new(0);
     let judge = || {
         for disk in watched.crashes.lock().drain(..) {
             let newest = contents(&*open(&disk)).into_keys().next_back().unwrap_or(0);
-            assert!(newest <= settled.get(), "{newest} is durable, {} is settled", settled.get());
+            assert!(
+                newest <= durable_data.get(),
+                "{newest} is durable, {} is durable_data",
+                durable_data.get()
+            );
         }
     };
-    let settle = || {
+    let sync_data = || {
         judge();
-        settled.set(generation.get());
+        durable_data.set(generation.get());
         insert();
         Ok(())
     };
     for round in 0..6 {
         insert();
         if round % 3 == 1 {
-            index.sync_after(&settle).unwrap();
+            index.sync_after(&sync_data).unwrap();
         } else {
-            index.checkpoint_after(&settle).unwrap();
+            index.checkpoint_after(&sync_data).unwrap();
         }
         judge();
-        assert!(settled.get() > round, "every round settles");
+        assert!(durable_data.get() > round, "every round settles");
     }
     let newest = contents(&*open(&watched.disk.crash(1))).into_keys().next_back();
-    assert_eq!(newest, Some(settled.get()), "what was settled is durable");
+    assert_eq!(newest, Some(durable_data.get()), "what was durable_data is durable");
 }

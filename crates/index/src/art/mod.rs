@@ -49,7 +49,7 @@ mod tests;
 mod tree;
 mod write;
 
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
 use parking_lot::Mutex;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeMap, HashMap};
@@ -266,8 +266,8 @@ impl PrefixIndex for ArtIndex {
         }
     }
 
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
-        settle()?;
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        sync_data()?;
         self.sync_all()
     }
 

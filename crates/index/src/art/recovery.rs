@@ -65,7 +65,7 @@ fn attempt(dir: &Path, options: ArtOptions, recovered: ArtRecovered) -> Result<A
         recovered,
         options,
     };
-    index.settle(recovered)
+    index.reconcile(recovered)
 }
 
 /// What a run's record says, and how much of it was found.
@@ -89,7 +89,7 @@ impl Found {
 }
 
 impl ArtIndex {
-    fn settle(mut self, mut recovered: ArtRecovered) -> Result<Self> {
+    fn reconcile(mut self, mut recovered: ArtRecovered) -> Result<Self> {
         let mut runs = HashMap::new();
         let mut doomed = Vec::new();
         for entry in self.tree.scan(key::RUNS) {

@@ -31,12 +31,12 @@ impl Kept {
 
 pub(super) fn what_comes_while_data_is_synced_waits_for_the_next_sync(kept: &Kept) {
     kept.insert(1);
-    let settle = || {
+    let sync_data = || {
         assert!(kept.generations().is_empty(), "nothing is durable before its data");
         kept.insert(2);
         Ok(())
     };
-    assert!(kept.index.sync_after(&settle).is_ok());
+    assert!(kept.index.sync_after(&sync_data).is_ok());
     assert_eq!(kept.generations(), [1], "what came after the data was taken waits");
     assert!(kept.index.sync().is_ok());
     assert_eq!(kept.generations(), [1, 2]);
@@ -54,13 +54,13 @@ pub(super) fn data_that_cannot_be_synced_keeps_its_records_back(kept: &Kept) {
 
 pub(super) fn a_sync_within_the_sync_of_data_is_no_trouble(kept: &Kept) {
     kept.insert(1);
-    let settle = || {
+    let sync_data = || {
         kept.insert(2);
         kept.index.sync()?;
         assert_eq!(kept.generations(), [1, 2], "whoever says that data is durable is believed");
         kept.insert(3);
         Ok(())
     };
-    assert!(kept.index.sync_after(&settle).is_ok());
+    assert!(kept.index.sync_after(&sync_data).is_ok());
     assert_eq!(kept.generations(), [1, 2]);
 }

@@ -417,19 +417,19 @@ pub(super) fn a_sequence_has_one_page_or_a_hundred_thousand(make: Make<'_>) {
     assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 0));
 }
 
-pub(super) fn a_sync_settles_what_it_makes_durable(make: Make<'_>) {
+pub(super) fn sync_makes_data_durable_first(make: Make<'_>) {
     let bench = Bench::new(make);
     let (first, second) = (pages(1, 3), pages(2, 3));
     bench.insert(true, None, &first);
-    let settled = std::cell::Cell::new(0);
-    let settle = || {
-        if settled.replace(settled.get() + 1) == 0 {
+    let data_syncs = std::cell::Cell::new(0);
+    let sync_data = || {
+        if data_syncs.replace(data_syncs.get() + 1) == 0 {
             bench.insert(true, None, &second);
         }
         Ok(())
     };
-    assert!(bench.index.sync_after(&settle).is_ok());
-    assert!(settled.get() > 0, "a sync settles");
+    assert!(bench.index.sync_after(&sync_data).is_ok());
+    assert!(data_syncs.get() > 0, "a sync settles");
     assert_eq!(bench.prefix(&second), 3, "writers go on while data is synced");
     let failed = bench.index.sync_after(&|| Err(Error::retry("not now")));
     assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry), "its errors come up");

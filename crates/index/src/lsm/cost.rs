@@ -4,7 +4,7 @@
 //! The shape is that of Dostoevsky (Dayan and Idreos, SIGMOD 2018, section 4.4): `K = 1` is
 //! leveling, `K = T - 1` is tiering. The differences to the paper: every level, the last one too,
 //! may hold `K` runs, and every run's filter has the same number of bits a key, because that is
-//! what the engine below can be told; rewrites are those of the engine's own rules; and reads pay the
+//! what the engine below can be applied_options; rewrites are those of the engine's own rules; and reads pay the
 //! runs that there are in the mean, not at most. Prices are nanoseconds, measured on the machine, as in
 //! CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in memory, and
 //! there looking at a run costs processor time, whether or not a block is read.

@@ -1,9 +1,9 @@
 //! The database: its column families, and typed reads from them.
 
-use super::helm::Helm;
 use super::keys;
 use super::options::LsmOptions;
 use super::record::{Counts, Record, Sum, Use};
+use super::tuner::Tuner;
 use crate::RunId;
 use crate::sync::{AtomicBool, Ordering};
 use ritornello_format::{Error, PageHash, Result, ScopeSlot};
@@ -75,7 +75,7 @@ pub(super) struct Families {
     pub(super) db: DB,
     pub(super) cache: Cache,
     pub(super) options: Options,
-    pub(super) helm: Helm,
+    pub(super) tuner: Tuner,
     names: Names,
     poisoned: AtomicBool,
 }
@@ -123,8 +123,8 @@ impl Families {
         let plain = ColumnFamilyDescriptor::new(DEFAULT, choices.family(&cache, false));
         let all = families.into_iter().chain([plain]);
         let db = DB::open_cf_descriptors(&options, path, all)?;
-        let (names, helm) = (names.clone(), Helm::new(choices));
-        Ok(Self { db, cache, options, helm, names, poisoned: AtomicBool::new(false) })
+        let (names, tuner) = (names.clone(), Tuner::new(choices));
+        Ok(Self { db, cache, options, tuner, names, poisoned: AtomicBool::new(false) })
     }
 
     /// The handle of a family.
@@ -209,11 +209,11 @@ impl Families {
     }
 
     pub(super) fn find(&self, scope: ScopeSlot, hash: PageHash) -> Option<(RunId, u16)> {
-        let Helm { controller, meter, .. } = &self.helm;
+        let Tuner { controller, meter, .. } = &self.tuner;
         let key = keys::page(scope, hash);
         let found = meter.lookup(|| self.get(Family::Page, &key), Option::is_some);
         controller.looked_up(u64::from(found.is_some()), u64::from(found.is_none()));
-        keys::read_spot(&found?)
+        keys::read_page_position(&found?)
     }
 
     pub(super) fn record(&self, run: RunId) -> Option<Record> {
@@ -259,8 +259,8 @@ impl Families {
     ) -> bool {
         let Ok(handle) = self.handle(family) else { return false };
         let mut iterator = self.db.raw_iterator_cf(handle);
-        self.helm.controller.ranged(1);
-        self.helm.meter.seek(|| iterator.seek(start));
+        self.tuner.controller.ranged(1);
+        self.tuner.meter.seek(|| iterator.seek(start));
         while let Some((key, value)) = iterator.item() {
             if !visit(key, value) {
                 return true;

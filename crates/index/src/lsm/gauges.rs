@@ -8,8 +8,8 @@ use rocksdb::statistics::Ticker;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// How long a look at the directory is good for.
-const LOOK: Duration = Duration::from_millis(50);
+/// How long a snapshot at the directory is good for.
+const SNAPSHOT_MAX_AGE: Duration = Duration::from_millis(50);
 
 /// Bytes and number of files at one moment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,7 +20,7 @@ pub(super) struct Files {
 }
 
 #[derive(Debug)]
-struct Look {
+struct Snapshot {
     at: Instant,
     files: Files,
     /// [`Gauges::appended`] then.
@@ -39,7 +39,7 @@ pub(super) struct Gauges {
     pub(super) clock: AtomicU64,
     /// Compactions of everything since open.
     pub(super) compactions: AtomicU64,
-    look: Mutex<Option<Look>>,
+    snapshot: Mutex<Option<Snapshot>>,
 }
 
 impl Gauges {
@@ -52,12 +52,12 @@ impl Gauges {
             pages: AtomicU64::new(counts.pages),
             clock: AtomicU64::new(counts.clock),
             compactions: AtomicU64::new(0),
-            look: Mutex::new(None),
+            snapshot: Mutex::new(None),
         }
     }
 
     /// After a batch of so many bytes.
-    pub(super) fn note(&self, counts: &Counts, bytes: u64) {
+    pub(super) fn record(&self, counts: &Counts, bytes: u64) {
         self.runs.store(counts.runs, Ordering::Relaxed);
         self.pages.store(counts.pages, Ordering::Relaxed);
         self.clock.store(counts.clock, Ordering::Relaxed);
@@ -70,19 +70,21 @@ impl Gauges {
     }
 
     /// The directory will be looked at again.
-    pub(super) fn forget_look(&self) {
-        *self.look.lock() = None;
+    pub(super) fn invalidate(&self) {
+        *self.snapshot.lock() = None;
     }
 
     /// The files, and the bytes of batches since they were looked at.
     pub(super) fn files(&self, db: &Families) -> (Files, u64) {
-        let mut look = self.look.lock();
+        let mut snapshot = self.snapshot.lock();
         let appended = self.appended.load(Ordering::Acquire);
-        if let Some(look) = look.as_ref().filter(|look| look.at.elapsed() < LOOK) {
-            return (look.files, appended - look.appended);
+        if let Some(snapshot) =
+            snapshot.as_ref().filter(|snapshot| snapshot.at.elapsed() < SNAPSHOT_MAX_AGE)
+        {
+            return (snapshot.files, appended - snapshot.appended);
         }
         let files = count(db);
-        *look = Some(Look { at: Instant::now(), files, appended });
+        *snapshot = Some(Snapshot { at: Instant::now(), files, appended });
         (files, 0)
     }
 

@@ -16,7 +16,7 @@ pub(super) fn path(scope: ScopeSlot, run: RunId, page: u16) -> [u8; 14] {
 
 pub(super) fn read_path(key: &[u8]) -> Option<(ScopeSlot, RunId, u16)> {
     let (scope, rest) = key.split_first_chunk()?;
-    let (run, page) = read_spot(rest)?;
+    let (run, page) = read_page_position(rest)?;
     Some((ScopeSlot(u32::from_be_bytes(*scope)), run, page))
 }
 
@@ -29,14 +29,14 @@ pub(super) fn page(scope: ScopeSlot, hash: PageHash) -> [u8; 20] {
 }
 
 /// `run | page`: what a hash leads to.
-pub(super) fn spot(run: RunId, page: u16) -> [u8; 10] {
+pub(super) fn page_position(run: RunId, page: u16) -> [u8; 10] {
     let mut value = [0; 10];
     value[..8].copy_from_slice(&run.0.to_be_bytes());
     value[8..].copy_from_slice(&page.to_be_bytes());
     value
 }
 
-pub(super) fn read_spot(value: &[u8]) -> Option<(RunId, u16)> {
+pub(super) fn read_page_position(value: &[u8]) -> Option<(RunId, u16)> {
     let (run, page) = value.split_first_chunk()?;
     let page = page.try_into().ok()?;
     Some((RunId(u64::from_be_bytes(*run)), u16::from_be_bytes(page)))
@@ -53,15 +53,15 @@ pub(super) fn read_run(key: &[u8]) -> Option<RunId> {
 /// `parent | page of the parent | child`: what is attached behind a page follows in order.
 pub(super) fn child(parent: RunId, page: u16, child: RunId) -> [u8; 18] {
     let mut key = [0; 18];
-    key[..10].copy_from_slice(&spot(parent, page));
+    key[..10].copy_from_slice(&page_position(parent, page));
     key[10..].copy_from_slice(&child.0.to_be_bytes());
     key
 }
 
 /// Parent and child.
 pub(super) fn read_child(key: &[u8]) -> Option<(RunId, RunId)> {
-    let (spot, child) = key.split_first_chunk::<10>()?;
-    Some((read_spot(spot)?.0, read_run(child)?))
+    let (page_position, child) = key.split_first_chunk::<10>()?;
+    Some((read_page_position(page_position)?.0, read_run(child)?))
 }
 
 pub(super) fn read_hash(value: &[u8]) -> Option<PageHash> {

@@ -12,10 +12,10 @@
 //! | `controller` | which of them suit what the index is asked to do |
 //! | `meter` | prices, taken from the running index |
 //! | `shape` | a setting in RocksDB's words |
-//! | `helm` | the four above, put to work |
+//! | `tuner` | the four above, put to work |
 //! | `gauges` | sizes and write statistics |
 //! | `recovery` | opening, repairing, starting over |
-//! | `endless` | damage that RocksDB would read for ever |
+//! | `wal_corruption` | damage that RocksDB would read for ever |
 //! | `seal` | how long RocksDB's list of files has been |
 //!
 //! **What is where.** `path` holds `scope | run | page → hash`, so that the order of keys is the
@@ -35,7 +35,7 @@
 //! closed.
 //!
 //! **After a failed sync** the pages that it dropped still read back, and are not on the disk
-//! ([`crate::RunOptions::clean`]). Every open rewrites what may be such, so it need not be told:
+//! ([`crate::RunOptions::clean`]). Every open rewrites what may be such, so it need not be applied_options:
 //!
 //! * The log: its records go into memtables and from there into new, synced tables before the open
 //!   returns (`avoid_flush_during_recovery` is off), and the old log is not appended to.
@@ -63,10 +63,8 @@
 
 mod controller;
 mod cost;
-pub(crate) mod endless;
 mod families;
 mod gauges;
-mod helm;
 mod keys;
 mod meter;
 mod options;
@@ -75,6 +73,8 @@ mod record;
 pub(crate) mod recovery;
 mod seal;
 mod shape;
+mod tuner;
+pub(crate) mod wal_corruption;
 mod write;
 
 pub use controller::Mode;
@@ -82,7 +82,7 @@ pub use options::{LsmOptions, Probe};
 pub use recovery::LsmRecovered;
 
 use crate::sync::{Mutex, Ordering};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step, Tuning};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData, Tuning};
 use families::{Families, Family};
 use gauges::Gauges;
 use record::{Record, Use};
@@ -142,7 +142,7 @@ impl LsmIndex {
     /// [`PrefixIndex::walk`] by either method.
     pub fn walk_by(&self, probe: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
         let climbed = match probe {
-            Probe::Bisect => probe::climb(&self.db, scope, pages),
+            Probe::Bisect => probe::walk_back(&self.db, scope, pages),
             Probe::Scan => None,
         };
         climbed.unwrap_or_else(|| {
@@ -270,7 +270,7 @@ impl PrefixIndex for LsmIndex {
 
     fn has_children(&self, run: RunId) -> bool {
         let mut found = false;
-        self.db.scan(Family::Child, &keys::spot(run, 0), |key, _| {
+        self.db.scan(Family::Child, &keys::page_position(run, 0), |key, _| {
             found = keys::read_child(key).is_some_and(|(parent, _)| parent == run);
             false
         });
@@ -301,7 +301,7 @@ impl PrefixIndex for LsmIndex {
         });
     }
 
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         self.write_touches();
         let wanted = self.gauges.appended.load(Ordering::Acquire);
         let _turn = self.syncing.lock();
@@ -311,7 +311,7 @@ impl PrefixIndex for LsmIndex {
         }
         // What those who share this sync have appended is settled with it.
         let reached = self.gauges.appended.load(Ordering::Acquire);
-        settle()?;
+        sync_data()?;
         self.db.db.flush_wal(true).map_err(|error| {
             self.db.poison(&error);
             Error::fatal("the index could not be made durable: open the store again").because(error)
@@ -322,9 +322,9 @@ impl PrefixIndex for LsmIndex {
 
     /// Tidies, and steers the shape of the tree: whoever never calls it has the tree that the index
     /// was opened with.
-    fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
+    fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
-            self.db.steer()?;
+            self.db.tune()?;
         }
         let Some(mut last) = self.compacting.try_lock() else { return Ok(()) };
         let budget = self.gauges.budget.load(Ordering::Relaxed);
@@ -334,20 +334,20 @@ impl PrefixIndex for LsmIndex {
             return Ok(());
         }
         self.db.check()?;
-        settle()?;
+        sync_data()?;
         self.flush()?;
         for family in Family::ALL {
             self.db.db.compact_range_cf::<&[u8], &[u8]>(self.db.handle(family)?, None, None);
         }
         *last = appended;
         self.gauges.compactions.fetch_add(1, Ordering::Relaxed);
-        self.gauges.forget_look();
+        self.gauges.invalidate();
         Ok(())
     }
 
     fn set_budget(&self, bytes: u64) {
         self.gauges.budget.store(bytes, Ordering::Relaxed);
-        self.gauges.forget_look();
+        self.gauges.invalidate();
     }
 
     fn stats(&self) -> IndexStats {

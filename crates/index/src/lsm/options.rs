@@ -1,4 +1,4 @@
-//! What can be chosen, what of it while the index is open, and how RocksDB is told.
+//! What can be chosen, what of it while the index is open, and how RocksDB is applied_options.
 //!
 //! | | while open | RocksDB's own word |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | [`LsmOptions::probe`], [`LsmOptions::verify`] | at open | none |
 
 use super::controller::Mode;
-use super::shape::Shape;
+use super::shape::TreeShape;
 use crate::tuning::Tree;
 use rocksdb::statistics::StatsLevel;
 use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLevel, Options};
@@ -19,7 +19,7 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Probe {
     /// By bisection over lookups of single hashes, and one look at the run that was found last,
-    /// which tells whether everything before it is there. Where that cannot be told (scopes that
+    /// which tells whether everything before it is there. Where that cannot be applied_options (scopes that
     /// are not chained, runs whose parents are unknown) it goes on as [`Probe::Scan`] does.
     #[default]
     Bisect,
@@ -56,7 +56,7 @@ pub struct LsmOptions {
     /// How a probe goes about it.
     pub probe: Probe,
     /// Whether everything is read once at open, so that damage is repaired then, and not met later
-    /// by somebody who can only be told to open the index again.
+    /// by somebody who can only be applied_options to open the index again.
     pub verify: bool,
 }
 
@@ -144,7 +144,7 @@ impl LsmOptions {
         options.set_arena_block_size(((memtable / 64) as usize).next_multiple_of(4096));
         options.set_compaction_style(DBCompactionStyle::Universal);
         let empty = Tree { bytes: 0.0, memtable: memtable as f64 };
-        Shape::new(self.mode.start(), &empty).open_with(&mut options);
+        TreeShape::new(self.mode.start(), &empty).open_with(&mut options);
         options.set_target_file_size_base(memtable);
         options
     }

@@ -16,7 +16,7 @@ struct Found {
     page: u16,
 }
 
-/// The number of leading pages, by bisection; `None` if it cannot be told that way.
+/// The number of leading pages, by bisection; `None` if it cannot be applied_options that way.
 pub(super) fn bisect(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<usize> {
     let Some(found) = last_found(db, scope, keys) else { return Some(0) };
     let record = db.record(found.run)?;
@@ -26,7 +26,11 @@ pub(super) fn bisect(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> 
 }
 
 /// Likewise, with the steps: from the last page back along the parents.
-pub(super) fn climb(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<Vec<Step>> {
+pub(super) fn walk_back(
+    db: &Families,
+    scope: ScopeSlot,
+    keys: &dyn PageHashes,
+) -> Option<Vec<Step>> {
     let Some(found) = last_found(db, scope, keys) else { return Some(Vec::new()) };
     let (mut run, mut page, mut left) = (found.run, found.page, found.pages);
     let mut steps = Vec::new();
@@ -85,8 +89,8 @@ pub(super) fn scan(
     while at < keys.len() {
         let Some((run, first)) = db.find(scope, keys.at(at)) else { break };
         let (start, mut page) = (at, first);
-        db.helm.controller.ranged(1);
-        db.helm.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
+        db.tuner.controller.ranged(1);
+        db.tuner.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
         // A run that was put after the iterator was made is not in it.
         if iterator.key().is_none_or(|key| keys::read_path(key) != Some((scope, run, first))) {
             iterator = db.db.raw_iterator_cf(handle);

@@ -21,7 +21,7 @@ use super::keys;
 use super::options::LsmOptions;
 use super::record::{Counts, Record};
 use super::write::Writer;
-use super::{endless, seal};
+use super::{seal, wal_corruption};
 use crate::sync::Mutex;
 use crate::{NewRun, PrefixIndex, RunId};
 use ritornello_format::{Error, ErrorKind, PageHash, Result};
@@ -52,12 +52,13 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     // RocksDB would let everyone look in.
     let mut private = fs::DirBuilder::new();
     private.recursive(true).mode(0o700).create(dir).map_err(|error| refused(dir, error))?;
-    settle(&names).map_err(|error| refused(dir, error))?;
-    let endless_logs = endless::in_logs(&names.database).map_err(|error| refused(dir, error))?;
-    if !endless_logs.is_empty() {
+    finish_interrupted_save(&names).map_err(|error| refused(dir, error))?;
+    let corrupt_logs =
+        wal_corruption::find_in_logs(&names.database).map_err(|error| refused(dir, error))?;
+    if !corrupt_logs.is_empty() {
         // Marked first: a log that was cut looks whole.
         fs::write(&names.marker, b"").map_err(|error| refused(dir, error))?;
-        endless::cut(&endless_logs).map_err(|error| refused(dir, error))?;
+        wal_corruption::truncate_logs(&corrupt_logs).map_err(|error| refused(dir, error))?;
     }
     if !names.marker.exists() {
         match try_open(&names, options) {
@@ -69,8 +70,8 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
                 return Err(refused(dir, "a file of it cannot be read"));
             }
             Ok(_) => {}
-            Err(Trouble::Refused(error)) => return Err(error),
-            Err(Trouble::Damage(error)) => {
+            Err(OpenFailure::Refused(error)) => return Err(error),
+            Err(OpenFailure::Damage(error)) => {
                 tracing::warn!(%error, dir = %dir.display(), "the index does not open: repairing it");
                 fs::write(&names.marker, b"").map_err(|error| refused(dir, error))?;
             }
@@ -94,14 +95,14 @@ pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
     .with("dir", dir.display()))
 }
 
-enum Trouble {
+enum OpenFailure {
     /// Nothing was changed, and nothing is wrong with the files as far as is known.
     Refused(Error),
     Damage(Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// Ends what a crash interrupted.
-fn settle(names: &Names) -> io::Result<()> {
+fn finish_interrupted_save(names: &Names) -> io::Result<()> {
     remove(&names.new)?;
     if names.old.exists() {
         if names.database.exists() {
@@ -127,17 +128,21 @@ fn remove(dir: &Path) -> io::Result<()> {
     }
 }
 
-fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex, Trouble> {
+fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex, OpenFailure> {
     let path = &names.database;
-    let refuse = |error| Trouble::Refused(refused(path, error));
-    if is_begun(path) {
+    let refuse = |error| OpenFailure::Refused(refused(path, error));
+    if is_unfinished(path) {
         if holds_entries(path).map_err(refuse)? {
-            return Err(Trouble::Damage("the file CURRENT is gone, and tables are there".into()));
+            return Err(OpenFailure::Damage(
+                "the file CURRENT is gone, and tables are there".into(),
+            ));
         }
         remove(path).map_err(refuse)?;
     }
-    if is_list_broken(names) {
-        return Err(Trouble::Damage("the list of files is damaged, or has lost its end".into()));
+    if is_manifest_broken(names) {
+        return Err(OpenFailure::Damage(
+            "the list of files is damaged, or has lost its end".into(),
+        ));
     }
     let opened = match Families::open(path, names, options) {
         Err(error) if lacks_families(&error) && !holds_entries(path).map_err(refuse)? => {
@@ -146,16 +151,16 @@ fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex
         }
         opened => opened,
     };
-    let db = opened.map_err(|error| judge(path, error))?;
+    let db = opened.map_err(|error| classify(path, error))?;
     match db.counts() {
         Ok(counts) => {
             let counts = counts.unwrap_or_default();
             Ok(index(db, counts, options, LsmRecovered::default()))
         }
         Err(error) if error.kind() == ErrorKind::Invalid => {
-            Err(Trouble::Refused(error.with("dir", path.display())))
+            Err(OpenFailure::Refused(error.with("dir", path.display())))
         }
-        Err(error) => Err(Trouble::Damage(Box::new(error))),
+        Err(error) => Err(OpenFailure::Damage(Box::new(error))),
     }
 }
 
@@ -174,13 +179,13 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
 
 /// Whether `CURRENT` is missing: its making was interrupted, or that file was lost. RocksDB makes a
 /// new database there, and the files that there are go.
-fn is_begun(path: &Path) -> bool {
+fn is_unfinished(path: &Path) -> bool {
     path.exists() && !path.join("CURRENT").exists()
 }
 
 /// Whether RocksDB must not open the database by its list of files.
-fn is_list_broken(names: &Names) -> bool {
-    seal::is_broken(&names.database, &names.seal) || endless::is_in_list(&names.database)
+fn is_manifest_broken(names: &Names) -> bool {
+    seal::is_broken(&names.database, &names.seal) || wal_corruption::is_in_manifest(&names.database)
 }
 
 /// Whether any file may hold entries. If none does, the making of the database was interrupted.
@@ -209,17 +214,17 @@ fn lacks_families(error: &rocksdb::Error) -> bool {
 }
 
 /// Whether the database is damaged, or the file system does not let us look.
-fn judge(path: &Path, error: rocksdb::Error) -> Trouble {
+fn classify(path: &Path, error: rocksdb::Error) -> OpenFailure {
     let text = error.to_string();
     if is_open_already(&error) {
-        return Trouble::Refused(
+        return OpenFailure::Refused(
             Error::retry("the index is open already, here or in another process: close it first")
                 .with("dir", path.display())
                 .because(error),
         );
     }
     if text.contains("Column families not opened") {
-        return Trouble::Refused(
+        return OpenFailure::Refused(
             Error::invalid(
                 "the index is of another format: open it with the version that wrote it",
             )
@@ -229,9 +234,9 @@ fn judge(path: &Path, error: rocksdb::Error) -> Trouble {
     }
     let gone = text.contains("No such file");
     if error.kind() == rocksdb::ErrorKind::IOError && !gone {
-        return Trouble::Refused(refused(path, error));
+        return OpenFailure::Refused(refused(path, error));
     }
-    Trouble::Damage(Box::new(error))
+    OpenFailure::Damage(Box::new(error))
 }
 
 fn refused(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
@@ -276,7 +281,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     place(&names.new, path)?;
     // What is synced from now on is in it.
     sync_directory(path).map_err(|error| refused(path, error))?;
-    settle(names).map_err(|error| refused(path, error))?;
+    finish_interrupted_save(names).map_err(|error| refused(path, error))?;
     let _ = fs::remove_file(&names.marker);
     tracing::warn!(
         saved = recovered.saved_runs,
@@ -290,31 +295,31 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
             index.recovered = recovered;
             Ok(index)
         }
-        Err(Trouble::Refused(error)) => Err(error),
-        Err(Trouble::Damage(error)) => Err(refused(path, error)),
+        Err(OpenFailure::Refused(error)) => Err(error),
+        Err(OpenFailure::Damage(error)) => Err(refused(path, error)),
     }
 }
 
 /// The damaged database, as far as it opens.
 fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>> {
     let path = &names.database;
-    let open = || Families::open(path, names, options).map_err(|error| judge(path, error));
+    let open = || Families::open(path, names, options).map_err(|error| classify(path, error));
     // Opening it as it is would cost the files that the list does not name.
-    let is_listed = !is_begun(path) && !is_list_broken(names);
-    match if is_listed { open() } else { Err(Trouble::Damage("unlisted files".into())) } {
+    let is_listed = !is_unfinished(path) && !is_manifest_broken(names);
+    match if is_listed { open() } else { Err(OpenFailure::Damage("unlisted files".into())) } {
         Ok(db) => return Ok(Some(db)),
-        Err(Trouble::Refused(error)) => return Err(error),
-        Err(Trouble::Damage(_)) => {}
+        Err(OpenFailure::Refused(error)) => return Err(error),
+        Err(OpenFailure::Damage(_)) => {}
     }
     if let Err(error) = DB::repair(&Options::default(), path) {
         tracing::warn!(%error, dir = %path.display(), "the index could not be repaired");
         return Ok(None);
     }
     let repaired = Families::open_what_is_left(path, names, options);
-    match repaired.map_err(|error| judge(path, error)) {
+    match repaired.map_err(|error| classify(path, error)) {
         Ok(db) => Ok(Some(db)),
-        Err(Trouble::Refused(error)) => Err(error),
-        Err(Trouble::Damage(error)) => {
+        Err(OpenFailure::Refused(error)) => Err(error),
+        Err(OpenFailure::Damage(error)) => {
             tracing::warn!(%error, dir = %path.display(), "the repaired index does not open");
             Ok(None)
         }
@@ -415,7 +420,7 @@ fn save_run(
     let mut stand_ins = Vec::new();
     for (page, hash) in (0..=u16::MAX).zip(&mut filled).filter(|(_, hash)| **hash == PageHash::NONE)
     {
-        hash.0[..10].copy_from_slice(&keys::spot(run, page));
+        hash.0[..10].copy_from_slice(&keys::page_position(run, page));
         hash.0[10..].fill(0xa5);
         stand_ins.push(*hash);
     }

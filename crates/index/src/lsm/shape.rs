@@ -17,18 +17,18 @@ const STOP: u32 = 36;
 
 /// How the tree is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct TreeShape {
     setting: Setting,
     /// At least one.
     levels: u32,
 }
 
-impl Shape {
+impl TreeShape {
     pub(super) fn new(setting: Setting, tree: &Tree) -> Self {
         Self { setting, levels: tree.levels(setting.ratio).max(1) }
     }
 
-    /// The same for a tree that may grow without being told again: a memtable of 64 KiB and a
+    /// The same for a tree that may grow without being applied_options again: a memtable of 64 KiB and a
     /// terabyte come to 24 levels with the smallest size ratio.
     pub(super) fn tallest(&self) -> Self {
         Self { levels: 24, ..*self }
@@ -62,7 +62,7 @@ impl Shape {
         if most > self.width() { most } else { self.width() }
     }
 
-    /// Of a database that is not open yet. The bound of all runs cannot be told there.
+    /// Of a database that is not open yet. The bound of all runs cannot be applied_options there.
     pub(super) fn open_with(&self, options: &mut Options) {
         let mut universal = UniversalCompactOptions::default();
         universal.set_size_ratio(self.size_ratio() as i32);
@@ -76,7 +76,7 @@ impl Shape {
     }
 
     /// Of one that is.
-    pub(super) fn words(&self) -> [(&'static str, String); 4] {
+    pub(super) fn options(&self) -> [(&'static str, String); 4] {
         let universal = format!(
             "{{size_ratio={};min_merge_width={};max_merge_width={};\
              max_size_amplification_percent={};max_read_amp={};allow_trivial_move=true}}",
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn leveling_and_tiering_in_words() {
         let tree = Tree { bytes: 99e6, memtable: 1e6 };
-        let words = |ratio, runs| Shape::new(Setting { ratio, runs }, &tree).words();
+        let words = |ratio, runs| TreeShape::new(Setting { ratio, runs }, &tree).options();
         let leveling = words(10, 1);
         assert!(leveling[0].1.starts_with("{size_ratio=900;min_merge_width=2;"), "{leveling:?}");
         assert!(leveling[0].1.contains("max_read_amp=2;"), "{leveling:?}");
@@ -117,7 +117,7 @@ mod tests {
     fn no_shape_allows_fewer_runs_than_start_a_merge() {
         for setting in Setting::all() {
             for bytes in [0.0, 2e6, 1e9] {
-                let shape = Shape::new(setting, &Tree { bytes, memtable: 1e6 });
+                let shape = TreeShape::new(setting, &Tree { bytes, memtable: 1e6 });
                 assert!(shape.most() >= shape.width() && shape.levels >= 1);
             }
         }

@@ -68,8 +68,8 @@ impl LsmIndex {
             Error::fatal("the index could not be written: open the store again").because(error)
         })?;
         writer.counts = change.counts;
-        self.gauges.note(&writer.counts, bytes);
-        self.db.helm.controller.wrote(entries);
+        self.gauges.record(&writer.counts, bytes);
+        self.db.tuner.controller.wrote(entries);
         Ok(())
     }
 
@@ -98,7 +98,11 @@ impl LsmIndex {
         let run = RunId(change.counts.last);
         for (page, hash) in (0..=u16::MAX).zip(new.pages) {
             change.put(Family::Path, &keys::path(new.scope, run, page), &hash.0)?;
-            change.put(Family::Page, &keys::page(new.scope, *hash), &keys::spot(run, page))?;
+            change.put(
+                Family::Page,
+                &keys::page(new.scope, *hash),
+                &keys::page_position(run, page),
+            )?;
         }
         let parent = parent.filter(|_| new.chained);
         if let Some((parent, page)) = parent {
@@ -148,7 +152,7 @@ impl LsmIndex {
         self.log(linked, "a link");
     }
 
-    /// What cannot be told to the caller, who will hear of it at the next sync.
+    /// What cannot be applied_options to the caller, who will hear of it at the next sync.
     fn log(&self, result: Result<()>, what: &str) {
         if let Err(error) = result {
             tracing::error!(%error, what, "the index did not take a change");
@@ -212,8 +216,8 @@ impl LsmIndex {
                     u16::MAX
                 }
             };
-            let end = keys::spot(run, end);
-            self.db.scan(Family::Child, &keys::spot(run, keep), |key, _| {
+            let end = keys::page_position(run, end);
+            self.db.scan(Family::Child, &keys::page_position(run, keep), |key, _| {
                 let Some((parent, child)) = keys::read_child(key) else { return false };
                 if parent != run || key[..end.len()] >= end[..] {
                     return false;
@@ -410,7 +414,7 @@ fn drop_page(
     hash: PageHash,
 ) -> Result<()> {
     change.delete(Family::Path, &keys::path(scope, run, page), &hash.0)?;
-    change.delete(Family::Page, &keys::page(scope, hash), &keys::spot(run, page))
+    change.delete(Family::Page, &keys::page(scope, hash), &keys::page_position(run, page))
 }
 
 /// Makes holes in a run of which something stays.

@@ -13,7 +13,7 @@
 
 use super::prefix::Prefixes;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
-use crate::lsm::{endless, recovery};
+use crate::lsm::{recovery, wal_corruption};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use ritornello_format::{Error, FORMAT_VERSION, PageHash, PageHashes, Result, ScopeSlot};
 use rocksdb::compaction_filter::Decision;
@@ -129,9 +129,9 @@ impl LsmResidency {
         let path = dir.join("lsm");
         recovery::refuse_in_forked_child(dir)?;
         fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
-        let logs = endless::in_logs(&path).map_err(|error| refused(dir, error))?;
-        if !logs.is_empty() || endless::is_in_list(&path) {
-            return Self::begin_anew(dir, options, "its list of files or its log is damaged");
+        let logs = wal_corruption::find_in_logs(&path).map_err(|error| refused(dir, error))?;
+        if !logs.is_empty() || wal_corruption::is_in_manifest(&path) {
+            return Self::recreate(dir, options, "its list of files or its log is damaged");
         }
         match Self::try_open(&path, options, false) {
             Ok(index) => index,
@@ -143,11 +143,11 @@ impl LsmResidency {
             Err(error) if error.kind() == rocksdb::ErrorKind::IOError && !is_gone(&error) => {
                 Err(refused(dir, error))
             }
-            Err(error) => Self::begin_anew(dir, options, error.as_ref()),
+            Err(error) => Self::recreate(dir, options, error.as_ref()),
         }
     }
 
-    fn begin_anew(dir: &Path, options: &LsmResidencyOptions, why: &str) -> Result<Self> {
+    fn recreate(dir: &Path, options: &LsmResidencyOptions, why: &str) -> Result<Self> {
         tracing::warn!(why, dir = %dir.display(), "residency is damaged: it begins anew");
         let path = dir.join("lsm");
         match fs::remove_dir_all(&path) {

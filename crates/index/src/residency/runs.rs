@@ -21,7 +21,7 @@ use std::ops::Range;
 /// Pages of a run at most.
 const RUN_PAGES: usize = 512;
 /// Runs with fewer pages keep their holes.
-const SQUEEZED_FROM: usize = 16;
+const COMPACT_FROM: usize = 16;
 /// Steps of a probe under one hold of the lock.
 pub(super) const SECTION: usize = 512;
 
@@ -331,24 +331,24 @@ impl Runs {
             run.hashes.truncate(kept);
             run.spans.truncate(kept as u16);
         }
-        if run.hashes.capacity() > 2 * kept + SQUEEZED_FROM {
+        if run.hashes.capacity() > 2 * kept + COMPACT_FROM {
             run.hashes.shrink_to_fit();
         }
         let scope = run.scope;
         if run.live == 0 {
             *run = Run::default();
             self.free.push(number);
-        } else if kept >= SQUEEZED_FROM && usize::from(run.live) * 2 < kept {
-            self.squeeze(number);
+        } else if kept >= COMPACT_FROM && usize::from(run.live) * 2 < kept {
+            self.compact(number);
         }
         self.heap = self.heap + self.runs[number as usize].heap() - heap;
         self.forget(scope, gone.into());
     }
 
     /// Closes the holes of a run up.
-    fn squeeze(&mut self, number: Number) {
+    fn compact(&mut self, number: Number) {
         let run = &mut self.runs[number as usize];
-        run.spans.squeeze(run.length());
+        run.spans.compact(run.length());
         let hashes = std::mem::take(&mut run.hashes);
         let live = hashes.iter().enumerate().filter(|(_, hash)| **hash != PageHash::NONE);
         run.hashes = Vec::with_capacity(run.live.into());

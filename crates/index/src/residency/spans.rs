@@ -91,7 +91,7 @@ impl Spans {
     }
 
     /// Closes the gaps that pages of no set leave.
-    pub(super) fn squeeze(&mut self, length: u16) {
+    pub(super) fn compact(&mut self, length: u16) {
         let old = std::mem::take(self);
         let mut next = 0;
         for (span, set) in old.all(length).filter(|(_, set)| *set != EMPTY) {
@@ -125,7 +125,7 @@ mod tests {
                         model.truncate(range.end.max(1).into());
                     }
                     1 => {
-                        spans.squeeze(length);
+                        spans.compact(length);
                         model.retain(|set| *set != EMPTY);
                     }
                     2..4 => {

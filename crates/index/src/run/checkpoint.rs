@@ -15,7 +15,7 @@
 use super::RunIndex;
 use super::options::journal_bytes_max;
 use super::slots::Number;
-use crate::Settle;
+use crate::SyncData;
 use crate::sync::Ordering;
 use ritornello_format::Result;
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
@@ -97,13 +97,13 @@ impl RunIndex {
     }
 
     /// Writes a checkpoint now, whether one is due or not. Writers and probes go on meanwhile.
-    /// Does nothing if one is being written. It counts after `settle` was called with all runs in
+    /// Does nothing if one is being written. It counts after `sync_data` was called with all runs in
     /// the index that it holds.
     ///
     /// # Errors
     /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if there was no room for
-    /// it, or what `settle` returned: the checkpoints and journals there were are as good as before.
-    pub fn checkpoint_after(&self, settle: Settle<'_>) -> Result<()> {
+    /// it, or what `sync_data` returned: the checkpoints and journals there were are as good as before.
+    pub fn checkpoint_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;
         let header = CheckpointHeader {
@@ -114,10 +114,10 @@ impl RunIndex {
         let slot = checkpoints.next();
         checkpoints.slots[slot].id = 0;
         checkpoints.last_id = header.id;
-        let bytes = self.write_checkpoint(&path(&self.dir, slot), header, settle)?;
+        let bytes = self.write_checkpoint(&path(&self.dir, slot), header, sync_data)?;
         checkpoints.slots[slot] = Slot { id: header.id, journal: journal.number };
         self.count_checkpoint(slot, bytes);
-        self.forget_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
+        self.remove_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
     }
 
     pub(super) fn count_checkpoint(&self, slot: usize, bytes: u64) {
@@ -132,7 +132,7 @@ impl RunIndex {
         &self,
         path: &Path,
         header: CheckpointHeader,
-        settle: Settle<'_>,
+        sync_data: SyncData<'_>,
     ) -> Result<u64> {
         let access = Access { write: true, create: true, direct: false };
         let file = self.or_refuse(self.medium.open(path, access))?;
@@ -145,7 +145,7 @@ impl RunIndex {
         // go of the lock that this takes.
         end.last = self.pending.lock().seal();
         end.reuse = self.tables.read().runs.reuse;
-        self.commit(end.last, settle)?;
+        self.commit(end.last, sync_data)?;
         self.or_refuse(out.finish(&end))?;
         let synced = out.file.sync_data().and_then(|()| self.medium.sync_dir(&self.dir));
         self.or_poison(synced)?;

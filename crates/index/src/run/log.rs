@@ -5,7 +5,7 @@
 
 use super::RunIndex;
 use super::pending::poisoned;
-use crate::Settle;
+use crate::SyncData;
 use crate::sync::{MutexGuard, Ordering};
 use ritornello_format::journal::JournalHeader;
 use ritornello_format::{Error, Result};
@@ -73,13 +73,13 @@ pub(super) fn create(
     dir: &Path,
     header: JournalHeader,
 ) -> io::Result<(Arc<dyn MediumFile>, JournalFile)> {
-    let file = begin(medium, dir, header)?;
-    end(medium, dir, file.as_ref())?;
+    let file = begin_file(medium, dir, header)?;
+    finish_file(medium, dir, file.as_ref())?;
     Ok((file, JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 }))
 }
 
 /// Writes a journal file's header; a file that is left like this is no file.
-fn begin(
+fn begin_file(
     medium: &dyn Medium,
     dir: &Path,
     header: JournalHeader,
@@ -91,7 +91,7 @@ fn begin(
     Ok(file)
 }
 
-fn end(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Result<()> {
+fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Result<()> {
     file.sync_data()?;
     medium.sync_dir(dir)
 }
@@ -100,9 +100,9 @@ impl RunIndex {
     /// Makes every record up to `last`, a seal, durable, after what they name. Callers that wait
     /// for each other share one write and one sync: who gets the lock takes everything that was
     /// settled until then.
-    pub(super) fn commit(&self, last: u64, settle: Settle<'_>) -> Result<()> {
-        settle()?;
-        self.pending.lock().settle(last);
+    pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
+        sync_data()?;
+        self.pending.lock().allow_write_through(last);
         let mut log = self.log.lock();
         self.flush(&mut log, last)
     }
@@ -135,7 +135,7 @@ impl RunIndex {
             current.bytes += records.len() as u64;
         }
         self.gauges.written.fetch_add(records.len() as u64, Ordering::Relaxed);
-        self.measure(log);
+        self.update_gauges(log);
         Ok(())
     }
 
@@ -144,22 +144,22 @@ impl RunIndex {
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
         let mut log = self.log.lock();
         // Whole, as an earlier write may have failed half-way: nothing torn stays behind.
-        let last = self.pending.lock().settled();
+        let last = self.pending.lock().writable_through();
         self.flush(&mut log, last)?;
         let header = JournalHeader { number: log.current().number + 1, first: log.durable + 1 };
-        let begun = begin(self.medium.as_ref(), &self.dir, header);
+        let begun = begin_file(self.medium.as_ref(), &self.dir, header);
         let file = self.or_refuse(begun)?;
-        self.or_poison(end(self.medium.as_ref(), &self.dir, file.as_ref()))?;
+        self.or_poison(finish_file(self.medium.as_ref(), &self.dir, file.as_ref()))?;
         let entry = JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 };
         self.gauges.written.fetch_add(entry.bytes, Ordering::Relaxed);
         log.file = file;
         log.files.push(entry);
-        self.measure(&log);
+        self.update_gauges(&log);
         Ok(header)
     }
 
     /// Removes the files before number `first`.
-    pub(super) fn forget_before(&self, first: u64) -> Result<()> {
+    pub(super) fn remove_before(&self, first: u64) -> Result<()> {
         let mut log = self.log.lock();
         let gone = log.files.iter().take_while(|file| file.number < first).count();
         let gone: Vec<JournalFile> = log.files.drain(..gone).collect();
@@ -171,11 +171,11 @@ impl RunIndex {
             let synced = self.medium.sync_dir(&self.dir);
             self.or_poison(synced)?;
         }
-        self.measure(&log);
+        self.update_gauges(&log);
         Ok(())
     }
 
-    pub(super) fn measure(&self, log: &Log) {
+    pub(super) fn update_gauges(&self, log: &Log) {
         self.gauges.journals.store(log.bytes(), Ordering::Relaxed);
         self.gauges.journal.store(log.current().bytes, Ordering::Relaxed);
         self.gauges.journal_files.store(log.count(), Ordering::Relaxed);
@@ -185,7 +185,7 @@ impl RunIndex {
     /// written, once there is room. Any other failure poisons.
     pub(super) fn or_refuse<T>(&self, result: io::Result<T>) -> Result<T> {
         match result {
-            Err(error) if is_full(&error) => Err(refusal(&self.dir, error)),
+            Err(error) if is_full(&error) => Err(write_refused(&self.dir, error)),
             result => self.or_poison(result),
         }
     }
@@ -207,7 +207,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// The error of an operation that changed nothing. Says what to do if the file system has no room.
-pub(super) fn refusal(dir: &Path, error: io::Error) -> Error {
+pub(super) fn write_refused(dir: &Path, error: io::Error) -> Error {
     if !is_full(&error) {
         return error.into();
     }

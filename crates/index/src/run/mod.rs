@@ -15,7 +15,7 @@
 //! | `replay` | making tables of them |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `log` are held across I/O
-//! (`checkpoints` across a [`Settle`], `log` not) and nobody but `sync` and `checkpoint` takes them; `pending` serialises writers; `tables` is
+//! (`checkpoints` across a [`SyncData`], `log` not) and nobody but `sync` and `checkpoint` takes them; `pending` serialises writers; `tables` is
 //! the only one a probe takes. No lock that a probe or a writer takes is held across I/O.
 
 mod checkpoint;
@@ -36,7 +36,7 @@ pub use options::RunOptions;
 pub(crate) use write::{check, check_place};
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
 use checkpoint::Checkpoints;
 use log::Log;
 use pending::Pending;
@@ -243,15 +243,15 @@ impl PrefixIndex for RunIndex {
         }
     }
 
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
-        self.note_touches();
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        self.append_touches();
         let last = self.pending.lock().seal();
-        self.commit(last, settle)?;
-        if self.must_checkpoint() { self.checkpoint_after(settle) } else { Ok(()) }
+        self.commit(last, sync_data)?;
+        if self.must_checkpoint() { self.checkpoint_after(sync_data) } else { Ok(()) }
     }
 
-    fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
-        if self.is_checkpoint_due() { self.checkpoint_after(settle) } else { Ok(()) }
+    fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        if self.is_checkpoint_due() { self.checkpoint_after(sync_data) } else { Ok(()) }
     }
 
     fn has_memory_for(&self, pages: &[PageHash]) -> bool {

@@ -19,7 +19,7 @@ use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
 
 /// What [`RunIndex::reserve`] leaves free: headers, and the records of a removal or two.
-const SLACK: u64 = 4 << 10;
+const HEADROOM_BYTES: u64 = 4 << 10;
 
 #[derive(Debug)]
 pub(super) struct Pending {
@@ -28,14 +28,14 @@ pub(super) struct Pending {
     /// Sealed records, oldest first, each batch with the number of its last one.
     sealed: VecDeque<(u64, Vec<u8>)>,
     /// What the records up to this one name is durable: they may be written. It ends a batch.
-    settled: u64,
+    writable_through: u64,
     /// Sequence number of the next record.
     next: u64,
 }
 
 impl Pending {
-    pub(super) fn starting_at(next: u64) -> Self {
-        Self { buffer: Writer::new(), sealed: VecDeque::new(), settled: next - 1, next }
+    pub(super) fn new(next: u64) -> Self {
+        Self { buffer: Writer::new(), sealed: VecDeque::new(), writable_through: next - 1, next }
     }
 
     /// Ends a batch with the last record there is, and returns its number.
@@ -48,22 +48,22 @@ impl Pending {
     }
 
     /// Notes that what the records up to `last`, a seal, name is durable.
-    pub(super) fn settle(&mut self, last: u64) {
-        self.settled = self.settled.max(last);
+    pub(super) fn allow_write_through(&mut self, last: u64) {
+        self.writable_through = self.writable_through.max(last);
     }
 
     /// The last record that may be written.
-    pub(super) fn settled(&self) -> u64 {
-        self.settled
+    pub(super) fn writable_through(&self) -> u64 {
+        self.writable_through
     }
 
     /// Takes the records that may be written, and the number of the last one.
     pub(super) fn take(&mut self) -> (Vec<u8>, u64) {
-        let batches = self.sealed.partition_point(|(last, _)| *last <= self.settled);
+        let batches = self.sealed.partition_point(|(last, _)| *last <= self.writable_through);
         let mut batches = self.sealed.drain(..batches).map(|(_, batch)| batch);
         let mut records = batches.next().unwrap_or_default();
         batches.for_each(|batch| records.extend(batch));
-        (records, self.settled)
+        (records, self.writable_through)
     }
 
     /// Gives back what was taken and could not be written, before what came since.
@@ -101,7 +101,7 @@ impl RunIndex {
                 .with("bytes", waiting)
                 .with("pending_bytes_max", self.options.pending_max()));
         }
-        let worst = self.worst_case(image as u64) + waiting + SLACK;
+        let worst = self.worst_case(image as u64) + waiting + HEADROOM_BYTES;
         if worst > self.budget() {
             return Err(Error::retry(
                 "the index has reached its share of the budget: sync, or remove pages",
@@ -124,7 +124,7 @@ impl RunIndex {
     }
 
     /// Journals what was touched since the last time, each run once.
-    pub(super) fn note_touches(&self) {
+    pub(super) fn append_touches(&self) {
         let touched = std::mem::take(&mut *self.touched.lock());
         for section in touched.chunks(SECTION * 4) {
             let mut pending = self.pending.lock();

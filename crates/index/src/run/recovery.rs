@@ -4,13 +4,13 @@
 //! run that is not there, or not any more, does nothing. Slots and the tree are built at the end,
 //! from what is left; what then does not add up is dropped with everything behind it.
 //!
-//! **The straight way** is: one checkpoint (or none yet) loads, and the journal reaches past what
+//! **The undamaged way** is: one checkpoint (or none yet) loads, and the journal reaches past what
 //! it may show and ends at most in a torn frame. The torn frame is cut off, and the checkpoint, the
 //! journal files and the directory are synced, because a process that was killed may have left them
 //! in the page cache.
 //!
 //! **Rewriting.** Anything else was damage, and what was passed over must not be believed by a later
-//! recovery. After an owner that did not end cleanly ([`RunOptions::clean`]) even the straight way
+//! recovery. After an owner that did not end cleanly ([`RunOptions::clean`]) even the undamaged way
 //! may have read pages that a failed sync dropped: they are in the page cache and not on the disk,
 //! and no sync writes them any more. In both cases, and when the names of runs had to be drawn
 //! afresh, what was recovered is written into new files before the index is used:
@@ -32,7 +32,7 @@
 
 use super::checkpoint::{self, Checkpoints, Slot};
 use super::frames::{Frames, Next};
-use super::log::{self, JournalFile, Log, refusal};
+use super::log::{self, JournalFile, Log, write_refused};
 use super::options::checkpoint_bytes;
 use super::pending::Pending;
 use super::replay::{Restored, finish};
@@ -92,26 +92,26 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     }
     let newest = newest_with_records(&files);
     let source = Source { medium: medium.as_ref(), dir, numbers: &numbers, newest };
-    let (chosen, straight) = source.choose(&headers)?;
+    let (chosen, undamaged) = source.choose(&headers)?;
     let Attempt { restored, replayed, slot, exact } = chosen;
     let (mut tables, dropped) = finish(restored, !exact);
-    let straight = straight && !replayed.damaged;
-    let renewed = tables.runs.renew();
+    let undamaged = undamaged && !replayed.damaged;
+    let renumbered = tables.runs.renumber();
     let next = replayed.last + 1;
 
     let last = numbers.last().copied();
     // No file, or one journal file without records: nothing was ever durable.
-    let is_empty = straight && numbers.len() < 2 && newest == 0 && headers == [None; 2];
+    let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
     // Empty files behind a torn tail are of a rewriting open that the power interrupted.
-    let goes_on = last.is_none_or(|last| last == replayed.ended_in);
-    let is_sound = options.clean && straight && goes_on && !renewed;
-    let rewrites = !is_sound && !is_empty;
+    let is_last = last.is_none_or(|last| last == replayed.ended_in);
+    let is_sound = options.clean && undamaged && is_last && !renumbered;
+    let must_rewrite = !is_sound && !is_empty;
     let file = match replayed.tail {
-        _ if rewrites => {
+        _ if must_rewrite => {
             let number = last.unwrap_or(0).max(newest_journal(&headers)) + 1;
             let header = JournalHeader { number, first: next };
             let created = log::create(medium.as_ref(), dir, header);
-            let (file, entry) = created.map_err(|error| refusal(dir, error))?;
+            let (file, entry) = created.map_err(|error| write_refused(dir, error))?;
             files.push(entry);
             file
         }
@@ -134,7 +134,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             file
         }
     };
-    if !rewrites {
+    if !must_rewrite {
         // The previous process may have died before its sync, and recovery then read bytes that are
         // only in the page cache. The index treats them as durable after this sync.
         let checkpoint = slot.map(|slot| checkpoint::path(dir, slot));
@@ -147,7 +147,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let recovered = Recovered {
         replayed: replayed.records,
         torn_bytes: replayed.torn_bytes,
-        damaged: !straight,
+        damaged: !undamaged,
         dropped_runs: dropped.len() as u64,
     };
     if recovered.damaged || recovered.torn_bytes > 0 || recovered.dropped_runs > 0 {
@@ -158,7 +158,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         checkpoints: Mutex::new(checkpoints_of(&headers, slot, log.first_number())),
         gauges: gauges(&log, medium.as_ref(), dir, options.metadata_bytes_max)?,
         log: Mutex::new(log),
-        pending: Mutex::new(Pending::starting_at(next)),
+        pending: Mutex::new(Pending::new(next)),
         tables: RwLock::new(tables),
         touched: Mutex::new(Vec::new()),
         medium,
@@ -166,7 +166,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         options,
         recovered,
     };
-    if rewrites {
+    if must_rewrite {
         // The new checkpoint does not have what was dropped.
         index.rewrite(next)?;
     } else if !dropped.is_empty() {
@@ -214,7 +214,7 @@ impl RunIndex {
         };
         self.or_poison(gone)?;
         self.gauges.checkpoints[other].store(0, Ordering::Relaxed);
-        self.forget_before(journal)
+        self.remove_before(journal)
     }
 }
 
@@ -283,11 +283,11 @@ fn read_checkpoint_header(
     };
     let mut bytes = [0; CheckpointHeader::BYTES];
     let read = file.read_at(&mut bytes, 0)?;
-    believed(CheckpointHeader::decode(&bytes[..read]))
+    none_if_damaged(CheckpointHeader::decode(&bytes[..read]))
 }
 
 /// Damage is nothing; another version is an error.
-fn believed<T>(decoded: Result<T>) -> Result<Option<T>> {
+fn none_if_damaged<T>(decoded: Result<T>) -> Result<Option<T>> {
     match decoded {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.kind() == ErrorKind::Miss => Ok(None),
@@ -307,7 +307,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The best attempt, and whether it was the straight way.
+    /// The best attempt, and whether it was the undamaged way.
     fn choose(&self, headers: &[Option<CheckpointHeader>; 2]) -> Result<(Attempt, bool)> {
         let mut slots: Vec<(usize, CheckpointHeader)> =
             (0..2).filter_map(|slot| Some((slot, headers[slot]?))).collect();
@@ -392,7 +392,7 @@ impl Source<'_> {
         let Some(file) = self.file(number)? else { return Ok(None) };
         let mut bytes = [0; JournalHeader::BYTES];
         let read = file.read_at(&mut bytes, 0)?;
-        let header = believed(JournalHeader::decode(&bytes[..read]))?;
+        let header = none_if_damaged(JournalHeader::decode(&bytes[..read]))?;
         Ok(header.filter(|header| header.number == number))
     }
 

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) const NO_RUN: Number = 0;
 
 /// From this reuse count on, names are drawn afresh when the index is opened.
-const REUSE_RENEWED: u32 = 1 << 31;
+const RENUMBER_AT: u32 = 1 << 31;
 
 /// What a retained run adds to a checkpoint.
 const RETAINED_BYTES: usize = Retentions::bytes(1) - Retentions::bytes(0);
@@ -49,7 +49,7 @@ pub(crate) struct Runs {
     /// Chunks with free records.
     open: BTreeSet<usize>,
     /// Chunks that are empty.
-    gone: BTreeSet<usize>,
+    freed: BTreeSet<usize>,
     /// The largest reuse count that was ever given out.
     pub(crate) reuse: u32,
     /// Reuse counts of new runs are at least this: larger than any that a journal or checkpoint
@@ -74,7 +74,7 @@ pub(crate) struct Cut {
     pub(crate) pages: u32,
     /// Number of the first page of `hashes`.
     pub(crate) first: u16,
-    /// What was behind the cut; [`PageHash::NONE`] where a page was gone already.
+    /// What was behind the cut; [`PageHash::NONE`] where a page was freed already.
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) extents: Vec<Extent>,
 }
@@ -120,7 +120,7 @@ impl Runs {
     }
 
     /// Makes chunk `chunk`, which is empty or the next one, with all of its records free.
-    fn make(&mut self, chunk: usize) {
+    fn make_chunk(&mut self, chunk: usize) {
         let first = (chunk * CHUNK) as Number;
         let hot = (0..CHUNK).map(|_| Hot::default()).collect();
         let mut cold: Box<[Cold]> = (0..CHUNK).map(|_| Cold::default()).collect();
@@ -135,35 +135,35 @@ impl Runs {
             self.free.push(free);
         } else {
             (self.hot[chunk], self.cold[chunk], self.free[chunk]) = (hot, cold, free);
-            self.gone.remove(&chunk);
+            self.freed.remove(&chunk);
         }
         self.open.insert(chunk);
     }
 
     /// Takes the memory of a chunk that nothing is in. Names of runs that were there are not given
     /// out again.
-    fn unmake(&mut self, chunk: usize) {
+    fn free_chunk(&mut self, chunk: usize) {
         (self.hot[chunk], self.cold[chunk]) = (Box::default(), Box::default());
         self.open.remove(&chunk);
-        self.gone.insert(chunk);
+        self.freed.insert(chunk);
         self.reuse_floor = self.reuse_floor.max(self.reuse.saturating_add(1));
     }
 
     /// Makes records up to `run` exist.
     fn grow_to(&mut self, run: Number) {
         while self.hot.len() <= run as usize >> CHUNK_BITS {
-            self.make(self.hot.len());
+            self.make_chunk(self.hot.len());
         }
     }
 
     /// A record for a new run, not published yet. `None`: all numbers are in use.
     pub(crate) fn allocate(&mut self) -> Option<Number> {
         if self.open.is_empty() {
-            let chunk = self.gone.first().copied().unwrap_or(self.hot.len());
+            let chunk = self.freed.first().copied().unwrap_or(self.hot.len());
             if chunk * CHUNK > NUMBER_MAX as usize {
                 return None;
             }
-            self.make(chunk);
+            self.make_chunk(chunk);
         }
         let chunk = *self.open.first()?;
         let run = self.free[chunk].first;
@@ -180,7 +180,7 @@ impl Runs {
         Some(run)
     }
 
-    /// Gives a record back whose run is gone and whose slots are gone.
+    /// Gives a record back whose run is freed and whose slots are freed.
     pub(crate) fn release(&mut self, run: Number) {
         if self.cold(run).reuse == u32::MAX {
             return;
@@ -190,7 +190,7 @@ impl Runs {
         self.cold_mut(run).next = first;
         self.free[chunk] = Free { first: run, taken: taken - 1 };
         if taken == 1 {
-            self.unmake(chunk);
+            self.free_chunk(chunk);
         } else {
             self.open.insert(chunk);
         }
@@ -336,7 +336,7 @@ impl Runs {
             .filter(move |run| self.cold(*run).parent_page >= from)
     }
 
-    /// Cuts a published run after `keep` pages; if no page is left in front of the cut, it is gone
+    /// Cuts a published run after `keep` pages; if no page is left in front of the cut, it is freed
     /// whole. Nothing may be attached behind the cut any more.
     pub(crate) fn cut(&mut self, run: Number, keep: u16) -> Option<Cut> {
         let pages = self.hot(run).pages();
@@ -348,7 +348,7 @@ impl Runs {
         let kept = pages[..keep].iter().filter(is_live).count();
         let (whole, keep) = if kept == 0 { (true, 0) } else { (false, keep) };
         let hashes = pages[keep..].to_vec();
-        let gone = hashes.iter().filter(is_live).count();
+        let freed = hashes.iter().filter(is_live).count();
         let image_bytes = self.image_bytes - self.image_size(run);
         let mut place = self.place(run);
         let extents = crate::view::held(&place, pages, keep as u32);
@@ -357,16 +357,16 @@ impl Runs {
             self.detach(run);
             self.live -= 1;
         }
-        self.pages -= gone as u64;
+        self.pages -= freed as u64;
         self.set_place(run, &place);
         self.shorten(run, keep);
         self.image_bytes = image_bytes + if whole { 0 } else { self.image_size(run) };
         let cold = self.cold_mut(run);
-        cold.live -= gone as u16;
+        cold.live -= freed as u16;
         if whole {
             self.retain(run, 0);
         }
-        Some(Cut { whole, pages: gone as u32, first: keep as u16, hashes, extents })
+        Some(Cut { whole, pages: freed as u32, first: keep as u16, hashes, extents })
     }
 
     /// Sets the length and gives the memory behind it back.
@@ -380,7 +380,7 @@ impl Runs {
     }
 
     /// Removes page `page` from the middle of a run that keeps at least one more. Returns its hash
-    /// and what it held; `None` if it is gone already or is the last one.
+    /// and what it held; `None` if it is freed already or is the last one.
     pub(crate) fn punch(&mut self, run: Number, page: u16) -> Option<(PageHash, Vec<Extent>)> {
         let hash = *self.hot(run).pages().get(usize::from(page))?;
         if hash == PageHash::NONE || self.cold(run).live <= 1 {
@@ -418,8 +418,8 @@ impl Runs {
 
     /// Draws the names of all runs afresh if reuse counts have become large, and says whether it
     /// did: then no file from before may be read again.
-    pub(crate) fn renew(&mut self) -> bool {
-        if self.reuse < REUSE_RENEWED {
+    pub(crate) fn renumber(&mut self) -> bool {
+        if self.reuse < RENUMBER_AT {
             return false;
         }
         for (hot, cold) in self.hot.iter().zip(&mut self.cold) {
@@ -456,7 +456,7 @@ impl Runs {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        (self.hot.len() - self.gone.len()) * CHUNK_BYTES
+        (self.hot.len() - self.freed.len()) * CHUNK_BYTES
             + self.heap_bytes
             + self.retained.len() * RETAINED_MEMORY
     }

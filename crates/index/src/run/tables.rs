@@ -15,7 +15,7 @@ use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 pub(crate) const SECTION: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// Runs that a walk looks up at once.
-const AHEAD: usize = 8;
+const LOOKAHEAD_RUNS: usize = 8;
 
 /// Bytes of a touched run in the list of them, which grows by doubling.
 const TOUCHED_BYTES: usize = 2 * size_of::<Number>();
@@ -72,14 +72,14 @@ impl Tables {
         })
     }
 
-    /// The longest stretch of one run that the keys from `at` on lead through: the run, the first
+    /// The longest match_run of one run that the keys from `at` on lead through: the run, the first
     /// page there, the number of pages.
     ///
     /// In a chained scope a hash commits to everything before it, so if the last page that run and
     /// keys could have in common is the same, all before it are. That is nearly always so; else
     /// the last common page is found by halving. Other scopes compare page by page.
     #[inline]
-    pub(crate) fn stretch(
+    pub(crate) fn match_run(
         &self,
         scope: ScopeSlot,
         keys: &(impl PageHashes + ?Sized),
@@ -125,7 +125,7 @@ impl Tables {
         None
     }
 
-    /// Walks along `keys`, stretch by stretch, and returns how many of them were found.
+    /// Walks along `keys`, match_run by match_run, and returns how many of them were found.
     #[inline]
     pub(crate) fn walk(
         &self,
@@ -136,11 +136,11 @@ impl Tables {
         let mut at = 0;
         let mut guess = true;
         while at < keys.len() {
-            let Some((run, page, count)) = self.stretch(scope, keys, at) else { break };
+            let Some((run, page, count)) = self.match_run(scope, keys, at) else { break };
             visit(run, page, count, at);
             at += count;
             if guess && at < keys.len() {
-                at = self.leap(scope, keys, at, count, &mut visit);
+                at = self.match_next_runs(scope, keys, at, count, &mut visit);
                 guess = false;
             }
         }
@@ -148,11 +148,11 @@ impl Tables {
     }
 
     /// Goes on from `at` on the guess that the next runs of a chained scope are `stride` pages
-    /// long, too: looks [`AHEAD`] of them up at once, step by step, so that the processor waits for
+    /// long, too: looks [`LOOKAHEAD_RUNS`] of them up at once, step by step, so that the processor waits for
     /// their cache lines together and not one after the other. Takes what proves right, and returns
     /// how far that went; the walk goes on from there as usual.
     #[inline]
-    fn leap(
+    fn match_next_runs(
         &self,
         scope: ScopeSlot,
         keys: &(impl PageHashes + ?Sized),
@@ -161,19 +161,19 @@ impl Tables {
         visit: &mut impl FnMut(Number, u16, usize, usize),
     ) -> usize {
         while at < keys.len() {
-            let guesses = AHEAD.min((keys.len() - at).div_ceil(stride));
-            let mut hashes = [PageHash::NONE; AHEAD];
-            let mut found = [(NO_RUN, 0); AHEAD];
-            let mut warmth = 0;
+            let guesses = LOOKAHEAD_RUNS.min((keys.len() - at).div_ceil(stride));
+            let mut hashes = [PageHash::NONE; LOOKAHEAD_RUNS];
+            let mut found = [(NO_RUN, 0); LOOKAHEAD_RUNS];
+            let mut prefetched = 0;
             for (guess, hash) in hashes[..guesses].iter_mut().enumerate() {
                 *hash = keys.at(at + guess * stride);
-                warmth ^= self.slots.touch(*hash);
+                prefetched ^= self.slots.touch(*hash);
             }
             for guess in 0..guesses {
                 found[guess] = self.slots.candidates(hashes[guess]).next().unwrap_or((NO_RUN, 0));
-                warmth ^= self.runs.hot(found[guess].0).pages_from(0) as u64;
+                prefetched ^= self.runs.hot(found[guess].0).pages_from(0) as u64;
             }
-            std::hint::black_box(warmth);
+            std::hint::black_box(prefetched);
             let start = at;
             for guess in 0..guesses {
                 let from = start + guess * stride;
@@ -183,7 +183,7 @@ impl Tables {
                 if span == 0 || hot.scope != scope || !hot.chained {
                     break;
                 }
-                // The same reasoning as in `stretch`.
+                // The same reasoning as in `match_run`.
                 let last = if span == 1 { hashes[guess] } else { keys.at(from + span - 1) };
                 if !hot.is(usize::from(page) + span - 1, last) {
                     break;
@@ -244,26 +244,26 @@ impl Tables {
     /// `run`, cut after `keep` pages, and every run that is attached behind the cut, directly or
     /// not; each after the one it is attached to.
     pub(crate) fn closure(&self, run: Number, keep: u16) -> Vec<(Number, u16)> {
-        let mut doomed = vec![(run, keep)];
+        let mut removals = vec![(run, keep)];
         let mut at = 0;
-        while let Some(&(next, from)) = doomed.get(at) {
-            let first = doomed.len();
-            doomed.extend(self.runs.children(next, from).map(|child| (child, 0)));
+        while let Some(&(next, from)) = removals.get(at) {
+            let first = removals.len();
+            removals.extend(self.runs.children(next, from).map(|child| (child, 0)));
             // A run has one parent, so only the first can be met again, and only if it hangs
             // behind itself. No honest chain does; it goes whole then.
-            if let Some(again) = doomed[first..].iter().position(|&(child, _)| child == run) {
-                doomed.swap_remove(first + again);
-                if keep > 0 && doomed[0].1 > 0 {
-                    doomed[0].1 = 0;
+            if let Some(again) = removals[first..].iter().position(|&(child, _)| child == run) {
+                removals.swap_remove(first + again);
+                if keep > 0 && removals[0].1 > 0 {
+                    removals[0].1 = 0;
                     let before = |child: &Number| self.runs.cold(*child).parent_page < keep;
                     let more: Vec<_> =
                         self.runs.children(run, 0).filter(before).filter(|c| *c != run).collect();
-                    doomed.extend(more.into_iter().map(|child| (child, 0)));
+                    removals.extend(more.into_iter().map(|child| (child, 0)));
                 }
             }
             at += 1;
         }
-        doomed
+        removals
     }
 
     /// Whether `hash` is in the index, as a parent that can be attached to.

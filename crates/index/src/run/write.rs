@@ -124,7 +124,7 @@ impl RunIndex {
     /// Cuts a run, after everything that is attached behind the cut was removed, leaves first: so
     /// the index is closed at every moment, for a probe and for what a crash leaves of the journal.
     pub(super) fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
-        let doomed = {
+        let removals = {
             let tables = self.tables.read();
             let hot = tables.runs.hot(run);
             match u16::try_from(keep) {
@@ -138,9 +138,9 @@ impl RunIndex {
                 _ => return Vec::new(),
             }
         };
-        let mut removed = Vec::with_capacity(doomed.len());
-        let mut entries = Vec::with_capacity(doomed.len().min(ENTRIES));
-        for &(run, keep) in doomed.iter().rev() {
+        let mut removed = Vec::with_capacity(removals.len());
+        let mut entries = Vec::with_capacity(removals.len().min(ENTRIES));
+        for &(run, keep) in removals.iter().rev() {
             if let Some(gone) = self.cut_one(run, keep) {
                 entries.push((gone.run.0, if gone.whole { 0 } else { keep }));
                 removed.push(gone);

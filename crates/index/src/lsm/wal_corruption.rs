@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const BLOCK: usize = 32 << 10;
 
 /// The logs of a database that have such a record, and where the first of it is.
-pub(crate) fn in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
+pub(crate) fn find_in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let entries = match fs::read_dir(database) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -22,7 +22,7 @@ pub(crate) fn in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     for entry in entries {
         let path = entry?.path();
         if path.extension().is_some_and(|kind| kind == "log")
-            && let Some(at) = find(&path)?
+            && let Some(at) = find_in_file(&path)?
         {
             found.push((path, at));
         }
@@ -31,7 +31,7 @@ pub(crate) fn in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
 }
 
 /// Cuts logs there. What a later log says then follows on nothing, so such a database is damaged.
-pub(crate) fn cut(logs: &[(PathBuf, u64)]) -> io::Result<()> {
+pub(crate) fn truncate_logs(logs: &[(PathBuf, u64)]) -> io::Result<()> {
     for (path, at) in logs {
         tracing::warn!(path = %path.display(), at, "a log of the index is damaged and is cut");
         OpenOptions::new().write(true).open(path)?.set_len(*at)?;
@@ -41,20 +41,20 @@ pub(crate) fn cut(logs: &[(PathBuf, u64)]) -> io::Result<()> {
 
 /// Whether the list of files that `CURRENT` names has such a record. Where that cannot be read,
 /// RocksDB says so.
-pub(crate) fn is_in_list(database: &Path) -> bool {
+pub(crate) fn is_in_manifest(database: &Path) -> bool {
     fs::read_to_string(database.join("CURRENT"))
-        .and_then(|name| find(&database.join(name.trim_end())))
+        .and_then(|name| find_in_file(&database.join(name.trim_end())))
         .is_ok_and(|at| at.is_some())
 }
 
 /// Where the first is in a file.
-fn find(path: &Path) -> io::Result<Option<u64>> {
+fn find_in_file(path: &Path) -> io::Result<Option<u64>> {
     let mut file = File::open(path)?;
     let (mut start, mut block) = (0, Vec::with_capacity(BLOCK));
     loop {
         block.clear();
         Read::by_ref(&mut file).take(BLOCK as u64).read_to_end(&mut block)?;
-        if let Some(at) = find_in(&block) {
+        if let Some(at) = find_in_block(&block) {
             return Ok(Some(start + at as u64));
         }
         if block.len() < BLOCK {
@@ -65,7 +65,7 @@ fn find(path: &Path) -> io::Result<Option<u64>> {
 }
 
 /// Where the first is in a block.
-fn find_in(block: &[u8]) -> Option<usize> {
+fn find_in_block(block: &[u8]) -> Option<usize> {
     let mut at = 0;
     while let Some(&[_, _, _, _, low, high, kind]) = block.get(at..).and_then(<[u8]>::first_chunk) {
         // Of recycled logs: four of fragments, one of timestamps' sizes, one of the log before.
