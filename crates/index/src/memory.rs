@@ -1,5 +1,5 @@
-//! The `memory` backend: hash maps under one lock. Nothing is durable and nothing is clever: it is
-//! the oracle that others are tested against, and it must be right at a glance.
+//! The `memory` backend: hash maps under one lock, not durable. It is the oracle that other
+//! backends are tested against, so its code is plain.
 
 use crate::sync::Mutex;
 use crate::view::join;
@@ -44,7 +44,7 @@ impl Run {
         self.view.parent
     }
 
-    /// The extents of live pages in `from..`.
+    /// The extents of live pages from page `from` on.
     fn held(&self, from: usize) -> Vec<Extent> {
         let pages = self.view.pages.iter().enumerate().skip(from);
         let live = pages.filter(|(_, page)| **page != PageHash::NONE);

@@ -84,12 +84,12 @@ impl ArtIndex {
         Ok(is.then_some((run, page, record)))
     }
 
-    /// The longest stretch of one run that the keys from `at` on lead through.
+    /// The longest match_run of one run that the keys from `at` on lead through.
     ///
     /// In a chained scope a hash commits to everything before it, so the run is passed through if
     /// its last page is the one that is asked for there; nothing but its record is read. Else the
     /// pages are compared one by one.
-    pub(super) fn stretch(
+    pub(super) fn match_run(
         &self,
         scope: ScopeSlot,
         keys: &dyn PageHashes,
@@ -152,10 +152,10 @@ impl ArtIndex {
     ) -> usize {
         let mut at = 0;
         while at < keys.len() {
-            let stretch = self.stretch(scope, keys, at, skip);
-            let Some(stretch) = self.or_miss(stretch).flatten() else { break };
-            visit(stretch, at);
-            at += stretch.2;
+            let match_run = self.match_run(scope, keys, at, skip);
+            let Some(match_run) = self.or_miss(match_run).flatten() else { break };
+            visit(match_run, at);
+            at += match_run.2;
         }
         at
     }

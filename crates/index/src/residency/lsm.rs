@@ -377,10 +377,10 @@ impl Residency for LsmResidency {
             for value in self.get(&keys) {
                 let value = value.as_deref().unwrap_or_default();
                 let left = if !last.is_empty() && last == value {
-                    prefixes.again(1)
+                    prefixes.extend_same(1)
                 } else {
                     last = value.to_vec();
-                    prefixes.step(&decode(value, &epochs), 1)
+                    prefixes.extend(&decode(value, &epochs), 1)
                 };
                 if !left {
                     return prefixes.finish();
