@@ -1,9 +1,9 @@
-//! Opening: what to believe.
+//! Opens the index, and verifies it.
 //!
-//! Holt brings its tree back; here the records of runs are read, and with
-//! [`ArtOptions::verify`](super::ArtOptions) every chunk and every link as well. A run is believed
-//! if its record, all its chunks and its parent are. What belongs to no run is removed: a run was
-//! being written or removed when the process died, or was damaged.
+//! Holt recovers its tree. This module reads the records of runs, and with
+//! [`ArtOptions::verify`](super::ArtOptions) every chunk and every link as well. A run is valid if
+//! its record, all its chunks and its parent are. Entries that belong to no valid run are removed:
+//! the run was being written or removed when the process died, or it was damaged.
 
 use super::key;
 use super::record::{self, Record};
@@ -20,16 +20,16 @@ use std::sync::atomic::Ordering;
 
 /// Holt's log, in the index's directory.
 const LOG: &str = "journal.wal";
-/// Says that the index was made: Holt takes files without a root for a new tree.
+/// Marks that the index was created: Holt takes files without a root for a new tree.
 const MADE: &str = "made";
 
-/// Opens the index: without Holt's log if what is there cannot be read, and empty if it still cannot.
+/// Opens the index: without Holt's log if its files cannot be read, and empty if they still cannot.
 pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
     std::fs::create_dir_all(dir)?;
     let mut recovered = ArtRecovered::default();
     loop {
         let attempt = || attempt(dir, options.clone(), recovered);
-        // Holt's frames have no checksums: what it does with a damaged one, nobody promises.
+        // Holt's frames have no checksums: on a damaged one it may panic.
         let error = match catch_unwind(AssertUnwindSafe(attempt)) {
             Ok(Ok(index)) => return Ok(index),
             Ok(Err(error)) if recovered.all_dropped || !tree::is_damage(&error) => {
@@ -68,7 +68,7 @@ fn attempt(dir: &Path, options: ArtOptions, recovered: ArtRecovered) -> Result<A
     index.reconcile(recovered)
 }
 
-/// What a run's record says, and how much of it was found.
+/// The record of a run, and the parts of the run that were found.
 #[derive(Debug)]
 struct Found {
     scope: ScopeSlot,
@@ -163,7 +163,7 @@ impl ArtIndex {
         Ok(retained)
     }
 
-    /// Reads all chunks and links. Chunks that no run has are left over.
+    /// Reads all chunks and links. Returns the chunks without a run in `leftover`.
     fn verify(
         &self,
         runs: &mut HashMap<RunId, Found>,
@@ -174,7 +174,8 @@ impl ArtIndex {
             let Some((scope, run, first)) = key::parse_chunk(&key) else { continue };
             match runs.get_mut(&run).filter(|found| found.scope == scope && first < found.pages) {
                 Some(found) => {
-                    // In order: a chunk that is missing or damaged makes the run short for good.
+                    // Chunks come in order: after a missing or damaged one the run stays
+                    // incomplete.
                     let chunk = record::decode_chunk(&key, &value).unwrap_or_default();
                     if first == found.pages_found {
                         found.pages_found += chunk.len();
@@ -208,7 +209,7 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Links that were lost, so that whoever goes takes all that hangs behind.
+    /// Restores lost links, so that a removal reaches everything attached behind a run.
     fn relink(&self, runs: &HashMap<RunId, Found>) -> Result<()> {
         let mut batch = Batch::default();
         for (run, found) in runs {
@@ -225,7 +226,7 @@ impl ArtIndex {
         if batch.len() > 0 { self.apply(&batch) } else { Ok(()) }
     }
 
-    /// Drops runs that are not believed, and all that hang behind them. Returns how many.
+    /// Drops invalid runs, and all runs attached behind them. Returns their number.
     fn drop_runs(&self, doomed: &[RunId], runs: &HashMap<RunId, Found>) -> Result<u64> {
         let mut waiting = doomed.to_vec();
         let mut dropped = 0;
@@ -271,7 +272,7 @@ fn found(record: &Record) -> Found {
     }
 }
 
-/// Runs that are not whole, or whose parent is not there.
+/// Runs that are incomplete, or whose parent does not exist.
 fn damaged(runs: &HashMap<RunId, Found>) -> impl Iterator<Item = RunId> + '_ {
     let is_sound = |found: &Found| {
         let there = |(run, page): (RunId, u32)| {

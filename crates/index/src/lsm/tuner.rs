@@ -1,4 +1,4 @@
-//! Steering: what was counted and timed becomes a setting, and the setting RocksDB's options.
+//! The tuner: turns counts and times into a setting, and the setting into RocksDB's options.
 
 use super::controller::{Controller, Mode};
 use super::families::{Families, Family};
@@ -10,7 +10,7 @@ use crate::tuning::{Tree, Tuning};
 use ritornello_format::{Error, Result};
 use rocksdb::properties;
 
-/// Levels that RocksDB has besides level 0.
+/// Levels of RocksDB besides level 0.
 const LEVELS: usize = 6;
 
 #[derive(Debug)]
@@ -21,11 +21,11 @@ pub(super) struct Tuner {
     memtable: f64,
 }
 
-/// What RocksDB was applied_options last; of all runs' bound nothing at open.
+/// The options that RocksDB was given last. The bound of all runs cannot be given at open.
 #[derive(Debug, Default)]
 struct Applied {
     shape: Option<TreeShape>,
-    /// Flushes there had been.
+    /// Number of flushes at that time.
     flushes: u64,
 }
 
@@ -35,20 +35,20 @@ impl Tuner {
             controller: Controller::new(options.mode),
             meter: Meter::new(options),
             applied_options: Mutex::new(Applied::default()),
-            // Tables take about half of what their entries take in memory.
+            // Tables take about half of the memory of their entries.
             memtable: options.memtable_bytes as f64 / 2.0,
         }
     }
 }
 
 impl Families {
-    /// Follows the mix from now on, or moves to a setting and stays there.
+    /// Follows the mix of operations from now on, or moves to a setting and stays there.
     pub(super) fn set_mode(&self, mode: Mode) {
         self.tuner.controller.set_mode(mode);
     }
 
-    /// Decides if a window is full, and goes one step if something was flushed. It may wait for
-    /// RocksDB to write down what was changed.
+    /// Makes a decision if a window is full, and goes one step if something was flushed. May wait
+    /// until RocksDB has written the changed options to a file.
     pub(super) fn tune(&self) -> Result<()> {
         let tuner = &self.tuner;
         let Some(mut applied_options) = tuner.applied_options.try_lock() else { return Ok(()) };
@@ -83,9 +83,10 @@ impl Families {
         Ok(())
     }
 
-    /// All families once, as some words cannot be said at open; from then on only the one that is
-    /// asked for hashes. The keys of the others come in order, so their tables hardly overlap and
-    /// are moved, whatever the sizes; and writers wait while RocksDB notes a change in a file.
+    /// Gives all families their options once, because some cannot be given at open; later only the
+    /// family of page hashes. The keys of other families arrive in order, so their tables hardly
+    /// overlap and are moved, whatever the sizes; and writers wait while RocksDB records a change
+    /// of options in a file.
     fn apply(&self, shape: &TreeShape, first: bool) -> Result<()> {
         self.apply_to_family(Family::Page, shape)?;
         if first {
@@ -116,8 +117,8 @@ impl Families {
         Tree { bytes: bytes as f64, memtable }
     }
 
-    /// Sorted runs of the family that is asked for hashes: every file of level 0, and every level
-    /// below that holds something.
+    /// Sorted runs of the family of page hashes: the files of level 0, and the levels below that
+    /// are not empty.
     fn sorted_runs(&self) -> u64 {
         let Ok(handle) = self.handle(Family::Page) else { return 0 };
         let files = |level: usize| {

@@ -1,5 +1,5 @@
-//! What changes the index. One writer at a time, under the lock of [`Writer`]; each change is one
-//! atomic batch, so what a reader sees and a crash leaves is closed at every moment.
+//! Changes of the index. The lock of [`Writer`] serialises writers. A change is one atomic batch,
+//! so the index is closed for every reader and after every crash.
 
 use super::LsmIndex;
 use super::families::{COUNTS, Families, Family};
@@ -13,18 +13,19 @@ use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Runs of a scope that go in one batch, with what hangs behind them.
+/// The most runs of a scope that are removed in one batch, together with the runs attached behind
+/// them.
 const SCOPE_RUNS: usize = 1024;
-/// Touched runs that are remembered before they are written.
+/// The most touched runs that are gathered before they are written.
 const TOUCHED_MAX: usize = 1 << 16;
 
-/// What only the writer knows.
+/// The state of the writer.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) counts: Counts,
 }
 
-/// A change in the making.
+/// A change that is being assembled.
 struct Change<'a> {
     db: &'a Families,
     batch: WriteBatch,
@@ -36,20 +37,20 @@ impl<'a> Change<'a> {
         Self { db, batch: WriteBatch::default(), counts: writer.counts }
     }
 
-    /// An entry that is not there.
+    /// Adds an entry that does not exist.
     fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.put_cf(self.db.handle(family)?, key, value);
         self.counts.sum.add(family, key, value);
         Ok(())
     }
 
-    /// The entry of a run that is there with the value `old`.
+    /// Replaces the entry of a run, which exists with the value `old`.
     fn replace(&mut self, family: Family, run: RunId, old: &[u8], value: &[u8]) -> Result<()> {
         self.counts.sum.subtract(family, &keys::run(run), old);
         self.put(family, &keys::run(run), value)
     }
 
-    /// An entry that is there with this value.
+    /// Deletes an entry, which exists with this value.
     fn delete(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.delete_cf(self.db.handle(family)?, key);
         self.counts.sum.subtract(family, key, value);
@@ -58,7 +59,7 @@ impl<'a> Change<'a> {
 }
 
 impl LsmIndex {
-    /// Writes a change. What is refused changes nothing, and nothing is written after it.
+    /// Writes a change. If RocksDB refuses it, nothing is changed, and nothing is written after it.
     fn commit(&self, writer: &mut Writer, mut change: Change<'_>) -> Result<()> {
         self.db.check()?;
         change.batch.put(COUNTS, change.counts.encode());
@@ -113,7 +114,7 @@ impl LsmIndex {
             chained: new.chained,
             parent,
             depth: self.depth_behind(parent),
-            // `check` allows no more.
+            // The cast is exact: `check` limits the number of pages.
             pages: new.pages.len() as u16,
             live: new.pages.len() as u16,
             place: new.place.clone(),
@@ -125,10 +126,10 @@ impl LsmIndex {
         Ok(run)
     }
 
-    /// [`Record::depth`] of what is attached behind a page.
+    /// The [`Record::depth`] of a run that is attached behind `parent`.
     fn depth_behind(&self, parent: Option<(RunId, u16)>) -> u64 {
         let Some((parent, page)) = parent else { return 0 };
-        // Pages of other runs can go without what hangs from them.
+        // A page of an unchained run can be removed without the runs attached to it.
         let record = self.db.record(parent).filter(|record| record.chained);
         record.map_or(0, |record| record.depth + u64::from(page) + 1)
     }
@@ -152,14 +153,14 @@ impl LsmIndex {
         self.log(linked, "a link");
     }
 
-    /// What cannot be applied_options to the caller, who will hear of it at the next sync.
+    /// Logs an error that the caller cannot get; the next sync reports it.
     fn log(&self, result: Result<()>, what: &str) {
         if let Err(error) = result {
             tracing::error!(%error, what, "the index did not take a change");
         }
     }
 
-    /// Cuts runs, each after so many pages, with everything that is attached behind the cuts, and
+    /// Cuts runs, each after a number of pages, removes everything attached behind the cuts, and
     /// makes holes. One batch.
     fn cut(
         &self,
@@ -199,7 +200,7 @@ impl LsmIndex {
         removed
     }
 
-    /// Runs to cut, and every run that is attached behind a cut, directly or not.
+    /// The runs to cut, and every run attached behind a cut, directly or not.
     fn closure(&self, cuts: BTreeMap<RunId, u16>) -> HashMap<RunId, (u16, Record)> {
         let mut doomed: HashMap<RunId, (u16, Record)> = HashMap::new();
         let mut open: Vec<(RunId, u16)> = cuts.into_iter().collect();
@@ -257,8 +258,8 @@ impl LsmIndex {
 
     pub(super) fn remove_runs_of(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
-        // The writer's lock is let go after each batch; inserts get their turn. Runs that they add
-        // have later names than any that was there before.
+        // Release the writer's lock after each batch, so that inserts make progress. Runs that they
+        // add have later names than all that existed before.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {
@@ -312,7 +313,7 @@ impl LsmIndex {
         }
     }
 
-    /// Writes when runs were used, of those that are still there.
+    /// Writes the recency of touched runs that still exist.
     pub(super) fn write_touches(&self) {
         let mut writer = self.writer.lock();
         let touched: Vec<(RunId, u64)> =
@@ -334,7 +335,7 @@ impl LsmIndex {
             }
             self.commit(&mut writer, change)
         })();
-        // What was touched again meanwhile stays.
+        // Keep runs that were touched again meanwhile.
         self.touched
             .lock()
             .retain(|run, recency| touched.binary_search(&(*run, *recency)).is_err());
@@ -346,7 +347,7 @@ impl LsmIndex {
         let mut change = Change::new(&self.db, &writer);
         change.counts.clock = change.counts.clock.max(clock);
         let retained = (|| {
-            // The last word counts where a run is named twice.
+            // If a run is named twice, the last end counts.
             let last: BTreeMap<RunId, u64> = runs.iter().copied().collect();
             for (run, until) in last {
                 if let Some(before) = self.db.used(run) {
@@ -360,7 +361,7 @@ impl LsmIndex {
     }
 
     fn is_full(&self) -> bool {
-        // A compaction of everything writes it a second time before the first goes.
+        // A compaction of the whole database writes it a second time before it deletes the first.
         let budget = self.gauges.budget.load(Ordering::Relaxed);
         self.gauges.worst_bytes(&self.db) > budget
     }
@@ -405,7 +406,7 @@ fn cut_one(
     Ok(Some(removed))
 }
 
-/// Takes a page out of both orders.
+/// Deletes a page from both families.
 fn drop_page(
     change: &mut Change<'_>,
     scope: ScopeSlot,
@@ -417,7 +418,7 @@ fn drop_page(
     change.delete(Family::Page, &keys::page(scope, hash), &keys::page_position(run, page))
 }
 
-/// Makes holes in a run of which something stays.
+/// Makes holes in a run of which pages remain.
 fn punch(
     change: &mut Change<'_>,
     run: RunId,
