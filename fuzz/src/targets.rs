@@ -209,8 +209,8 @@ fn extents() -> Vec<Extent> {
 fn reservations() -> Vec<Vec<u8>> {
     let reserved =
         ReservationRecord::Reserved { id: 5, client: "abc".to_owned(), extents: extents() };
-    let settled = ReservationRecord::Settled { id: 5 };
-    vec![reserved.encode(), [reserved.encode(), settled.encode()].concat()]
+    let ended = ReservationRecord::Ended { id: 5 };
+    vec![reserved.encode(), [reserved.encode(), ended.encode()].concat()]
 }
 
 fn place() -> Place {

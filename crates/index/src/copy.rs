@@ -164,7 +164,7 @@ impl Copier<'_> {
         let name = match inserted {
             Ok(name) => name,
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                tracing::warn!(%error, ?run, "a run does not add up and is not copied");
+                tracing::warn!(%error, ?run, "an inconsistent run is not copied");
                 return Ok(false);
             }
             Err(error) => return Err(error),

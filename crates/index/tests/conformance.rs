@@ -1,4 +1,4 @@
-//! Every backend passes the suite.
+//! Runs the suite for every backend.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 

@@ -42,7 +42,7 @@ impl Record {
         let value = seal(&key::run(run), out.into_vec());
         if value.len() >= VALUE_BYTES_MAX {
             return Err(Error::invalid(
-                "the run lies in more pieces than fit into the 64 KiB that Holt takes: \
+                "the run has more extents than fit into the 64 KiB that Holt takes: \
                  insert shorter runs",
             )
             .with("extents", self.place.extents.len()));

@@ -137,7 +137,7 @@ impl ArtIndex {
             let mut batch = Batch::default();
             self.put_sum(&mut batch, 0, 0);
             self.apply(&batch)?;
-            tracing::warn!(dir = %self.dir.display(), ?recovered, "the index was not whole; went on with what was");
+            tracing::warn!(dir = %self.dir.display(), ?recovered, "the index was not complete; opened with what could be recovered");
         }
         Ok(self)
     }

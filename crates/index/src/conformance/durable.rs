@@ -1,4 +1,4 @@
-//! What an index that survives power loss promises besides.
+//! Guarantees of an index that survives power loss.
 
 #![allow(clippy::panic, reason = "a suite panics where a promise is broken")]
 
@@ -6,11 +6,11 @@ use super::{contents, pages, place};
 use crate::{NewRun, PrefixIndex};
 use ritornello_format::{Error, ErrorKind, ScopeSlot};
 
-/// An index, and how it would come up had the power gone just now.
+/// An index, and a way to open it as it would be after a power loss.
 pub struct Kept {
     /// It.
     pub index: Box<dyn PrefixIndex>,
-    /// Opens it again, with nothing but what is durable.
+    /// Opens it again, with only the durable state.
     pub after_power_loss: Box<dyn Fn() -> Box<dyn PrefixIndex>>,
 }
 
@@ -29,7 +29,7 @@ impl Kept {
     }
 }
 
-pub(super) fn what_comes_while_data_is_synced_waits_for_the_next_sync(kept: &Kept) {
+pub(super) fn changes_during_data_sync_wait_for_next_sync(kept: &Kept) {
     kept.insert(1);
     let sync_data = || {
         assert!(kept.generations().is_empty(), "nothing is durable before its data");
@@ -42,7 +42,7 @@ pub(super) fn what_comes_while_data_is_synced_waits_for_the_next_sync(kept: &Kep
     assert_eq!(kept.generations(), [1, 2]);
 }
 
-pub(super) fn data_that_cannot_be_synced_keeps_its_records_back(kept: &Kept) {
+pub(super) fn failed_data_sync_holds_records_back(kept: &Kept) {
     kept.insert(1);
     let failed = kept.index.sync_after(&|| Err(Error::retry("not now")));
     assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry));
@@ -52,7 +52,7 @@ pub(super) fn data_that_cannot_be_synced_keeps_its_records_back(kept: &Kept) {
     assert_eq!(kept.generations(), [1, 2], "in the order in which they came");
 }
 
-pub(super) fn a_sync_within_the_sync_of_data_is_no_trouble(kept: &Kept) {
+pub(super) fn sync_may_nest_in_data_sync(kept: &Kept) {
     kept.insert(1);
     let sync_data = || {
         kept.insert(2);

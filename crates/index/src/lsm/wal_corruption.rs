@@ -34,7 +34,7 @@ pub(crate) fn find_in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
 /// as damaged.
 pub(crate) fn truncate_logs(logs: &[(PathBuf, u64)]) -> io::Result<()> {
     for (path, at) in logs {
-        tracing::warn!(path = %path.display(), at, "a log of the index is damaged and is cut");
+        tracing::warn!(path = %path.display(), at, "a log of the index is damaged and is truncated");
         OpenOptions::new().write(true).open(path)?.set_len(*at)?;
     }
     Ok(())

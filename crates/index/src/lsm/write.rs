@@ -156,7 +156,7 @@ impl LsmIndex {
     /// Logs an error that the caller cannot get; the next sync reports it.
     fn log(&self, result: Result<()>, what: &str) {
         if let Err(error) = result {
-            tracing::error!(%error, what, "the index did not take a change");
+            tracing::error!(%error, what, "a change of the index failed");
         }
     }
 

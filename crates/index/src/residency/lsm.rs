@@ -148,7 +148,7 @@ impl LsmResidency {
     }
 
     fn recreate(dir: &Path, options: &LsmResidencyOptions, why: &str) -> Result<Self> {
-        tracing::warn!(why, dir = %dir.display(), "residency is damaged: it begins anew");
+        tracing::warn!(why, dir = %dir.display(), "the residency index is damaged: it is created again");
         let path = dir.join("lsm");
         match fs::remove_dir_all(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(refused(dir, error)),
@@ -287,7 +287,7 @@ impl LsmResidency {
 
     fn log(result: Result<()>) {
         if let Err(error) = result {
-            tracing::error!(%error, "residency did not take a change");
+            tracing::error!(%error, "a change of the residency index failed");
         }
     }
 }

@@ -152,7 +152,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         dropped_runs: dropped.len() as u64,
     };
     if recovered.damaged || recovered.torn_bytes > 0 || recovered.dropped_runs > 0 {
-        tracing::warn!(dir = %dir.display(), ?recovered, "the index was not whole; went on with what was");
+        tracing::warn!(dir = %dir.display(), ?recovered, "the index was not complete; opened with what could be recovered");
     }
     let log = Log::new(file, files, replayed.last);
     let index = RunIndex {

@@ -297,7 +297,7 @@ pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
         return Err(Error::invalid("a page hash of zeroes stands for no page"));
     }
     if has_twins(new.pages) {
-        return Err(Error::invalid("a page is twice in the run: insert it once"));
+        return Err(Error::invalid("a page occurs twice in the run: insert it once"));
     }
     check_place(new.place, new.pages.len())
 }
@@ -312,7 +312,7 @@ pub(crate) fn check_place(place: &Place, pages: usize) -> Result<()> {
     }
     if RunImage::bytes(pages, place.extents.len()) + FRAME_OVERHEAD > FRAME_BYTES_MAX {
         return Err(
-            Error::invalid("the run lies in too many pieces").with("extents", place.extents.len())
+            Error::invalid("the run has too many extents").with("extents", place.extents.len())
         );
     }
     Ok(())

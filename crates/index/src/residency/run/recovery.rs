@@ -142,7 +142,7 @@ pub(super) fn open(
     };
     let recovered = ResidencyRecovered { damaged, ..restored.recovered };
     if recovered.damaged || recovered.torn_bytes > 0 {
-        tracing::warn!(dir = %dir.display(), ?recovered, "residency was not whole; went on with what was");
+        tracing::warn!(dir = %dir.display(), ?recovered, "the residency index was not complete; opened with what could be recovered");
     }
     let bytes = length + older.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let index = RunResidency {
