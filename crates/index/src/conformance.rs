@@ -8,7 +8,7 @@ mod durable;
 mod residency;
 mod scenarios;
 
-pub use durable::Kept;
+pub use durable::PersistentIndex;
 pub use residency::run_residency;
 
 use crate::{PrefixIndex, Removed, RunId};
@@ -45,8 +45,8 @@ pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
     let mut runs = Vec::new();
     let mut names = BTreeMap::new();
     index.for_each(&mut |run, view| {
-        assert_eq!(index.run(run).as_ref(), Some(&view), "run() says what for_each() says");
-        assert_eq!(index.place(run).as_ref(), Some(&view.place), "so does place()");
+        assert_eq!(index.run(run).as_ref(), Some(&view), "run() agrees with for_each()");
+        assert_eq!(index.place(run).as_ref(), Some(&view.place), "place() agrees with for_each()");
         names.insert(run, view.place.generation);
         runs.push((run, view));
     });
@@ -57,7 +57,7 @@ pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
         for (at, page) in view.pages.iter().enumerate() {
             if *page != PageHash::NONE {
                 let there = index.locate(view.scope, *page);
-                assert_eq!(there, Some((*run, at as u32)), "every page is where its run is");
+                assert_eq!(there, Some((*run, at as u32)), "every page is located in its run");
             }
         }
         let parent = view.parent.map(|(parent, page)| (names[&parent], page));
@@ -89,7 +89,7 @@ pub fn units(extents: &[Extent]) -> BTreeSet<(SegmentId, u32)> {
     let mut units = BTreeSet::new();
     for extent in extents {
         for unit in extent.start..extent.end() {
-            assert!(units.insert((extent.segment, unit)), "a unit is given back once");
+            assert!(units.insert((extent.segment, unit)), "a unit is freed once");
         }
     }
     units
@@ -157,7 +157,7 @@ pub fn run_all(make: Make<'_>) {
 }
 
 /// Runs the suite for indexes that survive power loss.
-pub fn run_durable(make: &dyn Fn() -> Kept) {
+pub fn run_durable(make: &dyn Fn() -> PersistentIndex) {
     durable::changes_during_data_sync_wait_for_next_sync(&make());
     durable::failed_data_sync_holds_records_back(&make());
     durable::sync_may_nest_in_data_sync(&make());

@@ -114,13 +114,13 @@ impl State {
 
     fn truncate(&mut self, run: RunId, keep: u32) -> Vec<Removed> {
         let mut removed = Vec::new();
-        let mut doomed = vec![(run, keep)];
-        while let Some((run, keep)) = doomed.pop() {
+        let mut removals = vec![(run, keep)];
+        while let Some((run, keep)) = removals.pop() {
             let Some(cut) = self.runs.get(&run) else { continue };
             for child in &cut.children {
                 let parent = self.runs.get(child).and_then(Run::parent);
                 if parent.is_some_and(|(_, page)| page >= keep) {
-                    doomed.push((*child, 0));
+                    removals.push((*child, 0));
                 }
             }
             removed.extend(self.cut(run, keep as usize));

@@ -70,7 +70,7 @@ impl Filled {
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
                     assert!(error.to_string().contains("memory ceiling"), "{error}");
-                    assert!(!room, "who asks before is told the same");
+                    assert!(!room, "has_memory_for agrees with insert");
                     self.refused += 1;
                     return false;
                 }
@@ -139,7 +139,7 @@ fn only_puts_are_refused_at_the_ceiling() {
     }
     let pages = full.index.stats().pages;
     assert!(pages > 20 * single as u64 / 16, "{pages} pages, {long} long runs");
-    assert_eq!(full.index.longest_prefix(SCOPE, &[there]), 0, "the oldest went first");
+    assert_eq!(full.index.longest_prefix(SCOPE, &[there]), 0, "the oldest run was removed first");
     // An index that exceeds its ceiling opens, and refuses puts.
     full.index.sync().unwrap();
     let kept = full.index.stats();

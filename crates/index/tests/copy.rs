@@ -87,7 +87,7 @@ fn late_linked_parents_are_copied_first() {
     for (backend, index) in empty(dir.path()) {
         let mut seen = 0;
         let copied = copy(&from, &*index, &|| Ok(()), &mut |runs| {
-            assert_eq!(runs, seen + 1, "progress tells every run");
+            assert_eq!(runs, seen + 1, "progress counts every run");
             seen = runs;
         });
         assert_eq!(copied.unwrap(), Copied { runs: 204, pages: 610, dropped: 0 }, "{backend}");

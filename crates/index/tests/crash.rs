@@ -177,20 +177,20 @@ fn records_become_durable_after_their_data() {
         let run = NewRun { scope, chained: true, parent, pages: &pages, place: &place, recency: 1 };
         index.insert(&run).unwrap();
     };
-    let durable_data = Cell::new(0);
+    let synced_data = Cell::new(0);
     let judge = || {
         for disk in watched.crashes.lock().drain(..) {
             let newest = contents(&*open(&disk)).into_keys().next_back().unwrap_or(0);
             assert!(
-                newest <= durable_data.get(),
-                "{newest} is durable, {} is durable_data",
-                durable_data.get()
+                newest <= synced_data.get(),
+                "run {newest} is durable, data only up to {}",
+                synced_data.get()
             );
         }
     };
     let sync_data = || {
         judge();
-        durable_data.set(generation.get());
+        synced_data.set(generation.get());
         insert();
         Ok(())
     };
@@ -202,8 +202,8 @@ fn records_become_durable_after_their_data() {
             index.checkpoint_after(&sync_data).unwrap();
         }
         judge();
-        assert!(durable_data.get() > round, "every round settles");
+        assert!(synced_data.get() > round, "every round syncs data");
     }
     let newest = contents(&*open(&watched.disk.crash(1))).into_keys().next_back();
-    assert_eq!(newest, Some(durable_data.get()), "what was durable_data is durable");
+    assert_eq!(newest, Some(synced_data.get()), "the synced data is durable");
 }

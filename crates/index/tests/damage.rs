@@ -126,7 +126,7 @@ fn is_sound(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
         assert_eq!(run.scope, then.scope);
         assert!(run.pages.len() <= then.pages.len());
         for (page, once) in run.pages.iter().zip(&then.pages) {
-            assert!(page == once || *page == PageHash::NONE, "a page that was never there");
+            assert!(page == once || *page == PageHash::NONE, "a page that never existed");
         }
         assert!(run.units.is_subset(&then.units));
         assert!(run.units.iter().all(|unit| units.insert(*unit)), "a unit twice");
@@ -162,7 +162,7 @@ proptest! {
         let recovered = contents(&*index);
         index.sync().unwrap();
         let again = open(&disk.crash(1));
-        assert!(!again.recovered().damaged, "the files were put in order");
+        assert!(!again.recovered().damaged, "the files were rewritten");
         assert_eq!(contents(&*again), recovered);
         again.checkpoint().unwrap();
         assert_eq!(contents(&*open(&disk.crash(2))), recovered);

@@ -56,7 +56,7 @@ fn run_becomes_visible_as_a_whole() {
         let found = probe(&index, &keys);
         assert!(found == 2 || found == 6, "{found} of 6");
         let exists = index.exists(SCOPE, &&keys[4..6]);
-        assert!(found == 2 || exists == [true, true], "what was seen is there page by page");
+        assert!(found == 2 || exists == [true, true], "each page of the prefix is found");
         writer.join().unwrap();
         assert_eq!(probe(&index, &keys), 6);
     });
@@ -106,7 +106,11 @@ fn reused_record_is_not_taken_for_the_old_run() {
         if let Some((other, page)) = index.locate(SCOPE, new[1]) {
             assert_ne!(other, run);
             assert_eq!(page, 1);
-            assert_eq!(probe(&index, &old), 0, "the old run went before the new one came");
+            assert_eq!(
+                probe(&index, &old),
+                0,
+                "the old run was removed before the new one was inserted"
+            );
             assert!(index.run(run).is_none());
         }
         let other = writer.join().unwrap();

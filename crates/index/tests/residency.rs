@@ -360,7 +360,7 @@ fn file_without_predecessor_counts_if_complete() {
     let index = open(&disk);
     assert!(index.recovered().damaged);
     assert_eq!(index.locate(ScopeSlot(0), &pages)[0].pages, 100);
-    assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "what was passed over is gone");
+    assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "skipped files are removed");
 }
 
 #[test]

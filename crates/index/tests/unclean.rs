@@ -97,7 +97,7 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
         for seed in 0..12 {
             let (disk, _, all) = after_failed_sync(failure, seed);
             let index = open(disk.clone(), false);
-            assert_eq!(contents(&index), all, "the page cache has all of it");
+            assert_eq!(contents(&index), all, "the page cache has everything");
             for round in 0..3 {
                 let what = format!("{failure:?} failed with {seed}, round {round}");
                 put(&index, 20 + round * 2..22 + round * 2);

@@ -2,12 +2,12 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `key` | what is kept under which key |
+//! | `key` | keys and their order |
 //! | `record` | values, and their checksums |
-//! | `tree` | Holt behind the few calls that are needed |
-//! | `read` | what is asked of the tree |
-//! | `write` | what changes it |
-//! | `recovery` | opening: what to believe |
+//! | `tree` | the calls of Holt that are used |
+//! | `read` | reads of the tree |
+//! | `write` | changes of the tree |
+//! | `recovery` | opens and verifies the index |
 //!
 //! **Atomic changes.** A batch of Holt is one record of its log. A run exists once its record (`r`)
 //! does, which is written last; the chunks of a run that is too long for one batch are written

@@ -91,22 +91,22 @@ impl Found {
 impl ArtIndex {
     fn reconcile(mut self, mut recovered: ArtRecovered) -> Result<Self> {
         let mut runs = HashMap::new();
-        let mut doomed = Vec::new();
+        let mut invalid = Vec::new();
         for entry in self.tree.scan(key::RUNS) {
             let (key, value) = entry?;
             let run = key::run_at_end(&key);
             match Record::decode(run, &value) {
                 Some(record) => drop(runs.insert(run, found(&record))),
-                None => doomed.push(run),
+                None => invalid.push(run),
             }
         }
         let mut leftover = Vec::new();
         let reserved = self.number_of(&key::NUMBERS)?;
-        let mut last = runs.keys().chain(&doomed).map(|run| run.0).max().unwrap_or(0);
+        let mut last = runs.keys().chain(&invalid).map(|run| run.0).max().unwrap_or(0);
         if self.options.verify || reserved.is_none() {
             self.verify(&mut runs, &mut leftover)?;
             last = leftover.iter().map(|(_, run, _)| run.0).fold(last, u64::max);
-            doomed.extend(damaged(&runs));
+            invalid.extend(damaged(&runs));
         }
         let next = reserved.unwrap_or(0).max(last + 1);
         *self.numbers.lock() = Numbers { next, reserved: next };
@@ -124,7 +124,7 @@ impl ArtIndex {
         recovered.leftover_keys = leftover.len() as u64;
         self.remove_leftover(&leftover)?;
         self.relink(&runs)?;
-        recovered.dropped_runs = self.drop_runs(&doomed, &runs)?;
+        recovered.dropped_runs = self.drop_runs(&invalid, &runs)?;
         self.recovered = recovered;
         if sum.is_none() {
             let mut batch = Batch::default();
@@ -227,8 +227,8 @@ impl ArtIndex {
     }
 
     /// Drops invalid runs, and all runs attached behind them. Returns their number.
-    fn drop_runs(&self, doomed: &[RunId], runs: &HashMap<RunId, Found>) -> Result<u64> {
-        let mut waiting = doomed.to_vec();
+    fn drop_runs(&self, invalid: &[RunId], runs: &HashMap<RunId, Found>) -> Result<u64> {
+        let mut waiting = invalid.to_vec();
         let mut dropped = 0;
         while let Some(run) = waiting.pop() {
             if self.tree.get(&key::run(run))?.is_none() {

@@ -250,7 +250,11 @@ fn crash_remains_of_a_long_run_are_removed() {
     let mut batch = super::tree::Batch::default();
     batch.delete(&super::key::run(long));
     index.apply(&batch).unwrap();
-    assert_eq!(index.locate(ScopeSlot(2), page(2, 3)), None, "no record, no run");
+    assert_eq!(
+        index.locate(ScopeSlot(2), page(2, 3)),
+        None,
+        "a run without a record does not exist"
+    );
     index.sync().unwrap();
     drop(index);
     let index = open(dir.path());
@@ -275,7 +279,11 @@ fn failed_rollback_poisons_the_index() {
     let error = insert(&index, 2, None, &pages(2, 5), 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
     assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
-    assert_eq!(index.longest_prefix(ScopeSlot(2), &pages(1, 50)), 0, "half a run is none");
+    assert_eq!(
+        index.longest_prefix(ScopeSlot(2), &pages(1, 50)),
+        0,
+        "an incomplete run does not exist"
+    );
     drop(index);
     let index = open(dir.path());
     assert!(contents(&index).is_empty());
@@ -362,5 +370,5 @@ fn damage_causes_misses_or_drops_only() {
         insert(&index, 4, None, &pages(900, 20), 9000).unwrap();
         assert_eq!(index.longest_prefix(ScopeSlot(4), &pages(900, 20)), 20);
     }
-    assert!(lost > 0, "some of it was found");
+    assert!(lost > 0, "some damage was found");
 }

@@ -164,9 +164,9 @@ impl ArtIndex {
     /// Cuts a run. Removes everything attached behind the cut first, leaves before their parents:
     /// so the index is closed at every moment. Stops if Holt fails; the index is poisoned then.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
-        let doomed = self.or_miss(self.closure(run, keep)).unwrap_or_default();
-        let mut removed = Vec::with_capacity(doomed.len());
-        for (run, keep) in doomed.into_iter().rev() {
+        let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
+        let mut removed = Vec::with_capacity(removals.len());
+        for (run, keep) in removals.into_iter().rev() {
             if self.sound().is_err() {
                 break;
             }
@@ -181,11 +181,11 @@ impl ArtIndex {
         if keep >= u32::from(record.pages) {
             return Ok(Vec::new());
         }
-        let mut doomed = vec![(run, keep)];
+        let mut removals = vec![(run, keep)];
         let mut met = HashSet::from([run]);
         let mut at = 0;
-        while record.chained && at < doomed.len() {
-            let (next, from) = doomed[at];
+        while record.chained && at < removals.len() {
+            let (next, from) = removals[at];
             for (child, page) in self.children(next)? {
                 if page < from {
                     continue;
@@ -193,20 +193,20 @@ impl ArtIndex {
                 // A run has one parent, so only the first run can occur again, and only if it is
                 // attached behind itself. Intact chains have no such ring; the run is then removed
                 // with all its children.
-                if child == run && doomed[0].1 > 0 {
-                    doomed[0].1 = 0;
+                if child == run && removals[0].1 > 0 {
+                    removals[0].1 = 0;
                     for (child, page) in self.children(run)? {
                         if page < keep && met.insert(child) {
-                            doomed.push((child, 0));
+                            removals.push((child, 0));
                         }
                     }
                 } else if met.insert(child) {
-                    doomed.push((child, 0));
+                    removals.push((child, 0));
                 }
             }
             at += 1;
         }
-        Ok(doomed)
+        Ok(removals)
     }
 
     /// Removes or cuts the record first: then nothing behind the cut exists. If the process dies,

@@ -48,7 +48,7 @@ fn holder(worker: Worker, tiers: impl Into<Tiers>) -> Holder {
 
 fn prefixes_end_where_each_worker_does(index: &dyn Residency) {
     let chain = pages(1, 10);
-    assert_eq!(located(index, &chain), [], "nobody holds anything yet");
+    assert_eq!(located(index, &chain), [], "there are no holders yet");
     put(index, A, Tier::Device, &chain[..6]);
     put(index, B, Tier::Host, &chain[..4]);
     put(index, B, Tier::Device, &chain[..1]);
@@ -56,7 +56,7 @@ fn prefixes_end_where_each_worker_does(index: &dyn Residency) {
     let expected = [(B, 9, [1, 3, 5, 0]), (A, 6, [6, 0, 0, 0])];
     assert_eq!(located(index, &chain), expected, "the longest first, by the fastest tiers");
     assert_eq!(located(index, &chain[..2]), [(A, 2, [2, 0, 0, 0]), (B, 2, [1, 1, 0, 0])]);
-    assert_eq!(located(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "from wherever it is asked");
+    assert_eq!(located(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "from any page on");
     assert_eq!(located(index, &[]), [], "no pages, no prefixes");
     let both = Tiers::from(Tier::Host).with(Tier::Disk.into());
     let expected = [holder(A, Tier::Device), holder(B, both)];
@@ -72,9 +72,9 @@ fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
     put(index, B, Tier::Device, &chain);
     index.remove_block(SCOPE, A, chain[3]);
     assert_eq!(located(index, &chain), [(B, 8, [8, 0, 0, 0]), (A, 3, [3, 0, 0, 0])]);
-    assert_eq!(located(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "what is behind it stays");
+    assert_eq!(located(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "pages behind the hole stay");
     index.remove_block(SCOPE, B, chain[3]);
-    assert_eq!(index.holders(SCOPE, chain[3]), [], "nobody holds it");
+    assert_eq!(index.holders(SCOPE, chain[3]), [], "the page has no holder");
     assert_eq!(located(index, &chain)[1].1, 3);
     done(index.put(SCOPE, A, Tier::Host, Some(chain[2]), &chain[3..4]));
     assert_eq!(located(index, &chain), [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])], "closed");
@@ -88,7 +88,7 @@ fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
     index.remove_block(SCOPE, A, chain[0]);
     index.clear_worker(A);
     index.clear_scope(SCOPE);
-    assert_eq!(located(index, &chain), [], "nothing comes of nothing");
+    assert_eq!(located(index, &chain), [], "an empty put changes nothing");
     let unknown = Some(pages(9, 1)[0]);
     let stored = |parent, pages: &[PageHash]| {
         done(index.put(SCOPE, A, Tier::Device, parent, pages));
@@ -100,7 +100,11 @@ fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
     stored(Some(chain[1]), &chain[2..3]);
     for _ in 0..2 {
         stored(None, &chain[1..5]);
-        assert_eq!(located(index, &chain), [(A, 6, [6, 0, 0, 0])], "again is as once");
+        assert_eq!(
+            located(index, &chain),
+            [(A, 6, [6, 0, 0, 0])],
+            "a repeated event changes nothing"
+        );
     }
     for _ in 0..2 {
         index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[5], chain[5], pages(9, 1)[0]]);
@@ -110,11 +114,11 @@ fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
     index.remove_blocks(SCOPE, A, Tiers::NONE, &chain);
     index.remove_block(SCOPE, B, chain[0]);
     index.remove_block(ScopeSlot(2), A, chain[0]);
-    assert_eq!(located(index, &chain)[0].1, 5, "not there, not on that tier, not of that worker");
+    assert_eq!(located(index, &chain)[0].1, 5, "unknown page, other tier, other worker");
     let refused = index.put(SCOPE, A, Tier::Device, None, &[chain[0], PageHash::NONE]);
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::Invalid));
     index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[0], PageHash::NONE]);
-    assert_eq!(located(index, &chain)[0].1, 5, "what is no page changes nothing");
+    assert_eq!(located(index, &chain)[0].1, 5, "the hash of no page changes nothing");
     assert_eq!(located(index, &[chain[0], PageHash::NONE])[0].1, 1);
 }
 
@@ -135,12 +139,24 @@ fn cleared_pages_may_return(index: &dyn Residency) {
         put(index, A, Tier::Remote, &chain[..5]);
         let expected =
             [holder(A, Tier::Remote), holder(B, Tiers::from(Tier::Device).with(Tier::Host.into()))];
-        assert_eq!(index.holders(SCOPE, chain[2]), expected, "the same name, begun anew");
+        assert_eq!(
+            index.holders(SCOPE, chain[2]),
+            expected,
+            "the worker may return under its name"
+        );
         index.clear_scope(SCOPE);
         assert_eq!(located(index, &chain), []);
-        assert_eq!(index.locate(other, &&chain[..])[0].pages, 40, "of another scope nothing");
+        assert_eq!(
+            index.locate(other, &&chain[..])[0].pages,
+            40,
+            "other scopes keep their holders"
+        );
         put(index, B, Tier::Host, &chain[..2]);
-        assert_eq!(located(index, &chain), [(B, 2, [0, 2, 0, 0])], "a scope begins anew, too");
+        assert_eq!(
+            located(index, &chain),
+            [(B, 2, [0, 2, 0, 0])],
+            "a cleared scope may be filled again"
+        );
         index.clear_worker(B);
         assert_eq!(index.locate(other, &&chain[..]), []);
         done(index.maintain());
@@ -213,7 +229,7 @@ fn readers_see_pages_that_are_not_removed(index: &dyn Residency) {
                     while !stop.load(Ordering::Relaxed) || reads == 0 {
                         let prefixes = located(index, &chain);
                         let a = prefixes.iter().find(|(worker, ..)| *worker == A);
-                        assert_eq!(a, Some(&(A, 300, [300, 0, 0, 0])), "nobody touched it");
+                        assert_eq!(a, Some(&(A, 300, [300, 0, 0, 0])), "the page was not removed");
                         let b = prefixes.iter().find(|(worker, ..)| *worker == B);
                         assert!(b.is_none_or(|(_, pages, on)| on.iter().sum::<u32>() == *pages));
                         reads += 1;

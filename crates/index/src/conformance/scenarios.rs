@@ -44,14 +44,14 @@ impl Bench {
         let steps = self.index.walk(A, &keys);
         let mut at = 0;
         for step in &steps {
-            assert_eq!(step.at, at, "steps follow each other");
+            assert_eq!(step.at, at, "steps are consecutive");
             for offset in 0..step.pages {
                 let key = keys[(at + offset) as usize];
                 assert_eq!(self.index.locate(A, key), Some((step.run, step.first + offset)));
             }
             at += step.pages;
         }
-        assert_eq!(at as usize, found, "walk() goes as far as longest_prefix()");
+        assert_eq!(at as usize, found, "walk() reaches as far as longest_prefix()");
         found
     }
 }
@@ -85,9 +85,9 @@ pub(super) fn malformed_runs_are_refused_without_change(make: Make<'_>) {
         place,
         recency: 0,
     };
-    assert!(bench.index.insert(&new(&wrong)).is_err(), "a place that does not add up");
+    assert!(bench.index.insert(&new(&wrong)).is_err(), "an inconsistent place");
     assert_eq!(contents(bench.index.as_ref()), before);
-    assert!(bench.index.insert(&new(&short)).is_ok(), "a place without extents is none");
+    assert!(bench.index.insert(&new(&short)).is_ok(), "a place without extents");
 }
 
 pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
@@ -126,7 +126,7 @@ pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
     let jumbled = [loose[3], loose[4], loose[0], loose[8], page(4, 0), loose[1]];
     assert_eq!(bench.prefix(&jumbled), 4);
     let same_end = [loose[2], page(4, 1), loose[4]];
-    assert_eq!(bench.prefix(&same_end), 1, "the last page alone says nothing");
+    assert_eq!(bench.prefix(&same_end), 1, "the last page alone proves nothing");
     let exists = bench.index.exists(A, &jumbled);
     assert_eq!(exists, [true, true, true, true, false, true]);
     assert_eq!(bench.prefix(&[]), 0);
@@ -159,7 +159,7 @@ pub(super) fn run_links_when_parent_is_known(make: Make<'_>) {
     bench.index.link(A, page(7, 7), keys[10]);
     bench.index.link(B, keys[9], keys[10]);
     bench.index.link(A, keys[14], keys[10]);
-    assert_eq!(parent(middle), None, "neither to strangers nor to itself");
+    assert_eq!(parent(middle), None, "neither to unknown pages nor to itself");
     bench.index.link(A, keys[9], keys[10]);
     assert_eq!(parent(middle), Some((head, 9)));
     bench.index.link(A, keys[3], keys[10]);
@@ -194,9 +194,9 @@ pub(super) fn truncation_removes_runs_attached_behind(make: Make<'_>) {
     assert_eq!(bench.prefix(&trunk), 6);
     let (freed, gone, whole) = sum(&bench.index.remove(A, &[trunk[0]]));
     assert_eq!((gone, whole), (9, BTreeSet::from([run, early])));
-    assert!(units(&place.header()).is_subset(&freed), "a whole run gives its header back");
+    assert!(units(&place.header()).is_subset(&freed), "a whole run frees its header");
     assert!(contents(bench.index.as_ref()).is_empty());
-    assert!(bench.index.truncate(run, 0).is_empty(), "unknown runs are nothing");
+    assert!(bench.index.truncate(run, 0).is_empty(), "unknown runs remove nothing");
 }
 
 pub(super) fn deep_and_wide_chains_are_removed(make: Make<'_>) {
@@ -230,7 +230,7 @@ pub(super) fn ring_of_runs_is_removable(make: Make<'_>) {
         let (_, gone, _) = sum(&bench.index.truncate(ring, keep));
         let expected = if keep < 3 { 12 } else { 1 };
         assert_eq!(gone, expected, "kept {keep}");
-        assert!(contents(bench.index.as_ref()).len() < 4, "and leaves nothing dangling");
+        assert!(contents(bench.index.as_ref()).len() < 4, "and leaves no dangling attachment");
         if keep < 3 {
             bench.insert(true, None, &a);
             bench.insert(true, Some(a[3]), &b);
@@ -374,7 +374,7 @@ pub(super) fn names_are_not_reused(make: Make<'_>) {
     let mut names = BTreeSet::new();
     for _ in 0..50 {
         let run = bench.insert(true, None, &pages(1, 2));
-        assert!(names.insert(run), "a name is given out once");
+        assert!(names.insert(run), "a name is assigned once");
         bench.index.truncate(run, 0);
         assert!(bench.index.run(run).is_none() && bench.index.truncate(run, 0).is_empty());
     }
@@ -429,9 +429,13 @@ pub(super) fn sync_makes_data_durable_first(make: Make<'_>) {
         Ok(())
     };
     assert!(bench.index.sync_after(&sync_data).is_ok());
-    assert!(data_syncs.get() > 0, "a sync settles");
-    assert_eq!(bench.prefix(&second), 3, "writers go on while data is synced");
+    assert!(data_syncs.get() > 0, "a sync makes data durable");
+    assert_eq!(bench.prefix(&second), 3, "writers proceed while data is synced");
     let failed = bench.index.sync_after(&|| Err(Error::retry("not now")));
-    assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry), "its errors come up");
-    assert!(bench.index.sync().is_ok(), "and are not held against the index");
+    assert_eq!(
+        failed.map_err(|error| error.kind()),
+        Err(ErrorKind::Retry),
+        "the error of the data sync is returned"
+    );
+    assert!(bench.index.sync().is_ok(), "and does not poison the index");
 }

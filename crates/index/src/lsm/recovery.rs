@@ -135,15 +135,13 @@ fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex
     if is_unfinished(path) {
         if holds_entries(path).map_err(refuse)? {
             return Err(OpenFailure::Damage(
-                "the file CURRENT is gone, and tables are there".into(),
+                "the file CURRENT is missing, but tables exist".into(),
             ));
         }
         remove(path).map_err(refuse)?;
     }
     if is_manifest_broken(names) {
-        return Err(OpenFailure::Damage(
-            "the list of files is damaged, or has lost its end".into(),
-        ));
+        return Err(OpenFailure::Damage("the manifest is damaged, or has lost its end".into()));
     }
     let opened = match Families::open(path, names, options) {
         Err(error) if lacks_families(&error) && !holds_entries(path).map_err(refuse)? => {
@@ -289,7 +287,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
         saved = recovered.saved_runs,
         dropped = recovered.dropped_runs,
         dir = %path.display(),
-        "the index was damaged: what adds up was saved into a new one"
+        "the index was damaged: consistent runs were copied into a new one"
     );
     match try_open(names, options) {
         Ok(mut index) => {

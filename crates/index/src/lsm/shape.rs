@@ -6,7 +6,7 @@
 //! | a level holds `K` runs, the next one merges them | `min_merge_width` = `max_merge_width` = `level0_file_num_compaction_trigger` = K + 1 |
 //! | with the run behind them if that is at most `T / K` as large as they are together | `size_ratio` = 100 (T / K - 1) |
 //! | `L` levels | `max_read_amp` = K L |
-//! | so many runs are no reason to hold writers up | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
+//! | this number of runs does not slow writers down | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
 
 use crate::tuning::{Setting, Tree};
 use rocksdb::{Options, UniversalCompactOptions};

@@ -202,10 +202,10 @@ impl LsmIndex {
 
     /// The runs to cut, and every run attached behind a cut, directly or not.
     fn closure(&self, cuts: BTreeMap<RunId, u16>) -> HashMap<RunId, (u16, Record)> {
-        let mut doomed: HashMap<RunId, (u16, Record)> = HashMap::new();
+        let mut removals: HashMap<RunId, (u16, Record)> = HashMap::new();
         let mut open: Vec<(RunId, u16)> = cuts.into_iter().collect();
         while let Some((run, keep)) = open.pop() {
-            let end = match doomed.get_mut(&run) {
+            let end = match removals.get_mut(&run) {
                 Some((known, _)) if *known <= keep => continue,
                 Some((known, _)) => std::mem::replace(known, keep),
                 None => {
@@ -213,7 +213,7 @@ impl LsmIndex {
                     if keep >= record.pages {
                         continue;
                     }
-                    doomed.insert(run, (keep, record));
+                    removals.insert(run, (keep, record));
                     u16::MAX
                 }
             };
@@ -227,7 +227,7 @@ impl LsmIndex {
                 true
             });
         }
-        doomed
+        removals
     }
 
     pub(super) fn truncate_run(&self, run: RunId, keep: u32) -> Vec<Removed> {

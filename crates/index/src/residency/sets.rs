@@ -219,9 +219,17 @@ mod tests {
         assert_eq!(sets.holders(both), [holder(1, Tier::Disk), holder(2, Tier::Device)]);
         let other = sets.add(EMPTY, &[holder(1, Tier::Disk), holder(2, Tier::Device)], 1);
         assert_eq!((both, sets.len()), (other, 2));
-        assert_eq!(sets.add(both, &[holder(1, Tier::Disk)], 5), both, "it has that already");
+        assert_eq!(
+            sets.add(both, &[holder(1, Tier::Disk)], 5),
+            both,
+            "the set has the holder already"
+        );
         assert_eq!(sets.take(both, Worker(1), Tiers::ALL, 5), one);
-        assert_eq!(sets.take(one, Worker(2), Tier::Host.into(), 11), one, "not held there");
+        assert_eq!(
+            sets.take(one, Worker(2), Tier::Host.into(), 11),
+            one,
+            "the worker does not hold it there"
+        );
         assert_eq!(sets.take(one, Worker(2), Tiers::ALL, 11), EMPTY);
         assert_eq!((sets.len(), sets.held, sets.names.len()), (0, 0, 1));
     }

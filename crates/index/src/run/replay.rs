@@ -136,16 +136,16 @@ impl Restored {
 /// With `overlaps`, both of two runs that claim the same space are dropped: one of them is from a
 /// state that the other's does not follow.
 pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<RunId>) {
-    let mut doomed = restored.attach();
+    let mut invalid = restored.attach();
     let mut runs = restored.runs;
     runs.reuse = runs.reuse.max(restored.reuse);
     runs.reuse_floor = runs.reuse.saturating_add(1);
     if overlaps {
-        doomed.extend(overlapping(&runs));
+        invalid.extend(overlapping(&runs));
     }
     let mut dropped = Vec::new();
     let (mut tables, twins) = Tables::build(runs);
-    drop_all(&mut tables, &doomed, &mut dropped);
+    drop_all(&mut tables, &invalid, &mut dropped);
     for (later, earlier) in twins {
         if tables.runs.is_live(later) && tables.runs.is_live(earlier) {
             drop_all(&mut tables, &[later], &mut dropped);
@@ -156,8 +156,8 @@ pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<Run
 }
 
 /// Drops runs, and all runs attached behind them.
-fn drop_all(tables: &mut Tables, doomed: &[Number], dropped: &mut Vec<RunId>) {
-    for &run in doomed {
+fn drop_all(tables: &mut Tables, invalid: &[Number], dropped: &mut Vec<RunId>) {
+    for &run in invalid {
         for (run, _) in tables.closure(run, 0).into_iter().rev() {
             let id = tables.runs.id(run);
             if tables.discard(run).is_some() {

@@ -298,7 +298,7 @@ impl Space {
             let carved = self.volume_of(extent).and_then(|volume| volume.free.carve(extent));
             if let Err(error) = carved {
                 let undone = self.free(&extents[..at]);
-                debug_assert!(undone.is_ok(), "what was just carved can be released");
+                debug_assert!(undone.is_ok(), "extents carved above can be released");
                 return Err(error);
             }
         }

@@ -138,7 +138,7 @@ mod tests {
         while let Some(run) = space.allocate(1, 9, 1, Reserve::Use) {
             assert_ne!(run[0].segment, closed);
         }
-        assert!(space.drop_segment(closed).is_err(), "something lies there");
+        assert!(space.drop_segment(closed).is_err(), "the segment is not empty");
         space.free(&[extent(1, 5)]).unwrap();
         assert!(space.is_empty(closed));
         space.drop_segment(closed).unwrap();
@@ -164,9 +164,9 @@ mod tests {
         space.begin_removal(closed[0]);
         space.set_shares(&[3], 3);
         assert_eq!((space.closed(), space.free_units()), (closed[..1].to_vec(), 200));
-        assert_eq!(space.next_segment(), None, "its blocks may still be there");
+        assert_eq!(space.next_segment(), None, "its blocks may still be allocated");
         space.set_shares(&[2], 2);
-        assert_eq!(space.closed(), closed[..1], "it is one of those that go");
+        assert_eq!(space.closed(), closed[..1], "it counts as one of the segments to remove");
         space.drop_segment(closed[0]).unwrap();
         space.set_shares(&[3], 3);
         assert!(space.next_segment().is_some());
