@@ -209,8 +209,8 @@ fn extents() -> Vec<Extent> {
 fn reservations() -> Vec<Vec<u8>> {
     let reserved =
         ReservationRecord::Reserved { id: 5, client: "abc".to_owned(), extents: extents() };
-    let settled = ReservationRecord::Settled { id: 5 };
-    vec![reserved.encode(), [reserved.encode(), settled.encode()].concat()]
+    let ended = ReservationRecord::Ended { id: 5 };
+    vec![reserved.encode(), [reserved.encode(), ended.encode()].concat()]
 }
 
 fn place() -> Place {
@@ -273,7 +273,7 @@ fn residency() -> Vec<Vec<u8>> {
         ResidencyRecord::Removed { scope, holder: holder(1), pages },
         ResidencyRecord::ClearedWorker(Worker(1)),
         ResidencyRecord::ClearedScope(scope),
-        ResidencyRecord::Whole,
+        ResidencyRecord::Complete,
     ];
     records.iter().map(|record| frame(|writer| record.encode(1, writer))).collect()
 }

@@ -1,15 +1,15 @@
-//! The index's checkpoints: every run, so that the journal before it can go.
+//! The index's checkpoints: images of all runs, which make earlier journal files unnecessary.
 //!
-//! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in the journal. The sequence number
-//! of a frame is the checkpoint's id in the high 32 bits and the frame's ordinal in the low 32, so
-//! a frame that an older checkpoint left in the same file cannot be taken for one of this. Kind 1
-//! holds runs, kind 3 says which of the runs before it are to be kept and how late it is
-//! ([`Retentions`]), kind 2 is the last frame ([`CheckpointEnd`]). A checkpoint without a whole and
-//! agreeing last frame is none.
+//! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in the journal. A frame's sequence
+//! number has the checkpoint's id in the high 32 bits and the frame's ordinal in the low 32, so
+//! that a frame of an older checkpoint in the same file is not taken for one of this. Frames of
+//! kind 1 hold runs, those of kind 3 the retentions of runs before them and the store's clock
+//! ([`Retentions`]), and one of kind 2 is the last ([`CheckpointEnd`]). A checkpoint without an
+//! intact and consistent last frame is invalid.
 //!
-//! **Fuzzy.** Runs are copied while the index changes; a copy may already show the effect of
-//! journal records up to [`CheckpointEnd::last`]. It is exact once the journal was replayed from
-//! [`CheckpointHeader::first`] to there at least.
+//! **Fuzzy.** Runs are copied while the index changes, so a copy may already show the effect of
+//! journal records up to [`CheckpointEnd::last`]. The state is exact once the journal has been
+//! replayed from [`CheckpointHeader::first`] at least up to that record.
 
 use crate::journal::{
     FRAME_OVERHEAD, Retentions, RunImage, read_header, write_frame, write_header,
@@ -17,11 +17,12 @@ use crate::journal::{
 use crate::wire::{Reader, Writer};
 use crate::{Error, Result};
 
-/// How a checkpoint begins: magic `RTRNCKPT` (8), version `u32`, zero `u32`, id `u64`, journal
+/// The header of a checkpoint: magic `RTRNCKPT` (8), version `u32`, zero `u32`, id `u64`, journal
 /// `u64`, first `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointHeader {
-    /// Counts checkpoints from one. The low 32 bits are part of every frame's sequence number.
+    /// The checkpoint's number, counted from one. Its low 32 bits are part of every frame's
+    /// sequence number.
     pub id: u64,
     /// Number of the journal file to replay from.
     pub journal: u64,
@@ -34,16 +35,16 @@ impl CheckpointHeader {
     /// Encoded length.
     pub const BYTES: usize = 48;
 
-    /// The header.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         write_header(Self::MAGIC, [self.id, self.journal, self.first])
     }
 
-    /// Reads what [`CheckpointHeader::encode`] wrote.
+    /// Decodes what [`CheckpointHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if it is damaged, `Invalid` if it is whole and of another version.
+    /// `Miss` if it is damaged, `Invalid` if it is intact and of another version.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [id, journal, first] = read_header(Self::MAGIC, "checkpoint", bytes)?;
         Ok(Self { id, journal, first })
@@ -59,24 +60,24 @@ impl CheckpointHeader {
 /// The last frame of a checkpoint. Body: last `u64`, reuse `u32`, runs `u64`, pages `u64`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointEnd {
-    /// The last journal record whose effect the runs may show. It was durable before this frame.
+    /// The last journal record whose effect the runs may show. It is durable before this frame is.
     pub last: u64,
-    /// The largest reuse count that was ever given out.
+    /// The largest reuse count assigned so far.
     pub reuse: u32,
     /// Runs in the checkpoint.
     pub runs: u64,
-    /// Pages in the checkpoint, removed ones not counted.
+    /// Pages in the checkpoint, without removed ones.
     pub pages: u64,
 }
 
 /// The body of a checkpoint's frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckpointFrame<'a> {
-    /// Kind 1: runs. Body: [`RunImage`] after [`RunImage`], nothing between them. See [`Runs`].
+    /// Kind 1: runs. Body: [`RunImage`]s, without separators. See [`Runs`].
     Runs(Runs<'a>),
-    /// Kind 2: the end.
+    /// Kind 2: the end of the checkpoint.
     End(CheckpointEnd),
-    /// Kind 3: what is retained. Body: [`Retentions`].
+    /// Kind 3: retentions. Body: [`Retentions`].
     Retained(Retentions),
 }
 
@@ -94,7 +95,7 @@ impl Eq for Runs<'_> {}
 impl Iterator for Runs<'_> {
     type Item = Result<RunImage<'static>>;
 
-    /// An error ends the iteration.
+    /// The iteration ends after an error.
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.remaining() == 0 {
             return None;
@@ -111,14 +112,14 @@ impl<'a> CheckpointFrame<'a> {
     /// Length of the frame that ends a checkpoint.
     pub const END_BYTES: usize = FRAME_OVERHEAD + 28;
 
-    /// Appends a frame of already encoded images.
+    /// Appends a frame of encoded images.
     pub fn encode_runs(sequence: u64, images: &[u8], writer: &mut Writer) {
         write_frame(writer, sequence, 1, images.len(), |body| {
             body.raw(images);
         });
     }
 
-    /// Appends a frame of what is retained.
+    /// Appends a frame of retentions.
     pub fn encode_retained(sequence: u64, retained: &Retentions, writer: &mut Writer) {
         let bytes = Retentions::bytes(retained.runs.len());
         write_frame(writer, sequence, 3, bytes, |body| retained.encode(body));
@@ -131,10 +132,10 @@ impl<'a> CheckpointFrame<'a> {
         });
     }
 
-    /// Reads the body of a frame.
+    /// Decodes the body of a frame.
     ///
     /// # Errors
-    /// `Miss` if it is of no known kind or malformed.
+    /// `Miss` if the kind is unknown or the body is malformed.
     pub fn decode(kind: u8, body: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(body);
         match kind {
@@ -154,7 +155,9 @@ impl<'a> CheckpointFrame<'a> {
             3 => {
                 let retained = Retentions::decode(&mut reader)?;
                 if reader.remaining() > 0 {
-                    return Err(Error::miss("what is retained is longer than its fields"));
+                    return Err(Error::miss(
+                        "the retentions of a checkpoint are longer than their fields",
+                    ));
                 }
                 Ok(Self::Retained(retained))
             }
@@ -171,7 +174,7 @@ mod tests {
     use std::borrow::Cow;
 
     #[test]
-    fn a_checkpoint_comes_back_frame_by_frame() {
+    fn checkpoint_round_trips_frame_by_frame() {
         let header = CheckpointHeader { id: 5, journal: 2, first: 30 };
         assert_eq!(CheckpointHeader::decode(&header.encode()).unwrap(), header);
         assert_eq!(header.encode().len(), CheckpointHeader::BYTES);
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_do_not_decode_end_with_an_error() {
+    fn malformed_runs_end_with_an_error() {
         let mut runs = Runs(Reader::new(&[1; 40]));
         assert!(runs.next().unwrap().is_err());
         assert!(runs.next().is_none());

@@ -1,17 +1,17 @@
-//! CRC-64/NVME, plain for records and seeded for payload.
+//! CRC-64/NVME: plain for records, seeded for payload.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// CRC-64/NVME of `bytes`: guards every record that is not payload.
+/// CRC-64/NVME of `bytes`. Protects every record that is not payload.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// Checksum of one slice of a page, fed fragment by fragment.
+/// The checksum of one slice of a page, updated fragment by fragment.
 ///
-/// It is seeded with the page's key, the generation of its run and the slice's number, so bytes
-/// that are right in themselves but lie in the wrong place do not pass.
+/// It is seeded with the page's key, the generation of its run and the slice's number, so that
+/// intact bytes in the wrong place do not pass.
 #[derive(Debug)]
 pub struct SliceChecksum(Digest);
 
@@ -27,12 +27,12 @@ impl SliceChecksum {
         Self(digest)
     }
 
-    /// Feeds the next bytes of the slice.
+    /// Adds the next bytes of the slice.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The checksum of everything fed.
+    /// The checksum of all bytes added.
     #[must_use]
     pub fn finish(self) -> u64 {
         self.0.finalize()
@@ -44,12 +44,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_check_value_of_the_algorithm() {
+    fn checksum_has_the_published_check_value() {
         assert_eq!(checksum(b"123456789"), 0xae8b_1486_0a79_9888);
     }
 
     #[test]
-    fn place_counts_as_much_as_bytes() {
+    fn slice_checksum_depends_on_key_generation_and_number() {
         let of = |key: &[u8], generation, slice, bytes: &[&[u8]]| {
             let mut sum = SliceChecksum::new(key, generation, slice);
             bytes.iter().for_each(|part| sum.update(part));

@@ -1,4 +1,5 @@
-//! The one error type of the house: a kind that says what to do, a sentence, and context.
+//! The error type of all crates: a kind that says what the caller should do, a sentence, and
+//! context.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,11 +11,11 @@ pub enum ErrorKind {
     Invalid,
     /// Nothing is lost; the same call may succeed later.
     Retry,
-    /// The bytes asked for cannot be had. Compute them.
+    /// The requested bytes are not available. Compute them.
     Miss,
-    /// The handle cannot go on. The message says what to do before opening again.
+    /// The handle cannot continue. The message says what to do before it is opened again.
     Fatal,
-    /// The handle was closed, or belongs to another process (a fork).
+    /// The handle was closed, or belongs to another process (after a fork).
     Closed,
 }
 
@@ -32,7 +33,7 @@ impl ErrorKind {
     }
 }
 
-/// An error: kind, message (which names the remedy where there is one), context and cause.
+/// An error: kind, message (with the remedy where there is one), context and cause.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -42,7 +43,7 @@ struct Inner {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The result of anything in Ritornello that can fail.
+/// The result of any operation of Ritornello that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -94,7 +95,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The sentence, without context or cause.
+    /// The message, without context and cause.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message
@@ -129,8 +130,8 @@ impl StdError for Error {
     }
 }
 
-/// A failed system call is worth a retry unless the caller knows better: the sites that do say so
-/// with their own kind.
+/// The default for a failed system call is a retry. Code that knows better makes an error of
+/// another kind.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         Self::retry("the file system refused").because(error)

@@ -1,4 +1,4 @@
-//! The run header: what lies in front of a run's pages and says which they are.
+//! The run header, which precedes the pages of a run and describes them.
 
 use crate::wire::{Reader, Writer};
 use crate::{
@@ -9,37 +9,37 @@ use std::ops::Range;
 
 /// The first eight bytes of every run header.
 pub const RUN_MAGIC: [u8; 8] = *b"RITORUN\0";
-/// The longest run header, in units: longer batches are several runs.
+/// The longest run header, in units. A longer batch becomes several runs.
 pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 
-/// Extents a header always has room for. Further ones are listed while they fit; only salvage
-/// misses those that do not.
+/// A header always has room for this many extents. Further extents are listed while they fit; only
+/// salvage needs them.
 const EXTENT_ROOM: usize = 32;
-/// Magic, version, length, store, scope, slot, slices a page, units of header and page, generation,
-/// page bytes, extents in all, extents listed, pages, parent length.
+/// Magic, version, length, store, scope, slot, slices per page, units of header and page,
+/// generation, page bytes, extents in all, extents listed, pages, parent length.
 const FIXED_BYTES: usize = 8 + 4 + 4 + 16 + 16 + 4 + 2 + 2 + 4 + 8 + 8 + 4 + 4 + 4 + 1;
 const EXTENT_BYTES: usize = 12;
 const SLICE_BYTES: usize = 4 + 1 + 8;
 const CHECKSUM_BYTES: usize = 8;
 const BYTES_MAX: usize = RUN_HEADER_UNITS_MAX as usize * UNIT as usize;
 
-/// One slice of a page as it lies on disk.
+/// One slice of a page, as it lies on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Slice {
     /// Encoded length in bytes.
     pub bytes: u32,
-    /// How it is encoded; [`Slice::RAW`] is as it came.
+    /// The codec; [`Slice::RAW`] if the slice is not encoded.
     pub codec: u8,
     /// [`crate::SliceChecksum`] of the encoded bytes.
     pub checksum: u64,
 }
 
 impl Slice {
-    /// The codec of bytes that are stored as they came.
+    /// The codec of bytes that are not encoded.
     pub const RAW: u8 = 0;
 
-    /// The bytes of a page, as the engine knows it, that slice `number` of `slices` holds: slices
-    /// are equal parts, as nearly as whole bytes allow.
+    /// The byte range of a page that slice `number` of `slices` holds. The slices of a page are
+    /// equal in length up to one byte.
     #[must_use]
     pub const fn part(number: u16, slices: u16, page_bytes: u64) -> Range<u64> {
         let slices = if slices == 0 { 1 } else { slices as u64 };
@@ -48,42 +48,42 @@ impl Slice {
     }
 }
 
-/// A run header. Its checksum ([`RunHeader::encode`]) is what the index keeps, which makes the
-/// index the root of a two-level checksum tree over all pages.
+/// A run header. The index keeps its checksum ([`RunHeader::encode`]), and so is the root of a
+/// two-level checksum tree over all pages.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct RunHeader {
     /// The store it belongs to.
     pub store: [u8; 16],
     /// The scope of all its keys.
     pub scope: ScopeId,
-    /// The scope's slot when the run was written; salvage honours dropped slots by it.
+    /// The scope's slot when the run was written. Salvage uses it to skip runs of dropped scopes.
     pub slot: ScopeSlot,
     /// See [`crate::Place::generation`].
     pub generation: u64,
-    /// Length of a page as the engine knows it.
+    /// Length of a page in the inference engine, in bytes.
     pub page_bytes: u64,
     /// See [`crate::Place::header_units`].
     pub header_units: u32,
     /// See [`crate::Place::page_units`].
     pub page_units: u32,
-    /// Key of the page before the run's first, where it is known.
+    /// Key of the page before the run's first, if known.
     pub parent: Option<Vec<u8>>,
-    /// The run's extents when it was written (a truncated run has fewer), the leading ones of
-    /// [`RunHeader::extents_total`] if they did not all fit.
+    /// The run's extents when it was written; a truncated run has fewer. If not all
+    /// [`RunHeader::extents_total`] fit, the leading ones.
     pub extents: Vec<Extent>,
     /// Number of the run's extents when it was written.
     pub extents_total: u32,
     /// Key of every page.
     pub keys: Vec<Vec<u8>>,
-    /// Slices a page, the same for all.
+    /// Slices per page, the same for all pages.
     pub slices_per_page: u16,
-    /// All slices, page after page.
+    /// The slices of all pages, in order.
     pub slices: Vec<Slice>,
 }
 
 impl RunHeader {
-    /// The store that a unit of a segment names if it begins with a run header of this version. The
-    /// header is not verified.
+    /// The store that a unit of a segment names, if the unit begins with a run header of this
+    /// version. Does not verify the header.
     #[must_use]
     pub fn store_of(unit: &[u8]) -> Option<[u8; 16]> {
         let version = unit.get(8..12)?;
@@ -91,8 +91,8 @@ impl RunHeader {
         is_header.then(|| unit.get(16..32)?.try_into().ok()).flatten()
     }
 
-    /// Units that hold the header of a run whose pages' keys are of these lengths. More than
-    /// [`RUN_HEADER_UNITS_MAX`] means the batch must be split, see [`RunHeader::pages_that_fit`].
+    /// Number of units that a header takes whose pages have keys of these lengths. If it exceeds
+    /// [`RUN_HEADER_UNITS_MAX`], split the batch: see [`RunHeader::pages_that_fit`].
     #[must_use]
     pub fn units(key_lengths: impl IntoIterator<Item = usize>, slices_per_page: u16) -> u32 {
         let bytes = key_lengths
@@ -101,8 +101,8 @@ impl RunHeader {
         u32::try_from(units_of(bytes as u64)).unwrap_or(u32::MAX)
     }
 
-    /// How many of the leading pages fit into one run. Zero only if there are none, or if a single
-    /// page has more slices than a header can describe.
+    /// Number of leading pages that fit one run. Zero only if there are no pages, or if one page
+    /// has more slices than a header can describe.
     #[must_use]
     pub fn pages_that_fit(
         key_lengths: impl IntoIterator<Item = usize>,
@@ -118,7 +118,7 @@ impl RunHeader {
             .count()
     }
 
-    /// The slices of page `page`; none if there is no such page.
+    /// The slices of page `page`; empty if there is no such page.
     #[must_use]
     pub fn slices_of(&self, page: usize) -> &[Slice] {
         let count = usize::from(self.slices_per_page);
@@ -126,15 +126,15 @@ impl RunHeader {
         self.slices.get(from..from.saturating_add(count)).unwrap_or(&[])
     }
 
-    /// The encoded header, not padded, and its checksum: CRC-64 over all of it but its last eight
-    /// bytes, which hold that very CRC.
+    /// The encoded header, not padded, and its checksum: the CRC-64 of everything before its last
+    /// eight bytes, which hold the CRC. The CRC of the whole header would be the same for all
+    /// headers.
     ///
-    /// (A CRC over those eight bytes as well would be the same number for every header.)
-    /// `extents_total` is taken from `extents`; those that do not fit into `header_units` are left
+    /// `extents_total` is taken from `extents`. Extents that do not fit `header_units` are left
     /// out.
     ///
     /// # Errors
-    /// `Invalid` if it does not fit into `header_units`, or if keys and slices do not match.
+    /// `Invalid` if the header does not fit `header_units`, or if keys and slices do not match.
     pub fn encode(&self) -> Result<(Vec<u8>, u64)> {
         let units = self.header_units;
         let parent = self.parent.as_deref().unwrap_or(&[]);
@@ -190,11 +190,11 @@ impl RunHeader {
         Ok((writer.into_vec(), sum))
     }
 
-    /// Reads what [`RunHeader::encode`] wrote, from bytes that may go on behind it, and returns the
-    /// header with its checksum. Nothing is looked at before the checksum is right.
+    /// Decodes what [`RunHeader::encode`] wrote; more bytes may follow. Returns the header and its
+    /// checksum. No field is decoded before the checksum matches.
     ///
     /// # Errors
-    /// `Miss` for anything else.
+    /// `Miss` for any other bytes.
     pub fn decode(bytes: &[u8]) -> Result<(Self, u64)> {
         let mut reader = Reader::new(bytes);
         if reader.array()? != RUN_MAGIC {
@@ -241,7 +241,7 @@ impl RunHeader {
             0 => None,
             length => Some(reader.raw(length)?.to_vec()),
         };
-        // Both counts are bounded by the bytes that are there before anything is allocated.
+        // Bound both counts by the bytes that remain, before anything is allocated.
         if listed > reader.remaining() / EXTENT_BYTES || listed > header.extents_total as usize {
             return Err(Error::miss("a run header lists more extents than it holds"));
         }
@@ -277,11 +277,12 @@ impl RunHeader {
     }
 }
 
-/// Bytes of a header without pages, with the longest parent and the extents it must have room for.
+/// Bytes of a header without pages, with the longest parent and room for `EXTENT_ROOM` extents.
 const fn least_bytes() -> usize {
     FIXED_BYTES + KEY_BYTES_MAX + EXTENT_ROOM * EXTENT_BYTES + CHECKSUM_BYTES
 }
 
+/// Bytes that a page adds to the header.
 const fn page_room(key: usize, slices: u16) -> usize {
     1 + key + slices as usize * SLICE_BYTES
 }
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_comes_back_whatever_lies_behind_it() {
+    fn header_round_trips_before_other_bytes() {
         for (pages, extents) in [(0, 0), (1, 1), (57, 3), (200, 32)] {
             let header = header(pages, extents);
             let (mut bytes, sum) = header.encode().unwrap();
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_share_a_page_without_gaps() {
+    fn slices_cover_a_page_without_gaps() {
         for (bytes, slices) in [(1, 1), (10, 3), (8 << 20, 64), (70_001, 7)] {
             let parts: Vec<_> = (0..slices).map(|n| Slice::part(n, slices, bytes)).collect();
             assert_eq!((parts[0].start, parts[parts.len() - 1].end), (0, bytes));
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_split_where_the_header_is_full() {
+    fn batch_splits_where_the_header_is_full() {
         let lengths = || std::iter::repeat_n(32, 10_000);
         let fit = RunHeader::pages_that_fit(lengths(), 1);
         assert!(fit > 300, "{fit}");
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_noticed() {
+    fn every_flip_and_every_cut_misses() {
         let (bytes, _) = header(5, 2).encode().unwrap();
         for at in 0..bytes.len() {
             assert!(RunHeader::decode(&bytes[..at]).is_err(), "cut at {at}");
@@ -377,7 +378,8 @@ mod tests {
     }
 
     proptest! {
-        /// Fields may lie even under a right checksum: no panic, no absurd allocation.
+        /// Fields may be wrong even under a right checksum: they cause no panic and no large
+        /// allocation.
         #[test]
         fn lies_under_a_right_checksum_do_no_harm(
             at in 16usize..400, value in any::<[u8; 4]>(), pages in 0usize..8

@@ -1,10 +1,10 @@
-//! The index's journal: what changed, in order, as checksummed frames.
+//! The index's journal: its changes, in order, as checksummed frames.
 //!
 //! **File.** A [`JournalHeader`] (40 bytes), then frames up to the end of the file. Sequence
-//! numbers rise by one from frame to frame, across files too. The first frame that is short,
-//! damaged or out of sequence ends the journal: nothing behind it is believed.
+//! numbers increase by one from frame to frame, across files too. The first frame that is short,
+//! damaged or out of sequence ends the journal: frames behind it are ignored.
 //!
-//! **Frame**, the unit of checksumming (checkpoints are made of frames as well):
+//! **Frame**, the unit of checksumming. Checkpoints consist of frames as well:
 //!
 //! | bytes | field |
 //! |---|---|
@@ -14,9 +14,9 @@
 //! | n - 9 | body |
 //! | 8 | CRC-64/NVME of everything before it, the length included |
 //!
-//! Replaying a record twice is the same as replaying it once, and a record about a run that is
-//! gone (or whose number has been given to a later run) does nothing. This is what allows a
-//! checkpoint to be copied while the index changes.
+//! Replay is idempotent: to replay a record twice has the effect of once, and a record about a run
+//! that is removed (or whose number belongs to a later run) has none. A checkpoint can therefore be
+//! copied while the index changes.
 
 use crate::wire::{Reader, Writer};
 use crate::{
@@ -24,13 +24,13 @@ use crate::{
 };
 use std::borrow::Cow;
 
-/// The longest frame, its length field and checksum not counted. A longer length is damage, so no
-/// reader ever allocates for an absurd one.
+/// The longest frame, without its length field and checksum. A greater length is damage, so that a
+/// reader never allocates much for a damaged length.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
-/// What a frame adds to its body.
+/// Bytes that a frame has besides its body.
 pub const FRAME_OVERHEAD: usize = 4 + 8 + 1 + 8;
 
-/// Appends a frame. `body` must write exactly the body, whose length is `body_bytes`.
+/// Appends a frame. `body` writes exactly `body_bytes` bytes.
 pub fn write_frame(
     writer: &mut Writer,
     sequence: u64,
@@ -52,7 +52,7 @@ pub fn write_frame(
 pub struct Frame<'a> {
     /// Its sequence number.
     pub sequence: u64,
-    /// What the body is.
+    /// The kind of the body.
     pub kind: u8,
     /// The body.
     pub body: &'a [u8],
@@ -60,18 +60,18 @@ pub struct Frame<'a> {
     pub bytes: usize,
 }
 
-/// What the next bytes of a file are.
+/// The result of parsing the next bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed<'a> {
-    /// A whole frame whose checksum agrees.
+    /// An intact frame.
     Frame(Frame<'a>),
-    /// The beginning of something that needs this many bytes in all.
+    /// The beginning of a frame that needs this many bytes in all.
     Short(usize),
-    /// Not a frame.
+    /// Bytes that are no frame.
     Damaged,
 }
 
-/// Reads the frame at the start of `bytes`.
+/// Parses the frame at the start of `bytes`.
 #[must_use]
 pub fn read_frame(bytes: &[u8]) -> Parsed<'_> {
     let mut reader = Reader::new(bytes);
@@ -95,8 +95,8 @@ pub fn read_frame(bytes: &[u8]) -> Parsed<'_> {
     }
 }
 
-/// Magic (8), version `u32`, zero `u32`, `N` numbers of 8 bytes, CRC-64 of everything before it:
-/// how files of frames begin, in every version.
+/// Encodes the header of a file of frames, the same in every version: magic (8), version `u32`,
+/// zero `u32`, `N` numbers `u64`, CRC-64 of everything before it.
 pub(crate) fn write_header<const N: usize>(magic: &[u8; 8], numbers: [u64; N]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.raw(magic).u32(FORMAT_VERSION).u32(0);
@@ -108,7 +108,7 @@ pub(crate) fn write_header<const N: usize>(magic: &[u8; 8], numbers: [u64; N]) -
     writer.into_vec()
 }
 
-/// Reads what [`write_header`] wrote. The checksum comes first: a flipped bit in the version is
+/// Decodes what [`write_header`] wrote. Checks the checksum first: a flipped bit in the version is
 /// damage, not another version.
 pub(crate) fn read_header<const N: usize>(
     magic: &[u8; 8],
@@ -139,11 +139,11 @@ pub(crate) fn read_header<const N: usize>(
     Ok(numbers)
 }
 
-/// How a journal file begins: magic `RTRNJRNL` (8), version `u32`, zero `u32`, number `u64`, first
-/// sequence number `u64`, CRC-64.
+/// The header of a journal file: magic `RTRNJRNL` (8), version `u32`, zero `u32`, number `u64`,
+/// first sequence number `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalHeader {
-    /// Number of the file. Consecutive; never used twice.
+    /// The file's number. Numbers are consecutive and never reused.
     pub number: u64,
     /// Sequence number of its first frame.
     pub first: u64,
@@ -154,23 +154,23 @@ impl JournalHeader {
     /// Encoded length.
     pub const BYTES: usize = 40;
 
-    /// The header.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         write_header(Self::MAGIC, [self.number, self.first])
     }
 
-    /// Reads what [`JournalHeader::encode`] wrote.
+    /// Decodes what [`JournalHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if it is damaged, `Invalid` if it is whole and of another version.
+    /// `Miss` if it is damaged, `Invalid` if it is intact and of another version.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [number, first] = read_header(Self::MAGIC, "journal", bytes)?;
         Ok(Self { number, first })
     }
 }
 
-/// A run, whole: the body of an insert record, and what checkpoints are made of.
+/// The image of a run: the body of an insert record, and the content of checkpoints.
 ///
 /// | bytes | field |
 /// |---|---|
@@ -196,18 +196,18 @@ pub struct RunImage<'a> {
     pub scope: ScopeSlot,
     /// Whether the scope's keys are chained.
     pub chained: bool,
-    /// Run and page it follows, where known.
+    /// Run and page that this run follows, if known.
     pub parent: Option<(u64, u16)>,
-    /// When it was last used.
+    /// Recency: when the run was last used.
     pub recency: u64,
-    /// Where it lies.
+    /// The run's location.
     pub place: Cow<'a, Place>,
-    /// At least one, at most 65,535.
+    /// Hashes of its pages: at least one, at most 65,535.
     pub pages: Cow<'a, [PageHash]>,
 }
 
 impl RunImage<'_> {
-    /// Encoded length of an image with these counts.
+    /// Encoded length of an image with these numbers of pages and extents.
     #[must_use]
     pub const fn bytes(pages: usize, extents: usize) -> usize {
         61 + 12 * extents + 16 * pages
@@ -245,7 +245,7 @@ impl RunImage<'_> {
         }
     }
 
-    /// Reads what [`RunImage::encode`] wrote.
+    /// Decodes what [`RunImage::encode`] wrote.
     ///
     /// # Errors
     /// `Miss` if the bytes are not an image.
@@ -281,7 +281,7 @@ impl RunImage<'_> {
     }
 }
 
-/// `count` extents; the bytes must be there before anything is allocated for them.
+/// Decodes `count` extents. Checks that their bytes exist before it allocates.
 fn read_extents(reader: &mut Reader<'_>, count: usize) -> Result<Vec<Extent>> {
     let bytes = count.checked_mul(12).ok_or_else(|| Error::miss("absurd number of extents"))?;
     let mut reader = Reader::new(reader.raw(bytes)?);
@@ -296,25 +296,25 @@ fn read_extents(reader: &mut Reader<'_>, count: usize) -> Result<Vec<Extent>> {
         .collect()
 }
 
-/// One change of the index: the body of a journal frame.
+/// One change of the index: a journal frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JournalRecord<'a> {
-    /// Kind 1: a run came. Body: a [`RunImage`].
+    /// Kind 1: a run was inserted. Body: a [`RunImage`].
     Insert(RunImage<'a>),
-    /// Kind 2: runs were cut; each keeps that many pages, zero meaning it is gone. Body: count
+    /// Kind 2: runs were truncated, each to a number of pages; zero removes the run. Body: count
     /// `u32`, then run `u64` and pages kept `u16` of each.
     Cut(Vec<(u64, u16)>),
     /// Kind 3: single pages were removed from the middle of runs. Body as in kind 2, with the
-    /// page's number in the place of the pages kept.
+    /// page's number instead of the pages kept.
     Punch(Vec<(u64, u16)>),
-    /// Kind 4: the parent of a run became known. Body: run `u64`, parent run `u64`, page there
-    /// `u16`.
+    /// Kind 4: the parent of a run became known. Body: run `u64`, parent run `u64`, page of the
+    /// parent `u16`.
     Link {
         /// The run whose parent became known.
         child: u64,
         /// The run it follows.
         parent: u64,
-        /// The page of that run.
+        /// The page of the parent that it follows.
         page: u16,
     },
     /// Kind 5: a run moved. Body: run `u64`, generation `u64`, header checksum `u64`, header units
@@ -327,25 +327,26 @@ pub enum JournalRecord<'a> {
     },
     /// Kind 6: runs were used. Body: count `u32`, then run `u64` and recency `u64` of each.
     Touch(Vec<(u64, u64)>),
-    /// Kind 7: runs are to be kept. Body: [`Retentions`].
+    /// Kind 7: runs are retained. Body: [`Retentions`].
     Retain(Retentions),
 }
 
-/// Until when runs are not to be evicted, and how late it was when that was written.
+/// Until when runs are not evicted, and the time when that was written.
 ///
 /// Body: clock `u64`, count `u32`, then run `u64` and end `u64` of each. Times are in seconds of
-/// the store's clock: seconds since 1970, except that the clock of a store never goes back. An end
-/// of zero takes back what was said before.
+/// the store's clock: seconds since 1970, except that the clock never goes back. An end of zero
+/// ends a retention.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retentions {
-    /// The store's clock then. The latest of all is where the clock goes on after a restart.
+    /// The store's clock when the record was written. After a restart the clock continues from the
+    /// latest one.
     pub clock: u64,
-    /// Run and end.
+    /// Runs, and the ends of their retentions.
     pub runs: Vec<(u64, u64)>,
 }
 
 impl Retentions {
-    /// Encoded length with that many runs.
+    /// Encoded length with `runs` runs.
     #[must_use]
     pub const fn bytes(runs: usize) -> usize {
         12 + 16 * runs
@@ -359,7 +360,7 @@ impl Retentions {
         }
     }
 
-    /// Reads what [`Retentions::encode`] wrote.
+    /// Decodes what [`Retentions::encode`] wrote.
     ///
     /// # Errors
     /// `Miss` if bytes are missing.
@@ -435,10 +436,10 @@ impl JournalRecord<'_> {
         });
     }
 
-    /// Reads the body of a frame.
+    /// Decodes the body of a frame.
     ///
     /// # Errors
-    /// `Miss` if it is no record: bytes may be left over, or missing, or the kind is unknown.
+    /// `Miss` if the kind is unknown, or the body is too short, too long or malformed.
     pub fn decode(kind: u8, body: &[u8]) -> Result<JournalRecord<'static>> {
         let mut reader = Reader::new(body);
         let record = match kind {
@@ -487,7 +488,7 @@ impl JournalRecord<'_> {
     }
 }
 
-/// A `u32` count, then the bytes of that many entries of `size` bytes.
+/// Reads a `u32` count, and returns the bytes of that many entries of `size` bytes.
 fn counted<'a>(reader: &mut Reader<'a>, size: usize) -> Result<&'a [u8]> {
     let count = reader.u32()? as usize;
     reader.raw(count.checked_mul(size).ok_or_else(|| Error::miss("absurd number of entries"))?)
@@ -525,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back() {
+    fn records_round_trip() {
         for (sequence, record) in records().into_iter().enumerate() {
             let mut writer = Writer::new();
             record.encode(sequence as u64, &mut writer);
@@ -538,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_short_and_every_flip_is_seen() {
+    fn every_cut_is_short_and_every_flip_damaged() {
         for record in records() {
             let mut writer = Writer::new();
             record.encode(5, &mut writer);
@@ -555,11 +556,11 @@ mod tests {
     }
 
     #[test]
-    fn bodies_with_absurd_counts_are_refused_before_anything_is_allocated() {
+    fn absurd_counts_are_refused_before_allocation() {
         for kind in 0..=8 {
             for fill in [0u8, 0x7f, 0xff] {
                 for bytes in 0..96 {
-                    // Must not panic or allocate gigabytes; a few of these are valid records.
+                    // No panic, and no allocation of gigabytes; a few of these are valid records.
                     let _ = JournalRecord::decode(kind, &vec![fill; bytes]);
                 }
             }
@@ -567,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_of_another_version_is_refused_and_a_damaged_one_is_a_miss() {
+    fn other_version_is_refused_but_damage_misses() {
         let header = JournalHeader { number: 3, first: 99 };
         let good = header.encode();
         assert_eq!(good.len(), JournalHeader::BYTES);

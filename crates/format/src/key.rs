@@ -1,4 +1,4 @@
-//! Page keys, and the 16-byte hashes the index keeps of them.
+//! Page keys, and the 16-byte hashes that the index keeps of them.
 
 use crate::{Error, Result, ScopeId};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -8,10 +8,10 @@ pub const KEY_BYTES_MIN: usize = 8;
 /// The longest page key, in bytes.
 pub const KEY_BYTES_MAX: usize = 64;
 
-/// Refuses keys whose length is outside [`KEY_BYTES_MIN`]`..=`[`KEY_BYTES_MAX`].
+/// Checks that all keys have a length in [`KEY_BYTES_MIN`]`..=`[`KEY_BYTES_MAX`].
 ///
 /// # Errors
-/// `Invalid`, naming the first key that does not fit.
+/// `Invalid`, with the number of the first key that does not.
 pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
     match keys.iter().position(|key| !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len())) {
         None => Ok(()),
@@ -23,16 +23,17 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
     }
 }
 
-/// What the index knows a page by: XXH3-128 of its key, seeded with its scope.
+/// The index's name for a page: XXH3-128 of the page's key, seeded with its scope.
 ///
-/// Not collision-proof against an adversary, and it need not be: full keys are compared with the
-/// run header before any byte is believed. Never all zeroes, so zero can mean "no page".
+/// It does not withstand an adversary who constructs collisions, and need not: a read compares the
+/// full key with the run header before it delivers a byte. Never all zeroes, so that zero can mean
+/// "no page".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct PageHash(pub [u8; 16]);
 
 impl PageHash {
-    /// The value no page has.
+    /// The value that no page has.
     pub const NONE: Self = Self([0; 16]);
 
     /// The hash of `key` in `scope`.
@@ -43,7 +44,7 @@ impl PageHash {
         Self(if hash == 0 { 1u128 } else { hash }.to_le_bytes())
     }
 
-    /// The low 64 bits: where a hash table starts to look.
+    /// The low 64 bits, which give a page's home position in a hash table.
     #[must_use]
     #[inline]
     pub fn low(self) -> u64 {
@@ -58,13 +59,14 @@ impl PageHash {
     }
 }
 
-/// A sequence of page hashes that are computed when asked for: a probe looks at few of them.
+/// A sequence of page hashes. They are computed on demand, because a probe needs only a few of
+/// them.
 pub trait PageHashes {
     /// Number of pages.
     fn len(&self) -> usize;
     /// Hash of page `at`; `at < len()`.
     fn at(&self, at: usize) -> PageHash;
-    /// Whether there are none.
+    /// Whether the sequence is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -83,7 +85,7 @@ impl<T: AsRef<[PageHash]> + ?Sized> PageHashes for T {
 /// Keys of one scope, hashed lazily.
 #[derive(Clone, Copy, Debug)]
 pub struct ScopedKeys<'a> {
-    /// The scope all keys belong to.
+    /// The scope of all keys.
     pub scope: &'a ScopeId,
     /// The engine's block hashes, in sequence order.
     pub keys: &'a [&'a [u8]],
@@ -104,14 +106,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_any_allowed_length_pass_and_others_are_named() {
+    fn keys_of_wrong_length_are_refused_by_number() {
         assert!(check_keys(&[&[0; 8], &[0; 64]]).is_ok());
         let error = check_keys(&[&[0; 8], &[0; 65]]).unwrap_err().to_string();
         assert!(error.contains("key=1") && error.contains("bytes=65"), "{error}");
     }
 
     #[test]
-    fn the_same_key_in_two_scopes_is_two_pages() {
+    fn equal_keys_in_two_scopes_differ() {
         let (a, b) = (ScopeId([1; 16]), ScopeId([2; 16]));
         assert_ne!(PageHash::of(&a, b"12345678"), PageHash::of(&b, b"12345678"));
         assert_eq!(PageHash::of(&a, b"12345678"), PageHash::of(&a, b"12345678"));

@@ -1,12 +1,12 @@
 //! # ritornello-format
 //!
-//! The words of the house as types, and every persistent byte: scopes, page keys, places, run
-//! headers, journal, checkpoint, manifest. `docs/format.md` specifies them byte by byte.
+//! Every persistent byte, and the types that all crates share: scopes, page keys, places, run
+//! headers, journal, checkpoint, manifest. `docs/format.md` specifies the bytes.
 //!
-//! **Promises.** Decoding never panics and never believes bytes whose checksum disagrees. Encoding
-//! is canonical: equal values, equal bytes.
+//! **Promises.** Decoding never panics, and never returns bytes whose checksum disagrees. Encoding
+//! is canonical: equal values encode to equal bytes.
 //!
-//! **May not know** files, threads, clocks, or anything above it: this crate is pure.
+//! **May not know** files, threads, clocks, or any other crate of the project: this crate is pure.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The manifest: what a store is, apart from what is in it.
+//! The manifest: identity and layout of a store.
 
 use crate::wire::{Reader, Writer};
 use crate::{Error, FORMAT_VERSION, Result, checksum};
@@ -9,67 +9,68 @@ const MAGIC: &[u8; 8] = b"RTRNMANI";
 /// A directory of segments.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct VolumeRecord {
-    /// Relative to the store's directory, or absolute. Empty if the volume is no more: its number is
-    /// not used again.
+    /// Relative to the store's directory, or absolute. Empty if the volume is retired; its number
+    /// is not used again.
     pub dir: String,
-    /// Nothing new is placed there; when its segments are gone, so is the volume.
+    /// Nothing new is placed in the volume, and it is retired once its segments are removed.
     pub draining: bool,
-    /// Segments that are made have this number or a higher one. Those below may be gone, and
-    /// somebody may have them open still.
+    /// New segments get this number or a higher one. Segments with lower numbers may have been
+    /// removed, and processes may still have them open.
     pub first_segment: u32,
-    /// The directory carries this volume's [`VolumeMarker`](crate::VolumeMarker). A directory that
-    /// should carry it and does not is another one: its file system is not mounted.
+    /// The directory carries this volume's [`VolumeMarker`](crate::VolumeMarker). If `marked` is
+    /// set and the marker is missing, the volume's file system is not mounted.
     pub marked: bool,
 }
 
 impl VolumeRecord {
-    /// One that holds nothing yet.
+    /// A volume without segments.
     #[must_use]
     pub fn new(dir: impl Into<String>) -> Self {
         Self { dir: dir.into(), ..Self::default() }
     }
 
-    /// Whether the volume is no more.
+    /// Whether the volume is retired.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.dir.is_empty()
     }
 
-    /// Whether runs are placed there.
+    /// Whether runs are placed in the volume.
     #[must_use]
     pub fn is_active(&self) -> bool {
         !self.is_gone() && !self.draining
     }
 }
 
-/// The identity and layout of a store. Replaced whole (new file, rename) at every open and clean close.
+/// The identity and layout of a store. Replaced as a whole (new file, rename) at every open and
+/// clean close.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// Random, drawn when the store was made: ties segments to their store.
+    /// Drawn at random when the store was created. Ties segments to their store.
     pub uuid: [u8; 16],
-    /// Counts owners. Zero: the store is being made.
+    /// Number of owners so far; zero while the store is being created.
     pub epoch: u32,
-    /// Upper half of the next owner's generations, less one. It rises with every owner, and each
-    /// time that an owner has used up the lower half, so that no generation is used twice.
+    /// Upper half of the next owner's generations, minus one. Increases with every owner, and
+    /// whenever an owner has used up the lower half, so that no generation is used twice.
     pub generations: u32,
-    /// The last owner closed the store and everything was durable then. If not, its files may read
-    /// back from the page cache what never reaches the disk, and its writes may still be on their
-    /// way.
+    /// The last owner closed the store, and everything was durable then. If not, its files may read
+    /// back from the page cache bytes that never reach the disk, and its writes may still be in
+    /// flight.
     pub clean: bool,
-    /// Bytes a segment file.
+    /// Length of a segment file in bytes.
     pub segment_bytes: u64,
-    /// The budget: segments and metadata together, in allocated bytes.
+    /// The limit of allocated bytes, segments and metadata together.
     pub capacity: u64,
     /// Name of the index backend.
     pub index: String,
-    /// Directories of the segments. The position is the volume number.
+    /// The volumes. Their position is their number.
     pub volumes: Vec<VolumeRecord>,
-    /// Host and boot of the last owner, for people who look.
+    /// Host and boot of the last owner, for people who inspect the store.
     pub owner: String,
 }
 
 impl Manifest {
-    /// The directory of every volume of the store in `dir`; empty for those that are no more.
+    /// The directory of every volume of the store in `dir`; empty for retired volumes.
     #[must_use]
     pub fn paths(&self, dir: &Path) -> Vec<PathBuf> {
         let path = |volume: &VolumeRecord| {
@@ -78,13 +79,13 @@ impl Manifest {
         self.volumes.iter().map(path).collect()
     }
 
-    /// The directories of the volumes that there are.
+    /// The directories of all volumes that are not retired.
     #[must_use]
     pub fn directories(&self, dir: &Path) -> Vec<PathBuf> {
         self.paths(dir).into_iter().filter(|path| !path.as_os_str().is_empty()).collect()
     }
 
-    /// The record: magic, version, length, body, CRC-64 of everything before it.
+    /// Encodes the record: magic, version, length, body, CRC-64 of everything before it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
@@ -108,10 +109,10 @@ impl Manifest {
         seal(MAGIC, body.as_slice())
     }
 
-    /// Reads what [`Manifest::encode`] wrote.
+    /// Decodes what [`Manifest::encode`] wrote.
     ///
     /// # Errors
-    /// `Invalid` if it is no manifest or one of another version, `Fatal` if it is damaged.
+    /// `Invalid` if it is not a manifest, or is one of another version; `Fatal` if it is damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let damaged = |error: Error| Error::fatal("the manifest is damaged").because(error);
         let body = unseal(MAGIC, "store", bytes)?;
@@ -145,7 +146,7 @@ impl Manifest {
                     volume.marked = reader.u8()? != 0;
                 }
             }
-            // Earlier builds used the epoch as the upper half.
+            // Earlier builds used the epoch as the upper half of generations.
             manifest.generations = manifest.generations.max(manifest.epoch);
             Ok(manifest)
         })()
@@ -153,7 +154,7 @@ impl Manifest {
     }
 }
 
-/// Wraps `body` as a whole-file record: magic (8), version `u32`, length `u32`, body, CRC-64.
+/// Encodes a whole-file record: magic (8), version `u32`, length `u32`, body, CRC-64.
 #[must_use]
 pub fn seal(magic: &[u8; 8], body: &[u8]) -> Vec<u8> {
     let mut writer = Writer::new();
@@ -163,7 +164,7 @@ pub fn seal(magic: &[u8; 8], body: &[u8]) -> Vec<u8> {
     writer.into_vec()
 }
 
-/// The body of what [`seal`] made. `what` names the file to the reader of an error.
+/// Decodes a record of [`seal`] and returns its body. `what` names the kind of file in errors.
 ///
 /// # Errors
 /// `Invalid` for another magic or version, `Fatal` for damage.
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back() {
+    fn manifest_round_trips() {
         assert_eq!(Manifest::decode(&manifest().encode()).unwrap(), manifest());
     }
 
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_refused_by_name() {
+    fn other_version_is_refused_with_its_number() {
         let mut other = manifest().encode();
         other[8] = 9;
         let error = Manifest::decode(&other).unwrap_err();

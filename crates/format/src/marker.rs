@@ -1,4 +1,4 @@
-//! The marker of a volume: which volume of which store a directory holds.
+//! The marker of a volume: the file that names the store and volume of a directory.
 
 use crate::manifest::{seal, unseal};
 use crate::wire::{Reader, Writer};
@@ -8,13 +8,13 @@ const MAGIC: &[u8; 8] = b"RTRNVOLU";
 
 /// The content of the file [`VolumeMarker::FILE`] in every volume's directory.
 ///
-/// A file system that is not mounted leaves an empty mount point behind: without the marker it
-/// looks like a volume that has lost all its segments.
+/// A file system that is not mounted leaves an empty mount point. Without the marker it would look
+/// like a volume that has lost all its segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeMarker {
     /// The store: [`Manifest::uuid`](crate::Manifest::uuid).
     pub store: [u8; 16],
-    /// The volume's number there.
+    /// The volume's number in that store.
     pub volume: u8,
 }
 
@@ -22,7 +22,7 @@ impl VolumeMarker {
     /// Name of the file.
     pub const FILE: &'static str = "VOLUME";
 
-    /// The file: magic, version, length, body, CRC-64 of everything before it.
+    /// Encodes the file: magic, version, length, body, CRC-64 of everything before it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
@@ -30,7 +30,7 @@ impl VolumeMarker {
         seal(MAGIC, body.as_slice())
     }
 
-    /// Reads what [`VolumeMarker::encode`] wrote.
+    /// Decodes what [`VolumeMarker::encode`] wrote.
     ///
     /// # Errors
     /// `Invalid` for another kind of file or another version, `Fatal` for a damaged one.

@@ -1,4 +1,4 @@
-//! Where the pages of a run lie: extents in units of 4 KiB, and the arithmetic over them.
+//! Places of runs: extents in units of 4 KiB, and arithmetic on them.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 /// The unit of allocation, alignment and direct I/O, in bytes.
 pub const UNIT: u64 = 4096;
 
-/// Pages up to this many units are never split over extents.
+/// Pages of at most this many units are never split across extents.
 pub const WHOLE_PAGE_UNITS: u32 = (256 * 1024 / UNIT) as u32;
-/// The smallest piece of a page that is split, in units.
+/// The shortest piece of a split page, in units.
 pub const PIECE_UNITS: u32 = WHOLE_PAGE_UNITS;
 
 /// `bytes` rounded up to whole units.
@@ -17,7 +17,7 @@ pub const fn units_of(bytes: u64) -> u64 {
     bytes.div_ceil(UNIT)
 }
 
-/// A segment file: its volume (directory) in the top 8 bits, its number there in the lower 24.
+/// A segment file: its volume in the top 8 bits, its number in that volume in the lower 24.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
 )]
@@ -29,24 +29,24 @@ impl SegmentId {
     pub const fn new(volume: u8, number: u32) -> Self {
         Self((volume as u32) << 24 | (number & 0x00ff_ffff))
     }
-    /// Which directory.
+    /// The volume's number.
     #[must_use]
     pub const fn volume(self) -> u8 {
         (self.0 >> 24) as u8
     }
-    /// Which file of that directory.
+    /// The file's number in the volume.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0 & 0x00ff_ffff
     }
 }
 
-/// A span of one segment, in units.
+/// A span of one segment, in units of 4 KiB.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
 )]
 pub struct Extent {
-    /// The file.
+    /// The segment.
     pub segment: SegmentId,
     /// First unit.
     pub start: u32,
@@ -65,34 +65,34 @@ impl Extent {
     pub const fn bytes(&self) -> u64 {
         self.units as u64 * UNIT
     }
-    /// One past the last unit.
+    /// The unit behind the last one.
     #[must_use]
     pub const fn end(&self) -> u32 {
         self.start + self.units
     }
-    /// The part of this extent that starts `skip` units in and is `units` long.
+    /// The part of this extent that begins `skip` units in and is `units` long.
     #[must_use]
     pub const fn part(&self, skip: u32, units: u32) -> Self {
         Self { segment: self.segment, start: self.start + skip, units }
     }
 }
 
-/// Where one run lies.
+/// The location of one run.
 ///
-/// The extents, laid end to end, hold the run header in the first `header_units` units, then page
-/// after page, each padded to `page_units`. So page `p` starts at logical unit
-/// `header_units + p * page_units`.
+/// The extents, concatenated, hold the run header in the first `header_units` units, then the pages
+/// in order, each padded to `page_units`. So page `p` begins at logical unit `header_units + p *
+/// page_units`.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Place {
-    /// Unique in the store and never reused, across restarts too.
+    /// Unique in the store and never reused, not even after a restart.
     pub generation: u64,
     /// Checksum of the encoded run header: the root of the run's two-level checksum tree.
     pub header_checksum: u64,
-    /// Length of the header, padded.
+    /// Length of the padded header, in units.
     pub header_units: u32,
-    /// Length of a page, padded.
+    /// Length of a padded page, in units.
     pub page_units: u32,
-    /// In logical order.
+    /// The extents, in logical order.
     pub extents: Vec<Extent>,
 }
 
@@ -103,13 +103,13 @@ impl Place {
         slice(&self.extents, 0, u64::from(self.header_units))
     }
 
-    /// The extents of page `page`, in order. Empty if the place does not reach that far.
+    /// The extents of page `page`, in order. Empty if the place holds fewer pages.
     #[must_use]
     pub fn page(&self, page: u32) -> Vec<Extent> {
         self.pages(page, 1)
     }
 
-    /// The extents of `count` pages from page `first`, in order.
+    /// The extents of `count` pages from page `first` on, in order.
     #[must_use]
     pub fn pages(&self, first: u32, count: u32) -> Vec<Extent> {
         let units = u64::from(self.page_units);
@@ -117,8 +117,8 @@ impl Place {
         slice(&self.extents, from, u64::from(count) * units)
     }
 
-    /// Cuts the place after `keep` pages and returns the extents behind the cut. With `keep == 0`
-    /// that is everything, the header included.
+    /// Truncates the place after `keep` pages and returns the extents behind. If `keep` is zero,
+    /// these are all extents, the header's included.
     pub fn truncate(&mut self, keep: u32) -> Vec<Extent> {
         if keep == 0 {
             return std::mem::take(&mut self.extents);
@@ -147,7 +147,7 @@ impl Place {
     /// of `segment_units` units.
     ///
     /// # Errors
-    /// `Miss`: a place that does not add up is not believed.
+    /// `Miss` if they do not.
     pub fn check(&self, pages: u32, segment_units: u32) -> Result<()> {
         let expected = u64::from(self.header_units) + u64::from(pages) * u64::from(self.page_units);
         let inside = |e: &Extent| {
@@ -156,7 +156,7 @@ impl Place {
         if self.units() == expected && self.extents.iter().all(inside) {
             Ok(())
         } else {
-            Err(Error::miss("a run's place does not add up")
+            Err(Error::miss("a run's place is inconsistent")
                 .with("generation", self.generation)
                 .with("pages", pages))
         }
@@ -177,7 +177,7 @@ fn slice(extents: &[Extent], from: u64, units: u64) -> Vec<Extent> {
             continue;
         }
         let take = left.min(length - skip);
-        // Both fit: they are at most `extent.units`.
+        // The casts are exact: both numbers are at most `extent.units`.
         out.push(extent.part(skip as u32, take as u32));
         left -= take;
         skip = 0;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn truncation_frees_exactly_what_is_behind_the_cut() {
+    fn truncation_frees_exactly_the_extents_behind() {
         let mut kept = place();
         assert_eq!(kept.truncate(1), vec![extent(15, 2), extent(100, 6)]);
         assert_eq!(kept.extents, vec![extent(10, 5)]);

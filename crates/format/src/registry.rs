@@ -1,8 +1,8 @@
-//! The scope registry: which scopes a store knows, under which slots.
+//! The scope registry: the scopes of a store and their slots.
 //!
-//! The file is a whole-file record, the head, and behind it records of what changed since the head
-//! was written. A registration appends one record, so that it writes as much as its description
-//! takes, however many scopes there are.
+//! The file is a sealed record, the head, followed by records of the changes since the head was
+//! written. A registration appends one record, so that its cost does not depend on the number of
+//! scopes.
 
 use crate::manifest::{seal, unseal};
 use crate::wire::{Reader, Writer};
@@ -18,19 +18,20 @@ const SEAL_BYTES: usize = 24;
 const REGISTERED: u8 = 1;
 const DROPPED: u8 = 2;
 
-/// What a user chose for one scope. What is `None` is the store's default.
+/// A user's settings of one scope. `None` means the store's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeSettings {
-    /// How pages that are put are encoded: the number that a slice records.
+    /// The codec of pages that are put: the number that a slice records.
     pub codec: Option<u8>,
-    /// Bytes on disk that the scope's pages may take.
+    /// The most bytes on disk that the scope's pages take.
     pub quota_bytes: Option<u64>,
-    /// Bytes on disk of pages that are retained.
+    /// The most bytes on disk that the scope's retained pages take.
     pub retained_bytes: Option<u64>,
 }
 
 impl ScopeSettings {
-    /// Bits of the fields that are given (1), then all of them, zero where they are not.
+    /// Encodes a bit per field, set if the field is `Some`, then all fields, zero where they are
+    /// `None`.
     fn encode(&self, writer: &mut Writer) {
         let given =
             [self.codec.is_some(), self.quota_bytes.is_some(), self.retained_bytes.is_some()];
@@ -56,35 +57,35 @@ impl ScopeSettings {
     }
 }
 
-/// The registered scopes and the next free slot. A slot that is not listed is dead, and so is every
-/// run that names it.
+/// The registered scopes and the next free slot. The scope of a slot that is not listed has been
+/// dropped, and so have all runs that name the slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScopeRegistry {
-    /// The slot the next registration gets. It only rises, so no slot is given twice.
+    /// The slot of the next registration. It only increases, so that no slot is assigned twice.
     pub next: u32,
     /// Live scopes.
     pub scopes: BTreeMap<ScopeSlot, Arc<Scope>>,
-    /// Settings of those that have any.
+    /// Settings of the scopes that have any.
     pub settings: BTreeMap<ScopeSlot, ScopeSettings>,
 }
 
-/// A registry as a file holds it.
+/// The content of a registry file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredRegistry {
-    /// The head with all changes behind it.
+    /// The head with all changes applied.
     pub registry: ScopeRegistry,
-    /// Bytes of the head.
+    /// Length of the head.
     pub head_bytes: usize,
-    /// Bytes behind it.
+    /// Length of the records behind the head.
     pub appended_bytes: usize,
-    /// Every one of these bytes is in a record that was read. If not, the last append was torn, or
-    /// records are damaged, and `next` may be lower than it was.
+    /// Whether all bytes belong to intact records. If not, the last append was torn or records are
+    /// damaged, and `next` may be lower than it was.
     pub is_whole: bool,
 }
 
 impl ScopeRegistry {
-    /// The head: sealed like the manifest; body: next slot, count, then slot and scope of each,
-    /// count, then slot and settings of each, then [`Scope::IDENTITY`].
+    /// Encodes the head, sealed as the manifest is. Body: next slot; count, then slot and scope of
+    /// each; count, then slot and settings of each; [`Scope::IDENTITY`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
@@ -102,7 +103,7 @@ impl ScopeRegistry {
         seal(MAGIC, body.as_slice())
     }
 
-    /// The record that is appended when `scope` is registered under `slot`.
+    /// The record to append when `scope` is registered under `slot`.
     #[must_use]
     pub fn registration(slot: ScopeSlot, scope: &Scope) -> Vec<u8> {
         let mut body = Writer::new();
@@ -111,7 +112,7 @@ impl ScopeRegistry {
         record(&body)
     }
 
-    /// The record that is appended when the scopes in `slots` are dropped.
+    /// The record to append when the scopes in `slots` are dropped.
     #[must_use]
     pub fn removal(slots: &[ScopeSlot]) -> Vec<u8> {
         let mut body = Writer::new();
@@ -122,12 +123,13 @@ impl ScopeRegistry {
         record(&body)
     }
 
-    /// Reads a file: what [`ScopeRegistry::encode`] wrote, and the records behind it up to the first
-    /// that is cut, damaged or out of order.
+    /// Decodes a file: the head, and the records behind it up to the first that is cut, damaged or
+    /// out of order.
     ///
     /// # Errors
-    /// Of the head. `Invalid` or `Fatal`, see [`unseal`]; `Miss` for scopes whose ids were made in
-    /// another way: no page that names them can be found, and no header of one verifies.
+    /// `Invalid` or `Fatal` if the head is refused by [`unseal`]; `Miss` if its scopes have ids of
+    /// another identity version: no page that names them can be found, and no header of them
+    /// verifies.
     pub fn decode(bytes: &[u8]) -> Result<StoredRegistry> {
         let body = unseal(MAGIC, "scope registry", bytes)?;
         let mut registry = Self::decode_head(body)?;
@@ -149,14 +151,14 @@ impl ScopeRegistry {
             let slot = ScopeSlot(reader.u32()?);
             registry.scopes.insert(slot, Arc::new(Scope::decode(&mut reader)?));
         }
-        // Registries from before there were settings end here.
+        // Registries of builds without settings end here.
         if reader.remaining() > 0 {
             for _ in 0..reader.u32()? {
                 let slot = ScopeSlot(reader.u32()?);
                 registry.settings.insert(slot, ScopeSettings::decode(&mut reader)?);
             }
         }
-        // Registries of the first identity end here.
+        // Registries of identity version 0 end here.
         let identity = if reader.remaining() > 0 { reader.u8()? } else { 0 };
         if identity != Scope::IDENTITY && !registry.scopes.is_empty() {
             return Err(Error::miss("its scopes have ids that another version of Ritornello made")
@@ -165,7 +167,7 @@ impl ScopeRegistry {
         Ok(registry)
     }
 
-    /// Reads the next appended record and applies it. After an error nothing of it is applied.
+    /// Reads the next appended record and applies it: all of it, or nothing after an error.
     fn replay(&mut self, reader: &mut Reader<'_>) -> Result<()> {
         let damaged = || Error::miss("a record of the scope registry is damaged");
         let whole = reader.rest();
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn head_comes_back_and_damage_is_seen() {
+    fn head_round_trips_and_damage_is_refused() {
         let bytes = registry().encode();
         let head_bytes = bytes.len();
         let registry = registry();
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_tail_takes_only_itself() {
+    fn torn_tail_costs_only_itself() {
         let head = registry().encode();
         let first = ScopeRegistry::registration(ScopeSlot(9), &scope("b"));
         let second = ScopeRegistry::registration(ScopeSlot(10), &scope("c"));
@@ -274,7 +276,7 @@ mod tests {
         }
     }
 
-    /// The slot of a dropped scope: a registration under it could only be read from a stale file.
+    /// The slot belonged to a dropped scope: only a stale file can hold a registration under it.
     #[test]
     fn registration_under_a_used_slot_is_refused() {
         let mut bytes = registry().encode();

@@ -1,4 +1,4 @@
-//! Records of the reservation log: space that a client process may still be writing to.
+//! The records of the reservation log: space that a client process may still write to.
 
 use crate::wire::{Reader, Writer};
 use crate::{Extent, Result, SegmentId, checksum};
@@ -6,24 +6,24 @@ use crate::{Extent, Result, SegmentId, checksum};
 /// One record of the reservation log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReservationRecord {
-    /// Space handed to a client.
+    /// Space was reserved for a client.
     Reserved {
-        /// The reservation.
+        /// The reservation's number.
         id: u64,
-        /// The client's name: that of the lock file it holds while it lives.
+        /// The client's name, which is that of the lock file that it holds while it lives.
         client: String,
-        /// What it may write to.
+        /// The extents that the client may write to.
         extents: Vec<Extent>,
     },
-    /// Committed or aborted: the client writes there no more.
-    Settled {
-        /// The reservation.
+    /// The reservation was committed or aborted: the client no longer writes to its space.
+    Ended {
+        /// The reservation's number.
         id: u64,
     },
 }
 
 impl ReservationRecord {
-    /// The record: length `u32` of the body, body, CRC-64 of length and body.
+    /// Encodes the record: length `u32` of the body, body, CRC-64 of length and body.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
@@ -34,7 +34,7 @@ impl ReservationRecord {
                     body.u32(extent.segment.0).u32(extent.start).u32(extent.units);
                 }
             }
-            Self::Settled { id } => {
+            Self::Ended { id } => {
                 body.u8(2).u64(*id);
             }
         }
@@ -45,7 +45,7 @@ impl ReservationRecord {
         record.into_vec()
     }
 
-    /// Reads records until the log ends or one is damaged (a torn tail).
+    /// Decodes records until the log ends or a record is damaged (a torn tail).
     #[must_use]
     pub fn decode_all(log: &[u8]) -> Vec<Self> {
         let mut reader = Reader::new(log);
@@ -78,7 +78,7 @@ impl ReservationRecord {
                 }
                 Ok(Self::Reserved { id, client, extents })
             }
-            2 => Ok(Self::Settled { id: body.u64()? }),
+            2 => Ok(Self::Ended { id: body.u64()? }),
             _ => Err(crate::Error::miss("a reservation record is of an unknown kind")),
         }
     }
@@ -89,13 +89,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_tail_ends_the_log_and_nothing_else() {
+    fn torn_tail_costs_only_itself() {
         let first = ReservationRecord::Reserved {
             id: 1,
             client: "c".into(),
             extents: vec![Extent { segment: SegmentId(2), start: 3, units: 4 }],
         };
-        let second = ReservationRecord::Settled { id: 1 };
+        let second = ReservationRecord::Ended { id: 1 };
         let mut log = first.encode();
         let whole = log.len();
         log.extend(second.encode());

@@ -1,35 +1,35 @@
-//! Residency: on which workers and tiers a page is present, and the log that keeps it.
+//! Residency records: on which workers and tiers pages are present, as a log.
 //!
-//! **File.** A [`ResidencyHeader`] (40 bytes), then frames as in the [journal](crate::journal), whose
-//! sequence numbers rise by one across files. A file begins with everything that was there when it
-//! was begun, as [`ResidencyRecord::Stored`] among the changes of that time, until
-//! [`ResidencyRecord::Whole`] says that it stands by itself. The first frame that is short, damaged
-//! or out of sequence ends the file.
+//! **File.** A [`ResidencyHeader`] (40 bytes), then frames as in the [journal](crate::journal);
+//! sequence numbers increase by one across files. A file begins with a copy of the whole state at
+//! its start, as [`ResidencyRecord::Stored`], interleaved with concurrent changes.
+//! [`ResidencyRecord::Complete`] marks the point at which the copy is complete, so that older files
+//! are no longer needed. The first frame that is short, damaged or out of sequence ends the file.
 
 use crate::journal::{FRAME_OVERHEAD, read_header, write_frame, write_header};
 use crate::wire::{Reader, Writer};
 use crate::{Error, PageHash, Result, ScopeSlot};
 use std::borrow::Cow;
 
-/// Who holds pages: a serving engine's worker, by the number that its router gave it.
+/// A worker of a serving engine, by the number that its router assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Worker(pub u32);
 
-/// Where a worker holds a page, the fastest first.
+/// A storage tier of a worker. The order is from fast to slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
-    /// The memory of its accelerator.
+    /// The memory of the worker's accelerator.
     Device,
-    /// The memory of its machine.
+    /// The memory of the worker's machine.
     Host,
-    /// A disk of its machine.
+    /// A disk of the worker's machine.
     Disk,
-    /// A store that others share.
+    /// A store that machines share.
     Remote,
 }
 
 impl Tier {
-    /// All of them, the fastest first.
+    /// All tiers, from fast to slow.
     pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Disk, Self::Remote];
 }
 
@@ -43,37 +43,37 @@ impl Tiers {
     /// Every tier.
     pub const ALL: Self = Self(0b1111);
 
-    /// The tiers of a byte as [`Tiers::bits`] gives it; `None` if a bit is set that is no tier's.
+    /// The set with these [`Tiers::bits`]; `None` if a bit belongs to no tier.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Option<Self> {
         if bits & !Self::ALL.0 == 0 { Some(Self(bits)) } else { None }
     }
-    /// Bit n is the n-th of [`Tier::ALL`].
+    /// The set as bits: bit n stands for the n-th of [`Tier::ALL`].
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
-    /// Whether it is empty.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
-    /// Whether `tier` is among them.
+    /// Whether `tier` is in the set.
     #[must_use]
     pub const fn contains(self, tier: Tier) -> bool {
         self.0 & 1 << tier as u8 != 0
     }
-    /// Those in either.
+    /// The union of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-    /// Those that are not in `other`.
+    /// The tiers that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
-    /// The fastest of them.
+    /// The fastest tier of the set; `None` if it is empty.
     #[must_use]
     pub fn fastest(self) -> Option<Tier> {
         Tier::ALL.get(self.0.trailing_zeros() as usize).copied()
@@ -86,7 +86,7 @@ impl From<Tier> for Tiers {
     }
 }
 
-/// A worker that holds a page, and on which tiers: at least one.
+/// A worker that holds a page, and the tiers on which it does: at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder {
     /// The worker.
@@ -95,11 +95,11 @@ pub struct Holder {
     pub tiers: Tiers,
 }
 
-/// How a file begins: magic `RTRNRESI` (8), version `u32`, zero `u32`, number `u64`, first sequence
-/// number `u64`, CRC-64.
+/// The header of a file: magic `RTRNRESI` (8), version `u32`, zero `u32`, number `u64`, first
+/// sequence number `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResidencyHeader {
-    /// Number of the file. Consecutive; never used twice.
+    /// The file's number. Numbers are consecutive and never reused.
     pub number: u64,
     /// Sequence number of its first frame.
     pub first: u64,
@@ -110,54 +110,54 @@ impl ResidencyHeader {
     /// Encoded length.
     pub const BYTES: usize = 40;
 
-    /// The header.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         write_header(Self::MAGIC, [self.number, self.first])
     }
 
-    /// Reads what [`ResidencyHeader::encode`] wrote.
+    /// Decodes what [`ResidencyHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if it is damaged, `Invalid` if it is whole and of another version.
+    /// `Miss` if it is damaged, `Invalid` if it is intact and of another version.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [number, first] = read_header(Self::MAGIC, "residency log", bytes)?;
         Ok(Self { number, first })
     }
 }
 
-/// One change: the body of a frame. Applying one twice is applying it once.
+/// One change: the body of a frame. Replay is idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResidencyRecord<'a> {
-    /// Kind 1: pages that follow each other, and who holds them from now on besides those who did.
-    /// Body: scope `u32`, parent (16 bytes, zero if unknown), number of holders `u32`, worker `u32`
-    /// and tiers `u8` of each, then 16 bytes a page.
+    /// Kind 1: holders were added to consecutive pages. Body: scope `u32`, parent (16 bytes, zero
+    /// if unknown), number of holders `u32`, worker `u32` and tiers `u8` of each, then 16 bytes per
+    /// page.
     Stored {
-        /// Their scope.
+        /// The pages' scope.
         scope: ScopeSlot,
-        /// The page before the first one, where known.
+        /// The page before the first one, if known.
         parent: Option<PageHash>,
-        /// Who holds each of them, in order of workers.
+        /// The holders added to each page, ordered by worker.
         holders: Cow<'a, [Holder]>,
         /// The pages.
         pages: Cow<'a, [PageHash]>,
     },
-    /// Kind 2: pages that a worker does not hold any more on these tiers. Body: scope `u32`, worker
-    /// `u32`, tiers `u8`, then 16 bytes a page.
+    /// Kind 2: a worker no longer holds pages on these tiers. Body: scope `u32`, worker `u32`,
+    /// tiers `u8`, then 16 bytes per page.
     Removed {
-        /// Their scope.
+        /// The pages' scope.
         scope: ScopeSlot,
-        /// Who held them, and where.
+        /// The worker, and the tiers on which it no longer holds the pages.
         holder: Holder,
         /// The pages.
         pages: Cow<'a, [PageHash]>,
     },
-    /// Kind 3: a worker holds nothing any more. Body: worker `u32`.
+    /// Kind 3: a worker no longer holds any page. Body: worker `u32`.
     ClearedWorker(Worker),
-    /// Kind 4: nobody holds anything of a scope any more. Body: scope `u32`.
+    /// Kind 4: no worker holds any page of a scope. Body: scope `u32`.
     ClearedScope(ScopeSlot),
-    /// Kind 5: what was there when the file was begun is in it by now. No body.
-    Whole,
+    /// Kind 5: the file now has all that existed when it was begun. No body.
+    Complete,
 }
 
 impl ResidencyRecord<'_> {
@@ -167,7 +167,7 @@ impl ResidencyRecord<'_> {
             Self::Removed { .. } => 2,
             Self::ClearedWorker(_) => 3,
             Self::ClearedScope(_) => 4,
-            Self::Whole => 5,
+            Self::Complete => 5,
         }
     }
 
@@ -176,7 +176,7 @@ impl ResidencyRecord<'_> {
             Self::Stored { holders, pages, .. } => 24 + 5 * holders.len() + 16 * pages.len(),
             Self::Removed { pages, .. } => 9 + 16 * pages.len(),
             Self::ClearedWorker(_) | Self::ClearedScope(_) => 4,
-            Self::Whole => 0,
+            Self::Complete => 0,
         }
     }
 
@@ -204,14 +204,14 @@ impl ResidencyRecord<'_> {
             Self::ClearedWorker(Worker(number)) | Self::ClearedScope(ScopeSlot(number)) => {
                 body.u32(*number);
             }
-            Self::Whole => {}
+            Self::Complete => {}
         });
     }
 
-    /// Reads the body of a frame.
+    /// Decodes the body of a frame.
     ///
     /// # Errors
-    /// `Miss` if it is of no known kind or malformed.
+    /// `Miss` if the kind is unknown or the body is malformed.
     pub fn decode(kind: u8, body: &[u8]) -> Result<ResidencyRecord<'static>> {
         let mut reader = Reader::new(body);
         let record = match kind {
@@ -240,7 +240,7 @@ impl ResidencyRecord<'_> {
             },
             3 => ResidencyRecord::ClearedWorker(Worker(reader.u32()?)),
             4 => ResidencyRecord::ClearedScope(ScopeSlot(reader.u32()?)),
-            5 => ResidencyRecord::Whole,
+            5 => ResidencyRecord::Complete,
             _ => return Err(malformed()),
         };
         if reader.remaining() > 0 { Err(malformed()) } else { Ok(record) }
@@ -257,7 +257,7 @@ fn write_pages(body: &mut Writer, pages: &[PageHash]) {
     }
 }
 
-/// The pages up to the end of the record, none of which is [`PageHash::NONE`].
+/// Reads the pages up to the end of the record. [`PageHash::NONE`] among them is malformed.
 fn read_pages(reader: &mut Reader<'_>) -> Result<Vec<PageHash>> {
     let (hashes, rest) = reader.raw(reader.remaining())?.as_chunks::<16>();
     let pages: Vec<PageHash> = hashes.iter().map(|hash| PageHash(*hash)).collect();
@@ -276,7 +276,7 @@ mod tests {
     use crate::journal::{Parsed, read_frame};
 
     #[test]
-    fn records_come_back() {
+    fn records_round_trip() {
         let holder = |worker, bits| Holder { worker: Worker(worker), tiers: Tiers(bits) };
         let (scope, pages) =
             (ScopeSlot(7), Cow::<[_]>::Owned(vec![PageHash([1; 16]), PageHash([2; 16])]));
@@ -287,7 +287,7 @@ mod tests {
             ResidencyRecord::Removed { scope, holder: holder(4, 15), pages },
             ResidencyRecord::ClearedWorker(Worker(5)),
             ResidencyRecord::ClearedScope(scope),
-            ResidencyRecord::Whole,
+            ResidencyRecord::Complete,
         ];
         for (sequence, record) in (1..).zip(&records) {
             let mut writer = Writer::new();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn holders_without_tiers_or_order_are_refused() {
+    fn holders_need_tiers_and_order() {
         let stored = |holders: &[(u32, u8)]| {
             let mut body = Writer::new();
             body.u32(1).raw(&[0; 16]).u32(holders.len() as u32);

@@ -1,4 +1,4 @@
-//! Scopes: everything besides tokens that decides whether bytes may be reused.
+//! Scopes: everything besides tokens that decides whether cached bytes may be reused.
 
 use crate::wire::{Reader, Writer};
 use crate::{Error, Result};
@@ -31,64 +31,64 @@ impl fmt::Debug for ScopeId {
     }
 }
 
-/// The number a store gave to a scope when it was registered. Never reused: a scope that is
-/// dropped and comes back gets another slot, which is what makes dropping durable at once.
+/// The number that a store assigned to a scope at registration. Never reused: a scope that is
+/// dropped and registered again gets another slot, which makes a drop durable at once.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
 )]
 pub struct ScopeSlot(pub u32);
 
-/// The full description of a scope. Every field takes part in its [`ScopeId`]: `layout` by its
-/// canonical name, `page_bytes` as resolved. So scopes that may describe the same bytes in two ways
-/// are one scope, and bytes that are arranged differently never are.
+/// The description of a scope. Every field takes part in its [`ScopeId`], `layout` by its canonical
+/// name and `page_bytes` as resolved. So two descriptions of the same bytes are one scope, and
+/// bytes with different arrangements never are.
 #[derive(Clone, Debug, Eq, Serialize, Deserialize)]
 pub struct Scope {
-    /// Model: its normalised configuration after overrides, or a name that stands for it.
+    /// The model's normalised configuration after overrides, or a name for it.
     pub model: String,
     /// Fingerprint of the weights (file headers, sizes, load format).
     pub weights: Vec<u8>,
-    /// Adapter (LoRA) where the block hashes do not carry it.
+    /// The adapter (LoRA), if the block hashes do not cover it.
     pub adapter: String,
     /// Number format of the keys and values.
     pub dtype: String,
-    /// How the numbers are scaled.
+    /// Scaling of the numbers.
     pub kv_scale: String,
-    /// Tokens a page.
+    /// Tokens per page.
     pub page_tokens: u32,
-    /// Layers held, first and one past the last.
+    /// The layers that a page holds: first, and one past the last.
     pub layers: (u32, u32),
-    /// KV heads held, first and one past the last.
+    /// The KV heads that a page holds: first, and one past the last.
     pub kv_heads: (u32, u32),
-    /// Numbers a head.
+    /// Numbers per head.
     pub head_dim: u32,
     /// The engine's block-hash algorithm.
     pub hash_algorithm: String,
-    /// The tenant's salt, where the block hashes do not carry it.
+    /// The tenant's salt, if the block hashes do not cover it.
     pub salt: Vec<u8>,
-    /// Distinguishes weights that changed in place.
+    /// Distinguishes versions of weights that are changed in place.
     pub epoch: Vec<u8>,
-    /// Which pool of a hybrid model.
+    /// The pool of a hybrid model.
     pub part: u32,
-    /// Anything else that decides (for vLLM on CPUs: the instruction set).
+    /// Other properties that decide about reuse, for example the instruction set for vLLM on CPUs.
     pub extra: BTreeMap<String, String>,
-    /// Which byte ranges of a page are which. Three are known. `page_first` and `layer_first` (they
-    /// differ in where an engine keeps a page, not in its bytes, and name one scope): layer after
-    /// layer, of each the keys, then the values, token after token. `page_head`: head after head, and
-    /// of each the same, so that heads can be told apart. Any other name is the caller's own, and a
-    /// scope of its own. `opaque`, and every name that begins with `opaque/`, needs no shape.
+    /// The arrangement of a page's bytes. Three layouts are known. `page_first` and `layer_first`
+    /// differ in where an engine keeps a page, not in its bytes, and name one scope: layer by
+    /// layer, in each the keys, then the values, token by token. `page_head`: head by head, in each
+    /// the same, so that heads can be told apart. Any other name is the caller's, and makes another
+    /// scope. `opaque` and names that begin with `opaque/` need no shape.
     pub layout: String,
-    /// Bytes a page; `None` where the layout is known and they follow from it, which is the same
-    /// scope as giving the derived number.
+    /// Bytes per page. `None` if they follow from a known layout, which makes the same scope as the
+    /// derived number.
     pub page_bytes: Option<u64>,
     /// Whether a key commits to all keys before it in its sequence.
     pub chained: bool,
 }
 
-/// Field by field, as a derived comparison would, but for one thing: empty fields are not handed to
-/// `memcmp`. Given an empty string's dangling address, its vector loads fault and are suppressed in
-/// microcode, which took 130 ns a field where measured: most of a probe.
+/// Compares all fields, as a derived comparison would, but does not call `memcmp` on empty fields:
+/// for an empty string's dangling address its vector loads fault and are suppressed in microcode,
+/// which was measured at 130 ns per field, most of a probe's time.
 ///
-/// Two descriptions of one scope may differ here: compare their [`Scope::id`] for identity.
+/// Two descriptions of one scope may differ: to compare identity, compare [`Scope::id`].
 impl PartialEq for Scope {
     fn eq(&self, other: &Self) -> bool {
         (self.page_bytes, self.chained) == (other.page_bytes, other.chained)
@@ -102,22 +102,22 @@ fn same(a: impl AsRef<[u8]>, b: impl AsRef<[u8]>) -> bool {
     a.len() == b.len() && (a.is_empty() || a == b)
 }
 
-/// Layouts whose page size follows from the shape.
+/// Layouts whose page length follows from the shape.
 const KNOWN_LAYOUTS: [&str; 3] = ["page_first", "layer_first", "page_head"];
 /// The layout of [`Scope::opaque`].
 const OPAQUE: &str = "opaque";
-/// What the digest of a scope's identity is derived for. Changes with what the identity takes in,
-/// so that no digest of an earlier build equals one of this build; so does [`Scope::IDENTITY`].
+/// The context of the identity digest. Changes with the fields of the identity, as
+/// [`Scope::IDENTITY`] does, so that no digest of an earlier build equals one of this build.
 const CONTEXT: &str = "ritornello 2026 scope identity v1";
 /// The largest page, in bytes: a quarter of the largest segment.
 pub const PAGE_BYTES_MAX: u64 = 64 << 20;
 
 impl Scope {
-    /// The version of what makes a [`ScopeId`]. A registry records it: under another one no id, and
-    /// so no page hash, is what it was.
+    /// The version of the identity that a [`ScopeId`] digests. A registry records it, because the
+    /// ids and page hashes of another version are all different.
     pub const IDENTITY: u8 = 1;
 
-    /// A scope for callers that only have bytes: a name, a page size, and whether keys chain.
+    /// A scope for callers that know only a name, a page length, and whether keys chain.
     #[must_use]
     pub fn opaque(name: &str, page_bytes: u64, chained: bool) -> Self {
         Self {
@@ -141,8 +141,8 @@ impl Scope {
         }
     }
 
-    /// The digest of the identity. A scope whose page size cannot be resolved has one too, which no
-    /// other description shares, but no store registers it.
+    /// The digest of the identity. A scope whose page length cannot be resolved has an id of its
+    /// own, but no store registers it.
     #[must_use]
     pub fn id(&self) -> ScopeId {
         let digest = blake3::derive_key(CONTEXT, &self.identity());
@@ -151,11 +151,11 @@ impl Scope {
         ScopeId(id)
     }
 
-    /// Bytes a page: as given, or derived from the shape where the layout is known.
+    /// Bytes per page: as given, or derived from the shape if the layout is known.
     ///
     /// # Errors
-    /// `Invalid` if neither says it, both say it differently, or it is zero or over
-    /// [`PAGE_BYTES_MAX`].
+    /// `Invalid` if the length is neither given nor derived, if the two differ, or if it is zero or
+    /// exceeds [`PAGE_BYTES_MAX`].
     pub fn resolved_page_bytes(&self) -> Result<u64> {
         let derived = self.derived_page_bytes()?;
         let bytes = match (self.page_bytes, derived) {
@@ -211,10 +211,10 @@ impl Scope {
         numbers.map(Some).ok_or_else(|| Error::invalid("the page size overflows"))
     }
 
-    /// Checks that `other`, of the same [`Scope::id`], is the same scope.
+    /// Checks that `other`, which has the same [`Scope::id`], is the same scope.
     ///
     /// # Errors
-    /// `Fatal` if the digest of two identities is the same.
+    /// `Fatal` if two identities have the same digest.
     pub fn check_same(&self, other: &Self) -> Result<()> {
         if self == other || self.identity() == other.identity() {
             return Ok(());
@@ -222,9 +222,9 @@ impl Scope {
         Err(Error::fatal("two scopes share a digest: report this").with("scope", self.id()))
     }
 
-    /// How the pages of `other` are arranged differently, where nothing else tells the two scopes
-    /// apart: both values of `layout`, `page_bytes` and `chained`, where they differ. `None` for the
-    /// same scope, and for scopes that differ in anything else.
+    /// How two scopes differ that differ only in the arrangement of pages: both values of `layout`,
+    /// `page_bytes` and `chained` where they differ. `None` for the same scope, and for scopes that
+    /// differ in other fields.
     #[must_use]
     pub fn rearranged(&self, other: &Self) -> Option<String> {
         if !self.has_same_content(other) {
@@ -245,8 +245,8 @@ impl Scope {
         (!differences.is_empty()).then(|| differences.join(", "))
     }
 
-    /// A digest of all fields but those that say how pages are arranged: equal for scopes that
-    /// [`Scope::rearranged`] may tell apart.
+    /// A digest of all fields except those that arrange pages: equal for all scopes between which
+    /// [`Scope::rearranged`] finds differences.
     #[must_use]
     pub fn content_digest(&self) -> [u8; 16] {
         let mut writer = Writer::new();
@@ -256,9 +256,9 @@ impl Scope {
         digest
     }
 
-    /// Whether all fields but those that say how pages are arranged are equal.
+    /// Whether all fields except those that arrange pages are equal.
     fn has_same_content(&self, other: &Self) -> bool {
-        // Names every field, so that a new one is not forgotten here.
+        // Destructures, so that a new field does not compile until it is considered here.
         let Self {
             model,
             weights,
@@ -292,13 +292,13 @@ impl Scope {
             && extra == &other.extra
     }
 
-    /// The layout under the one name that stands for all names of the same bytes.
+    /// The layout's canonical name, one for all names of the same bytes.
     fn canonical_layout(&self) -> &str {
         if self.layout == "layer_first" { "page_first" } else { &self.layout }
     }
 
-    /// What the digest is made of: all fields up to `extra`, the canonical layout, whether the page
-    /// bytes are resolved (1) and their number, or the number given, and whether keys are chained.
+    /// The bytes of the identity: all fields up to `extra`, the canonical layout, whether the page
+    /// length is resolved (1), the resolved or else the given length, and whether keys are chained.
     fn identity(&self) -> Vec<u8> {
         let mut writer = Writer::new();
         self.encode_content(&mut writer);
@@ -334,7 +334,7 @@ impl Scope {
         }
     }
 
-    /// The encoding of the description, as given: `layout` by its own name, `page_bytes` unresolved.
+    /// Encodes the description as given: `layout` by its own name, `page_bytes` unresolved.
     pub fn encode(&self, writer: &mut Writer) {
         self.encode_content(writer);
         writer
@@ -344,7 +344,7 @@ impl Scope {
             .u8(u8::from(self.chained));
     }
 
-    /// Reads what [`Scope::encode`] wrote.
+    /// Decodes what [`Scope::encode`] wrote.
     ///
     /// # Errors
     /// `Miss` if the bytes are not a scope.
@@ -466,7 +466,7 @@ mod tests {
         ];
         let mut ids: Vec<ScopeId> = unresolved.iter().map(Scope::id).collect();
         assert!(unresolved.iter().all(|scope| scope.resolved_page_bytes().is_err()));
-        // The same number, taken for the bytes of a page that are known.
+        // The same number, as a resolved length.
         ids.push(Scope { page_bytes: Some(1), layout: "mine".into(), ..llama() }.id());
         ids.push(llama().id());
         let all = ids.len();
@@ -506,14 +506,14 @@ mod tests {
     }
 
     #[test]
-    fn fields_cannot_run_into_each_other() {
+    fn field_borders_change_the_id() {
         let a = Scope { model: "ab".into(), adapter: "c".into(), ..llama() };
         let b = Scope { model: "a".into(), adapter: "bc".into(), ..llama() };
         assert_ne!(a.id(), b.id());
     }
 
     #[test]
-    fn the_encoding_comes_back() {
+    fn encoding_round_trips() {
         let mut scope = llama();
         scope.extra.insert("isa".into(), "amx".into());
         let mut writer = Writer::new();

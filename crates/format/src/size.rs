@@ -1,8 +1,8 @@
-//! Sizes as people write them.
+//! Sizes in human-readable form.
 
 use crate::{Error, Result};
 
-/// Unit, and bytes in one.
+/// Name of a unit, and its length in bytes.
 const UNITS: [(&str, u64); 10] = [
     ("", 1),
     ("B", 1),
@@ -16,11 +16,11 @@ const UNITS: [(&str, u64); 10] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// Reads a number of bytes: `200GiB`, `1.5 TB`, `1048576`. Units are exact: `KiB`, `MiB`, `GiB`
-/// and `TiB` are powers of 1024, `KB` to `TB` of 1000; upper and lower case are the same.
+/// Parses a number of bytes: `200GiB`, `1.5 TB`, `1048576`. `KiB`, `MiB`, `GiB` and `TiB` are
+/// powers of 1024, `KB` to `TB` powers of 1000; case does not matter.
 ///
 /// # Errors
-/// `Invalid`, saying what to write instead.
+/// `Invalid`, with the accepted form.
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let refused = |why: String| Error::invalid(why).with("given", format!("{text:?}"));
     let trimmed = text.trim();
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_as_they_are_written() {
+    fn sizes_parse_with_every_unit() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused_with_advice() {
+    fn ambiguous_sizes_are_refused_with_advice() {
         let error = parse_bytes("200G").unwrap_err().to_string();
         assert!(error.contains("200GiB") && error.contains("200GB"), "{error}");
         for text in ["", "GiB", "-1GiB", "1.2.3GiB", "1PiB", "99999999TiB", "1e9", "ten"] {

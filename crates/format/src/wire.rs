@@ -1,9 +1,9 @@
-//! Little-endian encoding with bounds checks on the way back: what records are written with.
+//! Little-endian encoding of records, and bounds-checked decoding.
 
 use crate::{Error, Result};
 use bytes::{Buf, BufMut};
 
-/// Appends to a byte vector.
+/// Encodes fields by appending to a byte vector.
 #[derive(Debug, Default)]
 pub struct Writer(Vec<u8>);
 
@@ -33,7 +33,7 @@ impl Writer {
         self.0.put_u64_le(value);
         self
     }
-    /// Bytes as they are, without a length.
+    /// Bytes without a length.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.put_slice(bytes);
         self
@@ -42,7 +42,7 @@ impl Writer {
     pub fn blob(&mut self, bytes: &[u8]) -> &mut Self {
         self.u32(bytes.len() as u32).raw(bytes)
     }
-    /// What was written so far.
+    /// The bytes written so far.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.0
@@ -54,7 +54,7 @@ impl Writer {
     }
 }
 
-/// Reads what a [`Writer`] wrote; running out of bytes is a `Miss`, never a panic.
+/// Decodes fields. Too few bytes are a `Miss`, never a panic.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
@@ -100,7 +100,7 @@ impl<'a> Reader<'a> {
         String::from_utf8(self.blob()?.to_vec())
             .map_err(|error| Error::miss("a record's text is not UTF-8").because(error))
     }
-    /// Bytes not read yet.
+    /// Number of unread bytes.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.0.len()

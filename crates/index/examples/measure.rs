@@ -1,4 +1,4 @@
-//! Probe, ingest, memory and reopen figures of the `run` index, metadata only.
+//! Measures probes, ingest, memory and reopening of the `run` index, with metadata only.
 //!
 //! `cargo run --release -p ritornello-index --example measure -- [PAGES] [RUN_PAGES]`
 
@@ -20,7 +20,7 @@ fn percentile(samples: &mut [u64], of: f64) -> f64 {
     samples[((samples.len() - 1) as f64 * of) as usize] as f64 / 1000.0
 }
 
-/// Nanoseconds of probes for chains chosen by `pick`, keys hashed on the way.
+/// Nanoseconds of probes of the chains that `pick` selects, including the hashing of keys.
 fn probe(
     index: &dyn PrefixIndex,
     shape: &Shape,

@@ -1,10 +1,9 @@
-//! What it costs to know who holds what: memory, files, puts, probes and removals of the backends of
-//! `Residency`.
+//! Measures the backends of `Residency`: memory, files, puts, probes and removals.
 //!
 //! `cargo run --release -p ritornello-index --features lsm --example residency -- [PAGES] [RUN_PAGES] [BACKEND]`
 //!
-//! Eight workers hold chains of 256 pages, put as events of `RUN_PAGES` pages: of each chain every
-//! worker the first pages up to a length of its own.
+//! Eight workers hold chains of 256 pages, put as events of `RUN_PAGES` pages. Each worker holds
+//! the leading pages of each chain, up to a length of its own.
 
 use ritornello_format::{PageHash, Result, ScopeSlot};
 #[cfg(feature = "lsm")]
@@ -30,7 +29,7 @@ fn chain(number: u64) -> Vec<PageHash> {
     (0..CHAIN).map(hash).collect()
 }
 
-/// Pages of a chain that a worker holds: all of them, or a beginning.
+/// Number of leading pages of a chain that a worker holds.
 fn held(number: u64, worker: u64) -> usize {
     if (number + worker).is_multiple_of(WORKERS) {
         256

@@ -1,4 +1,4 @@
-//! Backends by name.
+//! The backends, by name.
 
 #[cfg(all(feature = "art", not(loom)))]
 use crate::{ArtIndex, ArtOptions};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A way to keep an index.
+/// A backend of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
     /// Memory-resident, with a journal and two checkpoints: the default.
@@ -25,21 +25,21 @@ pub enum Backend {
     Lsm,
 }
 
-/// How a backend is opened. What a backend has no use for it ignores.
+/// Options of [`Backend::open`]. A backend ignores those that do not apply to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Bytes of files that it may take: see [`RunOptions::metadata_bytes_max`].
+    /// The most bytes of files: see [`RunOptions::metadata_bytes_max`].
     pub metadata_bytes_max: u64,
-    /// Memory for what it caches of its files.
+    /// Bytes of memory that cache the files.
     pub cache_bytes: u64,
-    /// Every change is durable when the call returns, where the backend can do that by itself. The
-    /// others are synced by whoever wants it.
+    /// Every change is durable when the call returns, if the backend supports that by itself. Other
+    /// backends rely on syncs.
     pub durable: bool,
-    /// All that is on disk is checked when it is opened, where that is a choice.
+    /// Check everything on disk at open, if the backend leaves a choice.
     pub verify: bool,
-    /// Whether the previous owner closed the index without a failed sync: see [`RunOptions::clean`].
-    /// `lsm` rewrites what may be in the page cache only at every open, and ignores it; `art` cannot
-    /// mend it, and ignores it.
+    /// Whether the previous owner closed the index without a failed sync: see
+    /// [`RunOptions::clean`]. `lsm` ignores it: every open rewrites what may exist in the page
+    /// cache only. `art` ignores it as well: it cannot repair such a loss.
     pub clean: bool,
 }
 
@@ -56,7 +56,7 @@ impl Default for OpenOptions {
 }
 
 impl Backend {
-    /// All names, compiled in or not.
+    /// All backends, compiled in or not.
     const ALL: [Self; 4] = [Self::Run, Self::Memory, Self::Art, Self::Lsm];
 
     /// The backends that this program was compiled with.
@@ -68,7 +68,7 @@ impl Backend {
         })
     }
 
-    /// Its name.
+    /// The backend's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -79,16 +79,16 @@ impl Backend {
         }
     }
 
-    /// Whether what is in it outlives the process.
+    /// Whether the index outlives the process.
     #[must_use]
     pub const fn is_persistent(self) -> bool {
         !matches!(self, Self::Memory)
     }
 
-    /// Opens the index in `dir`, which is its own, or makes one.
+    /// Opens the index in its own directory `dir`, or creates one.
     ///
     /// # Errors
-    /// `Invalid` if it is not compiled in; and those of the backend.
+    /// `Invalid` if the backend is not compiled in; those of the backend.
     pub fn open(
         self,
         medium: Arc<dyn Medium>,
@@ -132,7 +132,7 @@ impl fmt::Display for Backend {
 impl FromStr for Backend {
     type Err = Error;
 
-    /// A backend that is compiled in, by its name.
+    /// The backend of this name, if it is compiled in.
     fn from_str(name: &str) -> Result<Self> {
         Self::compiled().find(|backend| backend.name() == name).ok_or_else(|| not_compiled(name))
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_to_backends_and_others_are_told_which_there_are() {
+    fn backend_names_parse_and_unknown_names_list_them() {
         for backend in Backend::compiled() {
             assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
         }

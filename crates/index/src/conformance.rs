@@ -1,35 +1,35 @@
-//! What every [`PrefixIndex`] must do, as a suite: `conformance::run_all(&|| Box::new(MyIndex::new()))`
-//! panics, naming the promise, where one is broken. Behind the feature `conformance`. [`run_durable`]
-//! has the promises of those that survive power loss.
+//! A suite of the guarantees of every [`PrefixIndex`]: `conformance::run_all(&
+//! Box::new(MyIndex::new()))` panics, naming the scenario, where one is broken. Behind the feature
+//! `conformance`. [`run_durable`] checks indexes that survive power loss.
 //!
-//! [`contents`] makes any two indexes comparable: what is in them, without the names of runs.
+//! [`contents`] makes any two indexes comparable: it is independent of the names of runs.
 
 mod durable;
 mod residency;
 mod scenarios;
 
-pub use durable::Kept;
+pub use durable::PersistentIndex;
 pub use residency::run_residency;
 
 use crate::{PrefixIndex, Removed, RunId};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot, SegmentId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Makes an empty index.
+/// Creates an empty index.
 pub type Make<'a> = &'a dyn Fn() -> Box<dyn PrefixIndex>;
 
-/// A run, named by the generation of its place.
+/// A run, identified by the generation of its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// Its scope.
     pub scope: ScopeSlot,
-    /// Whether it is chained.
+    /// Whether its scope is chained.
     pub chained: bool,
     /// Generation and page of the parent.
     pub parent: Option<(u64, u32)>,
     /// Its pages.
     pub pages: Vec<PageHash>,
-    /// Where it lies.
+    /// Its location.
     pub place: Place,
     /// The units it holds.
     pub units: BTreeSet<(SegmentId, u32)>,
@@ -39,14 +39,14 @@ pub struct Content {
     pub retain_until: u64,
 }
 
-/// Everything in an index. Generations must be distinct.
+/// All contents of an index, by generation. Generations must be distinct.
 #[must_use]
 pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
     let mut runs = Vec::new();
     let mut names = BTreeMap::new();
     index.for_each(&mut |run, view| {
-        assert_eq!(index.run(run).as_ref(), Some(&view), "run() says what for_each() says");
-        assert_eq!(index.place(run).as_ref(), Some(&view.place), "so does place()");
+        assert_eq!(index.run(run).as_ref(), Some(&view), "run() agrees with for_each()");
+        assert_eq!(index.place(run).as_ref(), Some(&view.place), "place() agrees with for_each()");
         names.insert(run, view.place.generation);
         runs.push((run, view));
     });
@@ -57,7 +57,7 @@ pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
         for (at, page) in view.pages.iter().enumerate() {
             if *page != PageHash::NONE {
                 let there = index.locate(view.scope, *page);
-                assert_eq!(there, Some((*run, at as u32)), "every page is where its run is");
+                assert_eq!(there, Some((*run, at as u32)), "every page is located in its run");
             }
         }
         let parent = view.parent.map(|(parent, page)| (names[&parent], page));
@@ -83,19 +83,19 @@ pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
     all
 }
 
-/// The units of extents; each must be there once.
+/// The units of extents; no unit may occur twice.
 #[must_use]
 pub fn units(extents: &[Extent]) -> BTreeSet<(SegmentId, u32)> {
     let mut units = BTreeSet::new();
     for extent in extents {
         for unit in extent.start..extent.end() {
-            assert!(units.insert((extent.segment, unit)), "a unit is given back once");
+            assert!(units.insert((extent.segment, unit)), "a unit is freed once");
         }
     }
     units
 }
 
-/// What a removal gave back: units and pages in all, and the runs that went whole.
+/// Totals of removals: units, pages, and the runs that were removed as a whole.
 #[must_use]
 pub fn sum(removed: &[Removed]) -> (BTreeSet<(SegmentId, u32)>, u32, BTreeSet<RunId>) {
     let extents: Vec<Extent> = removed.iter().flat_map(|r| r.extents.iter().copied()).collect();
@@ -107,7 +107,7 @@ pub fn sum(removed: &[Removed]) -> (BTreeSet<(SegmentId, u32)>, u32, BTreeSet<Ru
 #[must_use]
 pub fn place(generation: u64, pages: u32) -> Place {
     let segment = SegmentId(generation as u32);
-    // Two pieces, so that some page is split.
+    // Two extents, so that one page is split.
     let first = 1 + pages;
     Place {
         generation,
@@ -121,7 +121,7 @@ pub fn place(generation: u64, pages: u32) -> Place {
     }
 }
 
-/// Page `number` of a family; other families, other hashes.
+/// Page `number` of a family. Different families have different hashes.
 #[must_use]
 pub fn page(family: u64, number: u64) -> PageHash {
     let low = crate::synthetic::mix(family << 32 | number);
@@ -137,28 +137,28 @@ pub fn pages(family: u64, count: u64) -> Vec<PageHash> {
 
 /// Runs the whole suite.
 pub fn run_all(make: Make<'_>) {
-    scenarios::what_is_malformed_is_refused_and_changes_nothing(make);
-    scenarios::a_prefix_is_found_across_runs_and_branches(make);
-    scenarios::scopes_do_not_see_each_other(make);
-    scenarios::a_run_links_once_its_parent_is_known(make);
-    scenarios::truncation_closes_over_what_is_behind(make);
-    scenarios::chains_of_any_depth_and_width_go_at_once(make);
-    scenarios::a_ring_of_runs_can_be_removed(make);
-    scenarios::holes_give_back_their_own_space_once(make);
-    scenarios::a_scope_goes_whole(make);
-    scenarios::a_run_moves_and_keeps_its_name(make);
-    scenarios::hashes_that_share_their_bits_are_told_apart(make);
+    scenarios::malformed_runs_are_refused_without_change(make);
+    scenarios::prefix_spans_runs_and_branches(make);
+    scenarios::scopes_are_isolated(make);
+    scenarios::run_links_when_parent_is_known(make);
+    scenarios::truncation_removes_runs_attached_behind(make);
+    scenarios::deep_and_wide_chains_are_removed(make);
+    scenarios::ring_of_runs_is_removable(make);
+    scenarios::holes_free_their_own_space_once(make);
+    scenarios::scope_is_removed_whole(make);
+    scenarios::run_moves_and_keeps_its_name(make);
+    scenarios::hashes_that_share_bits_are_distinguished(make);
     scenarios::recency_only_grows(make);
-    scenarios::a_retention_is_what_was_said_last(make);
+    scenarios::last_retention_counts(make);
     scenarios::names_are_not_reused(make);
-    scenarios::long_runs_are_like_short_ones(make);
-    scenarios::a_sequence_has_one_page_or_a_hundred_thousand(make);
-    scenarios::a_sync_settles_what_it_makes_durable(make);
+    scenarios::long_runs_work_like_short_ones(make);
+    scenarios::sequences_of_any_length_are_found(make);
+    scenarios::sync_makes_data_durable_first(make);
 }
 
-/// Runs the suite of indexes that survive power loss.
-pub fn run_durable(make: &dyn Fn() -> Kept) {
-    durable::what_comes_while_data_is_synced_waits_for_the_next_sync(&make());
-    durable::data_that_cannot_be_synced_keeps_its_records_back(&make());
-    durable::a_sync_within_the_sync_of_data_is_no_trouble(&make());
+/// Runs the suite for indexes that survive power loss.
+pub fn run_durable(make: &dyn Fn() -> PersistentIndex) {
+    durable::changes_during_data_sync_wait_for_next_sync(&make());
+    durable::failed_data_sync_holds_records_back(&make());
+    durable::sync_may_nest_in_data_sync(&make());
 }

@@ -1,40 +1,40 @@
-//! One index into another, whatever their backends: names of runs change, nothing else does.
+//! Copies an index into another one, of any backends. Only the names of runs change.
 
-use crate::{NewRun, PrefixIndex, RunId, RunView, Settle};
+use crate::{NewRun, PrefixIndex, RunId, RunView, SyncData};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
 use std::collections::HashMap;
 
-/// The copy is synced when it has grown by this much, so that little waits in memory.
+/// Bytes after which the copy is synced, so that few changes wait in memory.
 const SYNC_BYTES: usize = 4 << 20;
 
-/// What [`copy`] did.
+/// The result of [`copy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Runs that are in the copy.
     pub runs: u64,
     /// Their pages.
     pub pages: u64,
-    /// Runs that did not add up, and what hung behind them.
+    /// Runs dropped as inconsistent, and the runs attached behind them.
     pub dropped: u64,
 }
 
-/// Inserts every run of `from`, which nobody changes meanwhile, into `to`, which is empty; then
-/// `to` is durable. Kept are scopes, attachments, holes, places, recency, retentions and the clock.
-/// A run comes after the one it is attached behind, however late they were linked. `progress` hears
-/// how many runs there are in the copy.
+/// Inserts every run of `from` into `to`, which is empty, and makes `to` durable. `from` must not
+/// change meanwhile. Scopes, attachments, holes, places, recency, retentions and the clock are
+/// kept. A run is copied after the one it is attached behind, even if they were linked late. Calls
+/// `progress` with the number of runs copied so far.
 ///
 /// # Errors
-/// What `to` refuses with: it then holds a part. Those of `settle`.
+/// Those of `to`, which then holds a part; those of `sync_data`.
 pub fn copy(
     from: &dyn PrefixIndex,
     to: &dyn PrefixIndex,
-    settle: Settle<'_>,
+    sync_data: SyncData<'_>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Copied> {
-    let mut work = Copying {
+    let mut work = Copier {
         from,
         to,
-        settle,
+        sync_data,
         progress,
         waiting: HashMap::new(),
         links: Vec::new(),
@@ -44,33 +44,33 @@ pub fn copy(
     let mut failed = Ok(());
     from.for_each(&mut |run, view| {
         if failed.is_ok() {
-            failed = work.take(run, view);
+            failed = work.copy_run(run, view);
         }
     });
     failed?;
-    work.take_the_rest()?;
+    work.copy_waiting()?;
     to.retain(&[], from.clock());
-    to.sync_after(settle)?;
+    to.sync_after(sync_data)?;
     Ok(work.copied)
 }
 
-struct Copying<'a> {
+struct Copier<'a> {
     from: &'a dyn PrefixIndex,
     to: &'a dyn PrefixIndex,
-    settle: Settle<'a>,
+    sync_data: SyncData<'a>,
     progress: &'a mut dyn FnMut(u64),
-    /// Runs by the one they are attached behind, which is not in the copy yet.
+    /// Runs that wait for the run they are attached behind, by that run.
     waiting: HashMap<RunId, Vec<RunId>>,
-    /// What to link in the end: scope, parent, child.
+    /// Links to make at the end: scope, parent, child.
     links: Vec<(ScopeSlot, PageHash, PageHash)>,
-    /// About as many bytes were inserted since the last sync.
+    /// Bytes inserted since the last sync, approximately.
     unsynced: usize,
     copied: Copied,
 }
 
-impl Copying<'_> {
-    /// Copies a run if what it is attached behind is there, and then those that wait for it.
-    fn take(&mut self, run: RunId, view: RunView) -> Result<()> {
+impl Copier<'_> {
+    /// Copies a run if its parent has been copied, and then the runs that wait for it.
+    fn copy_run(&mut self, run: RunId, view: RunView) -> Result<()> {
         let mut ready = vec![(run, view)];
         while let Some((run, view)) = ready.pop() {
             let parent = match view.parent {
@@ -98,9 +98,9 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// What waits in the end: behind a run that was dropped, or behind itself. Nothing honest is a
-    /// ring, but a ring is kept as it is.
-    fn take_the_rest(&mut self) -> Result<()> {
+    /// Copies the runs that still wait: behind a run that was dropped, or behind themselves. Intact
+    /// indexes have no such ring, but a ring is copied as it is.
+    fn copy_waiting(&mut self) -> Result<()> {
         while let Some(&parent) = self.waiting.keys().next() {
             let children = self.waiting.remove(&parent).unwrap_or_default();
             for child in children {
@@ -111,7 +111,7 @@ impl Copying<'_> {
                     continue;
                 };
                 self.links.push((view.scope, behind, first));
-                self.take(child, RunView { parent: None, ..view })?;
+                self.copy_run(child, RunView { parent: None, ..view })?;
             }
         }
         for (scope, parent, child) in std::mem::take(&mut self.links) {
@@ -128,8 +128,8 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// Counts a run as dropped, and what waits for it. What comes later and is attached to it will
-    /// not find it, and waits until the end.
+    /// Counts a run as dropped, and the runs that wait for it. Runs that are visited later and
+    /// attached to it wait until the end.
     fn drop_behind(&mut self, run: RunId) {
         let mut gone = vec![run];
         while let Some(run) = gone.pop() {
@@ -138,10 +138,10 @@ impl Copying<'_> {
         }
     }
 
-    /// Whether it was taken.
+    /// Inserts a run. Returns whether `to` accepted it.
     fn insert(&mut self, run: RunId, view: &RunView, parent: Option<PageHash>) -> Result<bool> {
         let mut pages = view.pages.clone();
-        // Holes are made again by removing what stands in for them.
+        // Restore holes by inserting substitute pages and removing them.
         let mut stand_ins = Vec::new();
         for (at, page) in pages.iter_mut().enumerate().filter(|(_, page)| **page == PageHash::NONE)
         {
@@ -164,7 +164,7 @@ impl Copying<'_> {
         let name = match inserted {
             Ok(name) => name,
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                tracing::warn!(%error, ?run, "a run does not add up and is not copied");
+                tracing::warn!(%error, ?run, "an inconsistent run is not copied");
                 return Ok(false);
             }
             Err(error) => return Err(error),
@@ -180,7 +180,7 @@ impl Copying<'_> {
         self.unsynced += 128 + size_of::<PageHash>() * pages.len();
         if self.unsynced > SYNC_BYTES {
             self.unsynced = 0;
-            self.to.sync_after(self.settle)?;
+            self.to.sync_after(self.sync_data)?;
         }
         (self.progress)(self.copied.runs);
         Ok(true)

@@ -1,7 +1,7 @@
-//! The files of a backend, where a store was converted to another one.
+//! Files that remain of a backend after a store was converted to another one.
 //!
-//! `run` and `lsm` lie side by side in one directory, under names of their own; which of them counts
-//! is for the directory's owner to say.
+//! `run` and `lsm` use different names in one directory. The directory's owner decides which of
+//! them counts.
 
 use crate::Backend;
 use ritornello_medium::Medium;
@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 impl Backend {
-    /// Whether a file or directory of this name is its own.
+    /// Whether a file or directory of this name belongs to this backend.
     fn owns(self, name: &str) -> bool {
         match self {
             Self::Run => name.starts_with("checkpoint-") || name.starts_with("journal-"),
@@ -19,11 +19,11 @@ impl Backend {
         }
     }
 
-    /// Removes, durably, all that this backend has in `dir`, whether it is compiled in or not.
-    /// Returns whether there was anything.
+    /// Removes all files of this backend in `dir`, durably, compiled in or not. Returns whether
+    /// there were any.
     ///
     /// # Errors
-    /// Those of the file system; what is left then is removed by another call.
+    /// Those of the file system; another call removes what is left then.
     pub fn remove(self, medium: &dyn Medium, dir: &Path) -> io::Result<bool> {
         let names = match medium.list(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -35,7 +35,7 @@ impl Backend {
             let path = dir.join(name);
             let host = medium.host_path(&path);
             match self {
-                // RocksDB makes its files beside the medium.
+                // RocksDB opens its files by itself, not through the medium.
                 Self::Lsm if host.is_dir() => fs::remove_dir_all(&host)?,
                 _ => medium.remove(&path)?,
             }
@@ -53,7 +53,7 @@ mod tests {
     use ritornello_medium::Host;
 
     #[test]
-    fn only_its_own_goes() {
+    fn only_files_of_the_backend_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!Backend::Run.remove(&Host, &dir.path().join("none")).unwrap());
         for name in ["checkpoint-0", "journal-0000000000000001", "lsm.damaged", "other"] {

@@ -1,17 +1,16 @@
 //! # ritornello-index
 //!
-//! Which pages exist and where: `trait PrefixIndex` and its backends, `run` (default), `memory` (the
-//! plain oracle) and, by cargo features, `lsm` (RocksDB, for catalogues larger than memory) and
-//! `art` (to compare with). [`Backend`] opens each by its name. [`residency`] says on which workers and
-//! tiers pages are: what a router asks.
+//! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (the plain
+//! oracle) and, by cargo features, `lsm` (RocksDB, for catalogues larger than memory) and `art`
+//! (for comparison). [`Backend`] opens each by its name. [`residency`] tells a router on which
+//! workers and tiers pages are present.
 //!
-//! **Promises.** A probe holds no lock across I/O or work that grows with the index. After
-//! [`PrefixIndex::sync`] everything inserted or removed before it survives power loss. Whoever
-//! syncs with [`PrefixIndex::sync_after`] finds no run after a power loss whose data was not
-//! durable. In chained scopes the index is closed: a page goes, and everything attached behind it
-//! goes with it.
+//! **Promises.** A probe holds no lock across I/O, or across work that grows with the index. After
+//! [`PrefixIndex::sync`] all earlier changes survive power loss. With [`PrefixIndex::sync_after`],
+//! no run is found after a power loss whose data was not durable. In chained scopes the index is
+//! closed: when a page is removed, so is everything attached behind it.
 //!
-//! **May not know** what a page's bytes are or how they are read; which pages deserve to stay.
+//! **May not know** the bytes of pages or how they are read, and which pages are worth keeping.
 
 #![forbid(unsafe_code)]
 
@@ -44,13 +43,12 @@ pub use tuning::Tuning;
 
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 
-/// Makes durable what lies in the places of all runs that are in the index when it is called. May
-/// be called from any thread that syncs, several times, and with no lock of the index held that a
-/// writer or a probe takes.
-pub type Settle<'a> = &'a dyn Fn() -> Result<()>;
+/// Makes durable the data of all runs that are in the index at the time of the call. May be called
+/// several times, from any thread that syncs, without any lock that a writer or a probe takes.
+pub type SyncData<'a> = &'a dyn Fn() -> Result<()>;
 
-/// A run's name. Unique while the index is open and never reused in that time; it may change when
-/// the index is opened again (what lasts is the generation of the run's place).
+/// The name of a run. Unique while the index is open, and not reused in that time. May change when
+/// the index is opened again; the generation of the run's place does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunId(pub u64);
 
@@ -61,32 +59,32 @@ pub struct NewRun<'a> {
     pub scope: ScopeSlot,
     /// Whether the scope's keys are chained.
     pub chained: bool,
-    /// The page before the first one, where the caller knows it and it is in the index.
+    /// The page before the first one, if the caller knows it and it is in the index.
     pub parent: Option<PageHash>,
     /// At least one, at most 65,535; none of them is in the index yet in this scope.
     pub pages: &'a [PageHash],
-    /// Where it lies. `place.extents` may be empty (a metadata-only index).
+    /// Its location. `place.extents` may be empty (a metadata-only index).
     pub place: &'a Place,
-    /// When it was last used, in ticks of the store's recency clock.
+    /// Its last use, in ticks of the store's recency clock.
     pub recency: u64,
 }
 
-/// Pages that left the index, and the space that they held.
+/// Pages that were removed from the index, and their space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// The run they were in.
+    /// The run of the pages.
     pub run: RunId,
     /// Its scope.
     pub scope: ScopeSlot,
-    /// How many pages went.
+    /// Number of pages removed.
     pub pages: u32,
-    /// Whether nothing of the run is left.
+    /// Whether the whole run is removed.
     pub whole: bool,
-    /// What is free now (once the removal is durable and no lease holds it).
+    /// The extents that become free, once the removal is durable and no lease holds them.
     pub extents: Vec<ritornello_format::Extent>,
 }
 
-/// Consecutive pages of one run that a sequence of keys leads through.
+/// Consecutive pages of one run that match a sequence of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The run.
@@ -95,24 +93,24 @@ pub struct Step {
     pub first: u32,
     /// Number of pages.
     pub pages: u32,
-    /// Position of the first page in the keys asked for.
+    /// Position of the first page in the sequence of keys.
     pub at: u32,
 }
 
-/// A run as the index knows it.
+/// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunView {
     /// Its scope.
     pub scope: ScopeSlot,
     /// Whether the scope's keys are chained.
     pub chained: bool,
-    /// The page it is attached behind, if known: run and page number there.
+    /// The run and page that it is attached behind, if known.
     pub parent: Option<(RunId, u32)>,
     /// Hashes of its pages; [`PageHash::NONE`] where a page was removed from the middle.
     pub pages: Vec<PageHash>,
-    /// Where it lies.
+    /// Its location.
     pub place: Place,
-    /// When it was last used.
+    /// Its last use, in ticks of the store's recency clock.
     pub recency: u64,
     /// When its retention ends, in seconds of the store's clock; zero if it is not retained.
     pub retain_until: u64,
@@ -121,66 +119,68 @@ pub struct RunView {
 /// Sizes and write statistics of an index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
-    /// Runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
     /// Bytes of memory held.
     pub memory_bytes: u64,
-    /// Bytes of memory it may have resident, and how much of what that allows it holds, in percent.
-    /// Both zero: nobody said.
+    /// The ceiling of resident memory in bytes; zero if there is none.
     pub memory_bytes_max: u64,
-    /// See there.
+    /// Share of the ceiling that is in use, in percent; zero if there is no ceiling.
     pub memory_percent: u32,
     /// Bytes of files now on disk.
     pub disk_bytes: u64,
-    /// Bytes written to files since open.
+    /// Bytes written to files since the index was opened.
     pub written_bytes: u64,
-    /// Checkpoints written since open.
+    /// Checkpoints written since the index was opened.
     pub checkpoints: u64,
-    /// Bytes of changes that wait in memory for a sync. Whoever owns the index syncs before this
+    /// Bytes of changes in memory that are not synced. The owner of the index syncs before this
     /// grows large: an index refuses inserts (`Retry`) rather than write under its writers' lock.
     pub pending_bytes: u64,
     /// Files now on disk.
     pub files: u64,
 }
 
-/// Which pages exist and where. All methods take `&self`; readers and one writer run in parallel.
+/// An index of pages. All methods take `&self`; readers and one writer run in parallel.
 pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
-    /// Inserts a run. In a chained scope a run whose `parent` is given is attached behind it.
+    /// Inserts a run. In a chained scope, a run with a `parent` is attached behind it.
     ///
     /// # Errors
-    /// `Invalid` if a page is there already, `parent` is given and is not there, or the run is
-    /// malformed; `Retry` if the index has reached a limit (call [`PrefixIndex::sync`], or remove
-    /// pages); `Fatal` if it is poisoned. In each case nothing is changed.
+    /// `Invalid` if a page exists already, if the given `parent` does not, or if the run is
+    /// malformed; `Retry` at a limit (call [`PrefixIndex::sync`], or remove pages); `Fatal` if the
+    /// index is poisoned. In each case nothing is changed.
     fn insert(&self, run: &NewRun<'_>) -> Result<RunId>;
 
-    /// Records that, in a chained scope, page `child` (first of a run without a known parent)
-    /// follows page `parent`. Does nothing if either is gone or `child` is attached already.
+    /// Records that, in a chained scope, page `child`, the first of a run without a known parent,
+    /// follows page `parent`. Does nothing if either does not exist, or `child` is attached
+    /// already.
     fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash);
 
-    /// Cuts run `run` after `keep` pages. In chained scopes everything attached at or behind the
-    /// cut goes too (each whole run or tail is one `Removed`). A run without any page left in front
-    /// of the cut goes whole. Unknown runs, and cuts at or behind the end: nothing.
+    /// Cuts run `run` after `keep` pages. In chained scopes this also removes everything attached
+    /// behind the cut; each run or tail of a run is one `Removed`. If no live page is left in front
+    /// of the cut, the whole run is removed. Returns nothing for unknown runs, and for cuts at or
+    /// behind the end.
     fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed>;
 
-    /// Removes single pages. In chained scopes that is a truncation at each of them. In others a
-    /// page leaves a hole: its own extents come back, and the header's with the last page.
+    /// Removes single pages. In chained scopes this cuts the run at each of them. In other scopes a
+    /// page leaves a hole: its own extents are returned, and those of the header with the last
+    /// page.
     fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed>;
 
     /// Removes every run of a scope.
     fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed>;
 
-    /// Moves a run: same pages (holes included), same name, another place. Returns what the old
-    /// place held, with no pages gone; or `None`, and nothing is changed, if there is no such run
-    /// or the place does not hold that many pages.
+    /// Moves a run to another place. Pages, holes and name stay the same. Returns the extents of
+    /// the old place, with zero pages; `None`, without a change, if the run does not exist or the
+    /// place does not hold its pages.
     fn relocate(&self, run: RunId, place: &Place) -> Option<Removed>;
 
     /// Number of leading pages that are in the index.
     fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize;
 
-    /// The ways in which it can answer [`PrefixIndex::longest_prefix`], by name; the first is the
-    /// one that it uses.
+    /// Names of the methods that can answer [`PrefixIndex::longest_prefix`]; the first is the one
+    /// in use.
     fn probe_methods(&self) -> &'static [&'static str] {
         &["walk"]
     }
@@ -191,84 +191,84 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
         self.longest_prefix(scope, pages)
     }
 
-    /// The leading pages that are in the index, run by run.
+    /// The leading pages that are in the index, by run.
     fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step>;
 
-    /// Which of the pages are in the index, each looked up by itself.
+    /// Which of the pages are in the index. Each is looked up by itself.
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool>;
 
-    /// Where one page is: its run and its number there.
+    /// The run of one page, and the page's number in it.
     fn locate(&self, scope: ScopeSlot, page: PageHash) -> Option<(RunId, u32)>;
 
-    /// Where a run lies.
+    /// The location of a run.
     fn place(&self, run: RunId) -> Option<Place>;
 
-    /// The hash of page `at` of a run; `None` if there is no such page (any more).
+    /// The hash of page `at` of a run; `None` if the run or the page does not exist.
     fn page(&self, run: RunId, at: u32) -> Option<PageHash>;
 
-    /// Everything known of a run.
+    /// The state of a run.
     fn run(&self, run: RunId) -> Option<RunView>;
 
     /// Whether runs are attached behind `run`.
     fn has_children(&self, run: RunId) -> bool;
 
-    /// Notes that a run was used at `recency`; an earlier one than is known is ignored. Durable with
-    /// the next checkpoint or sync.
+    /// Records the use of a run at `recency`. An earlier value than the known one is ignored.
+    /// Durable with the next checkpoint or sync.
     fn touch(&self, run: RunId, recency: u64);
 
-    /// Notes until when runs are to be kept, in seconds of the store's clock, which now stands at
-    /// `clock`; zero ends a retention. Unknown runs are skipped. Durable with the next sync.
+    /// Records until when runs are retained, in seconds of the store's clock, whose present value
+    /// is `clock`. Zero ends a retention. Unknown runs are skipped. Durable with the next sync.
     fn retain(&self, runs: &[(RunId, u64)], clock: u64);
 
-    /// The latest `clock` that [`PrefixIndex::retain`] was ever told.
+    /// The latest `clock` of all calls of [`PrefixIndex::retain`].
     fn clock(&self) -> u64;
 
-    /// All runs, in no order, without holding up writers for longer than one run at a time.
+    /// Visits all runs, in no order, without delaying writers for longer than one run at a time.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
-    /// Makes everything inserted, removed and linked before the call durable, and no run before
-    /// `settle` was called with it in the index. What changes meanwhile waits for the next sync.
+    /// Makes all changes before the call durable. No run becomes durable before `sync_data` was
+    /// called with the run in the index: changes that are made meanwhile wait for the next sync.
     ///
     /// # Errors
-    /// `Fatal` if the medium refused: the index is then poisoned and every later sync fails too.
-    /// What `settle` returned, and nothing is written that waits for it.
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()>;
+    /// `Fatal` if the medium refused: the index is then poisoned, and every later sync fails too.
+    /// The error of `sync_data`, and then nothing that depends on it is written.
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
-    /// Work that makes the files smaller, if any is due. It does I/O and takes a while, but holds
-    /// up nobody: for a thread that has nothing else to do. Without it [`PrefixIndex::sync_after`]
-    /// does the same when it cannot be put off.
+    /// Reduces the size of the files, if that is due. Does I/O and takes long, but delays no other
+    /// call: meant for a thread with nothing else to do. Without it, [`PrefixIndex::sync_after`]
+    /// does the same once it cannot be postponed.
     ///
     /// # Errors
-    /// As of [`PrefixIndex::sync_after`].
-    fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
-        let _ = settle;
+    /// Those of [`PrefixIndex::sync_after`].
+    fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        let _ = sync_data;
         Ok(())
     }
 
     /// [`PrefixIndex::sync_after`] for runs whose data is durable, or that have none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`PrefixIndex::sync_after`].
     fn sync(&self) -> Result<()> {
         self.sync_after(&|| Ok(()))
     }
 
-    /// [`PrefixIndex::maintain_after`], likewise.
+    /// [`PrefixIndex::maintain_after`] for runs whose data is durable, or that have none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`PrefixIndex::sync_after`].
     fn maintain(&self) -> Result<()> {
         self.maintain_after(&|| Ok(()))
     }
 
-    /// Whether a run of these pages, in one piece, is not too much for the memory it may hold.
+    /// Whether a run of these pages, with one extent, fits the memory ceiling.
     fn has_memory_for(&self, pages: &[PageHash]) -> bool {
         let _ = pages;
         true
     }
 
-    /// Sets how many bytes of files it may take, in the worst case. Where it takes more already,
-    /// inserts are refused until pages were removed and [`PrefixIndex::maintain_after`] was called.
+    /// Sets the most bytes of files in the worst case. If the index exceeds it already, inserts are
+    /// refused until pages are removed and [`PrefixIndex::maintain_after`] is called.
     fn set_budget(&self, bytes: u64) {
         let _ = bytes;
     }
@@ -276,7 +276,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Sizes and write statistics.
     fn stats(&self) -> IndexStats;
 
-    /// How it is shaped and why, where it shapes itself.
+    /// The tuning of an index that adapts its structure; `None` if it does not.
     fn tuning(&self) -> Option<Tuning> {
         None
     }

@@ -1,9 +1,9 @@
-//! The `memory` backend: hash maps under one lock. Nothing is durable and nothing is clever: it is
-//! the oracle that others are tested against, and it must be right at a glance.
+//! The `memory` backend: hash maps under one lock, not durable. It is the oracle that other
+//! backends are tested against, so its code is plain.
 
 use crate::sync::Mutex;
 use crate::view::join;
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
 use ritornello_format::{Error, Extent, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeSet, HashMap};
 
@@ -44,7 +44,7 @@ impl Run {
         self.view.parent
     }
 
-    /// The extents of live pages in `from..`.
+    /// The extents of live pages from page `from` on.
     fn held(&self, from: usize) -> Vec<Extent> {
         let pages = self.view.pages.iter().enumerate().skip(from);
         let live = pages.filter(|(_, page)| **page != PageHash::NONE);
@@ -114,13 +114,13 @@ impl State {
 
     fn truncate(&mut self, run: RunId, keep: u32) -> Vec<Removed> {
         let mut removed = Vec::new();
-        let mut doomed = vec![(run, keep)];
-        while let Some((run, keep)) = doomed.pop() {
+        let mut removals = vec![(run, keep)];
+        while let Some((run, keep)) = removals.pop() {
             let Some(cut) = self.runs.get(&run) else { continue };
             for child in &cut.children {
                 let parent = self.runs.get(child).and_then(Run::parent);
                 if parent.is_some_and(|(_, page)| page >= keep) {
-                    doomed.push((*child, 0));
+                    removals.push((*child, 0));
                 }
             }
             removed.extend(self.cut(run, keep as usize));
@@ -288,8 +288,8 @@ impl PrefixIndex for MemoryIndex {
         }
     }
 
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
-        settle()
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        sync_data()
     }
 
     fn stats(&self) -> IndexStats {

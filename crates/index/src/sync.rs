@@ -1,5 +1,5 @@
-//! The locks and atomics of this crate: `parking_lot`'s and the standard library's, or `loom`'s
-//! when a model is checked (`RUSTFLAGS="--cfg loom"`).
+//! The locks and atomics of this crate: those of `parking_lot` and the standard library, or those
+//! of `loom` when a model is checked (`RUSTFLAGS="--cfg loom"`).
 
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -16,7 +16,7 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64};
 
 #[cfg(loom)]
 mod model {
-    //! `loom`'s locks with `parking_lot`'s signatures. A poisoned lock fails the model anyway.
+    //! The locks of `loom` with the signatures of `parking_lot`. A poisoned lock fails the model.
 
     pub(crate) use loom::sync::MutexGuard;
     use loom::sync::{RwLockReadGuard, RwLockWriteGuard};

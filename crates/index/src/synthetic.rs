@@ -1,38 +1,38 @@
-//! Chains of made-up keys, for benchmarks and the command line's `bench store`.
+//! Chains of synthetic keys, for benchmarks and the command line's `bench store`.
 //!
-//! Keys are 32 random bytes, as SHA-256 block hashes are; they are computed when asked for, so that
-//! filling an index leaves nothing behind in memory but the index.
+//! Keys are 32 pseudo-random bytes, as long as SHA-256 block hashes. They are computed on demand,
+//! so that after an index is filled only the index takes memory.
 
 use crate::{NewRun, PrefixIndex};
 use ritornello_format::{
     Extent, PageHash, PageHashes, Place, Result, ScopeId, ScopeSlot, ScopedKeys, SegmentId,
 };
 
-/// How an index is to be filled.
+/// The pages to fill an index with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Pages in all.
     pub pages: u64,
-    /// Pages a run, at most 65,535.
+    /// Pages per run, at most 65,535.
     pub run_pages: u32,
-    /// Pages a chain: runs are attached to each other up to this length.
+    /// Pages per chain: runs are attached to each other up to this length.
     pub chain_pages: u32,
-    /// Other seeds, other keys.
+    /// Determines the keys.
     pub seed: u64,
 }
 
 impl Default for Shape {
-    /// A million pages in chains of 256, runs of 32.
+    /// A million pages, in chains of 256 and runs of 32.
     fn default() -> Self {
         Self { pages: 1_000_000, run_pages: 32, chain_pages: 256, seed: 1 }
     }
 }
 
-/// The scope that chains are in.
+/// The scope of all chains.
 pub const SLOT: ScopeSlot = ScopeSlot(1);
 
 impl Shape {
-    /// The scope's digest, which seeds the hashes of keys.
+    /// The scope's digest, the seed of the page hashes.
     #[must_use]
     pub fn scope(&self) -> ScopeId {
         ScopeId([0x5a; 16])
@@ -44,7 +44,7 @@ impl Shape {
         self.pages.div_ceil(u64::from(self.chain_pages.max(1)))
     }
 
-    /// The keys of chain `chain`, as many as it has pages.
+    /// The keys of chain `chain`.
     #[must_use]
     pub fn keys(&self, chain: u64) -> Vec<[u8; 32]> {
         let first = chain * u64::from(self.chain_pages.max(1));
@@ -61,12 +61,12 @@ impl Shape {
         key
     }
 
-    /// Inserts every page, chain after chain. Each run has one extent, as it would in a store.
-    /// Returns the number of runs.
+    /// Inserts all pages, chain by chain. Each run has one extent, as in a store. Returns the
+    /// number of runs.
     ///
     /// # Errors
-    /// Those of [`PrefixIndex::insert`] and [`PrefixIndex::sync`], which is called whenever a
-    /// megabyte of journal waits.
+    /// Those of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called whenever 1
+    /// MiB of journal waits.
     pub fn fill(&self, index: &dyn PrefixIndex) -> Result<u64> {
         let scope = self.scope();
         let mut runs = 0;
@@ -99,7 +99,7 @@ impl Shape {
     }
 }
 
-/// One extent somewhere; no two runs of a million overlap.
+/// A place of one extent. The places of a million runs do not overlap.
 fn place(run: u64, pages: u32) -> Place {
     let units = 1 + pages;
     let a_segment = 65_536 / units;

@@ -1,17 +1,17 @@
-//! What an index that shapes itself watches, decides and says: plain data, whatever is compiled in.
-//! The backend `lsm` fills it in.
+//! The state of an index that adapts its structure, as plain data that does not depend on cargo
+//! features. The backend `lsm` produces it.
 
-/// The two knobs of a fluid LSM-tree.
+/// The two parameters of a fluid LSM-tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Setting {
-    /// Size ratio between neighbouring levels, 2 to 12.
+    /// Size ratio of neighbouring levels, 2 to 12.
     pub ratio: u32,
-    /// Most sorted runs a level holds, 1 to `ratio - 1`.
+    /// The most sorted runs of a level, 1 to `ratio - 1`.
     pub runs: u32,
 }
 
-/// How many operations of each kind there were, in entries of the tree: one probe that looks nine
-/// hashes up is nine of them.
+/// Number of operations of each kind, counted in entries of the tree: a probe that looks up nine
+/// hashes counts nine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mix {
     /// Entries written or removed.
@@ -24,43 +24,43 @@ pub struct Mix {
     pub empty: f64,
 }
 
-/// What the tree holds.
+/// The size of the tree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tree {
     /// Bytes of all entries on disk.
     pub bytes: f64,
-    /// Bytes that a flush writes, which make the smallest run.
+    /// Bytes that a flush writes: the length of the smallest run.
     pub memtable: f64,
 }
 
-/// Nanoseconds.
+/// Costs in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
-    /// Writing an entry once more in a compaction: its share of reading, merging and writing.
+    /// Writing an entry again in a compaction: its share of reading, merging and writing.
     pub rewrite: f64,
-    /// Asking the filter of one run for one key.
+    /// Checking the filter of one run for one key.
     pub filter: f64,
-    /// Fetching the block that a key would be in, and searching it.
+    /// Fetching the block that may hold a key, and searching it.
     pub block: f64,
-    /// Placing an iterator on one run.
+    /// Positioning an iterator on one run.
     pub seek: f64,
-    /// Share of filters that say yes to a key that is not there.
+    /// Share of filters that wrongly report a key.
     pub false_positive: f64,
 }
 
-/// Why a decision was made.
+/// The reason for a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The first full window.
     First,
-    /// The mix moved.
+    /// The mix of operations changed.
     Shift,
-    /// The tree became at least twice as large, or as small, since the last decision.
+    /// The tree grew or shrank to at least twice or half its size since the last decision.
     Growth,
 }
 
 impl Reason {
-    /// One word for logs.
+    /// The reason as one lower-case word.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -71,47 +71,47 @@ impl Reason {
     }
 }
 
-/// A look that led to a decision; where `from` is `to`, the gain was too small.
+/// A decision. If `from` equals `to`, the gain was too small for a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// Operations counted before it.
     pub at: u64,
-    /// Why.
+    /// The reason for it.
     pub reason: Reason,
-    /// The mix it was made for, normalised.
+    /// The normalised mix that it is based on.
     pub mix: Mix,
-    /// The tree it was made for.
+    /// The tree that it is based on.
     pub tree: Tree,
-    /// The target before.
+    /// The target before it.
     pub from: Setting,
-    /// The target now.
+    /// The target after it.
     pub to: Setting,
-    /// Predicted nanoseconds an operation with `from`.
+    /// Predicted nanoseconds per operation with `from`.
     pub cost_from: f64,
-    /// And with `to`.
+    /// Predicted nanoseconds per operation with `to`.
     pub cost_to: f64,
 }
 
-/// How an index is shaped now, and how that came about.
+/// The present structure of an index, and the decisions that led to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
-    /// Whether it is moved by what the index is asked to do.
+    /// Whether the structure follows the operations.
     pub adaptive: bool,
     /// Operations counted.
     pub operations: u64,
     /// The setting in force.
     pub applied: Setting,
-    /// The one that it moves to, step by step.
+    /// The setting that is approached step by step.
     pub target: Setting,
-    /// Levels that the tree has with the setting in force; none while it fits the memtable.
+    /// Number of levels with the setting in force; zero while everything fits the memtable.
     pub levels: u32,
-    /// Sorted runs of the family that is asked for hashes.
+    /// Sorted runs of the family that holds page hashes.
     pub sorted_runs: u64,
     /// Bytes that compactions wrote over bytes that flushes wrote, since open.
     pub rewrites: f64,
     /// The tree.
     pub tree: Tree,
-    /// What operations cost, as measured.
+    /// Measured costs of operations.
     pub prices: Prices,
     /// The latest decisions, oldest first.
     pub decisions: Vec<Decision>,

@@ -1,19 +1,19 @@
-//! What a run holds.
+//! The extents that a run holds.
 
 use crate::RunView;
 use ritornello_format::{Extent, PageHash, Place};
 
 impl RunView {
-    /// The extents that the run holds: its header and the pages that were not removed from the
-    /// middle. What the owner of the space marks as taken when it opens a store.
+    /// The extents of the run's header and live pages. The owner of the space marks them as in use
+    /// when it opens a store.
     #[must_use]
     pub fn live_extents(&self) -> Vec<Extent> {
         held(&self.place, &self.pages, 0)
     }
 }
 
-/// The extents of the live pages from page `from` on, and of the header if that is all of them.
-/// Neighbours are joined.
+/// The extents of the live pages from page `from` on, and of the header if `from` is zero. Adjacent
+/// extents are joined.
 pub(crate) fn held(place: &Place, pages: &[PageHash], from: u32) -> Vec<Extent> {
     if place.extents.is_empty() {
         return Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn held(place: &Place, pages: &[PageHash], from: u32) -> Vec<Extent> 
     join(extents)
 }
 
-/// Joins extents that follow each other in the list and on disk.
+/// Joins extents that are adjacent in the list and on disk.
 pub(crate) fn join(extents: Vec<Extent>) -> Vec<Extent> {
     let mut joined: Vec<Extent> = Vec::with_capacity(extents.len());
     for extent in extents {

@@ -1,5 +1,5 @@
-//! The memory ceiling of `run`: it holds as the kernel counts, nothing stops working at it, and
-//! removals make room again.
+//! The memory ceiling of `run`: the kernel's count respects it, only puts are refused at it, and
+//! removals make room.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const CEILING: u64 = 64 << 20;
-/// How far the memory that the kernel counts may be above the ceiling.
+/// The most bytes by which the kernel's count may exceed the ceiling.
 const SLACK: u64 = 4 << 20;
 const SCOPE: ScopeSlot = ScopeSlot(3);
 
@@ -30,9 +30,9 @@ fn resident() -> u64 {
 
 struct Filled {
     index: RunIndex,
-    /// Resident before there was an index.
+    /// Resident bytes before the index was opened.
     before: u64,
-    /// Oldest first.
+    /// Runs, oldest first.
     runs: VecDeque<RunId>,
     next: u64,
     refused: u64,
@@ -43,7 +43,7 @@ impl Filled {
         (self.next..self.next + count).map(|number| page(1, number)).collect()
     }
 
-    /// Whether a run of so many pages was taken. What waits for a sync is synced.
+    /// Whether a run of this many pages was accepted. Syncs when changes wait.
     fn put(&mut self, count: u64) -> bool {
         let pages = self.pages(count);
         let place = Place { generation: self.next + 1, ..Place::default() };
@@ -70,7 +70,7 @@ impl Filled {
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
                     assert!(error.to_string().contains("memory ceiling"), "{error}");
-                    assert!(!room, "who asks before is told the same");
+                    assert!(!room, "has_memory_for agrees with insert");
                     self.refused += 1;
                     return false;
                 }
@@ -98,7 +98,7 @@ impl Filled {
         assert!(index <= CEILING + SLACK, "{index} are resident, {count} pages a run: {stats:?}");
     }
 
-    /// Removes the oldest runs, so many.
+    /// Removes this many of the oldest runs.
     fn evict(&mut self, count: usize) {
         for run in self.runs.drain(..count.min(self.runs.len())) {
             assert_eq!(self.index.truncate(run, 0).len(), 1);
@@ -107,7 +107,7 @@ impl Filled {
 }
 
 #[test]
-fn at_the_ceiling_puts_are_refused_and_everything_else_goes_on() {
+fn only_puts_are_refused_at_the_ceiling() {
     let dir = tempfile::tempdir().unwrap();
     let before = resident();
     let (runs, next, refused) = (VecDeque::new(), 1, 0);
@@ -116,7 +116,7 @@ fn at_the_ceiling_puts_are_refused_and_everything_else_goes_on() {
     let single = full.fill(1);
     assert!(full.index.stats().memory_percent >= 98);
     assert!(full.refused == 1 && single > 250_000, "{single}");
-    // Nothing but puts is refused.
+    // Only puts are refused.
     let last = full.pages(1)[0];
     let there = page(1, full.next - 1);
     assert_eq!(full.index.longest_prefix(SCOPE, &[there, last]), 1);
@@ -125,13 +125,13 @@ fn at_the_ceiling_puts_are_refused_and_everything_else_goes_on() {
     full.check(1);
     full.index.sync().unwrap();
     full.check(1);
-    // What goes makes room for as much of the same kind, again and again.
+    // Removals make room for the same number of equal runs, repeatedly.
     for _ in 0..4 {
         full.evict(single / 16);
         let again = full.fill(1);
         assert!(again + 1024 >= single / 16, "{again} of {}", single / 16);
     }
-    // And in the end for another kind: the records of short runs do not stay in the way.
+    // And for runs of another length: records of short runs do not keep their memory.
     let mut long = 0;
     for _ in 0..24 {
         full.evict(single / 16);
@@ -139,8 +139,8 @@ fn at_the_ceiling_puts_are_refused_and_everything_else_goes_on() {
     }
     let pages = full.index.stats().pages;
     assert!(pages > 20 * single as u64 / 16, "{pages} pages, {long} long runs");
-    assert_eq!(full.index.longest_prefix(SCOPE, &[there]), 0, "the oldest went first");
-    // An index that is larger than its ceiling opens, and takes no more.
+    assert_eq!(full.index.longest_prefix(SCOPE, &[there]), 0, "the oldest run was removed first");
+    // An index that exceeds its ceiling opens, and refuses puts.
     full.index.sync().unwrap();
     let kept = full.index.stats();
     drop(full.index);

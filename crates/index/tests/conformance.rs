@@ -1,8 +1,8 @@
-//! Every backend passes the suite.
+//! Runs the suite for every backend.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
-use ritornello_index::conformance::{self, Kept};
+use ritornello_index::conformance::{self, PersistentIndex};
 use ritornello_index::{MemoryIndex, PrefixIndex, RunIndex, RunOptions};
 use ritornello_medium::SimDisk;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn run_without_power() {
         let disk = SimDisk::new(1 << 30);
         let lost = disk.clone();
         let after_power_loss = Box::new(move || open(&lost.crash(1)));
-        Kept { index: open(&disk), after_power_loss }
+        PersistentIndex { index: open(&disk), after_power_loss }
     });
 }
 

@@ -1,4 +1,4 @@
-//! One index copied into another is the same, whatever the two backends.
+//! Copies between any two backends have the same contents.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -66,8 +66,9 @@ proptest! {
 }
 
 #[test]
-fn parents_come_first_however_late_they_were_linked() {
-    // A chain whose runs come last to first, with a branch; and a ring, which is no honest chain.
+fn late_linked_parents_are_copied_first() {
+    // A chain whose runs are visited last to first, with a branch; and a ring, which no intact
+    // chain has.
     let from = MemoryIndex::new();
     for run in (0..200).rev() {
         insert(&from, run + 1, true, None, run * 3..run * 3 + 3);
@@ -86,7 +87,7 @@ fn parents_come_first_however_late_they_were_linked() {
     for (backend, index) in empty(dir.path()) {
         let mut seen = 0;
         let copied = copy(&from, &*index, &|| Ok(()), &mut |runs| {
-            assert_eq!(runs, seen + 1, "progress tells every run");
+            assert_eq!(runs, seen + 1, "progress counts every run");
             seen = runs;
         });
         assert_eq!(copied.unwrap(), Copied { runs: 204, pages: 610, dropped: 0 }, "{backend}");
@@ -97,13 +98,13 @@ fn parents_come_first_however_late_they_were_linked() {
 }
 
 #[test]
-fn a_copy_is_durable_after_its_data_and_holes_stay_holes() {
+fn copy_is_durable_and_keeps_holes() {
     let from = MemoryIndex::new();
     for run in 0..40u64 {
         insert(&from, run + 1, false, None, run * 10..run * 10 + 10);
     }
     for run in 0..40u64 {
-        // First, last and middle; of one run all but one.
+        // First, last and middle pages; of one run all pages but one.
         from.remove(ScopeSlot(1), &[page(1, run * 10 + [0, 9, 4][run as usize % 3])]);
     }
     from.remove(ScopeSlot(1), &pages(1, 9));
@@ -113,13 +114,13 @@ fn a_copy_is_durable_after_its_data_and_holes_stay_holes() {
     let disk = SimDisk::new(64 << 20);
     let to =
         RunIndex::open(Arc::new(disk.clone()), Path::new("/to"), RunOptions::default()).unwrap();
-    let settled = std::sync::atomic::AtomicU64::new(0);
-    let settle = || {
-        settled.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let data_syncs = std::sync::atomic::AtomicU64::new(0);
+    let sync_data = || {
+        data_syncs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     };
-    copy(&from, &to, &settle, &mut |_| ()).unwrap();
-    assert!(settled.into_inner() > 0);
+    copy(&from, &to, &sync_data, &mut |_| ()).unwrap();
+    assert!(data_syncs.into_inner() > 0);
     drop(to);
     let after = Arc::new(disk.crash(5));
     let to = RunIndex::open(after, Path::new("/to"), RunOptions::default()).unwrap();
@@ -128,7 +129,7 @@ fn a_copy_is_durable_after_its_data_and_holes_stay_holes() {
 }
 
 #[test]
-fn a_copy_that_is_refused_says_so() {
+fn refused_copy_returns_the_error() {
     let from = MemoryIndex::new();
     (0..2000).for_each(|run| insert(&from, run + 1, false, None, run..run + 1));
     let options = RunOptions { metadata_bytes_max: 100_000, ..RunOptions::default() };

@@ -1,5 +1,5 @@
-//! Power goes at any moment of any write, and runs come and go while a checkpoint is written: what
-//! comes back is a moment of the past, and not one before the last sync.
+//! Power losses at every moment of every write, and changes while a checkpoint is written: the
+//! index recovers a past state that is not older than the last sync.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Operations that are one record of the journal, so that no moment lies within one.
+/// Operations that are one journal record, so that no state lies within one.
 fn single(op: Op) -> Op {
     match op {
         Op::Remove { scope, path, at, .. } => Op::Remove { scope, path, at, count: 1 },
@@ -30,7 +30,7 @@ fn single(op: Op) -> Op {
     }
 }
 
-/// Does `meanwhile` while a checkpoint is written, one operation before each write.
+/// Runs `meanwhile` while a checkpoint is written, one operation before each write.
 fn checkpoint_while(
     pair: &mut Pair,
     watched: &Watched,
@@ -57,7 +57,7 @@ fn checkpoint_while(
     *watched.pause.lock() = None;
 }
 
-/// Every disk that a power cut could have left comes up with a moment of the past, and goes on.
+/// Every disk that a power loss may leave recovers a past state, and accepts changes.
 fn check_crashes(watched: &Watched, past: &[Moment], what: &dyn Debug) {
     for disk in watched.crashes.lock().drain(..) {
         let index = open(&disk);
@@ -87,7 +87,7 @@ fn watched() -> (Watched, Pair) {
 proptest! {
     #![proptest_config(common::cases(48))]
     #[test]
-    fn every_moment_of_a_write_leaves_a_moment_of_the_past(
+    fn power_loss_during_writes_recovers_a_past_state(
         ops in prop::collection::vec(op().prop_map(single), 1..40),
         meanwhile in prop::collection::vec(op().prop_map(single), 0..12),
     ) {
@@ -99,13 +99,13 @@ proptest! {
                     past.push(contents(&*pair.run));
                 });
             } else {
-                // While the operation ran, the last sync was that before it.
+                // During the operation, the last sync is the one before it.
                 pair.apply(op);
             }
             pair.check(op);
             past.extend(pair.history.last().cloned());
             if matches!(op, Op::Checkpoint) {
-                // What came after its last journal sync is not durable.
+                // Changes after its last journal sync are not durable.
                 pair.history.clone_from(&past);
             }
             check_crashes(&watched, &shapes(&past), op);
@@ -113,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn either_checkpoint_may_be_lost_and_nothing_else_is(
+    fn loss_of_either_checkpoint_loses_nothing(
         rounds in prop::collection::vec((
             prop::collection::vec(op().prop_map(single), 0..10),
             prop::collection::vec(op().prop_map(single), 0..12),
@@ -153,7 +153,7 @@ proptest! {
                 disk.sync_dir(dir).unwrap();
                 prop_assert_eq!(contents(&*open(&disk)), now.clone());
             } else {
-                // What is left of the journal is a beginning of it, and so is what comes back.
+                // The remaining journal is a prefix of it, and so is the recovered state.
                 let file = disk.open(&path, Access { write: true, ..Access::default() }).unwrap();
                 file.set_len((file.length().unwrap() as f64 * cut) as u64).unwrap();
                 file.sync_data().unwrap();
@@ -164,9 +164,9 @@ proptest! {
     }
 }
 
-/// Neither the journal nor a checkpoint shows a run before its data was said to be durable.
+/// Neither the journal nor a checkpoint shows a run whose data is not durable.
 #[test]
-fn nothing_is_durable_before_what_it_names() {
+fn records_become_durable_after_their_data() {
     let (watched, pair) = watched();
     let index = Arc::clone(&pair.run);
     let generation = Cell::new(0);
@@ -177,29 +177,33 @@ fn nothing_is_durable_before_what_it_names() {
         let run = NewRun { scope, chained: true, parent, pages: &pages, place: &place, recency: 1 };
         index.insert(&run).unwrap();
     };
-    let settled = Cell::new(0);
+    let synced_data = Cell::new(0);
     let judge = || {
         for disk in watched.crashes.lock().drain(..) {
             let newest = contents(&*open(&disk)).into_keys().next_back().unwrap_or(0);
-            assert!(newest <= settled.get(), "{newest} is durable, {} is settled", settled.get());
+            assert!(
+                newest <= synced_data.get(),
+                "run {newest} is durable, data only up to {}",
+                synced_data.get()
+            );
         }
     };
-    let settle = || {
+    let sync_data = || {
         judge();
-        settled.set(generation.get());
+        synced_data.set(generation.get());
         insert();
         Ok(())
     };
     for round in 0..6 {
         insert();
         if round % 3 == 1 {
-            index.sync_after(&settle).unwrap();
+            index.sync_after(&sync_data).unwrap();
         } else {
-            index.checkpoint_after(&settle).unwrap();
+            index.checkpoint_after(&sync_data).unwrap();
         }
         judge();
-        assert!(settled.get() > round, "every round settles");
+        assert!(synced_data.get() > round, "every round syncs data");
     }
     let newest = contents(&*open(&watched.disk.crash(1))).into_keys().next_back();
-    assert_eq!(newest, Some(settled.get()), "what was settled is durable");
+    assert_eq!(newest, Some(synced_data.get()), "the synced data is durable");
 }

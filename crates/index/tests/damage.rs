@@ -1,5 +1,5 @@
-//! Files that were flipped, cut, zeroed, swapped or removed while nobody looked: opening never
-//! fails, never panics, and finds nothing that was never there.
+//! Files that were flipped, cut, zeroed, swapped or removed: the open neither fails nor panics, and
+//! finds only what existed before.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
@@ -116,8 +116,8 @@ fn inflict(disk: &SimDisk, damage: &Damage) {
     }
 }
 
-/// What is there was there once, at most with less of it; and it is closed and claims no unit
-/// twice.
+/// Checks that every run existed before, at most with fewer pages, that the index is closed, and
+/// that no unit is claimed twice.
 fn is_sound(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
     let now = contents(index);
     let mut units = BTreeSet::new();
@@ -126,7 +126,7 @@ fn is_sound(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
         assert_eq!(run.scope, then.scope);
         assert!(run.pages.len() <= then.pages.len());
         for (page, once) in run.pages.iter().zip(&then.pages) {
-            assert!(page == once || *page == PageHash::NONE, "a page that was never there");
+            assert!(page == once || *page == PageHash::NONE, "a page that never existed");
         }
         assert!(run.units.is_subset(&then.units));
         assert!(run.units.iter().all(|unit| units.insert(*unit)), "a unit twice");
@@ -139,7 +139,7 @@ fn is_sound(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
 proptest! {
     #![proptest_config(common::cases(256))]
     #[test]
-    fn damage_anywhere_loses_runs_and_nothing_else(
+    fn damage_loses_runs_only(
         ops in prop::collection::vec(op(), 10..50),
         damages in prop::collection::vec(damage(), 1..4),
     ) {
@@ -158,11 +158,11 @@ proptest! {
         damages.iter().for_each(|damage| inflict(&disk, damage));
         let index = open(&disk);
         is_sound(&index, &ever);
-        // What was recovered stays: nothing that was passed over comes back.
+        // The recovered state stays: nothing that was passed over returns.
         let recovered = contents(&*index);
         index.sync().unwrap();
         let again = open(&disk.crash(1));
-        assert!(!again.recovered().damaged, "the files were put in order");
+        assert!(!again.recovered().damaged, "the files were rewritten");
         assert_eq!(contents(&*again), recovered);
         again.checkpoint().unwrap();
         assert_eq!(contents(&*open(&disk.crash(2))), recovered);
@@ -170,7 +170,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_that_claims_a_terabyte_is_read_in_bounded_memory() {
+fn absurd_lengths_are_read_in_bounded_memory() {
     let mut pair = Pair::new();
     pair.apply(&Op::Put { scope: 0, path: 0, length: 9, attach: false, skip: 0 });
     pair.run.checkpoint().unwrap();

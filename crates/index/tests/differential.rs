@@ -1,4 +1,4 @@
-//! All backends do the same under the same random operations, and after reopening: `memory`, `run`,
+//! Compares all backends under the same random operations and after reopening: `memory`, `run`,
 //! `art`, and `lsm` where it is compiled in.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -22,13 +22,13 @@ struct All {
     disk: SimDisk,
     memory: MemoryIndex,
     run: std::sync::Arc<RunIndex>,
-    /// Those with I/O of their own, which are not open twice.
+    /// Backends with I/O of their own, which cannot be open twice.
     others: Vec<Box<dyn PrefixIndex>>,
     generation: u64,
     opened: u32,
 }
 
-/// `opened`: how often before. `lsm` probes by its other method each time.
+/// Opens them. `opened` counts earlier opens: `lsm` alternates between its probe methods.
 fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
     let options = ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() };
     let art = ArtIndex::open(&dir.join("art"), options).unwrap();
@@ -38,7 +38,7 @@ fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
         #[cfg(feature = "lsm")]
         {
             use ritornello_index::lsm::{LsmIndex, LsmOptions, Probe};
-            // So small that memtables are written out and compacted meanwhile.
+            // So small that memtables are flushed and compacted during the test.
             let probe = if opened.is_multiple_of(2) { Probe::Bisect } else { Probe::Scan };
             let options = LsmOptions { probe, ..LsmOptions::within(1 << 20) };
             let lsm = LsmIndex::open(&dir.join("lsm"), &options).unwrap();
@@ -70,7 +70,7 @@ impl All {
         ours.into_iter().chain(self.others.iter().map(|other| &**other))
     }
 
-    /// What `f` says of each, which must be the same.
+    /// The result of `f`, which must be the same for every backend.
     fn same<T: PartialEq + std::fmt::Debug>(&self, f: impl Fn(&dyn PrefixIndex) -> T) -> T {
         let memory = f(&self.memory);
         for index in self.each().skip(1) {
@@ -177,7 +177,7 @@ impl All {
 proptest! {
     #![proptest_config(common::cases(24))]
     #[test]
-    fn all_backends_do_the_same(ops in prop::collection::vec(op(), 1..60)) {
+    fn all_backends_behave_the_same(ops in prop::collection::vec(op(), 1..60)) {
         let mut all = All::new();
         for op in &ops {
             all.apply(op);

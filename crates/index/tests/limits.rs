@@ -1,4 +1,4 @@
-//! What happens when something runs out, or fails, or many want something at once.
+//! The index at its limits, with failing media, and under concurrency.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
@@ -23,7 +23,7 @@ fn open(medium: Arc<dyn Medium>, options: RunOptions) -> RunIndex {
 }
 
 #[test]
-fn a_failed_write_or_sync_poisons() {
+fn failed_write_or_sync_poisons() {
     for (op, fault) in
         [(Op::Write, Fault::Io), (Op::Write, Fault::Short), (Op::SyncData, Fault::Io)]
     {
@@ -38,22 +38,22 @@ fn a_failed_write_or_sync_poisons() {
         insert(&index, 2, None, &pages(2, 3)).unwrap();
         schedule.add(Rule::nth(1, fault).on(op));
         assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal, "{op:?} {fault:?}");
-        // The disk is well again, and it does not matter.
+        // The disk works again, but the index stays poisoned.
         assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
         assert_eq!(index.checkpoint().unwrap_err().kind(), ErrorKind::Fatal);
         let refused = insert(&index, 3, None, &pages(3, 3)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Fatal);
-        // Probes and removals go on; nothing piles up.
+        // Probes and removals work; no records accumulate.
         assert_eq!(index.longest_prefix(SCOPE, &pages(1, 3)), 3);
         let (run, _) = index.locate(SCOPE, page(1, 0)).unwrap();
         assert_eq!(index.truncate(run, 0).len(), 1);
         let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-        assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "what was synced is there");
+        assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "synced runs exist");
     }
 }
 
 #[test]
-fn a_full_disk_is_waited_out() {
+fn full_disk_delays_but_does_not_poison() {
     let disk = SimDisk::new(1 << 24);
     let schedule = Schedule::new();
     let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
@@ -64,12 +64,12 @@ fn a_full_disk_is_waited_out() {
     insert(&index, 2, None, &pages(2, 3)).unwrap();
     index.sync().unwrap();
     let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-    assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "what had found no room");
-    assert_eq!(after.longest_prefix(SCOPE, &pages(2, 3)), 3, "what came after it");
+    assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "the run that had found no room");
+    assert_eq!(after.longest_prefix(SCOPE, &pages(2, 3)), 3, "the run inserted after it");
 }
 
 #[test]
-fn a_failed_checkpoint_poisons_and_loses_nothing() {
+fn failed_checkpoint_poisons_and_loses_nothing() {
     for op in [Op::Write, Op::SyncData, Op::Open, Op::SetLen, Op::SyncDir] {
         for nth in 1..4 {
             let disk = SimDisk::new(1 << 24);
@@ -95,7 +95,7 @@ fn a_failed_checkpoint_poisons_and_loses_nothing() {
 }
 
 #[test]
-fn an_open_that_cannot_read_says_so_and_changes_nothing() {
+fn failed_open_changes_nothing() {
     let disk = SimDisk::new(1 << 24);
     {
         let index = open(Arc::new(disk.clone()), RunOptions::default());
@@ -121,7 +121,7 @@ fn an_open_that_cannot_read_says_so_and_changes_nothing() {
 }
 
 #[test]
-fn the_buffer_is_bounded_and_a_sync_makes_room() {
+fn buffer_is_bounded_until_a_sync() {
     let options = RunOptions { pending_bytes_max: 4096, ..RunOptions::default() };
     let index = open(Arc::new(SimDisk::new(1 << 24)), options);
     let mut refused = 0;
@@ -140,7 +140,7 @@ fn the_buffer_is_bounded_and_a_sync_makes_room() {
 }
 
 #[test]
-fn the_files_stay_within_their_budget() {
+fn files_stay_within_their_budget() {
     let disk = SimDisk::new(1 << 26);
     let budget = 1 << 20;
     let options = RunOptions { metadata_bytes_max: budget, ..RunOptions::default() };
@@ -162,7 +162,7 @@ fn the_files_stay_within_their_budget() {
                     index.sync().unwrap();
                     index.maintain().unwrap();
                     if insert(&index, family + 1, None, &pages(family, 4)).is_err() {
-                        // Full of runs, not of journal: the oldest go.
+                        // Full of runs, not of journal records: remove the oldest.
                         most = most.max(runs.len());
                         for _ in 0..50 {
                             index.truncate(runs.pop_front().unwrap(), 0);
@@ -192,7 +192,7 @@ fn the_files_stay_within_their_budget() {
 }
 
 #[test]
-fn a_store_of_another_version_is_refused_by_name() {
+fn other_version_is_refused_with_its_number() {
     for name in ["checkpoint-0", "journal-0000000000000002"] {
         let disk = SimDisk::new(1 << 24);
         let index = open(Arc::new(disk.clone()), RunOptions::default());
@@ -215,9 +215,9 @@ fn a_store_of_another_version_is_refused_by_name() {
     }
 }
 
-/// A record that was given out two thousand million times.
+/// A record that was reused two thousand million times.
 #[test]
-fn names_are_drawn_afresh_before_they_run_out() {
+fn runs_are_renumbered_before_names_run_out() {
     let disk = SimDisk::new(1 << 24);
     let index = open(Arc::new(disk.clone()), RunOptions::default());
     index.sync().unwrap();
@@ -253,7 +253,7 @@ fn names_are_drawn_afresh_before_they_run_out() {
 }
 
 #[test]
-fn syncs_that_wait_for_each_other_share_one() {
+fn concurrent_syncs_share_one() {
     let disk = Arc::new(SimDisk::new(1 << 26));
     let schedule = Schedule::new();
     let index = open(Arc::new(Faulty::new(disk, schedule.clone())), RunOptions::default());
@@ -274,10 +274,10 @@ fn syncs_that_wait_for_each_other_share_one() {
     assert_eq!(index.stats().pending_bytes, 0);
 }
 
-/// Readers, a few writers and checkpoints at once. What readers see must agree with itself, and at
-/// the end with what comes back from the disk.
+/// Readers, writers and checkpoints run concurrently. What readers see must be consistent, and so
+/// must be what is recovered from the disk at the end.
 #[test]
-fn many_threads_at_once() {
+fn many_threads_run_concurrently() {
     let disk = Arc::new(SimDisk::new(1 << 30));
     let options = RunOptions { metadata_bytes_max: 64 << 20, ..RunOptions::default() };
     let index = open(Arc::clone(&disk) as Arc<dyn Medium>, options.clone());

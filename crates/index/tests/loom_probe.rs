@@ -1,4 +1,4 @@
-//! A probe beside a writer, in every order that the memory model allows.
+//! A probe concurrent with a writer, in every order that the memory model allows.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p ritornello-index --test loom_probe`
 //!
@@ -32,7 +32,7 @@ fn insert(index: &RunIndex, parent: Option<PageHash>, pages: &[PageHash]) -> Run
     index.insert(&run).unwrap()
 }
 
-/// What a probe says, which must agree with itself.
+/// The result of a probe, whose parts must be consistent.
 fn probe(index: &RunIndex, keys: &[PageHash]) -> usize {
     let steps = index.walk(SCOPE, &keys);
     let mut at = 0;
@@ -44,7 +44,7 @@ fn probe(index: &RunIndex, keys: &[PageHash]) -> usize {
 }
 
 #[test]
-fn a_run_appears_whole_or_not_at_all() {
+fn run_becomes_visible_as_a_whole() {
     loom::model(|| {
         let index = index();
         let keys = pages(1, 6);
@@ -56,14 +56,14 @@ fn a_run_appears_whole_or_not_at_all() {
         let found = probe(&index, &keys);
         assert!(found == 2 || found == 6, "{found} of 6");
         let exists = index.exists(SCOPE, &&keys[4..6]);
-        assert!(found == 2 || exists == [true, true], "what was seen is there page by page");
+        assert!(found == 2 || exists == [true, true], "each page of the prefix is found");
         writer.join().unwrap();
         assert_eq!(probe(&index, &keys), 6);
     });
 }
 
 #[test]
-fn what_is_cut_goes_leaves_first_and_is_not_seen_again() {
+fn cut_removes_leaves_first_and_for_good() {
     loom::model(|| {
         let index = index();
         let keys = pages(1, 6);
@@ -77,7 +77,7 @@ fn what_is_cut_goes_leaves_first_and_is_not_seen_again() {
         };
         let found = probe(&index, &keys);
         assert!([6, 3, 1].contains(&found), "{found} of 6");
-        // One hold of the lock: a page is never there without the one that it follows.
+        // One hold of the lock: a page is never visible without the one that it follows.
         let exists = index.exists(SCOPE, &[keys[3], keys[2]]);
         assert!(!exists[0] || exists[1], "an orphan");
         let again = probe(&index, &keys);
@@ -89,7 +89,7 @@ fn what_is_cut_goes_leaves_first_and_is_not_seen_again() {
 }
 
 #[test]
-fn a_record_that_is_used_again_is_not_taken_for_the_run_before() {
+fn reused_record_is_not_taken_for_the_old_run() {
     loom::model(|| {
         let index = index();
         let (old, new) = (pages(1, 3), pages(2, 3));
@@ -106,7 +106,11 @@ fn a_record_that_is_used_again_is_not_taken_for_the_run_before() {
         if let Some((other, page)) = index.locate(SCOPE, new[1]) {
             assert_ne!(other, run);
             assert_eq!(page, 1);
-            assert_eq!(probe(&index, &old), 0, "the old run went before the new one came");
+            assert_eq!(
+                probe(&index, &old),
+                0,
+                "the old run was removed before the new one was inserted"
+            );
             assert!(index.run(run).is_none());
         }
         let other = writer.join().unwrap();
@@ -116,7 +120,7 @@ fn a_record_that_is_used_again_is_not_taken_for_the_run_before() {
 }
 
 #[test]
-fn no_touch_is_lost_between_two_syncs() {
+fn touches_between_syncs_are_not_lost() {
     loom::model(|| {
         let disk = SimDisk::new(1 << 20);
         let index = open(&disk);

@@ -1,4 +1,4 @@
-//! What `lsm` keeps over a kill, damage, a budget and threads.
+//! The `lsm` index across kills and damage, at its budget, and with threads.
 #![cfg(all(feature = "lsm", not(loom)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
-/// With memtables of 256 KiB, so that there are tables on the disk.
+/// Opens an index with memtables of 256 KiB, so that tables are written.
 fn open(dir: &Path) -> LsmIndex {
     let options = LsmOptions { budget: 1 << 30, ..LsmOptions::within(4 << 20) };
     LsmIndex::open(dir, &options).unwrap()
@@ -35,7 +35,7 @@ fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// Not a test by itself: the process that [`what_was_synced_outlives_a_kill`] kills.
+/// Not a test by itself: the process that [`synced_changes_survive_a_kill`] kills.
 #[test]
 fn child_that_is_killed() {
     let Some(dir) = std::env::var_os("RITORNELLO_TEST_KILLED_DIR") else { return };
@@ -53,7 +53,7 @@ fn child_that_is_killed() {
 }
 
 #[test]
-fn what_was_synced_outlives_a_kill() {
+fn synced_changes_survive_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child_that_is_killed", "--nocapture"])
@@ -62,7 +62,7 @@ fn what_was_synced_outlives_a_kill() {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // The first may stand behind what the test harness says.
+    // The first line may follow output of the test harness.
     let synced =
         lines.filter_map(|line| line.unwrap().split_once("synced ")?.1.parse::<u64>().ok());
     let mut last = 0;
@@ -84,7 +84,7 @@ fn what_was_synced_outlives_a_kill() {
         if family <= last {
             assert_eq!(found, if cut { 7 } else { 15 }, "family {family} of {last}");
         } else {
-            // What was not synced may be there: without gaps, as it was written.
+            // Changes that were not synced may exist, in order and without gaps.
             assert!(!ended || found == 0, "family {family} of {last}");
             ended |= found < 15 && !(family % 5 == 0 && found == 7);
         }
@@ -106,12 +106,12 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// A sync of the log, or of the log and the list of files, failed, and the pages that it dropped
-/// still read back. `on_disk` has what the disk has of these files, `cached` what reads return.
-/// Tables are synced before the list names them.
+/// Models a failed sync of the log, or of log and manifest, whose dropped pages still read back.
+/// `on_disk` has the disk's versions of these files, `cached` what reads return. Tables are synced
+/// before the manifest names them.
 fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
     let database = cached.join("lsm");
-    // Open, so that no new file gets the number of an old one.
+    // Keep it open, so that no new file gets the number of an old one.
     let files = fs::read_dir(&database).unwrap().map(|entry| File::open(entry.unwrap().path()));
     let held: Vec<File> = files.map(Result::unwrap).collect();
     let old: Vec<u64> = held.iter().map(|file| file.metadata().unwrap().ino()).collect();
@@ -154,7 +154,7 @@ fn pages_dropped_by_failed_sync_are_rewritten_at_open() {
         fill(&index, 20..40);
         index.sync().unwrap();
         if closed {
-            // Writes tables, and a list of files that names them.
+            // Writes tables, and a manifest that names them.
             drop(index);
             copy_files(&dir, &cached);
         } else {
@@ -165,7 +165,7 @@ fn pages_dropped_by_failed_sync_are_rewritten_at_open() {
 }
 
 #[test]
-fn recency_retention_and_the_clock_outlive_a_close() {
+fn recency_retention_and_clock_survive_a_close() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..3);
@@ -181,7 +181,7 @@ fn recency_retention_and_the_clock_outlive_a_close() {
     assert_eq!((view.recency, view.retain_until), (77, 99));
 }
 
-/// Files of the database whose names end so.
+/// Files of the database whose names have this ending.
 fn files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
     let entries = fs::read_dir(dir.join("lsm")).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> =
@@ -190,9 +190,9 @@ fn files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
     files
 }
 
-/// Whatever is broken, the index opens, says so, and holds nothing that was not put there.
+/// For every kind of damage the index opens, reports it, and holds only runs that were inserted.
 #[test]
-fn damage_is_repaired_or_dropped_and_never_believed() {
+fn damaged_database_is_repaired_or_dropped() {
     type Break = fn(&Path);
     let flip: Break = |path| {
         let mut bytes = fs::read(path).unwrap();
@@ -227,7 +227,7 @@ fn damage_is_repaired_or_dropped_and_never_believed() {
             drop(index);
             let broken = files(dir.path(), ending);
             let broken: Vec<_> = match ending {
-                // Every other table, or everything.
+                // Every other table, or all of them.
                 ".sst" => broken.iter().step_by(2).collect(),
                 _ => broken.iter().collect(),
             };
@@ -252,7 +252,7 @@ fn damage_is_repaired_or_dropped_and_never_believed() {
                 }
             };
             let mut index = open(dir.path());
-            // Damage may be met only now. Then it is noted, and the next open repairs it.
+            // Damage may be found only now. It is marked then, and the next open repairs it.
             let mut found = std::collections::BTreeMap::new();
             index.for_each(&mut |_, view| drop(found.insert(view.place.generation, view)));
             for family in 0..310 {
@@ -279,17 +279,17 @@ fn damage_is_repaired_or_dropped_and_never_believed() {
     assert!(repaired > 5, "{repaired}");
 }
 
-/// RocksDB takes a list of files that lost its end for an older database: one without some of its
-/// families, or without any table, and it deletes the tables that are not listed.
+/// RocksDB takes a manifest that lost its end for that of an older database, without some families
+/// or tables, and deletes the tables that it does not name.
 #[test]
-fn a_list_of_files_that_lost_its_end_is_damage() {
+fn truncated_manifest_is_damage() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..20);
     let before = contents(&index);
     index.sync().unwrap();
     drop(index);
-    // At every number of families, and here and there.
+    // Cut at every number of families, and at some other offsets.
     let copy_to = |to: &Path, cut: u64| {
         fs::create_dir(to.join("lsm")).unwrap();
         fs::copy(dir.path().join("lsm.seal"), to.join("lsm.seal")).unwrap();
@@ -322,10 +322,10 @@ fn a_list_of_files_that_lost_its_end_is_damage() {
                 assert!(index.recovered().damaged, "cut at {cut} of {length}");
                 assert_eq!(found, before, "cut at {cut} of {length}");
             } else {
-                // What was there at some time.
+                // The contents existed at some time.
                 assert!(found.iter().all(|(generation, run)| before[generation] == *run));
             }
-            // What hangs behind a page goes with it, and comes back whole.
+            // Runs attached behind a page are removed with it, and can be inserted again.
             let keys = pages(7, 15);
             let there = index.longest_prefix(SCOPE, &keys);
             index.remove(SCOPE, &&keys[4..5]);
@@ -344,7 +344,7 @@ fn a_list_of_files_that_lost_its_end_is_damage() {
     assert!(families.len() > 5, "every number of families was met: {families:?}");
 }
 
-/// Where the records of a list of files or of a log have their types, in the first block.
+/// Offsets of the record types in the first block of a manifest or log.
 fn types_of_records(file: &Path) -> Vec<usize> {
     let bytes = fs::read(file).unwrap();
     let mut at = 0;
@@ -356,9 +356,9 @@ fn types_of_records(file: &Path) -> Vec<usize> {
     types
 }
 
-/// RocksDB meets a record of a recycled log in a file that is none again and again.
+/// RocksDB reads a record of a recycled log again and again in a file that is not recycled.
 #[test]
-fn a_record_of_another_type_does_not_keep_the_index_from_opening() {
+fn record_of_recycled_log_does_not_block_opening() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..20);
@@ -403,7 +403,7 @@ fn a_record_of_another_type_does_not_keep_the_index_from_opening() {
 }
 
 #[test]
-fn what_is_only_suspected_is_all_saved() {
+fn intact_but_suspected_database_is_copied_whole() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..300);
@@ -418,7 +418,7 @@ fn what_is_only_suspected_is_all_saved() {
 }
 
 #[test]
-fn an_index_that_is_open_is_not_repaired() {
+fn open_index_is_not_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..3);
@@ -430,7 +430,7 @@ fn an_index_that_is_open_is_not_repaired() {
 }
 
 #[test]
-fn another_format_is_refused_by_name() {
+fn other_format_is_refused_with_its_number() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(dir.path()));
     let path = dir.path().join("lsm");
@@ -445,7 +445,7 @@ fn another_format_is_refused_by_name() {
 }
 
 #[test]
-fn the_files_stay_within_their_budget() {
+fn files_stay_within_their_budget() {
     let dir = tempfile::tempdir().unwrap();
     let budget = 2 << 20;
     let index = LsmIndex::open(dir.path(), &LsmOptions::within(budget)).unwrap();
@@ -473,7 +473,7 @@ fn the_files_stay_within_their_budget() {
         }
     }
     assert!(most > 500, "and the budget is used: {most} runs of eight pages");
-    // A smaller one: it fits after some removals.
+    // A smaller budget is met after some removals.
     index.set_budget(budget / 2);
     for _ in 0..runs.len() * 3 / 4 {
         index.truncate(runs.pop_front().unwrap(), 0);
@@ -483,7 +483,7 @@ fn the_files_stay_within_their_budget() {
     insert(&index, 3001, None, &pages(3001, 8)).unwrap();
 }
 
-/// Inserts chains until so many flushes were seen, maintaining after each.
+/// Inserts chains until `flushes` flushes have happened, with maintenance after each.
 fn flush(index: &LsmIndex, next: &mut u64, flushes: u64) {
     for _ in 0..flushes {
         let before = index.stats().written_bytes;
@@ -498,7 +498,7 @@ fn flush(index: &LsmIndex, next: &mut u64, flushes: u64) {
 }
 
 #[test]
-fn the_shape_changes_step_by_step_while_open() {
+fn tree_shape_changes_stepwise_while_open() {
     let dir = tempfile::tempdir().unwrap();
     let from = Setting { ratio: 2, runs: 1 };
     let to = Setting { ratio: 8, runs: 7 };
@@ -522,7 +522,7 @@ fn the_shape_changes_step_by_step_while_open() {
         last = applied;
     }
     assert_eq!(steps, 6);
-    // Seven runs may stand beside each other now, so some of what is written next does.
+    // Seven runs are allowed per level now, so some of the next ones remain.
     let mut most = 0;
     for _ in 0..8 {
         flush(&index, &mut next, 1);
@@ -535,7 +535,7 @@ fn the_shape_changes_step_by_step_while_open() {
 }
 
 #[test]
-fn decisions_follow_what_the_index_is_asked_and_can_be_read() {
+fn decisions_follow_operations_and_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     let mut next = 0;
@@ -557,7 +557,7 @@ fn decisions_follow_what_the_index_is_asked_and_can_be_read() {
 }
 
 #[test]
-fn statistics_count_what_is_written() {
+fn statistics_count_written_entries() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..100);
@@ -570,9 +570,9 @@ fn statistics_count_what_is_written() {
     assert!(stats.memory_bytes > 0 && stats.disk_bytes > 0 && stats.files > 3, "{stats:?}");
 }
 
-/// Readers, writers, syncs and compactions at once.
+/// Readers, writers, syncs and compactions run concurrently.
 #[test]
-fn many_threads_at_once() {
+fn many_threads_run_concurrently() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &LsmOptions::within(64 << 20)).unwrap();
     let index = &index;

@@ -1,4 +1,4 @@
-//! The `run` index against `memory`, under random operations, with reopens and crashes.
+//! Compares the `run` index with `memory`, under random operations, reopens and crashes.
 
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with other tests")]
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 proptest! {
     #![proptest_config(common::cases(192))]
     #[test]
-    fn run_does_what_memory_does(ops in prop::collection::vec(op(), 1..60)) {
+    fn run_matches_memory(ops in prop::collection::vec(op(), 1..60)) {
         let mut pair = Pair::new();
         for op in &ops {
             pair.apply(op);

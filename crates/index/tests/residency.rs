@@ -1,5 +1,5 @@
-//! Who holds what: every backend passes the suite, does what `memory` does under random events, and
-//! comes back from its files with a moment of the past.
+//! Residency: every backend passes the suite, matches `memory` under random events, and recovers a
+//! past state from its files.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
@@ -19,7 +19,7 @@ use std::time::Duration;
 const DIR: &str = "/residency";
 const SCOPES: u32 = 3;
 const WORKERS: u32 = 4;
-/// Chain n parts from chain zero at page 8 n.
+/// Chain n branches off chain zero at page 8 n.
 const CHAINS: u64 = 4;
 const PAGES: usize = 48;
 
@@ -103,7 +103,7 @@ fn apply(index: &dyn Residency, event: &Event) {
 
 type Contents = BTreeMap<(u32, PageHash), Vec<Holder>>;
 
-/// Who holds what, page by page.
+/// The holders of every page.
 fn contents(index: &dyn Residency) -> Contents {
     let mut all = Contents::new();
     for scope in 0..SCOPES {
@@ -130,7 +130,7 @@ fn check(index: &dyn Residency, model: &MemoryResidency, after: &Event) {
 }
 
 fn options() -> RunResidencyOptions {
-    // Files are replaced all the time.
+    // Files are replaced very often.
     RunResidencyOptions { log_bytes: 2 << 10, ..RunResidencyOptions::default() }
 }
 
@@ -156,7 +156,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn run_does_what_memory_does(events in prop::collection::vec(event(), 1..80)) {
+    fn run_matches_memory(events in prop::collection::vec(event(), 1..80)) {
         let (disk, model) = (SimDisk::new(1 << 30), MemoryResidency::new());
         let mut index = open(&disk);
         for event in &events {
@@ -173,10 +173,10 @@ proptest! {
         prop_assert_eq!(index.stats().pages, model.stats().pages, "nothing is left behind");
     }
 
-    /// The medium fails at some operation, as it does when the power goes: what comes back is a
-    /// moment of the past, and not one before the last sync. And it goes on from there.
+    /// The medium fails at some operation, as in a power loss: a past state is recovered, not older
+    /// than the last sync, and accepts changes.
     #[test]
-    fn run_comes_back_with_a_moment_of_the_past(
+    fn power_loss_recovers_a_past_state(
         events in prop::collection::vec(event(), 1..60),
         fails_at in 1u64..120,
         fault in prop::sample::select(vec![Fault::Io, Fault::Short]),
@@ -215,9 +215,9 @@ proptest! {
         prop_assert_eq!(contents(&open(&left.crash(seed))), now);
     }
 
-    /// Whatever is cut off the files or changed in them: what comes back was there once.
+    /// For every cut or changed byte of the files, the recovered state existed before.
     #[test]
-    fn damage_drops_what_came_after_it(
+    fn damage_drops_later_changes(
         events in prop::collection::vec(event(), 1..40),
         at in 0.0..1.0f64,
         cut in any::<bool>(),
@@ -254,11 +254,11 @@ proptest! {
 }
 
 #[test]
-fn changes_go_on_while_files_are_replaced() {
+fn changes_continue_while_files_are_replaced() {
     let (disk, model) = (SimDisk::new(1 << 30), MemoryResidency::new());
     let schedule = Schedule::new();
     let index = open_on(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    // So that changes come while it syncs.
+    // The pause lets changes happen during a sync.
     schedule.add(Rule::always(Fault::Slow(Duration::from_micros(200))).on(Op::SyncData));
     let apply_both = |event: &Event| {
         apply(&index, event);
@@ -293,7 +293,7 @@ fn changes_go_on_while_files_are_replaced() {
 }
 
 #[test]
-fn a_record_out_of_its_place_ends_a_file() {
+fn record_out_of_sequence_ends_a_file() {
     let disk = SimDisk::new(1 << 30);
     let index = open(&disk);
     let pages = conformance::pages(1, 4);
@@ -315,10 +315,10 @@ fn a_record_out_of_its_place_ends_a_file() {
     assert_eq!(index.locate(ScopeSlot(0), &pages), []);
 }
 
-/// Holes that were closed up and a branch that came later must not make a run look like a chain that
-/// it does not hold.
+/// After holes were removed, a later branch must not make a run look like a chain that it does not
+/// hold.
 #[test]
-fn a_branch_behind_closed_holes_proves_nothing() {
+fn branch_behind_removed_holes_does_not_match() {
     let index = open(&SimDisk::new(1 << 30));
     let (chain, branch) = (conformance::pages(1, 24), conformance::pages(2, 1));
     let put = |parent, pages: &[PageHash]| {
@@ -328,13 +328,13 @@ fn a_branch_behind_closed_holes_proves_nothing() {
     index.remove_blocks(ScopeSlot(0), Worker(1), Tiers::ALL, &chain[1..12]);
     put(Some(chain[19]), &chain[20..]);
     put(Some(chain[12]), &branch);
-    // As many pages from the first to the branch as there are in between now.
+    // The distance from the first page to the branch equals the present distance in the run.
     let asked = [&chain[..13], &branch].concat();
     assert_eq!(index.locate(ScopeSlot(0), &asked)[0].pages, 1);
 }
 
 #[test]
-fn a_file_that_continues_none_counts_if_it_is_whole() {
+fn file_without_predecessor_counts_if_complete() {
     let disk = SimDisk::new(1 << 30);
     let index = open(&disk);
     let pages = conformance::pages(1, 100);
@@ -344,11 +344,11 @@ fn a_file_that_continues_none_counts_if_it_is_whole() {
     };
     put(&index, &pages[..40]);
     let before = disk.crash(0);
-    // So much that another file was begun.
+    // Enough changes for another file to be begun.
     (0..100).for_each(|_| put(&index, &pages));
     index.maintain().unwrap();
     drop(index);
-    // The file from before comes back, as if its removal had been lost.
+    // Restore the older file, as if its removal had been lost.
     let old = before.list(Path::new(DIR)).unwrap().pop().unwrap();
     assert!(!disk.list(Path::new(DIR)).unwrap().contains(&old));
     let path = Path::new(DIR).join(old);
@@ -360,11 +360,11 @@ fn a_file_that_continues_none_counts_if_it_is_whole() {
     let index = open(&disk);
     assert!(index.recovered().damaged);
     assert_eq!(index.locate(ScopeSlot(0), &pages)[0].pages, 100);
-    assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "what was passed over is gone");
+    assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "skipped files are removed");
 }
 
 #[test]
-fn run_refuses_puts_at_its_ceilings_and_takes_them_again() {
+fn run_refuses_puts_at_its_ceilings_only() {
     let limits =
         RunResidencyOptions { memory_bytes_max: 4 << 20, pending_bytes_max: 1 << 20, ..options() };
     let disk = Arc::new(SimDisk::new(1 << 30));
@@ -388,7 +388,7 @@ fn run_refuses_puts_at_its_ceilings_and_takes_them_again() {
     let stats = index.stats();
     assert_eq!((stats.refused, stats.pages), (1, puts * 64));
     assert!(stats.memory_bytes < 6 << 20, "{stats:?}");
-    // What a clear leaves behind is taken when room is wanted.
+    // Cleared pages are removed when room is needed.
     index.clear_scope(ScopeSlot(0));
     let (again, _) = fill(1);
     assert!(again > puts / 2, "{again} after {puts}");
@@ -396,7 +396,7 @@ fn run_refuses_puts_at_its_ceilings_and_takes_them_again() {
     index.maintain().unwrap();
     let stats = index.stats();
     assert_eq!((stats.pages, stats.sets), (0, 0));
-    // Nobody syncs.
+    // Without a sync.
     let pages = conformance::pages(1, 64);
     let full = (0..10_000)
         .find_map(|_| index.put(ScopeSlot(0), Worker(0), Tier::Host, None, &pages).err());
@@ -440,7 +440,7 @@ mod lsm {
     }
 
     #[test]
-    fn lsm_keeps_to_its_budget_and_begins_anew_where_it_is_damaged() {
+    fn lsm_respects_its_budget_and_recreates_after_damage() {
         let dir = tempfile::tempdir().unwrap();
         let budget = 4 << 20;
         let options =
@@ -467,7 +467,7 @@ mod lsm {
         assert!(index.was_damaged());
         assert_eq!(index.locate(ScopeSlot(1), &pages), []);
         drop(index);
-        // The type of the second record becomes that of a recycled log, which RocksDB reads for ever.
+        // Give the second record the type of a recycled log, which RocksDB would read for ever.
         let database = dir.path().join("lsm");
         let list = std::fs::read_to_string(database.join("CURRENT")).unwrap();
         let list = database.join(list.trim_end());

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const DIR: &str = "/index";
-/// Long enough that a checkpoint of some runs is several blocks.
+/// So long that a checkpoint of a few runs has several blocks.
 const PAGES: u64 = 60;
 
 type Contents = BTreeMap<u64, Content>;
@@ -51,7 +51,7 @@ fn flushed(medium: impl Medium + 'static) -> RunIndex {
     index
 }
 
-/// Whose sync fails.
+/// The file whose sync fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Journal,
@@ -60,7 +60,7 @@ enum Failure {
 
 const FAILURES: [Failure; 2] = [Failure::Journal, Failure::Checkpoint];
 
-/// A disk after an owner whose last sync failed: what was durable before, what the owner had.
+/// A disk after an owner whose last sync failed; what was durable before, and what the owner had.
 fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Contents) {
     let disk = SimDisk::new(1 << 24);
     let index = flushed(disk.clone());
@@ -78,7 +78,7 @@ fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Content
     };
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Fatal);
     let all = contents(&index);
-    // A checkpoint comes after a sync of the journal.
+    // A checkpoint follows a sync of the journal.
     let durable = if failure == Failure::Journal { durable } else { all.clone() };
     (disk, durable, all)
 }
@@ -97,7 +97,7 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
         for seed in 0..12 {
             let (disk, _, all) = after_failed_sync(failure, seed);
             let index = open(disk.clone(), false);
-            assert_eq!(contents(&index), all, "the page cache has all of it");
+            assert_eq!(contents(&index), all, "the page cache has everything");
             for round in 0..3 {
                 let what = format!("{failure:?} failed with {seed}, round {round}");
                 put(&index, 20 + round * 2..22 + round * 2);
@@ -110,7 +110,7 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
     }
 }
 
-/// Opens an index that was not closed cleanly, and judges every power loss within.
+/// Opens an index that was not closed cleanly, and checks it after a power loss at every change.
 fn check_power_losses(disk: &SimDisk, depth: u32, judge: &dyn Fn(&RunIndex)) {
     let watched = Watched::over(disk.clone());
     drop(open(watched.clone(), false));
@@ -120,7 +120,7 @@ fn check_power_losses(disk: &SimDisk, depth: u32, judge: &dyn Fn(&RunIndex)) {
         let twin = crash.crash(0);
         judge(&open(twin.clone(), true));
         assert!(!twin.list(Path::new(DIR)).unwrap().iter().any(|name| name == "checkpoint-new"));
-        // Power goes again while it is rewritten.
+        // A second power loss during the rewrite.
         if depth > 0 && moment % 7 == 3 {
             check_power_losses(crash, depth - 1, judge);
         }
@@ -236,7 +236,7 @@ fn killed_checkpoint_is_synced_before_reuse() {
         schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("checkpoint-"));
         index.checkpoint().unwrap_err();
         drop(index);
-        // The next one overwrites the other checkpoint, and power goes before its end.
+        // The next checkpoint overwrites the other one, and power is lost before its end.
         let index = open(faulty(), true);
         let durable = contents(&index);
         schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("checkpoint-"));
@@ -284,7 +284,7 @@ fn killed_rotation_has_its_name_synced() {
 }
 
 #[test]
-fn backend_hands_unclean_on() {
+fn backend_passes_unclean_on() {
     let (disk, _, all) = after_failed_sync(Failure::Journal, 0);
     let options = OpenOptions { clean: false, ..OpenOptions::default() };
     let index = Backend::Run.open(Arc::new(disk.clone()), Path::new(DIR), &options).unwrap();

@@ -236,7 +236,7 @@ impl Switch {
     /// ended in a new mount. What was reserved before cannot be committed any more.
     pub(crate) fn let_go_of_segments(&self) {
         if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
-            segments.let_go_of_all();
+            segments.close_all();
         }
     }
 

@@ -9,7 +9,7 @@ use crate::resolved::Resolved;
 use crate::silence;
 use crate::ticket::Workers;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
-use ritornello_volume::memory::{BorrowedPages, PageSource, PageTarget, Shifted};
+use ritornello_volume::memory::{BorrowedPages, OffsetPages, PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;
@@ -225,7 +225,7 @@ impl Store {
         control: &Control,
     ) -> Result<usize> {
         let none = BorrowedPages::new(&[]);
-        let source = &Shifted::new(&none, keys.len());
+        let source = &OffsetPages::new(&none, keys.len());
         let bytes = PutBytes { source, lacking: keys.len() };
         Ok(self.put_pages(scope, keys, bytes, terms, control)?.pages)
     }
@@ -452,7 +452,7 @@ pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
         return Ok(());
     };
-    if sections.page_bytes() == page && sections.here() == 0 {
+    if sections.page_bytes() == page && sections.arrived() == 0 {
         return Ok(());
     }
     Err(Error::invalid("sections are for one get, and the last of them ends where a page does")

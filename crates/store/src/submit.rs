@@ -5,7 +5,7 @@ use crate::put::PutBytes;
 use crate::store::{Store, Terms, check_sections};
 use crate::ticket::{Closing, Lane, Ticket};
 use ritornello_format::{ErrorKind, Result, Scope};
-use ritornello_volume::memory::{PageSource, PageTarget, Shifted};
+use ritornello_volume::memory::{OffsetPages, PageSource, PageTarget};
 use ritornello_volume::staging::StagedPages;
 use ritornello_volume::transfer::Control;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -78,13 +78,13 @@ impl Store {
             return Ok(ticket);
         }
         self.submit(Lane::Put, keys, asked, control, move |store, keys, control| {
-            let source = Shifted::new(&staged, first);
+            let source = OffsetPages::new(&staged, first);
             let bytes = PutBytes { source: &source, lacking: first };
             let outcome = store.put_pages(&scope, &keys[..held], bytes, &terms, control);
             let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
             let stored = outcome.as_ref().map_or(0, stored).max(first);
             if stored < held {
-                staged.give_back_before(stored - first);
+                staged.release_before(stored - first);
                 left(stored, staged);
             }
             let mut outcome = outcome?;

@@ -93,7 +93,7 @@ fn sections_make_the_page_that_a_get_of_all_of_it_brings() {
             let sections = groups();
             let (ok, pages) = get(&open.store, &scope, &keys, Some(&sections));
             assert!(ok.iter().all(|ok| *ok) && pages == whole, "{}", codec.word());
-            assert_eq!(sections.here(), 3);
+            assert_eq!(sections.arrived(), 3);
         }
         open.close();
     }
@@ -115,7 +115,7 @@ fn whatever_bit_is_flipped_what_is_told_is_right() {
                 flip(&path, range.start + (range.end - range.start) * part as usize / 8);
                 let sections = groups();
                 let (ok, pages) = get(&open.store, &scope, &keys, Some(&sections));
-                let here = sections.here();
+                let here = sections.arrived();
                 told[here] += 1;
                 for (page, (ok, whole)) in pages.iter().zip(ok.iter().zip(&whole)) {
                     let right = if *ok { whole.len() } else { here * 16 * LAYER as usize };
@@ -166,7 +166,7 @@ fn nothing_is_told_while_a_page_is_missing() {
     let sections = groups();
     let (ok, _) = get(&open.store, &scope, &keys, Some(&sections));
     assert_eq!(ok, [true, true, true, true, false, false]);
-    assert_eq!(sections.here(), 0);
+    assert_eq!(sections.arrived(), 0);
     open.close();
 }
 

@@ -1,6 +1,7 @@
 //! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB [IN_FLIGHT_MIB [SKEW]]]]]`
 //!
-//! The rate of runs written and read, over the limit of the same disk in the same run.
+//! Prints the rates of writing and reading runs, relative to the limit of the same disk in the same
+//! process.
 #![allow(clippy::unwrap_used)]
 
 use ritornello_format::{Extent, Place, RunHeader, ScopeId, SegmentId, units_of};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 const SEGMENT: u64 = 256 << 20;
 const RUN_PAGES: usize = 32;
 
-/// Huge-page memory of a caller.
+/// Huge-page memory in the role of a caller's.
 struct Caller(Vec<Piece>, usize);
 
 // SAFETY: the pieces live as long as this value, and `main` reads into each page once at a time.
@@ -62,7 +63,7 @@ fn main() {
     let segments = Segments::open(Arc::new(Host), config).unwrap();
     println!("{:?}", segments.report());
 
-    // Runs, laid out one after the other.
+    // Runs, laid out one behind the other.
     let page_units = units_of(page) as u32;
     let mut runs = Vec::new();
     let (mut segment, mut at) = (0u32, 0u32);
@@ -88,7 +89,7 @@ fn main() {
     let ids: Vec<SegmentId> = (0..=segment).map(|number| SegmentId::new(0, number)).collect();
     let bytes = runs.len() as u64 * run_pages as u64 * page;
 
-    // A gigabyte of the caller's memory at most.
+    // Use at most 1 GiB of caller memory.
     let arena = Staging::new((1 << 30) + (2 << 20)).unwrap();
     let pieces =
         ((1 << 30) / (page as usize + skew).next_multiple_of(4096)) / run_pages * run_pages;

@@ -1,5 +1,5 @@
-//! The seam between what is to be moved and how: a [`Work`] says which operations come next, an
-//! [`Engine`] keeps some of them in flight, on the calling thread.
+//! I/O engines. A [`Work`] supplies operations; an [`IoEngine`] keeps some of them in flight and
+//! runs on the calling thread.
 
 mod inline;
 mod op;
@@ -13,57 +13,59 @@ pub(crate) use uring::Uring;
 
 use std::io;
 
-/// What is to be moved, pulled by an engine.
+/// A source of operations, and of computation to do while they are in flight.
 pub(crate) trait Work {
-    /// The next operation, or `None` if there is none now: because all are issued, or because one
-    /// in flight must end first, or because [`Work::spare`] has something to do before.
+    /// The next operation. `None` if there is none now: all are submitted, or one in flight must
+    /// complete first, or [`Work::compute`] must run first.
     ///
     /// May block only while nothing of this work is in flight.
     fn next(&mut self) -> Option<Op>;
-    /// The operation `tag` has ended; its memory is free again.
+    /// Reports that the operation `tag` has completed; the kernel no longer uses its memory.
     fn done(&mut self, tag: u64, result: io::Result<()>);
-    /// A short step of computation while operations are in flight; `false` if there is none to do.
-    fn spare(&mut self) -> bool;
+    /// Does one short step of computation; `false` if there is none to do.
+    fn compute(&mut self) -> bool;
 }
 
-/// A way to do I/O. Any number of threads may run work at once.
-pub(crate) trait Engine: Send + Sync {
-    /// Runs `work` to its end. Whatever happens, nothing is in flight when this returns or unwinds.
+/// A way to do I/O. Any number of threads may call `run` at the same time.
+pub(crate) trait IoEngine: Send + Sync {
+    /// Runs `work` to its end. Nothing is in flight when this returns or unwinds, because the
+    /// memory of the operations is the caller's.
     fn run(&self, work: &mut dyn Work);
-    /// The engine in one word.
+    /// The engine's name as one lower-case word.
     fn name(&self) -> &'static str;
 }
 
-/// Operations of one [`Engine::run`] that are in flight. Dropping it waits for them.
-trait Port {
-    /// Whether another operation may be submitted.
+/// The operations of one [`IoEngine::run`] that are in flight. Dropping the queue waits for them.
+trait OpQueue {
+    /// Whether another operation can be submitted.
     fn has_room(&self) -> bool;
-    /// Submits one.
+    /// Submits an operation.
     fn submit(&mut self, op: Op);
-    /// Number in flight.
+    /// Number of operations in flight.
     fn in_flight(&self) -> usize;
-    /// Collects operations that have ended; with `wait`, at least one.
+    /// Appends completed operations to `ended`; with `wait`, blocks until there is at least one.
     fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>);
 }
 
-/// The loop all engines share. Order matters: first keep the device busy, then compute, then wait.
-fn drive(port: &mut dyn Port, work: &mut dyn Work) {
+/// The loop of all engines. First submit, so that the device is never idle; then compute; block
+/// only when there is nothing to compute.
+fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) {
     let mut ended = Vec::new();
     loop {
-        while port.has_room()
+        while queue.has_room()
             && let Some(op) = work.next()
         {
-            port.submit(op);
+            queue.submit(op);
         }
-        port.reap(false, &mut ended);
+        queue.reap(false, &mut ended);
         if ended.is_empty() {
-            if work.spare() {
+            if work.compute() {
                 continue;
             }
-            if port.in_flight() == 0 {
+            if queue.in_flight() == 0 {
                 return;
             }
-            port.reap(true, &mut ended);
+            queue.reap(true, &mut ended);
         }
         for (tag, result) in ended.drain(..) {
             work.done(tag, result);

@@ -1,17 +1,18 @@
 //! # ritornello-volume
 //!
-//! Where tensors lie: segment files, and the way of pages between them and memory. `Segments` opens
-//! the files and moves runs of pages through the fastest engine that works (`io_uring`, a pool of
-//! threads, the page cache, or copies where the files are memory), with a checksum over every byte; `Staging` is the huge-page memory
-//! they pass through where the caller's own cannot be used; `limit` measures what the disk could do.
+//! Moves pages between memory and segment files. `Segments` opens the files and moves runs of pages
+//! through the fastest engine that works (`io_uring`, a thread pool, the page cache, or copies
+//! where the files are in memory), with a checksum over every byte. `Staging` is the huge-page
+//! memory that pages pass through where the caller's own memory cannot be used. `space` allocates
+//! extents. `limit` measures what disk and memory can do.
 //!
 //! **Promises.** A page that is reported as verified holds, byte for byte, what was written under
-//! its key in its generation; anything else is a miss with a reason, never a panic. When a call
-//! returns, none of its I/O is in flight. Memory in use is bounded: by what a call keeps in flight,
-//! and by the arena.
+//! its key in its generation. Any other outcome is a miss with a reason, never a panic. When a call
+//! returns, none of its I/O is in flight. Memory is bounded by what a call keeps in flight, and by
+//! the arena.
 //!
-//! **May not know** which pages exist, who wants them, or what is free to be overwritten by policy:
-//! places come from above.
+//! **May not know** which pages exist, which client wants them, or which may be overwritten: the
+//! caller supplies places.
 
 mod engine;
 pub mod limit;

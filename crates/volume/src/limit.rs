@@ -1,11 +1,10 @@
-//! What the disk and the memory of this machine could do: the figures that a store's own are
-//! divided by.
+//! Measures what disk and memory of this machine can do: the reference for a store's own figures.
 //!
-//! The same engines and the same huge-page memory as the store's, but nothing else: no checksums,
-//! no headers, no index, one file, whole operations one after the other. Each figure is of one
-//! pass, so that a benchmark can interleave them with its own.
+//! Measurements use the engines and the huge-page memory of the store, and nothing else: no
+//! checksums, no headers, no index, one file, operations of equal length. A figure covers one pass,
+//! so that a benchmark can alternate between these passes and its own.
 
-use crate::engine::{Engine, Op, Pool, Span, Uring, Work};
+use crate::engine::{IoEngine, Op, Pool, Span, Uring, Work};
 use crate::staging::{Backing, Piece, Staging};
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
@@ -15,9 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Memory of all operations in flight.
+/// Memory of all operations in flight, in bytes.
 const BUFFER_BYTES: usize = 32 << 20;
-/// Bytes of one pass of the sweep.
+/// The most bytes of one pass of the sweep.
 const SWEEP_BYTES: u64 = 256 << 20;
 /// Shapes that the sweep tries.
 const SHAPES: [IoShape; 6] = [
@@ -29,10 +28,10 @@ const SHAPES: [IoShape; 6] = [
     IoShape::new(8 << 20, 2),
 ];
 
-/// How the device is driven.
+/// Length and number of operations that drive the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoShape {
-    /// Bytes an operation: whole units.
+    /// Bytes per operation: a multiple of 4 KiB.
     pub op_bytes: usize,
     /// Operations in flight.
     pub depth: usize,
@@ -44,19 +43,19 @@ impl IoShape {
     }
 }
 
-/// What one pass took.
+/// The cost of one pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Bytes moved.
     pub bytes: u64,
-    /// Seconds on the clock.
+    /// Wall-clock seconds.
     pub seconds: f64,
-    /// Seconds of processor time of this process, kernel included.
+    /// Processor seconds of this process, kernel time included.
     pub cpu_seconds: f64,
 }
 
 impl Rate {
-    /// Times `pass`, which moves `bytes`.
+    /// Measures `pass`, which moves `bytes`.
     ///
     /// # Errors
     /// Those of `pass`.
@@ -72,22 +71,22 @@ impl Rate {
     pub fn gib(&self) -> f64 {
         self.bytes as f64 / f64::from(1u32 << 30)
     }
-    /// GiB a second.
+    /// GiB per second.
     #[must_use]
     pub fn gib_s(&self) -> f64 {
         self.gib() / self.seconds.max(f64::MIN_POSITIVE)
     }
-    /// Processor seconds a GiB.
+    /// Processor seconds per GiB.
     #[must_use]
     pub fn cpu_s_per_gib(&self) -> f64 {
         self.cpu_seconds / self.gib().max(f64::MIN_POSITIVE)
     }
 }
 
-/// Processor time of this process so far, in seconds.
+/// Processor time of this process so far, in seconds, kernel time included.
 #[must_use]
 pub fn cpu_seconds() -> f64 {
-    // SAFETY: all zeroes are a valid `rusage`, and the call fills it.
+    // SAFETY: a zeroed `rusage` is valid, and the call fills it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
@@ -97,19 +96,20 @@ pub fn cpu_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-/// Threads among which a store in memory shares a call of `pages` pages and `bytes` in all.
+/// Number of threads that a store in memory uses for a call of `pages` pages and `bytes` in all.
 #[must_use]
-pub fn copying_threads(pages: usize, bytes: u64) -> usize {
-    crate::transfer::copying_threads(pages, bytes)
+pub fn copy_threads(pages: usize, bytes: u64) -> usize {
+    crate::transfer::copy_threads(pages, bytes)
 }
 
-/// A preallocated file in a directory, and memory to move it with. The file goes when this does.
+/// A preallocated file in a directory, and the memory to move it with. Dropping the value removes
+/// the file.
 pub struct Limit {
     medium: Arc<dyn Medium>,
     path: PathBuf,
     file: Arc<dyn MediumFile>,
     bytes: u64,
-    engine: Box<dyn Engine>,
+    engine: Box<dyn IoEngine>,
     buffer: Piece,
     backing: Backing,
     read_shape: IoShape,
@@ -120,7 +120,7 @@ impl Limit {
     /// Preallocates a file of `bytes` in `dir`, without writing to it.
     ///
     /// # Errors
-    /// `Invalid` if the directory does not do direct I/O: there is no limit to speak of then.
+    /// `Invalid` if the directory does not support direct I/O: the page cache would be measured.
     /// `Retry` if there is no room.
     pub fn prepare(medium: Arc<dyn Medium>, dir: &Path, bytes: u64) -> Result<Self> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
@@ -137,7 +137,7 @@ impl Limit {
         for (at, unit) in buffer.bytes_mut().chunks_mut(8).enumerate() {
             unit.copy_from_slice(&(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         }
-        let engine: Box<dyn Engine> = match Uring::new() {
+        let engine: Box<dyn IoEngine> = match Uring::new() {
             Ok(engine) => Box::new(engine),
             Err(_) => Box::new(Pool::new()),
         };
@@ -155,8 +155,8 @@ impl Limit {
         })
     }
 
-    /// Tries some shapes and keeps the best for reading and for writing. Writes the file if that
-    /// has not been done, since reading blocks that were never written costs nothing.
+    /// Tries all shapes and keeps the fastest for reading and for writing. Writes the file first,
+    /// because a read of blocks that were never written does not reach the device.
     ///
     /// # Errors
     /// `Retry` if the file system fails.
@@ -176,8 +176,8 @@ impl Limit {
         Ok((self.write_shape, self.read_shape))
     }
 
-    /// Writes the whole file into blocks that were never written, and syncs it. Preallocating them
-    /// is not counted.
+    /// Writes the whole file into newly preallocated blocks, and syncs it. The preallocation is not
+    /// measured.
     ///
     /// # Errors
     /// `Retry` if the file system fails.
@@ -204,8 +204,7 @@ impl Limit {
         Rate::of(self.bytes, || self.pass(false, self.bytes, self.read_shape))
     }
 
-    /// Copies as many bytes as the file has, on one thread, from one half of the buffer to the
-    /// other.
+    /// Copies as many bytes as the file has, on one thread, between the halves of the buffer.
     pub fn memcpy(&mut self) -> Rate {
         let half = BUFFER_BYTES / 2;
         let rounds = (self.bytes / half as u64).max(1);
@@ -218,13 +217,13 @@ impl Limit {
         Rate { bytes: rounds * half as u64, seconds, cpu_seconds: cpu_seconds() - cpu }
     }
 
-    /// What moves the bytes, in one word.
+    /// The engine's name as one word.
     #[must_use]
     pub fn engine(&self) -> &'static str {
         self.engine.name()
     }
 
-    /// What the buffers are made of.
+    /// The kind of memory of the buffer.
     #[must_use]
     pub fn backing(&self) -> Backing {
         self.backing
@@ -253,7 +252,7 @@ impl Limit {
 impl Drop for Limit {
     fn drop(&mut self) {
         if let Err(error) = self.medium.remove(&self.path) {
-            tracing::warn!(%error, path = %self.path.display(), "a file of a measurement is left");
+            tracing::warn!(%error, path = %self.path.display(), "the file of a measurement could not be removed");
         }
     }
 }
@@ -266,7 +265,7 @@ fn preallocate(medium: &dyn Medium, path: &Path, bytes: u64) -> Result<Arc<dyn M
             .because(error)
     })?;
     if let Err(error) = file.allocate(bytes) {
-        // Half a file is in nobody's interest.
+        // Remove the file that is only partly allocated.
         let _ = medium.remove(path);
         return Err(Error::retry("no room to measure in: free some space")
             .with("bytes", bytes)
@@ -282,7 +281,7 @@ struct Pass<'a> {
     op_bytes: usize,
     at: u64,
     bytes: u64,
-    /// Parts of the buffer that are not in use.
+    /// Slots of the buffer that no operation uses.
     vacant: Vec<u64>,
     result: io::Result<()>,
 }
@@ -298,7 +297,7 @@ impl Work for Pass<'_> {
         let spans = vec![Span::new(to, length)];
         let file = Arc::clone(&self.limit.file);
         // SAFETY: `slot` is below the depth, so the span is inside the buffer, which outlives the
-        // engine's run, and no other operation has the slot.
+        // engine's run, and no other operation uses the slot.
         let op = unsafe { Op::new(slot, file, self.write, self.at, spans) };
         self.at += length as u64;
         Some(op)
@@ -309,7 +308,7 @@ impl Work for Pass<'_> {
             self.result = result;
         }
     }
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         false
     }
 }
@@ -320,7 +319,7 @@ mod tests {
     use ritornello_medium::Host;
 
     #[test]
-    fn a_measurement_leaves_nothing_behind() {
+    fn measurement_leaves_no_files() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let mut limit = Limit::prepare(Arc::new(Host), dir.path(), 16 << 20).unwrap();
         limit.sweep().unwrap();

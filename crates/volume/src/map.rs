@@ -1,15 +1,15 @@
-//! A segment of a directory in memory, mapped: reads and writes of it are copies.
+//! Memory maps of segments in memory (tmpfs): reads and writes of them are copies.
 //!
-//! **Who else is there.** Any process that has the store open maps the same bytes, and may write
-//! them while they are copied here: one that outlived its lease reads what is somebody else's by
-//! now. So nothing here makes a reference to mapped bytes: they are copied through raw pointers, and
-//! believed only after the checksum of the copy.
+//! **Concurrent writers.** Every process that has the store open maps the same bytes and may write
+//! to them during a copy: a reader that outlived its lease may read space that belongs to another
+//! run by now. So no reference to mapped bytes is ever made. They are copied through raw pointers,
+//! and the copy is trusted only after its checksum.
 //!
-//! **No `SIGBUS`.** The kernel sends it for bytes behind the end of the file, and where a page that
-//! is not there cannot be had. So segments have all their pages from the start and are never cut,
-//! only unlinked ([`Segments::remove`](crate::Segments::remove)); the length is looked at before
-//! every transfer, for somebody else may have cut the file; and pages are faulted in by a call that
-//! fails ([`Map::ready`]), not by touching them.
+//! **No `SIGBUS`.** The kernel raises it for an access behind the end of the file, and where a
+//! missing page cannot be allocated. So all pages of a segment are allocated when it is created,
+//! and a segment is never truncated, only unlinked ([`Segments::remove`](crate::Segments::remove)).
+//! The length is checked before every transfer, because another program may truncate the file, and
+//! pages are faulted in by a call that returns errors ([`Map::fault_in`]), not by an access.
 
 use ritornello_medium::MediumFile;
 use rustix::fs::fstat;
@@ -22,21 +22,22 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that are faulted in at once: a huge page.
-const PIECE: usize = 2 << 20;
+/// Bytes that are faulted in together: a huge page.
+const FAULT_BYTES: usize = 2 << 20;
 
 /// A shared mapping of a whole segment file, not inherited by forked children.
 pub(crate) struct Map {
     file: Arc<dyn MediumFile>,
     base: NonNull<c_void>,
     length: usize,
-    /// Which pieces this process has page tables for.
-    ready: Box<[AtomicBool]>,
-    /// A forked child does not have the mapping, and may have another in its place.
+    /// For each 2 MiB piece, whether this process has page tables for it.
+    faulted: Box<[AtomicBool]>,
+    /// The process that made the map. A forked child does not have it, and may have another mapping
+    /// at the same address.
     process: u32,
 }
 
-// SAFETY: a mapping belongs to the process; its bytes are reached through raw pointers only.
+// SAFETY: a mapping belongs to the process; its bytes are accessed through raw pointers only.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -51,61 +52,61 @@ impl Map {
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let at = std::ptr::null_mut();
-        // SAFETY: a fresh mapping disturbs nothing.
+        // SAFETY: a new mapping overlaps no other.
         let base = unsafe { mmap(at, length, access, MapFlags::SHARED, descriptor, 0) }?;
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        let ready = (0..length.div_ceil(PIECE)).map(|_| AtomicBool::new(false)).collect();
+        let faulted = (0..length.div_ceil(FAULT_BYTES)).map(|_| AtomicBool::new(false)).collect();
         let file = Arc::clone(file);
-        let map = Self { file, base, length, ready, process: std::process::id() };
-        // SAFETY: the mapping is ours. A child must not keep memory that its parent has let go.
+        let map = Self { file, base, length, faulted, process: std::process::id() };
+        // SAFETY: the mapping was made above. A child must not keep memory that its parent unmaps.
         unsafe { madvise(base.as_ptr(), length, Advice::LinuxDontFork) }?;
-        // Where the file system does not give huge pages, small ones do.
-        // SAFETY: the mapping is ours.
+        // Without huge pages the mapping works with small ones, so an error does not matter.
+        // SAFETY: the mapping was made above.
         let _ = unsafe { madvise(base.as_ptr(), length, Advice::LinuxHugepage) };
         Ok(Some(map))
     }
 
-    /// Bytes from the start that the file has; zero if it has been removed.
+    /// Current length of the file, at most the map's; zero if the file has been removed.
     ///
     /// # Errors
     /// Those of `fstat(2)`.
-    pub(crate) fn bytes(&self) -> io::Result<u64> {
+    pub(crate) fn file_bytes(&self) -> io::Result<u64> {
         let Some(descriptor) = self.file.descriptor() else { return Ok(0) };
         let stat = fstat(descriptor)?;
         let bytes = u64::try_from(stat.st_size).unwrap_or(0).min(self.length as u64);
         Ok(if stat.st_nlink == 0 { 0 } else { bytes })
     }
 
-    /// Sees to it that `range` can be touched.
+    /// Faults `range` in, so that accesses to it raise no signal.
     ///
     /// # Errors
-    /// If a page is not there and cannot be had.
-    pub(crate) fn ready(&self, range: Range<u64>) -> io::Result<()> {
+    /// If a page is missing and cannot be allocated, or `range` exceeds the map.
+    pub(crate) fn fault_in(&self, range: Range<u64>) -> io::Result<()> {
         let end = usize::try_from(range.end).map_err(io::Error::other)?;
         if end > self.length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        for piece in range.start as usize / PIECE..end.div_ceil(PIECE) {
-            if self.ready[piece].load(Ordering::Relaxed) {
+        for piece in range.start as usize / FAULT_BYTES..end.div_ceil(FAULT_BYTES) {
+            if self.faulted[piece].load(Ordering::Relaxed) {
                 continue;
             }
-            let at = piece * PIECE;
-            let length = PIECE.min(self.length - at);
-            // SAFETY: inside the mapping, which is ours; it changes no byte.
+            let at = piece * FAULT_BYTES;
+            let length = FAULT_BYTES.min(self.length - at);
+            // SAFETY: inside the mapping of `self`; the call changes no byte.
             let populated = unsafe {
                 madvise(self.base.as_ptr().byte_add(at), length, Advice::LinuxPopulateRead)
             };
             match populated {
-                // Kernels before 5.14 do not know it, and fault when touched.
-                Ok(()) | Err(Errno::INVAL) => self.ready[piece].store(true, Ordering::Relaxed),
+                // Kernels before 5.14 do not know the advice; there, an access faults the page in.
+                Ok(()) | Err(Errno::INVAL) => self.faulted[piece].store(true, Ordering::Relaxed),
                 Err(error) => return Err(error.into()),
             }
         }
         Ok(())
     }
 
-    /// Where byte `at` is.
-    pub(crate) fn byte(&self, at: u64) -> *mut u8 {
+    /// The address of byte `at`.
+    pub(crate) fn ptr_at(&self, at: u64) -> *mut u8 {
         debug_assert!(at < self.length as u64);
         self.base.as_ptr().cast::<u8>().wrapping_add(at as usize)
     }
@@ -116,7 +117,7 @@ impl Drop for Map {
         if self.process != std::process::id() {
             return;
         }
-        // SAFETY: mapped in `new`, and nobody copies from or to it: whoever does holds the value.
+        // SAFETY: mapped in `new`, and not in use: every copy holds a reference to `self`.
         let unmapped = unsafe { munmap(self.base.as_ptr(), self.length) };
         if let Err(error) = unmapped {
             tracing::warn!(%error, "a segment could not be unmapped");
@@ -139,32 +140,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_through_one_map_is_read_through_another() {
+    fn two_maps_share_their_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         let (one, two) =
             (Map::new(&file, BYTES).unwrap().unwrap(), Map::new(&file, BYTES).unwrap().unwrap());
         for at in [0, (2 << 20) - 1, BYTES - 1] {
-            one.ready(at..at + 1).unwrap();
-            two.ready(at..at + 1).unwrap();
-            // SAFETY: inside the maps, and ready.
-            unsafe { one.byte(at).write(at as u8 | 1) };
+            one.fault_in(at..at + 1).unwrap();
+            two.fault_in(at..at + 1).unwrap();
+            // SAFETY: inside the maps, and faulted in.
+            unsafe { one.ptr_at(at).write(at as u8 | 1) };
             // SAFETY: as above.
-            assert_eq!(unsafe { two.byte(at).read() }, at as u8 | 1);
+            assert_eq!(unsafe { two.ptr_at(at).read() }, at as u8 | 1);
         }
-        assert!(one.ready(BYTES - 1..BYTES + 1).is_err());
+        assert!(one.fault_in(BYTES - 1..BYTES + 1).is_err());
     }
 
     #[test]
-    fn a_file_that_was_cut_or_removed_says_so() {
+    fn truncated_or_removed_file_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         let map = Map::new(&file, BYTES).unwrap().unwrap();
-        assert_eq!(map.bytes().unwrap(), BYTES);
+        assert_eq!(map.file_bytes().unwrap(), BYTES);
         file.set_len(4096).unwrap();
-        assert_eq!(map.bytes().unwrap(), 4096);
-        assert!(map.ready(2 << 20..3 << 20).is_err(), "an error, and no signal");
+        assert_eq!(map.file_bytes().unwrap(), 4096);
+        assert!(map.fault_in(2 << 20..3 << 20).is_err(), "an error, and no signal");
         Host.remove(&dir.path().join("seg-000000")).unwrap();
-        assert_eq!(map.bytes().unwrap(), 0);
+        assert_eq!(map.file_bytes().unwrap(), 0);
     }
 }

@@ -1,11 +1,11 @@
-//! A little aligned memory of our own: run headers, and the last unit of a page whose length is
-//! not whole units.
+//! Small blocks of aligned memory: for run headers, and for the last unit of a page whose length is
+//! not a multiple of 4 KiB.
 
 use ritornello_format::UNIT;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// Some 4 KiB-aligned bytes on the heap, zero at first.
+/// A 4 KiB-aligned block on the heap, initially zero.
 pub(crate) struct Block {
     ptr: NonNull<u8>,
     layout: Layout,
@@ -13,15 +13,16 @@ pub(crate) struct Block {
 
 // SAFETY: a block owns its memory.
 unsafe impl Send for Block {}
-// SAFETY: as above; it is changed through `&mut` or by the I/O its owner waits for.
+// SAFETY: as above; it changes through `&mut`, or by I/O that its owner waits for.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// `bytes`, rounded up to whole units, at least one.
+    /// A block of `bytes`, rounded up to a multiple of 4 KiB, at least 4 KiB.
     pub(crate) fn new(bytes: usize) -> Self {
         let unit = UNIT as usize;
         let size = bytes.clamp(1, isize::MAX as usize / 2).next_multiple_of(unit);
-        // SAFETY: a power of two, and the size, a multiple of it, does not overflow `isize`.
+        // SAFETY: `unit` is a power of two, and `size`, a multiple of it, does not overflow
+        // `isize`.
         let layout = unsafe { Layout::from_size_align_unchecked(size, unit) };
         // SAFETY: the size is not zero.
         let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
@@ -36,11 +37,11 @@ impl Block {
         self.layout.size()
     }
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: ours and initialised.
+        // SAFETY: the memory belongs to `self` and is initialised.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: ours and initialised, borrowed mutably.
+        // SAFETY: the memory belongs to `self`, which is borrowed mutably, and is initialised.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }

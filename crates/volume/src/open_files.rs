@@ -1,21 +1,24 @@
-//! The limit of open files of this process (`RLIMIT_NOFILE`), raised to what a store needs.
+//! The limit of open files of this process (`RLIMIT_NOFILE`), raised as far as a store needs.
 
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Files that a store opens beside its segments: the index, connections, descriptors of tickets.
+/// Files that a store opens besides its segments: the index, connections, the descriptors of
+/// tickets.
 pub const OTHER_FILES: u64 = 1024;
 
-/// Raises the soft limit so that `segments` files, and [`OTHER_FILES`], can be opened beside those that
-/// this process has open. Never lowers it.
+/// Raises the soft limit so that `segments` files and [`OTHER_FILES`] can be opened besides those
+/// that are open now. Never lowers it.
 ///
 /// # Errors
-/// `Invalid`, with the number, if the hard limit is lower; the soft limit is the hard one then.
+/// `Invalid`, with the number needed, if the hard limit is lower; the soft limit is then raised to
+/// the hard one.
 pub(crate) fn reserve(segments: u64) -> Result<()> {
-    /// Two threads that raise the limit at once could lower it again.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock();
+    /// Serialises read and write of the limit: a concurrent raise could otherwise be overwritten by
+    /// a lower value.
+    static RAISE: Mutex<()> = Mutex::new(());
+    let _raise = RAISE.lock();
     let limit = getrlimit(Resource::Nofile);
     let needed = open_now().saturating_add(segments).saturating_add(OTHER_FILES);
     let Some(soft) = limit.current.filter(|soft| *soft < needed) else { return Ok(()) };
@@ -38,7 +41,7 @@ fn shortage(needed: u64, limit: u64) -> String {
     )
 }
 
-/// Files that this process has open; zero where `/proc` is not mounted.
+/// Number of files that this process has open; zero where `/proc` is not mounted.
 fn open_now() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64)
 }

@@ -1,15 +1,17 @@
-//! State that threads sleep on for long.
+//! A lock and condition variable for threads that sleep for long, safe across a fork.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A lock, and the condition that what it guards has changed: the standard library's, whose whole
-/// state is in the object. `parking_lot` keeps those who sleep in one table for the process; a forked
-/// child inherits the table without the sleepers, and its own threads stumble over them. So where
-/// a thread rests while nothing happens, which is when somebody forks, it rests here.
+/// A value behind a mutex, and a condition variable that says that it has changed.
 ///
-/// A thread that panicked with the lock held is no reason to stop: what is guarded is changed in
-/// steps that are whole.
+/// Both are the standard library's, whose whole state is in the object. `parking_lot` keeps
+/// sleeping threads in one table per process: a forked child inherits the table without the threads,
+/// and its own threads then meet entries of threads that do not exist. Threads that sleep while the
+/// process is idle, which is when a caller forks, therefore sleep here.
+///
+/// A poisoned mutex is locked all the same: every change to a guarded value is complete before code
+/// that can panic runs.
 #[derive(Debug, Default)]
 pub struct Parked<T> {
     state: Mutex<T>,
@@ -17,32 +19,32 @@ pub struct Parked<T> {
 }
 
 impl<T> Parked<T> {
-    /// With its first state.
+    /// A value in its first state.
     pub const fn new(state: T) -> Self {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Locks the state.
+    /// Locks the value.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until woken, for no reason too.
+    /// Waits for a wake-up. May wake spuriously.
     pub fn wait<'a>(&self, state: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Likewise, but not longer than that.
+    /// Waits for a wake-up, at most `long`. May wake spuriously.
     pub fn wait_for<'a>(&self, state: MutexGuard<'a, T>, long: Duration) -> MutexGuard<'a, T> {
         self.changed.wait_timeout(state, long).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Wakes one that sleeps.
+    /// Wakes one waiting thread.
     pub fn wake_one(&self) {
         self.changed.notify_one();
     }
 
-    /// Wakes all.
+    /// Wakes all waiting threads.
     pub fn wake_all(&self) {
         self.changed.notify_all();
     }

@@ -1,4 +1,5 @@
-//! The segment files of a store: opened, created, synced, and the engine that moves their bytes.
+//! The segment files of a store: opens, creates, syncs and removes them, and holds the engine that
+//! moves their bytes.
 
 mod choose;
 mod huge;
@@ -13,7 +14,7 @@ pub use volumes::{Candidate, Discover, Guard};
 
 use volumes::Volume;
 
-use crate::engine::Engine;
+use crate::engine::IoEngine;
 use crate::map::Map;
 use crate::open_files;
 use crate::staging::{Staging, StagingStats};
@@ -30,41 +31,43 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// The most files that are synced at once.
-const SYNCS: usize = 8;
-/// The longest operation. Longer ones are no faster, and leave less to overlap.
+/// The most files that are synced at the same time.
+const SYNCS_MAX: usize = 8;
+/// The longest operation in bytes. Longer ones are no faster, and overlap less.
 const OP_BYTES_MAX: usize = 4 << 20;
-/// The longest operation where little is kept in flight: shorter ones cost a lot of CPU each.
+/// The longest operation in bytes where little is kept in flight: shorter ones cost too much CPU
+/// each.
 const OP_BYTES_MIN: usize = 256 << 10;
-/// What file names of segments start with; six decimal digits follow.
-const PREFIX: &str = "seg-";
+/// Prefix of the file name of a segment; at least six decimal digits follow.
+const FILE_PREFIX: &str = "seg-";
 
-/// What [`Segments::open`] needs to know.
+/// Configuration of [`Segments::open`].
 #[derive(Clone, Debug)]
 pub struct SegmentsConfig {
-    /// The volumes: a volume's number is its position. An empty path is a volume that is no more,
-    /// or that is away.
+    /// The volumes' directories; a volume's number is its position. An empty path is a volume that
+    /// is retired or away.
     pub dirs: Vec<PathBuf>,
-    /// Length of every segment file: whole units.
+    /// Length of every segment file in bytes: a multiple of 4 KiB.
     pub segment_bytes: u64,
     /// How to move bytes.
     pub io: IoChoice,
-    /// Bytes that one call keeps in flight; zero takes [`SegmentsConfig::IN_FLIGHT_BYTES`].
+    /// Bytes that one call keeps in flight; zero means [`SegmentsConfig::IN_FLIGHT_BYTES`].
     pub in_flight_bytes: usize,
 }
 
 impl SegmentsConfig {
-    /// The default of [`SegmentsConfig::in_flight_bytes`]. Half of it saturates a quiet machine; the
-    /// rest hides the moments in which a busy one does not run us.
+    /// The default of [`SegmentsConfig::in_flight_bytes`]. Half of it saturates a quiet machine;
+    /// the rest covers the time in which a busy machine does not schedule the calling thread.
     pub const IN_FLIGHT_BYTES: usize = 32 << 20;
 }
 
-/// Open handles of segment files `<dir>/seg-<number>`; knows nothing of what is allocated in them.
+/// Open handles of segment files `<dir>/seg-<number>`. It does not know which of their space is
+/// allocated.
 ///
-/// Files are opened when first used: the owner of a store may create them after a client opened
-/// it. Volumes may come, too: see [`Segments::discover_with`]. A file that was removed never comes
-/// back under its number, so what is open is always the file that is meant. All methods may be
-/// called from any number of threads.
+/// A file is opened when it is first used, because the owner of a store may create segments after a
+/// client opened it. Volumes may be added, too: see [`Segments::discover_with`]. The number of a
+/// removed segment is never reused, so an open handle is always the file that its number means. All
+/// methods may be called from any thread.
 pub struct Segments {
     medium: Arc<dyn Medium>,
     io: IoChoice,
@@ -73,28 +76,28 @@ pub struct Segments {
     guard: OnceLock<Guard>,
     segment_bytes: u64,
     in_flight_bytes: usize,
-    engine: Box<dyn Engine>,
+    engine: Box<dyn IoEngine>,
     staging: Arc<Staging>,
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
-    /// Files that the limit of open files was raised for.
+    /// Number of files that the limit of open files was raised for.
     reserved: AtomicUsize,
-    /// Where segments are mapped.
+    /// The maps of segments, where directories are in memory.
     maps: Option<Maps>,
     report: RwLock<IoReport>,
-    /// When [`Segments::discover_with`] was last asked for a volume that is away.
-    looked_for_absent: Mutex<Option<Instant>>,
+    /// When [`Segments::discover_with`] was last called for a volume that is away.
+    last_discovery: Mutex<Option<Instant>>,
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
     refused: Vec<(u8, String)>,
-    /// The process that opened them: rings and threads do not come along into a forked child.
+    /// The process that opened the segments: rings and threads do not survive a fork.
     process: u32,
 }
 
 impl Segments {
-    /// Examines the directories, which must exist, and chooses how to move bytes.
+    /// Tests the directories, which must exist, and chooses how to move bytes.
     ///
     /// # Errors
-    /// `Invalid` if no directory can be written to, if there are no volumes or more than 256, or if
-    /// the chosen way does not work here.
+    /// `Invalid` if no directory is writable, if there are no volumes or more than 256, or if the
+    /// requested I/O mode does not work here.
     pub fn open(medium: Arc<dyn Medium>, config: SegmentsConfig) -> Result<Self> {
         let SegmentsConfig { dirs, segment_bytes, io, in_flight_bytes } = config;
         let live: Vec<PathBuf> =
@@ -111,7 +114,7 @@ impl Segments {
             0 => SegmentsConfig::IN_FLIGHT_BYTES,
             bytes => bytes.max(UNIT as usize),
         };
-        // Enough for a few calls that need staging at once, and for any single page.
+        // Room for a few calls that need staging at the same time, and for any single page.
         let staging = Staging::new((4 * in_flight_bytes).max(PAGE_BYTES_MAX as usize))?;
         let choice = choose::choose(medium.as_ref(), &live, io, staging.stats().backing)?;
         let mut found = choice.volumes.into_iter();
@@ -143,18 +146,18 @@ impl Segments {
             reserved: AtomicUsize::new(0),
             maps: (choice.report.mode == IoMode::Mapped).then(Maps::new),
             report: RwLock::new(choice.report),
-            looked_for_absent: Mutex::new(None),
+            last_discovery: Mutex::new(None),
             refused,
             process: std::process::id(),
         })
     }
 
-    /// Creates a segment and allocates its blocks. Its name is durable.
+    /// Creates a segment and allocates its blocks. Its name is durable when this returns.
     ///
     /// # Errors
-    /// `Retry` if the file system is full or refuses, or the directory does not hold the volume; the
-    /// file is removed again then, where it can be. `Fatal` if there already is a file of that name: an
-    /// allocator that does not know it must not write to it, and takes another number.
+    /// `Retry` if the file system is full or refuses, or if the directory does not hold the volume;
+    /// the file is then removed if possible. `Fatal` if a file of that name exists: an allocator
+    /// that does not know the segment must not write to it, and takes another number.
     pub fn create(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;
@@ -169,34 +172,36 @@ impl Segments {
         }
         let access = Access { write: true, create: true, direct: self.is_direct(id) };
         let filled = self.medium.open(&path, access).and_then(|file| {
-            if self.maps.is_some() && huge::are_given(&path) {
-                // Those that are allocated without a map are small.
+            if self.maps.is_some() && huge::are_available(&path) {
+                // `fallocate` alone allocates small pages: fault the pages in through a map first.
                 file.set_len(self.segment_bytes)?;
                 if let Some(map) = Map::new(&file, self.segment_bytes)? {
-                    // Where there is no room for it there is none below.
-                    let _ = map.ready(0..self.segment_bytes);
+                    // A failure means that memory is short, which `allocate` below reports.
+                    let _ = map.fault_in(0..self.segment_bytes);
                 }
             }
             file.allocate(self.segment_bytes)?;
             Ok(file)
         });
-        // Not at the next flush: the path may lead to another file system by then.
+        // Sync the name now, not at the next flush: the path may lead to another file system by
+        // then.
         let made = filled.and_then(|file| self.sync_names(id.volume()).map(|()| file));
         match made {
             Ok(file) => {
-                // A reader may have opened what had this name before.
-                self.let_go(id);
-                self.keep(id, file);
+                // Another thread may have opened an earlier file of this name.
+                self.close(id);
+                self.cache_file(id, file);
                 Ok(())
             }
             Err(error) => {
-                self.let_go(id);
-                // Half a segment would count against the budget. Another volume's file is not touched.
+                self.close(id);
+                // A partly allocated segment would count against the capacity. Do not touch another
+                // volume's file.
                 if self.check_volume(id.volume()).is_ok() {
                     let _ = self.medium.remove(&path);
                 }
                 Err(Error::retry(
-                    "a segment cannot be made: free space on this file system, or mend the cause",
+                    "a segment cannot be created: free space on this file system, or fix the cause",
                 )
                 .with("path", path.display())
                 .with("bytes", self.segment_bytes)
@@ -205,24 +210,25 @@ impl Segments {
         }
     }
 
-    /// Gives a segment that was cut short its length back. What was lost reads as zeroes, so as
-    /// misses; space at its end can be written again. Returns whether it was short.
+    /// Restores the length of a segment that was truncated. The lost bytes read as zeroes, so pages
+    /// in them miss, and the space can be written again. Returns whether the segment was short.
     ///
     /// # Errors
     /// `Retry` if the file system refuses.
-    pub fn mend(&self, id: SegmentId) -> Result<bool> {
-        let mended = self.file(id).and_then(|file| {
+    pub fn restore_length(&self, id: SegmentId) -> Result<bool> {
+        let restored = self.file(id).and_then(|file| {
             if file.length()? >= self.segment_bytes {
                 return Ok(false);
             }
             file.allocate(self.segment_bytes)?;
             Ok(true)
         });
-        // A handle of a device that failed fails for ever: the next try opens another.
-        Ok(mended.inspect_err(|_| self.let_go(id))?)
+        // A handle of a device that failed keeps failing: close it, so that the next attempt opens
+        // another.
+        Ok(restored.inspect_err(|_| self.close(id))?)
     }
 
-    /// The segments of all volumes that are here, in order: see [`Segments::list_durably`].
+    /// The segments of all present volumes, in order: see [`Segments::list_durably`].
     ///
     /// # Errors
     /// `Retry` if a directory cannot be listed or synced.
@@ -231,7 +237,7 @@ impl Segments {
         Ok(volumes.collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// The segments of all volumes whose directories can be listed now.
+    /// The segments of all volumes whose directories can be listed now; other volumes are left out.
     #[must_use]
     pub fn listable(&self) -> Vec<SegmentId> {
         self.dirs()
@@ -243,7 +249,7 @@ impl Segments {
     /// The segments of one volume, in order.
     ///
     /// # Errors
-    /// `Retry` if its directory cannot be listed; `Invalid` if the volume is not here.
+    /// `Retry` if its directory cannot be listed; `Invalid` if the volume is away or unknown.
     pub fn list(&self, volume: u8) -> Result<Vec<SegmentId>> {
         let dir = self.dir(volume)?;
         let names = self.medium.list(&dir).map_err(|error| {
@@ -255,7 +261,7 @@ impl Segments {
         let mut found: Vec<SegmentId> =
             numbers.map(|number| SegmentId::new(volume, number)).collect();
         found.sort_unstable();
-        // The list itself tells: an empty mount point has no marker.
+        // The list proves whether the volume is mounted: an empty mount point has no marker.
         if found.is_empty() && !names.iter().any(|name| name == VolumeMarker::FILE) {
             return Err(Error::retry("a volume's directory is empty: is its file system mounted?")
                 .with("dir", dir.display()));
@@ -263,31 +269,31 @@ impl Segments {
         Ok(found)
     }
 
-    /// Lists the segments of one volume for an owner, which may write to them, and makes their names
-    /// durable: a former owner may have died before it did.
+    /// Lists the segments of one volume for an owner, which may write to them, and makes their
+    /// names durable: a previous owner may have died before it did.
     ///
     /// # Errors
-    /// As of [`Segments::list`]; `Retry` if the directory cannot be synced.
+    /// Those of [`Segments::list`]; `Retry` if the directory cannot be synced.
     pub fn list_durably(&self, volume: u8) -> Result<Vec<SegmentId>> {
         let listed = self.list(volume)?;
         self.sync_names(volume)?;
         Ok(listed)
     }
 
-    /// Syncs the directory of a volume.
+    /// Syncs the directory of a volume, and checks that it was the volume's.
     fn sync_names(&self, volume: u8) -> io::Result<()> {
         self.medium.sync_dir(&self.dir(volume).map_err(io::Error::other)?)?;
-        // After the sync, which may have been that of another file system.
+        // Check after the sync: another file system may have been mounted there before it.
         self.check_volume(volume)
     }
 
-    /// Removes a segment, durably; one that is not there is gone already. Its blocks are free at
-    /// once, also if another process has it open; those of one in memory, when the last process that
-    /// maps it has noticed. A segment in memory is never cut, however this process drives it: a
-    /// cut raises SIGBUS in every process that reads it through a map.
+    /// Removes a segment, durably. Succeeds if it does not exist. On a disk its blocks are free at
+    /// once, even if another process has it open; in memory they are free when the last process
+    /// that maps it has noticed. A segment in memory is never truncated, whatever the I/O mode of
+    /// this process: that would raise SIGBUS in every process that reads it through a map.
     ///
     /// # Errors
-    /// `Retry` if the file system refuses, or the directory does not hold the volume now.
+    /// `Retry` if the file system refuses, or if the directory does not hold the volume now.
     pub fn remove(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;
@@ -298,7 +304,7 @@ impl Segments {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(refused(error)),
         }
-        self.let_go(id);
+        self.close(id);
         match self.medium.remove(&path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -308,7 +314,7 @@ impl Segments {
         self.medium.sync_dir(&dir).map_err(refused)
     }
 
-    /// Whether a file is what an examination leaves behind that is cut off.
+    /// Whether a file of this name is the remainder of an interrupted self-test.
     #[must_use]
     pub fn is_left_over(name: &OsStr) -> bool {
         name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))
@@ -317,24 +323,25 @@ impl Segments {
     /// The name of a segment's file in the directory of its volume.
     #[must_use]
     pub fn file_name(id: SegmentId) -> String {
-        format!("{PREFIX}{:06}", id.number())
+        format!("{FILE_PREFIX}{:06}", id.number())
     }
 
-    /// Whether a file's name is that of a segment.
+    /// Whether `name` is the file name of a segment.
     #[must_use]
     pub fn is_segment(name: &OsStr) -> bool {
         name.to_str().and_then(number_of).is_some()
     }
 
-    /// Waits until every write to segment `id` that a process which has died had begun is over.
-    /// The caller has made sure that no other process writes to the space in question. Blocks for
-    /// as long as the disk takes.
+    /// Waits until all writes to segment `id` that a dead process submitted have completed. The
+    /// caller has ensured that no other process writes to the space in question. Blocks for as long
+    /// as the disk takes.
     ///
     /// # Errors
-    /// `Retry` if the file system refuses: the writes may still be on their way.
+    /// `Retry` if the file system refuses: the writes may still be in flight.
     pub fn drain(&self, id: SegmentId) -> Result<()> {
         let simulated = self.report.read().mode == IoMode::Simulated;
-        // Elsewhere no process writes by `io_uring`, and other writes end with their process.
+        // On other file systems no process writes by `io_uring`, and other writes end with their
+        // process.
         if !self.volume(id).drains && !simulated {
             return Ok(());
         }
@@ -342,11 +349,11 @@ impl Segments {
         drained.map_err(|error| Error::from(error).with("segment", Segments::file_name(id)))
     }
 
-    /// Makes everything durable that was written to these segments, by any process.
+    /// Makes durable all writes to these segments by any process.
     ///
     /// # Errors
-    /// `Fatal`: after a failed sync it is unknown what is on the disk. `Retry` if a file could not be
-    /// opened (too many are); then nothing was begun.
+    /// `Fatal` if a sync fails: what is on the disk is then unknown. `Retry` if a file cannot be
+    /// opened, for example because too many are open; then nothing was synced.
     pub fn sync(&self, ids: &[SegmentId]) -> Result<()> {
         for &id in ids {
             self.file(id)?;
@@ -361,25 +368,25 @@ impl Segments {
             }
         };
         std::thread::scope(|scope| {
-            // Simulated files are synced in order, so that a test repeats itself.
+            // Sync simulated files in order, so that a test is repeatable.
             let mode = self.report.read().mode;
-            // And memory has nothing to sync.
+            // A mapped segment has nothing to sync.
             let one = matches!(mode, IoMode::Simulated | IoMode::Mapped);
-            let hands = if one { 1 } else { SYNCS };
-            let helpers: Vec<_> = (1..ids.len().min(hands))
+            let threads = if one { 1 } else { SYNCS_MAX };
+            let helpers: Vec<_> = (1..ids.len().min(threads))
                 .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
                 .collect();
             let mine = work();
             helpers.into_iter().fold(mine, |sum, helper| {
                 let theirs = helper.join().unwrap_or_else(|_| {
-                    Err(Error::fatal("a thread that synced segments came to an end"))
+                    Err(Error::fatal("a thread that synced segments panicked"))
                 });
                 sum.and(theirs)
             })
         })
     }
 
-    /// Bytes of the blocks that all segments take, as far as their files can be looked at now.
+    /// Bytes of the blocks that all segments take, as far as their files can be read now.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         let allocated = |id| self.file(id).and_then(|file| file.allocated()).unwrap_or(0);
@@ -387,44 +394,45 @@ impl Segments {
     }
 
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
-    /// They are treated as volumes that are away.
+    /// They count as away.
     #[must_use]
     pub fn refused(&self) -> Vec<(u8, String)> {
         self.refused.clone()
     }
 
-    /// How bytes are moved, and why.
+    /// How bytes are moved, and why this way.
     #[must_use]
     pub fn report(&self) -> IoReport {
         self.report.read().clone()
     }
 
-    /// Figures of the staging memory that unaligned reads and writes go through.
+    /// Usage of the staging memory that unaligned reads and writes go through.
     #[must_use]
     pub fn staging(&self) -> StagingStats {
         self.staging.stats()
     }
 
-    /// Length of a segment.
+    /// Length of a segment in bytes.
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         self.segment_bytes
     }
 
-    /// Whether this is a forked child's copy, which must not be used.
+    /// Whether this process is a forked child, which must not use the segments.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process != std::process::id()
     }
     pub(crate) fn arena(&self) -> &Arc<Staging> {
         &self.staging
     }
-    pub(crate) fn engine(&self) -> &dyn Engine {
+    pub(crate) fn engine(&self) -> &dyn IoEngine {
         self.engine.as_ref()
     }
     pub(crate) fn in_flight_bytes(&self) -> usize {
         self.in_flight_bytes
     }
-    /// The longest operation: a few make up what is in flight.
+    /// Length of the longest operation in bytes: a quarter of what is kept in flight, within
+    /// limits.
     pub(crate) fn op_bytes(&self) -> u64 {
         (self.in_flight_bytes / 4 / UNIT as usize * UNIT as usize).clamp(OP_BYTES_MIN, OP_BYTES_MAX)
             as u64
@@ -435,32 +443,32 @@ impl Segments {
     fn is_direct(&self, id: SegmentId) -> bool {
         self.volumes.read().get(usize::from(id.volume())).is_some_and(|volume| volume.direct)
     }
-    /// Whether any volume needs aligned memory.
+    /// Whether files of any volume need aligned memory, because they are opened with `O_DIRECT`.
     pub(crate) fn needs_alignment(&self) -> bool {
         self.volumes.read().iter().any(|volume| volume.direct)
     }
 
-    /// The directories there are, by volume.
+    /// The directories of the present volumes, with the volumes' numbers.
     fn dirs(&self) -> Vec<(u8, PathBuf)> {
         let volumes = self.volumes.read();
-        let here = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_here());
+        let here = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_present());
         here.map(|(at, volume)| (at, volume.dir.clone())).collect()
     }
 
     /// The directory of a volume.
     ///
     /// # Errors
-    /// `Invalid` if the volume is unknown, no more, or away.
+    /// `Invalid` if the volume is unknown, retired, or away.
     pub fn dir(&self, volume: u8) -> Result<PathBuf> {
         let volumes = self.volumes.read();
         match volumes.get(usize::from(volume)) {
-            Some(found) if found.is_here() => Ok(found.dir.clone()),
-            _ => Err(Error::invalid("a segment of a volume that is away, or not of this store")
+            Some(found) if found.is_present() => Ok(found.dir.clone()),
+            _ => Err(Error::invalid("the volume of a segment is away, or unknown to this store")
                 .with("volume", volume)),
         }
     }
 
-    /// The open file of a segment.
+    /// The open file of a segment. Opens it if necessary.
     pub(crate) fn file(&self, id: SegmentId) -> io::Result<Arc<dyn MediumFile>> {
         if let Some(file) = self.files.read().get(&id) {
             return Ok(Arc::clone(file));
@@ -468,27 +476,27 @@ impl Segments {
         let path = self.path(id).map_err(io::Error::other)?;
         let access = Access { write: true, create: false, direct: self.is_direct(id) };
         let file = self.medium.open(&path, access)?;
-        // After the file was opened: what is mounted there since does not matter.
+        // Check after the open: what is mounted there from now on does not affect the open file.
         self.check_volume(id.volume())?;
-        Ok(self.keep(id, file))
+        Ok(self.cache_file(id, file))
     }
 
-    /// Keeps an open file, unless the segment has one already. Returns the one that is kept.
-    fn keep(&self, id: SegmentId, file: Arc<dyn MediumFile>) -> Arc<dyn MediumFile> {
+    /// Caches an open file, unless the segment has one already. Returns the cached one.
+    fn cache_file(&self, id: SegmentId, file: Arc<dyn MediumFile>) -> Arc<dyn MediumFile> {
         let (kept, count) = {
             let mut files = self.files.write();
             let kept = Arc::clone(files.entry(id).or_insert(file));
             (kept, files.len())
         };
-        // The store has grown since it was opened here.
+        // The store has grown since the segments were opened: make room for twice as many.
         if count > self.reserved.load(Relaxed) {
             self.reserve_files(2 * count);
         }
         kept
     }
 
-    /// Raises the limit of open files so that `count` segments can be open. Where it cannot be raised
-    /// that far, the report says so.
+    /// Raises the limit of open files so that `count` segments can be open. If it cannot be raised
+    /// that far, the report gets a warning.
     pub fn reserve_files(&self, count: usize) {
         let had = self.reserved.fetch_max(count, Relaxed);
         if count <= had || self.report.read().mode == IoMode::Simulated {
@@ -525,9 +533,9 @@ fn failed_sync(what: impl fmt::Display, error: io::Error) -> Error {
 }
 
 fn number_of(name: &str) -> Option<u32> {
-    let digits = name.strip_prefix(PREFIX)?;
+    let digits = name.strip_prefix(FILE_PREFIX)?;
     let number = digits.parse().ok()?;
-    // Only names we would give: "seg-7" or "seg-+00007" are not ours.
+    // Accept only names in the form that `file_name` gives: not "seg-7" or "seg-+00007".
     (name == Segments::file_name(SegmentId::new(0, number))).then_some(number)
 }
 
@@ -536,7 +544,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_own_names_are_segments() {
+    fn only_canonical_names_are_segments() {
         assert_eq!(number_of("seg-000007"), Some(7));
         assert_eq!(number_of("seg-1234567"), Some(1_234_567));
         for other in ["seg-7", "seg-+00007", "seg-000007.tmp", "seg-99999999", "LOCK", "seg-"] {

@@ -1,5 +1,5 @@
-//! Staging: one bounded arena of huge-page memory that bytes pass through where the caller's own
-//! memory cannot be used for I/O, or is wanted back before the I/O is done.
+//! Staging: one bounded arena of huge-page memory. Bytes pass through it where the caller's own
+//! memory cannot be used for I/O, or where the caller needs it back before the I/O completes.
 
 mod arena;
 
@@ -16,15 +16,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest a wait for staging memory lasts where the caller gave no deadline.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a waiter may take to notice that it was cancelled.
+/// The longest wait for staging memory of a call without a deadline.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How often a waiter checks whether it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
 
 /// A bounded arena of staging memory, handed out in 4 KiB-aligned [`Piece`]s.
 ///
-/// In huge pages if the machine lets us (see [`StagingStats::backing`]), and not inherited by a
-/// forked child. Memory becomes resident when first used and stays so.
+/// In huge pages if the machine permits (see [`StagingStats::backing`]), and not inherited by a
+/// forked child. Memory becomes resident when it is first used, and stays resident.
 pub struct Staging {
     arena: Arena,
     state: Mutex<State>,
@@ -33,22 +33,22 @@ pub struct Staging {
 
 #[derive(Debug)]
 struct State {
-    /// Free spans: offset to length. Neighbours are always joined; both are whole units.
+    /// Free spans: offset to length, both multiples of 4 KiB. Adjacent spans are always joined.
     free: BTreeMap<usize, usize>,
     in_use: usize,
     peak: usize,
 }
 
-/// Figures of a [`Staging`].
+/// Usage of a [`Staging`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagingStats {
     /// Size of the arena in bytes.
     pub capacity: usize,
-    /// Bytes handed out now.
+    /// Bytes in use.
     pub in_use: usize,
-    /// The most that were handed out at once.
+    /// The most bytes that were in use at the same time.
     pub peak: usize,
-    /// What memory it is.
+    /// The kind of memory.
     pub backing: Backing,
 }
 
@@ -56,7 +56,7 @@ impl Staging {
     /// An arena of at least `bytes`, rounded up to whole huge pages.
     ///
     /// # Errors
-    /// `Retry` if the address space cannot be had.
+    /// `Retry` if the address space cannot be reserved.
     pub fn new(bytes: usize) -> Result<Arc<Self>> {
         let arena = Arena::new(bytes)?;
         let free = BTreeMap::from([(0, arena.len())]);
@@ -64,7 +64,7 @@ impl Staging {
         Ok(Arc::new(Self { arena, state, freed: Condvar::new() }))
     }
 
-    /// Figures.
+    /// Current usage.
     #[must_use]
     pub fn stats(&self) -> StagingStats {
         let state = self.state.lock();
@@ -76,17 +76,18 @@ impl Staging {
         }
     }
 
-    /// Memory for `bytes`, rounded up to whole units, if there is some now.
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if there is none now.
     #[must_use]
     pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<Piece> {
         self.carve(&mut self.state.lock(), bytes)
     }
 
-    /// Memory for `bytes`, rounded up to whole units; waits for it until `control` says stop.
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; waits until `control` stops the call,
+    /// at most 30 seconds. `None` if there was none in time, or the arena is smaller.
     #[must_use]
     pub fn take(self: &Arc<Self>, bytes: usize, control: &Control) -> Option<Piece> {
-        let patience = Instant::now() + PATIENCE;
-        let deadline = control.deadline.map_or(patience, |deadline| deadline.min(patience));
+        let limit = Instant::now() + WAIT_MAX;
+        let deadline = control.deadline.map_or(limit, |deadline| deadline.min(limit));
         let mut state = self.state.lock();
         loop {
             if bytes > self.arena.len() {
@@ -101,8 +102,8 @@ impl Staging {
         }
     }
 
-    /// First fit: pieces are few, and neighbours in time stay neighbours in memory, which keeps
-    /// the scatter lists short.
+    /// First fit: there are few pieces, and pieces allocated one after the other lie one behind the
+    /// other, which keeps scatter lists short.
     fn carve(self: &Arc<Self>, state: &mut State, bytes: usize) -> Option<Piece> {
         let want = bytes.max(1).checked_next_multiple_of(UNIT as usize)?;
         let (&offset, &length) = state.free.iter().find(|(_, length)| **length >= want)?;
@@ -115,7 +116,7 @@ impl Staging {
         Some(Piece { staging: Arc::clone(self), offset, length: want })
     }
 
-    fn give_back(&self, offset: usize, length: usize) {
+    fn release(&self, offset: usize, length: usize) {
         let mut state = self.state.lock();
         state.in_use -= length;
         let (mut from, mut to) = (offset, offset + length);
@@ -134,8 +135,8 @@ impl Staging {
         self.freed.notify_all();
     }
 
-    /// Copies pages into staging, so that the source is free again before they are written. `None`
-    /// if there is not enough room now, or if the source does not have these pages.
+    /// Copies pages into staging, so that the caller can reuse their memory before they are
+    /// written. `None` if there is not enough room now, or the source lacks one of the pages.
     #[must_use]
     pub fn try_copy(
         self: &Arc<Self>,
@@ -146,7 +147,7 @@ impl Staging {
         Some(self.copy_leading(source, pages)).filter(|staged| staged.pages.len() == wanted)
     }
 
-    /// Copies as many of the leading pages as there is room for now.
+    /// Copies as many of the leading pages as fit now.
     #[must_use]
     pub fn copy_leading(
         self: &Arc<Self>,
@@ -171,7 +172,7 @@ impl Staging {
         let mut rest = piece.bytes_mut();
         for fragment in fragments.iter() {
             let (head, tail) = rest.split_at_mut(fragment.len());
-            // SAFETY: `PageSource` promises that the bytes may be read.
+            // SAFETY: `PageSource` promises that the bytes are readable.
             let from = unsafe { std::slice::from_raw_parts(fragment.as_ptr(), fragment.len()) };
             head.copy_from_slice(from);
             rest = tail;
@@ -187,7 +188,7 @@ impl fmt::Debug for Staging {
     }
 }
 
-/// Staging memory of one holder; goes back when dropped.
+/// A piece of staging memory. Dropping it frees the memory.
 #[derive(Debug)]
 pub struct Piece {
     staging: Arc<Staging>,
@@ -196,26 +197,26 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// The bytes. What earlier holders left is still there.
+    /// The bytes of the piece. They may hold what an earlier user wrote.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the arena is initialised (anonymous memory starts as zeroes) and lives as long as
-        // `self.staging`; `carve` gave this span to this piece alone.
+        // `self.staging`; `carve` assigned this span to this piece only.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.length) }
     }
 
-    /// The bytes, to be changed.
+    /// The bytes of the piece, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.length) }
     }
 
-    /// Gives back all but the first `bytes`, rounded up to whole units.
+    /// Frees all but the first `bytes`, rounded up to a multiple of 4 KiB.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let keep = bytes.max(1).next_multiple_of(UNIT as usize);
         if keep < self.length {
-            self.staging.give_back(self.offset + keep, self.length - keep);
+            self.staging.release(self.offset + keep, self.length - keep);
             self.length = keep;
         }
     }
@@ -228,7 +229,7 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        self.staging.give_back(self.offset, self.length);
+        self.staging.release(self.offset, self.length);
     }
 }
 
@@ -245,13 +246,14 @@ impl StagedPages {
         self.pages.get(page).map(|(piece, bytes)| &piece.bytes()[..*bytes])
     }
 
-    /// Gives back all pages before `first`: what was page `first` is the first one then.
-    pub fn give_back_before(&mut self, first: usize) {
+    /// Frees all pages before `first`, which becomes page 0.
+    pub fn release_before(&mut self, first: usize) {
         self.pages.drain(..first.min(self.pages.len()));
     }
 }
 
-// SAFETY: the pieces are this value's alone, live as long as it, and are zero behind a page's end.
+// SAFETY: the pieces belong to this value alone, live as long as it, and are zero behind a page's
+// end.
 unsafe impl PageSource for StagedPages {
     fn len(&self) -> usize {
         self.pages.len()

@@ -1,23 +1,23 @@
-//! Moving runs between memory and segments, with checksums on the way.
+//! Moves runs between the caller's memory and the segments, and checksums every byte on the way.
 
 mod check;
 mod chunk;
 mod copy;
-mod flight;
-mod inbound;
+mod in_flight;
 mod mapped;
-mod outbound;
 mod pack;
 mod page;
 mod read;
-mod refusal;
+mod read_state;
 mod salvage;
 mod sections;
 mod slices;
 mod verify;
 mod write;
+mod write_error;
+mod write_state;
 
-pub(crate) use mapped::copying_threads;
+pub(crate) use mapped::copy_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::FoundRun;
 pub use sections::Sections;
@@ -30,23 +30,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// When to stop. Nothing is begun after that; what is in flight is waited for, since the memory is
-/// the caller's. The default never stops.
+/// Deadline, cancellation and options of one call. After a stop no operation is submitted; the call
+/// still waits for operations in flight, because the kernel may write to the caller's memory until
+/// they complete. The default never stops.
 #[derive(Clone, Debug, Default)]
 pub struct Control {
     /// Stop at this time.
     pub deadline: Option<Instant>,
-    /// Stop when this is true.
+    /// Stop when this flag is set.
     pub cancelled: Option<Arc<AtomicBool>>,
-    /// Whether all bytes go through staging, also those that could move in place: where memory is
-    /// in small pages, and the disk takes few pieces an operation, the copy is the faster way.
+    /// Send all bytes through staging, including those that could move in place. The copy is faster
+    /// where the caller's memory is in small pages and the disk takes few segments per operation.
     pub through_staging: bool,
-    /// What of the pages of a get is wanted first, and who waits for it; nothing to puts.
+    /// The order in which parts of the pages of a get are needed, and the waiters to notify. Puts
+    /// ignore it.
     pub sections: Option<Arc<Sections>>,
 }
 
 impl Control {
-    /// Why to stop now, if so.
+    /// The reason to stop now, or `None` to continue.
     #[must_use]
     pub fn stop(&self) -> Option<MissReason> {
         if self.cancelled.as_ref().is_some_and(|flag| flag.load(Ordering::Acquire)) {
@@ -61,31 +63,31 @@ impl Control {
 
 /// A run to write.
 pub struct RunWrite<'a> {
-    /// Where to; its `header_checksum` is not looked at.
+    /// The destination. Its `header_checksum` is ignored.
     pub place: &'a Place,
-    /// What it is: store, scope, slot, page length, parent, keys and slices a page; and the slices,
-    /// if the source's pages are encoded (all of them listed, their checksums zero). The rest follows
-    /// from the place and from the bytes, and is not looked at.
+    /// Store, scope, slot, page length, parent, keys and slices per page. If the source's pages are
+    /// encoded, also every slice, with checksum zero. The other fields follow from the place and
+    /// from the bytes, and are ignored.
     pub header: &'a RunHeader,
-    /// The bytes, as they are to lie on disk.
+    /// The bytes as they will lie on disk.
     pub source: &'a dyn PageSource,
     /// The page of `source` that is the run's first.
     pub first: usize,
 }
 
-/// Some consecutive pages of a run to read.
+/// Consecutive pages of a run to read.
 pub struct RunRead<'a> {
-    /// Where from.
+    /// The location of the run.
     pub place: &'a Place,
-    /// The scope its header must name.
+    /// The scope that the run header must name.
     pub scope: ScopeId,
-    /// The page length its header must name.
+    /// The page length in bytes that the run header must name.
     pub page_bytes: u64,
-    /// The keys its header must name for the pages read; there are as many pages as keys.
+    /// The keys that the run header must name for the pages read, one key per page.
     pub keys: &'a [&'a [u8]],
-    /// The page of the run to begin with.
+    /// The first page to read, counted in the run.
     pub first: u32,
-    /// Where to. Memory of pages that are missed may have been written to.
+    /// The destination. Memory of pages that miss may have been written to.
     pub target: &'a dyn PageTarget,
     /// The page of `target` that `first` goes to.
     pub target_first: usize,
@@ -93,10 +95,10 @@ pub struct RunRead<'a> {
     pub encoded: Encoded<'a>,
 }
 
-/// What to do with pages that are encoded.
+/// Handling of encoded pages.
 #[derive(Clone, Copy)]
 pub enum Encoded<'a> {
-    /// Decode them. A codec that is not known is a miss.
+    /// Decode them. An unknown codec is a miss.
     Unpack(&'a dyn Unpack),
     /// Miss them.
     Refuse,
@@ -105,12 +107,12 @@ pub enum Encoded<'a> {
     AsStored,
 }
 
-/// What became of a page that was to be read.
+/// The outcome of reading one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageFate {
-    /// It is in the target, and it is what was written under its key.
+    /// The target holds the bytes that were written under the page's key.
     Verified,
-    /// It is not.
+    /// The target does not hold the page.
     Missed(MissReason),
 }
 
@@ -122,28 +124,29 @@ impl PageFate {
     }
 }
 
-/// Why a page could not be had.
+/// Why a page missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MissReason {
-    /// The place does not add up, or lies outside the volumes.
+    /// The place is inconsistent, or lies outside the volumes.
     Place,
-    /// There is no header there, or not the one the index meant.
+    /// The place holds no run header, or another one than the index names.
     Header,
-    /// The header is of another scope.
+    /// The header names another scope.
     Scope,
     /// The header names another key for this page.
     Key,
-    /// The page is encoded in a way that is not known here.
+    /// This process does not know the page's codec.
     Codec,
-    /// The bytes have their checksum and a known codec, but they do not decode.
+    /// The checksum matches and the codec is known, but the bytes do not decode: they were wrong when
+    /// they were written.
     Frame,
-    /// The bytes are not those that were written.
+    /// The checksum does not match: the bytes are not those that were written.
     Checksum,
     /// The file system failed.
     Io,
-    /// The target has no memory of the right length for this page.
+    /// The target has no memory of the page's length.
     Memory,
-    /// There was no staging memory in time.
+    /// No staging memory became free in time.
     Staging,
     /// The caller cancelled.
     Cancelled,
@@ -152,7 +155,7 @@ pub enum MissReason {
 }
 
 impl MissReason {
-    /// All reasons, for tables of counters.
+    /// All reasons, in the order of counter tables.
     pub const ALL: [Self; 12] = [
         Self::Place,
         Self::Header,
@@ -168,7 +171,7 @@ impl MissReason {
         Self::Deadline,
     ];
 
-    /// In one word, as in metrics.
+    /// The reason as one lower-case word, as in metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -187,8 +190,8 @@ impl MissReason {
         }
     }
 
-    /// Whether the bytes on the disk are to blame (and the entry is to be quarantined), rather
-    /// than this call.
+    /// Whether the bytes on disk caused the miss, so that the entry is to be quarantined, rather than
+    /// the conditions of this call.
     #[must_use]
     pub const fn is_damage(self) -> bool {
         matches!(
@@ -202,33 +205,33 @@ impl Segments {
     /// Writes runs, and returns for each the header checksum that the index is to keep. Nothing is
     /// durable before [`Segments::sync`].
     ///
-    /// Within a run the header goes last. Pages are padded with zeroes. A run is written as a whole
-    /// or not at all, as far as the caller may believe: if anything of it fails, so does the run.
+    /// The header of a run is submitted after its pages, because it holds their checksums. Pages
+    /// are padded with zeroes. If any operation of a run fails, the run fails.
     ///
     /// # Errors
     /// For each run: `Invalid` if place, header and source do not match; `Retry` if the file system
-    /// failed, staging memory ran out, or `control` said stop (context `reason`).
+    /// failed, staging memory ran out, or `control` stopped the call (context `reason`).
     pub fn write_runs(&self, runs: &[RunWrite<'_>], control: &Control) -> Vec<Result<u64>> {
         if self.is_mapped() {
             return mapped::write(self, runs, control);
         }
-        write::Writing::run(self, runs, control)
+        write::WriteJob::run(self, runs, control)
     }
 
-    /// Reads pages, and returns for each read the fate of each of its pages. Headers are read with
-    /// the pages, not before them.
+    /// Reads pages, and returns for each read the outcome of each of its pages. A run header is read
+    /// at the same time as the pages, which saves a round trip to the disk.
     ///
-    /// Where `control` names sections of the pages, they come in that order, of all pages of all
-    /// reads, and those that came before ([`Sections::here`]) are left as they are. The caller sees
-    /// to it that whoever waits for them wants no other pages.
+    /// If `control` names sections, the call reads section by section, each for all pages of all
+    /// reads, and leaves sections that arrived in an earlier call ([`Sections::arrived`]) untouched.
+    /// The caller ensures that waiters on the sections need no page outside this call.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageFate>> {
-        if let Some(sections) = control.sections.as_deref().filter(|all| all.suit(reads)) {
+        if let Some(sections) = control.sections.as_deref().filter(|all| all.fit(reads)) {
             let read = if self.is_mapped() { sections::read_mapped } else { sections::read };
             return read(self, reads, sections, control);
         }
         if self.is_mapped() {
             return mapped::read(self, reads, control);
         }
-        read::Reading::run(self, reads, control)
+        read::ReadJob::run(self, reads, control)
     }
 }

@@ -1,4 +1,4 @@
-//! Whatever happens to the bytes on the disk: a miss, never wrong bytes.
+//! Damage on disk causes misses, never wrong bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -15,7 +15,7 @@ fn verified(fates: &[PageFate]) -> Vec<bool> {
     fates.iter().map(|fate| fate.is_verified()).collect()
 }
 
-/// Changes bytes of a segment behind everybody's back.
+/// Changes bytes of a segment without the store's knowledge.
 fn harm(rig: &Rig, number: u32, offset: u64, change: impl FnOnce(&mut [u8]), length: usize) {
     let mut options = std::fs::OpenOptions::new();
     let file = options.read(true).write(true).open(segment_path(rig, number)).unwrap();
@@ -27,7 +27,7 @@ fn harm(rig: &Rig, number: u32, offset: u64, change: impl FnOnce(&mut [u8]), len
 }
 
 #[test]
-fn a_flipped_bit_costs_its_page_and_one_in_the_header_its_run() {
+fn flipped_bit_costs_one_page_or_with_header_the_run() {
     for rig in rigs() {
         let mut run = Run::new(1, 3, 10_000, &[]);
         run.write(&rig.segments);
@@ -37,7 +37,7 @@ fn a_flipped_bit_costs_its_page_and_one_in_the_header_its_run() {
             run.check(&rig.segments),
             [PageFate::Verified, PageFate::Missed(MissReason::Checksum), PageFate::Verified]
         );
-        // Padding is nobody's.
+        // Damage in padding affects no page.
         harm(&rig, 0, start + UNIT + 10_001, |byte| byte[0] ^= 4, 1);
         assert_eq!(verified(&run.check(&rig.segments)), [true, false, true]);
         harm(&rig, 0, start + 60, |byte| byte[0] ^= 1, 1);
@@ -48,7 +48,7 @@ fn a_flipped_bit_costs_its_page_and_one_in_the_header_its_run() {
 }
 
 #[test]
-fn pages_that_changed_places_are_noticed() {
+fn swapped_pages_miss() {
     for rig in rigs() {
         let mut run = Run::new(1, 3, 8192, &[]);
         run.write(&rig.segments);
@@ -59,7 +59,7 @@ fn pages_that_changed_places_are_noticed() {
 }
 
 #[test]
-fn a_run_that_replaced_another_is_not_taken_for_it() {
+fn run_that_replaced_another_misses() {
     for rig in rigs() {
         let mut old = Run::new(1, 3, 8192, &[]);
         old.write(&rig.segments);
@@ -68,7 +68,7 @@ fn a_run_that_replaced_another_is_not_taken_for_it() {
         new.write(&rig.segments);
         assert_eq!(old.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
         assert_eq!(verified(&new.check(&rig.segments)), [true; 3]);
-        // Even if the index is wrong about the generation only, or about the checksum only.
+        // Even if only the index's generation or only its checksum is wrong.
         let place = Place { generation: 1, ..new.place.clone() };
         let lies = Run { place, ..new.clone() };
         assert_eq!(lies.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
@@ -112,7 +112,7 @@ fn other_keys_scopes_and_page_lengths_miss() {
 }
 
 #[test]
-fn places_out_of_this_world_miss() {
+fn impossible_places_miss() {
     let rig = rig(IoChoice::Auto);
     let mut run = Run::new(1, 2, 8192, &[]);
     run.write(&rig.segments);
@@ -133,7 +133,7 @@ fn places_out_of_this_world_miss() {
 }
 
 #[test]
-fn a_segment_that_was_cut_off_or_zeroed_misses() {
+fn truncated_or_zeroed_segment_misses() {
     for rig in rigs() {
         let mut run = Run::new(1, 3, 300_000, &[]);
         run.write(&rig.segments);
@@ -153,7 +153,7 @@ fn a_segment_that_was_cut_off_or_zeroed_misses() {
 }
 
 #[test]
-fn a_failing_disk_fails_what_it_fails_and_nothing_else() {
+fn failed_operation_affects_only_its_run() {
     for io in [IoChoice::Auto, IoChoice::Pool] {
         for fault in [Fault::Io, Fault::NoSpace, Fault::Short, Fault::Torn] {
             for op in [Op::Read, Op::Write] {
@@ -192,7 +192,7 @@ fn a_failing_disk_fails_what_it_fails_and_nothing_else() {
 }
 
 #[test]
-fn what_was_synced_is_there_after_a_crash_and_the_rest_is_right_or_a_miss() {
+fn synced_runs_survive_crash_others_may_miss() {
     for seed in 0..40 {
         let disk = SimDisk::new(64 << 20);
         let dir = Path::new("/kv");
@@ -214,7 +214,7 @@ fn what_was_synced_is_there_after_a_crash_and_the_rest_is_right_or_a_miss() {
 }
 
 #[test]
-fn a_failed_sync_is_fatal_and_a_full_disk_is_not() {
+fn failed_sync_is_fatal_but_full_disk_is_not() {
     let schedule = Schedule::new();
     let disk = SimDisk::new(64 << 20);
     let dir = Path::new("/kv");
@@ -226,7 +226,7 @@ fn a_failed_sync_is_fatal_and_a_full_disk_is_not() {
     let error = segments.create(id).unwrap_err();
     assert_eq!(error.kind(), ritornello_format::ErrorKind::Retry);
     assert!(disk.list(dir).unwrap().is_empty());
-    // A directory with nothing at all in it may be a mount point.
+    // An empty directory may be a mount point.
     assert!(segments.existing().is_err());
     segments.create(id).unwrap();
     schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
@@ -235,14 +235,14 @@ fn a_failed_sync_is_fatal_and_a_full_disk_is_not() {
 }
 
 #[test]
-fn segments_are_made_listed_and_removed() {
+fn segments_are_created_listed_and_removed() {
     let rig = rig(IoChoice::Auto);
     std::fs::write(rig.dir.path().join("seg-7"), b"not ours").unwrap();
     let ids = [SegmentId::new(0, 0), SegmentId::new(0, 1)];
     assert_eq!(rig.segments.existing().unwrap(), ids);
     assert!(rig.segments.allocated_bytes() >= 2 * SEGMENT_BYTES);
     assert!(rig.segments.create(ids[0]).is_err());
-    // A client that opened earlier finds a segment made later.
+    // A client that opened earlier finds a segment created later.
     let client = open(Arc::new(Host), rig.dir.path().into(), IoChoice::Auto);
     rig.segments.create(SegmentId::new(0, 2)).unwrap();
     let mut run = Run::new(5, 1, 9000, &[]);
@@ -255,9 +255,10 @@ fn segments_are_made_listed_and_removed() {
     assert!(rig.segments.sync(&[ids[1], SegmentId::new(0, 2)]).is_ok());
 }
 
-/// Other processes may have it mapped, however this one drives it: a cut would kill them (SIGBUS).
+/// In every I/O mode: other processes may have the segment mapped, and truncation would raise
+/// SIGBUS in them.
 #[test]
-fn segment_in_memory_is_unlinked_uncut_in_every_mode() {
+fn segment_in_memory_is_unlinked_not_truncated() {
     for io in [IoChoice::Auto, IoChoice::Pool, IoChoice::Buffered] {
         let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
         let segments = open(Arc::new(Host), dir.path().into(), io);
@@ -273,7 +274,7 @@ fn segment_in_memory_is_unlinked_uncut_in_every_mode() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
     #[test]
-    fn bits_flipped_anywhere_never_give_wrong_bytes(
+    fn flipped_bits_never_give_wrong_bytes(
         flips in proptest::collection::vec((0u64..60 * UNIT, 0u8..8), 1..20),
         page_bytes in 1usize..60_000,
     ) {

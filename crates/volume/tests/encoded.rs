@@ -1,5 +1,5 @@
-//! Encoded pages through a codec of two lines: whatever the shapes, what was put comes back or is
-//! missed.
+//! Encoded pages through a two-line codec: for every shape, pages come back as they were put, or
+//! miss.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -12,7 +12,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// Leaves out every other byte, if all of those are zero.
+/// Drops every other byte, if all of those are zero.
 struct EveryOther;
 
 const CODEC: u8 = 77;
@@ -42,12 +42,12 @@ impl Unpack for EveryOther {
     }
 }
 
-/// A page of which the leading `noise` of 16 parts cannot be encoded.
+/// A page whose leading `noise` of 16 parts cannot be encoded.
 fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     let mut page = bytes(seed, number, length);
     let from = length * noise / 16;
     for (at, byte) in page.iter_mut().enumerate().skip(from) {
-        // A slice has its own idea of which bytes are every other: zero both ways but for the first.
+        // Odd bytes are zero. A slice that begins at an odd byte sees them at even positions, and is raw.
         *byte = if (at - from).is_multiple_of(2) { *byte } else { 0 };
     }
     page
@@ -75,7 +75,7 @@ fn encoded_run(
     let raw = length.div_ceil(UNIT) as u32;
     let units = packed.iter().map(|page| page.as_ref().map_or(raw, |page| page.units()));
     let longest = units.max().unwrap();
-    // The helper lays a run out by its page length: as long as the longest on disk.
+    // `Run::at` lays a run out by its page length: use the longest length on disk.
     let mut run = Run::new(generation, contents.len(), longest as usize * UNIT as usize, extents);
     let whole: Vec<Slice> = (0..slices)
         .map(|number| {
@@ -117,7 +117,8 @@ fn read<'a>(
     rig.segments.read_runs(&[read], control).pop().unwrap()
 }
 
-/// Reads pages `first..` into fragments of the given length at some alignment, and judges them.
+/// Reads pages from `first` on into fragments of the given length and alignment, and checks their
+/// bytes.
 fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageFate> {
     let wanted = &run.pages[first..];
     let mut memory: Vec<Vec<Memory>> = wanted
@@ -138,10 +139,10 @@ fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Ve
 }
 
 #[test]
-fn a_run_of_all_kinds_of_pages_comes_back_through_every_engine() {
+fn mixed_encodings_round_trip_in_every_io_mode() {
     for rig in rigs() {
-        // Encoded, partly encoded, not encoded at all: the last makes the run as long as its pages
-        // are, so that those before it land in the target and are decoded from a copy.
+        // Encoded, partly encoded and raw pages. The raw page makes the place as long as a page, so
+        // that encoded pages are read to the target and decoded from a copy.
         for noises in [vec![0, 8, 0], vec![0, 8, 16, 0]] {
             for (length, slices) in [(12_000, 1), (300_000, 4), (1_500_002, 16)] {
                 let contents: Vec<Vec<u8>> =
@@ -163,7 +164,7 @@ fn a_run_of_all_kinds_of_pages_comes_back_through_every_engine() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn any_shape_comes_back(
+    fn any_shape_round_trips(
         seed: u64,
         length in 1usize..400_000,
         slices in 1u16..40,
@@ -184,7 +185,7 @@ proptest! {
 }
 
 #[test]
-fn every_flipped_byte_of_an_encoded_page_is_a_miss_by_checksum() {
+fn flipped_byte_of_encoded_page_misses_by_checksum() {
     let rig = rig(IoChoice::Auto);
     let contents = (0..3).map(|n| page(9, n, 100_000, 0)).collect();
     let run = encoded_run(&rig, 1, 4, contents, &[]);
@@ -203,12 +204,12 @@ fn every_flipped_byte_of_an_encoded_page_is_a_miss_by_checksum() {
         assert_eq!(seen.pages, expected);
         segment.write_all_at(&byte, start + at).unwrap();
     }
-    // What lies behind the last slice is nobody's.
+    // Bytes behind the last slice are padding.
     segment.write_all_at(&[1], start + encoded).unwrap();
     assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|fate| fate.is_verified()));
 }
 
-/// Knows the codec, and finds no frame that it likes, for this reason.
+/// Knows the codec, and refuses every frame with this reason.
 struct Choosy(MissReason);
 
 impl Unpack for Choosy {
@@ -233,7 +234,7 @@ impl Unpack for Ignorant {
 }
 
 #[test]
-fn what_is_not_known_here_is_no_damage_and_what_is_known_and_does_not_decode_is() {
+fn unknown_codec_is_no_damage_but_bad_frame_is() {
     let rig = rig(IoChoice::Auto);
     let contents = vec![page(9, 0, 100_000, 0), page(9, 1, 100_000, 16)];
     let run = encoded_run(&rig, 1, 4, contents, &[]);
@@ -253,7 +254,7 @@ fn what_is_not_known_here_is_no_damage_and_what_is_known_and_does_not_decode_is(
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// As much staging memory as there is in pieces of these lengths, in pages that are encoded and kept.
+/// Takes all staging memory in pieces of these lengths, as encoded pages that are kept.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {
@@ -268,10 +269,10 @@ fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
 }
 
 #[test]
-fn memory_for_one_page_is_enough_for_a_read_of_many() {
+fn staging_for_one_page_suffices_for_many() {
     let rig = rig(IoChoice::Auto);
     let length = 300_000;
-    // In one extent, where an operation takes several pages; and in many, which end within pages.
+    // In one extent, where an operation covers several pages; and in many, which end inside pages.
     for extents in [&[][..], &[20, 50, 70]] {
         let contents: Vec<Vec<u8>> = (0..6).map(|n| page(4, n, length, 0)).collect();
         let run = encoded_run(&rig, 1, 1, contents, extents);
@@ -294,7 +295,7 @@ fn memory_for_one_page_is_enough_for_a_read_of_many() {
 }
 
 #[test]
-fn without_staging_memory_a_read_ends_in_misses_at_its_deadline() {
+fn read_without_staging_misses_at_its_deadline() {
     let rig = rig(IoChoice::Auto);
     let length = 200_000;
     let contents = (0..4).map(|n| page(3, n, length, 0)).collect();

@@ -1,4 +1,4 @@
-//! What is written comes back, whatever the memory and the place look like.
+//! Pages come back as they were written, for every layout of memory and place.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -12,7 +12,7 @@ fn all_verified(fates: &[PageFate]) -> bool {
 }
 
 #[test]
-fn pages_of_any_size_come_back_through_every_engine() {
+fn pages_of_any_size_round_trip() {
     for rig in rigs() {
         for (n, page_bytes) in
             [1, 100, 4095, 4096, 4097, 70_000, 196_608, 1 << 20, (1 << 20) + 8, 3 << 20]
@@ -31,7 +31,7 @@ fn pages_of_any_size_come_back_through_every_engine() {
 }
 
 #[test]
-fn runs_in_many_extents_come_back() {
+fn runs_in_many_extents_round_trip() {
     for rig in rigs() {
         let cases: [(usize, usize, &[u32]); 4] = [
             (3, 1 << 20, &[1, 100, 156, 64, 300]),
@@ -51,7 +51,7 @@ fn runs_in_many_extents_come_back() {
 }
 
 #[test]
-fn fragments_come_from_anywhere_and_go_anywhere() {
+fn fragments_of_any_length_and_alignment_round_trip() {
     for rig in rigs() {
         // Lengths of fragments, and how far each begins behind a 4 KiB border.
         let shapes: [&[(usize, usize)]; 5] = [
@@ -100,7 +100,7 @@ fn fragments_come_from_anywhere_and_go_anywhere() {
 }
 
 #[test]
-fn aligned_memory_needs_no_staging_and_other_memory_gives_it_back() {
+fn only_unaligned_memory_uses_and_frees_staging() {
     for rig in rigs() {
         let mut run = Run::new(1, 4, 196_608, &[]);
         let memory: Vec<Memory> = run.pages.iter().map(|page| Memory::filled(page, 0)).collect();
@@ -118,7 +118,7 @@ fn aligned_memory_needs_no_staging_and_other_memory_gives_it_back() {
 }
 
 #[test]
-fn padding_is_zero_and_so_is_the_rest_of_the_header() {
+fn padding_of_pages_and_header_is_zero() {
     for rig in rigs() {
         for staged in [false, true] {
             let mut run = Run::new(9, 2, 5000, &[]);
@@ -189,7 +189,7 @@ fn many_runs_are_written_and_read_in_one_call() {
 }
 
 #[test]
-fn threads_move_runs_at_the_same_time() {
+fn threads_move_runs_concurrently() {
     for rig in rigs() {
         std::thread::scope(|scope| {
             for thread in 0..6 {
@@ -210,11 +210,11 @@ fn threads_move_runs_at_the_same_time() {
 }
 
 #[test]
-fn runs_are_verified_and_found_again_without_an_index() {
+fn runs_are_verified_and_found_without_index() {
     for rig in rigs() {
         let mut runs: Vec<Run> =
             (1..6).map(|n| Run::at(n, 4, 30_000, &[20], 10 + 60 * n as u32)).collect();
-        // A header inside of a page is no run.
+        // A header inside a page is not a run.
         let inner = runs[0].clone();
         runs.iter_mut().for_each(|run| run.write(&rig.segments));
         let header = rig.segments.read_header(&runs[0].place).unwrap();
@@ -246,7 +246,7 @@ fn runs_are_verified_and_found_again_without_an_index() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn anything_comes_back(
+    fn any_run_round_trips(
         page_bytes in 1usize..400_000,
         count in 1usize..9,
         extents in proptest::collection::vec(1u32..120, 0..5),

@@ -1,4 +1,4 @@
-//! Pages in sections: what is wanted first comes first, and what is told is there, verified.
+//! Pages in sections: sections arrive in order, and a section that has arrived is verified.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -20,7 +20,7 @@ fn run_of(rig: &Rig, page_bytes: usize, slices: u16, extents: &[u32]) -> Run {
     run
 }
 
-/// Reads pages `first..` into memory at some alignment, in fragments of some length.
+/// Reads pages from `first` on into memory of some alignment and fragment length.
 fn read(
     rig: &Rig,
     run: &Run,
@@ -44,7 +44,7 @@ fn sections(ends: &[usize]) -> Arc<Sections> {
     Arc::new(Sections::new(ends.iter().map(|end| *end as u64).collect()).unwrap())
 }
 
-/// Flips a bit of byte `at` of page `page`, which lies in one extent.
+/// Flips a bit of byte `at` of page `page`, which is in one extent.
 fn damage(rig: &Rig, run: &Run, page: usize, at: usize) {
     let place = &run.place;
     let unit = place.header_units as usize + page * place.page_units as usize;
@@ -65,7 +65,7 @@ fn damage(rig: &Rig, run: &Run, page: usize, at: usize) {
 }
 
 #[test]
-fn however_pages_are_cut_and_wanted_all_of_them_comes() {
+fn all_pages_arrive_for_any_slices_and_sections() {
     for rig in rigs() {
         for (page, slices) in [(PAGE, 1), (PAGE, 6), (PAGE, 7), (PAGE + 77, 6), (5000, 3)] {
             for extents in [&[][..], &[40, 7, 100]] {
@@ -79,7 +79,7 @@ fn however_pages_are_cut_and_wanted_all_of_them_comes() {
                         for (memory, page) in to.iter().zip(&run.pages[first..]) {
                             assert!(memory.slice() == page, "wrong bytes");
                         }
-                        assert!(ends.wait(ends.here() - 1, None));
+                        assert!(ends.wait(ends.arrived() - 1, None));
                         assert_eq!(ends.page_bytes(), page as u64);
                     }
                 }
@@ -89,7 +89,7 @@ fn however_pages_are_cut_and_wanted_all_of_them_comes() {
 }
 
 #[test]
-fn damage_in_a_late_slice_leaves_the_sections_before_it_and_the_other_pages() {
+fn damaged_slice_spares_earlier_sections_and_other_pages() {
     for rig in rigs() {
         for skew in [0, 1] {
             let run = run_of(&rig, PAGE, 6, &[]);
@@ -104,13 +104,13 @@ fn damage_in_a_late_slice_leaves_the_sections_before_it_and_the_other_pages() {
                 let right = if whole { PAGE } else { PAGE * 2 / 3 };
                 assert!(to[page].slice()[..right] == run.pages[page][..right]);
             }
-            assert_eq!(ends.here(), 3);
+            assert_eq!(ends.arrived(), 3);
         }
     }
 }
 
 #[test]
-fn damage_in_the_first_slice_tells_nothing() {
+fn damaged_first_slice_lets_no_section_arrive() {
     for rig in rigs() {
         let run = run_of(&rig, PAGE, 6, &[]);
         damage(&rig, &run, 4, 5);
@@ -118,12 +118,12 @@ fn damage_in_the_first_slice_tells_nothing() {
         let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
         assert_eq!(fates[4], PageFate::Missed(MissReason::Checksum));
         assert!(fates[..4].iter().all(|fate| fate.is_verified()));
-        assert_eq!(ends.here(), 0);
+        assert_eq!(ends.arrived(), 0);
     }
 }
 
 #[test]
-fn what_came_before_is_left_as_it_is() {
+fn arrived_sections_are_not_written_again() {
     for rig in rigs() {
         for slices in [6, 1, 4] {
             let run = run_of(&rig, PAGE, 6, &[]);
@@ -131,9 +131,9 @@ fn what_came_before_is_left_as_it_is() {
             let ends = sections(&[PAGE / 3, PAGE / 2, PAGE]);
             let mut to = memory(PAGES, PAGE, 0);
             let _ = read(&rig, &run, 0, &mut to, PAGE, &ends);
-            assert_eq!(ends.here(), 2);
+            assert_eq!(ends.arrived(), 2);
             to.iter_mut().for_each(|page| page.slice_mut().fill(0x77));
-            // Somebody else has the pages, cut in another way.
+            // Another store has the pages, cut into other slices.
             let run = run_of(&rig, PAGE, slices, &[]);
             let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
             assert!(fates.iter().all(|fate| fate.is_verified()));
@@ -141,13 +141,13 @@ fn what_came_before_is_left_as_it_is() {
                 assert!(memory.slice()[..PAGE / 2].iter().all(|byte| *byte == 0x77));
                 assert!(memory.slice()[PAGE / 2..] == page[PAGE / 2..]);
             }
-            assert_eq!(ends.here(), 3);
+            assert_eq!(ends.arrived(), 3);
         }
     }
 }
 
 #[test]
-fn a_header_that_is_not_right_and_a_call_that_is_stopped_are_misses() {
+fn wrong_header_or_stopped_call_misses() {
     for rig in rigs() {
         let mut run = run_of(&rig, PAGE, 6, &[]);
         let ends = sections(&[PAGE / 2, PAGE]);
@@ -165,16 +165,16 @@ fn a_header_that_is_not_right_and_a_call_that_is_stopped_are_misses() {
         run.place.header_checksum ^= 1;
         let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
         assert_eq!(fates, [PageFate::Missed(MissReason::Header); PAGES]);
-        assert_eq!(ends.here(), 0);
+        assert_eq!(ends.arrived(), 0);
     }
 }
 
 #[test]
-fn sections_of_other_pages_are_not_looked_at() {
+fn sections_of_another_page_length_are_ignored() {
     let rig = rig(IoChoice::Buffered);
     let run = run_of(&rig, PAGE, 6, &[]);
     let ends = sections(&[PAGE / 2, PAGE * 2]);
     let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
     assert!(fates.iter().all(|fate| fate.is_verified()));
-    assert_eq!(ends.here(), 0);
+    assert_eq!(ends.arrived(), 0);
 }

@@ -1,4 +1,4 @@
-//! Calls that are cancelled, run out of time, or find no staging memory.
+//! Calls that are cancelled, pass their deadline, or find no staging memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Cancels after so many pages have been asked for.
+/// Cancels the call after a number of pages have been asked for.
 struct Cancelling<'a, T: ?Sized> {
     inner: &'a T,
     after: AtomicUsize,
@@ -23,7 +23,7 @@ impl<T: ?Sized> Cancelling<'_, T> {
     }
 }
 
-// SAFETY: as the inner one.
+// SAFETY: the same as the inner target.
 unsafe impl<T: PageTarget + ?Sized> PageTarget for Cancelling<'_, T> {
     fn len(&self) -> usize {
         self.inner.len()
@@ -35,7 +35,7 @@ unsafe impl<T: PageTarget + ?Sized> PageTarget for Cancelling<'_, T> {
 }
 
 #[test]
-fn a_cancelled_or_late_call_begins_nothing() {
+fn cancelled_or_late_call_submits_nothing() {
     for rig in rigs() {
         let mut run = Run::new(1, 3, 50_000, &[]);
         run.write(&rig.segments);
@@ -63,7 +63,7 @@ fn a_cancelled_or_late_call_begins_nothing() {
 }
 
 #[test]
-fn a_call_cancelled_on_its_way_keeps_what_it_has() {
+fn cancelled_call_delivers_pages_already_read() {
     for rig in rigs() {
         let mut runs: Vec<Run> =
             (0..10).map(|n| Run::at(n + 1, 2, 60_000, &[], 5 + n as u32 * 40)).collect();
@@ -107,7 +107,7 @@ fn a_call_cancelled_on_its_way_keeps_what_it_has() {
 }
 
 #[test]
-fn more_threads_than_staging_memory_take_turns() {
+fn threads_take_turns_with_scarce_staging() {
     let rig = rig(IoChoice::Auto);
     let mut run = Run::new(1, 6, 1 << 20, &[]);
     run.write(&rig.segments);
@@ -128,9 +128,9 @@ fn more_threads_than_staging_memory_take_turns() {
 }
 
 #[test]
-fn a_source_or_target_that_panics_leaves_nothing_in_flight() {
+fn panicking_source_or_target_leaves_nothing_in_flight() {
     struct Panics;
-    // SAFETY: gives no fragments.
+    // SAFETY: hands out no fragments.
     unsafe impl PageSource for Panics {
         fn len(&self) -> usize {
             2
@@ -158,7 +158,7 @@ fn a_source_or_target_that_panics_leaves_nothing_in_flight() {
 }
 
 #[test]
-fn a_deadline_is_kept_where_staging_is_taken() {
+fn deadline_is_kept_while_waiting_for_staging() {
     let staging = Staging::new(1).unwrap();
     let _all = staging.try_take(2 << 20).unwrap();
     let control = Control {
@@ -179,15 +179,15 @@ fn a_deadline_is_kept_where_staging_is_taken() {
 }
 
 #[test]
-fn a_forked_child_is_refused_and_does_no_harm_when_it_lets_go() {
+fn forked_child_is_refused_and_drops_safely() {
     for rig in rigs() {
         let mut run = Run::new(1, 2, 50_000, &[]);
         run.write(&rig.segments);
         let Rig { dir, segments } = rig;
-        // SAFETY: the child allocates little and leaves by `_exit`.
+        // SAFETY: the child allocates little and exits with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: ends the child if it hangs.
+            // SAFETY: kills the child if it hangs.
             unsafe { libc::alarm(20) };
             let keys = run.keys();
             let mut out = [vec![0; 50_000], vec![0; 50_000]];
@@ -205,11 +205,11 @@ fn a_forked_child_is_refused_and_does_no_harm_when_it_lets_go() {
             let fates = segments.read_runs(&[read], &Control::default());
             let refused = fates == [vec![PageFate::Missed(MissReason::Io); 2]];
             drop(segments);
-            // SAFETY: ends the child here, without running the test harness's own end.
+            // SAFETY: exits the child here, without running the test harness.
             unsafe { libc::_exit(if refused { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: our child.
+        // SAFETY: the process is our child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
         assert!(run.check(&segments).iter().all(|fate| fate.is_verified()));

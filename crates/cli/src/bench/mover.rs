@@ -4,7 +4,7 @@ use super::content::{Content, Keys, PageName};
 use super::shape::Shape;
 use crate::exit::Failure;
 use ritornello_store::{Outcome, Store, Terms, memory_left};
-use ritornello_volume::limit::{Rate, copying_threads, cpu_seconds};
+use ritornello_volume::limit::{Rate, copy_threads, cpu_seconds};
 use ritornello_volume::staging::{Backing, Piece, Staging};
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
@@ -199,7 +199,7 @@ impl Mover {
 
 fn copy_pages(to: &mut [u8], from: &[u8], stride: usize, page_bytes: usize) {
     let pages = to.len() / stride;
-    let threads = copying_threads(pages, (pages * page_bytes) as u64);
+    let threads = copy_threads(pages, (pages * page_bytes) as u64);
     let share = pages.div_ceil(threads) * stride;
     let copy = |to: &mut [u8], from: &[u8]| {
         for (to, from) in to.chunks_exact_mut(stride).zip(from.chunks_exact(stride)) {

@@ -1,8 +1,8 @@
-//! What is kept under which key.
+//! The keys of the tree.
 //!
-//! One tree holds everything; the first byte tells kinds apart. Numbers are big-endian, so that the
-//! order of keys is the order of paths, and all keys of a kind are of one length: none is the
-//! beginning of another.
+//! One tree holds everything; the first byte of a key is its kind. Numbers are big-endian, so that
+//! the order of keys is the order of paths. All keys of a kind have the same length, so that none
+//! is a prefix of another.
 //!
 //! | key | value |
 //! |---|---|
@@ -16,14 +16,14 @@
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};
 
-/// Hashes under one key: 2 KiB.
+/// Hashes per key: 2 KiB.
 pub(super) const CHUNK: usize = 128;
 
-/// Run numbers below this were given out, at most.
+/// Exclusive limit of the run numbers assigned so far.
 pub(super) const NUMBERS: [u8; 2] = *b"mn";
-/// How many runs and pages there are.
+/// The numbers of runs and of pages.
 pub(super) const SUM: [u8; 2] = *b"ms";
-/// The largest clock that was ever told.
+/// The latest clock.
 pub(super) const CLOCK: [u8; 2] = *b"mc";
 
 pub(super) const RUNS: &[u8] = b"r";
@@ -43,12 +43,12 @@ pub(super) fn child(parent: RunId, child: RunId) -> [u8; 17] {
     join(b'c', [parent.0.to_be_bytes(), child.0.to_be_bytes()])
 }
 
-/// What all children of a run begin with.
+/// The prefix of the keys of all children of a run.
 pub(super) fn children(parent: RunId) -> [u8; 9] {
     join(b'c', [parent.0.to_be_bytes()])
 }
 
-/// The page's hash in its scope.
+/// The key of a page's hash in its scope.
 pub(super) fn page(scope: ScopeSlot, page: PageHash) -> [u8; 21] {
     let mut key = [b'h'; 21];
     key[1..5].copy_from_slice(&scope.0.to_be_bytes());
@@ -56,7 +56,7 @@ pub(super) fn page(scope: ScopeSlot, page: PageHash) -> [u8; 21] {
     key
 }
 
-/// The chunk that page `page` of the run is in.
+/// The key of the chunk that holds page `page` of the run.
 pub(super) fn chunk(scope: ScopeSlot, run: RunId, page: usize) -> [u8; 15] {
     let mut key = [b'p'; 15];
     key[..13].copy_from_slice(&chunks(scope, run));
@@ -65,7 +65,7 @@ pub(super) fn chunk(scope: ScopeSlot, run: RunId, page: usize) -> [u8; 15] {
     key
 }
 
-/// What all chunks of a run begin with.
+/// The prefix of all chunks of a run.
 pub(super) fn chunks(scope: ScopeSlot, run: RunId) -> [u8; 13] {
     let mut key = [b'p'; 13];
     key[..5].copy_from_slice(&scoped(scope));
@@ -73,14 +73,14 @@ pub(super) fn chunks(scope: ScopeSlot, run: RunId) -> [u8; 13] {
     key
 }
 
-/// What all chunks of a scope begin with.
+/// The prefix of all chunks of a scope.
 pub(super) fn scoped(scope: ScopeSlot) -> [u8; 5] {
     let mut key = [b'p'; 5];
     key[1..].copy_from_slice(&scope.0.to_be_bytes());
     key
 }
 
-/// The run that a key of kind `r` or `t`, or of kind `c` (the child), ends with.
+/// The run at the end of a key of kind `r` or `t`, or the child in one of kind `c`.
 pub(super) fn run_at_end(key: &[u8]) -> RunId {
     key.last_chunk().map_or(RunId(0), |bytes| RunId(u64::from_be_bytes(*bytes)))
 }

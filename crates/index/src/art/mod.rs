@@ -2,42 +2,43 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `key` | what is kept under which key |
+//! | `key` | keys and their order |
 //! | `record` | values, and their checksums |
-//! | `tree` | Holt behind the few calls that are needed |
-//! | `read` | what is asked of the tree |
-//! | `write` | what changes it |
-//! | `recovery` | opening: what to believe |
+//! | `tree` | the calls of Holt that are used |
+//! | `read` | reads of the tree |
+//! | `write` | changes of the tree |
+//! | `recovery` | opens and verifies the index |
 //!
-//! **A change is whole or not there.** One batch of Holt's is one record of its log. A run is there
-//! once its record (`r`) is, which goes last; a run too long for one batch is written chunk by chunk
-//! before it. What a crash leaves of such a run is found at the next opening, by the missing record,
-//! and removed. Where Holt fails in the middle of a batch it may have applied a part of it: an insert
-//! takes all its keys out again before it says so. If even that fails, and where a removal fails,
+//! **Atomic changes.** A batch of Holt is one record of its log. A run exists once its record (`r`)
+//! does, which is written last; the chunks of a run that is too long for one batch are written
+//! before. The next open finds what a crash leaves of such a run by the missing record, and removes
+//! it. If Holt fails in the middle of a batch, it may have applied a part: an insert then removes
+//! all its keys again before it returns the error. If that fails as well, or if a removal fails,
 //! the index is poisoned.
 //!
-//! **What Holt 0.9.2 cannot do**, and what is done about it:
+//! **Limits of Holt 0.9.2**, and how the backend handles them:
 //!
-//! * *Sync without a checkpoint.* Either every batch waits for an `fdatasync` of the log
+//! * *No sync without a checkpoint.* Either every batch waits for an `fdatasync` of the log
 //!   ([`ArtOptions::durable`]), or the only barrier is a checkpoint, which writes every dirty frame
-//!   of 512 KiB. [`PrefixIndex::sync`] is that: durable, and dear.
-//! * *Hold a record back until the data that it names is durable.* A run that is inserted is in its log
-//!   at once, and after a power loss it may be there without its pages; their checksums make them
-//!   misses. `run` holds such records back.
-//! * *Notice damage.* Its log has checksums and its frames have none. Every value that says what is
-//!   true carries one here, seeded with its key, so a damaged one is a miss; all are checked when
-//!   the index is opened, and counted. Damage that only leads Holt past a key is found by the count.
-//! * *Go on after damage.* Where Holt refuses its files, its log is dropped; where it refuses still,
-//!   all of them. Both are logged, and said by [`ArtIndex::recovered`].
-//! * *Keep what was not synced when the process is killed.* Up to 64 KiB of its log are in the
-//!   memory of the process. What was synced is safe.
-//! * *Mend what a failed sync dropped.* Holt reads its log and its list of frames from the page cache,
-//!   and goes on behind their ends in the same files. Records of the log reach the frames with the next
+//!   of 512 KiB. [`PrefixIndex::sync`] makes one: durable, but expensive.
+//! * *Records cannot be held back until their data is durable.* An inserted run is in the log at
+//!   once, and may exist without its pages after a power loss; their checksums make them misses.
+//!   The backend `run` holds such records back.
+//! * *Damage is not detected.* Holt's log has checksums, its frames have none. So every value
+//!   carries a checksum, seeded with its key, and a damaged value is a miss. The open checks and
+//!   counts all of them. Damage that only makes Holt miss a key shows in the count.
+//! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
+//!   all files. Both are logged and reported by [`ArtIndex::recovered`].
+//! * *A kill loses changes that were not synced.* Up to 64 KiB of the log are in the memory of the
+//!   process. Synced changes are safe.
+//! * *A failed sync is not repaired.* Holt reads its log and its list of frames from the page
+//!   cache, and appends to the same files. Records of the log reach the frames with the next
 //!   checkpoint; what the list has lost is not written again. After a failed sync the index is safe
-//!   until the next power loss: remove it, or convert it. [`crate::OpenOptions::clean`] changes nothing.
-//! * *Say what it writes.* [`IndexStats::written_bytes`] counts keys and values, once.
-//! * *Live on another file system than the host's.* It does its own I/O, past the `Medium`.
-//! * *Keys and values of more than 64 KiB.* A run whose place has more than about 5,400 extents is
+//!   until the next power loss: remove it, or convert it. [`crate::OpenOptions::clean`] has no
+//!   effect.
+//! * *Writes are not reported.* [`IndexStats::written_bytes`] counts keys and values, once.
+//! * *Holt uses the host's file system.* It does its own I/O, not through the `Medium`.
+//! * *Keys and values are at most 64 KiB.* A run whose place has more than about 5,400 extents is
 //!   refused (`Invalid`).
 
 mod key;
@@ -49,7 +50,7 @@ mod tests;
 mod tree;
 mod write;
 
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
 use parking_lot::Mutex;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeMap, HashMap};
@@ -58,16 +59,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tree::Holt;
 use write::Numbers;
 
-/// How an [`ArtIndex`] is opened.
+/// Options of an [`ArtIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtOptions {
-    /// Memory for frames of the tree that are not dirty.
+    /// Bytes of memory that cache frames which are not dirty.
     pub cache_bytes: u64,
-    /// Every change waits until it is durable, and [`PrefixIndex::sync`] has nothing to do but what
-    /// [`PrefixIndex::touch`] left.
+    /// Every change is durable when the call returns. [`PrefixIndex::sync`] then writes only the
+    /// recency from [`PrefixIndex::touch`].
     pub durable: bool,
-    /// Check every run when opening. Without it a damaged one is found when it is asked for, and
-    /// what hangs behind it stays.
+    /// Check every run at open. Otherwise a damaged run is found when it is used, and runs attached
+    /// behind it stay.
     pub verify: bool,
 }
 
@@ -92,7 +93,7 @@ pub struct ArtIndex {
     recovered: ArtRecovered,
 }
 
-/// Few runs are.
+/// Retentions by run; few runs are retained.
 #[derive(Debug, Default)]
 struct Retained {
     runs: BTreeMap<RunId, u64>,
@@ -102,55 +103,55 @@ struct Retained {
 #[derive(Debug, Default)]
 struct Gauges {
     poisoned: AtomicBool,
-    /// A complaint about damage was made.
+    /// Whether damage has been logged.
     complained: AtomicBool,
     runs: AtomicU64,
     pages: AtomicU64,
-    /// Bytes of keys and values since the last sync.
+    /// Bytes of keys and values written since the last sync.
     pending: AtomicU64,
     written: AtomicU64,
     checkpoints: AtomicU64,
 }
 
-/// What [`ArtIndex::open`] found and could not keep.
+/// What [`ArtIndex::open`] recovered, and what it had to drop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArtRecovered {
     /// Holt refused its log, which was dropped.
     pub log_dropped: bool,
     /// Holt refused all of its files, which were dropped.
     pub all_dropped: bool,
-    /// There were other numbers of runs and pages than the index had said before.
+    /// Whether the numbers of runs and pages differ from the stored ones.
     pub lost: bool,
-    /// Runs that did not add up, and what hung behind them.
+    /// Runs dropped as inconsistent, and the runs attached behind them.
     pub dropped_runs: u64,
     /// Keys of runs that were being written or removed when the process died.
     pub leftover_keys: u64,
 }
 
 impl ArtIndex {
-    /// Opens the index in `dir`, which is its own, or makes one. Damage is never an error: what
-    /// cannot be believed is dropped, logged, and said by [`ArtIndex::recovered`].
+    /// Opens the index in its own directory `dir`, or creates one. Damage is not an error: what
+    /// cannot be verified is dropped, logged, and reported by [`ArtIndex::recovered`].
     ///
     /// # Errors
-    /// `Fatal` if the file system refuses, or another process has it open.
+    /// `Fatal` if the file system refuses, or another process has the index open.
     pub fn open(dir: &Path, options: ArtOptions) -> Result<Self> {
         recovery::open(dir, options)
     }
 
-    /// What opening found.
+    /// What the open recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> ArtRecovered {
         self.recovered
     }
 
-    /// Says once that something is damaged; then it is a miss.
+    /// Logs the first damage. The caller treats damage as a miss.
     fn complain(&self, run: RunId) {
         if !self.gauges.complained.swap(true, Ordering::Relaxed) {
             tracing::warn!(dir = %self.dir.display(), run = run.0, "a run in the index is damaged and is a miss; opening it again drops it");
         }
     }
 
-    /// What a reader gets of something that failed: nothing.
+    /// Turns an error of a read into nothing, which is a miss.
     fn or_miss<T>(&self, result: Result<T>) -> Option<T> {
         result
             .inspect_err(|error| {
@@ -266,8 +267,8 @@ impl PrefixIndex for ArtIndex {
         }
     }
 
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
-        settle()?;
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        sync_data()?;
         self.sync_all()
     }
 

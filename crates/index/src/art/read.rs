@@ -1,4 +1,4 @@
-//! What is asked of the tree.
+//! Reads of the tree.
 
 use super::key::{self, CHUNK};
 use super::record::{self, Record};
@@ -6,7 +6,7 @@ use super::{ArtIndex, Retained};
 use crate::{RunId, RunView};
 use ritornello_format::{PageHash, PageHashes, Result, ScopeSlot};
 
-/// Consecutive pages of a run: the run, the first page there, the number of pages.
+/// Consecutive pages of a run: the run, the first page in it, the number of pages.
 pub(super) type Stretch = (RunId, u16, usize);
 
 impl ArtIndex {
@@ -24,7 +24,7 @@ impl ArtIndex {
         Ok(record)
     }
 
-    /// The hashes of the chunk that page `page` is in. Empty if they are not what was written.
+    /// The hashes of the chunk that holds page `page`. Empty if they fail their checksum.
     pub(super) fn chunk(&self, scope: ScopeSlot, run: RunId, page: usize) -> Result<Vec<PageHash>> {
         let key = key::chunk(scope, run, page);
         let Some(value) = self.tree.get(&key)? else { return Ok(Vec::new()) };
@@ -34,7 +34,7 @@ impl ArtIndex {
         }))
     }
 
-    /// The pages of a run from chunk to chunk; `None` if one is missing.
+    /// The hashes of a run, chunk by chunk; `None` if a chunk is missing.
     pub(super) fn pages(&self, run: RunId, record: &Record) -> Result<Option<Vec<PageHash>>> {
         let mut pages = Vec::with_capacity(usize::from(record.pages));
         if usize::from(record.pages) <= CHUNK {
@@ -53,7 +53,7 @@ impl ArtIndex {
         Ok((pages.len() == usize::from(record.pages)).then_some(pages))
     }
 
-    /// Where a page is said to be, and the run if it is there at all.
+    /// The position that the tree names for a page, and the run's record if the run exists.
     fn hint(&self, scope: ScopeSlot, hash: PageHash) -> Result<Option<(RunId, u16, Record)>> {
         if hash == PageHash::NONE {
             return Ok(None);
@@ -68,7 +68,7 @@ impl ArtIndex {
             .map(|record| (run, page, record)))
     }
 
-    /// The run and number of a page, as the run itself has it.
+    /// The run and number of a page, verified against the run's hashes.
     pub(super) fn find(
         &self,
         scope: ScopeSlot,
@@ -84,12 +84,12 @@ impl ArtIndex {
         Ok(is.then_some((run, page, record)))
     }
 
-    /// The longest stretch of one run that the keys from `at` on lead through.
+    /// Matches the keys from `at` on with one run.
     ///
-    /// In a chained scope a hash commits to everything before it, so the run is passed through if
-    /// its last page is the one that is asked for there; nothing but its record is read. Else the
-    /// pages are compared one by one.
-    pub(super) fn stretch(
+    /// In a chained scope a hash commits to everything before it. So if the run's last page matches
+    /// the key at its position, the whole run matches, and only its record is read. Otherwise pages
+    /// are compared one by one.
+    pub(super) fn match_run(
         &self,
         scope: ScopeSlot,
         keys: &dyn PageHashes,
@@ -142,7 +142,7 @@ impl ArtIndex {
         Ok((from < pages.len()).then(|| pages.split_off(from)))
     }
 
-    /// Walks along the keys. `skip`: past whole runs by their records; else by range reads.
+    /// Walks along the keys: with `skip` past whole runs by their records, else by range reads.
     pub(super) fn along(
         &self,
         scope: ScopeSlot,
@@ -152,10 +152,10 @@ impl ArtIndex {
     ) -> usize {
         let mut at = 0;
         while at < keys.len() {
-            let stretch = self.stretch(scope, keys, at, skip);
-            let Some(stretch) = self.or_miss(stretch).flatten() else { break };
-            visit(stretch, at);
-            at += stretch.2;
+            let match_run = self.match_run(scope, keys, at, skip);
+            let Some(match_run) = self.or_miss(match_run).flatten() else { break };
+            visit(match_run, at);
+            at += match_run.2;
         }
         at
     }
@@ -185,7 +185,7 @@ impl ArtIndex {
         }))
     }
 
-    /// Runs from number `from` on, some of them.
+    /// Some runs, from number `from` on.
     pub(super) fn runs_from(&self, from: u64) -> Result<Vec<RunId>> {
         const SECTION: usize = 1024;
         let start = key::run(RunId(from));

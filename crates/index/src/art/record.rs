@@ -1,4 +1,5 @@
-//! Values, each behind a checksum seeded with its key: Holt's frames have none of their own.
+//! The values of the tree. Each has a checksum seeded with its key, because Holt's frames have
+//! none.
 
 use super::key;
 use crate::RunId;
@@ -8,19 +9,19 @@ use ritornello_format::{
     Error, Extent, PageHash, Place, Result, ScopeSlot, SegmentId, checksum as crc,
 };
 
-/// The longest value that Holt takes.
+/// The longest value that Holt accepts.
 const VALUE_BYTES_MAX: usize = u16::MAX as usize;
 const CHECKSUM_BYTES: usize = 8;
 
-/// What is kept of a run beside its pages.
+/// A run without its pages.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
     pub(super) scope: ScopeSlot,
     pub(super) chained: bool,
     pub(super) pages: u16,
-    /// Pages that were not removed from the middle.
+    /// Number of pages that were not removed from the middle.
     pub(super) live: u16,
-    /// The last page: all that a probe reads of a run that it passes through.
+    /// Hash of the last page: of a run that lies inside the prefix, a probe reads nothing else.
     pub(super) last: PageHash,
     pub(super) recency: u64,
     pub(super) parent: Option<(RunId, u32)>,
@@ -41,7 +42,7 @@ impl Record {
         let value = seal(&key::run(run), out.into_vec());
         if value.len() >= VALUE_BYTES_MAX {
             return Err(Error::invalid(
-                "the run lies in more pieces than fit into the 64 KiB that Holt takes: \
+                "the run has more extents than fit into the 64 KiB that Holt takes: \
                  insert shorter runs",
             )
             .with("extents", self.place.extents.len()));
@@ -49,7 +50,7 @@ impl Record {
         Ok(value)
     }
 
-    /// `None` if it is not what was written.
+    /// Decodes a record; `None` if it fails its checksum.
     pub(super) fn decode(run: RunId, value: &[u8]) -> Option<Self> {
         let body = unseal(&key::run(run), value)?;
         Self::read(&mut Reader::new(body)).ok()
@@ -80,13 +81,13 @@ pub(super) fn encode_chunk(key: &[u8], pages: &[PageHash]) -> Vec<u8> {
     seal(key, pages.iter().flat_map(|page| page.0).collect())
 }
 
-/// `None` if it is not what was written.
+/// Decodes a value; `None` if it fails its checksum.
 pub(super) fn decode_chunk(key: &[u8], value: &[u8]) -> Option<Vec<PageHash>> {
     let (pages, rest) = unseal(key, value)?.as_chunks();
     rest.is_empty().then(|| pages.iter().map(|page| PageHash(*page)).collect())
 }
 
-/// Where a page is. Without a checksum: it is a hint, and the run says what is true.
+/// Position of a page. Has no checksum: it is a hint, which the run's hashes verify.
 pub(super) fn encode_entry(run: RunId, page: u16) -> [u8; 10] {
     let mut value = [0; 10];
     value[..8].copy_from_slice(&run.0.to_be_bytes());
@@ -99,7 +100,7 @@ pub(super) fn decode_entry(value: &[u8]) -> Option<(RunId, u16)> {
     Some((RunId(run), u16::from_be_bytes(value.get(8..)?.try_into().ok()?)))
 }
 
-/// A number, or two.
+/// One or two numbers.
 pub(super) fn encode_numbers(key: &[u8], numbers: &[u64]) -> Vec<u8> {
     seal(key, numbers.iter().flat_map(|number| number.to_be_bytes()).collect())
 }
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_believed_under_its_own_key_and_whole() {
+    fn values_decode_under_their_own_key_only() {
         let record = Record {
             scope: ScopeSlot(3),
             chained: true,

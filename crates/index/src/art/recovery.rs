@@ -1,9 +1,9 @@
-//! Opening: what to believe.
+//! Opens the index, and verifies it.
 //!
-//! Holt brings its tree back; here the records of runs are read, and with
-//! [`ArtOptions::verify`](super::ArtOptions) every chunk and every link as well. A run is believed
-//! if its record, all its chunks and its parent are. What belongs to no run is removed: a run was
-//! being written or removed when the process died, or was damaged.
+//! Holt recovers its tree. This module reads the records of runs, and with
+//! [`ArtOptions::verify`](super::ArtOptions) every chunk and every link as well. A run is valid if
+//! its record, all its chunks and its parent are. Entries that belong to no valid run are removed:
+//! the run was being written or removed when the process died, or it was damaged.
 
 use super::key;
 use super::record::{self, Record};
@@ -20,16 +20,16 @@ use std::sync::atomic::Ordering;
 
 /// Holt's log, in the index's directory.
 const LOG: &str = "journal.wal";
-/// Says that the index was made: Holt takes files without a root for a new tree.
+/// Marks that the index was created: Holt takes files without a root for a new tree.
 const MADE: &str = "made";
 
-/// Opens the index: without Holt's log if what is there cannot be read, and empty if it still cannot.
+/// Opens the index: without Holt's log if its files cannot be read, and empty if they still cannot.
 pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
     std::fs::create_dir_all(dir)?;
     let mut recovered = ArtRecovered::default();
     loop {
         let attempt = || attempt(dir, options.clone(), recovered);
-        // Holt's frames have no checksums: what it does with a damaged one, nobody promises.
+        // Holt's frames have no checksums: on a damaged one it may panic.
         let error = match catch_unwind(AssertUnwindSafe(attempt)) {
             Ok(Ok(index)) => return Ok(index),
             Ok(Err(error)) if recovered.all_dropped || !tree::is_damage(&error) => {
@@ -65,10 +65,10 @@ fn attempt(dir: &Path, options: ArtOptions, recovered: ArtRecovered) -> Result<A
         recovered,
         options,
     };
-    index.settle(recovered)
+    index.reconcile(recovered)
 }
 
-/// What a run's record says, and how much of it was found.
+/// The record of a run, and the parts of the run that were found.
 #[derive(Debug)]
 struct Found {
     scope: ScopeSlot,
@@ -89,24 +89,24 @@ impl Found {
 }
 
 impl ArtIndex {
-    fn settle(mut self, mut recovered: ArtRecovered) -> Result<Self> {
+    fn reconcile(mut self, mut recovered: ArtRecovered) -> Result<Self> {
         let mut runs = HashMap::new();
-        let mut doomed = Vec::new();
+        let mut invalid = Vec::new();
         for entry in self.tree.scan(key::RUNS) {
             let (key, value) = entry?;
             let run = key::run_at_end(&key);
             match Record::decode(run, &value) {
                 Some(record) => drop(runs.insert(run, found(&record))),
-                None => doomed.push(run),
+                None => invalid.push(run),
             }
         }
         let mut leftover = Vec::new();
         let reserved = self.number_of(&key::NUMBERS)?;
-        let mut last = runs.keys().chain(&doomed).map(|run| run.0).max().unwrap_or(0);
+        let mut last = runs.keys().chain(&invalid).map(|run| run.0).max().unwrap_or(0);
         if self.options.verify || reserved.is_none() {
             self.verify(&mut runs, &mut leftover)?;
             last = leftover.iter().map(|(_, run, _)| run.0).fold(last, u64::max);
-            doomed.extend(damaged(&runs));
+            invalid.extend(damaged(&runs));
         }
         let next = reserved.unwrap_or(0).max(last + 1);
         *self.numbers.lock() = Numbers { next, reserved: next };
@@ -124,7 +124,7 @@ impl ArtIndex {
         recovered.leftover_keys = leftover.len() as u64;
         self.remove_leftover(&leftover)?;
         self.relink(&runs)?;
-        recovered.dropped_runs = self.drop_runs(&doomed, &runs)?;
+        recovered.dropped_runs = self.drop_runs(&invalid, &runs)?;
         self.recovered = recovered;
         if sum.is_none() {
             let mut batch = Batch::default();
@@ -137,7 +137,7 @@ impl ArtIndex {
             let mut batch = Batch::default();
             self.put_sum(&mut batch, 0, 0);
             self.apply(&batch)?;
-            tracing::warn!(dir = %self.dir.display(), ?recovered, "the index was not whole; went on with what was");
+            tracing::warn!(dir = %self.dir.display(), ?recovered, "the index was not complete; opened with what could be recovered");
         }
         Ok(self)
     }
@@ -163,7 +163,7 @@ impl ArtIndex {
         Ok(retained)
     }
 
-    /// Reads all chunks and links. Chunks that no run has are left over.
+    /// Reads all chunks and links. Returns the chunks without a run in `leftover`.
     fn verify(
         &self,
         runs: &mut HashMap<RunId, Found>,
@@ -174,7 +174,8 @@ impl ArtIndex {
             let Some((scope, run, first)) = key::parse_chunk(&key) else { continue };
             match runs.get_mut(&run).filter(|found| found.scope == scope && first < found.pages) {
                 Some(found) => {
-                    // In order: a chunk that is missing or damaged makes the run short for good.
+                    // Chunks come in order: after a missing or damaged one the run stays
+                    // incomplete.
                     let chunk = record::decode_chunk(&key, &value).unwrap_or_default();
                     if first == found.pages_found {
                         found.pages_found += chunk.len();
@@ -208,7 +209,7 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Links that were lost, so that whoever goes takes all that hangs behind.
+    /// Restores lost links, so that a removal reaches everything attached behind a run.
     fn relink(&self, runs: &HashMap<RunId, Found>) -> Result<()> {
         let mut batch = Batch::default();
         for (run, found) in runs {
@@ -225,9 +226,9 @@ impl ArtIndex {
         if batch.len() > 0 { self.apply(&batch) } else { Ok(()) }
     }
 
-    /// Drops runs that are not believed, and all that hang behind them. Returns how many.
-    fn drop_runs(&self, doomed: &[RunId], runs: &HashMap<RunId, Found>) -> Result<u64> {
-        let mut waiting = doomed.to_vec();
+    /// Drops invalid runs, and all runs attached behind them. Returns their number.
+    fn drop_runs(&self, invalid: &[RunId], runs: &HashMap<RunId, Found>) -> Result<u64> {
+        let mut waiting = invalid.to_vec();
         let mut dropped = 0;
         while let Some(run) = waiting.pop() {
             if self.tree.get(&key::run(run))?.is_none() {
@@ -271,7 +272,7 @@ fn found(record: &Record) -> Found {
     }
 }
 
-/// Runs that are not whole, or whose parent is not there.
+/// Runs that are incomplete, or whose parent does not exist.
 fn damaged(runs: &HashMap<RunId, Found>) -> impl Iterator<Item = RunId> + '_ {
     let is_sound = |found: &Found| {
         let there = |(run, page): (RunId, u32)| {

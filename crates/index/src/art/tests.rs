@@ -1,4 +1,5 @@
-//! Against the oracle, through reopenings, failures in the middle of a batch, and damage.
+//! Compares the index with the oracle, across reopenings, failures in the middle of a batch, and
+//! damage.
 
 use super::{ArtIndex, ArtOptions, ArtRecovered};
 use crate::conformance::{Content, contents, page, pages, place, sum};
@@ -12,7 +13,7 @@ fn open(dir: &Path) -> ArtIndex {
     ArtIndex::open(dir, ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() }).unwrap()
 }
 
-/// Puts pages into an index: a scope's number is even if it is chained.
+/// Puts pages into an index. A scope with an even number is chained.
 fn insert(
     index: &dyn PrefixIndex,
     scope: u32,
@@ -58,7 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Paths share their first 100 pages by twos, and their first 40 all.
+/// Pairs of paths share their first 100 pages, and all paths their first 40.
 fn key(path: u64, at: u64) -> PageHash {
     page(
         if at < 40 {
@@ -80,7 +81,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// The same run in both.
+    /// Inserts the same run into both indexes.
     fn pick(&self, pick: usize) -> Option<(RunId, RunId, u32)> {
         let mut runs = Vec::new();
         self.memory.for_each(&mut |run, view| runs.push((view.place.generation, run, view)));
@@ -187,13 +188,13 @@ proptest! {
 }
 
 #[test]
-fn an_insert_that_fails_in_the_middle_changes_nothing() {
+fn insert_failing_midway_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     let trunk = pages(1, 50);
     insert(&index, 2, None, &trunk, 1).unwrap();
     let before = contents(&index);
-    // A run of several batches: the first goes through, the last does not.
+    // A run of several batches: the first succeeds, the last fails.
     for (count, after) in [(1, 0), (1, 2), (40, 41), (900, 3), (3000, 900)] {
         let more = pages(2, count);
         *index.tree.fail_after.lock() = Some(after);
@@ -203,7 +204,7 @@ fn an_insert_that_fails_in_the_middle_changes_nothing() {
         assert_eq!(contents(&index), before);
         assert!(index.tree.scan(b"p").count() == 1, "no key is left");
         assert_eq!(index.tree.scan(b"h").count(), 50);
-        // The same insert goes through when Holt does not fail.
+        // The same insert succeeds once Holt does not fail.
         let run = insert(&index, 2, trunk.last().copied(), &more, 2).unwrap();
         assert_eq!(index.truncate(run, 0).len(), 1);
     }
@@ -212,12 +213,12 @@ fn an_insert_that_fails_in_the_middle_changes_nothing() {
 }
 
 #[test]
-fn a_run_in_more_pieces_than_a_value_holds_is_refused_and_changes_nothing() {
+fn run_with_too_many_extents_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     insert(&index, 2, None, &pages(1, 5), 1).unwrap();
     let before = contents(&index);
-    // Every page by itself: more than 64 KiB of extents.
+    // One extent per page: more than 64 KiB of extents.
     let keys = pages(2, 6000);
     let mut scattered = place(2, 6000);
     let segment = scattered.extents[0].segment;
@@ -239,17 +240,21 @@ fn a_run_in_more_pieces_than_a_value_holds_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn what_a_crash_left_of_a_long_run_is_removed() {
+fn crash_remains_of_a_long_run_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     insert(&index, 2, None, &pages(1, 5), 1).unwrap();
     let long = insert(&index, 2, None, &pages(2, 1000), 2).unwrap();
     let behind = insert(&index, 2, Some(page(2, 700)), &pages(3, 5), 3).unwrap();
-    // As if the process had died with all but the record written.
+    // The state of a process that died before it wrote the record.
     let mut batch = super::tree::Batch::default();
     batch.delete(&super::key::run(long));
     index.apply(&batch).unwrap();
-    assert_eq!(index.locate(ScopeSlot(2), page(2, 3)), None, "no record, no run");
+    assert_eq!(
+        index.locate(ScopeSlot(2), page(2, 3)),
+        None,
+        "a run without a record does not exist"
+    );
     index.sync().unwrap();
     drop(index);
     let index = open(dir.path());
@@ -265,7 +270,7 @@ fn what_a_crash_left_of_a_long_run_is_removed() {
 }
 
 #[test]
-fn where_nothing_can_be_taken_back_the_index_is_poisoned() {
+fn failed_rollback_poisons_the_index() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     let run = insert(&index, 2, None, &pages(1, 50), 1).unwrap();
@@ -274,7 +279,11 @@ fn where_nothing_can_be_taken_back_the_index_is_poisoned() {
     let error = insert(&index, 2, None, &pages(2, 5), 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
     assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
-    assert_eq!(index.longest_prefix(ScopeSlot(2), &pages(1, 50)), 0, "half a run is none");
+    assert_eq!(
+        index.longest_prefix(ScopeSlot(2), &pages(1, 50)),
+        0,
+        "an incomplete run does not exist"
+    );
     drop(index);
     let index = open(dir.path());
     assert!(contents(&index).is_empty());
@@ -282,13 +291,13 @@ fn where_nothing_can_be_taken_back_the_index_is_poisoned() {
 }
 
 #[test]
-fn a_durable_one_needs_no_sync() {
+fn durable_index_needs_no_sync() {
     let dir = tempfile::tempdir().unwrap();
     let copy = tempfile::tempdir().unwrap();
     let options = ArtOptions { durable: true, ..ArtOptions::default() };
     let index = ArtIndex::open(dir.path(), options).unwrap();
     insert(&index, 2, None, &pages(1, 50), 1).unwrap();
-    // What a crash leaves: the files as they are now, while the index is still open.
+    // A crash: the files as they are now, while the index is open.
     for entry in std::fs::read_dir(dir.path()).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
@@ -297,7 +306,7 @@ fn a_durable_one_needs_no_sync() {
     assert_eq!(index.stats().checkpoints, 0);
 }
 
-/// What is there was there once, at most with less of it, and it is closed.
+/// Checks that every run existed before, at most with fewer pages, and that the index is closed.
 fn is_sound(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
     let mut views = BTreeMap::new();
     index.for_each(&mut |run, view| drop(views.insert(run, view)));
@@ -316,7 +325,7 @@ fn is_sound(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
 }
 
 #[test]
-fn damage_anywhere_is_a_miss_or_a_drop_and_never_wrong() {
+fn damage_causes_misses_or_drops_only() {
     let source = tempfile::tempdir().unwrap();
     let index = open(source.path());
     let mut parent = None;
@@ -338,7 +347,7 @@ fn damage_anywhere_is_a_miss_or_a_drop_and_never_wrong() {
             let mut bytes = std::fs::read(entry.path()).unwrap();
             let random =
                 crate::synthetic::mix(seed << 8 | u64::from(entry.file_name().len() as u8));
-            // Where there is something: files are preallocated.
+            // Only where the files have contents: they are preallocated.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             if used > 0 && seed % 4 != 3 {
                 bytes[random as usize % used] ^= 1 << (random >> 32 & 7);
@@ -349,7 +358,7 @@ fn damage_anywhere_is_a_miss_or_a_drop_and_never_wrong() {
         }
         let index = open(dir.path());
         is_sound(&index, &before);
-        // Nothing is said where no more is missing than the end of what was not synced.
+        // Nothing is reported if only the end of unsynced changes is missing.
         let runs = index.stats().runs;
         if index.recovered() == ArtRecovered::default() {
             assert!(runs > 150, "only {runs} runs, and nothing was said");
@@ -357,9 +366,9 @@ fn damage_anywhere_is_a_miss_or_a_drop_and_never_wrong() {
         } else {
             lost += 1;
         }
-        // It goes on.
+        // The index still accepts changes.
         insert(&index, 4, None, &pages(900, 20), 9000).unwrap();
         assert_eq!(index.longest_prefix(ScopeSlot(4), &pages(900, 20)), 20);
     }
-    assert!(lost > 0, "some of it was found");
+    assert!(lost > 0, "some damage was found");
 }

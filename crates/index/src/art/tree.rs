@@ -1,19 +1,19 @@
-//! Holt behind the few calls that are needed, with its failures as ours.
+//! Wraps the calls of Holt that this backend uses, and converts its errors.
 
 use holt::{CheckpointConfig, Durability, KeyRangeEntryRef, RangeEntry, Tree, TreeConfig};
 use ritornello_format::{Error, Result};
 use std::path::Path;
 
-/// Operations of one batch: each is one record of Holt's log, at most about a megabyte long.
+/// Operations per batch. A batch is one record of Holt's log, of at most about 1 MiB.
 pub(super) const OPS: usize = 1024;
 
-/// Bytes that values are padded to.
+/// Bytes to which values are padded.
 ///
-/// A frame of Holt's has 512 KiB and 10,240 slots, one a node. When the slots of a frame run out
-/// first, Holt cannot move a part of it into another frame, as that takes a slot: inserts into it
-/// fail from then on (`OutOfSlots`), after hundreds of milliseconds. So leaves must be large enough
-/// for the bytes to run out first: keys here are 9 to 21 bytes long, a leaf adds 16, and a third as
-/// many slots go into inner nodes.
+/// A frame of Holt has 512 KiB and 10,240 slots, one per node. If the slots run out first, Holt
+/// cannot move a part of the frame to another one, because that takes a slot: from then on inserts
+/// into it fail (`OutOfSlots`), after hundreds of milliseconds. So leaves must be long enough for
+/// the bytes to run out first. Keys have 9 to 21 bytes, a leaf adds 16, and inner nodes take a
+/// third as many slots.
 const VALUE_BYTES_MIN: usize = 64;
 
 fn pad(value: &[u8]) -> Box<[u8]> {
@@ -31,11 +31,11 @@ fn unpad(mut value: Vec<u8>) -> Vec<u8> {
     value
 }
 
-/// What is to be changed at once.
+/// Operations to apply together.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Batch(Vec<Change>);
 
-/// A key, and its value or none.
+/// A key, and its new value; `None` deletes it.
 type Change = (Box<[u8]>, Option<Box<[u8]>>);
 
 impl Batch {
@@ -51,7 +51,7 @@ impl Batch {
         self.0.len()
     }
 
-    /// Takes back puts of keys that were not there, but those that `stay`: the last first.
+    /// The batch that reverts puts of new keys, except those of `stay`; the last put first.
     pub(super) fn undo(&self, stay: &[u8]) -> Self {
         let new = self.0.iter().rev().filter(|(key, _)| **key != *stay);
         Self(new.map(|(key, _)| (key.clone(), None)).collect())
@@ -66,7 +66,8 @@ impl Batch {
 /// The tree.
 pub(super) struct Holt {
     tree: Tree,
-    /// The next batch fails after so many of its operations, as Holt's may.
+    /// Number of operations after which the next batch fails, for tests: Holt may fail in the
+    /// middle.
     #[cfg(test)]
     pub(super) fail_after: parking_lot::Mutex<Option<usize>>,
 }
@@ -78,13 +79,14 @@ impl std::fmt::Debug for Holt {
 }
 
 impl Holt {
-    /// Opens or makes the tree in `dir`.
+    /// Opens the tree in `dir`, or creates one.
     pub(super) fn open(dir: &Path, cache_bytes: u64, durable: bool) -> holt::Result<Self> {
         let mut config = TreeConfig::new(dir);
-        // Frames of 512 KiB; fewer than eight do not hold a path through the tree.
+        // Frames have 512 KiB; fewer than eight do not hold a path through the tree.
         config.buffer_pool_size = (cache_bytes >> 19).max(8) as usize;
         config.durability = Durability::Wal { sync: durable };
-        // `sync` says when: in the background every dirty frame would be written twice a second.
+        // Checkpoints are made by `sync` only: in the background, every dirty frame would be
+        // written twice per second.
         config.checkpoint = CheckpointConfig { enabled: false, ..CheckpointConfig::default() };
         Ok(Self {
             tree: Tree::open(config)?,
@@ -97,7 +99,7 @@ impl Holt {
         self.tree.get(key).map(|value| value.map(unpad)).map_err(error)
     }
 
-    /// All that begins with `prefix`, in order.
+    /// All entries whose keys begin with `prefix`, in order.
     pub(super) fn scan(
         &self,
         prefix: &[u8],
@@ -109,7 +111,7 @@ impl Holt {
         })
     }
 
-    /// Up to `limit` keys that begin with `prefix` and come after `start`.
+    /// At most `limit` keys that begin with `prefix` and follow `start`.
     pub(super) fn keys_after(
         &self,
         prefix: &[u8],
@@ -126,13 +128,13 @@ impl Holt {
         visited.map(|_| keys).map_err(error)
     }
 
-    /// Whether anything begins with `prefix`.
+    /// Whether any key begins with `prefix`.
     pub(super) fn any(&self, prefix: &[u8]) -> Result<bool> {
         self.tree.is_prefix_empty(prefix).map(|empty| !empty).map_err(error)
     }
 
-    /// Applies a batch: in the log all of it or nothing. On failure any part of it may have been
-    /// applied to the tree. Returns the bytes of its keys and values.
+    /// Applies a batch. The log gets all of it or nothing; after a failure, any part of it may have
+    /// been applied to the tree. Returns the bytes of its keys and values.
     pub(super) fn apply(&self, batch: &Batch) -> Result<u64> {
         #[cfg(test)]
         let after = self.fail_after.lock().take();
@@ -152,19 +154,19 @@ impl Holt {
         applied.map(|_| batch.bytes()).map_err(error)
     }
 
-    /// Writes all dirty frames and cuts the log: the only barrier that Holt offers.
+    /// Writes all dirty frames and truncates the log: Holt's only barrier.
     pub(super) fn checkpoint(&self) -> Result<()> {
         self.tree.checkpoint().map_err(error)
     }
 }
 
-/// Whether something failed for what is in the files and not for the file system.
+/// Whether an error is about the contents of the files, rather than the file system.
 pub(super) fn is_damage(error: &Error) -> bool {
     use std::error::Error as _;
     use std::io::ErrorKind::{NotFound, WouldBlock};
     let cause = error.source().and_then(|source| source.downcast_ref::<holt::Error>());
     cause.is_some_and(|cause| match cause {
-        // Missing files, short reads, and what Holt says in its own words. Not what the kernel says.
+        // Missing files, short reads, and errors of Holt's own; not errors of the kernel.
         holt::Error::BlobStoreIo(cause) => {
             cause.kind() == NotFound || cause.raw_os_error().is_none() && cause.kind() != WouldBlock
         }
@@ -172,7 +174,7 @@ pub(super) fn is_damage(error: &Error) -> bool {
     })
 }
 
-/// What the caller of the index should do.
+/// Converts an error, with advice for the caller.
 pub(super) fn error(cause: holt::Error) -> Error {
     use holt::Error as E;
     let error = match &cause {

@@ -1,4 +1,4 @@
-//! What changes the tree. One writer at a time.
+//! Changes of the tree. Writers are serialised.
 
 use super::ArtIndex;
 use super::key::{self, CHUNK};
@@ -10,14 +10,14 @@ use ritornello_format::{Error, PageHash, Place, Result, ScopeSlot};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers of runs that are taken from the tree at once.
+/// Run numbers that are reserved in the tree at a time.
 const NUMBERS: u64 = 1 << 16;
 
-/// Numbers for new runs.
+/// The run numbers for new runs.
 #[derive(Debug)]
 pub(super) struct Numbers {
     pub(super) next: u64,
-    /// The tree says that all below were given out.
+    /// The tree records that all lower numbers are assigned.
     pub(super) reserved: u64,
 }
 
@@ -84,8 +84,8 @@ impl ArtIndex {
         Ok(run)
     }
 
-    /// The next number. What the tree says is ahead of it, so that no number is given out twice,
-    /// and no key is left of one that is given out.
+    /// The next run number. The tree's record is ahead of it, so that no number is assigned twice,
+    /// and a number that is assigned has no keys left.
     fn number(&self, numbers: &mut Numbers) -> Result<RunId> {
         if numbers.next >= numbers.reserved {
             let reserved = numbers.next + NUMBERS;
@@ -106,8 +106,8 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Applies a batch of new keys, or takes them and those of `done` out again. If that fails, too,
-    /// the index is poisoned.
+    /// Applies a batch of new keys, or else removes them and those of `done` again. If that fails
+    /// too, the index is poisoned.
     fn apply_or_undo(&self, batch: &Batch, done: &[Batch]) -> Result<()> {
         let Err(error) = self.apply(batch) else { return Ok(()) };
         for undone in std::iter::once(batch).chain(done.iter().rev()) {
@@ -118,8 +118,8 @@ impl ArtIndex {
         Err(error)
     }
 
-    /// Says how many runs and pages there are once the batch is applied: what else would tell that
-    /// Holt does not find some of them any more?
+    /// Adds the numbers of runs and pages after the batch to it: nothing else would show that Holt
+    /// no longer finds some of them.
     pub(super) fn put_sum(&self, batch: &mut Batch, runs: i64, pages: i64) {
         let add =
             |gauge: &AtomicU64, more| gauge.load(Ordering::Relaxed).saturating_add_signed(more);
@@ -161,12 +161,12 @@ impl ArtIndex {
         let _ = self.apply_or_poison(&batch);
     }
 
-    /// Cuts a run, after everything that is attached behind the cut, leaves first: so the index is
-    /// closed at every moment. Ends early where Holt fails; the index is poisoned then.
+    /// Cuts a run. Removes everything attached behind the cut first, leaves before their parents:
+    /// so the index is closed at every moment. Stops if Holt fails; the index is poisoned then.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
-        let doomed = self.or_miss(self.closure(run, keep)).unwrap_or_default();
-        let mut removed = Vec::with_capacity(doomed.len());
-        for (run, keep) in doomed.into_iter().rev() {
+        let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
+        let mut removed = Vec::with_capacity(removals.len());
+        for (run, keep) in removals.into_iter().rev() {
             if self.sound().is_err() {
                 break;
             }
@@ -175,41 +175,42 @@ impl ArtIndex {
         removed
     }
 
-    /// The run, and every run that is attached behind the cut, each after the one it is attached to.
+    /// The run, and every run attached behind the cut, each after the run it is attached to.
     fn closure(&self, run: RunId, keep: u32) -> Result<Vec<(RunId, u32)>> {
         let Some(record) = self.record(run)? else { return Ok(Vec::new()) };
         if keep >= u32::from(record.pages) {
             return Ok(Vec::new());
         }
-        let mut doomed = vec![(run, keep)];
+        let mut removals = vec![(run, keep)];
         let mut met = HashSet::from([run]);
         let mut at = 0;
-        while record.chained && at < doomed.len() {
-            let (next, from) = doomed[at];
+        while record.chained && at < removals.len() {
+            let (next, from) = removals[at];
             for (child, page) in self.children(next)? {
                 if page < from {
                     continue;
                 }
-                // A run has one parent, so only the first can be met again, and only if it hangs
-                // behind itself. No honest chain does; it goes whole then, with all its children.
-                if child == run && doomed[0].1 > 0 {
-                    doomed[0].1 = 0;
+                // A run has one parent, so only the first run can occur again, and only if it is
+                // attached behind itself. Intact chains have no such ring; the run is then removed
+                // with all its children.
+                if child == run && removals[0].1 > 0 {
+                    removals[0].1 = 0;
                     for (child, page) in self.children(run)? {
                         if page < keep && met.insert(child) {
-                            doomed.push((child, 0));
+                            removals.push((child, 0));
                         }
                     }
                 } else if met.insert(child) {
-                    doomed.push((child, 0));
+                    removals.push((child, 0));
                 }
             }
             at += 1;
         }
-        Ok(doomed)
+        Ok(removals)
     }
 
-    /// The record goes first, or is cut: from then on nothing behind the cut is there. What is left
-    /// of a longer run when the process dies is found at the next opening.
+    /// Removes or cuts the record first: then nothing behind the cut exists. If the process dies,
+    /// the next open removes the remains of a longer run.
     fn cut_one(&self, run: RunId, keep: u32) -> Result<Option<Removed>> {
         let Some(mut record) = self.record(run)? else { return Ok(None) };
         let Some(pages) = self.pages(run, &record)? else { return Ok(None) };
@@ -263,7 +264,7 @@ impl ArtIndex {
         Ok(Some(Removed { run, scope, pages: gone as u32, whole, extents }))
     }
 
-    /// Deletes the entry of a page, unless it leads to another run by now.
+    /// Deletes the entry of a page, unless it leads to another run.
     pub(super) fn forget(
         &self,
         batch: &mut Batch,
@@ -315,7 +316,7 @@ impl ArtIndex {
         let mut removed = Vec::new();
         let mut start = key::scoped(scope).to_vec();
         loop {
-            // The writers' lock is let go now and then; inserts get their turn.
+            // Release the writers' lock between batches, so that inserts make progress.
             let _writer = self.numbers.lock();
             let keys = self.tree.keys_after(&key::scoped(scope), &start, 256);
             let keys = self.or_miss(keys).unwrap_or_default();
@@ -385,7 +386,7 @@ impl ArtIndex {
             for section in touched.chunks(OPS) {
                 let mut batch = Batch::default();
                 for &run in section {
-                    // With the recency that it was touched with.
+                    // Include recency that is not in the tree yet.
                     if let Some(record) = self.record(run)? {
                         batch.put(&key::run(run), &record.encode(run)?);
                     }

@@ -1,4 +1,4 @@
-//! What an index that survives power loss promises besides.
+//! Guarantees of an index that survives power loss.
 
 #![allow(clippy::panic, reason = "a suite panics where a promise is broken")]
 
@@ -6,22 +6,22 @@ use super::{contents, pages, place};
 use crate::{NewRun, PrefixIndex};
 use ritornello_format::{Error, ErrorKind, ScopeSlot};
 
-/// An index, and how it would come up had the power gone just now.
-pub struct Kept {
+/// An index, and a way to open it as it would be after a power loss.
+pub struct PersistentIndex {
     /// It.
     pub index: Box<dyn PrefixIndex>,
-    /// Opens it again, with nothing but what is durable.
+    /// Opens it again, with only the durable state.
     pub after_power_loss: Box<dyn Fn() -> Box<dyn PrefixIndex>>,
 }
 
-impl Kept {
+impl PersistentIndex {
     fn insert(&self, generation: u64) {
         let pages = pages(generation, 3);
         let place = place(generation, 3);
         let scope = ScopeSlot(1);
         let run =
             NewRun { scope, chained: true, parent: None, pages: &pages, place: &place, recency: 1 };
-        assert!(self.index.insert(&run).is_ok(), "a sound run is taken");
+        assert!(self.index.insert(&run).is_ok(), "a valid run is accepted");
     }
 
     fn generations(&self) -> Vec<u64> {
@@ -29,38 +29,38 @@ impl Kept {
     }
 }
 
-pub(super) fn what_comes_while_data_is_synced_waits_for_the_next_sync(kept: &Kept) {
-    kept.insert(1);
-    let settle = || {
-        assert!(kept.generations().is_empty(), "nothing is durable before its data");
-        kept.insert(2);
+pub(super) fn changes_during_data_sync_wait_for_next_sync(persistent: &PersistentIndex) {
+    persistent.insert(1);
+    let sync_data = || {
+        assert!(persistent.generations().is_empty(), "nothing is durable before its data");
+        persistent.insert(2);
         Ok(())
     };
-    assert!(kept.index.sync_after(&settle).is_ok());
-    assert_eq!(kept.generations(), [1], "what came after the data was taken waits");
-    assert!(kept.index.sync().is_ok());
-    assert_eq!(kept.generations(), [1, 2]);
+    assert!(persistent.index.sync_after(&sync_data).is_ok());
+    assert_eq!(persistent.generations(), [1], "changes during the data sync wait");
+    assert!(persistent.index.sync().is_ok());
+    assert_eq!(persistent.generations(), [1, 2]);
 }
 
-pub(super) fn data_that_cannot_be_synced_keeps_its_records_back(kept: &Kept) {
-    kept.insert(1);
-    let failed = kept.index.sync_after(&|| Err(Error::retry("not now")));
+pub(super) fn failed_data_sync_holds_records_back(persistent: &PersistentIndex) {
+    persistent.insert(1);
+    let failed = persistent.index.sync_after(&|| Err(Error::retry("not now")));
     assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry));
-    assert!(kept.generations().is_empty(), "nothing is durable without its data");
-    kept.insert(2);
-    assert!(kept.index.sync().is_ok(), "it may be tried again");
-    assert_eq!(kept.generations(), [1, 2], "in the order in which they came");
+    assert!(persistent.generations().is_empty(), "nothing is durable without its data");
+    persistent.insert(2);
+    assert!(persistent.index.sync().is_ok(), "a sync may be repeated");
+    assert_eq!(persistent.generations(), [1, 2], "in the order of their insertion");
 }
 
-pub(super) fn a_sync_within_the_sync_of_data_is_no_trouble(kept: &Kept) {
-    kept.insert(1);
-    let settle = || {
-        kept.insert(2);
-        kept.index.sync()?;
-        assert_eq!(kept.generations(), [1, 2], "whoever says that data is durable is believed");
-        kept.insert(3);
+pub(super) fn sync_may_nest_in_data_sync(persistent: &PersistentIndex) {
+    persistent.insert(1);
+    let sync_data = || {
+        persistent.insert(2);
+        persistent.index.sync()?;
+        assert_eq!(persistent.generations(), [1, 2], "the inner sync makes its records durable");
+        persistent.insert(3);
         Ok(())
     };
-    assert!(kept.index.sync_after(&settle).is_ok());
-    assert_eq!(kept.generations(), [1, 2]);
+    assert!(persistent.index.sync_after(&sync_data).is_ok());
+    assert_eq!(persistent.generations(), [1, 2]);
 }

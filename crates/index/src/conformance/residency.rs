@@ -1,12 +1,12 @@
-//! What every [`Residency`] must do: `conformance::run_residency(&|| Box::new(MyResidency::new()))`
-//! panics, naming the promise, where one is broken.
+//! A suite of the guarantees of every [`Residency`]: `conformance::run_residency(&
+//! Box::new(MyResidency::new()))` panics, naming the scenario, where one is broken.
 
 use super::pages;
 use crate::residency::{Holder, Prefix, Residency, Tier, Tiers, Worker};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes an empty index.
+/// Creates an empty index.
 type Make<'a> = &'a dyn Fn() -> Box<dyn Residency>;
 
 const SCOPE: ScopeSlot = ScopeSlot(1);
@@ -16,16 +16,16 @@ const B: Worker = Worker(1 << 20);
 /// Runs every scenario on an index of its own.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a guarantee is broken.
 pub fn run_residency(make: Make<'_>) {
-    prefixes_go_as_far_as_each_worker_holds(make().as_ref());
-    a_hole_ends_a_prefix_and_removes_nothing_behind_it(make().as_ref());
-    events_may_come_twice_in_any_order_or_for_nothing(make().as_ref());
-    what_is_cleared_is_gone_and_may_come_back(make().as_ref());
-    hashes_that_share_bytes_are_different_pages(make().as_ref());
-    sequences_may_be_short_or_long(make().as_ref());
-    a_chain_may_come_page_by_page(make().as_ref());
-    readers_see_what_nobody_removes(make().as_ref());
+    prefixes_end_where_each_worker_does(make().as_ref());
+    hole_ends_a_prefix_and_keeps_the_rest(make().as_ref());
+    repeated_and_useless_events_are_harmless(make().as_ref());
+    cleared_pages_may_return(make().as_ref());
+    hashes_that_share_bytes_are_distinguished(make().as_ref());
+    short_and_long_sequences_are_found(make().as_ref());
+    chain_may_arrive_page_by_page(make().as_ref());
+    readers_see_pages_that_are_not_removed(make().as_ref());
 }
 
 fn done(result: Result<()>) {
@@ -36,7 +36,7 @@ fn put(index: &dyn Residency, worker: Worker, tier: Tier, pages: &[PageHash]) {
     done(index.put(SCOPE, worker, tier, None, pages));
 }
 
-/// Worker, pages, and how many of them on each tier.
+/// Worker, number of pages, and number of pages by tier.
 fn located(index: &dyn Residency, pages: &[PageHash]) -> Vec<(Worker, u32, [u32; 4])> {
     let prefixes = index.locate(SCOPE, &pages);
     prefixes.iter().map(|Prefix { worker, pages, on }| (*worker, *pages, *on)).collect()
@@ -46,9 +46,9 @@ fn holder(worker: Worker, tiers: impl Into<Tiers>) -> Holder {
     Holder { worker, tiers: tiers.into() }
 }
 
-fn prefixes_go_as_far_as_each_worker_holds(index: &dyn Residency) {
+fn prefixes_end_where_each_worker_does(index: &dyn Residency) {
     let chain = pages(1, 10);
-    assert_eq!(located(index, &chain), [], "nobody holds anything yet");
+    assert_eq!(located(index, &chain), [], "there are no holders yet");
     put(index, A, Tier::Device, &chain[..6]);
     put(index, B, Tier::Host, &chain[..4]);
     put(index, B, Tier::Device, &chain[..1]);
@@ -56,7 +56,7 @@ fn prefixes_go_as_far_as_each_worker_holds(index: &dyn Residency) {
     let expected = [(B, 9, [1, 3, 5, 0]), (A, 6, [6, 0, 0, 0])];
     assert_eq!(located(index, &chain), expected, "the longest first, by the fastest tiers");
     assert_eq!(located(index, &chain[..2]), [(A, 2, [2, 0, 0, 0]), (B, 2, [1, 1, 0, 0])]);
-    assert_eq!(located(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "from wherever it is asked");
+    assert_eq!(located(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "from any page on");
     assert_eq!(located(index, &[]), [], "no pages, no prefixes");
     let both = Tiers::from(Tier::Host).with(Tier::Disk.into());
     let expected = [holder(A, Tier::Device), holder(B, both)];
@@ -66,15 +66,15 @@ fn prefixes_go_as_far_as_each_worker_holds(index: &dyn Residency) {
     assert_eq!(located(index, &branch)[0].1, 5, "another chain ends where it branches off");
 }
 
-fn a_hole_ends_a_prefix_and_removes_nothing_behind_it(index: &dyn Residency) {
+fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
     let chain = pages(1, 8);
     put(index, A, Tier::Device, &chain);
     put(index, B, Tier::Device, &chain);
     index.remove_block(SCOPE, A, chain[3]);
     assert_eq!(located(index, &chain), [(B, 8, [8, 0, 0, 0]), (A, 3, [3, 0, 0, 0])]);
-    assert_eq!(located(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "what is behind it stays");
+    assert_eq!(located(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "pages behind the hole stay");
     index.remove_block(SCOPE, B, chain[3]);
-    assert_eq!(index.holders(SCOPE, chain[3]), [], "nobody holds it");
+    assert_eq!(index.holders(SCOPE, chain[3]), [], "the page has no holder");
     assert_eq!(located(index, &chain)[1].1, 3);
     done(index.put(SCOPE, A, Tier::Host, Some(chain[2]), &chain[3..4]));
     assert_eq!(located(index, &chain), [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])], "closed");
@@ -83,12 +83,12 @@ fn a_hole_ends_a_prefix_and_removes_nothing_behind_it(index: &dyn Residency) {
     assert_eq!(located(index, &chain[4..])[0].1, 4, "and not the others");
 }
 
-fn events_may_come_twice_in_any_order_or_for_nothing(index: &dyn Residency) {
+fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
     let chain = pages(1, 6);
     index.remove_block(SCOPE, A, chain[0]);
     index.clear_worker(A);
     index.clear_scope(SCOPE);
-    assert_eq!(located(index, &chain), [], "nothing comes of nothing");
+    assert_eq!(located(index, &chain), [], "an empty put changes nothing");
     let unknown = Some(pages(9, 1)[0]);
     let stored = |parent, pages: &[PageHash]| {
         done(index.put(SCOPE, A, Tier::Device, parent, pages));
@@ -100,7 +100,11 @@ fn events_may_come_twice_in_any_order_or_for_nothing(index: &dyn Residency) {
     stored(Some(chain[1]), &chain[2..3]);
     for _ in 0..2 {
         stored(None, &chain[1..5]);
-        assert_eq!(located(index, &chain), [(A, 6, [6, 0, 0, 0])], "again is as once");
+        assert_eq!(
+            located(index, &chain),
+            [(A, 6, [6, 0, 0, 0])],
+            "a repeated event changes nothing"
+        );
     }
     for _ in 0..2 {
         index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[5], chain[5], pages(9, 1)[0]]);
@@ -110,15 +114,15 @@ fn events_may_come_twice_in_any_order_or_for_nothing(index: &dyn Residency) {
     index.remove_blocks(SCOPE, A, Tiers::NONE, &chain);
     index.remove_block(SCOPE, B, chain[0]);
     index.remove_block(ScopeSlot(2), A, chain[0]);
-    assert_eq!(located(index, &chain)[0].1, 5, "not there, not on that tier, not of that worker");
+    assert_eq!(located(index, &chain)[0].1, 5, "unknown page, other tier, other worker");
     let refused = index.put(SCOPE, A, Tier::Device, None, &[chain[0], PageHash::NONE]);
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::Invalid));
     index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[0], PageHash::NONE]);
-    assert_eq!(located(index, &chain)[0].1, 5, "what is no page changes nothing");
+    assert_eq!(located(index, &chain)[0].1, 5, "the hash of no page changes nothing");
     assert_eq!(located(index, &[chain[0], PageHash::NONE])[0].1, 1);
 }
 
-fn what_is_cleared_is_gone_and_may_come_back(index: &dyn Residency) {
+fn cleared_pages_may_return(index: &dyn Residency) {
     let (chain, other) = (pages(1, 40), ScopeSlot(7));
     let fill = || {
         for worker in [A, B] {
@@ -135,12 +139,24 @@ fn what_is_cleared_is_gone_and_may_come_back(index: &dyn Residency) {
         put(index, A, Tier::Remote, &chain[..5]);
         let expected =
             [holder(A, Tier::Remote), holder(B, Tiers::from(Tier::Device).with(Tier::Host.into()))];
-        assert_eq!(index.holders(SCOPE, chain[2]), expected, "the same name, begun anew");
+        assert_eq!(
+            index.holders(SCOPE, chain[2]),
+            expected,
+            "the worker may return under its name"
+        );
         index.clear_scope(SCOPE);
         assert_eq!(located(index, &chain), []);
-        assert_eq!(index.locate(other, &&chain[..])[0].pages, 40, "of another scope nothing");
+        assert_eq!(
+            index.locate(other, &&chain[..])[0].pages,
+            40,
+            "other scopes keep their holders"
+        );
         put(index, B, Tier::Host, &chain[..2]);
-        assert_eq!(located(index, &chain), [(B, 2, [0, 2, 0, 0])], "a scope begins anew, too");
+        assert_eq!(
+            located(index, &chain),
+            [(B, 2, [0, 2, 0, 0])],
+            "a cleared scope may be filled again"
+        );
         index.clear_worker(B);
         assert_eq!(index.locate(other, &&chain[..]), []);
         done(index.maintain());
@@ -148,8 +164,8 @@ fn what_is_cleared_is_gone_and_may_come_back(index: &dyn Residency) {
     }
 }
 
-fn hashes_that_share_bytes_are_different_pages(index: &dyn Residency) {
-    // Eight bytes agree: the first, the last, and those where a table might look.
+fn hashes_that_share_bytes_are_distinguished(index: &dyn Residency) {
+    // Eight bytes are equal: the first, the last, and those that a table may use.
     let alike = |at: usize, number: u64| {
         let mut hash = PageHash([0x5a; 16]);
         hash.0[at..at + 8].copy_from_slice(&number.to_le_bytes());
@@ -166,7 +182,7 @@ fn hashes_that_share_bytes_are_different_pages(index: &dyn Residency) {
     }
 }
 
-fn sequences_may_be_short_or_long(index: &dyn Residency) {
+fn short_and_long_sequences_are_found(index: &dyn Residency) {
     let (one, many) = (pages(1, 1), pages(2, 100_000));
     put(index, A, Tier::Device, &one);
     put(index, A, Tier::Disk, &many);
@@ -182,14 +198,14 @@ fn sequences_may_be_short_or_long(index: &dyn Residency) {
     assert_eq!(located(index, &many), []);
 }
 
-fn a_chain_may_come_page_by_page(index: &dyn Residency) {
+fn chain_may_arrive_page_by_page(index: &dyn Residency) {
     let chain = pages(1, 1500);
     for (at, page) in chain.iter().enumerate() {
         let parent = at.checked_sub(1).map(|before| chain[before]);
         done(index.put(SCOPE, A, Tier::Device, parent, &[*page]));
     }
     assert_eq!(located(index, &chain)[0].1, 1500);
-    // The last first, as an engine evicts; then one in three.
+    // The last page first, as an engine evicts; then every third.
     for page in chain[1200..].iter().rev().chain(chain.iter().step_by(3)) {
         index.remove_block(SCOPE, A, *page);
     }
@@ -201,7 +217,7 @@ fn a_chain_may_come_page_by_page(index: &dyn Residency) {
     assert_eq!(located(index, &chain)[0].1, 1500);
 }
 
-fn readers_see_what_nobody_removes(index: &dyn Residency) {
+fn readers_see_pages_that_are_not_removed(index: &dyn Residency) {
     let chain = pages(1, 300);
     put(index, A, Tier::Device, &chain);
     let stop = AtomicBool::new(false);
@@ -213,7 +229,7 @@ fn readers_see_what_nobody_removes(index: &dyn Residency) {
                     while !stop.load(Ordering::Relaxed) || reads == 0 {
                         let prefixes = located(index, &chain);
                         let a = prefixes.iter().find(|(worker, ..)| *worker == A);
-                        assert_eq!(a, Some(&(A, 300, [300, 0, 0, 0])), "nobody touched it");
+                        assert_eq!(a, Some(&(A, 300, [300, 0, 0, 0])), "the page was not removed");
                         let b = prefixes.iter().find(|(worker, ..)| *worker == B);
                         assert!(b.is_none_or(|(_, pages, on)| on.iter().sum::<u32>() == *pages));
                         reads += 1;

@@ -1,4 +1,4 @@
-//! The promises, one by one.
+//! The scenarios of the suite.
 
 #![allow(clippy::panic, reason = "a suite panics where a promise is broken")]
 
@@ -44,19 +44,19 @@ impl Bench {
         let steps = self.index.walk(A, &keys);
         let mut at = 0;
         for step in &steps {
-            assert_eq!(step.at, at, "steps follow each other");
+            assert_eq!(step.at, at, "steps are consecutive");
             for offset in 0..step.pages {
                 let key = keys[(at + offset) as usize];
                 assert_eq!(self.index.locate(A, key), Some((step.run, step.first + offset)));
             }
             at += step.pages;
         }
-        assert_eq!(at as usize, found, "walk() goes as far as longest_prefix()");
+        assert_eq!(at as usize, found, "walk() reaches as far as longest_prefix()");
         found
     }
 }
 
-pub(super) fn what_is_malformed_is_refused_and_changes_nothing(make: Make<'_>) {
+pub(super) fn malformed_runs_are_refused_without_change(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 8);
     bench.insert(true, None, &keys[..4]);
@@ -85,12 +85,12 @@ pub(super) fn what_is_malformed_is_refused_and_changes_nothing(make: Make<'_>) {
         place,
         recency: 0,
     };
-    assert!(bench.index.insert(&new(&wrong)).is_err(), "a place that does not add up");
+    assert!(bench.index.insert(&new(&wrong)).is_err(), "an inconsistent place");
     assert_eq!(contents(bench.index.as_ref()), before);
-    assert!(bench.index.insert(&new(&short)).is_ok(), "a place without extents is none");
+    assert!(bench.index.insert(&new(&short)).is_ok(), "a place without extents");
 }
 
-pub(super) fn a_prefix_is_found_across_runs_and_branches(make: Make<'_>) {
+pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
     let bench = Bench::new(make);
     let trunk = pages(1, 40);
     bench.insert(true, None, &trunk[..10]);
@@ -102,13 +102,13 @@ pub(super) fn a_prefix_is_found_across_runs_and_branches(make: Make<'_>) {
     }
     let mut off = trunk.clone();
     for at in 0..40 {
-        // In a chain everything behind a difference differs.
+        // In a chain all hashes behind a difference differ.
         off.truncate(at);
         off.extend((0..5).map(|number| page(100 + at as u64, number)));
         assert_eq!(bench.prefix(&off), at, "a sequence that leaves the trunk at {at}");
         off = trunk.clone();
     }
-    // A branch from the middle of a run, and one from a branch.
+    // A branch from the middle of a run, and a branch from a branch.
     let branch = pages(2, 30);
     bench.insert(true, Some(trunk[4]), &branch[..7]);
     bench.insert(true, Some(branch[2]), &branch[7..9]);
@@ -117,29 +117,29 @@ pub(super) fn a_prefix_is_found_across_runs_and_branches(make: Make<'_>) {
     let twice: Vec<PageHash> =
         trunk[..5].iter().chain(&branch[..3]).chain(&branch[7..9]).copied().collect();
     assert_eq!(bench.prefix(&twice), 10);
-    // From the middle on, and with nothing before it.
+    // From the middle on, without the pages before.
     assert_eq!(bench.prefix(&trunk[15..]), 25);
     assert_eq!(bench.prefix(&branch[9..]), 0);
-    // Unchained pages: any order, page by page.
+    // Unchained pages match in any order.
     let loose = pages(3, 9);
     bench.insert(false, None, &loose);
     let jumbled = [loose[3], loose[4], loose[0], loose[8], page(4, 0), loose[1]];
     assert_eq!(bench.prefix(&jumbled), 4);
     let same_end = [loose[2], page(4, 1), loose[4]];
-    assert_eq!(bench.prefix(&same_end), 1, "the last page alone says nothing");
+    assert_eq!(bench.prefix(&same_end), 1, "the last page alone proves nothing");
     let exists = bench.index.exists(A, &jumbled);
     assert_eq!(exists, [true, true, true, true, false, true]);
     assert_eq!(bench.prefix(&[]), 0);
     assert_eq!(bench.prefix(&[PageHash::NONE]), 0);
 }
 
-pub(super) fn scopes_do_not_see_each_other(make: Make<'_>) {
+pub(super) fn scopes_are_isolated(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 6);
     bench.insert(true, None, &keys);
     assert_eq!(bench.index.longest_prefix(B, &keys), 0);
     assert_eq!(bench.index.locate(B, keys[0]), None);
-    // The same hashes, in another scope and of another kind.
+    // Equal hashes, in another scope that is not chained.
     assert!(bench.try_insert(B, false, None, &keys[2..5]).is_ok());
     assert_eq!(bench.index.longest_prefix(B, &&keys[2..]), 3);
     assert_eq!(bench.prefix(&keys), 6);
@@ -147,7 +147,7 @@ pub(super) fn scopes_do_not_see_each_other(make: Make<'_>) {
     assert_eq!((bench.prefix(&keys), bench.index.longest_prefix(B, &&keys[2..])), (6, 0));
 }
 
-pub(super) fn a_run_links_once_its_parent_is_known(make: Make<'_>) {
+pub(super) fn run_links_when_parent_is_known(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 30);
     let tail = bench.insert(true, None, &keys[20..]);
@@ -159,7 +159,7 @@ pub(super) fn a_run_links_once_its_parent_is_known(make: Make<'_>) {
     bench.index.link(A, page(7, 7), keys[10]);
     bench.index.link(B, keys[9], keys[10]);
     bench.index.link(A, keys[14], keys[10]);
-    assert_eq!(parent(middle), None, "neither to strangers nor to itself");
+    assert_eq!(parent(middle), None, "neither to unknown pages nor to itself");
     bench.index.link(A, keys[9], keys[10]);
     assert_eq!(parent(middle), Some((head, 9)));
     bench.index.link(A, keys[3], keys[10]);
@@ -174,7 +174,7 @@ pub(super) fn a_run_links_once_its_parent_is_known(make: Make<'_>) {
     assert_eq!(parent(run), None, "unchained pages have no parents");
 }
 
-pub(super) fn truncation_closes_over_what_is_behind(make: Make<'_>) {
+pub(super) fn truncation_removes_runs_attached_behind(make: Make<'_>) {
     let bench = Bench::new(make);
     let trunk = pages(1, 10);
     let run = bench.insert(true, None, &trunk);
@@ -194,12 +194,12 @@ pub(super) fn truncation_closes_over_what_is_behind(make: Make<'_>) {
     assert_eq!(bench.prefix(&trunk), 6);
     let (freed, gone, whole) = sum(&bench.index.remove(A, &[trunk[0]]));
     assert_eq!((gone, whole), (9, BTreeSet::from([run, early])));
-    assert!(units(&place.header()).is_subset(&freed), "a whole run gives its header back");
+    assert!(units(&place.header()).is_subset(&freed), "a whole run frees its header");
     assert!(contents(bench.index.as_ref()).is_empty());
-    assert!(bench.index.truncate(run, 0).is_empty(), "unknown runs are nothing");
+    assert!(bench.index.truncate(run, 0).is_empty(), "unknown runs remove nothing");
 }
 
-pub(super) fn chains_of_any_depth_and_width_go_at_once(make: Make<'_>) {
+pub(super) fn deep_and_wide_chains_are_removed(make: Make<'_>) {
     let bench = Bench::new(make);
     const DEEP: u64 = 100_000;
     let mut parent = None;
@@ -218,19 +218,19 @@ pub(super) fn chains_of_any_depth_and_width_go_at_once(make: Make<'_>) {
     assert_eq!(bench.index.stats().runs, 0);
 }
 
-pub(super) fn a_ring_of_runs_can_be_removed(make: Make<'_>) {
+pub(super) fn ring_of_runs_is_removable(make: Make<'_>) {
     for keep in 0..4 {
         let bench = Bench::new(make);
         let (a, b, c) = (pages(1, 4), pages(2, 4), pages(3, 4));
         let ring = bench.insert(true, None, &a);
         bench.insert(true, Some(a[2]), &b);
         bench.insert(true, Some(a[0]), &c);
-        // No honest chain does this.
+        // Intact chains do not form rings.
         bench.index.link(A, b[1], a[0]);
         let (_, gone, _) = sum(&bench.index.truncate(ring, keep));
         let expected = if keep < 3 { 12 } else { 1 };
         assert_eq!(gone, expected, "kept {keep}");
-        assert!(contents(bench.index.as_ref()).len() < 4, "and leaves nothing dangling");
+        assert!(contents(bench.index.as_ref()).len() < 4, "and leaves no dangling attachment");
         if keep < 3 {
             bench.insert(true, None, &a);
             bench.insert(true, Some(a[3]), &b);
@@ -239,7 +239,7 @@ pub(super) fn a_ring_of_runs_can_be_removed(make: Make<'_>) {
     }
 }
 
-pub(super) fn holes_give_back_their_own_space_once(make: Make<'_>) {
+pub(super) fn holes_free_their_own_space_once(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 6);
     let run = bench.insert(false, None, &keys);
@@ -261,16 +261,16 @@ pub(super) fn holes_give_back_their_own_space_once(make: Make<'_>) {
     assert_eq!(pages[2], PageHash::NONE);
     assert_eq!(bench.prefix(&keys), 2);
     assert_eq!(bench.index.exists(A, &keys), [true, true, false, false, true, false]);
-    // A hole can be filled, by another run.
+    // Another run can fill a hole.
     bench.insert(false, None, &keys[2..3]);
     assert_eq!(bench.prefix(&keys), 3);
-    // A cut gives back only what is still held.
+    // A cut returns only extents that are still held.
     let (units, gone, _) = sum(&bench.index.truncate(run, 1));
     assert_eq!((units, gone), (super::units(&[place.page(1), place.page(4)].concat()), 2));
     let (units, gone, whole) = sum(&bench.index.remove(A, &[keys[0]]));
     assert_eq!((gone, whole), (1, BTreeSet::from([run])));
     assert_eq!(units, super::units(&[place.header(), place.page(0)].concat()));
-    // A cut that leaves holes only takes the run.
+    // A cut that leaves only holes removes the run.
     let run = bench.insert(false, None, &pages_of(5));
     bench.index.remove(A, &&pages_of(5)[..2]);
     let (_, gone, whole) = sum(&bench.index.truncate(run, 2));
@@ -282,7 +282,7 @@ fn pages_of(count: u64) -> Vec<PageHash> {
     pages(50, count)
 }
 
-pub(super) fn a_scope_goes_whole(make: Make<'_>) {
+pub(super) fn scope_is_removed_whole(make: Make<'_>) {
     let bench = Bench::new(make);
     let mut parent = None;
     for family in 0..400 {
@@ -302,7 +302,7 @@ pub(super) fn a_scope_goes_whole(make: Make<'_>) {
     assert!(bench.index.remove_scope(A).is_empty());
 }
 
-pub(super) fn a_run_moves_and_keeps_its_name(make: Make<'_>) {
+pub(super) fn run_moves_and_keeps_its_name(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 5);
     let run = bench.insert(false, None, &keys);
@@ -321,9 +321,9 @@ pub(super) fn a_run_moves_and_keeps_its_name(make: Make<'_>) {
     assert_eq!(units, all.difference(&hole).copied().collect());
 }
 
-pub(super) fn hashes_that_share_their_bits_are_told_apart(make: Make<'_>) {
+pub(super) fn hashes_that_share_bits_are_distinguished(make: Make<'_>) {
     let bench = Bench::new(make);
-    // All bytes the same but one, in every position.
+    // Hashes that differ in one byte, in every position.
     for position in 0..16 {
         let family: Vec<PageHash> = (1..=200u8)
             .map(|value| {
@@ -353,7 +353,7 @@ pub(super) fn recency_only_grows(make: Make<'_>) {
     bench.index.touch(RunId(u64::MAX), 11);
 }
 
-pub(super) fn a_retention_is_what_was_said_last(make: Make<'_>) {
+pub(super) fn last_retention_counts(make: Make<'_>) {
     let bench = Bench::new(make);
     let run = bench.insert(true, None, &pages(1, 2));
     let until = || bench.index.run(run).map(|view| view.retain_until);
@@ -374,13 +374,13 @@ pub(super) fn names_are_not_reused(make: Make<'_>) {
     let mut names = BTreeSet::new();
     for _ in 0..50 {
         let run = bench.insert(true, None, &pages(1, 2));
-        assert!(names.insert(run), "a name is given out once");
+        assert!(names.insert(run), "a name is assigned once");
         bench.index.truncate(run, 0);
         assert!(bench.index.run(run).is_none() && bench.index.truncate(run, 0).is_empty());
     }
 }
 
-pub(super) fn long_runs_are_like_short_ones(make: Make<'_>) {
+pub(super) fn long_runs_work_like_short_ones(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 65_535);
     let run = bench.insert(true, None, &keys);
@@ -396,12 +396,12 @@ pub(super) fn long_runs_are_like_short_ones(make: Make<'_>) {
     assert_eq!((gone, whole.len()), (65_535, 2));
 }
 
-pub(super) fn a_sequence_has_one_page_or_a_hundred_thousand(make: Make<'_>) {
+pub(super) fn sequences_of_any_length_are_found(make: Make<'_>) {
     let bench = Bench::new(make);
     let one = pages(1, 1);
     bench.insert(true, None, &one);
     let keys = pages(2, 100_000);
-    // The last run has one page, as a sequence that grows by one has.
+    // The last run has one page, as in a sequence that grew by one.
     let cuts: [usize; 5] = [0, 1, 60_000, 99_999, 100_000];
     for ends in cuts.windows(2) {
         let parent = ends[0].checked_sub(1).map(|before| keys[before]);
@@ -417,21 +417,25 @@ pub(super) fn a_sequence_has_one_page_or_a_hundred_thousand(make: Make<'_>) {
     assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 0));
 }
 
-pub(super) fn a_sync_settles_what_it_makes_durable(make: Make<'_>) {
+pub(super) fn sync_makes_data_durable_first(make: Make<'_>) {
     let bench = Bench::new(make);
     let (first, second) = (pages(1, 3), pages(2, 3));
     bench.insert(true, None, &first);
-    let settled = std::cell::Cell::new(0);
-    let settle = || {
-        if settled.replace(settled.get() + 1) == 0 {
+    let data_syncs = std::cell::Cell::new(0);
+    let sync_data = || {
+        if data_syncs.replace(data_syncs.get() + 1) == 0 {
             bench.insert(true, None, &second);
         }
         Ok(())
     };
-    assert!(bench.index.sync_after(&settle).is_ok());
-    assert!(settled.get() > 0, "a sync settles");
-    assert_eq!(bench.prefix(&second), 3, "writers go on while data is synced");
+    assert!(bench.index.sync_after(&sync_data).is_ok());
+    assert!(data_syncs.get() > 0, "a sync makes data durable");
+    assert_eq!(bench.prefix(&second), 3, "writers proceed while data is synced");
     let failed = bench.index.sync_after(&|| Err(Error::retry("not now")));
-    assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry), "its errors come up");
-    assert!(bench.index.sync().is_ok(), "and are not held against the index");
+    assert_eq!(
+        failed.map_err(|error| error.kind()),
+        Err(ErrorKind::Retry),
+        "the error of the data sync is returned"
+    );
+    assert!(bench.index.sync().is_ok(), "and does not poison the index");
 }

@@ -1,44 +1,44 @@
-//! Watches what the index is asked to do, and says which size ratio and how many runs a level suit
-//! that.
+//! Watches the operations on the index, and selects the size ratio and the number of runs per level
+//! that suit them.
 //!
 //! Counting is a relaxed addition. Everything else happens in [`Controller::look`], which the
-//! writer and the upkeep thread call: readers never decide. A new target is not applied at once:
-//! [`Controller::step`] hands it out one step at a time, once per flush or compaction that happened
-//! anyway, so that a transition costs no rewrite that was not due.
+//! writer and the upkeep thread call: readers never decide. A new target is not applied at once.
+//! [`Controller::step`] returns it one step at a time, once per flush or compaction that happens
+//! anyway, so that a transition causes no rewrite that is not due.
 
 use crate::tuning::{Decision, Mix, Prices, Reason, Setting, Tree};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Operations of a window. Below some thousand the mix of a window is noise.
+/// Operations of a window. With less than a few thousand, the mix of a window is noise.
 const WINDOW: u64 = 4096;
-/// Windows that the mix is taken over while it stays what it is.
+/// Windows over which the mix is averaged while it does not shift.
 const WINDOWS: usize = 16;
-/// Windows in a row that must differ before a shift is believed.
+/// Consecutive windows that must differ before they count as a shift.
 const CONFIRM: usize = 2;
-/// How far the mix must have moved, see [`Mix::distance`].
+/// Distance of mixes that counts as a shift, see [`Mix::distance`].
 const SHIFT: f64 = 0.15;
-/// How much cheaper, of what it costs now, another setting must promise to be. The model cannot tell
-/// less, and a transition costs merges.
+/// Share of the present cost that another setting must save. The model's error is about that, and a
+/// transition costs merges.
 const GAIN: f64 = 0.1;
-/// Growth of the tree after which the same mix is looked at again.
+/// Growth of the tree after which the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;
-/// Decisions that are remembered.
+/// The most decisions that are kept.
 const LOG: usize = 64;
 
-/// Whether the controller moves anything.
+/// Whether the controller changes the setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// It does.
+    /// It follows the operations.
     #[default]
     Adaptive,
-    /// The setting stays: for ablation.
+    /// It keeps this setting: for comparisons.
     Static(Setting),
 }
 
 impl Mode {
-    /// What an index is opened with.
+    /// The setting with which an index is opened.
     #[must_use]
     pub const fn start(self) -> Setting {
         match self {
@@ -65,21 +65,21 @@ impl Counts {
 #[derive(Debug)]
 struct State {
     mode: Mode,
-    /// The counts when the present window began.
+    /// The counts at the start of the present window.
     began: [u64; 4],
     windows: VecDeque<Mix>,
-    /// What the last decision was made for.
+    /// Mix and tree of the last decision.
     anchor: Option<(Mix, Tree)>,
-    /// Windows in a row that differed from the anchor.
+    /// Consecutive windows that differed from the anchor.
     differing: usize,
     target: Setting,
     applied: Setting,
-    /// Flushes and compactions seen when a step was last handed out.
+    /// Flushes and compactions at the last step.
     events: u64,
     log: VecDeque<Decision>,
 }
 
-/// See the module.
+/// See the [module](self).
 #[derive(Debug)]
 pub struct Controller {
     counts: Counts,
@@ -87,7 +87,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// One that starts where `mode` says.
+    /// A controller with the setting that `mode` starts with.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         let setting = mode.start();
@@ -130,15 +130,15 @@ impl Controller {
         self.counts.ranges.fetch_add(ranges, Relaxed);
     }
 
-    /// Whether a window is full, so that a look is worth taking the lock.
+    /// Whether a window is full, so that [`Controller::look`] is worth its lock.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let Some(state) = self.state.try_lock() else { return false };
         sum(self.counts.now()) >= sum(state.began) + WINDOW
     }
 
-    /// Closes the window if it is full, and decides where that is called for. Returns the decision
-    /// that was made, if one was.
+    /// Closes the window if it is full, and makes a decision if there is a reason. Returns the
+    /// decision.
     pub fn look(&self, tree: Tree, prices: &Prices) -> Option<Decision> {
         let mut state = self.state.lock();
         let now = self.counts.now();
@@ -157,7 +157,7 @@ impl Controller {
         }
         let reason = state.reason(&tree)?;
         if reason == Reason::Shift {
-            // What came before is another workload.
+            // Earlier windows belong to another workload.
             let keep = state.differing.min(state.windows.len());
             let old = state.windows.len() - keep;
             state.windows.drain(..old);
@@ -184,7 +184,7 @@ impl Controller {
     }
 
     /// The setting to apply next, if the target is not reached and `events`, the number of flushes
-    /// and compactions so far, moved since the last step.
+    /// and compactions so far, has changed since the last step.
     pub fn step(&self, events: u64) -> Option<Setting> {
         let mut state = self.state.lock();
         if state.applied == state.target || state.events == events {
@@ -201,13 +201,13 @@ impl Controller {
         self.state.lock().applied
     }
 
-    /// The setting that it moves to.
+    /// The target setting.
     #[must_use]
     pub fn target(&self) -> Setting {
         self.state.lock().target
     }
 
-    /// Whether it decides.
+    /// Whether the controller changes the setting.
     #[must_use]
     pub fn is_adaptive(&self) -> bool {
         self.state.lock().mode == Mode::Adaptive
@@ -235,7 +235,7 @@ impl Controller {
 impl State {
     fn reason(&self, tree: &Tree) -> Option<Reason> {
         let Some((_, then)) = &self.anchor else { return Some(Reason::First) };
-        // What fits the memtable is no tree yet.
+        // What fits the memtable is not a tree yet.
         let grown = tree.bytes.max(tree.memtable) / then.bytes.max(then.memtable);
         if self.differing >= CONFIRM {
             Some(Reason::Shift)
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_is_seen_after_two_windows_and_decided_once() {
+    fn shift_is_decided_once_after_two_windows() {
         let controller = Controller::new(Mode::Adaptive);
         assert_eq!(write(&controller, 20).len(), 1);
         assert_eq!(read(&controller, 1), []);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn one_odd_window_moves_nothing() {
+    fn single_odd_window_changes_nothing() {
         let controller = Controller::new(Mode::Adaptive);
         write(&controller, 4);
         for _ in 0..10 {
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_alone_is_a_reason() {
+    fn growth_alone_leads_to_a_decision() {
         let controller = Controller::new(Mode::Adaptive);
         write(&controller, 2);
         controller.wrote(WINDOW);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_come_one_by_one_and_only_with_events() {
+    fn steps_are_single_and_need_events() {
         let controller = Controller::new(Mode::Adaptive);
         read(&controller, 1);
         let target = controller.log()[0].to;
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_static_one_logs_and_stays() {
+    fn static_mode_keeps_its_setting() {
         let setting = Setting { ratio: 10, runs: 1 };
         let controller = Controller::new(Mode::Static(setting));
         write(&controller, 3);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_is_bounded() {
+    fn decision_log_is_bounded() {
         let controller = Controller::new(Mode::Adaptive);
         for _ in 0..2 * LOG {
             write(&controller, 2);

@@ -1,29 +1,29 @@
-//! What an operation on a fluid LSM-tree costs, as a function of its size ratio `T` and the most
-//! sorted runs `K` a level may hold.
+//! The cost of an operation on a fluid LSM-tree, as a function of its size ratio `T` and of `K`,
+//! the most sorted runs per level.
 //!
-//! The shape is that of Dostoevsky (Dayan and Idreos, SIGMOD 2018, section 4.4): `K = 1` is
-//! leveling, `K = T - 1` is tiering. The differences to the paper: every level, the last one too,
-//! may hold `K` runs, and every run's filter has the same number of bits a key, because that is
-//! what the engine below can be told; rewrites are those of the engine's own rules; and reads pay the
-//! runs that there are in the mean, not at most. Prices are nanoseconds, measured on the machine, as in
-//! CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in memory, and
-//! there looking at a run costs processor time, whether or not a block is read.
+//! The model is that of Dostoevsky (Dayan and Idreos, SIGMOD 2018, section 4.4): `K = 1` is
+//! leveling, `K = T - 1` is tiering. It differs from the paper in four ways. Every level, also the
+//! last one, may have `K` runs, and the filters of all runs have the same number of bits per key,
+//! because RocksDB has no other options. Rewrites are those of RocksDB's own rules. Reads pay for
+//! the mean number of runs, not for the maximum. Prices are nanoseconds, measured on the machine,
+//! as in CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in memory,
+//! where visiting a run costs processor time, whether or not a block is read.
 
 use crate::tuning::{Mix, Prices, Setting, Tree};
 
 impl Setting {
-    /// The largest size ratio that is considered. Beyond it levels hardly get fewer.
+    /// The largest size ratio considered. Beyond it the number of levels hardly decreases.
     pub const RATIO_MAX: u32 = 12;
-    /// What an index starts with: the cheapest that stays, or nearly, in what was measured.
+    /// The setting of a new index: the cheapest one, or nearly, in measured workloads.
     pub const DEFAULT: Self = Self { ratio: 8, runs: 7 };
 
-    /// Every setting there is, smaller size ratios first.
+    /// Every setting, smaller size ratios first.
     pub fn all() -> impl Iterator<Item = Self> {
         (2..=Self::RATIO_MAX).flat_map(|ratio| (1..ratio).map(move |runs| Self { ratio, runs }))
     }
 
-    /// One step from here towards `target`: each knob moves by at most one, and `runs` stays below
-    /// `ratio`.
+    /// One step from here towards `target`: each parameter changes by at most one, and `runs` stays
+    /// below `ratio`.
     #[must_use]
     pub fn towards(self, target: Self) -> Self {
         let step = |from: u32, to: u32| match from.cmp(&to) {
@@ -37,13 +37,13 @@ impl Setting {
 }
 
 impl Mix {
-    /// All of them.
+    /// The number of all operations.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.writes + self.hits + self.ranges + self.empty
     }
 
-    /// The same mix with a total of one; no operations stay none.
+    /// The same mix with a total of one; a mix without operations stays so.
     #[must_use]
     pub fn normalised(&self) -> Self {
         let total = self.total();
@@ -58,7 +58,7 @@ impl Mix {
         }
     }
 
-    /// How much of one normalised mix would have to change to make it the other, 0 to 1.
+    /// The share of one normalised mix that must change to make it equal to the other, 0 to 1.
     #[must_use]
     pub fn distance(&self, other: &Self) -> f64 {
         let (a, b) = (self.normalised(), other.normalised());
@@ -70,18 +70,18 @@ impl Mix {
     }
 }
 
-/// Sorted runs there are in the mean, for each level and each of `K + 1` runs: levels fill up and
-/// empty, and the last one is seldom full. This and the next two are fitted to a replay of the
-/// engine's rules, which the tests repeat.
+/// Mean number of sorted runs, as a share of levels times `K + 1`: levels fill up and empty, and
+/// the last one is seldom full. This constant and the next two are fitted to a replay of RocksDB's
+/// rules, which the tests repeat.
 const FILLED: f64 = 0.45;
-/// Times that a run is written again while it absorbs smaller ones, for each time that it can.
+/// Rewrites of a run while it absorbs smaller ones, per time that it can.
 const ABSORBED: f64 = 0.7;
-/// And when it is made of others.
+/// Rewrites of a run when it is made of others.
 const MADE: f64 = 0.5;
 
 impl Tree {
-    /// Levels below the memtable with this size ratio, as a fraction while the last one is not
-    /// full; zero while everything fits the memtable.
+    /// Number of levels below the memtable with this size ratio, as a fraction while the last one
+    /// is not full; zero while everything fits the memtable.
     #[must_use]
     pub fn depth(&self, ratio: u32) -> f64 {
         if self.bytes <= self.memtable || self.memtable <= 0.0 {
@@ -91,20 +91,20 @@ impl Tree {
         ((self.bytes / self.memtable) * (ratio - 1.0) / ratio + 1.0).log(ratio)
     }
 
-    /// The same, whole.
+    /// The number of levels, rounded up.
     #[must_use]
     pub fn levels(&self, ratio: u32) -> u32 {
         self.depth(ratio).ceil() as u32
     }
 
-    /// Times that an entry is written again with `setting` before it comes to rest.
+    /// Number of times that an entry is rewritten with `setting` before it reaches the last level.
     #[must_use]
     pub fn rewrites(&self, setting: Setting) -> f64 {
         let (ratio, runs) = (f64::from(setting.ratio), f64::from(setting.runs));
         self.depth(setting.ratio) * (ABSORBED * (ratio - 1.0) / runs + MADE)
     }
 
-    /// Sorted runs with `setting`, in the mean.
+    /// Mean number of sorted runs with `setting`.
     #[must_use]
     pub fn runs(&self, setting: Setting) -> f64 {
         let depth = self.depth(setting.ratio);
@@ -117,14 +117,14 @@ impl Tree {
 }
 
 impl Prices {
-    /// What `mix` costs on `tree` with `setting`, in nanoseconds.
+    /// The cost of `mix` on `tree` with `setting`, in nanoseconds.
     #[must_use]
     pub fn cost(&self, mix: &Mix, tree: &Tree, setting: Setting) -> f64 {
         let runs = tree.runs(setting);
         let ask = self.filter + self.false_positive * self.block;
         let write = self.rewrite * tree.rewrites(setting);
         let empty = runs * ask;
-        // A key is in one run; on the way there half of the others are asked.
+        // A key is in one run; on average, half of the other runs are checked before.
         let found = if runs > 0.0 { self.filter + self.block } else { 0.0 };
         let hit = (runs - 1.0).max(0.0) / 2.0 * ask + found;
         let range = runs * self.seek;
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_want_few_runs_and_writes_want_many() {
+    fn reads_prefer_few_runs_and_writes_many() {
         let reads = PRICES.best(&mix(0.0, 1.0, 0.2, 1.0), &TREE);
         let writes = PRICES.best(&mix(1.0, 0.0, 0.0, 0.0), &TREE);
         assert_eq!(reads, Setting { ratio: Setting::RATIO_MAX, runs: 1 });
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_is_no_dearer_than_any() {
+    fn best_setting_has_the_lowest_cost() {
         for step in 0..=10 {
             let writes = f64::from(step) / 10.0;
             let mix = mix(writes, (1.0 - writes) / 2.0, 0.01, (1.0 - writes) / 2.0);
@@ -169,8 +169,9 @@ mod tests {
         }
     }
 
-    /// The rules that `shape` gives the engine, on flushes of one unit each: rewrites a unit, and
-    /// runs in the mean. What they come to in the model, too, both over the growth of the tree.
+    /// Replays the rules that [`super::shape`] gives RocksDB, with flushes of one unit each.
+    /// Returns rewrites per unit and the mean number of runs, as replayed and as in the model, both
+    /// over the growth of the tree.
     fn replay(setting: Setting, flushes: u32) -> [(f64, f64); 2] {
         let width = setting.runs as usize + 1;
         let widest = if setting.runs == 1 { usize::MAX } else { width };
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_says_what_the_rules_do() {
+    fn model_matches_replayed_rules() {
         for (ratio, runs) in [(2, 1), (4, 1), (12, 1), (4, 2), (8, 2), (4, 3), (8, 4), (12, 11)] {
             let setting = Setting { ratio, runs };
             for flushes in [100, 300] {
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_the_memtable_costs_nothing_below_it() {
+    fn tree_within_memtable_costs_nothing_below_it() {
         let small = Tree { bytes: 1e6, memtable: 16e6 };
         for setting in Setting::all() {
             assert_eq!(PRICES.cost(&mix(1.0, 1.0, 1.0, 1.0), &small, setting), 0.0);
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_arrive_and_never_leave_the_settings() {
+    fn steps_reach_target_within_valid_settings() {
         for from in Setting::all() {
             for to in Setting::all() {
                 let mut at = from;
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distance_of_mixes_is_between_none_and_all() {
+    fn distance_of_mixes_is_between_zero_and_one() {
         let (writes, reads) = (mix(5.0, 0.0, 0.0, 0.0), mix(0.0, 3.0, 0.0, 0.0));
         assert_eq!(writes.distance(&reads), 1.0);
         assert_eq!(writes.distance(&mix(9.0, 0.0, 0.0, 0.0)), 0.0);

@@ -1,19 +1,19 @@
-//! The database: its column families, and typed reads from them.
+//! The database: its column families, and typed reads.
 
-use super::helm::Helm;
 use super::keys;
 use super::options::LsmOptions;
 use super::record::{Counts, Record, Sum, Use};
+use super::tuner::Tuner;
 use crate::RunId;
 use crate::sync::{AtomicBool, Ordering};
 use ritornello_format::{Error, PageHash, Result, ScopeSlot};
 use rocksdb::{Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBPinnableSlice, Options};
 use std::path::{Path, PathBuf};
 
-/// The families. `default` holds the [`Counts`].
+/// The column families. `default` holds the [`Counts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
-    /// `scope | run | page` → hash. Holes are not there.
+    /// `scope | run | page` → hash, without holes.
     Path,
     /// `scope | hash` → run and page.
     Page,
@@ -43,12 +43,12 @@ impl Family {
     }
 }
 
-/// RocksDB's own.
+/// RocksDB's default family.
 const DEFAULT: &str = "default";
 /// The key of the [`Counts`] in the family `default`.
 pub(super) const COUNTS: &[u8] = b"counts";
 
-/// The names in the index's directory. See [`super::recovery`].
+/// The names in the index's directory, see [`super::recovery`].
 #[derive(Clone)]
 pub(super) struct Names {
     pub(super) database: PathBuf,
@@ -75,7 +75,7 @@ pub(super) struct Families {
     pub(super) db: DB,
     pub(super) cache: Cache,
     pub(super) options: Options,
-    pub(super) helm: Helm,
+    pub(super) tuner: Tuner,
     names: Names,
     poisoned: AtomicBool,
 }
@@ -87,8 +87,8 @@ impl std::fmt::Debug for Families {
 }
 
 impl Families {
-    /// Opens the database in `path`, which is one of `names`, or makes one where none is. One that
-    /// is there is not given the families that it lacks: they were lost.
+    /// Opens the database in `path`, which is one of `names`, or creates one. Families that an
+    /// existing database lacks are not created: they were lost, which is damage.
     pub(super) fn open(
         path: &Path,
         names: &Names,
@@ -98,7 +98,7 @@ impl Families {
         Self::open_with(path, names, choices, is_new)
     }
 
-    /// Likewise after a repair, which finds only the families that have tables.
+    /// Opens a repaired database, in which only the families with tables exist.
     pub(super) fn open_what_is_left(
         path: &Path,
         names: &Names,
@@ -123,14 +123,14 @@ impl Families {
         let plain = ColumnFamilyDescriptor::new(DEFAULT, choices.family(&cache, false));
         let all = families.into_iter().chain([plain]);
         let db = DB::open_cf_descriptors(&options, path, all)?;
-        let (names, helm) = (names.clone(), Helm::new(choices));
-        Ok(Self { db, cache, options, helm, names, poisoned: AtomicBool::new(false) })
+        let (names, tuner) = (names.clone(), Tuner::new(choices));
+        Ok(Self { db, cache, options, tuner, names, poisoned: AtomicBool::new(false) })
     }
 
     /// The handle of a family.
     ///
     /// # Errors
-    /// None: every family was opened with the database. The type only cannot say so.
+    /// None: every family was opened with the database. The type alone cannot express that.
     pub(super) fn handle(&self, family: Family) -> Result<&ColumnFamily> {
         self.named(family.name())
     }
@@ -141,7 +141,7 @@ impl Families {
         })
     }
 
-    /// The handles of all families, and of that of the [`Counts`].
+    /// The handles of all families, and of the family of the [`Counts`].
     ///
     /// # Errors
     /// As [`Self::handle`].
@@ -154,10 +154,10 @@ impl Families {
         self.poisoned.load(Ordering::Acquire)
     }
 
-    /// After a read or write that failed: reads go on with what can be read, and nothing is written
-    /// any more.
+    /// Poisons the index after a failed read or write: reads continue as far as possible, and
+    /// nothing is written any more.
     pub(super) fn poison(&self, error: &rocksdb::Error) {
-        // A file system that refuses says nothing about what is in the files.
+        // A refusal of the file system says nothing about the contents of the files.
         let refused = error.kind() == rocksdb::ErrorKind::IOError
             && !error.to_string().contains("No such file");
         if refused {
@@ -169,7 +169,8 @@ impl Families {
         }
     }
 
-    /// Likewise for what does not add up, which is kept in mind: the next open looks at everything.
+    /// Poisons the index because of inconsistent contents, and marks it, so that the next open
+    /// checks everything.
     pub(super) fn note_damage(&self, error: &dyn std::fmt::Display) {
         if self.poisoned.swap(true, Ordering::AcqRel) {
             return;
@@ -184,7 +185,7 @@ impl Families {
         }
     }
 
-    /// `None` for what is not there, and for what cannot be read, which is noted.
+    /// The value of a key; `None` if it does not exist, or cannot be read, which poisons the index.
     pub(super) fn get(&self, family: Family, key: &[u8]) -> Option<DBPinnableSlice<'_>> {
         let read = self.handle(family).map(|handle| self.db.get_pinned_cf(handle, key));
         match read {
@@ -197,7 +198,8 @@ impl Families {
         }
     }
 
-    /// Likewise for a value that may not decode.
+    /// The decoded value of a key; `None` as for [`Self::get`], and for a malformed value, which
+    /// counts as damage.
     fn decoded<T>(&self, family: Family, key: &[u8], read: fn(&[u8]) -> Result<T>) -> Option<T> {
         match read(&self.get(family, key)?) {
             Ok(value) => Some(value),
@@ -209,11 +211,11 @@ impl Families {
     }
 
     pub(super) fn find(&self, scope: ScopeSlot, hash: PageHash) -> Option<(RunId, u16)> {
-        let Helm { controller, meter, .. } = &self.helm;
+        let Tuner { controller, meter, .. } = &self.tuner;
         let key = keys::page(scope, hash);
         let found = meter.lookup(|| self.get(Family::Page, &key), Option::is_some);
         controller.looked_up(u64::from(found.is_some()), u64::from(found.is_none()));
-        keys::read_spot(&found?)
+        keys::read_page_position(&found?)
     }
 
     pub(super) fn record(&self, run: RunId) -> Option<Record> {
@@ -224,14 +226,16 @@ impl Families {
         self.decoded(Family::Use, &keys::run(run), Use::decode)
     }
 
+    /// The stored counts.
+    ///
     /// # Errors
-    /// `Invalid` for a database of another format; `Miss` for one without readable counts.
+    /// `Invalid` for a database of another format; `Miss` if the counts cannot be read.
     pub(super) fn counts(&self) -> Result<Option<Counts>> {
         let unreadable = |error| Error::miss("the index's counts cannot be read").because(error);
         self.db.get(COUNTS).map_err(unreadable)?.map(|bytes| Counts::decode(&bytes)).transpose()
     }
 
-    /// The hashes of pages `from..` of a run, [`PageHash::NONE`] for holes and for all before
+    /// The hashes of pages `from..` of a run; [`PageHash::NONE`] for holes and for all pages before
     /// `from`.
     pub(super) fn hashes(&self, run: RunId, record: &Record, from: u16) -> Vec<PageHash> {
         let mut hashes = vec![PageHash::NONE; usize::from(record.pages)];
@@ -249,8 +253,8 @@ impl Families {
         hashes
     }
 
-    /// Visits keys and values from `start` on while `visit` wants more. What cannot be read ends
-    /// it, and poisons; then it returns `false`.
+    /// Visits keys and values from `start` on until `visit` returns `false`. Returns `false` if an
+    /// entry cannot be read, which ends the scan and poisons the index.
     pub(super) fn scan(
         &self,
         family: Family,
@@ -259,8 +263,8 @@ impl Families {
     ) -> bool {
         let Ok(handle) = self.handle(family) else { return false };
         let mut iterator = self.db.raw_iterator_cf(handle);
-        self.helm.controller.ranged(1);
-        self.helm.meter.seek(|| iterator.seek(start));
+        self.tuner.controller.ranged(1);
+        self.tuner.meter.seek(|| iterator.seek(start));
         while let Some((key, value)) = iterator.item() {
             if !visit(key, value) {
                 return true;
@@ -270,8 +274,8 @@ impl Families {
         iterator.status().map_err(|error| self.poison(&error)).is_ok()
     }
 
-    /// Whether every block of every family can be read and has the bytes that were written, and
-    /// the entries are those that the counts were written with, no older and no fewer.
+    /// Whether every block of every family is readable and intact, and the entries are those that
+    /// the counts were written with, neither older nor fewer.
     pub(super) fn adds_up(&self) -> bool {
         let Ok(counts) = self.counts() else { return false };
         let mut sum = Sum::default();
@@ -298,13 +302,15 @@ impl Families {
         adds_up
     }
 
-    /// Seals the list of files: see [`super::seal`].
+    /// Records the manifest's length: see [`super::seal`].
     pub(super) fn seal(&self) {
         super::seal::write(self.db.path(), &self.names.seal);
     }
 
+    /// Checks that the index is not poisoned.
+    ///
     /// # Errors
-    /// `Fatal` once a read or write has failed.
+    /// `Fatal` after a read or write has failed.
     pub(super) fn check(&self) -> Result<()> {
         if self.is_poisoned() {
             return Err(Error::fatal(

@@ -8,10 +8,10 @@ use rocksdb::statistics::Ticker;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// How long a look at the directory is good for.
-const LOOK: Duration = Duration::from_millis(50);
+/// Age at which a snapshot of the directory is taken again.
+const SNAPSHOT_MAX_AGE: Duration = Duration::from_millis(50);
 
-/// Bytes and number of files at one moment.
+/// Bytes and number of files.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Files {
     pub(super) bytes: u64,
@@ -20,26 +20,26 @@ pub(super) struct Files {
 }
 
 #[derive(Debug)]
-struct Look {
+struct Snapshot {
     at: Instant,
     files: Files,
-    /// [`Gauges::appended`] then.
+    /// [`Gauges::appended`] at the time of the snapshot.
     appended: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Gauges {
     pub(super) budget: AtomicU64,
-    /// Bytes of batches written since open.
+    /// Bytes of batches written since the index was opened.
     pub(super) appended: AtomicU64,
-    /// As many of them as are durable.
+    /// Bytes of them that are durable.
     pub(super) synced: AtomicU64,
     pub(super) runs: AtomicU64,
     pub(super) pages: AtomicU64,
     pub(super) clock: AtomicU64,
-    /// Compactions of everything since open.
+    /// Compactions of the whole database since the index was opened.
     pub(super) compactions: AtomicU64,
-    look: Mutex<Option<Look>>,
+    snapshot: Mutex<Option<Snapshot>>,
 }
 
 impl Gauges {
@@ -52,12 +52,12 @@ impl Gauges {
             pages: AtomicU64::new(counts.pages),
             clock: AtomicU64::new(counts.clock),
             compactions: AtomicU64::new(0),
-            look: Mutex::new(None),
+            snapshot: Mutex::new(None),
         }
     }
 
-    /// After a batch of so many bytes.
-    pub(super) fn note(&self, counts: &Counts, bytes: u64) {
+    /// Accounts for a batch of `bytes`.
+    pub(super) fn record(&self, counts: &Counts, bytes: u64) {
         self.runs.store(counts.runs, Ordering::Relaxed);
         self.pages.store(counts.pages, Ordering::Relaxed);
         self.clock.store(counts.clock, Ordering::Relaxed);
@@ -69,25 +69,27 @@ impl Gauges {
         self.appended.load(Ordering::Relaxed).saturating_sub(synced)
     }
 
-    /// The directory will be looked at again.
-    pub(super) fn forget_look(&self) {
-        *self.look.lock() = None;
+    /// Discards the snapshot of the directory.
+    pub(super) fn invalidate(&self) {
+        *self.snapshot.lock() = None;
     }
 
-    /// The files, and the bytes of batches since they were looked at.
+    /// The files, and the bytes of batches written since their snapshot.
     pub(super) fn files(&self, db: &Families) -> (Files, u64) {
-        let mut look = self.look.lock();
+        let mut snapshot = self.snapshot.lock();
         let appended = self.appended.load(Ordering::Acquire);
-        if let Some(look) = look.as_ref().filter(|look| look.at.elapsed() < LOOK) {
-            return (look.files, appended - look.appended);
+        if let Some(snapshot) =
+            snapshot.as_ref().filter(|snapshot| snapshot.at.elapsed() < SNAPSHOT_MAX_AGE)
+        {
+            return (snapshot.files, appended - snapshot.appended);
         }
         let files = count(db);
-        *look = Some(Look { at: Instant::now(), files, appended });
+        *snapshot = Some(Snapshot { at: Instant::now(), files, appended });
         (files, 0)
     }
 
-    /// What the files can grow to without another insert: memtables become tables, and tables are
-    /// there twice while they are compacted.
+    /// The most bytes of files that can result without another insert: memtables become tables, and
+    /// compaction holds tables twice.
     pub(super) fn worst_bytes(&self, db: &Families) -> u64 {
         let (files, since) = self.files(db);
         files.bytes + files.tables + 3 * since
@@ -118,7 +120,7 @@ impl Gauges {
     }
 }
 
-/// What the database's directory takes. A file that is preallocated takes more than its length.
+/// The files of the database's directory. A preallocated file takes more than its length.
 fn count(db: &Families) -> Files {
     let mut files = Files::default();
     let Ok(entries) = std::fs::read_dir(db.db.path()) else { return files };

@@ -1,11 +1,11 @@
-//! Keys and small values. Numbers are big-endian, so that bytes sort as numbers do and the order of
-//! keys is the order of prefixes.
+//! Keys and small values. Numbers are big-endian, so that the order of bytes is the order of
+//! numbers, and the order of keys that of prefixes.
 
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};
 
-/// `scope | run | page`: the pages of a run follow each other, and so do the runs of a sequence
-/// that were put one after the other.
+/// `scope | run | page`: the pages of a run are adjacent, and so are the runs of a sequence that
+/// were put one after the other.
 pub(super) fn path(scope: ScopeSlot, run: RunId, page: u16) -> [u8; 14] {
     let mut key = [0; 14];
     key[..4].copy_from_slice(&scope.0.to_be_bytes());
@@ -16,7 +16,7 @@ pub(super) fn path(scope: ScopeSlot, run: RunId, page: u16) -> [u8; 14] {
 
 pub(super) fn read_path(key: &[u8]) -> Option<(ScopeSlot, RunId, u16)> {
     let (scope, rest) = key.split_first_chunk()?;
-    let (run, page) = read_spot(rest)?;
+    let (run, page) = read_page_position(rest)?;
     Some((ScopeSlot(u32::from_be_bytes(*scope)), run, page))
 }
 
@@ -28,15 +28,15 @@ pub(super) fn page(scope: ScopeSlot, hash: PageHash) -> [u8; 20] {
     key
 }
 
-/// `run | page`: what a hash leads to.
-pub(super) fn spot(run: RunId, page: u16) -> [u8; 10] {
+/// `run | page`: the value of a hash.
+pub(super) fn page_position(run: RunId, page: u16) -> [u8; 10] {
     let mut value = [0; 10];
     value[..8].copy_from_slice(&run.0.to_be_bytes());
     value[8..].copy_from_slice(&page.to_be_bytes());
     value
 }
 
-pub(super) fn read_spot(value: &[u8]) -> Option<(RunId, u16)> {
+pub(super) fn read_page_position(value: &[u8]) -> Option<(RunId, u16)> {
     let (run, page) = value.split_first_chunk()?;
     let page = page.try_into().ok()?;
     Some((RunId(u64::from_be_bytes(*run)), u16::from_be_bytes(page)))
@@ -50,18 +50,18 @@ pub(super) fn read_run(key: &[u8]) -> Option<RunId> {
     Some(RunId(u64::from_be_bytes(key.try_into().ok()?)))
 }
 
-/// `parent | page of the parent | child`: what is attached behind a page follows in order.
+/// `parent | page of the parent | child`: the runs attached behind a page are adjacent.
 pub(super) fn child(parent: RunId, page: u16, child: RunId) -> [u8; 18] {
     let mut key = [0; 18];
-    key[..10].copy_from_slice(&spot(parent, page));
+    key[..10].copy_from_slice(&page_position(parent, page));
     key[10..].copy_from_slice(&child.0.to_be_bytes());
     key
 }
 
-/// Parent and child.
+/// The parent and the child.
 pub(super) fn read_child(key: &[u8]) -> Option<(RunId, RunId)> {
-    let (spot, child) = key.split_first_chunk::<10>()?;
-    Some((read_spot(spot)?.0, read_run(child)?))
+    let (page_position, child) = key.split_first_chunk::<10>()?;
+    Some((read_page_position(page_position)?.0, read_run(child)?))
 }
 
 pub(super) fn read_hash(value: &[u8]) -> Option<PageHash> {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_sort_as_prefixes_do_and_can_be_read() {
+    fn keys_sort_like_prefixes_and_decode() {
         let paths = [(0, 1, 300), (0, 256, 0), (0, 256, 1), (1, 2, 65_535), (1, 3, 0), (256, 1, 9)];
         let keys: Vec<_> = paths
             .iter()

@@ -1,12 +1,12 @@
-//! What operations cost on this machine, taken from the running index itself.
+//! Measures the cost of operations on this machine, in the running index.
 //!
-//! One lookup and one seek of many are timed with RocksDB's own clock, which tells how long tables
-//! were looked at and how many filters were asked; what a filter costs is the slope of the one over
-//! the other. A rewrite is what compactions took of the
-//! processor, over the rewrites that the model foresaw for what was flushed meanwhile: so the model
-//! is right in the mean about the setting that is in force, and what it gets wrong about
-//! compactions (entries that are moved and not written again) is in the price. Likewise the price of
-//! a filter and of a seek is that of a run that was foreseen, of which there may be more or fewer.
+//! A sample of lookups and seeks is timed with RocksDB's own clock, which reports the time spent in
+//! tables and the number of filters checked; the cost of a filter is the slope of the one over the
+//! other. The cost of a rewrite is the processor time of compactions, divided by the rewrites that
+//! the model predicts for the bytes flushed meanwhile. So the model is right on average about the
+//! setting in force, and its errors about compactions (entries that are moved and not rewritten)
+//! are part of the price. The prices of a filter and of a seek are per predicted run as well, of
+//! which there may be more or fewer.
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
@@ -14,22 +14,23 @@ use crate::tuning::{Prices, Setting, Tree};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rocksdb::statistics::Ticker;
 
-/// Of so many lookups one is timed. Timing takes about as long as a filter.
+/// One lookup of this many is timed. Timing takes about as long as a filter.
 const EVERY: u64 = 256;
-/// Of so many seeks.
+/// One seek of this many is timed.
 const EVERY_SEEK: u64 = 32;
-/// What a new time counts for.
+/// Weight of a new time in a mean.
 const WEIGHT: f64 = 1.0 / 32.0;
-/// A time so many times as long as usual is somebody else's, and counts as that many.
+/// A time this many times as long as usual includes other work, for example of a preempting
+/// process, and counts as that many.
 const OUTLIER: f64 = 8.0;
-/// Variance of the number of filters asked below which no line is drawn.
+/// Variance of the number of filters below which no slope is computed.
 const SPREAD: f64 = 0.5;
-/// Before anything was timed.
+/// Prices before the first measurement.
 const GUESS: Prices =
     Prices { rewrite: 500.0, filter: 100.0, block: 1500.0, seek: 700.0, false_positive: 0.01 };
-/// Rewrites that the guess counts for.
+/// Number of rewrites that the initial price counts for.
 const GUESSED: f64 = 100_000.0;
-/// Runs that are taken to be there as foreseen.
+/// Weight, in runs, of the initial assumption that there are as many runs as predicted.
 const RUNS_GUESSED: u32 = 8;
 
 /// See the module.
@@ -44,23 +45,23 @@ pub(super) struct Meter {
     written: Mutex<Written>,
 }
 
-/// What was flushed so far.
+/// The bytes flushed so far.
 #[derive(Debug, Default)]
 struct Written {
-    /// The first log that was still needed when it was last looked at: each flush, which is one of
-    /// all families, moves it.
+    /// The oldest log still needed when it was last read. Each flush, which covers all families,
+    /// advances it.
     log: Option<u64>,
     bytes: u64,
     entries: u64,
     flushes: u64,
-    /// Rewrites that were foreseen.
+    /// Predicted rewrites.
     foreseen: f64,
-    /// Sorted runs after each flush, and those that were foreseen.
+    /// Sorted runs after each flush, and the predicted number.
     runs: f64,
     runs_foreseen: f64,
 }
 
-/// A running mean, as bits. Of two who add at once one may be lost.
+/// A running mean, as bits. Of two concurrent additions one may be lost.
 #[derive(Debug)]
 struct Mean(AtomicU64);
 
@@ -80,8 +81,8 @@ impl Mean {
     }
 }
 
-/// Time by number, as a line: what one more costs, without what there is to any number of them.
-/// Weighted means that forget.
+/// The time per unit as the slope of a line, without the time that does not depend on the number.
+/// Weighted means with decay.
 #[derive(Debug, Default)]
 struct Slope {
     samples: u64,
@@ -95,7 +96,7 @@ impl Slope {
     fn add(&mut self, number: f64, time: f64) {
         let time = if self.samples == 0 { time } else { time.min(OUTLIER * self.time) };
         self.samples += 1;
-        // While there are few all count alike.
+        // The first few samples have equal weight.
         let weight = (1.0 / self.samples as f64).max(WEIGHT / 32.0);
         let blend = |mean: &mut f64, value: f64| *mean += weight * (value - *mean);
         blend(&mut self.number, number);
@@ -104,7 +105,7 @@ impl Slope {
         blend(&mut self.product, number * time);
     }
 
-    /// `None` without samples. Where the number hardly varied: its share of the whole time.
+    /// The slope; `None` without samples. If the number hardly varied, its share of the whole time.
     fn get(&self) -> Option<f64> {
         if self.samples == 0 {
             return None;
@@ -127,13 +128,14 @@ impl Meter {
             block: Mean::new(GUESS.block),
             seek: Mean::new(GUESS.seek),
             // Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970, with the
-            // best number of probes.
+            // optimal number of probes.
             false_positive: 0.6185_f64.powi(options.bloom_bits.into()),
             written: Mutex::new(Written::default()),
         }
     }
 
-    /// Does a lookup of one hash, and times it if it is its turn. `found`: whether it found it.
+    /// Runs a lookup of one hash, and times it if it is sampled. `found` tells whether it found the
+    /// hash.
     pub(super) fn lookup<T>(&self, lookup: impl FnOnce() -> T, found: impl Fn(&T) -> bool) -> T {
         if !self.turn.fetch_add(1, Relaxed).is_multiple_of(EVERY) {
             return lookup();
@@ -151,7 +153,7 @@ impl Meter {
         result
     }
 
-    /// Does a seek, and times it if it is its turn.
+    /// Runs a seek, and times it if it is sampled.
     pub(super) fn seek<T>(&self, seek: impl FnOnce() -> T) -> T {
         if !self.seeks.fetch_add(1, Relaxed).is_multiple_of(EVERY_SEEK) {
             return seek();
@@ -164,9 +166,9 @@ impl Meter {
         result
     }
 
-    /// Returns how many flushes there were so far: those that came since the last look count as
-    /// one. `log` is the first one that is still needed, `entries` were written so far; `tree` says
-    /// what there is, for a memtable of some bytes, and how many sorted runs.
+    /// The number of flushes so far; those since the last call count as one. `log` is the oldest
+    /// log still needed, `entries` the number of entries written so far. `tree` returns the tree
+    /// for a memtable of a number of bytes, and the number of sorted runs.
     pub(super) fn flushes(
         &self,
         options: &rocksdb::Options,
@@ -190,19 +192,19 @@ impl Meter {
         written.flushes
     }
 
-    /// Bytes that a flush writes, in the mean.
+    /// Mean number of bytes of a flush.
     pub(super) fn flush_bytes(&self) -> Option<f64> {
         let written = self.written.lock();
         (written.flushes > 0).then(|| written.bytes as f64 / written.flushes as f64)
     }
 
-    /// Bytes that compactions wrote over bytes that flushes wrote.
+    /// Bytes written by compactions, divided by bytes written by flushes.
     pub(super) fn rewrites(&self, options: &rocksdb::Options) -> f64 {
         let flushed = options.get_ticker_count(Ticker::FlushWriteBytes);
         options.get_ticker_count(Ticker::CompactWriteBytes) as f64 / flushed.max(1) as f64
     }
 
-    /// What things cost.
+    /// The measured prices.
     pub(super) fn prices(&self, options: &rocksdb::Options) -> Prices {
         let spent = options.get_ticker_count(Ticker::CompactionCpuTotalTime) as f64 * 1e3;
         let written = self.written.lock();
@@ -220,14 +222,14 @@ impl Meter {
     }
 }
 
-/// What RocksDB says of one call on this thread.
+/// Runs a call, and returns RocksDB's counters of this thread.
 fn timed<T>(call: impl FnOnce() -> T) -> (PerfContext, T) {
     let mut perf = PerfContext::default();
     perf.reset();
-    // The crate's names are one level behind: RocksDB takes this for `kEnableTimeExceptForMutex`.
+    // The crate's names are off by one level: RocksDB takes this for `kEnableTimeExceptForMutex`.
     set_perf_stats(PerfStatsLevel::EnableTimeAndCPUTimeExceptForMutex);
     let result = call();
-    // What RocksDB starts with.
+    // RocksDB's default level.
     set_perf_stats(PerfStatsLevel::EnableCount);
     (perf, result)
 }
@@ -237,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_a_slope_and_a_point_only_a_share() {
+    fn slope_of_one_point_is_a_share() {
         let mut slope = Slope::default();
         assert_eq!(slope.get(), None);
         (0..100).for_each(|_| slope.add(4.0, 900.0));
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_time_hardly_counts() {
+    fn outliers_hardly_count() {
         let mean = Mean::new(100.0);
         mean.add(1e9);
         assert!(mean.get() < 130.0);

@@ -2,71 +2,71 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `keys` | the order of bytes |
-//! | `record` | what is stored of one run |
+//! | `keys` | keys and their order |
+//! | `record` | the stored records |
 //! | `families` | the database: column families, and typed reads |
-//! | `probe` | the two ways to the longest prefix |
-//! | `write` | what changes the index, in atomic batches |
-//! | `options` | what can be chosen, and what of it while open |
-//! | `cost` | what operations cost with a size ratio and so many runs a level |
-//! | `controller` | which of them suit what the index is asked to do |
-//! | `meter` | prices, taken from the running index |
-//! | `shape` | a setting in RocksDB's words |
-//! | `helm` | the four above, put to work |
+//! | `probe` | the two methods that find the longest prefix |
+//! | `write` | changes, as atomic batches |
+//! | `options` | options, at open and while open |
+//! | `cost` | the cost of operations with a setting |
+//! | `controller` | selects the setting that suits the operations |
+//! | `meter` | prices, measured in the running index |
+//! | `shape` | maps a setting to RocksDB's options |
+//! | `tuner` | puts the four above to work |
 //! | `gauges` | sizes and write statistics |
-//! | `recovery` | opening, repairing, starting over |
-//! | `endless` | damage that RocksDB would read for ever |
-//! | `seal` | how long RocksDB's list of files has been |
+//! | `recovery` | opens, repairs, and starts over |
+//! | `wal_corruption` | finds records that RocksDB would read for ever |
+//! | `seal` | the recorded length of RocksDB's manifest |
 //!
-//! **What is where.** `path` holds `scope | run | page → hash`, so that the order of keys is the
-//! order of prefixes; `page` holds `scope | hash → run, page`; `run` what is known of a run, `use`
-//! when it was used and until when it is kept, `child` what is attached behind a page.
+//! **Column families.** `path` holds `scope | run | page → hash`, so that the order of keys is the
+//! order of prefixes; `page` holds `scope | hash → run, page`; `run` holds the record of a run,
+//! `use` its recency and the end of its retention, `child` the runs attached behind a page.
 //!
 //! **Durable form.** RocksDB's log. A batch is in the log's buffer when a method returns, and on
-//! the disk after [`PrefixIndex::sync_after`], which others that wait share, and whose data was
-//! settled before. Names of runs last until the index is repaired.
+//! the disk after [`PrefixIndex::sync_after`]; concurrent syncs share one, and the data is made
+//! durable before. Names of runs last until the index is repaired.
 //!
-//! **What is not held back.** A batch is in the log as it is made. It may become durable before the
-//! data that it names is: when memtables that are full are written out, when the kernel writes the
-//! log out, when an index that was not synced is opened again, and when it is made while a sync that
-//! has settled already is still writing. After a power loss such a run may be there without its
-//! pages; their checksums make them misses. `run` holds such records back. Of its own accord nothing
-//! is made durable unsettled: neither by a sync, nor by [`PrefixIndex::maintain_after`], nor as it is
-//! closed.
+//! **Records that become durable early.** A batch is appended to the log at once, and may become
+//! durable before the data that it names: when full memtables are flushed, when the kernel writes
+//! the log, when an index that was not synced is opened again, and when it is appended during a
+//! sync whose `sync_data` has returned. After a power loss such a run may exist without its pages;
+//! their checksums make them misses. The backend `run` holds such records back. This backend never
+//! makes a record durable itself without its data: neither by a sync, nor by
+//! [`PrefixIndex::maintain_after`], nor when it is closed.
 //!
-//! **After a failed sync** the pages that it dropped still read back, and are not on the disk
-//! ([`crate::RunOptions::clean`]). Every open rewrites what may be such, so it need not be told:
+//! **After a failed sync** the pages that it dropped still read back, but are not on the disk
+//! ([`crate::RunOptions::clean`]). Every open rewrites what may have been lost, so it does not need
+//! to know about the failure:
 //!
-//! * The log: its records go into memtables and from there into new, synced tables before the open
-//!   returns (`avoid_flush_during_recovery` is off), and the old log is not appended to.
-//! * The list of files: the first change after an open, which the open itself makes, writes the whole
-//!   list into a new file, syncs it, and only then lets `CURRENT` name it (`reuse_manifest_on_open` is
-//!   off). Old files go after that.
-//! * Tables: one is named in the list after it was synced. If its sync fails, the log is kept, and the
-//!   table is deleted at the next open.
+//! * The log: its records are read into memtables, and flushed to new, synced tables before the
+//!   open returns (`avoid_flush_during_recovery` is off). The old log is not appended to.
+//! * The manifest: the first change after an open, which the open itself makes, writes the whole
+//!   manifest to a new file, syncs it, and only then lets `CURRENT` name it
+//!   (`reuse_manifest_on_open` is off). Old files are removed after that.
+//! * Tables: the manifest names a table only after it was synced. If that sync fails, the log is
+//!   kept, and the next open deletes the table.
 //!
-//! A file that failed once is not written or synced again by the same process; the index is poisoned.
+//! A process does not write or sync a file again after a failure; the index is poisoned.
 //!
-//! **Locks.** Readers take none. The writer's lock makes read-modify-write whole; RocksDB may hold
-//! a writer up under it while it writes memtables out.
+//! **Locks.** Readers take none. The writer's lock makes read-modify-write atomic; RocksDB may
+//! delay the lock's holder while it flushes memtables.
 //!
 //! **Limits.**
-//! * It reads and writes with RocksDB's own I/O, not through the medium: it cannot lie on a
+//! * It reads and writes with RocksDB's own I/O, not through the medium: it does not work on a
 //!   simulated disk, and faults cannot be injected.
-//! * A store keeps a record of every run for eviction whatever its index is, so memory bounds the
+//! * A store keeps a record of every run for eviction, whatever the index is, so memory limits the
 //!   number of runs, though not of pages.
-//! * The budget counts tables twice, since compaction writes them anew before the old ones go; so
-//!   about half of it can be used.
+//! * The budget counts tables twice, because compaction writes new tables before it deletes the old
+//!   ones; so about half of the budget is usable.
 //! * It cannot be opened in a forked child of a process that has used it.
-//! * A disk that is full poisons it: open the store again once there is room.
-//! * What damage leaves is copied at the next open, which takes as much space again for a while.
+//! * A full disk poisons it: open the store again once there is room.
+//! * After damage, the next open copies the recoverable runs, which temporarily takes the same
+//!   space again.
 
 mod controller;
 mod cost;
-pub(crate) mod endless;
 mod families;
 mod gauges;
-mod helm;
 mod keys;
 mod meter;
 mod options;
@@ -75,6 +75,8 @@ mod record;
 pub(crate) mod recovery;
 mod seal;
 mod shape;
+mod tuner;
+pub(crate) mod wal_corruption;
 mod write;
 
 pub use controller::Mode;
@@ -82,7 +84,7 @@ pub use options::{LsmOptions, Probe};
 pub use recovery::LsmRecovered;
 
 use crate::sync::{Mutex, Ordering};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step, Tuning};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData, Tuning};
 use families::{Families, Family};
 use gauges::Gauges;
 use record::{Record, Use};
@@ -97,18 +99,18 @@ pub struct LsmIndex {
     db: Families,
     probe: Probe,
     writer: Mutex<write::Writer>,
-    /// Runs used since that was last written, and when.
+    /// Runs used since their recency was last written, and when.
     touched: Mutex<HashMap<RunId, u64>>,
-    /// Held by whoever syncs.
+    /// Held by syncs.
     syncing: Mutex<()>,
-    /// Held by whoever compacts everything: [`Gauges::appended`] when that was last done.
+    /// Held by compactions of the whole database: [`Gauges::appended`] at the last one.
     compacting: Mutex<u64>,
     gauges: Gauges,
     recovered: LsmRecovered,
 }
 
 impl LsmIndex {
-    /// Opens the index in `dir`, or makes one. Damage is never an error: what cannot be believed is
+    /// Opens the index in `dir`, or creates one. Damage is not an error: what cannot be verified is
     /// dropped, logged, and counted in [`LsmIndex::recovered`].
     ///
     /// # Errors
@@ -118,15 +120,15 @@ impl LsmIndex {
         recovery::open(dir, options)
     }
 
-    /// What opening found.
+    /// What the open recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> LsmRecovered {
         self.recovered
     }
 
-    /// Lets the shape of the tree follow what the index is asked to do from now on, or moves to a
-    /// setting and stays there. It acts step by step, with flushes, as [`PrefixIndex::maintain`] is
-    /// called; nothing is rewritten for its sake.
+    /// Lets the structure of the tree follow the operations from now on, or moves to a setting and
+    /// stays there. Takes effect step by step, with flushes, when [`PrefixIndex::maintain`] is
+    /// called; nothing is rewritten for it.
     pub fn set_mode(&self, mode: Mode) {
         self.db.set_mode(mode);
     }
@@ -142,7 +144,7 @@ impl LsmIndex {
     /// [`PrefixIndex::walk`] by either method.
     pub fn walk_by(&self, probe: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
         let climbed = match probe {
-            Probe::Bisect => probe::climb(&self.db, scope, pages),
+            Probe::Bisect => probe::walk_back(&self.db, scope, pages),
             Probe::Scan => None,
         };
         climbed.unwrap_or_else(|| {
@@ -165,7 +167,7 @@ impl LsmIndex {
         }
     }
 
-    /// Writes all memtables out, so that nothing is left in the log.
+    /// Flushes all memtables, so that the log has no records.
     fn flush(&self) -> Result<()> {
         let handles = self.db.handles()?;
         self.db.db.flush_cfs_opt(&handles, &FlushOptions::default()).map_err(|error| {
@@ -176,8 +178,8 @@ impl LsmIndex {
 }
 
 impl Drop for LsmIndex {
-    /// The next open has nothing to replay, if everything was synced. What was not stays in the
-    /// log: its data may not be durable.
+    /// Flushes, so that the next open has nothing to replay, if everything was synced. Otherwise
+    /// the records stay in the log: their data may not be durable.
     fn drop(&mut self) {
         if self.db.is_poisoned() {
             return;
@@ -185,7 +187,7 @@ impl Drop for LsmIndex {
         let synced = self.gauges.pending() == 0;
         self.write_touches();
         if let Err(error) = if synced { self.flush() } else { Ok(()) } {
-            // The end of the list of files may not be on the disk: its length is no promise.
+            // Do not seal the manifest: its end may not be on the disk.
             tracing::error!(%error, "the index could not be written out as it was closed");
             return;
         }
@@ -261,7 +263,7 @@ impl PrefixIndex for LsmIndex {
             let record = self.db.record(run)?;
             let pages = self.db.hashes(run, &record, 0);
             let used = self.db.used(run)?;
-            // Whatever takes pages changes the record with them, and never back.
+            // Every removal of pages changes the record in the same batch, and none is reverted.
             if self.db.record(run)? == record {
                 return Some(self.view(run, record, pages, used));
             }
@@ -270,7 +272,7 @@ impl PrefixIndex for LsmIndex {
 
     fn has_children(&self, run: RunId) -> bool {
         let mut found = false;
-        self.db.scan(Family::Child, &keys::spot(run, 0), |key, _| {
+        self.db.scan(Family::Child, &keys::page_position(run, 0), |key, _| {
             found = keys::read_child(key).is_some_and(|(parent, _)| parent == run);
             false
         });
@@ -290,7 +292,7 @@ impl PrefixIndex for LsmIndex {
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
-        // The names of a scan, and each run as it is when its turn comes.
+        // Visits the names of one scan, and reads each run as it is at its visit.
         self.db.scan(Family::Run, &[], |key, _| {
             if let Some(run) = keys::read_run(key)
                 && let Some(view) = self.run(run)
@@ -301,7 +303,7 @@ impl PrefixIndex for LsmIndex {
         });
     }
 
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         self.write_touches();
         let wanted = self.gauges.appended.load(Ordering::Acquire);
         let _turn = self.syncing.lock();
@@ -309,9 +311,9 @@ impl PrefixIndex for LsmIndex {
         if self.gauges.synced.load(Ordering::Acquire) >= wanted {
             return Ok(());
         }
-        // What those who share this sync have appended is settled with it.
+        // The data of batches that share this sync was made durable as well.
         let reached = self.gauges.appended.load(Ordering::Acquire);
-        settle()?;
+        sync_data()?;
         self.db.db.flush_wal(true).map_err(|error| {
             self.db.poison(&error);
             Error::fatal("the index could not be made durable: open the store again").because(error)
@@ -320,11 +322,11 @@ impl PrefixIndex for LsmIndex {
         Ok(())
     }
 
-    /// Tidies, and steers the shape of the tree: whoever never calls it has the tree that the index
-    /// was opened with.
-    fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
+    /// Compacts if necessary, and tunes the structure of the tree. Without calls, the tree keeps
+    /// the structure that it was opened with.
+    fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
-            self.db.steer()?;
+            self.db.tune()?;
         }
         let Some(mut last) = self.compacting.try_lock() else { return Ok(()) };
         let budget = self.gauges.budget.load(Ordering::Relaxed);
@@ -334,20 +336,20 @@ impl PrefixIndex for LsmIndex {
             return Ok(());
         }
         self.db.check()?;
-        settle()?;
+        sync_data()?;
         self.flush()?;
         for family in Family::ALL {
             self.db.db.compact_range_cf::<&[u8], &[u8]>(self.db.handle(family)?, None, None);
         }
         *last = appended;
         self.gauges.compactions.fetch_add(1, Ordering::Relaxed);
-        self.gauges.forget_look();
+        self.gauges.invalidate();
         Ok(())
     }
 
     fn set_budget(&self, bytes: u64) {
         self.gauges.budget.store(bytes, Ordering::Relaxed);
-        self.gauges.forget_look();
+        self.gauges.invalidate();
     }
 
     fn stats(&self) -> IndexStats {

@@ -1,4 +1,5 @@
-//! What can be chosen, what of it while the index is open, and how RocksDB is told.
+//! Options of the index: those that can be set, those that can be changed while it is open, and
+//! their RocksDB names.
 //!
 //! | | while open | RocksDB's own word |
 //! |---|---|---|
@@ -10,17 +11,17 @@
 //! | [`LsmOptions::probe`], [`LsmOptions::verify`] | at open | none |
 
 use super::controller::Mode;
-use super::shape::Shape;
+use super::shape::TreeShape;
 use crate::tuning::Tree;
 use rocksdb::statistics::StatsLevel;
 use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLevel, Options};
 
-/// How a probe finds the longest prefix. Both find the same.
+/// The method by which a probe finds the longest prefix. Both find the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Probe {
-    /// By bisection over lookups of single hashes, and one look at the run that was found last,
-    /// which tells whether everything before it is there. Where that cannot be told (scopes that
-    /// are not chained, runs whose parents are unknown) it goes on as [`Probe::Scan`] does.
+    /// Bisection over lookups of single hashes, and one read of the run found last, which tells
+    /// whether everything before it is present. If it cannot tell (scopes that are not chained,
+    /// runs with unknown parents), continues like [`Probe::Scan`].
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.
@@ -28,7 +29,7 @@ pub enum Probe {
 }
 
 impl Probe {
-    /// Its name among [`crate::PrefixIndex::probe_methods`].
+    /// The name in [`crate::PrefixIndex::probe_methods`].
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -38,25 +39,25 @@ impl Probe {
     }
 }
 
-/// How to open an [`super::LsmIndex`].
+/// Options of an [`super::LsmIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmOptions {
-    /// Whether the shape of the tree follows what the index is asked to do.
+    /// Whether the structure of the tree follows the operations.
     pub mode: Mode,
     /// Bytes of changes, of all families together, that are gathered in memory before they are
     /// written as sorted runs; at least 64 KiB.
     pub memtable_bytes: u64,
-    /// Bytes of files that the index may take, while it rewrites some of them too. Inserts that
-    /// could exceed it are refused with `Retry`.
+    /// The most bytes of files, including those of compactions in progress. Inserts that could
+    /// exceed it are refused with `Retry`.
     pub budget: u64,
-    /// Bits of Bloom filter a key, of the families that are asked for single keys.
+    /// Bits per key of the Bloom filters, in families that are searched for single keys.
     pub bloom_bits: u8,
-    /// Bytes of blocks, filters and block indexes that are kept in memory.
+    /// Bytes of blocks, filters and block indexes that are cached in memory.
     pub block_cache_bytes: u64,
-    /// How a probe goes about it.
+    /// The method of probes.
     pub probe: Probe,
-    /// Whether everything is read once at open, so that damage is repaired then, and not met later
-    /// by somebody who can only be told to open the index again.
+    /// Read everything once at open, so that damage is repaired then. Damage found later poisons
+    /// the index until it is opened again.
     pub verify: bool,
 }
 
@@ -74,13 +75,13 @@ impl Default for LsmOptions {
     }
 }
 
-/// RocksDB makes smaller ones larger.
+/// RocksDB increases smaller values.
 const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
-/// Memory is not preallocated in files beyond this.
+/// The most bytes that a file preallocates.
 const PREALLOCATED_BYTES: usize = 64 << 10;
 
 impl LsmOptions {
-    /// What fits a budget: a memtable is a sixteenth of it and the cache an eighth, at most the
+    /// Options for a budget: a memtable of a sixteenth, a cache of an eighth, both at most the
     /// defaults.
     #[must_use]
     pub fn within(budget: u64) -> Self {
@@ -94,14 +95,14 @@ impl LsmOptions {
         }
     }
 
-    /// Options of the database as a whole.
+    /// Options of the whole database.
     ///
-    /// Nothing is compressed: hashes do not shrink, and a database written by a RocksDB that has
-    /// a compressor is not readable by one that was built without.
+    /// Nothing is compressed: hashes do not compress, and a database with compression is not
+    /// readable by a RocksDB that was built without the compressor.
     pub(super) fn database(&self) -> Options {
         let mut options = Options::default();
-        // All families are written out together, so no log outlives the memtables of one of them,
-        // and no file on disk is ahead of another family's log.
+        // Flush all families together, so that no log outlives the memtables of one family, and no
+        // table on disk is ahead of another family's log.
         options.set_atomic_flush(true);
         options.set_manual_wal_flush(true);
         options.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
@@ -122,7 +123,7 @@ impl LsmOptions {
         options
     }
 
-    /// Options of one family. `filtered`: it is asked for single keys, which often are not there.
+    /// Options of one family. `filtered`: it is searched for single keys, which often do not exist.
     pub(super) fn family(&self, cache: &Cache, filtered: bool) -> Options {
         let mut blocks = BlockBasedOptions::default();
         blocks.set_block_cache(cache);
@@ -140,11 +141,11 @@ impl LsmOptions {
         options.set_compression_type(rocksdb::DBCompressionType::None);
         let memtable = self.memtable_bytes.max(MEMTABLE_BYTES_MIN);
         options.set_write_buffer_size(memtable as usize);
-        // Families are many and memtables may be small: a block of each must not fill them.
+        // There are many families and memtables may be small: one block of each must not fill them.
         options.set_arena_block_size(((memtable / 64) as usize).next_multiple_of(4096));
         options.set_compaction_style(DBCompactionStyle::Universal);
         let empty = Tree { bytes: 0.0, memtable: memtable as f64 };
-        Shape::new(self.mode.start(), &empty).open_with(&mut options);
+        TreeShape::new(self.mode.start(), &empty).open_with(&mut options);
         options.set_target_file_size_base(memtable);
         options
     }

@@ -1,32 +1,37 @@
-//! The two ways to the longest prefix.
+//! The two methods that find the longest prefix.
 //!
-//! A probe takes no lock and no snapshot. What a writer changes meanwhile may be seen or not; what
-//! is found was all there at some moment of the probe, as a chained run cannot go before what hangs
-//! from it.
+//! A probe takes no lock and no snapshot. It may see concurrent changes or not. What it finds was
+//! all present at some moment of the probe, because a chained run is never removed before the runs
+//! attached to it.
 
 use super::families::{Families, Family};
 use super::keys;
 use crate::{RunId, Step};
 use ritornello_format::{PageHashes, ScopeSlot};
 
-/// What bisection found: so many pages, and where the last of them is.
+/// The result of a bisection: a number of pages, and the location of the last of them.
 struct Found {
     pages: usize,
     run: RunId,
     page: u16,
 }
 
-/// The number of leading pages, by bisection; `None` if it cannot be told that way.
+/// The number of leading pages, by bisection; `None` if bisection cannot tell.
 pub(super) fn bisect(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<usize> {
     let Some(found) = last_found(db, scope, keys) else { return Some(0) };
     let record = db.record(found.run)?;
-    // All before the last one are known to precede it, by the chain of its parents.
+    // All pages before the last one precede it: the chain of its parents is known.
     let proven = record.chained && record.depth + u64::from(found.page) + 1 >= found.pages as u64;
     proven.then_some(found.pages)
 }
 
-/// Likewise, with the steps: from the last page back along the parents.
-pub(super) fn climb(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<Vec<Step>> {
+/// The leading pages as steps: from the last page back along the parents. `None` if bisection
+/// cannot tell.
+pub(super) fn walk_back(
+    db: &Families,
+    scope: ScopeSlot,
+    keys: &dyn PageHashes,
+) -> Option<Vec<Step>> {
     let Some(found) = last_found(db, scope, keys) else { return Some(Vec::new()) };
     let (mut run, mut page, mut left) = (found.run, found.page, found.pages);
     let mut steps = Vec::new();
@@ -48,15 +53,15 @@ pub(super) fn climb(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> O
     }
 }
 
-/// The last page that is there while the one behind it is not. If all before it are there it ends
-/// the longest prefix.
+/// The last page that is present while the next one is not. If all pages before it are present, it
+/// ends the longest prefix.
 fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<Found> {
     let find = |at: usize| {
         db.find(scope, keys.at(at)).map(|(run, page)| Found { pages: at + 1, run, page })
     };
     let (mut known, mut missing) = (0, keys.len());
     let mut found = None;
-    // The first page first: most probes of a cache that is cold end there.
+    // The first page first: most probes of a cold cache end there.
     let mut next = 0;
     while known < missing {
         match find(next) {
@@ -71,7 +76,7 @@ fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<
     found
 }
 
-/// Run by run: finds the run of a page, reads its pages in order, and goes on behind it. Returns the
+/// Finds the run of a page, reads the run's pages in order, and continues behind it. Returns the
 /// number of leading pages.
 pub(super) fn scan(
     db: &Families,
@@ -85,9 +90,9 @@ pub(super) fn scan(
     while at < keys.len() {
         let Some((run, first)) = db.find(scope, keys.at(at)) else { break };
         let (start, mut page) = (at, first);
-        db.helm.controller.ranged(1);
-        db.helm.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
-        // A run that was put after the iterator was made is not in it.
+        db.tuner.controller.ranged(1);
+        db.tuner.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
+        // The iterator does not show runs inserted after it was made.
         if iterator.key().is_none_or(|key| keys::read_path(key) != Some((scope, run, first))) {
             iterator = db.db.raw_iterator_cf(handle);
             iterator.seek(keys::path(scope, run, first));
@@ -106,7 +111,7 @@ pub(super) fn scan(
             db.poison(&error);
         }
         if at == start {
-            // It was removed a moment ago.
+            // The run was removed concurrently.
             break;
         }
         let pages = (at - start) as u32;

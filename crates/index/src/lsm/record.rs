@@ -1,4 +1,4 @@
-//! What is stored of one run beside its pages, and of the index as a whole.
+//! The stored records: of one run, without its pages, and of the whole index.
 
 use super::families::Family;
 use crate::RunId;
@@ -12,13 +12,13 @@ pub(super) struct Record {
     pub(super) scope: ScopeSlot,
     pub(super) chained: bool,
     pub(super) parent: Option<(RunId, u16)>,
-    /// So many pages at least are known to precede the first one, by following parents. It is found
-    /// when the run is attached and stays true: what a run hangs from cannot go without it. Runs
-    /// behind one that was linked late know less than there is.
+    /// Number of pages that are known to precede the first one, by following parents. Computed when
+    /// the run is attached, and valid from then on, because parents are not removed before their
+    /// children. Runs behind one that was linked late know fewer than there are.
     pub(super) depth: u64,
-    /// Pages, holes included.
+    /// Number of pages, holes included.
     pub(super) pages: u16,
-    /// Pages that are no holes.
+    /// Number of pages that are not holes.
     pub(super) live: u16,
     pub(super) place: Place,
 }
@@ -63,8 +63,8 @@ impl Record {
     }
 }
 
-/// When a run was last used, and until when it is kept: apart from the [`Record`], which is longer
-/// and changes less often.
+/// A run's recency and the end of its retention, separate from the [`Record`], which is longer and
+/// changes less often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) recency: u64,
@@ -84,8 +84,8 @@ impl Use {
     }
 }
 
-/// A sum over entries, in whatever order they are added. It tells entries that were lost, or that
-/// are older than others, from those that were written.
+/// A checksum over entries that does not depend on their order. Distinguishes the entries that were
+/// written from fewer or older ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum(u64);
 
@@ -103,21 +103,21 @@ impl Sum {
     }
 }
 
-/// The figures that every change brings up to date.
+/// Counts that every change updates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// The last name that was given out.
+    /// The last run name assigned.
     pub(super) last: u64,
     pub(super) runs: u64,
     pub(super) pages: u64,
     /// See [`crate::PrefixIndex::clock`].
     pub(super) clock: u64,
-    /// Over all entries of all families.
+    /// Checksum over all entries of all families.
     pub(super) sum: Sum,
 }
 
 impl Counts {
-    /// Of these keys and values. Another version is refused, not converted.
+    /// Version of these keys and values. Another version is refused, not converted.
     const VERSION: u8 = 2;
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn records_round_trip() {
         let record = Record {
             scope: ScopeSlot(7),
             chained: true,

@@ -1,4 +1,4 @@
-//! Opening: what a crash leaves, and what damage leaves.
+//! Opens the database: recovers from crashes and repairs damage.
 //!
 //! ```text
 //! lsm/           the database
@@ -8,11 +8,11 @@
 //! lsm.seal       how long RocksDB's list of files has been
 //! ```
 //!
-//! A crash leaves a log with a torn end, which RocksDB cuts off. A database that does not open, or
-//! would not be done with opening, or whose list of files has become shorter, or in which damage was
-//! met, is repaired as far as RocksDB can; then every run that adds up is inserted into a new one,
-//! which takes the old one's name. Nothing that was not checked comes along. What cannot be read at
-//! all is dropped, and the index is empty.
+//! A crash leaves a torn end of a log, which RocksDB truncates. A database is damaged if it does
+//! not open, or would open without end, or its manifest has become shorter, or damage was found in
+//! it. RocksDB repairs it as far as it can. Then every consistent run is inserted into a new
+//! database, which takes the old one's name. Nothing is taken over unchecked. If nothing can be
+//! read, the index is empty.
 
 use super::LsmIndex;
 use super::families::{Families, Family, Names};
@@ -21,7 +21,7 @@ use super::keys;
 use super::options::LsmOptions;
 use super::record::{Counts, Record};
 use super::write::Writer;
-use super::{endless, seal};
+use super::{seal, wal_corruption};
 use crate::sync::Mutex;
 use crate::{NewRun, PrefixIndex, RunId};
 use ritornello_format::{Error, ErrorKind, PageHash, Result};
@@ -32,32 +32,33 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::{fs, io};
 
-/// What [`LsmIndex::open`] found and could not keep.
+/// What [`LsmIndex::open`] recovered, and what it had to drop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LsmRecovered {
-    /// Whether the database was damaged, and what could be saved was copied into a new one.
+    /// Whether the database was damaged, so that its consistent runs were copied into a new one.
     pub damaged: bool,
-    /// Runs that were saved.
+    /// Runs that were copied.
     pub saved_runs: u64,
-    /// Runs that were seen and did not add up, and what hung behind them.
+    /// Runs dropped as inconsistent, and the runs attached behind them.
     pub dropped_runs: u64,
 }
 
-/// Bytes that wait for a sync at most while runs are saved.
+/// The most bytes that wait for a sync while runs are copied.
 const SYNC_BYTES: u64 = 1 << 20;
 
 pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     let names = Names::of(dir);
     refuse_in_forked_child(dir)?;
-    // RocksDB would let everyone look in.
+    // RocksDB would create the directory readable by all users.
     let mut private = fs::DirBuilder::new();
     private.recursive(true).mode(0o700).create(dir).map_err(|error| refused(dir, error))?;
-    settle(&names).map_err(|error| refused(dir, error))?;
-    let endless_logs = endless::in_logs(&names.database).map_err(|error| refused(dir, error))?;
-    if !endless_logs.is_empty() {
-        // Marked first: a log that was cut looks whole.
+    finish_interrupted_save(&names).map_err(|error| refused(dir, error))?;
+    let corrupt_logs =
+        wal_corruption::find_in_logs(&names.database).map_err(|error| refused(dir, error))?;
+    if !corrupt_logs.is_empty() {
+        // Mark the damage first: a truncated log looks intact.
         fs::write(&names.marker, b"").map_err(|error| refused(dir, error))?;
-        endless::cut(&endless_logs).map_err(|error| refused(dir, error))?;
+        wal_corruption::truncate_logs(&corrupt_logs).map_err(|error| refused(dir, error))?;
     }
     if !names.marker.exists() {
         match try_open(&names, options) {
@@ -69,8 +70,8 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
                 return Err(refused(dir, "a file of it cannot be read"));
             }
             Ok(_) => {}
-            Err(Trouble::Refused(error)) => return Err(error),
-            Err(Trouble::Damage(error)) => {
+            Err(OpenFailure::Refused(error)) => return Err(error),
+            Err(OpenFailure::Damage(error)) => {
                 tracing::warn!(%error, dir = %dir.display(), "the index does not open: repairing it");
                 fs::write(&names.marker, b"").map_err(|error| refused(dir, error))?;
             }
@@ -79,8 +80,9 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     save(&names, options)
 }
 
-/// RocksDB's threads are those of the process that first opened a database, and all databases share
-/// them: a forked child has none, and would wait for them for ever.
+/// Refuses to open in a forked child of a process that has used RocksDB. All databases share
+/// RocksDB's threads, which belong to the process that opened the first one: a child has none, and
+/// would wait for them for ever.
 pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
     static PROCESS: OnceLock<u32> = OnceLock::new();
     let this = std::process::id();
@@ -94,18 +96,18 @@ pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
     .with("dir", dir.display()))
 }
 
-enum Trouble {
-    /// Nothing was changed, and nothing is wrong with the files as far as is known.
+enum OpenFailure {
+    /// Nothing was changed, and the files are not known to be damaged.
     Refused(Error),
     Damage(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Ends what a crash interrupted.
-fn settle(names: &Names) -> io::Result<()> {
+/// Completes a replacement of the database that a crash interrupted.
+fn finish_interrupted_save(names: &Names) -> io::Result<()> {
     remove(&names.new)?;
     if names.old.exists() {
         if names.database.exists() {
-            // The saved database has the name: only then is the marker of no use any more.
+            // The new database has its name now: only then is the marker obsolete.
             let _ = fs::remove_file(&names.marker);
             remove(&names.old)?;
         } else {
@@ -115,7 +117,7 @@ fn settle(names: &Names) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the names in the directory that `path` is in durable.
+/// Syncs the directory that contains `path`.
 fn sync_directory(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |dir| fs::File::open(dir)?.sync_all())
 }
@@ -127,17 +129,19 @@ fn remove(dir: &Path) -> io::Result<()> {
     }
 }
 
-fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex, Trouble> {
+fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex, OpenFailure> {
     let path = &names.database;
-    let refuse = |error| Trouble::Refused(refused(path, error));
-    if is_begun(path) {
+    let refuse = |error| OpenFailure::Refused(refused(path, error));
+    if is_unfinished(path) {
         if holds_entries(path).map_err(refuse)? {
-            return Err(Trouble::Damage("the file CURRENT is gone, and tables are there".into()));
+            return Err(OpenFailure::Damage(
+                "the file CURRENT is missing, but tables exist".into(),
+            ));
         }
         remove(path).map_err(refuse)?;
     }
-    if is_list_broken(names) {
-        return Err(Trouble::Damage("the list of files is damaged, or has lost its end".into()));
+    if is_manifest_broken(names) {
+        return Err(OpenFailure::Damage("the manifest is damaged, or has lost its end".into()));
     }
     let opened = match Families::open(path, names, options) {
         Err(error) if lacks_families(&error) && !holds_entries(path).map_err(refuse)? => {
@@ -146,16 +150,16 @@ fn try_open(names: &Names, options: &LsmOptions) -> std::result::Result<LsmIndex
         }
         opened => opened,
     };
-    let db = opened.map_err(|error| judge(path, error))?;
+    let db = opened.map_err(|error| classify(path, error))?;
     match db.counts() {
         Ok(counts) => {
             let counts = counts.unwrap_or_default();
             Ok(index(db, counts, options, LsmRecovered::default()))
         }
         Err(error) if error.kind() == ErrorKind::Invalid => {
-            Err(Trouble::Refused(error.with("dir", path.display())))
+            Err(OpenFailure::Refused(error.with("dir", path.display())))
         }
-        Err(error) => Err(Trouble::Damage(Box::new(error))),
+        Err(error) => Err(OpenFailure::Damage(Box::new(error))),
     }
 }
 
@@ -172,18 +176,18 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
     }
 }
 
-/// Whether `CURRENT` is missing: its making was interrupted, or that file was lost. RocksDB makes a
-/// new database there, and the files that there are go.
-fn is_begun(path: &Path) -> bool {
+/// Whether `CURRENT` is missing, because creating the database was interrupted or the file was
+/// lost. RocksDB would make a new database there, and delete the existing files.
+fn is_unfinished(path: &Path) -> bool {
     path.exists() && !path.join("CURRENT").exists()
 }
 
-/// Whether RocksDB must not open the database by its list of files.
-fn is_list_broken(names: &Names) -> bool {
-    seal::is_broken(&names.database, &names.seal) || endless::is_in_list(&names.database)
+/// Whether RocksDB must not open the database from its manifest.
+fn is_manifest_broken(names: &Names) -> bool {
+    seal::is_broken(&names.database, &names.seal) || wal_corruption::is_in_manifest(&names.database)
 }
 
-/// Whether any file may hold entries. If none does, the making of the database was interrupted.
+/// Whether any file may hold entries. If not, creating the database was interrupted.
 fn holds_entries(path: &Path) -> io::Result<bool> {
     let mut holds = false;
     for entry in fs::read_dir(path)? {
@@ -195,31 +199,32 @@ fn holds_entries(path: &Path) -> io::Result<bool> {
     Ok(holds)
 }
 
-/// Whether this process or another one has the database open. RocksDB tells it in words only.
+/// Whether this process or another one has the database open. RocksDB reports it only in the
+/// error's text.
 pub(crate) fn is_open_already(error: &rocksdb::Error) -> bool {
     let text = error.to_string();
     let said = ["IO error: While lock file: ", "IO error: lock hold by current process"];
     said.iter().any(|words| text.starts_with(words))
 }
 
-/// Whether a database lacks families that it was opened with.
+/// Whether a database lacks column families that it was created with.
 fn lacks_families(error: &rocksdb::Error) -> bool {
     error.kind() == rocksdb::ErrorKind::InvalidArgument
         && error.to_string().contains("Column family not found")
 }
 
-/// Whether the database is damaged, or the file system does not let us look.
-fn judge(path: &Path, error: rocksdb::Error) -> Trouble {
+/// Distinguishes damage of the database from a file system that refuses access.
+fn classify(path: &Path, error: rocksdb::Error) -> OpenFailure {
     let text = error.to_string();
     if is_open_already(&error) {
-        return Trouble::Refused(
+        return OpenFailure::Refused(
             Error::retry("the index is open already, here or in another process: close it first")
                 .with("dir", path.display())
                 .because(error),
         );
     }
     if text.contains("Column families not opened") {
-        return Trouble::Refused(
+        return OpenFailure::Refused(
             Error::invalid(
                 "the index is of another format: open it with the version that wrote it",
             )
@@ -229,16 +234,16 @@ fn judge(path: &Path, error: rocksdb::Error) -> Trouble {
     }
     let gone = text.contains("No such file");
     if error.kind() == rocksdb::ErrorKind::IOError && !gone {
-        return Trouble::Refused(refused(path, error));
+        return OpenFailure::Refused(refused(path, error));
     }
-    Trouble::Damage(Box::new(error))
+    OpenFailure::Damage(Box::new(error))
 }
 
 fn refused(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::fatal("the index cannot be opened").with("dir", path.display()).because(error)
 }
 
-/// Copies what adds up into a new database.
+/// Copies the consistent runs into a new database.
 fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     let path = &names.database;
     let mut recovered = LsmRecovered { damaged: true, ..LsmRecovered::default() };
@@ -249,7 +254,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
             "the index cannot be repaired and is dropped: the store starts without any page"
         );
     }
-    // It is the old one's, whose files are not where they were.
+    // The marker belongs to the old database, whose files have other names.
     match fs::remove_file(&names.seal) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(refused(&names.seal, error));
@@ -258,7 +263,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     }
     let new =
         Families::open(&names.new, names, options).map_err(|error| refused(&names.new, error))?;
-    // Without a budget: what was there fitted it.
+    // Without a budget: the runs fitted it before.
     let unbounded = LsmOptions { budget: u64::MAX, ..options.clone() };
     let mut saved = index(new, Counts::default(), &unbounded, recovered);
     if let Some(old) = old {
@@ -274,15 +279,15 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     let place = |from: &Path, to: &Path| fs::rename(from, to).map_err(|error| refused(to, error));
     place(path, &names.old).or_else(|error| if path.exists() { Err(error) } else { Ok(()) })?;
     place(&names.new, path)?;
-    // What is synced from now on is in it.
+    // Later syncs of the new database cover it.
     sync_directory(path).map_err(|error| refused(path, error))?;
-    settle(names).map_err(|error| refused(path, error))?;
+    finish_interrupted_save(names).map_err(|error| refused(path, error))?;
     let _ = fs::remove_file(&names.marker);
     tracing::warn!(
         saved = recovered.saved_runs,
         dropped = recovered.dropped_runs,
         dir = %path.display(),
-        "the index was damaged: what adds up was saved into a new one"
+        "the index was damaged: consistent runs were copied into a new one"
     );
     match try_open(names, options) {
         Ok(mut index) => {
@@ -290,38 +295,38 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
             index.recovered = recovered;
             Ok(index)
         }
-        Err(Trouble::Refused(error)) => Err(error),
-        Err(Trouble::Damage(error)) => Err(refused(path, error)),
+        Err(OpenFailure::Refused(error)) => Err(error),
+        Err(OpenFailure::Damage(error)) => Err(refused(path, error)),
     }
 }
 
-/// The damaged database, as far as it opens.
+/// Opens the damaged database as far as possible.
 fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>> {
     let path = &names.database;
-    let open = || Families::open(path, names, options).map_err(|error| judge(path, error));
-    // Opening it as it is would cost the files that the list does not name.
-    let is_listed = !is_begun(path) && !is_list_broken(names);
-    match if is_listed { open() } else { Err(Trouble::Damage("unlisted files".into())) } {
+    let open = || Families::open(path, names, options).map_err(|error| classify(path, error));
+    // Opening it unrepaired would delete the files that the manifest does not name.
+    let is_listed = !is_unfinished(path) && !is_manifest_broken(names);
+    match if is_listed { open() } else { Err(OpenFailure::Damage("unlisted files".into())) } {
         Ok(db) => return Ok(Some(db)),
-        Err(Trouble::Refused(error)) => return Err(error),
-        Err(Trouble::Damage(_)) => {}
+        Err(OpenFailure::Refused(error)) => return Err(error),
+        Err(OpenFailure::Damage(_)) => {}
     }
     if let Err(error) = DB::repair(&Options::default(), path) {
         tracing::warn!(%error, dir = %path.display(), "the index could not be repaired");
         return Ok(None);
     }
     let repaired = Families::open_what_is_left(path, names, options);
-    match repaired.map_err(|error| judge(path, error)) {
+    match repaired.map_err(|error| classify(path, error)) {
         Ok(db) => Ok(Some(db)),
-        Err(Trouble::Refused(error)) => Err(error),
-        Err(Trouble::Damage(error)) => {
+        Err(OpenFailure::Refused(error)) => Err(error),
+        Err(OpenFailure::Damage(error)) => {
             tracing::warn!(%error, dir = %path.display(), "the repaired index does not open");
             Ok(None)
         }
     }
 }
 
-/// Inserts every run that adds up. Returns how many were saved and how many were dropped.
+/// Inserts every consistent run. Returns the numbers of runs copied and dropped.
 fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
     let mut names: HashMap<RunId, RunId> = HashMap::new();
     let mut later = Vec::new();
@@ -352,7 +357,7 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
         if let Some(error) = failed {
             return Err(error);
         }
-        // Where it cannot be read, it goes on somewhere behind.
+        // The scan continues behind entries that cannot be read.
         stride = if seen.is_some() { 1 } else { stride.saturating_mul(2) };
         let behind = seen.unwrap_or(start).checked_add(stride);
         match behind {
@@ -360,7 +365,7 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
             _ => break,
         }
     }
-    // Runs that were linked to one that was put after them.
+    // Runs that were linked to a run inserted after them.
     for (name, parent, page) in later {
         let first = new.page(name, 0);
         let parent = names.get(&parent).and_then(|parent| new.page(*parent, page.into()));
@@ -379,7 +384,7 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
 
 enum Saved {
     As(RunId),
-    /// Under this name, without its parent, which comes later.
+    /// Inserted under this name, without its parent, which is inserted later.
     Later(RunId, RunId, u16),
     Not,
 }
@@ -410,12 +415,12 @@ fn save_run(
             None => return Ok(Saved::Not),
         },
     };
-    // Holes are made again by removing what stands in for them.
+    // Restore holes by inserting substitute pages and removing them.
     let mut filled = hashes.clone();
     let mut stand_ins = Vec::new();
     for (page, hash) in (0..=u16::MAX).zip(&mut filled).filter(|(_, hash)| **hash == PageHash::NONE)
     {
-        hash.0[..10].copy_from_slice(&keys::spot(run, page));
+        hash.0[..10].copy_from_slice(&keys::page_position(run, page));
         hash.0[10..].fill(0xa5);
         stand_ins.push(*hash);
     }

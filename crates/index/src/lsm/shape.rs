@@ -1,4 +1,4 @@
-//! Size ratio and runs in RocksDB's words: universal compaction, whose rules can be changed while
+//! Maps size ratio and runs to RocksDB's universal compaction, whose options can be changed while
 //! the database is open. `docs/adaptive-lsm.md` says what this mapping can express and what not.
 //!
 //! | | RocksDB's own word |
@@ -6,63 +6,65 @@
 //! | a level holds `K` runs, the next one merges them | `min_merge_width` = `max_merge_width` = `level0_file_num_compaction_trigger` = K + 1 |
 //! | with the run behind them if that is at most `T / K` as large as they are together | `size_ratio` = 100 (T / K - 1) |
 //! | `L` levels | `max_read_amp` = K L |
-//! | so many runs are no reason to hold writers up | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
+//! | this number of runs does not slow writers down | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
 
 use crate::tuning::{Setting, Tree};
 use rocksdb::{Options, UniversalCompactOptions};
 
-/// Runs beyond what the shape allows at which writers are slowed down, and stopped.
+/// Runs beyond the maximum at which writers are slowed down, and stopped.
 const SLOW: u32 = 20;
 const STOP: u32 = 36;
 
-/// How the tree is to be.
+/// The intended structure of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct TreeShape {
     setting: Setting,
-    /// At least one.
+    /// Number of levels, at least one.
     levels: u32,
 }
 
-impl Shape {
+impl TreeShape {
     pub(super) fn new(setting: Setting, tree: &Tree) -> Self {
         Self { setting, levels: tree.levels(setting.ratio).max(1) }
     }
 
-    /// The same for a tree that may grow without being told again: a memtable of 64 KiB and a
-    /// terabyte come to 24 levels with the smallest size ratio.
+    /// The same setting for a tree that may grow without another call: with a memtable of 64 KiB
+    /// and the smallest size ratio, 1 TiB needs 24 levels.
     pub(super) fn tallest(&self) -> Self {
         Self { levels: 24, ..*self }
     }
 
-    /// Runs that a merge takes.
+    /// The fewest runs that a merge takes.
     const fn width(&self) -> u32 {
         self.setting.runs + 1
     }
 
-    /// Most runs that one merge takes. With one run a level it goes on as far as the sizes fit.
+    /// The most runs that a merge takes. With one run per level, a merge continues as long as the
+    /// sizes fit.
     const fn widest(&self) -> u32 {
         if self.setting.runs == 1 { i32::MAX as u32 } else { self.width() }
     }
 
-    /// In percent.
+    /// The size ratio option, in percent.
     const fn size_ratio(&self) -> u32 {
         100 * self.setting.ratio / self.setting.runs - 100
     }
 
-    /// Of all runs but the oldest over that one, in percent, at which everything is merged: a bound
-    /// for what is dead, beyond what the sizes bring about.
+    /// Size of all runs but the oldest, in percent of the oldest, at which everything is merged:
+    /// limits dead entries, beyond what the sizes cause.
     const fn amplification(&self) -> u32 {
         200 * self.setting.runs
     }
 
-    /// Most runs.
+    /// The most runs.
     const fn most(&self) -> u32 {
         let most = self.setting.runs * self.levels;
-        // RocksDB wants no fewer than what starts a merge.
+        // RocksDB requires at least the number that starts a merge.
         if most > self.width() { most } else { self.width() }
     }
 
-    /// Of a database that is not open yet. The bound of all runs cannot be told there.
+    /// Sets the options of a database that is not open yet. The bound of all runs cannot be set
+    /// there.
     pub(super) fn open_with(&self, options: &mut Options) {
         let mut universal = UniversalCompactOptions::default();
         universal.set_size_ratio(self.size_ratio() as i32);
@@ -75,8 +77,8 @@ impl Shape {
         options.set_level_zero_stop_writes_trigger((self.most() + STOP) as i32);
     }
 
-    /// Of one that is.
-    pub(super) fn words(&self) -> [(&'static str, String); 4] {
+    /// The options for an open database, as names and values.
+    pub(super) fn options(&self) -> [(&'static str, String); 4] {
         let universal = format!(
             "{{size_ratio={};min_merge_width={};max_merge_width={};\
              max_size_amplification_percent={};max_read_amp={};allow_trivial_move=true}}",
@@ -100,9 +102,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leveling_and_tiering_in_words() {
+    fn leveling_and_tiering_map_to_options() {
         let tree = Tree { bytes: 99e6, memtable: 1e6 };
-        let words = |ratio, runs| Shape::new(Setting { ratio, runs }, &tree).words();
+        let words = |ratio, runs| TreeShape::new(Setting { ratio, runs }, &tree).options();
         let leveling = words(10, 1);
         assert!(leveling[0].1.starts_with("{size_ratio=900;min_merge_width=2;"), "{leveling:?}");
         assert!(leveling[0].1.contains("max_read_amp=2;"), "{leveling:?}");
@@ -114,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn no_shape_allows_fewer_runs_than_start_a_merge() {
+    fn every_shape_allows_enough_runs_to_merge() {
         for setting in Setting::all() {
             for bytes in [0.0, 2e6, 1e9] {
-                let shape = Shape::new(setting, &Tree { bytes, memtable: 1e6 });
+                let shape = TreeShape::new(setting, &Tree { bytes, memtable: 1e6 });
                 assert!(shape.most() >= shape.width() && shape.levels >= 1);
             }
         }

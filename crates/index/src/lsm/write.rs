@@ -1,5 +1,5 @@
-//! What changes the index. One writer at a time, under the lock of [`Writer`]; each change is one
-//! atomic batch, so what a reader sees and a crash leaves is closed at every moment.
+//! Changes of the index. The lock of [`Writer`] serialises writers. A change is one atomic batch,
+//! so the index is closed for every reader and after every crash.
 
 use super::LsmIndex;
 use super::families::{COUNTS, Families, Family};
@@ -13,18 +13,19 @@ use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Runs of a scope that go in one batch, with what hangs behind them.
+/// The most runs of a scope that are removed in one batch, together with the runs attached behind
+/// them.
 const SCOPE_RUNS: usize = 1024;
-/// Touched runs that are remembered before they are written.
+/// The most touched runs that are gathered before they are written.
 const TOUCHED_MAX: usize = 1 << 16;
 
-/// What only the writer knows.
+/// The state of the writer.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) counts: Counts,
 }
 
-/// A change in the making.
+/// A change that is being assembled.
 struct Change<'a> {
     db: &'a Families,
     batch: WriteBatch,
@@ -36,20 +37,20 @@ impl<'a> Change<'a> {
         Self { db, batch: WriteBatch::default(), counts: writer.counts }
     }
 
-    /// An entry that is not there.
+    /// Adds an entry that does not exist.
     fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.put_cf(self.db.handle(family)?, key, value);
         self.counts.sum.add(family, key, value);
         Ok(())
     }
 
-    /// The entry of a run that is there with the value `old`.
+    /// Replaces the entry of a run, which exists with the value `old`.
     fn replace(&mut self, family: Family, run: RunId, old: &[u8], value: &[u8]) -> Result<()> {
         self.counts.sum.subtract(family, &keys::run(run), old);
         self.put(family, &keys::run(run), value)
     }
 
-    /// An entry that is there with this value.
+    /// Deletes an entry, which exists with this value.
     fn delete(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.delete_cf(self.db.handle(family)?, key);
         self.counts.sum.subtract(family, key, value);
@@ -58,7 +59,7 @@ impl<'a> Change<'a> {
 }
 
 impl LsmIndex {
-    /// Writes a change. What is refused changes nothing, and nothing is written after it.
+    /// Writes a change. If RocksDB refuses it, nothing is changed, and nothing is written after it.
     fn commit(&self, writer: &mut Writer, mut change: Change<'_>) -> Result<()> {
         self.db.check()?;
         change.batch.put(COUNTS, change.counts.encode());
@@ -68,8 +69,8 @@ impl LsmIndex {
             Error::fatal("the index could not be written: open the store again").because(error)
         })?;
         writer.counts = change.counts;
-        self.gauges.note(&writer.counts, bytes);
-        self.db.helm.controller.wrote(entries);
+        self.gauges.record(&writer.counts, bytes);
+        self.db.tuner.controller.wrote(entries);
         Ok(())
     }
 
@@ -98,7 +99,11 @@ impl LsmIndex {
         let run = RunId(change.counts.last);
         for (page, hash) in (0..=u16::MAX).zip(new.pages) {
             change.put(Family::Path, &keys::path(new.scope, run, page), &hash.0)?;
-            change.put(Family::Page, &keys::page(new.scope, *hash), &keys::spot(run, page))?;
+            change.put(
+                Family::Page,
+                &keys::page(new.scope, *hash),
+                &keys::page_position(run, page),
+            )?;
         }
         let parent = parent.filter(|_| new.chained);
         if let Some((parent, page)) = parent {
@@ -109,7 +114,7 @@ impl LsmIndex {
             chained: new.chained,
             parent,
             depth: self.depth_behind(parent),
-            // `check` allows no more.
+            // The cast is exact: `check` limits the number of pages.
             pages: new.pages.len() as u16,
             live: new.pages.len() as u16,
             place: new.place.clone(),
@@ -121,10 +126,10 @@ impl LsmIndex {
         Ok(run)
     }
 
-    /// [`Record::depth`] of what is attached behind a page.
+    /// The [`Record::depth`] of a run that is attached behind `parent`.
     fn depth_behind(&self, parent: Option<(RunId, u16)>) -> u64 {
         let Some((parent, page)) = parent else { return 0 };
-        // Pages of other runs can go without what hangs from them.
+        // A page of an unchained run can be removed without the runs attached to it.
         let record = self.db.record(parent).filter(|record| record.chained);
         record.map_or(0, |record| record.depth + u64::from(page) + 1)
     }
@@ -148,14 +153,14 @@ impl LsmIndex {
         self.log(linked, "a link");
     }
 
-    /// What cannot be told to the caller, who will hear of it at the next sync.
+    /// Logs an error that the caller cannot get; the next sync reports it.
     fn log(&self, result: Result<()>, what: &str) {
         if let Err(error) = result {
-            tracing::error!(%error, what, "the index did not take a change");
+            tracing::error!(%error, what, "a change of the index failed");
         }
     }
 
-    /// Cuts runs, each after so many pages, with everything that is attached behind the cuts, and
+    /// Cuts runs, each after a number of pages, removes everything attached behind the cuts, and
     /// makes holes. One batch.
     fn cut(
         &self,
@@ -195,12 +200,12 @@ impl LsmIndex {
         removed
     }
 
-    /// Runs to cut, and every run that is attached behind a cut, directly or not.
+    /// The runs to cut, and every run attached behind a cut, directly or not.
     fn closure(&self, cuts: BTreeMap<RunId, u16>) -> HashMap<RunId, (u16, Record)> {
-        let mut doomed: HashMap<RunId, (u16, Record)> = HashMap::new();
+        let mut removals: HashMap<RunId, (u16, Record)> = HashMap::new();
         let mut open: Vec<(RunId, u16)> = cuts.into_iter().collect();
         while let Some((run, keep)) = open.pop() {
-            let end = match doomed.get_mut(&run) {
+            let end = match removals.get_mut(&run) {
                 Some((known, _)) if *known <= keep => continue,
                 Some((known, _)) => std::mem::replace(known, keep),
                 None => {
@@ -208,12 +213,12 @@ impl LsmIndex {
                     if keep >= record.pages {
                         continue;
                     }
-                    doomed.insert(run, (keep, record));
+                    removals.insert(run, (keep, record));
                     u16::MAX
                 }
             };
-            let end = keys::spot(run, end);
-            self.db.scan(Family::Child, &keys::spot(run, keep), |key, _| {
+            let end = keys::page_position(run, end);
+            self.db.scan(Family::Child, &keys::page_position(run, keep), |key, _| {
                 let Some((parent, child)) = keys::read_child(key) else { return false };
                 if parent != run || key[..end.len()] >= end[..] {
                     return false;
@@ -222,7 +227,7 @@ impl LsmIndex {
                 true
             });
         }
-        doomed
+        removals
     }
 
     pub(super) fn truncate_run(&self, run: RunId, keep: u32) -> Vec<Removed> {
@@ -253,8 +258,8 @@ impl LsmIndex {
 
     pub(super) fn remove_runs_of(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
-        // The writer's lock is let go after each batch; inserts get their turn. Runs that they add
-        // have later names than any that was there before.
+        // Release the writer's lock after each batch, so that inserts make progress. Runs that they
+        // add have later names than all that existed before.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {
@@ -308,7 +313,7 @@ impl LsmIndex {
         }
     }
 
-    /// Writes when runs were used, of those that are still there.
+    /// Writes the recency of touched runs that still exist.
     pub(super) fn write_touches(&self) {
         let mut writer = self.writer.lock();
         let touched: Vec<(RunId, u64)> =
@@ -330,7 +335,7 @@ impl LsmIndex {
             }
             self.commit(&mut writer, change)
         })();
-        // What was touched again meanwhile stays.
+        // Keep runs that were touched again meanwhile.
         self.touched
             .lock()
             .retain(|run, recency| touched.binary_search(&(*run, *recency)).is_err());
@@ -342,7 +347,7 @@ impl LsmIndex {
         let mut change = Change::new(&self.db, &writer);
         change.counts.clock = change.counts.clock.max(clock);
         let retained = (|| {
-            // The last word counts where a run is named twice.
+            // If a run is named twice, the last end counts.
             let last: BTreeMap<RunId, u64> = runs.iter().copied().collect();
             for (run, until) in last {
                 if let Some(before) = self.db.used(run) {
@@ -356,7 +361,7 @@ impl LsmIndex {
     }
 
     fn is_full(&self) -> bool {
-        // A compaction of everything writes it a second time before the first goes.
+        // A compaction of the whole database writes it a second time before it deletes the first.
         let budget = self.gauges.budget.load(Ordering::Relaxed);
         self.gauges.worst_bytes(&self.db) > budget
     }
@@ -401,7 +406,7 @@ fn cut_one(
     Ok(Some(removed))
 }
 
-/// Takes a page out of both orders.
+/// Deletes a page from both families.
 fn drop_page(
     change: &mut Change<'_>,
     scope: ScopeSlot,
@@ -410,10 +415,10 @@ fn drop_page(
     hash: PageHash,
 ) -> Result<()> {
     change.delete(Family::Path, &keys::path(scope, run, page), &hash.0)?;
-    change.delete(Family::Page, &keys::page(scope, hash), &keys::spot(run, page))
+    change.delete(Family::Page, &keys::page(scope, hash), &keys::page_position(run, page))
 }
 
-/// Makes holes in a run of which something stays.
+/// Makes holes in a run of which pages remain.
 fn punch(
     change: &mut Change<'_>,
     run: RunId,

@@ -1,19 +1,19 @@
 //! The `lsm` backend: RocksDB, for more pages than memory holds.
 //!
-//! **What is where.** The family `page` holds `scope | hash` → its holders, `default` the epoch of
-//! every worker that was ever cleared. A holder counts if it was written in its worker's epoch; so
-//! clearing a worker is one small write, and a compaction drops the pages that nobody holds any more.
-//! Clearing a scope is one deletion of a range.
+//! **Column families.** `page` holds `scope | hash` → holders; `default` holds the epoch of every
+//! worker that was cleared. A holder counts if it was written in its worker's current epoch. So
+//! clearing a worker is one small write, and a compaction drops the pages that have no holders
+//! left. Clearing a scope is one range deletion.
 //!
 //! **Durable form.** RocksDB's log: in its buffer when a method returns, on the disk after a sync.
-//! Every block has a checksum that is checked when it is read; a page that cannot be read is not
-//! there, and a database that does not open is begun anew.
+//! Every block has a checksum that is verified when it is read. A page that cannot be read counts
+//! as absent, and a database that does not open is created again.
 //!
-//! **Locks.** Readers take none. The writer's lock makes read-modify-write whole.
+//! **Locks.** Readers take none. The writer's lock makes read-modify-write atomic.
 
 use super::prefix::Prefixes;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
-use crate::lsm::{endless, recovery};
+use crate::lsm::{recovery, wal_corruption};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use ritornello_format::{Error, FORMAT_VERSION, PageHash, PageHashes, Result, ScopeSlot};
 use rocksdb::compaction_filter::Decision;
@@ -26,14 +26,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{fs, io};
 
-/// How to open an [`LsmResidency`].
+/// Options of an [`LsmResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmResidencyOptions {
     /// Bytes of tables, on disk and in memory, from which on puts are refused with `Retry`.
     pub budget: u64,
     /// Bytes of changes that are gathered in memory before they are written as a table.
     pub memtable_bytes: u64,
-    /// Bytes of blocks, filters and block indexes that are kept in memory.
+    /// Bytes of blocks, filters and block indexes that are cached in memory.
     pub block_cache_bytes: u64,
 }
 
@@ -44,14 +44,14 @@ impl Default for LsmResidencyOptions {
 }
 
 const PAGES: &str = "page";
-/// The key of the format's version in the family `default`.
+/// The key of the format version in the family `default`.
 const VERSION: &[u8] = b"version";
-/// And what the key of a worker's epoch begins with.
+/// The first byte of the key of a worker's epoch.
 const WORKER: u8 = b'w';
-/// Keys of a chain that are looked up at once.
+/// The most keys of a chain that are looked up at the same time.
 const AT_ONCE: usize = 32;
 
-/// The epoch of every worker that was ever cleared.
+/// The epoch of every worker that was cleared.
 type Epochs = HashMap<Worker, u32>;
 
 /// See the [module](self) and `trait` [`Residency`].
@@ -62,9 +62,9 @@ pub struct LsmResidency {
     epochs: Arc<RwLock<Epochs>>,
     writer: Mutex<()>,
     refused: AtomicU64,
-    /// Bytes appended since a sync.
+    /// Bytes written since the last sync.
     pending: AtomicU64,
-    /// A change was lost: the next sync says so.
+    /// Whether a change was lost. The next sync reports it.
     failed: AtomicBool,
     damaged: bool,
 }
@@ -75,7 +75,7 @@ impl std::fmt::Debug for LsmResidency {
     }
 }
 
-/// Big-endian, so that a scope's pages follow each other.
+/// Big-endian, so that the pages of a scope are adjacent.
 fn page_key(scope: ScopeSlot, page: PageHash) -> [u8; 20] {
     let mut key = [0; 20];
     key[..4].copy_from_slice(&scope.0.to_be_bytes());
@@ -93,7 +93,7 @@ fn number(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_be_bytes)
 }
 
-/// Those holders that count, in order of workers; none of a value that is malformed.
+/// The holders that count, ordered by worker; none for a malformed value.
 fn decode(value: &[u8], epochs: &Epochs) -> Vec<Holder> {
     let (entries, rest) = value.as_chunks::<9>();
     let entries = if rest.is_empty() { entries } else { &[] };
@@ -119,8 +119,8 @@ fn encode(holders: &[Holder], epochs: &Epochs) -> Vec<u8> {
 }
 
 impl LsmResidency {
-    /// Opens what is in `dir`, a directory of its own, or begins it. A database that is damaged
-    /// beyond opening is dropped, and [`LsmResidency::was_damaged`] says so.
+    /// Opens the index in its own directory `dir`, or creates one. A database that is too damaged
+    /// to open is dropped, and [`LsmResidency::was_damaged`] returns `true`.
     ///
     /// # Errors
     /// `Invalid` for a database of another format; `Retry` if it is open already; `Fatal` if the
@@ -129,9 +129,9 @@ impl LsmResidency {
         let path = dir.join("lsm");
         recovery::refuse_in_forked_child(dir)?;
         fs::create_dir_all(dir).map_err(|error| refused(dir, error))?;
-        let logs = endless::in_logs(&path).map_err(|error| refused(dir, error))?;
-        if !logs.is_empty() || endless::is_in_list(&path) {
-            return Self::begin_anew(dir, options, "its list of files or its log is damaged");
+        let logs = wal_corruption::find_in_logs(&path).map_err(|error| refused(dir, error))?;
+        if !logs.is_empty() || wal_corruption::is_in_manifest(&path) {
+            return Self::recreate(dir, options, "its list of files or its log is damaged");
         }
         match Self::try_open(&path, options, false) {
             Ok(index) => index,
@@ -143,12 +143,12 @@ impl LsmResidency {
             Err(error) if error.kind() == rocksdb::ErrorKind::IOError && !is_gone(&error) => {
                 Err(refused(dir, error))
             }
-            Err(error) => Self::begin_anew(dir, options, error.as_ref()),
+            Err(error) => Self::recreate(dir, options, error.as_ref()),
         }
     }
 
-    fn begin_anew(dir: &Path, options: &LsmResidencyOptions, why: &str) -> Result<Self> {
-        tracing::warn!(why, dir = %dir.display(), "residency is damaged: it begins anew");
+    fn recreate(dir: &Path, options: &LsmResidencyOptions, why: &str) -> Result<Self> {
+        tracing::warn!(why, dir = %dir.display(), "the residency index is damaged: it is created again");
         let path = dir.join("lsm");
         match fs::remove_dir_all(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(refused(dir, error)),
@@ -157,7 +157,7 @@ impl LsmResidency {
         }
     }
 
-    /// Outside: what RocksDB says of its files. Inside: what they hold.
+    /// The outer error is RocksDB's about its files, the inner one is about their contents.
     fn try_open(
         path: &Path,
         choices: &LsmResidencyOptions,
@@ -169,7 +169,7 @@ impl LsmResidency {
         let pages = ColumnFamilyDescriptor::new(PAGES, family(choices, &cache, &epochs, &loaded));
         let plain = ColumnFamilyDescriptor::new("default", Options::default());
         let mut options = database();
-        // Of a new database only: one that lost a family is damaged.
+        // Create families only in a new database: one that lacks a family is damaged.
         options.create_missing_column_families(!path.join("CURRENT").exists());
         let db = DB::open_cf_descriptors(&options, path, [pages, plain])?;
         match db.get(VERSION)?.as_deref().map(number) {
@@ -207,19 +207,21 @@ impl LsmResidency {
         }))
     }
 
-    /// Whether what was there could not be opened, and was dropped.
+    /// Whether an existing database could not be opened, and was dropped.
     #[must_use]
     pub fn was_damaged(&self) -> bool {
         self.damaged
     }
 
+    /// The handle of the family `page`.
+    ///
     /// # Errors
-    /// None: the family was opened with the database. The type only cannot say so.
+    /// None: the family was opened with the database. The type alone cannot express that.
     fn pages(&self) -> Result<&ColumnFamily> {
         self.db.cf_handle(PAGES).ok_or_else(|| Error::fatal("the residency index lacks a family"))
     }
 
-    /// The values of some keys; `None` for what is not there, or cannot be read.
+    /// The values of keys; `None` for a key that does not exist or cannot be read.
     fn get(&self, keys: &[[u8; 20]]) -> Vec<Option<DBPinnableSlice<'_>>> {
         let Ok(pages) = self.pages() else { return Vec::new() };
         let values = self.db.batched_multi_get_cf(pages, keys, false);
@@ -285,7 +287,7 @@ impl LsmResidency {
 
     fn log(result: Result<()>) {
         if let Err(error) = result {
-            tracing::error!(%error, "residency did not take a change");
+            tracing::error!(%error, "a change of the residency index failed");
         }
     }
 }
@@ -301,7 +303,7 @@ fn refused(dir: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>
 fn database() -> Options {
     let mut options = Options::default();
     options.create_if_missing(true);
-    // No page on disk is ahead of its worker's epoch.
+    // Flush both families together, so that no page on disk is ahead of its worker's epoch.
     options.set_atomic_flush(true);
     options.set_manual_wal_flush(true);
     options.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
@@ -312,7 +314,7 @@ fn database() -> Options {
     options
 }
 
-/// Compactions may begin before the epochs are `loaded`.
+/// Options of the family `page`. Compactions may begin before the epochs are `loaded`.
 fn family(
     choices: &LsmResidencyOptions,
     cache: &Cache,
@@ -377,10 +379,10 @@ impl Residency for LsmResidency {
             for value in self.get(&keys) {
                 let value = value.as_deref().unwrap_or_default();
                 let left = if !last.is_empty() && last == value {
-                    prefixes.again(1)
+                    prefixes.extend_same(1)
                 } else {
                     last = value.to_vec();
-                    prefixes.step(&decode(value, &epochs), 1)
+                    prefixes.extend(&decode(value, &epochs), 1)
                 };
                 if !left {
                     return prefixes.finish();
@@ -425,7 +427,7 @@ impl Residency for LsmResidency {
             let mut iterator = self.db.raw_iterator_cf(pages);
             iterator.seek(first);
             let mut batch = WriteBatch::default();
-            // What is deleted as a range costs every read a little until a compaction.
+            // Until a compaction, a range deletion makes every read a little slower.
             if iterator.key().is_some_and(|key| key.starts_with(&end[..4])) {
                 batch.delete_range_cf(pages, &first[..], &end[..]);
             }

@@ -1,4 +1,5 @@
-//! The `memory` backend: one map under one lock. It is the oracle that others are tested against.
+//! The `memory` backend: one map under one lock. It is the oracle that other backends are tested
+//! against.
 
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
 use crate::sync::Mutex;
@@ -19,7 +20,7 @@ impl Default for MemoryResidency {
 }
 
 impl MemoryResidency {
-    /// Nobody holds anything.
+    /// An index without pages.
     #[must_use]
     pub fn new() -> Self {
         Self(Mutex::new(HashMap::new()))
@@ -104,7 +105,7 @@ impl Residency for MemoryResidency {
 
     fn stats(&self) -> ResidencyStats {
         let map = self.0.lock();
-        // A leaf of a tree has room for eleven.
+        // A leaf of a B-tree has room for eleven entries.
         let page = size_of::<(ScopeSlot, PageHash, Holders)>() + 1 + 11 * size_of::<Holder>();
         let memory_bytes = (map.len() * page * 8 / 7) as u64;
         ResidencyStats { pages: map.len() as u64, memory_bytes, ..ResidencyStats::default() }

@@ -1,8 +1,8 @@
-//! Which pages are present on which workers and tiers: what a router asks.
+//! Residency: the workers and tiers on which pages are present, for routers.
 //!
-//! A router hears of many workers what they stored, removed and cleared, and asks for each request
-//! how many leading pages of its chain every worker holds. [`Residency`] answers it; three backends
-//! keep it:
+//! A router receives events from many workers about pages that they stored, removed and cleared.
+//! For each request it needs the number of leading pages that every worker holds. [`Residency`]
+//! answers this; three backends implement it:
 //!
 //! | | holds | what survives |
 //! |---|---|---|
@@ -10,14 +10,14 @@
 //! | [`MemoryResidency`] | a plain map: the oracle | nothing |
 //! | `LsmResidency` | RocksDB, for more pages than memory holds (feature `lsm`) | what was synced |
 //!
-//! **It is a hint.** Events are late, come twice, out of order, or not at all. None is an error, and
-//! nothing that is claimed here is believed by whoever reads pages: a wrong claim costs a hit. So an
-//! event that cannot be applied is dropped, and so is whatever is damaged on disk.
+//! **A hint.** Events come late, twice, out of order, or not at all. None of this is an error, and
+//! readers of pages do not rely on the answers: a wrong one costs a hit. So an event that cannot be
+//! applied is dropped, and so are damaged records on disk.
 //!
-//! **Chains.** A page's hash names all pages before it, as the block hashes of engines do. A backend
-//! may take a page that is found as proof of those before it in the same chain. Holding is not
-//! chained: a worker may hold a page without the one before it, and removing a page removes
-//! nothing behind it; the prefix of that worker only ends there.
+//! **Chains.** A page's hash commits to all pages before it, as block hashes of engines do. A
+//! backend may conclude from a page that the pages before it in its chain are the same. Holding is
+//! not chained: a worker may hold a page without the one before it, and removing a page removes
+//! none behind it; the worker's prefix ends there.
 
 mod memory;
 mod prefix;
@@ -41,32 +41,30 @@ use ritornello_format::{Error, PageHash, PageHashes, Result, ScopeSlot};
 /// Sizes and counts of a residency index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyStats {
-    /// Pages, with those that a clear left behind until [`Residency::maintain`] has taken them.
-    /// `lsm` estimates.
+    /// Number of pages, including pages of cleared holders that [`Residency::maintain`] has not
+    /// removed yet. An estimate for `lsm`.
     pub pages: u64,
-    /// Distinct sets of holders; zero where they are not shared.
+    /// Distinct sets of holders; zero if the backend does not share sets.
     pub sets: u64,
     /// Bytes of memory held.
     pub memory_bytes: u64,
     /// Bytes of files now on disk.
     pub disk_bytes: u64,
-    /// Bytes of changes that wait in memory for a sync.
+    /// Bytes of changes in memory that are not synced.
     pub pending_bytes: u64,
-    /// Puts that were refused since it was opened.
+    /// Puts refused since the index was opened.
     pub refused: u64,
 }
 
-/// On which workers and tiers pages are present. Readers and one writer run in parallel; writers
-/// take turns.
+/// The holders of pages. Readers and one writer run in parallel; writers wait for each other.
 pub trait Residency: Send + Sync + std::fmt::Debug {
-    /// Notes that `worker` holds `pages`, which follow each other, on `tier`, besides whatever was
-    /// known of them. `parent` is the page before the first one, if the event says so; it need not
-    /// be known here.
+    /// Adds `worker` on `tier` to the holders of `pages`, which are consecutive. `parent` is the
+    /// page before the first one, if the event names it; it need not be known.
     ///
     /// # Errors
     /// `Invalid` if a page is [`PageHash::NONE`]; `Retry` at a limit (call [`Residency::sync`] and
-    /// [`Residency::maintain`], or remove pages); `Fatal` if it is poisoned. In each case nothing is
-    /// changed, and it is counted.
+    /// [`Residency::maintain`], or remove pages); `Fatal` if the index is poisoned. In each case
+    /// nothing is changed, and [`ResidencyStats::refused`] counts it.
     fn put(
         &self,
         scope: ScopeSlot,
@@ -76,47 +74,47 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
         pages: &[PageHash],
     ) -> Result<()>;
 
-    /// For every worker that holds the first page: how many leading pages it holds. Longest first,
-    /// then by worker.
+    /// For every worker that holds the first page, the number of leading pages that it holds.
+    /// Ordered by length, longest first, then by worker.
     fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix>;
 
-    /// Who holds one page, by worker.
+    /// The holders of one page, by worker.
     fn holders(&self, scope: ScopeSlot, page: PageHash) -> Vec<Holder>;
 
-    /// Notes that `worker` holds these pages on none of `tiers` any more. Unknown ones: nothing.
-    /// If one is [`PageHash::NONE`]: nothing at all.
+    /// Removes `worker` on `tiers` from the holders of these pages. Unknown pages are skipped. If
+    /// one is [`PageHash::NONE`], nothing is changed.
     fn remove_blocks(&self, scope: ScopeSlot, worker: Worker, tiers: Tiers, pages: &[PageHash]);
 
-    /// Notes that `worker` does not hold a page any more, on any tier.
+    /// Removes `worker` on all tiers from the holders of a page.
     fn remove_block(&self, scope: ScopeSlot, worker: Worker, page: PageHash) {
         self.remove_blocks(scope, worker, Tiers::ALL, &[page]);
     }
 
-    /// Notes that a worker holds nothing any more, in any scope: it restarted, or is gone. What it
-    /// holds from then on counts.
+    /// Removes a worker from the holders of all pages of all scopes, because it restarted or left.
+    /// Later puts of the worker count.
     fn clear_worker(&self, worker: Worker);
 
-    /// Notes that nobody holds anything of a scope any more.
+    /// Removes all holders of all pages of a scope.
     fn clear_scope(&self, scope: ScopeSlot);
 
-    /// Makes every change before the call durable, where the backend keeps any.
+    /// Makes every change before the call durable, if the backend persists changes.
     ///
     /// # Errors
-    /// `Retry` if there was no room; `Fatal` if the medium refused: it is then poisoned.
+    /// `Retry` if there was no room; `Fatal` if the medium refused: the index is then poisoned.
     fn sync(&self) -> Result<()>;
 
-    /// Takes back what clears left behind, and makes files smaller. It holds up nobody for long: for
-    /// a thread that has nothing else to do.
+    /// Removes pages of cleared holders, and reduces the size of files. Delays no other call for
+    /// long: meant for a thread with nothing else to do.
     ///
     /// # Errors
-    /// As of [`Residency::sync`].
+    /// Those of [`Residency::sync`].
     fn maintain(&self) -> Result<()>;
 
     /// Sizes and counts.
     fn stats(&self) -> ResidencyStats;
 }
 
-/// Refuses pages that cannot be any.
+/// Refuses [`PageHash::NONE`].
 fn check(pages: &[PageHash]) -> Result<()> {
     match pages.iter().position(|page| *page == PageHash::NONE) {
         None => Ok(()),

@@ -1,16 +1,16 @@
-//! The answer: how far each worker's prefix goes, found by intersecting sets along a chain.
+//! Computes each worker's prefix by intersecting sets of holders along a chain.
 
 use super::{Holder, Tier, Tiers, Worker};
 
-/// What a worker holds of a chain.
+/// The prefix of a chain that a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     /// The worker.
     pub worker: Worker,
-    /// Leading pages that it holds, on whatever tiers.
+    /// Number of leading pages that it holds, on any tier.
     pub pages: u32,
-    /// How many of them lie on each of [`Tier::ALL`] and on none that is faster. They add up to
-    /// `pages`.
+    /// Number of these pages by the fastest tier that holds them, in the order of [`Tier::ALL`].
+    /// The sum is `pages`.
     pub on: [u32; Tier::ALL.len()],
 }
 
@@ -27,19 +27,20 @@ impl Prefix {
     }
 }
 
-/// The workers whose prefixes reach a place in a chain, and those whose ended before.
+/// The workers whose prefixes reach a position in a chain, and the prefixes that ended before.
 #[derive(Debug, Default)]
 pub(super) struct Prefixes {
-    /// In order of workers, each with its tiers of the last page.
+    /// Workers in order, each with its tiers of the last page.
     alive: Vec<(Prefix, Tiers)>,
-    /// The shortest first; of equal length, the last worker first.
+    /// Ended prefixes, the shortest first; of equal length, the last worker first.
     done: Vec<Prefix>,
     begun: bool,
 }
 
 impl Prefixes {
-    /// Goes on by `pages` pages that `holders` hold, in order of workers. `false`: nobody is left.
-    pub(super) fn step(&mut self, holders: &[Holder], pages: u32) -> bool {
+    /// Advances by `pages` pages that `holders` hold, in order of workers. Returns `false` if no
+    /// worker is left.
+    pub(super) fn extend(&mut self, holders: &[Holder], pages: u32) -> bool {
         if !self.begun {
             self.begun = true;
             let first = |holder: &Holder| (Prefix::empty(holder.worker), holder.tiers);
@@ -59,18 +60,18 @@ impl Prefixes {
             });
             self.done[ended..].reverse();
         }
-        self.again(pages)
+        self.extend_same(pages)
     }
 
-    /// Goes on by `pages` pages with the same holders as the last.
-    pub(super) fn again(&mut self, pages: u32) -> bool {
+    /// Advances by `pages` pages with the same holders as the last call.
+    pub(super) fn extend_same(&mut self, pages: u32) -> bool {
         for (prefix, tiers) in &mut self.alive {
             prefix.add(*tiers, pages);
         }
         !self.alive.is_empty()
     }
 
-    /// All of them, the longest first.
+    /// All prefixes, the longest first.
     pub(super) fn finish(self) -> Vec<Prefix> {
         let mut all = self.done;
         all.extend(self.alive.iter().rev().map(|(prefix, _)| *prefix));

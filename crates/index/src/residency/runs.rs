@@ -1,13 +1,14 @@
-//! The pages of the `run` backend, in memory: runs, their sets, and the way from a hash to a page.
+//! The pages of the `run` backend, in memory: runs, their sets of holders, and the lookup of
+//! hashes.
 //!
-//! A run holds pages of one chain in the order in which they came, so that a long prefix takes few
-//! steps. It may have gaps: a page that nobody holds any more leaves a hole, and holes are closed
-//! up when they are half of a run. As a hash names everything before it, two pages of a run that
-//! agree with a chain at their distance prove that what is between them agrees, too, except for
-//! holes; and what is in a hole may be in another run.
+//! A run holds pages of one chain in the order of their arrival, so that a long prefix takes few
+//! steps. It may have gaps: a page without holders leaves a hole, and holes are removed once they
+//! are half of a run. A hash commits to everything before it, so two pages of a run that match a
+//! chain at the same distance prove that the pages between them match as well, except for holes.
+//! The page of a hole may be in another run.
 //!
-//! **Clears** are lazy. A scope that is cleared gets another number, and a worker leaves the sets:
-//! no page is touched. What that leaves is taken by [`Runs::reclaim`], some runs at a time.
+//! **Clears** are lazy. A cleared scope gets another number, and a cleared worker is removed from
+//! the sets; no page is touched. [`Runs::reclaim`] removes the pages later, a few runs at a time.
 
 use super::prefix::Prefixes;
 use super::sets::{EMPTY, SetId, Sets};
@@ -18,43 +19,43 @@ use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Pages of a run at most.
+/// The most pages of a run.
 const RUN_PAGES: usize = 512;
 /// Runs with fewer pages keep their holes.
-const SQUEEZED_FROM: usize = 16;
-/// Steps of a probe under one hold of the lock.
+const COMPACT_FROM: usize = 16;
+/// The most steps of a probe under one hold of the lock.
 pub(super) const SECTION: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct Runs {
     slots: Slots,
-    /// By number. Number zero is none.
+    /// Runs by number. Number zero stands for no run.
     runs: Vec<Run>,
     free: Vec<Number>,
     sets: Sets,
     scopes: HashMap<ScopeSlot, ScopeNumber>,
-    /// Those of `scopes`, and how many pages each has.
+    /// The scopes by number, and the number of their pages.
     alive: HashMap<ScopeNumber, (ScopeSlot, u64)>,
     next_scope: ScopeNumber,
     pages: u64,
-    /// Pages of scopes that were cleared.
+    /// Pages of cleared scopes.
     orphans: u64,
-    /// Bytes that runs hold beside themselves.
+    /// Bytes on the heap of all runs.
     heap: usize,
-    /// Where [`Runs::reclaim`] goes on.
+    /// The run at which [`Runs::reclaim`] continues.
     cursor: Number,
 }
 
-/// A scope's number until nothing of it is left, or it is cleared. Never used twice.
+/// The number of a scope, until the scope is empty or cleared. Never reused.
 type ScopeNumber = u64;
 
 #[derive(Debug, Default)]
 struct Run {
     scope: ScopeNumber,
-    /// Pages that are not holes. None: the record is free.
+    /// Pages that are not holes. Zero in a free record.
     live: u16,
     spans: Spans,
-    /// [`PageHash::NONE`] for holes. The last is none.
+    /// The hashes; [`PageHash::NONE`] for holes. The last one is not a hole.
     hashes: Vec<PageHash>,
 }
 
@@ -90,7 +91,7 @@ impl Runs {
         }
     }
 
-    /// Pages, with those that wait for [`Runs::reclaim`].
+    /// Number of pages, including those that [`Runs::reclaim`] will remove.
     pub(super) fn pages(&self) -> u64 {
         self.pages
     }
@@ -121,7 +122,8 @@ impl Runs {
         self.sets.holders(set)
     }
 
-    /// Goes along `keys` from `*at`, for [`SECTION`] steps at most. `false`: nothing is left to do.
+    /// Advances along `keys` from `*at`, by at most [`SECTION`] steps. Returns `false` when the
+    /// lookup is complete.
     pub(super) fn locate(
         &self,
         scope: ScopeSlot,
@@ -130,7 +132,7 @@ impl Runs {
         prefixes: &mut Prefixes,
     ) -> bool {
         let Some(&scope) = self.scopes.get(&scope) else { return false };
-        // Names of sets last as long as this hold of the lock.
+        // Set names are valid while the lock is held, so equal names mean equal sets.
         let mut last = EMPTY;
         let mut steps = 0;
         while steps < SECTION {
@@ -144,14 +146,14 @@ impl Runs {
             while page < end {
                 let (set, next) = run.spans.at(page);
                 if set == EMPTY {
-                    // A hole: what was in it may be in another run.
+                    // A hole: another run may have its page.
                     break;
                 }
                 let count = next.min(end) - page;
                 let left = if set == last {
-                    prefixes.again(count.into())
+                    prefixes.extend_same(count.into())
                 } else {
-                    prefixes.step(self.sets.holders(set), count.into())
+                    prefixes.extend(self.sets.holders(set), count.into())
                 };
                 if !left {
                     return false;
@@ -163,7 +165,7 @@ impl Runs {
         true
     }
 
-    /// How many pages of a run, from one that is key `at` on, go along the keys.
+    /// Number of pages of a run that match the keys, from page `page` and key `at` on.
     #[inline]
     fn common(&self, run: &Run, page: u16, keys: &(impl PageHashes + ?Sized), at: usize) -> u16 {
         let page = usize::from(page);
@@ -172,7 +174,7 @@ impl Runs {
         if agrees(span - 1) {
             return span as u16;
         }
-        // Page `same` agrees, page `other` does not.
+        // Invariant: page `same` matches, page `other` does not.
         let (mut same, mut other) = (0, span - 1);
         while other - same > 1 {
             let middle = same.midpoint(other);
@@ -181,12 +183,13 @@ impl Runs {
         same as u16 + 1
     }
 
-    /// Whether so many pages can come, each in a run of its own.
+    /// Whether this number of pages can be added, even if each needs a run.
     pub(super) fn has_room(&self, pages: usize) -> bool {
         self.runs.len() + pages <= NUMBER_MAX as usize
     }
 
-    /// Notes that `holders`, in order of workers, hold `pages`, for which there is room.
+    /// Adds `holders`, ordered by worker, to the holders of `pages`. The caller has checked
+    /// [`Runs::has_room`].
     pub(super) fn put(
         &mut self,
         scope: ScopeSlot,
@@ -223,8 +226,8 @@ impl Runs {
         }
     }
 
-    /// Makes places, with nobody in their sets yet, for the first of `pages`, which is not there, and
-    /// those behind it that are not either: at the end of the run of the page before, or in a new one.
+    /// Appends the first of `pages`, which does not exist, and those behind it that do not exist
+    /// either, without holders: to the run of the page before if that is its end, or to a new run.
     fn append(
         &mut self,
         scope: ScopeNumber,
@@ -283,7 +286,7 @@ impl Runs {
         (self.runs.len() - 1) as Number
     }
 
-    /// Notes that `worker` does not hold a page on `tiers` any more.
+    /// Removes `worker` on `tiers` from the holders of a page.
     pub(super) fn remove(
         &mut self,
         scope: ScopeSlot,
@@ -299,7 +302,7 @@ impl Runs {
         }
     }
 
-    /// Changes the sets of pages of a run, and takes out those of them that nobody holds then.
+    /// Changes the sets of pages of a run, and removes the pages that have no holders then.
     fn change(
         &mut self,
         number: Number,
@@ -331,24 +334,24 @@ impl Runs {
             run.hashes.truncate(kept);
             run.spans.truncate(kept as u16);
         }
-        if run.hashes.capacity() > 2 * kept + SQUEEZED_FROM {
+        if run.hashes.capacity() > 2 * kept + COMPACT_FROM {
             run.hashes.shrink_to_fit();
         }
         let scope = run.scope;
         if run.live == 0 {
             *run = Run::default();
             self.free.push(number);
-        } else if kept >= SQUEEZED_FROM && usize::from(run.live) * 2 < kept {
-            self.squeeze(number);
+        } else if kept >= COMPACT_FROM && usize::from(run.live) * 2 < kept {
+            self.compact(number);
         }
         self.heap = self.heap + self.runs[number as usize].heap() - heap;
         self.forget(scope, gone.into());
     }
 
-    /// Closes the holes of a run up.
-    fn squeeze(&mut self, number: Number) {
+    /// Removes the holes of a run.
+    fn compact(&mut self, number: Number) {
         let run = &mut self.runs[number as usize];
-        run.spans.squeeze(run.length());
+        run.spans.compact(run.length());
         let hashes = std::mem::take(&mut run.hashes);
         let live = hashes.iter().enumerate().filter(|(_, hash)| **hash != PageHash::NONE);
         run.hashes = Vec::with_capacity(run.live.into());
@@ -359,7 +362,7 @@ impl Runs {
         }
     }
 
-    /// Notes that pages of a scope are gone; a scope without any goes, too.
+    /// Accounts for removed pages of a scope, and forgets the scope if it is empty.
     fn forget(&mut self, scope: ScopeNumber, gone: u64) {
         self.pages -= gone;
         let Some((slot, pages)) = self.alive.get_mut(&scope) else {
@@ -383,12 +386,12 @@ impl Runs {
         }
     }
 
-    /// Whether clears left anything behind.
+    /// Whether cleared pages remain.
     pub(super) fn is_waiting(&self) -> bool {
         self.orphans > 0 || self.sets.waiting() > 0
     }
 
-    /// Takes what clears left behind in the next `count` runs, or in fewer if that is much.
+    /// Removes cleared pages from the next `count` runs, or from fewer if that is much work.
     pub(super) fn reclaim(&mut self, count: usize) {
         let mut changed = 0;
         for _ in 0..count {
@@ -411,8 +414,8 @@ impl Runs {
         }
     }
 
-    /// Visits the spans of run `number`: scope, the page before, who holds them, pages. `false`:
-    /// there is no run behind it either.
+    /// Visits the spans of run `number`: scope, the page before, holders, pages. Returns `false` if
+    /// there is no such run and none behind it.
     pub(super) fn visit(
         &self,
         number: Number,

@@ -1,37 +1,38 @@
-//! Sets of holders, each kept once and named by a number: millions of pages have few of them.
+//! Sets of holders, each stored once and referred to by a number: millions of pages have few
+//! different sets.
 //!
-//! A worker that is cleared leaves every set at once, and no page is touched for it. A set that
-//! becomes empty by it, or the same as another, is *stale*: pages that name it wait until they are
-//! met (by a sweep, or a change of theirs).
+//! A cleared worker is removed from every set at once, without touching pages. A set that thereby
+//! becomes empty, or equal to another one, is *stale*: pages keep naming it until a sweep or a
+//! change of theirs replaces it.
 
 use super::{Holder, Tiers, Worker};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// A set's name, which another set may get once no page names it.
+/// The name of a set. It is reused once no page has it.
 pub(super) type SetId = u32;
-/// The set with nobody in it: of a page that is not there.
+/// The empty set: that of a page that does not exist.
 pub(super) const EMPTY: SetId = 0;
 
 #[derive(Debug)]
 pub(super) struct Sets {
-    /// By name. The first is [`EMPTY`] and stays so.
+    /// Sets by name. The first is [`EMPTY`] and stays so.
     entries: Vec<Set>,
     free: Vec<SetId>,
-    /// Those that are not stale.
+    /// Names of sets that are not stale, by contents.
     names: HashMap<Arc<[Holder]>, SetId>,
-    /// Holders in all sets.
+    /// Number of holders in all sets.
     held: usize,
-    /// Pages that name a stale set.
+    /// Number of pages that name a stale set.
     waiting: u64,
 }
 
 #[derive(Debug)]
 struct Set {
-    /// In order of workers.
+    /// Holders, ordered by worker.
     holders: Arc<[Holder]>,
-    /// Pages that name it.
+    /// Number of pages that name the set.
     pages: u64,
     stale: bool,
 }
@@ -49,7 +50,7 @@ impl Sets {
         self.entries.get(set as usize).map_or(&[], |entry| &entry.holders)
     }
 
-    /// Number of sets that somebody is in.
+    /// Number of sets that are not empty.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - 1 - self.free.len()
     }
@@ -62,7 +63,7 @@ impl Sets {
         self.entries.get(set as usize).is_some_and(|entry| entry.stale)
     }
 
-    /// Bytes of memory held. A set has an entry, a name, and two counters before its holders.
+    /// Bytes of memory held. Besides its holders, a set has an entry, a name, and two counters.
     pub(super) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Set>()
             + self.names.capacity() * (size_of::<(Arc<[Holder]>, SetId)>() + 1)
@@ -70,7 +71,8 @@ impl Sets {
             + self.held * size_of::<Holder>()
     }
 
-    /// Moves `pages` pages from `set` to the set that has `more`, in order of workers, besides.
+    /// Moves `pages` pages from `set` to the set that also has `more`, which is ordered by worker.
+    /// Returns its name.
     pub(super) fn add(&mut self, set: SetId, more: &[Holder], pages: u64) -> SetId {
         let (mut old, mut new) = (self.holders(set), more);
         let known = |holder: &Holder| {
@@ -97,7 +99,7 @@ impl Sets {
         self.exchange(set, &both, pages)
     }
 
-    /// Moves `pages` pages from `set` to the one that lacks `worker` on `tiers`.
+    /// Moves `pages` pages from `set` to the set without `worker` on `tiers`. Returns its name.
     pub(super) fn take(&mut self, set: SetId, worker: Worker, tiers: Tiers, pages: u64) -> SetId {
         let holders = self.holders(set);
         let mut left = Vec::with_capacity(holders.len());
@@ -112,7 +114,8 @@ impl Sets {
         if left == holders { set } else { self.exchange(set, &left, pages) }
     }
 
-    /// Moves `pages` pages from a set that may be stale to the one to name instead.
+    /// Moves `pages` pages from a set that may be stale to the set that replaces it. Returns its
+    /// name.
     pub(super) fn refresh(&mut self, set: SetId, pages: u64) -> SetId {
         if !self.is_stale(set) {
             return set;
@@ -126,7 +129,7 @@ impl Sets {
             Some(name) => *name,
             None => self.name(holders.into()),
         };
-        // First the new one: it may be the old one, and must not go.
+        // Reference the new set first: it may be the old one, which must not be freed.
         if let Some(entry) = self.entries.get_mut(new as usize).filter(|_| new != EMPTY) {
             entry.pages += pages;
         }
@@ -134,7 +137,7 @@ impl Sets {
         new
     }
 
-    /// Makes a set.
+    /// Adds a set.
     fn name(&mut self, holders: Arc<[Holder]>) -> SetId {
         self.held += holders.len();
         let entry = Set { holders: Arc::clone(&holders), pages: 0, stale: false };
@@ -152,7 +155,7 @@ impl Sets {
         name
     }
 
-    /// Notes that `pages` pages do not name `set` any more.
+    /// Accounts for `pages` pages that no longer name `set`, and frees it if none does.
     pub(super) fn release(&mut self, set: SetId, pages: u64) {
         let Some(entry) = self.entries.get_mut(set as usize).filter(|_| set != EMPTY) else {
             return;
@@ -171,7 +174,7 @@ impl Sets {
         }
     }
 
-    /// Takes a worker out of every set. Looks at the sets, and at no page.
+    /// Removes a worker from every set. Visits sets only, not pages.
     pub(super) fn clear(&mut self, worker: Worker) {
         for set in 1..self.entries.len() {
             let entry = &mut self.entries[set];
@@ -209,22 +212,30 @@ mod tests {
     }
 
     #[test]
-    fn equal_sets_have_one_name_and_go_with_their_last_page() {
+    fn equal_sets_share_a_name_until_unused() {
         let mut sets = Sets::new();
         let one = sets.add(EMPTY, &[holder(2, Tier::Device)], 10);
         let both = sets.add(one, &[holder(1, Tier::Disk)], 4);
         assert_eq!(sets.holders(both), [holder(1, Tier::Disk), holder(2, Tier::Device)]);
         let other = sets.add(EMPTY, &[holder(1, Tier::Disk), holder(2, Tier::Device)], 1);
         assert_eq!((both, sets.len()), (other, 2));
-        assert_eq!(sets.add(both, &[holder(1, Tier::Disk)], 5), both, "it has that already");
+        assert_eq!(
+            sets.add(both, &[holder(1, Tier::Disk)], 5),
+            both,
+            "the set has the holder already"
+        );
         assert_eq!(sets.take(both, Worker(1), Tiers::ALL, 5), one);
-        assert_eq!(sets.take(one, Worker(2), Tier::Host.into(), 11), one, "not held there");
+        assert_eq!(
+            sets.take(one, Worker(2), Tier::Host.into(), 11),
+            one,
+            "the worker does not hold it there"
+        );
         assert_eq!(sets.take(one, Worker(2), Tiers::ALL, 11), EMPTY);
         assert_eq!((sets.len(), sets.held, sets.names.len()), (0, 0, 1));
     }
 
     #[test]
-    fn a_worker_leaves_every_set_and_what_is_stale_goes_when_it_is_met() {
+    fn cleared_worker_leaves_sets_and_stale_ones_are_replaced() {
         let mut sets = Sets::new();
         let one = sets.add(EMPTY, &[holder(1, Tier::Device)], 3);
         let two = sets.add(EMPTY, &[holder(2, Tier::Device)], 3);
@@ -234,7 +245,7 @@ mod tests {
         assert_eq!(sets.holders(both), sets.holders(one));
         assert_eq!((sets.refresh(two, 3), sets.refresh(both, 3)), (EMPTY, one));
         assert_eq!((sets.waiting(), sets.len(), sets.held), (0, 1, 1));
-        // The name that is free again is somebody else's.
+        // The freed name belongs to another set now.
         let next = sets.add(EMPTY, &[holder(7, Tier::Device)], 1);
         assert!(!sets.is_stale(next) && next != one);
     }

@@ -1,15 +1,15 @@
-//! Which sets the pages of a run have: spans of pages with the same one.
+//! The sets of a run's pages, as spans of pages with the same set.
 
 use super::sets::{EMPTY, SetId};
 use std::ops::Range;
 
-/// Spans over the pages of a run, whose number the run knows. A run with one set takes no memory
-/// beside it.
+/// Spans over the pages of a run, whose length the run knows. A run with a single set needs no
+/// memory on the heap.
 #[derive(Debug, Default)]
 pub(super) struct Spans {
     /// The set of page zero.
     first: SetId,
-    /// Where further spans begin, in order. Neighbours differ.
+    /// The starts and sets of further spans, in order. Neighbours differ.
     rest: Vec<Span>,
 }
 
@@ -26,7 +26,8 @@ impl Spans {
         self.rest.capacity()
     }
 
-    /// The span of a page: its set and the first page behind it, `u16::MAX` of the last.
+    /// The span of a page: its set, and the first page behind the span, `u16::MAX` for the last
+    /// span.
     #[inline]
     pub(super) fn at(&self, page: u16) -> (SetId, u16) {
         let next = self.rest.partition_point(|span| span.start <= page);
@@ -42,7 +43,7 @@ impl Spans {
         spans.zip(ends).map(|(span, end)| (span.start..end, span.set))
     }
 
-    /// Gives the pages from `start` on, which are new, a set.
+    /// Sets the set of the new pages from `start` on.
     pub(super) fn extend(&mut self, start: u16, set: SetId) {
         if start == 0 {
             *self = Self { first: set, rest: Vec::new() };
@@ -54,14 +55,14 @@ impl Spans {
         }
     }
 
-    /// Forgets the pages from `length` on.
+    /// Removes the pages from `length` on.
     pub(super) fn truncate(&mut self, length: u16) {
         let kept = self.rest.partition_point(|span| span.start < length);
         self.rest.truncate(kept);
     }
 
-    /// Gives the pages in `range`, of a run of `length`, the set that `change` makes of theirs,
-    /// told of how many pages.
+    /// Replaces the sets of the pages in `range`, of a run of `length`, by the results of `change`,
+    /// which gets a set and the number of its pages.
     pub(super) fn change(
         &mut self,
         range: Range<u16>,
@@ -90,8 +91,8 @@ impl Spans {
         }
     }
 
-    /// Closes the gaps that pages of no set leave.
-    pub(super) fn squeeze(&mut self, length: u16) {
+    /// Removes the pages whose set is [`EMPTY`].
+    pub(super) fn compact(&mut self, length: u16) {
         let old = std::mem::take(self);
         let mut next = 0;
         for (span, set) in old.all(length).filter(|(_, set)| *set != EMPTY) {
@@ -125,7 +126,7 @@ mod tests {
                         model.truncate(range.end.max(1).into());
                     }
                     1 => {
-                        spans.squeeze(length);
+                        spans.compact(length);
                         model.retain(|set| *set != EMPTY);
                     }
                     2..4 => {

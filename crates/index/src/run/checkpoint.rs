@@ -1,21 +1,24 @@
-//! Checkpoints: all runs, copied while the index changes, so that the journal before can go.
+//! Checkpoints: copies of all runs, made while the index changes, so that older journal files can
+//! be removed.
 //!
-//! There are two files, written in turn, and the journal reaches back to the older one: whichever
-//! is damaged, the other and a longer journal say the same. Writing goes so:
+//! There are two files, written alternately, and the journal reaches back to the older one: if one
+//! is damaged, the other one and a longer journal hold the same. A checkpoint is written in four
+//! steps:
 //!
-//! 1. The journal is synced and a new file begun: what it does not hold yet is replayed on top.
-//! 2. The runs are copied, some at a time, under the read lock. A copy may show changes that are
-//!    in the new journal file already; replaying them again does nothing.
-//! 3. The journal is synced up to the last change that a copy can show, after the data that it
-//!    names; its number goes into the last frame. A checkpoint without that frame is none, so no
-//!    copy counts before its data is durable. One whose journal does not reach that far is not
-//!    exact, and recovery prefers the older one.
-//! 4. The checkpoint is synced; journal files that only the overwritten checkpoint needed go.
+//! 1. Sync the journal and begin a new file. Records that are not in the old files will be replayed
+//!    on top.
+//! 2. Copy the runs, a few at a time, under the read lock. A copy may already show changes that the
+//!    new journal file has; to replay them again has no effect.
+//! 3. Sync the journal up to the last change that a copy can show, after the data that it names;
+//!    write its number into the last frame. A checkpoint without that frame is invalid, so no copy
+//!    counts before its data is durable. If the journal does not reach that number, the checkpoint
+//!    is not exact, and recovery prefers the older one.
+//! 4. Sync the checkpoint; remove journal files that only the overwritten checkpoint needed.
 
 use super::RunIndex;
 use super::options::journal_bytes_max;
 use super::slots::Number;
-use crate::Settle;
+use crate::SyncData;
 use crate::sync::Ordering;
 use ritornello_format::Result;
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
@@ -26,62 +29,62 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of images copied under one hold of the lock, or one run if that is more.
+/// The most bytes of images copied under one hold of the lock, or one run if it is longer.
 const COPY_MAX: usize = 64 << 10;
-/// Records looked at under one hold of the lock.
+/// The most records visited under one hold of the lock.
 const SCAN: Number = 4096;
-/// Retained runs in one frame.
+/// The most retentions per frame.
 const RETAINED_ENTRIES: usize = 4096;
 
 pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
     dir.join(format!("checkpoint-{slot}"))
 }
 
-/// The checkpoint that a rewriting open writes before it takes the name of one of the two. Never
-/// read: a crash leaves it behind, and the next open removes it.
+/// The checkpoint of a rewriting open, before it is renamed to one of the two. Never read: after a
+/// crash, the next open removes it.
 pub(super) fn path_of_new(dir: &Path) -> PathBuf {
     dir.join("checkpoint-new")
 }
 
-/// One of the two files.
+/// One of the two checkpoint files.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
-    /// Zero: nothing of worth in it.
+    /// Id of the checkpoint; zero if the file holds none that counts.
     pub(super) id: u64,
-    /// Journal file that it is followed by.
+    /// Number of the journal file that follows it.
     pub(super) journal: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
     pub(super) slots: [Slot; 2],
-    /// The largest id that any file has ever begun with.
+    /// The largest id in the header of any checkpoint file so far.
     pub(super) last_id: u64,
 }
 
 impl Checkpoints {
-    /// Where the next one goes: over the older one.
+    /// The slot to write next: that of the older checkpoint.
     pub(super) fn next(&self) -> usize {
         usize::from(self.slots[0].id > self.slots[1].id)
     }
 }
 
 impl RunIndex {
-    /// Whether it is time for a checkpoint: the journal file is long, or the budget nearly used up
-    /// with journals making a good part of it.
+    /// Whether a checkpoint is due: the current journal file is long, or the budget is nearly used
+    /// up and journals take a good part of it.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =
             (self.gauges.journal.load(Ordering::Relaxed), journal_bytes_max(budget));
         let journals = self.gauges.journals.load(Ordering::Relaxed);
-        // A budget that was made smaller is met by writing less into both files.
+        // After the budget was reduced, rewriting both files makes them shorter.
         let files = self.gauges.checkpoints.iter().map(|bytes| bytes.load(Ordering::Relaxed));
         journal >= limit
             || (journals >= limit && self.worst_case(0) >= budget / 4 * 3)
             || journals + files.sum::<u64>() > budget
     }
 
-    /// Whether it is high time, because nobody called [`crate::PrefixIndex::maintain`].
+    /// Whether a checkpoint can no longer wait for [`crate::PrefixIndex::maintain`].
     pub(super) fn must_checkpoint(&self) -> bool {
         let journal = self.gauges.journal.load(Ordering::Relaxed);
         journal >= 2 * journal_bytes_max(self.budget())
@@ -91,19 +94,19 @@ impl RunIndex {
     /// [`RunIndex::checkpoint_after`] for runs whose data is durable, or that have none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`RunIndex::checkpoint_after`].
     pub fn checkpoint(&self) -> Result<()> {
         self.checkpoint_after(&|| Ok(()))
     }
 
-    /// Writes a checkpoint now, whether one is due or not. Writers and probes go on meanwhile.
-    /// Does nothing if one is being written. It counts after `settle` was called with all runs in
-    /// the index that it holds.
+    /// Writes a checkpoint now, even if none is due. Writers and probes proceed meanwhile. Does
+    /// nothing if another call is writing one. The checkpoint counts once `sync_data` has made the
+    /// data of all its runs durable.
     ///
     /// # Errors
-    /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if there was no room for
-    /// it, or what `settle` returned: the checkpoints and journals there were are as good as before.
-    pub fn checkpoint_after(&self, settle: Settle<'_>) -> Result<()> {
+    /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if there was no room; and
+    /// the error of `sync_data`. In both cases the existing checkpoints and journals stay valid.
+    pub fn checkpoint_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;
         let header = CheckpointHeader {
@@ -114,10 +117,10 @@ impl RunIndex {
         let slot = checkpoints.next();
         checkpoints.slots[slot].id = 0;
         checkpoints.last_id = header.id;
-        let bytes = self.write_checkpoint(&path(&self.dir, slot), header, settle)?;
+        let bytes = self.write_checkpoint(&path(&self.dir, slot), header, sync_data)?;
         checkpoints.slots[slot] = Slot { id: header.id, journal: journal.number };
         self.count_checkpoint(slot, bytes);
-        self.forget_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
+        self.remove_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
     }
 
     pub(super) fn count_checkpoint(&self, slot: usize, bytes: u64) {
@@ -126,13 +129,13 @@ impl RunIndex {
         self.gauges.made.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Writes a checkpoint into the file `path` and returns its length. It is durable then, and so
-    /// is its name.
+    /// Writes a checkpoint to the file `path` and returns its length. File and name are durable
+    /// when this returns.
     pub(super) fn write_checkpoint(
         &self,
         path: &Path,
         header: CheckpointHeader,
-        settle: Settle<'_>,
+        sync_data: SyncData<'_>,
     ) -> Result<u64> {
         let access = Access { write: true, create: true, direct: false };
         let file = self.or_refuse(self.medium.open(path, access))?;
@@ -141,11 +144,11 @@ impl RunIndex {
         let mut end = CheckpointEnd::default();
         let copied = self.copy_runs(&mut out, &mut end).and_then(|()| self.copy_retained(&mut out));
         self.or_refuse(copied)?;
-        // Every change that a copy can show was appended by now: a writer appends before it lets
-        // go of the lock that this takes.
+        // All changes that a copy can show are appended by now: a writer appends its record before
+        // it releases the lock that is taken here.
         end.last = self.pending.lock().seal();
         end.reuse = self.tables.read().runs.reuse;
-        self.commit(end.last, settle)?;
+        self.commit(end.last, sync_data)?;
         self.or_refuse(out.finish(&end))?;
         let synced = out.file.sync_data().and_then(|()| self.medium.sync_dir(&self.dir));
         self.or_poison(synced)?;
@@ -153,7 +156,7 @@ impl RunIndex {
     }
 
     fn copy_runs(&self, out: &mut Output, end: &mut CheckpointEnd) -> io::Result<()> {
-        // Runs that come into records behind this one are in the new journal.
+        // Runs with numbers from here on are inserted after the rotation: the new journal has them.
         let stop = self.tables.read().runs.end();
         let mut run = 1;
         let mut images = Writer::new();
@@ -188,7 +191,7 @@ impl RunIndex {
 }
 
 impl RunIndex {
-    /// What is retained, in frames of a bounded length; and the clock, if it was ever told.
+    /// Copies the retentions, in frames of bounded length, and the clock, if it was ever set.
     fn copy_retained(&self, out: &mut Output) -> io::Result<()> {
         let mut first = 0;
         loop {
@@ -209,7 +212,7 @@ impl RunIndex {
     }
 }
 
-/// The file being written.
+/// The checkpoint file that is being written.
 #[derive(Debug)]
 struct Output {
     file: Arc<dyn MediumFile>,

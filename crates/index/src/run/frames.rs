@@ -1,38 +1,38 @@
-//! Frames from a file, one after the other, in bounded memory.
+//! Reads frames from a file, one after the other, in bounded memory.
 
 use ritornello_format::Result;
 use ritornello_format::journal::{Frame, Parsed, read_frame};
 use ritornello_medium::MediumFile;
 use std::sync::Arc;
 
-/// Bytes read at a time.
+/// Bytes per read of the file.
 const CHUNK: usize = 1 << 20;
 
-/// Reads frames. The buffer holds one chunk and at most one frame more, whatever lengths the file
+/// A reader of frames. Its buffer holds at most one chunk and one frame, whatever lengths the file
 /// claims.
 #[derive(Debug)]
 pub(crate) struct Frames {
     file: Arc<dyn MediumFile>,
     buffer: Vec<u8>,
-    /// The unread part of the buffer.
+    /// The unread part of the buffer is `start..end`.
     start: usize,
     end: usize,
-    /// Offset in the file of the end of the buffer.
+    /// Offset in the file of the buffer's end.
     offset: u64,
 }
 
-/// What came next.
+/// The next item of a file.
 #[derive(Debug)]
 pub(crate) enum Next<'a> {
     Frame(Frame<'a>),
-    /// The file ended behind the last frame.
+    /// The end of the file, directly behind a frame.
     End,
-    /// The file ended within a frame, or what follows is none.
+    /// A truncated frame at the end of the file, or bytes that are no frame.
     Torn,
 }
 
 impl Frames {
-    /// Reads `file` from `offset`.
+    /// A reader of `file` from `offset` on.
     pub(crate) fn new(file: Arc<dyn MediumFile>, offset: u64) -> Self {
         Self { file, buffer: Vec::new(), start: 0, end: 0, offset }
     }
@@ -42,7 +42,7 @@ impl Frames {
         self.offset - (self.end - self.start) as u64
     }
 
-    /// The next bytes, at least `count` unless the file ends before.
+    /// The next bytes, at least `count` unless the file ends before that.
     pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8]> {
         while self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -62,7 +62,7 @@ impl Frames {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// The next frame. After `End` or `Torn` it is the same again.
+    /// The next frame. After `End` or `Torn`, returns the same again.
     pub(crate) fn next(&mut self) -> Result<Next<'_>> {
         let mut needed = 0;
         loop {
@@ -82,8 +82,8 @@ impl Frames {
         }
         let start = self.start;
         self.start += needed;
-        // Parsed twice to hand out a borrow; the second time without the checksum would be nicer
-        // than it is worth: it takes a thirtieth of a nanosecond a byte.
+        // The frame is parsed a second time to return a borrow. The checksum takes about 1/30 ns
+        // per byte, so avoiding it is not worth the code.
         match read_frame(&self.buffer[start..start + needed]) {
             Parsed::Frame(frame) => Ok(Next::Frame(frame)),
             _ => Ok(Next::Torn),

@@ -1,11 +1,11 @@
 //! The journal files, and group commit.
 //!
-//! One file is appended to; a checkpoint starts the next. Files are never written twice at the
-//! same place, and go when both checkpoints are younger than their end.
+//! Records are appended to one file; a checkpoint begins the next. No position of a file is
+//! rewritten with other bytes, and a file is removed once both checkpoints are newer than its end.
 
 use super::RunIndex;
 use super::pending::poisoned;
-use crate::Settle;
+use crate::SyncData;
 use crate::sync::{MutexGuard, Ordering};
 use ritornello_format::journal::JournalHeader;
 use ritornello_format::{Error, Result};
@@ -39,9 +39,9 @@ pub(super) struct JournalFile {
 #[derive(Debug)]
 pub(super) struct Log {
     file: Arc<dyn MediumFile>,
-    /// Ascending; the last one is `file`.
+    /// All files, ascending; the last one is `file`.
     files: Vec<JournalFile>,
-    /// The last record that is durable.
+    /// Sequence number of the last durable record.
     durable: u64,
 }
 
@@ -67,19 +67,19 @@ impl Log {
     }
 }
 
-/// Makes a journal file with nothing in it.
+/// Creates an empty journal file. It is durable when this returns.
 pub(super) fn create(
     medium: &dyn Medium,
     dir: &Path,
     header: JournalHeader,
 ) -> io::Result<(Arc<dyn MediumFile>, JournalFile)> {
-    let file = begin(medium, dir, header)?;
-    end(medium, dir, file.as_ref())?;
+    let file = begin_file(medium, dir, header)?;
+    finish_file(medium, dir, file.as_ref())?;
     Ok((file, JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 }))
 }
 
-/// Writes a journal file's header; a file that is left like this is no file.
-fn begin(
+/// Creates a file and writes its header. Without [`finish_file`] the file does not count.
+fn begin_file(
     medium: &dyn Medium,
     dir: &Path,
     header: JournalHeader,
@@ -91,18 +91,18 @@ fn begin(
     Ok(file)
 }
 
-fn end(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Result<()> {
+fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Result<()> {
     file.sync_data()?;
     medium.sync_dir(dir)
 }
 
 impl RunIndex {
-    /// Makes every record up to `last`, a seal, durable, after what they name. Callers that wait
-    /// for each other share one write and one sync: who gets the lock takes everything that was
-    /// settled until then.
-    pub(super) fn commit(&self, last: u64, settle: Settle<'_>) -> Result<()> {
-        settle()?;
-        self.pending.lock().settle(last);
+    /// Makes durable the data that records up to `last`, the end of a batch, name, and then these
+    /// records. Concurrent callers share one write and one sync: the one that gets the lock writes
+    /// all records that may be written by then.
+    pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
+        sync_data()?;
+        self.pending.lock().allow_write_through(last);
         let mut log = self.log.lock();
         self.flush(&mut log, last)
     }
@@ -122,7 +122,7 @@ impl RunIndex {
         };
         let offset = log.current().bytes;
         if let Err(error) = log.file.write_at(&records, offset) {
-            // Whatever part of it was stored will be written over with the same bytes.
+            // A part that was written is overwritten later with the same bytes.
             let mut pending = self.pending.lock();
             pending.put_back(records, last);
             self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
@@ -135,31 +135,32 @@ impl RunIndex {
             current.bytes += records.len() as u64;
         }
         self.gauges.written.fetch_add(records.len() as u64, Ordering::Relaxed);
-        self.measure(log);
+        self.update_gauges(log);
         Ok(())
     }
 
-    /// Ends the current file and starts the next, which takes what is not settled. Returns its
-    /// header.
+    /// Ends the current file and begins the next, for the records that may not be written yet.
+    /// Returns the new file's header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
         let mut log = self.log.lock();
-        // Whole, as an earlier write may have failed half-way: nothing torn stays behind.
-        let last = self.pending.lock().settled();
+        // Flush first: an earlier write may have failed half way, and no torn record may stay in a
+        // file that is not the last.
+        let last = self.pending.lock().writable_through();
         self.flush(&mut log, last)?;
         let header = JournalHeader { number: log.current().number + 1, first: log.durable + 1 };
-        let begun = begin(self.medium.as_ref(), &self.dir, header);
+        let begun = begin_file(self.medium.as_ref(), &self.dir, header);
         let file = self.or_refuse(begun)?;
-        self.or_poison(end(self.medium.as_ref(), &self.dir, file.as_ref()))?;
+        self.or_poison(finish_file(self.medium.as_ref(), &self.dir, file.as_ref()))?;
         let entry = JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 };
         self.gauges.written.fetch_add(entry.bytes, Ordering::Relaxed);
         log.file = file;
         log.files.push(entry);
-        self.measure(&log);
+        self.update_gauges(&log);
         Ok(header)
     }
 
     /// Removes the files before number `first`.
-    pub(super) fn forget_before(&self, first: u64) -> Result<()> {
+    pub(super) fn remove_before(&self, first: u64) -> Result<()> {
         let mut log = self.log.lock();
         let gone = log.files.iter().take_while(|file| file.number < first).count();
         let gone: Vec<JournalFile> = log.files.drain(..gone).collect();
@@ -171,31 +172,33 @@ impl RunIndex {
             let synced = self.medium.sync_dir(&self.dir);
             self.or_poison(synced)?;
         }
-        self.measure(&log);
+        self.update_gauges(&log);
         Ok(())
     }
 
-    pub(super) fn measure(&self, log: &Log) {
+    pub(super) fn update_gauges(&self, log: &Log) {
         self.gauges.journals.store(log.bytes(), Ordering::Relaxed);
         self.gauges.journal.store(log.current().bytes, Ordering::Relaxed);
         self.gauges.journal_files.store(log.count(), Ordering::Relaxed);
     }
 
-    /// A write that found no room changed nothing that counts: what was to be written is still to be
-    /// written, once there is room. Any other failure poisons.
+    /// Passes on the result of an operation that may find no room. That is a `Retry`: it changed
+    /// nothing that counts, and the records stay to be written. Any other failure poisons the
+    /// index.
     pub(super) fn or_refuse<T>(&self, result: io::Result<T>) -> Result<T> {
         match result {
-            Err(error) if is_full(&error) => Err(refusal(&self.dir, error)),
+            Err(error) if is_full(&error) => Err(write_refused(&self.dir, error)),
             result => self.or_poison(result),
         }
     }
 
-    /// After a failed write or sync nobody knows what is on disk, and asking again may be told a
-    /// lie (the kernel forgets the error with the dirty pages): the index is not written again.
+    /// Passes on the result of a write or sync, and poisons the index if it failed: what is on the
+    /// disk is then unknown, and a repeated sync may report success, because the kernel forgets the
+    /// error together with the dirty pages.
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.gauges.poisoned.store(true, Ordering::Release);
-            // The store that the index is of says so, with this error, and not at every attempt.
+            // At debug level: the store logs this error once, not at every attempt.
             tracing::debug!(dir = %self.dir.display(), %error, "the index could not be written");
             poisoned().because(error)
         })
@@ -206,8 +209,8 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The error of an operation that changed nothing. Says what to do if the file system has no room.
-pub(super) fn refusal(dir: &Path, error: io::Error) -> Error {
+/// The error of an operation that changed nothing, with advice if the file system has no room.
+pub(super) fn write_refused(dir: &Path, error: io::Error) -> Error {
     if !is_full(&error) {
         return error.into();
     }

@@ -2,21 +2,22 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `slots` | the slot table: page → run and number, 8 bytes a page |
-//! | `record` | what is known of one run |
+//! | `slots` | the slot table: page → run and number, 8 bytes per page |
+//! | `record` | the record of one run |
 //! | `runs` | the table of records, and their tree |
 //! | `tables` | both together, and the probe |
-//! | `write` | what changes them: insert, link, cut, punch, relocate |
-//! | `pending` | journal records on their way to the disk |
+//! | `write` | changes: insert, link, cut, punch, relocate |
+//! | `pending` | journal records that are not written yet |
 //! | `log` | the journal files, and group commit |
-//! | `checkpoint` | copying all runs while the index changes |
-//! | `frames` | reading files of checksummed frames in bounded memory |
-//! | `recovery` | which checkpoint and which journals to believe |
-//! | `replay` | making tables of them |
+//! | `checkpoint` | copies all runs while the index changes |
+//! | `frames` | reads files of checksummed frames in bounded memory |
+//! | `recovery` | selects the checkpoint and the journals to recover from |
+//! | `replay` | builds the tables from them |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `log` are held across I/O
-//! (`checkpoints` across a [`Settle`], `log` not) and nobody but `sync` and `checkpoint` takes them; `pending` serialises writers; `tables` is
-//! the only one a probe takes. No lock that a probe or a writer takes is held across I/O.
+//! (`checkpoints` across a [`SyncData`] too, `log` not), and only `sync` and `checkpoint` take
+//! them; `pending` serialises writers; `tables` is the only one that a probe takes. No lock that a
+//! probe or a writer takes is held across I/O.
 
 mod checkpoint;
 pub(crate) mod frames;
@@ -36,7 +37,7 @@ pub use options::RunOptions;
 pub(crate) use write::{check, check_place};
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Settle, Step};
+use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
 use checkpoint::Checkpoints;
 use log::Log;
 use pending::Pending;
@@ -56,19 +57,19 @@ pub struct RunIndex {
     log: Mutex<Log>,
     pending: Mutex<Pending>,
     tables: RwLock<Tables>,
-    /// Runs touched since the last sync, each once ([`record::Hot::touched`]).
+    /// Runs touched since the last sync, each once (see [`record::Hot::touched`]).
     touched: Mutex<Vec<slots::Number>>,
     gauges: Gauges,
     recovered: Recovered,
 }
 
-/// Figures that are read without a lock.
+/// Figures that can be read without a lock.
 #[derive(Debug)]
 struct Gauges {
     poisoned: AtomicBool,
-    /// [`RunOptions::metadata_bytes_max`] as it is now.
+    /// The current [`RunOptions::metadata_bytes_max`].
     budget: AtomicU64,
-    /// Bytes of journal in memory.
+    /// Bytes of journal records in memory.
     pending: AtomicU64,
     /// Bytes of all journal files.
     journals: AtomicU64,
@@ -82,22 +83,23 @@ struct Gauges {
     made: AtomicU64,
 }
 
-/// What [`RunIndex::open`] found and could not keep.
+/// What [`RunIndex::open`] recovered, and what it had to drop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Journal records that were replayed.
     pub replayed: u64,
     /// Bytes of journal behind a torn or damaged frame. A crash tears the last one.
     pub torn_bytes: u64,
-    /// Whether more than a torn tail was damaged: a checkpoint, or a journal before its end.
+    /// Whether there was damage beyond a torn tail: in a checkpoint, or in a journal before its
+    /// end.
     pub damaged: bool,
-    /// Runs dropped because they did not add up, and what hung behind them.
+    /// Runs dropped as inconsistent, and the runs attached behind them.
     pub dropped_runs: u64,
 }
 
 impl RunIndex {
-    /// Opens the index in `dir`, or makes one. Damage is never an error: what cannot be believed
-    /// is dropped, logged, and counted in [`RunIndex::recovered`].
+    /// Opens the index in `dir`, or creates one. Damage is not an error: what cannot be verified is
+    /// dropped, logged, and counted in [`RunIndex::recovered`].
     ///
     /// # Errors
     /// `Invalid` for files of another format version; `Fatal` if the medium refuses.
@@ -105,7 +107,7 @@ impl RunIndex {
         recovery::open(medium, dir, options)
     }
 
-    /// What opening found.
+    /// What the open recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> Recovered {
         self.recovered
@@ -167,7 +169,7 @@ impl PrefixIndex for RunIndex {
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
         let mut found = Vec::with_capacity(pages.len());
-        // In sections, so that asking for very many pages does not hold up a writer.
+        // In sections: a request for many pages must not delay a writer for long.
         while found.len() < pages.len() {
             let tables = self.tables.read();
             let end = pages.len().min(found.len() + tables::SECTION);
@@ -243,15 +245,15 @@ impl PrefixIndex for RunIndex {
         }
     }
 
-    fn sync_after(&self, settle: Settle<'_>) -> Result<()> {
-        self.note_touches();
+    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        self.append_touches();
         let last = self.pending.lock().seal();
-        self.commit(last, settle)?;
-        if self.must_checkpoint() { self.checkpoint_after(settle) } else { Ok(()) }
+        self.commit(last, sync_data)?;
+        if self.must_checkpoint() { self.checkpoint_after(sync_data) } else { Ok(()) }
     }
 
-    fn maintain_after(&self, settle: Settle<'_>) -> Result<()> {
-        if self.is_checkpoint_due() { self.checkpoint_after(settle) } else { Ok(()) }
+    fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
+        if self.is_checkpoint_due() { self.checkpoint_after(sync_data) } else { Ok(()) }
     }
 
     fn has_memory_for(&self, pages: &[PageHash]) -> bool {

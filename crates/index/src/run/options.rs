@@ -1,31 +1,31 @@
-//! Limits of a run index.
+//! Options of a run index.
 
 use ritornello_format::checkpoint::{CheckpointFrame, CheckpointHeader};
 use ritornello_format::journal::{FRAME_OVERHEAD, RunImage};
 
-/// Limits of a [`super::RunIndex`]. The defaults fit a store of some hundred thousand runs.
+/// Options of a [`super::RunIndex`]. The defaults suit a store of some hundred thousand runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Bytes of files that the index may take, all of them together and in the worst case: two
-    /// checkpoints, the journal back to the older one, and what is not written yet. Inserts that
-    /// could exceed it are refused with `Retry`. [`RunOptions::metadata_bytes_for`] computes it.
-    /// An open that rewrites the index may exceed it by one checkpoint until it returns.
+    /// The most bytes of all files in the worst case: two checkpoints, the journal back to the
+    /// older one, and records that are not written yet. Inserts that could exceed it are refused
+    /// with `Retry`. [`RunOptions::metadata_bytes_for`] computes a value. An open that rewrites the
+    /// index may exceed it by one checkpoint until it returns.
     pub metadata_bytes_max: u64,
-    /// Bytes of journal that may wait in memory for a sync. Inserts beyond it are refused with
-    /// `Retry`; removals, which are small, are not.
+    /// The most bytes of journal records in memory. Inserts beyond it are refused with `Retry`;
+    /// removals, whose records are small, are not.
     pub pending_bytes_max: u64,
-    /// Bytes of memory that the index may have resident. Inserts that would exceed it are refused
-    /// with `Retry`; what is there can be read, and removed, which makes room again. An eighth is
-    /// kept for journal on its way to the disk, and a quarter of the rest for what an allocator
-    /// loses between blocks. What an index holds already when it is opened is loaded whatever this
-    /// says, and opening takes 8 bytes a page more for a moment.
+    /// The most bytes of resident memory. Inserts that would exceed it are refused with `Retry`;
+    /// reads and removals still work, and removals make room. One eighth is kept for journal
+    /// records, and a quarter of the rest for the allocator's fragmentation. An existing index is
+    /// loaded even if it exceeds the limit, and loading takes 8 more bytes per page for a short
+    /// time.
     pub memory_bytes_max: u64,
-    /// About as many bytes of runs are gathered for one write of a checkpoint.
+    /// Bytes of runs gathered for one write of a checkpoint, approximately.
     pub checkpoint_write_bytes: usize,
     /// Whether the previous owner closed the index without a failed sync. `false` after a failed
-    /// sync, a kill, or an open that failed: what is read may then be in the page cache only, and a
-    /// sync of the same files would report success and write nothing. The open rewrites all of it
-    /// into new files before it returns.
+    /// sync, a kill, or a failed open: what is read may then exist in the page cache only, and a
+    /// sync of the same files would report success and write nothing. The open then rewrites
+    /// everything into new files before it returns.
     pub clean: bool,
 }
 
@@ -42,19 +42,19 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// Bytes of journal that may wait: of the eighth that is kept for it half is for the copy that
-    /// is being written.
+    /// The most bytes of records that wait. One half of the eighth that is kept for them; the other
+    /// half is for the copy that is being written.
     pub(super) fn pending_max(&self) -> u64 {
         self.pending_bytes_max.min(self.memory_bytes_max / 16)
     }
 
-    /// Bytes of records, hashes and slots.
+    /// The most bytes of records, hashes and slots.
     pub(super) fn tables_max(&self) -> u64 {
         ((self.memory_bytes_max - 2 * self.pending_max()) / 4 * 3).max(1)
     }
 
-    /// What [`RunOptions::metadata_bytes_max`] must be to hold `runs` runs of `pages` pages and
-    /// `extents` extents each.
+    /// The [`RunOptions::metadata_bytes_max`] that holds `runs` runs of `pages` pages and `extents`
+    /// extents each.
     #[must_use]
     pub fn metadata_bytes_for(runs: u64, pages: u32, extents: u32) -> u64 {
         let image = RunImage::bytes(pages as usize, extents as usize) as u64;
@@ -62,14 +62,14 @@ impl RunOptions {
     }
 }
 
-/// A checkpoint is due when the current journal file is this long: a sixteenth of the budget. Three
-/// journal files and two checkpoints of two fifths of the budget then fit into it.
+/// Length of the current journal file at which a checkpoint is due: a sixteenth of the budget.
+/// Three journal files, and two checkpoints of two fifths of the budget each, then fit the budget.
 pub(crate) fn journal_bytes_max(budget: u64) -> u64 {
     (budget / 16).max(64 << 10)
 }
 
-/// Length of a checkpoint of so many bytes of images, written `frame` bytes at a time. No frame but
-/// the last has less.
+/// Length of a checkpoint with `images` bytes of runs, written in frames of `frame` bytes. Only the
+/// last frame is shorter.
 pub(crate) fn checkpoint_bytes(images: u64, frame: usize) -> u64 {
     let frames = images / frame.max(1) as u64 + 2;
     (CheckpointHeader::BYTES + CheckpointFrame::END_BYTES) as u64

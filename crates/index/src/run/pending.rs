@@ -1,13 +1,14 @@
-//! Journal records on their way to the disk.
+//! Journal records that are not written yet.
 //!
-//! A writer appends its record under the same lock under which it changes the tables, so the order
-//! of the journal is the order of the changes. `sync` seals the buffer, has the data made durable
-//! that its records name, and then writes it with no lock held that a writer or a probe needs.
-//! What is appended after the seal names data that may be on its way still, and stays behind.
+//! A writer appends its record under the lock under which it changes the tables, so the order of
+//! the journal is the order of the changes. `sync` seals the buffer, makes the data durable that
+//! the sealed records name, and then writes the records without any lock that a writer or a probe
+//! needs. Records appended after the seal name data that may not be durable yet; they stay for the
+//! next sync.
 //!
-//! Nothing is ever written under the writers' lock, so what bounds the buffer is its user: `sync`
-//! empties it, [`crate::IndexStats::pending_bytes`] says how full it is, and from
-//! [`super::RunOptions::pending_bytes_max`] on inserts are refused until somebody syncs.
+//! Nothing is written under the writers' lock, so the owner of the index bounds the buffer: `sync`
+//! empties it, [`crate::IndexStats::pending_bytes`] reports its length, and beyond
+//! [`super::RunOptions::pending_bytes_max`] inserts are refused until the next sync.
 
 use super::RunIndex;
 use super::options::checkpoint_bytes;
@@ -18,27 +19,28 @@ use ritornello_format::wire::Writer;
 use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
 
-/// What [`RunIndex::reserve`] leaves free: headers, and the records of a removal or two.
-const SLACK: u64 = 4 << 10;
+/// Bytes that [`RunIndex::reserve`] keeps free for file headers and for the records of removals,
+/// which are never refused.
+const HEADROOM_BYTES: u64 = 4 << 10;
 
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// What came since the last seal.
+    /// Records appended since the last seal.
     buffer: Writer,
-    /// Sealed records, oldest first, each batch with the number of its last one.
+    /// Sealed batches, oldest first, each with the sequence number of its last record.
     sealed: VecDeque<(u64, Vec<u8>)>,
-    /// What the records up to this one name is durable: they may be written. It ends a batch.
-    settled: u64,
+    /// Records up to this one may be written: the data that they name is durable. Ends a batch.
+    writable_through: u64,
     /// Sequence number of the next record.
     next: u64,
 }
 
 impl Pending {
-    pub(super) fn starting_at(next: u64) -> Self {
-        Self { buffer: Writer::new(), sealed: VecDeque::new(), settled: next - 1, next }
+    pub(super) fn new(next: u64) -> Self {
+        Self { buffer: Writer::new(), sealed: VecDeque::new(), writable_through: next - 1, next }
     }
 
-    /// Ends a batch with the last record there is, and returns its number.
+    /// Seals the buffer as a batch. Returns the sequence number of the last record.
     pub(super) fn seal(&mut self) -> u64 {
         let last = self.next - 1;
         if !self.buffer.as_slice().is_empty() {
@@ -47,31 +49,32 @@ impl Pending {
         last
     }
 
-    /// Notes that what the records up to `last`, a seal, name is durable.
-    pub(super) fn settle(&mut self, last: u64) {
-        self.settled = self.settled.max(last);
+    /// Permits writing up to `last`, the end of a batch: the data that these records name is
+    /// durable.
+    pub(super) fn allow_write_through(&mut self, last: u64) {
+        self.writable_through = self.writable_through.max(last);
     }
 
-    /// The last record that may be written.
-    pub(super) fn settled(&self) -> u64 {
-        self.settled
+    /// Sequence number of the last record that may be written.
+    pub(super) fn writable_through(&self) -> u64 {
+        self.writable_through
     }
 
-    /// Takes the records that may be written, and the number of the last one.
+    /// Takes the records that may be written. Returns them and the sequence number of the last one.
     pub(super) fn take(&mut self) -> (Vec<u8>, u64) {
-        let batches = self.sealed.partition_point(|(last, _)| *last <= self.settled);
+        let batches = self.sealed.partition_point(|(last, _)| *last <= self.writable_through);
         let mut batches = self.sealed.drain(..batches).map(|(_, batch)| batch);
         let mut records = batches.next().unwrap_or_default();
         batches.for_each(|batch| records.extend(batch));
-        (records, self.settled)
+        (records, self.writable_through)
     }
 
-    /// Gives back what was taken and could not be written, before what came since.
+    /// Puts back records that were taken and could not be written, before all others.
     pub(super) fn put_back(&mut self, records: Vec<u8>, last: u64) {
         self.sealed.push_front((last, records));
     }
 
-    /// Bytes of records.
+    /// Bytes of all records.
     pub(super) fn bytes(&self) -> u64 {
         let sealed: usize = self.sealed.iter().map(|(_, batch)| batch.len()).sum();
         (sealed + self.buffer.as_slice().len()) as u64
@@ -80,7 +83,7 @@ impl Pending {
 
 impl RunIndex {
     pub(super) fn append(&self, pending: &mut Pending, record: &JournalRecord<'_>) {
-        // After a failed write nothing can become durable; the records would only pile up.
+        // A poisoned index writes nothing again: records would only use memory.
         if self.is_poisoned() {
             return;
         }
@@ -89,8 +92,11 @@ impl RunIndex {
         self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
     }
 
-    /// Refuses a record of `bytes` that brings a run of `image` bytes if the buffer is full or the
-    /// files might outgrow their budget.
+    /// Checks that there is room for a record of `bytes` that adds a run of `image` bytes: in the
+    /// buffer, and in the budget of the files.
+    ///
+    /// # Errors
+    /// `Retry` if there is none; `Fatal` if the index is poisoned.
     pub(super) fn reserve(&self, pending: &Pending, bytes: usize, image: usize) -> Result<()> {
         if self.is_poisoned() {
             return Err(poisoned());
@@ -101,7 +107,7 @@ impl RunIndex {
                 .with("bytes", waiting)
                 .with("pending_bytes_max", self.options.pending_max()));
         }
-        let worst = self.worst_case(image as u64) + waiting + SLACK;
+        let worst = self.worst_case(image as u64) + waiting + HEADROOM_BYTES;
         if worst > self.budget() {
             return Err(Error::retry(
                 "the index has reached its share of the budget: sync, or remove pages",
@@ -112,8 +118,8 @@ impl RunIndex {
         Ok(())
     }
 
-    /// Bytes of files once both checkpoints hold what is there now and `more`, and before any
-    /// journal has gone.
+    /// Bytes of all files at the worst moment: both checkpoints hold the present runs and `more`
+    /// bytes, and no journal file has been removed yet.
     pub(super) fn worst_case(&self, more: u64) -> u64 {
         let images = self.tables.read().runs.image_bytes + more;
         let [first, second] =
@@ -123,8 +129,8 @@ impl RunIndex {
         2 * checkpoint + self.gauges.journals.load(Ordering::Relaxed)
     }
 
-    /// Journals what was touched since the last time, each run once.
-    pub(super) fn note_touches(&self) {
+    /// Appends the recency of all runs touched since the last call, each once.
+    pub(super) fn append_touches(&self) {
         let touched = std::mem::take(&mut *self.touched.lock());
         for section in touched.chunks(SECTION * 4) {
             let mut pending = self.pending.lock();
@@ -132,8 +138,9 @@ impl RunIndex {
             {
                 let tables = self.tables.read();
                 for &run in section {
-                    // The flag first: a touch from now on puts the run in the next list. A run
-                    // that came into the record since then is not flagged, or in that list, too.
+                    // Clear the flag before reading the recency: a later touch then lists the run
+                    // again. A run that took over the record in between is either not flagged, or
+                    // listed as well.
                     if tables.runs.is_live(run)
                         && tables.runs.hot(run).touched.swap(false, Ordering::AcqRel)
                     {

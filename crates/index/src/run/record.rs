@@ -1,29 +1,29 @@
 //! The record of a run, in two halves.
 //!
-//! The hot one, 32 bytes, is what a probe reads: scope, length and the last page's hash (the others
-//! are in a box of their own). The cold one, 72 bytes, has the rest: place, recency, and the tree
-//! of attachments as a parent, a first child, and a doubly linked list of siblings, so that
-//! attaching and detaching take constant time.
+//! A probe reads the hot half, 32 bytes: scope, length and the last page's hash; the other hashes
+//! are in a box. The cold half, 72 bytes, has the place, the recency, and the tree of attachments
+//! as a parent, a first child, and a doubly linked list of siblings, so that attaching and
+//! detaching take constant time.
 
 use super::slots::Number;
 use crate::sync::{AtomicBool, AtomicU64};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 
-/// The hashes of a run. The last one lies in the record itself, as the only one or as a copy: it is
-/// all that a probe reads of a run that it passes through.
+/// The hashes of a run. The last one is in the record itself, as the only one or as a copy: of a
+/// run that lies inside the prefix, a probe reads nothing else.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     last: PageHash,
-    /// All of them, if there are several.
+    /// All hashes, if there are several.
     many: Option<Box<Hashes>>,
 }
 
-/// Behind a thin pointer.
+/// A boxed slice, boxed again, so that [`Pages`] holds a thin pointer.
 #[derive(Debug)]
 struct Hashes(Box<[PageHash]>);
 
 impl Pages {
-    /// At least one.
+    /// The hashes `pages`, at least one.
     pub(crate) fn new(pages: impl AsRef<[PageHash]> + Into<Box<[PageHash]>>) -> Self {
         let last = pages.as_ref().last().copied().unwrap_or_default();
         let many = pages.as_ref().len() > 1;
@@ -45,12 +45,12 @@ impl Pages {
         self.last = self.as_slice().last().copied().unwrap_or_default();
     }
 
-    /// Bytes on the heap, with what the allocator adds.
+    /// Bytes on the heap, with the allocator's overhead.
     pub(super) fn heap_bytes(&self) -> usize {
         self.many.as_ref().map_or(0, |pages| Self::heap_bytes_of(pages.0.len()))
     }
 
-    /// Those of so many.
+    /// Bytes on the heap of this number of hashes.
     pub(super) const fn heap_bytes_of(pages: usize) -> usize {
         if pages > 1 { 32 + pages * 16 + 16 } else { 0 }
     }
@@ -62,7 +62,7 @@ pub(super) enum Extents {
     #[default]
     None,
     One(Extent),
-    /// Boxed twice: a thin pointer fits beside `One` in 16 bytes.
+    /// Boxed twice: a thin pointer and `One` fit 16 bytes.
     Many(Box<Pieces>),
 }
 
@@ -93,22 +93,23 @@ impl Extents {
         }
     }
 
-    /// Those of so many.
+    /// Bytes on the heap of this number of extents.
     pub(super) const fn heap_bytes_of(extents: usize) -> usize {
         if extents > 1 { 32 + extents * 12 + 16 } else { 0 }
     }
 }
 
-/// What a probe reads of a run. Field order is for size and cache lines.
+/// The half that a probe reads. The order of fields minimises size and cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
-    /// `length` of them; of no meaning in a free record, complete in one that is not published.
+    /// At least `length` hashes. Undefined in a free record; complete before the run is published.
     pub(super) pages: Pages,
     pub(crate) scope: ScopeSlot,
-    /// Pages that can be found. Zero: the record is free, or its run is not published yet.
+    /// Number of pages that can be found. Zero if the record is free or its run is not published
+    /// yet.
     pub(super) length: u16,
     pub(crate) chained: bool,
-    /// Touched since the last sync: it is in the list of touched runs.
+    /// Whether the run is in the list of runs touched since the last sync.
     pub(crate) touched: AtomicBool,
 }
 
@@ -119,14 +120,14 @@ impl Hot {
         self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// How many pages can be found from `page` on.
+    /// Number of pages that can be found from `page` on.
     #[inline]
     pub(crate) fn pages_from(&self, page: u16) -> usize {
         usize::from(self.length.saturating_sub(page))
     }
 
-    /// Whether page `page`, which can be found, is `hash`. For the last one nothing but the record
-    /// is read.
+    /// Whether page `page`, which can be found, has `hash`. For the last page this reads only the
+    /// record.
     #[inline]
     pub(crate) fn is(&self, page: usize, hash: PageHash) -> bool {
         if page + 1 == usize::from(self.length) {
@@ -137,7 +138,7 @@ impl Hot {
     }
 }
 
-/// The rest of a run.
+/// The other half.
 #[derive(Debug, Default)]
 pub(crate) struct Cold {
     pub(super) generation: u64,
@@ -146,7 +147,7 @@ pub(crate) struct Cold {
     pub(super) extents: Extents,
     pub(super) header_units: u32,
     pub(super) page_units: u32,
-    /// How often this record was given out. With its number it makes the run's name.
+    /// How often this record was used. Together with its number this is the run's name.
     pub(super) reuse: u32,
     pub(crate) parent: Number,
     pub(crate) child: Number,
@@ -169,7 +170,7 @@ impl Cold {
         }
     }
 
-    /// Sets the place. Returns how many bytes of heap were freed and taken.
+    /// Sets the place. Returns the bytes of heap that were freed, and the bytes allocated.
     pub(super) fn set_place(&mut self, place: &Place) -> (usize, usize) {
         let freed = self.extents.heap_bytes();
         self.generation = place.generation;

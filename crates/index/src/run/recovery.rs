@@ -1,38 +1,39 @@
-//! Opening: the newest checkpoint that is exact, and the journal after it.
+//! Opens the index: loads the newest exact checkpoint, and replays the journal behind it.
 //!
-//! Runs are restored by number, without slots, so that replaying is idempotent: a record about a
-//! run that is not there, or not any more, does nothing. Slots and the tree are built at the end,
-//! from what is left; what then does not add up is dropped with everything behind it.
+//! Runs are restored by number, without slots, so that replay is idempotent: a record about a run
+//! that does not exist has no effect. Slots and the tree are built at the end. Runs that are
+//! inconsistent then are dropped, with everything attached behind them.
 //!
-//! **The straight way** is: one checkpoint (or none yet) loads, and the journal reaches past what
-//! it may show and ends at most in a torn frame. The torn frame is cut off, and the checkpoint, the
-//! journal files and the directory are synced, because a process that was killed may have left them
-//! in the page cache.
+//! **Undamaged**: one checkpoint (or none yet) loads, and the journal reaches past what the
+//! checkpoint may show and ends at most in a torn frame. The torn frame is truncated. Checkpoint,
+//! journal files and directory are synced, because a process that was killed may have left them in
+//! the page cache.
 //!
-//! **Rewriting.** Anything else was damage, and what was passed over must not be believed by a later
-//! recovery. After an owner that did not end cleanly ([`RunOptions::clean`]) even the straight way
-//! may have read pages that a failed sync dropped: they are in the page cache and not on the disk,
-//! and no sync writes them any more. In both cases, and when the names of runs had to be drawn
-//! afresh, what was recovered is written into new files before the index is used:
+//! **Rewriting.** Everything else is damage, and a later recovery must not trust the files that
+//! this one passed over. After an unclean end ([`RunOptions::clean`]) even undamaged files may have
+//! been read from pages that a failed sync dropped: they are in the page cache but not on the disk,
+//! and no sync writes them again. In both cases, and when runs got new names, the recovered state
+//! is written into new files before the index is used:
 //!
-//! 1. An empty journal file behind all others is made durable.
-//! 2. A checkpoint that is followed by it is written to `checkpoint-new` and made durable.
-//! 3. `checkpoint-new` takes the name of one of the two checkpoints, and the directory is synced.
-//! 4. The other checkpoint goes, then the journal files before the new one.
+//! 1. Create an empty journal file behind all others, durably.
+//! 2. Write a checkpoint that this file follows to `checkpoint-new`, durably.
+//! 3. Rename `checkpoint-new` to one of the two checkpoints, and sync the directory.
+//! 4. Remove the other checkpoint, then the older journal files.
 //!
-//! No file that was read is changed before step 3: whichever checkpoint looks good in the page cache
-//! may be garbage on the disk, and the other one with its journal the only truth. Power loss before
-//! the end of step 3 leaves the old files and an empty journal file, which is not damage; after it
-//! the new checkpoint is enough. `checkpoint-new` is never read, and the next open removes it.
+//! No file that was read is changed before step 3: a checkpoint that looks intact in the page cache
+//! may be garbage on the disk, and the other one with its journal the only valid state. Power loss
+//! before the end of step 3 leaves the old files and an empty journal file, which is not damage;
+//! after it the new checkpoint suffices. `checkpoint-new` is never read, and the next open removes
+//! it.
 //!
-//! The files may exceed the budget by the new checkpoint until step 4. If the file system has no
-//! room for it, the open fails with `Retry`, says how many bytes it needs, and leaves the old files
-//! as they were. No old file can go first, for any of them may be needed; and the same bytes are not
-//! written over in place, because a disk that failed a moment ago may tear the only copy.
+//! Until step 4 the files may exceed the budget by the new checkpoint. If the file system has no
+//! room for it, the open fails with `Retry`, reports the bytes that it needs, and leaves the old
+//! files as they were. None of the old files can be removed first, because each may be needed; and
+//! they are not overwritten in place, because a disk that has just failed may tear the only copy.
 
 use super::checkpoint::{self, Checkpoints, Slot};
 use super::frames::{Frames, Next};
-use super::log::{self, JournalFile, Log, refusal};
+use super::log::{self, JournalFile, Log, write_refused};
 use super::options::checkpoint_bytes;
 use super::pending::Pending;
 use super::replay::{Restored, finish};
@@ -49,27 +50,27 @@ use std::sync::Arc;
 const READ: Access = Access { write: false, create: false, direct: false };
 const WRITE: Access = Access { write: true, create: false, direct: false };
 
-/// Where a replay ended.
+/// The end of a replay.
 #[derive(Debug, Default)]
 struct Replayed {
     records: u64,
     /// Sequence number of the last record.
     last: u64,
-    /// The file to go on with, and where in it. `None`: its header is missing or damaged.
+    /// The file to append to, and the offset in it. `None` if its header is missing or damaged.
     tail: Option<(u64, u64)>,
-    /// The last file that was looked at.
+    /// Number of the last file that was read.
     ended_in: u64,
     torn_bytes: u64,
-    /// There is more behind the place where it ended than a torn tail.
+    /// Whether more than a torn tail follows the end.
     damaged: bool,
 }
 
-/// One way to recover. By default: with nothing.
+/// The result of recovering from one checkpoint. The default is an empty index.
 #[derive(Debug, Default)]
 struct Attempt {
     restored: Restored,
     replayed: Replayed,
-    /// The checkpoint it stands on.
+    /// The checkpoint that was loaded.
     slot: Option<usize>,
     exact: bool,
 }
@@ -92,26 +93,26 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     }
     let newest = newest_with_records(&files);
     let source = Source { medium: medium.as_ref(), dir, numbers: &numbers, newest };
-    let (chosen, straight) = source.choose(&headers)?;
+    let (chosen, undamaged) = source.choose(&headers)?;
     let Attempt { restored, replayed, slot, exact } = chosen;
     let (mut tables, dropped) = finish(restored, !exact);
-    let straight = straight && !replayed.damaged;
-    let renewed = tables.runs.renew();
+    let undamaged = undamaged && !replayed.damaged;
+    let renumbered = tables.runs.renumber();
     let next = replayed.last + 1;
 
     let last = numbers.last().copied();
-    // No file, or one journal file without records: nothing was ever durable.
-    let is_empty = straight && numbers.len() < 2 && newest == 0 && headers == [None; 2];
-    // Empty files behind a torn tail are of a rewriting open that the power interrupted.
-    let goes_on = last.is_none_or(|last| last == replayed.ended_in);
-    let is_sound = options.clean && straight && goes_on && !renewed;
-    let rewrites = !is_sound && !is_empty;
+    // No file, or a single journal file without records: nothing was ever durable.
+    let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
+    // Empty files behind a torn tail were left by a rewriting open that was interrupted.
+    let is_last = last.is_none_or(|last| last == replayed.ended_in);
+    let is_sound = options.clean && undamaged && is_last && !renumbered;
+    let must_rewrite = !is_sound && !is_empty;
     let file = match replayed.tail {
-        _ if rewrites => {
+        _ if must_rewrite => {
             let number = last.unwrap_or(0).max(newest_journal(&headers)) + 1;
             let header = JournalHeader { number, first: next };
             let created = log::create(medium.as_ref(), dir, header);
-            let (file, entry) = created.map_err(|error| refusal(dir, error))?;
+            let (file, entry) = created.map_err(|error| write_refused(dir, error))?;
             files.push(entry);
             file
         }
@@ -126,7 +127,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             file
         }
         _ => {
-            // A file that was being made when the process or the power went is made again.
+            // The file's creation was interrupted by a kill or power loss: create it again.
             let number = files.pop().map_or(1, |file| file.number);
             let header = JournalHeader { number, first: next };
             let (file, entry) = log::create(medium.as_ref(), dir, header)?;
@@ -134,9 +135,9 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             file
         }
     };
-    if !rewrites {
-        // The previous process may have died before its sync, and recovery then read bytes that are
-        // only in the page cache. The index treats them as durable after this sync.
+    if !must_rewrite {
+        // The previous process may have died before its sync, so that recovery read bytes that are
+        // in the page cache only. After this sync the index may treat them as durable.
         let checkpoint = slot.map(|slot| checkpoint::path(dir, slot));
         let journals = numbers.iter().map(|number| log::path(dir, *number));
         for path in checkpoint.into_iter().chain(journals) {
@@ -147,18 +148,18 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let recovered = Recovered {
         replayed: replayed.records,
         torn_bytes: replayed.torn_bytes,
-        damaged: !straight,
+        damaged: !undamaged,
         dropped_runs: dropped.len() as u64,
     };
     if recovered.damaged || recovered.torn_bytes > 0 || recovered.dropped_runs > 0 {
-        tracing::warn!(dir = %dir.display(), ?recovered, "the index was not whole; went on with what was");
+        tracing::warn!(dir = %dir.display(), ?recovered, "the index was not complete; opened with what could be recovered");
     }
     let log = Log::new(file, files, replayed.last);
     let index = RunIndex {
         checkpoints: Mutex::new(checkpoints_of(&headers, slot, log.first_number())),
         gauges: gauges(&log, medium.as_ref(), dir, options.metadata_bytes_max)?,
         log: Mutex::new(log),
-        pending: Mutex::new(Pending::starting_at(next)),
+        pending: Mutex::new(Pending::new(next)),
         tables: RwLock::new(tables),
         touched: Mutex::new(Vec::new()),
         medium,
@@ -166,8 +167,8 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         options,
         recovered,
     };
-    if rewrites {
-        // The new checkpoint does not have what was dropped.
+    if must_rewrite {
+        // The new checkpoint does not contain the dropped runs, so they need no journal record.
         index.rewrite(next)?;
     } else if !dropped.is_empty() {
         let mut pending = index.pending.lock();
@@ -180,8 +181,8 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
 }
 
 impl RunIndex {
-    /// Steps 2 to 4 of [rewriting](self): the journal file that is being appended to is new and
-    /// empty, and its first record will be `first`.
+    /// Steps 2 to 4 of [rewriting](self). The current journal file is new and empty, and its first
+    /// record will be `first`.
     fn rewrite(&self, first: u64) -> Result<()> {
         let mut checkpoints = self.checkpoints.lock();
         let journal = self.log.lock().current().number;
@@ -191,7 +192,7 @@ impl RunIndex {
         let bytes = match self.write_checkpoint(&new, header, &|| Ok(())) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::Retry => {
-                // Best effort, to give back the room: the next open removes what stays.
+                // Best effort to free the room. The next open removes what remains.
                 let _ = self.medium.remove(&new);
                 let _ = self.medium.remove(&log::path(&self.dir, journal));
                 let images = self.tables.read().runs.image_bytes;
@@ -214,7 +215,7 @@ impl RunIndex {
         };
         self.or_poison(gone)?;
         self.gauges.checkpoints[other].store(0, Ordering::Relaxed);
-        self.forget_before(journal)
+        self.remove_before(journal)
     }
 }
 
@@ -228,15 +229,15 @@ fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
     headers.iter().flatten().map(|header| header.journal).max().unwrap_or(0)
 }
 
-/// Only the checkpoint that was used counts; the other file is free to be overwritten, and is
-/// needed by no journal older than the first there is.
+/// The state of the two checkpoint files. Only the one that was loaded counts. The other one may be
+/// overwritten, and needs no journal file before the first that exists.
 fn checkpoints_of(
     headers: &[Option<CheckpointHeader>; 2],
     used: Option<usize>,
     first: u64,
 ) -> Checkpoints {
     let slots = [0, 1].map(|slot| match headers[slot] {
-        // Loaded or not: the older one was not looked at, and the next checkpoint replaces it.
+        // Loaded or not: the older one was not read, and the next checkpoint replaces it.
         Some(header) if used == Some(slot) => Slot { id: header.id, journal: header.journal },
         Some(header)
             if used.is_some_and(|used| headers[used].is_some_and(|u| u.id > header.id)) =>
@@ -270,7 +271,7 @@ fn gauges(log: &Log, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gau
     })
 }
 
-/// The header of a checkpoint file; `None` if there is no file or no header in it.
+/// The header of a checkpoint file; `None` if there is no file, or no intact header in it.
 fn read_checkpoint_header(
     medium: &dyn Medium,
     dir: &Path,
@@ -283,11 +284,11 @@ fn read_checkpoint_header(
     };
     let mut bytes = [0; CheckpointHeader::BYTES];
     let read = file.read_at(&mut bytes, 0)?;
-    believed(CheckpointHeader::decode(&bytes[..read]))
+    none_if_damaged(CheckpointHeader::decode(&bytes[..read]))
 }
 
-/// Damage is nothing; another version is an error.
-fn believed<T>(decoded: Result<T>) -> Result<Option<T>> {
+/// Turns damage into `None`; another version stays an error.
+fn none_if_damaged<T>(decoded: Result<T>) -> Result<Option<T>> {
     match decoded {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.kind() == ErrorKind::Miss => Ok(None),
@@ -295,19 +296,19 @@ fn believed<T>(decoded: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The files of an index.
+/// The files of an index, as a source of recovery.
 #[derive(Clone, Copy, Debug)]
 struct Source<'a> {
     medium: &'a dyn Medium,
     dir: &'a Path,
-    /// Journal files, ascending.
+    /// Numbers of the journal files, ascending.
     numbers: &'a [u64],
-    /// The last journal file that may hold records.
+    /// Number of the last journal file that may hold records.
     newest: u64,
 }
 
 impl Source<'_> {
-    /// The best attempt, and whether it was the straight way.
+    /// The best attempt, and whether the files were undamaged.
     fn choose(&self, headers: &[Option<CheckpointHeader>; 2]) -> Result<(Attempt, bool)> {
         let mut slots: Vec<(usize, CheckpointHeader)> =
             (0..2).filter_map(|slot| Some((slot, headers[slot]?))).collect();
@@ -323,7 +324,7 @@ impl Source<'_> {
             }
             inexact.get_or_insert(attempt);
         }
-        // No checkpoint yet, or none any more: the journal alone, if it goes back to the start.
+        // No valid checkpoint: use the journal alone, if it begins at the start.
         let first = self.numbers.first().copied();
         let header = first.map(|first| self.journal_header(first)).transpose()?.flatten();
         let mut restored = Restored::default();
@@ -336,16 +337,17 @@ impl Source<'_> {
                 Ok((attempt(number, 1, true)?, inexact.is_none()))
             }
             _ if inexact.is_some() => Ok((inexact.unwrap_or_default(), false)),
-            // A new index; or the power went when its first file was being made.
+            // A new index; or the creation of its first file was interrupted.
             (None, _) => Ok((Attempt { exact: true, ..Attempt::default() }, true)),
             (Some(1), None) if self.newest == 0 => Ok((attempt(1, 1, true)?, true)),
-            // The journal's end. Runs whose parents came before it are lost.
+            // Only the end of the journal exists. Runs whose parents are in the missing part are
+            // lost.
             (Some(number), Some(header)) => Ok((attempt(number, header.first, false)?, false)),
             (Some(_), None) => Ok((Attempt::default(), false)),
         }
     }
 
-    /// Loads a checkpoint. `None` unless every frame is whole and the end agrees.
+    /// Loads a checkpoint. `None` unless every frame is intact and the last one agrees.
     fn load(
         &self,
         slot: usize,
@@ -392,17 +394,18 @@ impl Source<'_> {
         let Some(file) = self.file(number)? else { return Ok(None) };
         let mut bytes = [0; JournalHeader::BYTES];
         let read = file.read_at(&mut bytes, 0)?;
-        let header = believed(JournalHeader::decode(&bytes[..read]))?;
+        let header = none_if_damaged(JournalHeader::decode(&bytes[..read]))?;
         Ok(header.filter(|header| header.number == number))
     }
 
-    /// Replays file `number` and those that follow it without a gap, from sequence number `first`.
+    /// Replays journal file `number` and the files that follow without a gap, from sequence number
+    /// `first` on.
     fn replay(&self, restored: &mut Restored, number: u64, first: u64) -> Result<Replayed> {
         let mut replayed = Replayed { last: first - 1, ..Replayed::default() };
         let newest = self.newest;
         for number in number.. {
             let Some(file) = self.file(number)? else {
-                // Behind the last file, unless there is a gap or the first one is missing.
+                // The end of the files; damage if there is a gap or the first file is missing.
                 replayed.damaged = newest > number || replayed.tail.is_none();
                 return Ok(replayed);
             };

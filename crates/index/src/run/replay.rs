@@ -1,4 +1,4 @@
-//! Runs as checkpoint and journal bring them back, and the tables made of them.
+//! Restores runs from checkpoint and journal, and builds the tables.
 
 use super::runs::{NO_RUN, Runs};
 use super::slots::Number;
@@ -9,13 +9,13 @@ use ritornello_format::PageHash;
 use ritornello_format::journal::{JournalRecord, Retentions, RunImage};
 use std::sync::atomic::Ordering;
 
-/// Runs without slots and without a tree.
+/// Restored runs, without slots and attachments.
 #[derive(Debug)]
 pub(super) struct Restored {
     runs: Runs,
-    /// Child, parent and page, in the order in which they were read.
+    /// Attachments, in the order in which they were read: child, parent and page.
     links: Vec<(RunId, RunId, u16)>,
-    /// Largest reuse count met.
+    /// The largest reuse count read so far.
     reuse: u32,
 }
 
@@ -26,7 +26,7 @@ impl Default for Restored {
 }
 
 impl Restored {
-    /// Runs and pages.
+    /// Number of runs, and of pages.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.runs.live, self.runs.pages)
     }
@@ -35,7 +35,8 @@ impl Restored {
         self.reuse = self.reuse.max(reuse);
     }
 
-    /// Puts a run back, unless the record is held by it already or by a later one.
+    /// Restores a run, unless its record belongs to the same run or a later one. Returns whether it
+    /// was restored.
     pub(super) fn insert(&mut self, image: RunImage<'static>) -> bool {
         self.note_reuse((image.run >> 32) as u32);
         let holes = image.pages.iter().filter(|page| **page == PageHash::NONE).count();
@@ -89,7 +90,7 @@ impl Restored {
                 let Some(run) = self.runs.number(RunId(run)) else { return };
                 let pages = self.runs.hot(run).pages().len();
                 let mut place = place.into_owned();
-                // The checkpoint may show a later cut already.
+                // The checkpoint may already show a later cut.
                 place.truncate(pages as u32);
                 if check_place(&place, pages).is_ok() {
                     self.runs.set_place(run, &place);
@@ -108,8 +109,8 @@ impl Restored {
         }
     }
 
-    /// Attaches what was attached. Returns the runs whose parent is gone: removing it removed them,
-    /// had the journal not ended before it said so.
+    /// Restores the attachments. Returns the runs whose parent does not exist: the parent's removal
+    /// removed them as well, in a part of the journal that was not read.
     fn attach(&mut self) -> Vec<Number> {
         let mut orphans = Vec::new();
         for (child, parent, page) in std::mem::take(&mut self.links) {
@@ -131,19 +132,20 @@ impl Restored {
     }
 }
 
-/// Tables of what was restored, and the runs that had to be dropped. With `overlaps`, runs that
-/// claim the same space are dropped, both: one of them is from a time that the other does not know.
+/// Builds tables of the restored runs. Returns them and the names of runs that had to be dropped.
+/// With `overlaps`, both of two runs that claim the same space are dropped: one of them is from a
+/// state that the other's does not follow.
 pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<RunId>) {
-    let mut doomed = restored.attach();
+    let mut invalid = restored.attach();
     let mut runs = restored.runs;
     runs.reuse = runs.reuse.max(restored.reuse);
     runs.reuse_floor = runs.reuse.saturating_add(1);
     if overlaps {
-        doomed.extend(overlapping(&runs));
+        invalid.extend(overlapping(&runs));
     }
     let mut dropped = Vec::new();
     let (mut tables, twins) = Tables::build(runs);
-    drop_all(&mut tables, &doomed, &mut dropped);
+    drop_all(&mut tables, &invalid, &mut dropped);
     for (later, earlier) in twins {
         if tables.runs.is_live(later) && tables.runs.is_live(earlier) {
             drop_all(&mut tables, &[later], &mut dropped);
@@ -153,9 +155,9 @@ pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<Run
     (tables, dropped)
 }
 
-/// Drops runs, and what hangs behind them.
-fn drop_all(tables: &mut Tables, doomed: &[Number], dropped: &mut Vec<RunId>) {
-    for &run in doomed {
+/// Drops runs, and all runs attached behind them.
+fn drop_all(tables: &mut Tables, invalid: &[Number], dropped: &mut Vec<RunId>) {
+    for &run in invalid {
         for (run, _) in tables.closure(run, 0).into_iter().rev() {
             let id = tables.runs.id(run);
             if tables.discard(run).is_some() {
@@ -165,7 +167,7 @@ fn drop_all(tables: &mut Tables, doomed: &[Number], dropped: &mut Vec<RunId>) {
     }
 }
 
-/// Runs that hold space which another one holds, too.
+/// Runs whose space overlaps that of another run.
 fn overlapping(runs: &Runs) -> Vec<Number> {
     let mut spans = Vec::new();
     for run in (1..runs.end()).filter(|run| runs.is_live(*run)) {
@@ -175,7 +177,7 @@ fn overlapping(runs: &Runs) -> Vec<Number> {
     }
     spans.sort_unstable();
     let mut found = Vec::new();
-    // The span that reaches farthest so far.
+    // The extent that reaches farthest so far.
     let mut farthest = None;
     for span in spans {
         if let Some((segment, _, end, run)) = farthest

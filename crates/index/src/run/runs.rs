@@ -1,8 +1,8 @@
-//! The table of runs: one record each, in chunks that never move, and go when nothing is in them.
+//! The table of runs: one record each, in chunks that never move and are freed when they are empty.
 //!
-//! A run's name is the number of its record and how often the record was given out. A record that
-//! was given out as often as can be counted is retired. Records of low numbers are given out first,
-//! so that chunks empty from the top.
+//! A run's name consists of the number of its record and of the record's reuse count. A record
+//! whose count cannot grow further is retired. Records with low numbers are used first, so that
+//! chunks at the end become empty.
 
 use super::record::{Cold, Extents, Hot, Pages};
 use super::slots::{NUMBER_MAX, Number};
@@ -13,16 +13,16 @@ use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// No run.
+/// The number that no run has.
 pub(crate) const NO_RUN: Number = 0;
 
-/// From this reuse count on, names are drawn afresh when the index is opened.
-const REUSE_RENEWED: u32 = 1 << 31;
+/// Reuse count from which on an open assigns new names to all runs.
+const RENUMBER_AT: u32 = 1 << 31;
 
-/// What a retained run adds to a checkpoint.
+/// Bytes that a retained run adds to a checkpoint.
 const RETAINED_BYTES: usize = Retentions::bytes(1) - Retentions::bytes(0);
 
-/// Memory of a retained run: a tree's leaves are half to wholly full.
+/// Bytes of memory per retained run: leaves of a B-tree are at least half full.
 const RETAINED_MEMORY: usize = 2 * size_of::<(Number, u64)>();
 
 const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };
@@ -31,50 +31,50 @@ const CHUNK: usize = 1 << CHUNK_BITS;
 /// Bytes of a chunk.
 const CHUNK_BYTES: usize = CHUNK * (size_of::<Hot>() + size_of::<Cold>());
 
-/// What is free of a chunk.
+/// The free records of a chunk.
 #[derive(Clone, Copy, Debug)]
 struct Free {
-    /// The first of its free records; the others follow by [`Cold::next`].
+    /// The first free record; the others follow by [`Cold::next`].
     first: Number,
-    /// Records that are not free.
+    /// Number of records in use.
     taken: u32,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    /// A chunk that nothing is in is empty.
+    /// The chunks. One without live records has length zero.
     hot: Vec<Box<[Hot]>>,
     cold: Vec<Box<[Cold]>>,
     free: Vec<Free>,
     /// Chunks with free records.
     open: BTreeSet<usize>,
-    /// Chunks that are empty.
-    gone: BTreeSet<usize>,
-    /// The largest reuse count that was ever given out.
+    /// Chunks that were freed.
+    freed: BTreeSet<usize>,
+    /// The largest reuse count assigned so far.
     pub(crate) reuse: u32,
-    /// Reuse counts of new runs are at least this: larger than any that a journal or checkpoint
-    /// on disk may still mention.
+    /// The smallest reuse count of new runs: larger than any that a journal or checkpoint on disk
+    /// may still mention.
     pub(crate) reuse_floor: u32,
     pub(crate) live: u64,
     pub(crate) pages: u64,
     heap_bytes: usize,
-    /// Encoded length of all runs: what the next checkpoint will hold.
+    /// Encoded length of all runs: the length of the next checkpoint.
     pub(crate) image_bytes: u64,
-    /// When the retention of a run ends, where it has one: few do, so it is not in the records.
+    /// The ends of retentions, by run. Few runs are retained, so the records have no field for it.
     retained: BTreeMap<Number, u64>,
-    /// The store's clock when that was last said.
+    /// The store's clock at the last retention.
     pub(crate) clock: u64,
 }
 
-/// What a cut took from a run.
+/// What a cut removed from a run.
 #[derive(Debug)]
 pub(crate) struct Cut {
     pub(crate) whole: bool,
-    /// Live pages that went.
+    /// Number of live pages removed.
     pub(crate) pages: u32,
     /// Number of the first page of `hashes`.
     pub(crate) first: u16,
-    /// What was behind the cut; [`PageHash::NONE`] where a page was gone already.
+    /// The hashes behind the cut; [`PageHash::NONE`] for pages that had been removed.
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) extents: Vec<Extent>,
 }
@@ -98,7 +98,7 @@ impl Runs {
         &mut self.cold[run as usize >> CHUNK_BITS][run as usize % CHUNK]
     }
 
-    /// One past the largest number there is a record for.
+    /// One past the largest number that has a record.
     pub(crate) fn end(&self) -> Number {
         (self.hot.len() * CHUNK) as Number
     }
@@ -107,27 +107,27 @@ impl Runs {
         RunId(u64::from(self.cold(run).reuse) << 32 | u64::from(run))
     }
 
-    /// The run's number, if it is still there.
+    /// The run's number, if the run still exists.
     pub(crate) fn number(&self, id: RunId) -> Option<Number> {
         let run = id.0 as u32;
         (run != NO_RUN && self.is_live(run) && self.id(run) == id).then_some(run)
     }
 
-    /// Also of numbers that there is no record for.
+    /// Whether a run exists. Numbers without a record are allowed.
     pub(crate) fn is_live(&self, run: Number) -> bool {
         let chunk = self.hot.get(run as usize >> CHUNK_BITS);
         chunk.and_then(|chunk| chunk.get(run as usize % CHUNK)).is_some_and(|hot| hot.length > 0)
     }
 
-    /// Makes chunk `chunk`, which is empty or the next one, with all of its records free.
-    fn make(&mut self, chunk: usize) {
+    /// Allocates chunk `chunk`, which is freed or the next one, with all its records free.
+    fn make_chunk(&mut self, chunk: usize) {
         let first = (chunk * CHUNK) as Number;
         let hot = (0..CHUNK).map(|_| Hot::default()).collect();
         let mut cold: Box<[Cold]> = (0..CHUNK).map(|_| Cold::default()).collect();
         for (next, record) in (first + 1..).zip(&mut cold[..CHUNK - 1]) {
             record.next = next;
         }
-        // Record zero is none.
+        // Record zero stands for no run.
         let free = if chunk == 0 { Free { first: 1, taken: 1 } } else { Free { first, taken: 0 } };
         if chunk == self.hot.len() {
             self.hot.push(hot);
@@ -135,35 +135,35 @@ impl Runs {
             self.free.push(free);
         } else {
             (self.hot[chunk], self.cold[chunk], self.free[chunk]) = (hot, cold, free);
-            self.gone.remove(&chunk);
+            self.freed.remove(&chunk);
         }
         self.open.insert(chunk);
     }
 
-    /// Takes the memory of a chunk that nothing is in. Names of runs that were there are not given
-    /// out again.
-    fn unmake(&mut self, chunk: usize) {
+    /// Frees the memory of a chunk without live records. `reuse_floor` ensures that the names of
+    /// its former runs are not assigned again.
+    fn free_chunk(&mut self, chunk: usize) {
         (self.hot[chunk], self.cold[chunk]) = (Box::default(), Box::default());
         self.open.remove(&chunk);
-        self.gone.insert(chunk);
+        self.freed.insert(chunk);
         self.reuse_floor = self.reuse_floor.max(self.reuse.saturating_add(1));
     }
 
-    /// Makes records up to `run` exist.
+    /// Allocates records up to `run`.
     fn grow_to(&mut self, run: Number) {
         while self.hot.len() <= run as usize >> CHUNK_BITS {
-            self.make(self.hot.len());
+            self.make_chunk(self.hot.len());
         }
     }
 
-    /// A record for a new run, not published yet. `None`: all numbers are in use.
+    /// A record for a new run, which is not published yet. `None` if all numbers are in use.
     pub(crate) fn allocate(&mut self) -> Option<Number> {
         if self.open.is_empty() {
-            let chunk = self.gone.first().copied().unwrap_or(self.hot.len());
+            let chunk = self.freed.first().copied().unwrap_or(self.hot.len());
             if chunk * CHUNK > NUMBER_MAX as usize {
                 return None;
             }
-            self.make(chunk);
+            self.make_chunk(chunk);
         }
         let chunk = *self.open.first()?;
         let run = self.free[chunk].first;
@@ -180,7 +180,7 @@ impl Runs {
         Some(run)
     }
 
-    /// Gives a record back whose run is gone and whose slots are gone.
+    /// Frees the record of a removed run without slots.
     pub(crate) fn release(&mut self, run: Number) {
         if self.cold(run).reuse == u32::MAX {
             return;
@@ -190,7 +190,7 @@ impl Runs {
         self.cold_mut(run).next = first;
         self.free[chunk] = Free { first: run, taken: taken - 1 };
         if taken == 1 {
-            self.unmake(chunk);
+            self.free_chunk(chunk);
         } else {
             self.open.insert(chunk);
         }
@@ -201,7 +201,7 @@ impl Runs {
         self.open.is_empty()
     }
 
-    /// Fills a record; [`Runs::publish`] lets it be found.
+    /// Fills a record. [`Runs::publish`] makes its run visible.
     pub(crate) fn fill(
         &mut self,
         run: Number,
@@ -222,7 +222,7 @@ impl Runs {
         cold.recency.store(recency, Ordering::Relaxed);
     }
 
-    /// The pages of a run that may not be published yet.
+    /// The pages of a run, published or not.
     pub(crate) fn all_pages(&self, run: Number) -> &[PageHash] {
         self.hot(run).pages.as_slice()
     }
@@ -280,7 +280,7 @@ impl Runs {
         }
     }
 
-    /// Notes until when a live run is to be kept; zero takes it back.
+    /// Sets the end of a live run's retention; zero ends it.
     pub(crate) fn retain(&mut self, run: Number, until: u64) {
         let entry = RETAINED_BYTES as u64;
         let before = self.retained.len() as u64;
@@ -292,7 +292,7 @@ impl Runs {
         self.image_bytes = self.image_bytes + entry * self.retained.len() as u64 - entry * before;
     }
 
-    /// The names of the runs from number `first` on that are retained, and until when.
+    /// The names of retained runs from number `first` on, and the ends of their retentions.
     pub(crate) fn retained(&self, first: Number) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.retained.range(first..).map(|(run, until)| (self.id(*run).0, *until))
     }
@@ -310,7 +310,7 @@ impl Runs {
         cold.next = first;
     }
 
-    /// Takes `child` from its parent, if it has one.
+    /// Detaches `child` from its parent, if it has one.
     pub(crate) fn detach(&mut self, child: Number) {
         let cold = self.cold_mut(child);
         let parent = std::mem::take(&mut cold.parent);
@@ -336,8 +336,8 @@ impl Runs {
             .filter(move |run| self.cold(*run).parent_page >= from)
     }
 
-    /// Cuts a published run after `keep` pages; if no page is left in front of the cut, it is gone
-    /// whole. Nothing may be attached behind the cut any more.
+    /// Cuts a published run after `keep` pages. If no live page is left in front of the cut, the
+    /// whole run is removed. Nothing may be attached behind the cut.
     pub(crate) fn cut(&mut self, run: Number, keep: u16) -> Option<Cut> {
         let pages = self.hot(run).pages();
         let keep = usize::from(keep);
@@ -348,7 +348,7 @@ impl Runs {
         let kept = pages[..keep].iter().filter(is_live).count();
         let (whole, keep) = if kept == 0 { (true, 0) } else { (false, keep) };
         let hashes = pages[keep..].to_vec();
-        let gone = hashes.iter().filter(is_live).count();
+        let freed = hashes.iter().filter(is_live).count();
         let image_bytes = self.image_bytes - self.image_size(run);
         let mut place = self.place(run);
         let extents = crate::view::held(&place, pages, keep as u32);
@@ -357,19 +357,19 @@ impl Runs {
             self.detach(run);
             self.live -= 1;
         }
-        self.pages -= gone as u64;
+        self.pages -= freed as u64;
         self.set_place(run, &place);
         self.shorten(run, keep);
         self.image_bytes = image_bytes + if whole { 0 } else { self.image_size(run) };
         let cold = self.cold_mut(run);
-        cold.live -= gone as u16;
+        cold.live -= freed as u16;
         if whole {
             self.retain(run, 0);
         }
-        Some(Cut { whole, pages: gone as u32, first: keep as u16, hashes, extents })
+        Some(Cut { whole, pages: freed as u32, first: keep as u16, hashes, extents })
     }
 
-    /// Sets the length and gives the memory behind it back.
+    /// Sets the length and frees the hashes behind it.
     fn shorten(&mut self, run: Number, keep: usize) {
         let hot = self.hot_mut(run);
         hot.length = keep as u16;
@@ -379,8 +379,8 @@ impl Runs {
         self.heap_bytes = self.heap_bytes + after - before;
     }
 
-    /// Removes page `page` from the middle of a run that keeps at least one more. Returns its hash
-    /// and what it held; `None` if it is gone already or is the last one.
+    /// Removes page `page` from the middle of a run that keeps at least one other. Returns its hash
+    /// and its extents; `None` if it was removed before or is the last one.
     pub(crate) fn punch(&mut self, run: Number, page: u16) -> Option<(PageHash, Vec<Extent>)> {
         let hash = *self.hot(run).pages().get(usize::from(page))?;
         if hash == PageHash::NONE || self.cold(run).live <= 1 {
@@ -392,8 +392,8 @@ impl Runs {
         Some((hash, self.place(run).page(u32::from(page))))
     }
 
-    /// Puts a run where a checkpoint or journal says it was, unless the record is held by the same
-    /// run or a later one. Returns whether it was put there.
+    /// Restores a run from a checkpoint or journal, unless its record belongs to the same run or a
+    /// later one. Returns whether it was restored.
     pub(crate) fn restore(&mut self, image: RunImage<'static>) -> bool {
         let (run, reuse) = (image.run as u32, (image.run >> 32) as u32);
         if run == NO_RUN || run > NUMBER_MAX {
@@ -404,7 +404,8 @@ impl Runs {
             return false;
         }
         if self.is_live(run) {
-            // An earlier run whose removal the journal would have told of, had it been read.
+            // The record has an earlier run: its removal is in a part of the journal that was not
+            // read.
             let _ = self.cut(run, 0);
         }
         self.reuse = self.reuse.max(reuse);
@@ -416,10 +417,10 @@ impl Runs {
         true
     }
 
-    /// Draws the names of all runs afresh if reuse counts have become large, and says whether it
-    /// did: then no file from before may be read again.
-    pub(crate) fn renew(&mut self) -> bool {
-        if self.reuse < REUSE_RENEWED {
+    /// Assigns new names to all runs if reuse counts are large. Returns whether it did; then no
+    /// older file may be read again.
+    pub(crate) fn renumber(&mut self) -> bool {
+        if self.reuse < RENUMBER_AT {
             return false;
         }
         for (hot, cold) in self.hot.iter().zip(&mut self.cold) {
@@ -431,7 +432,7 @@ impl Runs {
         true
     }
 
-    /// Makes the lists of free records, after everything was restored.
+    /// Builds the lists of free records, after all runs are restored.
     pub(crate) fn collect_free(&mut self) {
         self.open.clear();
         for chunk in (0..self.hot.len()).rev() {
@@ -449,14 +450,14 @@ impl Runs {
         self.cold(run).live
     }
 
-    /// Bytes that a run of so many pages and extents adds beside its slots.
+    /// Bytes that a run with these numbers of pages and extents adds, without its slots.
     pub(crate) fn growth(&self, pages: usize, extents: usize) -> usize {
         let chunk = if self.is_packed() { CHUNK_BYTES } else { 0 };
         chunk + Pages::heap_bytes_of(pages) + Extents::heap_bytes_of(extents)
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        (self.hot.len() - self.gone.len()) * CHUNK_BYTES
+        (self.hot.len() - self.freed.len()) * CHUNK_BYTES
             + self.heap_bytes
             + self.retained.len() * RETAINED_MEMORY
     }

@@ -1,40 +1,40 @@
-//! The slot table: from a page's hash to its run and number there, in 8 bytes a page.
+//! The slot table: from a page's hash to its run and its number in the run, in 8 bytes per page.
 //!
-//! A slot is `tag (20 bits) | run (28) | page (16)`. Twelve bits of the hash choose one of 4,096
-//! shards, twenty others are the tag. A shard is a sorted linear-probing table: the position a
-//! slot would like is its tag scaled to the shard's capacity, so slots lie in order of their tags,
-//! a search ends at the first larger tag, and growing is one pass that copies them in order and
-//! looks at no hash. (Sorted tables: Amble and Knuth, "Ordered hash tables", 1974.)
+//! A slot is `tag (20 bits) | run (28) | page (16)`. Twelve bits of the hash select one of 4,096
+//! shards, twenty others are the tag. A shard is a sorted linear-probing table: a slot's home
+//! position is its tag scaled to the shard's capacity. So slots are in the order of their tags, a
+//! search ends at the first larger tag, and growing is one pass that copies them in order and needs
+//! no hash. (Sorted tables: Amble and Knuth, "Ordered hash tables", 1974.)
 //!
-//! The table never believes itself: 32 bits agree, the caller compares the other 96. What work a
-//! change does beyond its own slot is growing one shard, a 4,096th of the table.
+//! A match is only probable: 32 bits agree, and the caller compares the other 96. Besides writing
+//! its own slot, a change does at most the work of growing one shard, a 4,096th of the table.
 
 use ritornello_format::PageHash;
 
-/// A run's place in the table of runs. Zero is none.
+/// The number of a run's record in the table of runs. Zero means no run.
 pub(crate) type Number = u32;
 
 const TAG_BITS: u32 = 20;
 const RUN_BITS: u32 = 28;
 const PAGE_BITS: u32 = 16;
-/// Numbers of runs are below this.
+/// Exclusive limit of run numbers.
 pub(crate) const NUMBER_MAX: Number = (1 << RUN_BITS) - 1;
 
 const SHARD_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
-/// Capacity of a shard with anything in it.
+/// Capacity of the smallest shard that is not empty.
 const CAPACITY_MIN: usize = 16;
 
-/// Two pages that may be the same.
+/// Two slots that may belong to the same page.
 pub(crate) type Pair = [(Number, u16); 2];
 
-/// From so many pages on a table is built by several threads.
+/// Number of pages from which on several threads build a table.
 const IN_PARALLEL: usize = 1 << 16;
 
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |threads| threads.get().min(8))
 }
 
-/// Fills shards, and tells which neighbours agree in their tags.
+/// Fills shards from their slots, and returns the pairs of slots with equal tags.
 fn lay_out(work: &mut [(&mut Shard, &mut [u64])]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (shard, slots) in work {
@@ -44,7 +44,7 @@ fn lay_out(work: &mut [(&mut Shard, &mut [u64])]) -> Vec<Pair> {
             pairs.extend(same.map(|other| [unpack(*slot), unpack(*other)]));
         }
         if !slots.is_empty() {
-            // With room for some more.
+            // Leave room for insertions before the shard has to grow.
             let capacity = (slots.len() + slots.len().isqrt()) * 5 / 4;
             shard.live = slots.len() as u32;
             shard.fill(slots, capacity.next_multiple_of(8).max(CAPACITY_MIN));
@@ -59,9 +59,9 @@ pub(crate) struct Slots {
     bytes: usize,
 }
 
-/// `slots` is empty, or `capacity` home positions and then `spill(capacity)` more, so that a
-/// search never wraps around. Zero is a free slot: no run has number zero. Between the home of a
-/// slot and the slot there is no free one.
+/// `slots` is empty, or has `capacity` home positions followed by `spill(capacity)` more, so that a
+/// search never wraps around. Zero marks a free slot: no run has number zero. There is no free slot
+/// between a slot and its home position.
 #[derive(Debug, Default)]
 struct Shard {
     slots: Box<[u64]>,
@@ -86,17 +86,19 @@ const fn unpack(slot: u64) -> (Number, u16) {
 }
 
 impl Slots {
-    /// A table with nothing in it.
+    /// An empty table.
     pub(crate) fn new() -> Self {
         let shards = 1 << SHARD_BITS;
         Self { shards: (0..shards).map(|_| Shard::default()).collect(), bytes: 0 }
     }
 
-    /// A table of the pages that `each` visits one by one, the same ones every time; and those that may be the same page as the one beside them, as 32 bits agree.
+    /// Builds a table of the pages that `each` visits; `each` is called twice and visits the same
+    /// pages. Also returns the pairs of slots that may be the same page, because 32 bits of their
+    /// hashes agree.
     ///
-    /// Slot after slot would wait for memory at every page. Here slots are dealt out to their shards
-    /// first; a shard is sorted and laid out within the processor's nearest cache, and no two of
-    /// them have anything to do with each other.
+    /// Inserting slot by slot would wait for memory at every page. So slots are first distributed
+    /// to their shards. A shard is then sorted and laid out within the first-level cache, and
+    /// shards are independent of each other, so threads can share them.
     pub(crate) fn build(each: impl Fn(&mut dyn FnMut(PageHash, Number, u16))) -> (Self, Vec<Pair>) {
         let mut table = Self::new();
         let mut ends = vec![0usize; table.shards.len()];
@@ -105,7 +107,7 @@ impl Slots {
         for end in &mut ends {
             count += std::mem::replace(end, count);
         }
-        // `ends` are beginnings until all are dealt out.
+        // Until the distribution is done, `ends` holds the start of each shard's next slot.
         let mut dealt = vec![0u64; count];
         each(&mut |hash, run, page| {
             let end = &mut ends[Self::shard(hash)];
@@ -126,7 +128,7 @@ impl Slots {
         } else {
             std::thread::scope(|scope| {
                 let started: Vec<_> = parts.map(|part| scope.spawn(|| lay_out(part))).collect();
-                // None of them panics; where one did, its panic goes on here.
+                // The threads do not panic; a panic would be passed on here.
                 let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
                     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                 };
@@ -147,7 +149,8 @@ impl Slots {
         (hash.high() >> (64 - TAG_BITS)) as u32
     }
 
-    /// Where a page with this hash may be. Nearly always none or one, and mostly the truth.
+    /// The run and number of each page that may have this hash. Nearly always none or one, and then
+    /// mostly the page itself.
     #[inline]
     pub(crate) fn candidates(&self, hash: PageHash) -> impl Iterator<Item = (Number, u16)> + '_ {
         let tag = Self::tag(hash);
@@ -159,15 +162,17 @@ impl Slots {
             .map(|slot| unpack(*slot))
     }
 
-    /// Reads the cache line where [`Slots::candidates`] will begin, and decides nothing by it: so
-    /// several of these wait for memory at the same time. What it returns is of no meaning.
+    /// Reads the cache line at which [`Slots::candidates`] will begin, so that several lookups can
+    /// wait for memory at the same time. The value has no meaning; it keeps the read from being
+    /// optimised away.
     #[inline]
     pub(crate) fn touch(&self, hash: PageHash) -> u64 {
         let shard = &self.shards[Self::shard(hash)];
         shard.slots.get(shard.home(Self::tag(hash))).copied().unwrap_or_default()
     }
 
-    /// Adds a slot unless `same` says that one of the candidates is the same page.
+    /// Adds a slot, unless `same` returns true for one of the candidates. Returns whether it was
+    /// added.
     pub(crate) fn insert(
         &mut self,
         hash: PageHash,
@@ -185,7 +190,7 @@ impl Slots {
         true
     }
 
-    /// Takes the slot of page `page` of `run` out, if it is there.
+    /// Removes the slot of page `page` of `run`, if it exists.
     pub(crate) fn remove(&mut self, hash: PageHash, run: Number, page: u16) {
         let shard = &mut self.shards[Self::shard(hash)];
         let before = shard.slots.len();
@@ -193,7 +198,7 @@ impl Slots {
         self.bytes = self.bytes + shard.slots.len() * 8 - before * 8;
     }
 
-    /// Bytes that slots for these pages add: of shards that are as full as they may be.
+    /// Bytes that slots for these pages would add by growing full shards.
     pub(crate) fn growth(&self, pages: &[PageHash]) -> usize {
         let full = |hash: &&PageHash| self.shards[Self::shard(**hash)].is_full();
         let shards = pages.iter().filter(full).map(|hash| &self.shards[Self::shard(*hash)]);
@@ -212,12 +217,12 @@ impl Shard {
         ((u64::from(tag) * u64::from(self.capacity)) >> TAG_BITS) as usize
     }
 
-    /// Whether the next slot needs a larger table.
+    /// Whether the shard grows with the next slot.
     fn is_full(&self) -> bool {
         (self.live as usize + 1) * 5 > self.capacity as usize * 4
     }
 
-    /// Capacity of the next larger table.
+    /// Capacity of the next larger shard.
     fn larger(&self) -> usize {
         (self.capacity as usize * 5 / 4).next_multiple_of(8).max(CAPACITY_MIN)
     }
@@ -231,7 +236,7 @@ impl Shard {
         }
     }
 
-    /// Fails only if there is no free slot between the home of `slot` and the end.
+    /// Inserts a slot; fails if there is no free slot from its home position on.
     fn try_insert(&mut self, slot: u64) -> bool {
         let tail = &mut self.slots
             [((u64::from(tag_of(slot)) * u64::from(self.capacity)) >> TAG_BITS) as usize..];
@@ -257,7 +262,8 @@ impl Shard {
         if self.slots.get(at) != Some(&slot) {
             return;
         }
-        // Whatever follows without a gap and is not at home moves up by one.
+        // Close the gap: move the following slots up by one, up to the first that is free or at
+        // home.
         let mut next = at + 1;
         while let Some(&other) = self.slots.get(next) {
             if other == 0 || self.home(tag_of(other)) == next {
@@ -275,13 +281,14 @@ impl Shard {
         }
     }
 
-    /// Copies the slots, in order, into a table of `capacity` or of the next size that holds them.
+    /// Moves the slots, in order, to a table of `capacity`, or of the next size that holds them.
     fn rebuild(&mut self, capacity: usize) {
         let slots = std::mem::take(&mut self.slots);
         self.fill(&slots, capacity);
     }
 
-    /// Lays `sorted` out, in which zeroes are nothing, at `capacity` or the next that holds them.
+    /// Lays out the non-zero entries of `sorted` at `capacity`, or at the next size that holds
+    /// them.
     fn fill(&mut self, sorted: &[u64], mut capacity: usize) {
         'larger: loop {
             let mut slots = vec![0u64; capacity + spill(capacity)].into_boxed_slice();
@@ -323,7 +330,8 @@ mod tests {
             let mut slots = Slots::new();
             let mut model = BTreeSet::new();
             for (tag, run, add) in tags {
-                // The last home positions, too, where there is little room behind.
+                // Tags near the maximum use the last home positions, behind which there is little
+                // room.
                 let tag = (1 << 20) - 1 - tag * spread;
                 if add {
                     let new = slots.insert(hash(1, tag), run, 7, |(other, _)| other == run);
@@ -376,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_pages_with_the_same_32_bits_are_all_found() {
+    fn pages_with_equal_tags_are_all_found() {
         let mut slots = Slots::new();
         for run in 1..=3000 {
             assert!(slots.insert(hash(2, (1 << 20) - 1), run, 0, |(other, _)| other == run));

@@ -1,23 +1,23 @@
-//! The memory-resident index: slots and runs, and how a sequence of keys is looked up in them.
+//! The memory-resident tables, slots and runs, and the lookup of key sequences in them.
 //!
-//! [`super::RunIndex`] keeps it behind one read-write lock. A probe holds the lock for reading
-//! once, for well under a microsecond. A writer holds it for writing in *sections* of at most
-//! [`SECTION`] pages, and between sections every state is one that a reader may see: a run that is
-//! being inserted has length zero until all its slots are there, and what is removed has lost its
-//! length before its slots go.
+//! [`super::RunIndex`] guards them with one read-write lock. A probe holds it for reading once, for
+//! well under a microsecond. A writer holds it for writing in *sections* of at most [`SECTION`]
+//! pages, and the state between two sections is one that a reader may see: a run that is being
+//! inserted has length zero until all its slots exist, and what is removed loses its length before
+//! its slots.
 
 use super::record::Pages;
 use super::runs::{Cut, NO_RUN, Runs};
 use super::slots::{Number, Slots};
 use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 
-/// Pages whose slots are written under one hold of the lock.
+/// The most pages whose slots are written under one hold of the lock.
 pub(crate) const SECTION: usize = if cfg!(loom) { 2 } else { 256 };
 
-/// Runs that a walk looks up at once.
-const AHEAD: usize = 8;
+/// Runs that a walk looks up at the same time.
+const LOOKAHEAD_RUNS: usize = 8;
 
-/// Bytes of a touched run in the list of them, which grows by doubling.
+/// Bytes per run in the list of touched runs, which grows by doubling.
 const TOUCHED_BYTES: usize = 2 * size_of::<Number>();
 
 #[derive(Debug)]
@@ -27,8 +27,8 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// The tables of runs without slots; and runs that have a page in common, the later one
-    /// first: a run may be its own twin.
+    /// Builds the tables of runs that have no slots yet. Also returns pairs of runs that have a
+    /// page in common, the later run first; a run that has a page twice is paired with itself.
     pub(crate) fn build(runs: Runs) -> (Self, Vec<(Number, Number)>) {
         let (slots, pairs) = Slots::build(|visit| {
             for run in 1..runs.end() {
@@ -53,17 +53,17 @@ impl Tables {
         (Self { slots, runs }, twins)
     }
 
-    /// Bytes of memory held, and what is set aside for the list of touched runs.
+    /// Bytes of memory held, and bytes set aside for the list of touched runs.
     pub(crate) fn bytes(&self) -> usize {
         self.slots.bytes() + self.runs.bytes() + self.runs.live as usize * TOUCHED_BYTES
     }
 
-    /// Bytes that a run adds.
+    /// Bytes that a run would add.
     pub(crate) fn growth(&self, pages: &[PageHash], extents: usize) -> usize {
         self.slots.growth(pages) + self.runs.growth(pages.len(), extents) + TOUCHED_BYTES
     }
 
-    /// The run and number of a page.
+    /// The run of a page, and the page's number in it.
     #[inline]
     pub(crate) fn find(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16)> {
         self.slots.candidates(hash).find(|&(run, page)| {
@@ -72,14 +72,14 @@ impl Tables {
         })
     }
 
-    /// The longest stretch of one run that the keys from `at` on lead through: the run, the first
-    /// page there, the number of pages.
+    /// Matches the keys from `at` on with one run. Returns the run, the first page in it, and the
+    /// number of pages that match.
     ///
-    /// In a chained scope a hash commits to everything before it, so if the last page that run and
-    /// keys could have in common is the same, all before it are. That is nearly always so; else
-    /// the last common page is found by halving. Other scopes compare page by page.
+    /// In a chained scope a hash commits to everything before it. So if the last page that run and
+    /// keys could have in common is equal, all before it are. This is nearly always the case;
+    /// otherwise bisection finds the last common page. Other scopes compare page by page.
     #[inline]
-    pub(crate) fn stretch(
+    pub(crate) fn match_run(
         &self,
         scope: ScopeSlot,
         keys: &(impl PageHashes + ?Sized),
@@ -107,7 +107,7 @@ impl Tables {
             }
             let pages = &hot.pages()[first..];
             if hot.chained {
-                // Page `same` is common, page `other` is not.
+                // Invariant: page `same` is common, page `other` is not.
                 let (mut same, mut other) = (0, span - 1);
                 while other - same > 1 {
                     let middle = same.midpoint(other);
@@ -125,7 +125,8 @@ impl Tables {
         None
     }
 
-    /// Walks along `keys`, stretch by stretch, and returns how many of them were found.
+    /// Walks along `keys`, run by run, calls `visit` for each match, and returns the number of keys
+    /// that were found.
     #[inline]
     pub(crate) fn walk(
         &self,
@@ -136,23 +137,23 @@ impl Tables {
         let mut at = 0;
         let mut guess = true;
         while at < keys.len() {
-            let Some((run, page, count)) = self.stretch(scope, keys, at) else { break };
+            let Some((run, page, count)) = self.match_run(scope, keys, at) else { break };
             visit(run, page, count, at);
             at += count;
             if guess && at < keys.len() {
-                at = self.leap(scope, keys, at, count, &mut visit);
+                at = self.match_next_runs(scope, keys, at, count, &mut visit);
                 guess = false;
             }
         }
         at
     }
 
-    /// Goes on from `at` on the guess that the next runs of a chained scope are `stride` pages
-    /// long, too: looks [`AHEAD`] of them up at once, step by step, so that the processor waits for
-    /// their cache lines together and not one after the other. Takes what proves right, and returns
-    /// how far that went; the walk goes on from there as usual.
+    /// Continues a walk from `at`, guessing that the next runs of a chained scope are `stride`
+    /// pages long, too. Looks up [`LOOKAHEAD_RUNS`] of them in step, so that the processor waits
+    /// for their cache lines at the same time instead of one after the other. Visits the guesses
+    /// that prove right, and returns how far they reach; the walk continues from there.
     #[inline]
-    fn leap(
+    fn match_next_runs(
         &self,
         scope: ScopeSlot,
         keys: &(impl PageHashes + ?Sized),
@@ -161,19 +162,19 @@ impl Tables {
         visit: &mut impl FnMut(Number, u16, usize, usize),
     ) -> usize {
         while at < keys.len() {
-            let guesses = AHEAD.min((keys.len() - at).div_ceil(stride));
-            let mut hashes = [PageHash::NONE; AHEAD];
-            let mut found = [(NO_RUN, 0); AHEAD];
-            let mut warmth = 0;
+            let guesses = LOOKAHEAD_RUNS.min((keys.len() - at).div_ceil(stride));
+            let mut hashes = [PageHash::NONE; LOOKAHEAD_RUNS];
+            let mut found = [(NO_RUN, 0); LOOKAHEAD_RUNS];
+            let mut prefetched = 0;
             for (guess, hash) in hashes[..guesses].iter_mut().enumerate() {
                 *hash = keys.at(at + guess * stride);
-                warmth ^= self.slots.touch(*hash);
+                prefetched ^= self.slots.touch(*hash);
             }
             for guess in 0..guesses {
                 found[guess] = self.slots.candidates(hashes[guess]).next().unwrap_or((NO_RUN, 0));
-                warmth ^= self.runs.hot(found[guess].0).pages_from(0) as u64;
+                prefetched ^= self.runs.hot(found[guess].0).pages_from(0) as u64;
             }
-            std::hint::black_box(warmth);
+            std::hint::black_box(prefetched);
             let start = at;
             for guess in 0..guesses {
                 let from = start + guess * stride;
@@ -183,7 +184,7 @@ impl Tables {
                 if span == 0 || hot.scope != scope || !hot.chained {
                     break;
                 }
-                // The same reasoning as in `stretch`.
+                // Comparing the last page suffices, as in `match_run`.
                 let last = if span == 1 { hashes[guess] } else { keys.at(from + span - 1) };
                 if !hot.is(usize::from(page) + span - 1, last) {
                     break;
@@ -201,7 +202,10 @@ impl Tables {
         at
     }
 
-    /// Writes the slots of some pages of a run. Returns the first that is there already.
+    /// Adds the slots of some pages of a run.
+    ///
+    /// # Errors
+    /// The first page that exists already.
     pub(crate) fn add_slots(
         &mut self,
         run: Number,
@@ -211,7 +215,7 @@ impl Tables {
         let (scope, hashes) = (runs.hot(run).scope, runs.all_pages(run));
         for page in pages {
             let hash = hashes[page];
-            // A page of this very run counts, though it is not published yet.
+            // Include pages of this run, which is not published yet.
             let same = |(other, at): (Number, u16)| {
                 runs.hot(other).scope == scope
                     && if other == run { hashes } else { runs.hot(other).pages() }
@@ -225,7 +229,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Takes the slots of pages from `first` on out.
+    /// Removes the slots of pages from `first` on.
     pub(crate) fn drop_slots(&mut self, run: Number, first: usize, hashes: &[PageHash]) {
         for (at, hash) in hashes.iter().enumerate() {
             if *hash != PageHash::NONE {
@@ -234,7 +238,7 @@ impl Tables {
         }
     }
 
-    /// Removes what a run could not keep at recovery, slots and all.
+    /// Removes a run and its slots, at recovery.
     pub(crate) fn discard(&mut self, run: Number) -> Option<Cut> {
         let cut = self.runs.cut(run, 0)?;
         self.drop_slots(run, 0, &cut.hashes);
@@ -242,31 +246,32 @@ impl Tables {
     }
 
     /// `run`, cut after `keep` pages, and every run that is attached behind the cut, directly or
-    /// not; each after the one it is attached to.
+    /// not. A run comes after the run it is attached to.
     pub(crate) fn closure(&self, run: Number, keep: u16) -> Vec<(Number, u16)> {
-        let mut doomed = vec![(run, keep)];
+        let mut removals = vec![(run, keep)];
         let mut at = 0;
-        while let Some(&(next, from)) = doomed.get(at) {
-            let first = doomed.len();
-            doomed.extend(self.runs.children(next, from).map(|child| (child, 0)));
-            // A run has one parent, so only the first can be met again, and only if it hangs
-            // behind itself. No honest chain does; it goes whole then.
-            if let Some(again) = doomed[first..].iter().position(|&(child, _)| child == run) {
-                doomed.swap_remove(first + again);
-                if keep > 0 && doomed[0].1 > 0 {
-                    doomed[0].1 = 0;
+        while let Some(&(next, from)) = removals.get(at) {
+            let first = removals.len();
+            removals.extend(self.runs.children(next, from).map(|child| (child, 0)));
+            // A run has one parent, so only the first run can occur again, and only if it is
+            // attached behind itself. Intact chains have no such ring; the run is then removed as a
+            // whole.
+            if let Some(again) = removals[first..].iter().position(|&(child, _)| child == run) {
+                removals.swap_remove(first + again);
+                if keep > 0 && removals[0].1 > 0 {
+                    removals[0].1 = 0;
                     let before = |child: &Number| self.runs.cold(*child).parent_page < keep;
                     let more: Vec<_> =
                         self.runs.children(run, 0).filter(before).filter(|c| *c != run).collect();
-                    doomed.extend(more.into_iter().map(|child| (child, 0)));
+                    removals.extend(more.into_iter().map(|child| (child, 0)));
                 }
             }
             at += 1;
         }
-        doomed
+        removals
     }
 
-    /// Whether `hash` is in the index, as a parent that can be attached to.
+    /// The run and page of `hash`, to attach a run to; [`NO_RUN`] if it is not in the index.
     pub(crate) fn parent(&self, scope: ScopeSlot, hash: Option<PageHash>) -> (Number, u16) {
         hash.and_then(|hash| self.find(scope, hash)).unwrap_or((NO_RUN, 0))
     }

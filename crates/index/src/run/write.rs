@@ -1,5 +1,5 @@
-//! What changes the index. One writer at a time, under the lock of `pending`; the tables are
-//! locked in sections, so that a probe waits for one section at most.
+//! Changes of the index. The lock of `pending` serialises writers; the tables are locked for one
+//! section at a time, so that a probe waits for at most one section.
 
 use super::RunIndex;
 use super::pending::Pending;
@@ -14,7 +14,7 @@ use ritornello_format::journal::{
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::borrow::Cow;
 
-/// Entries of one journal record.
+/// The most entries of one journal record.
 const ENTRIES: usize = 1024;
 
 impl RunIndex {
@@ -27,7 +27,7 @@ impl RunIndex {
         self.check_memory(new.pages, new.place.extents.len())?;
         let (parent, parent_page) = self.check_against_tables(new)?;
         let attach = new.chained && parent != NO_RUN;
-        // From here on nothing fails, as nobody else writes.
+        // Nothing below can fail on a conflict: the writers' lock is held.
         let mut tables = self.tables.write();
         let run = tables
             .runs
@@ -68,12 +68,15 @@ impl RunIndex {
         Ok(id)
     }
 
-    /// Refuses a run that there is no memory for.
+    /// Checks that there is memory for a run.
+    ///
+    /// # Errors
+    /// `Retry` at the ceiling.
     pub(super) fn check_memory(&self, pages: &[PageHash], extents: usize) -> Result<()> {
         let most = self.options.tables_max();
         let tables = self.tables.read();
         let held = tables.bytes();
-        // Looking at shards is for when it is tight.
+        // A coarse estimate first: the exact one looks at shards.
         let plenty = held + held / 4 + 32 * pages.len() + (1 << 20);
         if plenty as u64 <= most || (held + tables.growth(pages, extents)) as u64 <= most {
             return Ok(());
@@ -84,7 +87,10 @@ impl RunIndex {
             .with("memory_bytes_max", self.options.memory_bytes_max))
     }
 
-    /// Where to attach, after nothing was found that forbids the insertion.
+    /// Checks a run against the tables. Returns the run and page to attach it to.
+    ///
+    /// # Errors
+    /// `Invalid` if a page exists already, or the parent does not.
     fn check_against_tables(&self, new: &NewRun<'_>) -> Result<(Number, u16)> {
         let tables = self.tables.read();
         let there = |page: &PageHash| tables.find(new.scope, *page).is_some();
@@ -121,10 +127,11 @@ impl RunIndex {
         self.append(&mut pending, &JournalRecord::Link { child, parent, page });
     }
 
-    /// Cuts a run, after everything that is attached behind the cut was removed, leaves first: so
-    /// the index is closed at every moment, for a probe and for what a crash leaves of the journal.
+    /// Cuts a run. Removes everything that is attached behind the cut first, leaves before their
+    /// parents: so the index is closed at every moment, for a probe and in every prefix of the
+    /// journal that a crash leaves.
     pub(super) fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
-        let doomed = {
+        let removals = {
             let tables = self.tables.read();
             let hot = tables.runs.hot(run);
             match u16::try_from(keep) {
@@ -138,9 +145,9 @@ impl RunIndex {
                 _ => return Vec::new(),
             }
         };
-        let mut removed = Vec::with_capacity(doomed.len());
-        let mut entries = Vec::with_capacity(doomed.len().min(ENTRIES));
-        for &(run, keep) in doomed.iter().rev() {
+        let mut removed = Vec::with_capacity(removals.len());
+        let mut entries = Vec::with_capacity(removals.len().min(ENTRIES));
+        for &(run, keep) in removals.iter().rev() {
             if let Some(gone) = self.cut_one(run, keep) {
                 entries.push((gone.run.0, if gone.whole { 0 } else { keep }));
                 removed.push(gone);
@@ -207,8 +214,8 @@ impl RunIndex {
         removed
     }
 
-    /// How to remove a page: cut its run there (`true`), or punch a hole. The last page of an
-    /// unchained run goes by cutting the run at its beginning.
+    /// How to remove a page: by cutting its run there (`true`), or by a hole. The last page of an
+    /// unchained run is removed by cutting the whole run.
     fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
         let tables = self.tables.read();
         let (run, page) = tables.find(scope, hash)?;
@@ -222,7 +229,7 @@ impl RunIndex {
     pub(super) fn remove_runs_of(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
         let (mut next, end) = (1, self.tables.read().runs.end());
-        // The writers' lock is let go now and then; inserts get their turn.
+        // Release the writers' lock between batches, so that inserts make progress.
         while next < end {
             let mut pending = self.pending.lock();
             let mut found = Vec::new();
@@ -261,7 +268,7 @@ impl RunIndex {
 impl RunIndex {
     pub(super) fn retain_runs(&self, runs: &[(RunId, u64)], clock: u64) {
         let mut pending = self.pending.lock();
-        // At least once, for the clock's sake.
+        // Append at least one record, which carries the clock.
         let first = runs.chunks(ENTRIES).next().unwrap_or_default();
         for section in std::iter::once(first).chain(runs.chunks(ENTRIES).skip(1)) {
             let mut entries = Vec::with_capacity(section.len());
@@ -280,7 +287,7 @@ impl RunIndex {
     }
 }
 
-/// What can be said of a run without the tables.
+/// Checks that do not need the tables.
 pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
     if new.pages.is_empty() || new.pages.len() > usize::from(u16::MAX) {
         return Err(Error::invalid("a run has 1 to 65,535 pages: insert longer ones as several")
@@ -290,12 +297,13 @@ pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
         return Err(Error::invalid("a page hash of zeroes stands for no page"));
     }
     if has_twins(new.pages) {
-        return Err(Error::invalid("a page is twice in the run: insert it once"));
+        return Err(Error::invalid("a page occurs twice in the run: insert it once"));
     }
     check_place(new.place, new.pages.len())
 }
 
-/// A place adds up, or is that of a metadata-only index; and fits into a journal record.
+/// Checks that a place holds `pages` pages, or is empty (a metadata-only index), and fits a journal
+/// record.
 pub(crate) fn check_place(place: &Place, pages: usize) -> Result<()> {
     if !place.extents.is_empty() {
         place.check(pages as u32, u32::MAX).map_err(|error| {
@@ -304,7 +312,7 @@ pub(crate) fn check_place(place: &Place, pages: usize) -> Result<()> {
     }
     if RunImage::bytes(pages, place.extents.len()) + FRAME_OVERHEAD > FRAME_BYTES_MAX {
         return Err(
-            Error::invalid("the run lies in too many pieces").with("extents", place.extents.len())
+            Error::invalid("the run has too many extents").with("extents", place.extents.len())
         );
     }
     Ok(())
@@ -314,7 +322,7 @@ fn has_twins(pages: &[PageHash]) -> bool {
     if pages.len() <= 8 {
         return (1..pages.len()).any(|at| pages[..at].contains(&pages[at]));
     }
-    // Halves are cheaper to sort, and hardly ever the same by chance.
+    // Compare halves of the hashes first: they sort faster, and agree by chance hardly ever.
     let mut halves: Vec<u64> = pages.iter().map(|page| page.low()).collect();
     halves.sort_unstable();
     if halves.windows(2).all(|pair| pair[0] != pair[1]) {

@@ -1,4 +1,4 @@
-//! Chained runs of one scope, put one by one or by many threads at once.
+//! Chained runs of one scope, inserted one by one or by concurrent threads.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_format::{PageHash, ScopeSlot};
@@ -20,8 +20,8 @@ pub fn insert(
     index.insert(&run)
 }
 
-/// So many writers and as many readers, for two seconds; then `stop` is set. What readers see, by
-/// `walk` with a number of chance, must agree with itself.
+/// Runs this many writers and readers for two seconds, then sets `stop`. What readers see, by
+/// `walk` with a random number, must be consistent.
 pub fn crowd(
     index: &dyn PrefixIndex,
     threads: u64,
@@ -37,7 +37,8 @@ pub fn crowd(
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // A trunk of some runs with branches, which goes away again from somewhere.
+                    // A trunk of several runs with branches, which is later removed from some run
+                    // on.
                     let family = (writer << 20) | (round % 40);
                     let keys = pages(family, length as u64);
                     let mut at = index.longest_prefix(SCOPE, &keys);
@@ -69,7 +70,8 @@ pub fn crowd(
                         at += step.pages;
                         if let Some(view) = index.run(step.run) {
                             let end = (step.first + step.pages) as usize;
-                            // It may have been cut since, but what is left is what it was.
+                            // The run may have been cut since, but its remaining pages must be the
+                            // same.
                             let end = end.min(view.pages.len());
                             let from = (step.first as usize).min(end);
                             let keys = &keys[step.at as usize..][..end - from];

@@ -1,4 +1,4 @@
-//! Random operations on the `run` index and on `memory` at once.
+//! Random operations on the `run` index and on `memory`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// So many random cases, or as many as `PROPTEST_CASES` says.
+/// The number of random cases: `PROPTEST_CASES`, else `count`.
 pub fn cases(count: u32) -> ProptestConfig {
     let config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_some() {
@@ -28,7 +28,8 @@ pub const SCOPES: u32 = 4;
 
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Put along a path of the tree of sequences, as a store would: what is missing becomes a run.
+    /// Puts pages along a path of the tree of sequences, as a store does: missing pages become a
+    /// run.
     Put {
         scope: u32,
         path: u8,
@@ -93,9 +94,9 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Page `at` of a path. Paths are a binary tree that branches at 3, 7, 12 and 18. In unchained
-/// scopes every fifth page is the same on all paths. Every fourth has its first eight bytes from
-/// where it is only, and shares them with those of other paths.
+/// Page `at` of a path. Paths form a binary tree that branches at 3, 7, 12 and 18. In unchained
+/// scopes every fifth page is the same on all paths. Every fourth page takes its first eight bytes
+/// from its position alone, so that they are equal on other paths.
 pub fn key(scope: u32, path: u8, at: u64) -> PageHash {
     let taken = [3, 7, 12, 18].iter().filter(|branch| at >= **branch).count();
     let family = u64::from(path & ((1 << taken) - 1)) | (taken as u64) << 8 | 1 << 16;
@@ -110,7 +111,7 @@ pub fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
     (0..u64::from(length)).map(|at| key(scope, path, at)).collect()
 }
 
-/// What lies between an index and its disk.
+/// The media between an index and its disk.
 type MediumOver = Box<dyn Fn(&SimDisk) -> Arc<dyn Medium>>;
 
 pub struct Pair {
@@ -119,7 +120,7 @@ pub struct Pair {
     pub run: Arc<RunIndex>,
     memory: MemoryIndex,
     generation: u64,
-    /// What a crash may bring back: everything since the last sync, oldest first.
+    /// The states that a crash may restore: all since the last sync, oldest first.
     pub history: Vec<BTreeMap<u64, Content>>,
 }
 
@@ -127,13 +128,13 @@ pub fn open(disk: &SimDisk) -> Arc<RunIndex> {
     open_through(Arc::new(disk.clone()))
 }
 
-/// Checkpoints are written run by run, so that much can happen meanwhile.
+/// Writes checkpoints run by run, so that operations can happen in between.
 fn open_through(medium: Arc<dyn Medium>) -> Arc<RunIndex> {
     let options = RunOptions { checkpoint_write_bytes: 1, ..RunOptions::default() };
     Arc::new(RunIndex::open(medium, Path::new("/index"), options).unwrap())
 }
 
-/// Without recency, which a crash may lose.
+/// The contents without recency, which a crash may lose.
 pub fn shape(contents: &BTreeMap<u64, Content>) -> BTreeMap<u64, Content> {
     let without = |(generation, content): (&u64, &Content)| {
         (*generation, Content { recency: 0, ..content.clone() })
@@ -146,7 +147,7 @@ impl Pair {
         Self::on(SimDisk::new(1 << 30), |disk| Arc::new(disk.clone()))
     }
 
-    /// With a medium between the index and the disk.
+    /// A pair with a medium between the index and the disk.
     pub fn on(disk: SimDisk, medium: impl Fn(&SimDisk) -> Arc<dyn Medium> + 'static) -> Self {
         let run = open_through(medium(&disk));
         let memory = MemoryIndex::new();
@@ -154,7 +155,7 @@ impl Pair {
         Self { disk, medium, run, memory, generation: 0, history: vec![BTreeMap::new()] }
     }
 
-    /// The run of both that has the `pick`th generation.
+    /// The runs of both indexes with the `pick`th generation.
     fn pick(&self, pick: u8) -> Option<(RunId, RunId, usize)> {
         let of = |index: &dyn PrefixIndex| {
             let mut runs = BTreeMap::new();
@@ -179,7 +180,7 @@ impl Pair {
         let pages = &keys[from..from + missing];
         let mut parent = from.checked_sub(1).map(|at| keys[at]).filter(|_| attach);
         if scope < 2 {
-            // Skipping pages: the parent is not there, and a put says so by leaving it out.
+            // Pages were skipped, so the parent does not exist, and the put leaves it out.
             parent = parent.filter(|parent| self.memory.locate(slot, *parent).is_some());
         }
         self.generation += 1;
@@ -263,7 +264,7 @@ impl Pair {
             "a crash leaves a moment since the last sync: {now:#?}\n{:#?}",
             self.history
         );
-        // The oracle goes on from there, without what was lost.
+        // The oracle continues from there, without the lost runs.
         self.memory = MemoryIndex::new();
         let runs = contents(&*self.run);
         let mut left: Vec<&u64> = runs.keys().collect();
@@ -283,7 +284,7 @@ impl Pair {
     }
 
     fn restore(&self, run: &Content, parent: Option<PageHash>) {
-        // Holes are made again by removing what stands in for them.
+        // Restore holes by inserting substitute pages and removing them.
         let filled: Vec<PageHash> = run
             .pages
             .iter()
@@ -309,7 +310,7 @@ impl Pair {
         }
     }
 
-    /// Compares everything, and keeps what a crash may come back to.
+    /// Compares all contents, and records the state for crashes.
     pub fn check(&mut self, op: &Op) {
         let (run, memory) = (contents(&*self.run), contents(&self.memory));
         assert_eq!(run, memory);

@@ -1,4 +1,4 @@
-//! A medium that records a power loss after every change.
+//! A medium that records the effect of a power loss after every change.
 
 use parking_lot::Mutex;
 use ritornello_medium::{Access, Medium, MediumFile, Room, SimDisk};
@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// A disk that remembers how it would come up had the power gone after each change, and that can
-/// wait for a word before it writes to a checkpoint.
+/// A disk that records its state after a power loss at each change, and that can wait for a message
+/// before it writes to a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Watched {
     pub disk: SimDisk,
@@ -19,7 +19,7 @@ pub struct Watched {
     pub pause: Arc<Mutex<Option<Pause>>>,
 }
 
-/// Says that a write is about to happen, and waits for an answer.
+/// Announces a write, and waits for an answer.
 #[derive(Debug)]
 pub struct Pause {
     pub about: Sender<()>,
@@ -82,7 +82,7 @@ impl MediumFile for WatchedFile {
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         if self.2 {
             let pause = self.1.pause.lock();
-            // The test drops its receiver when it has nothing more to do during a pause.
+            // The test drops its receiver when it needs no further pause.
             if let Some(pause) = pause.as_ref().filter(|pause| pause.about.send(()).is_ok()) {
                 let _ = pause.go.recv();
             }

@@ -142,7 +142,7 @@ impl Engine {
         let (mut restored, mut vanished) = (Vec::new(), 0);
         let absent: Vec<SegmentId> = self.state.lock().absence.segments.keys().copied().collect();
         for id in absent {
-            match self.segments.mend(id) {
+            match self.segments.restore_length(id) {
                 Ok(_) => restored.push(id),
                 Err(error) => {
                     let listed = self.segments.list(id.volume());

@@ -156,7 +156,7 @@ impl Engine {
         for &id in &empty {
             let mut state = self.state.lock();
             state.dirty.remove(&id);
-            state.space.leave(id);
+            state.space.begin_removal(id);
             drop(state);
             self.segments.remove(id)?;
             if let Err(error) = self.state.lock().space.drop_segment(id) {

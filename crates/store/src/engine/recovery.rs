@@ -53,7 +53,7 @@ pub(super) fn find_segments(
             }
         };
         for id in listed {
-            match segments.mend(id) {
+            match segments.restore_length(id) {
                 Ok(false) => {}
                 Ok(true) => *dropped.entry("segments_cut_short".to_owned()).or_default() += 1,
                 Err(error) => {

@@ -124,7 +124,7 @@ impl ReservationLog {
         if self.outstanding.remove(&id).is_none() {
             return;
         }
-        let done = self.append(&ReservationRecord::Settled { id }).and_then(|()| self.shorten());
+        let done = self.append(&ReservationRecord::Ended { id }).and_then(|()| self.shorten());
         if let Err(error) = done {
             tracing::warn!(%error, "the reservation log could not be written");
         }
@@ -155,7 +155,7 @@ impl ReservationLog {
                 ReservationRecord::Reserved { id, client, extents } => {
                     open.insert(id, Withheld { client, extents, absent: Vec::new() });
                 }
-                ReservationRecord::Settled { id } => {
+                ReservationRecord::Ended { id } => {
                     open.remove(&id);
                 }
             }

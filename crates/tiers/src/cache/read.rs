@@ -6,7 +6,7 @@ use super::shared::Shared;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
 use ritornello_store::{Outcome, Terms};
-use ritornello_volume::memory::{BorrowedPagesMut, PageTarget, Picked};
+use ritornello_volume::memory::{BorrowedPagesMut, PageTarget, SelectedPages};
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Shared {
     ) {
         let top = self.top();
         for run in loaded.chunk_by(|a, b| a + 1 == *b) {
-            let source = Picked::new(target, run).filled();
+            let source = SelectedPages::new(target, run).filled();
             let before = run[0].checked_sub(1).map(|before| keys[before]).or(parent);
             let keys: Vec<Box<[u8]>> = run.iter().map(|page| keys[*page].into()).collect();
             let asked = top.store().submit_put_copy(
@@ -182,7 +182,7 @@ impl PartialRead {
             others = tier.rate.wait(bytes, control)?;
         }
         let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
-        let picked = Picked::new(target, &asked);
+        let picked = SelectedPages::new(target, &asked);
         // A section is complete once every missing page has it, so a partial read must not report
         // sections.
         let rest = asked.len() < self.missing.len() && control.sections.is_some();

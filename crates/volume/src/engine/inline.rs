@@ -1,25 +1,25 @@
-//! One operation after the other, on the calling thread: for simulated files.
+//! The engine of simulated files: one operation after the other, on the calling thread.
 
-use super::{Engine, Op, Port, Work, drive};
+use super::{IoEngine, Op, OpQueue, Work, drive};
 use std::io;
 
 /// The engine without concurrency.
 #[derive(Debug)]
 pub(crate) struct Inline;
 
-impl Engine for Inline {
+impl IoEngine for Inline {
     fn run(&self, work: &mut dyn Work) {
-        drive(&mut Done(Vec::new()), work);
+        drive(&mut Completed(Vec::new()), work);
     }
     fn name(&self) -> &'static str {
         "inline"
     }
 }
 
-/// Operations are over when they are submitted.
-struct Done(Vec<(u64, io::Result<()>)>);
+/// Operations that completed. They complete when they are submitted.
+struct Completed(Vec<(u64, io::Result<()>)>);
 
-impl Port for Done {
+impl OpQueue for Completed {
     fn has_room(&self) -> bool {
         self.0.is_empty()
     }

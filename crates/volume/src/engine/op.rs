@@ -1,21 +1,21 @@
-//! One read or write: a span of a file and the memory it goes to or comes from.
+//! One read or write: a range of a file, and the memory that it is read to or written from.
 
 use ritornello_medium::MediumFile;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// The most entries one vectored call takes (`IOV_MAX`).
+/// The most entries of one vectored call (`IOV_MAX`).
 const SPANS_MAX: usize = 1024;
-/// Refusals in a row (`EAGAIN` and the like) before one is taken for an error.
+/// Consecutive refusals (`EAGAIN`, `EINTR`) after which an operation fails.
 const REFUSALS_MAX: u32 = 1000;
 
-/// Some bytes of memory, laid out as an `iovec`.
+/// A range of memory, laid out as an `iovec`.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Span(libc::iovec);
 
-// SAFETY: an address and a length; `Op::new` says when they may be used.
+// SAFETY: an address and a length; `Op::new` says when the memory may be accessed.
 unsafe impl Send for Span {}
 // SAFETY: as above.
 unsafe impl Sync for Span {}
@@ -30,11 +30,11 @@ impl Span {
     pub(crate) const fn len(&self) -> usize {
         self.0.iov_len
     }
-    /// Appends to a list, joining neighbours.
+    /// Appends the span to `list`, or extends the last span if the two are adjacent.
     pub(crate) fn push_to(self, list: &mut Vec<Self>) {
         match list.last_mut() {
             _ if self.len() == 0 => {}
-            // Addresses, not provenance: the kernel sees numbers.
+            // Compares addresses only: the kernel does not see provenance.
             Some(last) if last.ptr() as usize + last.len() == self.ptr() as usize => {
                 last.0.iov_len += self.len();
             }
@@ -43,25 +43,25 @@ impl Span {
     }
 }
 
-/// One operation. It may be continued after a short transfer.
+/// One operation. A short transfer is continued with another system call.
 pub(crate) struct Op {
     pub(crate) tag: u64,
     file: Arc<dyn MediumFile>,
     write: bool,
     offset: u64,
     spans: Vec<Span>,
-    /// Spans before this one are done.
+    /// Index of the first span that is not fully transferred.
     at: usize,
     left: usize,
     refusals: u32,
 }
 
 impl Op {
-    /// A read into, or write from, `spans` at `offset` of `file`.
+    /// A read into, or a write from, `spans` at `offset` of `file`.
     ///
     /// # Safety
-    /// Until the operation has ended, the spans are valid for reads, and for a read of the file
-    /// also for writes that nobody else observes.
+    /// Until the operation completes, the spans are valid for reads. For a read of the file they
+    /// are also valid for writes, and nothing else accesses them.
     pub(crate) unsafe fn new(
         tag: u64,
         file: Arc<dyn MediumFile>,
@@ -83,7 +83,7 @@ impl Op {
         self.file.descriptor().map(|fd| fd.as_raw_fd())
     }
 
-    /// The next vector to move.
+    /// The `iovec`s of the next system call, at most `SPANS_MAX`.
     pub(super) fn window(&self) -> &[libc::iovec] {
         let rest = &self.spans[self.at..];
         let rest = &rest[..rest.len().min(SPANS_MAX)];
@@ -91,8 +91,8 @@ impl Op {
         unsafe { std::slice::from_raw_parts(rest.as_ptr().cast(), rest.len()) }
     }
 
-    /// Takes note of what a system call returned: `None` if the operation goes on (submit it
-    /// again), otherwise its end.
+    /// Accounts for the result of a system call. Returns `None` if the operation is not complete
+    /// (submit it again), else its result.
     pub(super) fn advance(&mut self, result: io::Result<usize>) -> Option<io::Result<()>> {
         match result {
             Ok(0) if self.left > 0 => {
@@ -135,7 +135,7 @@ impl Op {
         }
     }
 
-    /// Does it here and now.
+    /// Runs the operation on this thread, to completion.
     pub(super) fn perform(&mut self) -> io::Result<()> {
         match self.descriptor() {
             Some(fd) => loop {
@@ -155,7 +155,7 @@ impl Op {
         let spans = self.window();
         let (ptr, count) = (spans.as_ptr(), spans.len() as libc::c_int);
         let offset = self.offset as libc::off_t;
-        // SAFETY: `Op::new` promised that the spans are valid; `self` borrows the open file.
+        // SAFETY: `Op::new` promised that the spans are valid; `self` holds the open file.
         let moved = unsafe {
             if self.write {
                 libc::pwritev(fd, ptr, count, offset)
@@ -166,16 +166,16 @@ impl Op {
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Through the calls of a file that has no descriptor.
+    /// Runs the operation through the calls of a file that has no descriptor.
     fn simulate(&mut self) -> io::Result<()> {
         for span in &self.spans {
             if self.write {
-                // SAFETY: `Op::new` promised that it may be read.
+                // SAFETY: `Op::new` promised that the span is readable.
                 let bytes = unsafe { std::slice::from_raw_parts(span.ptr(), span.len()) };
                 self.file.write_at(bytes, self.offset)?;
             } else {
-                // SAFETY: `Op::new` promised that nobody else observes it; all memory handed to
-                // us is initialised.
+                // SAFETY: `Op::new` promised exclusive access; all memory that callers hand in is
+                // initialised.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr(), span.len()) };
                 if self.file.read_at(bytes, self.offset)? < bytes.len() {
                     return Err(io::ErrorKind::UnexpectedEof.into());
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_transfer_goes_on_where_it_stopped() {
+    fn short_transfer_continues_where_it_stopped() {
         let mut memory = [0u8; 30];
         let base = memory.as_mut_ptr();
         let mut op = op((0..3).map(|n| Span::new(base.wrapping_add(n * 10), 10)).collect());
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_file_and_endless_refusal_are_errors() {
+    fn end_of_file_and_repeated_refusal_are_errors() {
         let mut memory = [0u8; 10];
         let mut op = op(vec![Span::new(memory.as_mut_ptr(), 10)]);
         let refused = || Err(io::ErrorKind::WouldBlock.into());
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_joined() {
+    fn adjacent_spans_are_joined() {
         let mut memory = [0u8; 30];
         let base = memory.as_mut_ptr();
         let mut list = Vec::new();

@@ -1,20 +1,22 @@
-//! A few threads that call `preadv` and `pwritev`: where `io_uring` is forbidden.
+//! The engine of blocking calls: a pool of threads that call `preadv` and `pwritev`, where
+//! `io_uring` is forbidden.
 
-use super::{Engine, Op, Port, Work, drive};
+use super::{IoEngine, Op, OpQueue, Work, drive};
 use crate::Parked;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Threads of a pool, and operations of one caller in flight.
-const THREADS: usize = 16;
+/// Threads of the pool, and the most operations of one call in flight.
+const THREADS_MAX: usize = 16;
 
-/// The engine of blocking calls. Threads are started when first needed; they end when the pool is
-/// dropped and are not waited for then: they hold nothing of a caller's, since every caller waits
+/// A pool of threads. Threads start when they are first needed, and end when the pool is dropped.
+/// The drop does not wait for them: an idle thread holds no caller's memory, since every call waits
 /// for its own operations.
 pub(crate) struct Pool {
     queue: Arc<Parked<Queue>>,
-    /// A forked child has no threads, and locks that nobody may ever let go.
+    /// The process that made the pool. A forked child has none of the threads, and may inherit a
+    /// lock that is held for ever: its drop must not touch the queue.
     process: u32,
 }
 
@@ -26,7 +28,7 @@ struct Queue {
     closed: bool,
 }
 
-/// Where one caller's operations end.
+/// Completed operations of one call.
 #[derive(Default)]
 struct Reply {
     ended: Parked<Vec<(u64, io::Result<()>)>>,
@@ -54,24 +56,24 @@ impl Drop for Pool {
     }
 }
 
-impl Engine for Pool {
+impl IoEngine for Pool {
     fn run(&self, work: &mut dyn Work) {
         let reply = Arc::default();
-        drive(&mut Desk { queue: &self.queue, reply, in_flight: 0 }, work);
+        drive(&mut PoolQueue { queue: &self.queue, reply, in_flight: 0 }, work);
     }
     fn name(&self) -> &'static str {
         "pool"
     }
 }
 
-fn serve(shared: &Parked<Queue>) {
+fn run_jobs(shared: &Parked<Queue>) {
     let mut queue = shared.lock();
     loop {
         if let Some((mut op, reply)) = queue.jobs.pop_front() {
             drop(queue);
             let result = op.perform();
             let tag = op.tag;
-            // The file is let go before the caller hears of the end.
+            // Drop the file first: when a call returns, the pool holds none of its files open.
             drop(op);
             reply.push(tag, result);
             queue = shared.lock();
@@ -86,40 +88,40 @@ fn serve(shared: &Parked<Queue>) {
     }
 }
 
-struct Desk<'a> {
+struct PoolQueue<'a> {
     queue: &'a Arc<Parked<Queue>>,
     reply: Arc<Reply>,
     in_flight: usize,
 }
 
-impl Desk<'_> {
-    /// Makes sure that somebody will serve the queue.
-    fn staff(&self, queue: &mut Queue) {
-        if queue.idle >= queue.jobs.len() || queue.threads >= THREADS {
+impl PoolQueue<'_> {
+    /// Starts another thread if there are more jobs than idle threads, up to the limit.
+    fn ensure_thread(&self, queue: &mut Queue) {
+        if queue.idle >= queue.jobs.len() || queue.threads >= THREADS_MAX {
             return;
         }
         let shared = Arc::clone(self.queue);
         let thread = std::thread::Builder::new().name("ritornello-io".into());
-        if thread.spawn(move || serve(&shared)).is_ok() {
+        if thread.spawn(move || run_jobs(&shared)).is_ok() {
             queue.threads += 1;
         }
     }
 }
 
-impl Port for Desk<'_> {
+impl OpQueue for PoolQueue<'_> {
     fn has_room(&self) -> bool {
-        self.in_flight < THREADS
+        self.in_flight < THREADS_MAX
     }
     fn submit(&mut self, op: Op) {
         self.in_flight += 1;
         let mut queue = self.queue.lock();
         queue.jobs.push_back((op, Arc::clone(&self.reply)));
-        self.staff(&mut queue);
+        self.ensure_thread(&mut queue);
         if queue.threads > 0 {
             drop(queue);
             self.queue.wake_one();
         } else if let Some((mut op, reply)) = queue.jobs.pop_back() {
-            // No thread can be had: do it here.
+            // The pool has no thread and cannot start one: run the operation on this thread.
             drop(queue);
             let result = op.perform();
             reply.push(op.tag, result);
@@ -129,16 +131,16 @@ impl Port for Desk<'_> {
         self.in_flight
     }
     fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>) {
-        let mut here = self.reply.ended.lock();
-        while wait && here.is_empty() && self.in_flight > 0 {
-            here = self.reply.ended.wait(here);
+        let mut completed = self.reply.ended.lock();
+        while wait && completed.is_empty() && self.in_flight > 0 {
+            completed = self.reply.ended.wait(completed);
         }
-        self.in_flight -= here.len();
-        ended.append(&mut here);
+        self.in_flight -= completed.len();
+        ended.append(&mut completed);
     }
 }
 
-impl Drop for Desk<'_> {
+impl Drop for PoolQueue<'_> {
     fn drop(&mut self) {
         let mut ended = Vec::new();
         while self.in_flight > 0 {

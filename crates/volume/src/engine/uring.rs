@@ -1,33 +1,36 @@
-//! `io_uring`: one ring a running call, kept for the next one.
+//! The engine of `io_uring`: one ring per running call, kept for later calls.
 
-use super::{Engine, Inline, Op, Port, Work, drive};
+use super::{Inline, IoEngine, Op, OpQueue, Work, drive};
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
-/// Operations of one call in flight at most.
+/// The most operations of one call in flight.
 const ENTRIES: u32 = 128;
-/// Rings kept for later calls; more calls than that at once make and drop their own.
-const KEPT: usize = 16;
+/// Idle rings kept for later calls. If more calls than that run at once, the others create and drop
+/// rings of their own.
+const IDLE_RINGS_MAX: usize = 16;
 
-/// The engine of rings.
+/// The engine, with its idle rings.
 pub(crate) struct Uring {
-    kept: Mutex<Vec<IoUring>>,
-    /// A forked child does not have the rings' memory, and may have other memory in its place.
+    idle: Mutex<Vec<IoUring>>,
+    /// The process that made the rings. A forked child does not have their memory, and may have
+    /// other memory at the same addresses.
     process: u32,
 }
 
 impl Uring {
     /// # Errors
-    /// As `io_uring_setup(2)`: `EPERM` or `ENOSYS` where it is forbidden or unknown.
+    /// Those of `io_uring_setup(2)`: `EPERM` or `ENOSYS` where it is forbidden or unknown.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { kept: Mutex::new(vec![ring()?]), process: std::process::id() })
+        Ok(Self { idle: Mutex::new(vec![ring()?]), process: std::process::id() })
     }
 }
 
-/// Completions need not interrupt the thread: it asks for them.
+/// Makes a ring, without interrupts for completions where the kernel can: the thread polls for
+/// them.
 fn ring() -> io::Result<IoUring> {
     let ring = IoUring::builder()
         .setup_coop_taskrun()
@@ -35,7 +38,8 @@ fn ring() -> io::Result<IoUring> {
         .dontfork()
         .build(ENTRIES)
         .or_else(|_| IoUring::builder().dontfork().build(ENTRIES))?;
-    // Before 5.5 vectors had to outlive their submission; no such kernel is worth the care.
+    // Before Linux 5.5 the vectors had to outlive their submission (`SUBMIT_STABLE`), and
+    // completions could be dropped (`NODROP`): such kernels use the pool instead.
     if ring.params().is_feature_nodrop() && ring.params().is_feature_submit_stable() {
         Ok(ring)
     } else {
@@ -43,18 +47,18 @@ fn ring() -> io::Result<IoUring> {
     }
 }
 
-impl Engine for Uring {
+impl IoEngine for Uring {
     fn run(&self, work: &mut dyn Work) {
-        let kept = self.kept.lock().pop();
-        let Some(ring) = kept.map_or_else(|| ring().ok(), Some) else {
-            // Out of descriptors or memory: slower, but it moves.
+        let idle = self.idle.lock().pop();
+        let Some(ring) = idle.map_or_else(|| ring().ok(), Some) else {
+            // No ring: the process is out of descriptors or memory. Do the I/O without concurrency.
             return Inline.run(work);
         };
-        let mut desk = Desk::new(ring);
-        drive(&mut desk, work);
-        if let Some(ring) = desk.into_ring() {
-            let mut rings = self.kept.lock();
-            if rings.len() < KEPT {
+        let mut queue = RingQueue::new(ring);
+        drive(&mut queue, work);
+        if let Some(ring) = queue.into_ring() {
+            let mut rings = self.idle.lock();
+            if rings.len() < IDLE_RINGS_MAX {
                 rings.push(ring);
             }
         }
@@ -67,26 +71,28 @@ impl Engine for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            std::mem::take(self.kept.get_mut()).into_iter().for_each(std::mem::forget);
+            std::mem::take(self.idle.get_mut()).into_iter().for_each(std::mem::forget);
         }
     }
 }
 
-struct Desk {
+struct RingQueue {
     /// `None` only after `into_ring`.
     ring: Option<IoUring>,
-    /// Operations in flight, by slot; the slot is the user data.
+    /// Operations that the kernel or the submission queue holds, by slot. The slot is the user data
+    /// of the entry.
     slots: Vec<Option<Op>>,
     vacant: Vec<usize>,
-    /// Slots in the submission queue that the kernel has not taken yet, oldest first.
+    /// Slots of entries in the submission queue that the kernel has not consumed, oldest first.
     unsent: VecDeque<usize>,
-    /// Ended without the kernel.
+    /// Operations that failed before the kernel consumed them.
     failed: Vec<(u64, io::Result<()>)>,
-    /// The kernel refused to take submissions: nothing more goes through this ring.
+    /// The kernel refused a submission with an unknown error: nothing is submitted to this ring
+    /// again.
     broken: bool,
 }
 
-impl Desk {
+impl RingQueue {
     fn new(ring: IoUring) -> Self {
         Self {
             ring: Some(ring),
@@ -102,7 +108,7 @@ impl Desk {
         self.slots.len() - self.vacant.len()
     }
 
-    /// The ring, if it can serve again.
+    /// Waits for all operations, and returns the ring if it can be used again.
     fn into_ring(mut self) -> Option<IoUring> {
         self.drain();
         self.ring.take().filter(|_| !self.broken)
@@ -121,18 +127,18 @@ impl Desk {
         Some(op)
     }
 
-    /// Hands the operation in `slot` to the kernel.
-    fn launch(&mut self, slot: usize) {
+    /// Pushes the operation in `slot` to the submission queue, and enters the kernel.
+    fn push(&mut self, slot: usize) {
         let (Some(ring), Some(Some(op))) = (&mut self.ring, self.slots.get(slot)) else { return };
         let entry = op.descriptor().filter(|_| !self.broken).map(|fd| entry(op, Fd(fd), slot));
         let pushed = entry.is_some_and(|entry| {
-            // SAFETY: the memory stays valid until the completion is seen (`Op::new`), the vector
-            // and the file because `slots` keeps the operation until then.
+            // SAFETY: the memory stays valid until the completion is reaped (`Op::new`); the vector
+            // and the file do because `slots` holds the operation until then.
             unsafe { ring.submission().push(&entry) }.is_ok()
         });
         if !pushed {
             if let Some(op) = self.release(slot) {
-                let error = io::Error::other("the ring does not take operations");
+                let error = io::Error::other("io_uring does not accept the operation");
                 self.failed.push((op.tag, Err(error)));
             }
             return;
@@ -141,7 +147,7 @@ impl Desk {
         self.enter(0);
     }
 
-    /// Gives the kernel what is in the queue and waits for `want` completions.
+    /// Submits the entries of the queue and waits for `want` completions.
     fn enter(&mut self, want: usize) {
         let Some(ring) = &mut self.ring else { return };
         loop {
@@ -149,8 +155,8 @@ impl Desk {
                 Ok(_) => break,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) if want == 0 => {}
-                    // Interrupted, short of memory, or completions must be taken first: what is
-                    // in the queue goes with the next call.
+                    // A signal, memory pressure, or a full completion queue: the entries that
+                    // remain are submitted with the next call.
                     Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => break,
                     _ => {
                         self.broken = true;
@@ -164,7 +170,7 @@ impl Desk {
             self.unsent.pop_front();
         }
         if self.broken {
-            // A broken ring is never entered again, so it does not take these any more.
+            // A broken ring is never entered again, so the kernel will not consume these entries.
             while let Some(slot) = self.unsent.pop_front() {
                 if let Some(op) = self.release(slot) {
                     self.failed.push((op.tag, Err(io::Error::other("the ring is broken"))));
@@ -191,14 +197,14 @@ fn entry(op: &Op, fd: Fd, slot: usize) -> squeue::Entry {
     entry.user_data(slot as u64)
 }
 
-impl Port for Desk {
+impl OpQueue for RingQueue {
     fn has_room(&self) -> bool {
         !self.vacant.is_empty()
     }
     fn submit(&mut self, op: Op) {
         if let Some(slot) = self.vacant.pop() {
             self.slots[slot] = Some(op);
-            self.launch(slot);
+            self.push(slot);
         }
     }
     fn in_flight(&self) -> usize {
@@ -212,7 +218,8 @@ impl Port for Desk {
             return;
         }
         let want = usize::from(wait && ended.is_empty());
-        // Entering the kernel also runs completions that wait for it (`COOP_TASKRUN`).
+        // Entering the kernel also runs completions that are deferred to this thread
+        // (`COOP_TASKRUN`).
         let enter = if want > 0 {
             ring.completion().is_empty()
         } else {
@@ -222,7 +229,8 @@ impl Port for Desk {
         if enter && !self.broken {
             self.enter(want);
         } else if enter && want > 0 {
-            // A broken ring still completes what it took; nothing but looking is left.
+            // A broken ring cannot be entered to wait, but completes what the kernel has consumed:
+            // poll.
             std::thread::sleep(Duration::from_millis(1));
         }
         ended.append(&mut self.failed);
@@ -233,7 +241,7 @@ impl Port for Desk {
             let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
             let Some(Some(op)) = self.slots.get_mut(slot) else { continue };
             match op.advance(result) {
-                None => self.launch(slot),
+                None => self.push(slot),
                 Some(end) => {
                     if let Some(op) = self.release(slot) {
                         ended.push((op.tag, end));
@@ -244,7 +252,7 @@ impl Port for Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for RingQueue {
     fn drop(&mut self) {
         self.drain();
     }

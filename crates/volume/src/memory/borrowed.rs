@@ -1,11 +1,11 @@
-//! Pages in somebody's slices: for calls that return before the borrow ends.
+//! Pages in borrowed slices, for calls that return before the borrow ends.
 
 use super::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Pages in borrowed slices.
+/// A source of pages in borrowed slices.
 #[derive(Debug)]
 pub struct BorrowedPages<'a> {
     fragments: Vec<Fragment>,
@@ -14,13 +14,13 @@ pub struct BorrowedPages<'a> {
 }
 
 impl<'a> BorrowedPages<'a> {
-    /// One slice a page.
+    /// One slice per page.
     #[must_use]
     pub fn new(pages: &[&'a [u8]]) -> Self {
         Self::collect(pages.iter().map(std::slice::from_ref))
     }
 
-    /// Some slices a page.
+    /// Any number of slices per page.
     #[must_use]
     pub fn fragmented(pages: &[Vec<&'a [u8]>]) -> Self {
         Self::collect(pages.iter().map(Vec::as_slice))
@@ -54,10 +54,10 @@ unsafe impl PageSource for BorrowedPages<'_> {
     }
 }
 
-/// Borrowed slices to read pages to.
+/// A target of pages in borrowed slices.
 ///
-/// Each page is handed out once: a second read to the same page finds no memory there. That is what
-/// makes a safe constructor possible.
+/// Each page is handed out once: a second read of the same page finds no memory for it. This makes
+/// the constructor safe.
 #[derive(Debug)]
 pub struct BorrowedPagesMut<'a> {
     fragments: Vec<FragmentMut>,
@@ -66,13 +66,13 @@ pub struct BorrowedPagesMut<'a> {
 }
 
 impl<'a> BorrowedPagesMut<'a> {
-    /// One slice a page.
+    /// One slice per page.
     #[must_use]
     pub fn new<'b: 'a>(pages: &'a mut [&'b mut [u8]]) -> Self {
         Self::collect(pages.iter_mut().map(std::slice::from_mut))
     }
 
-    /// Some slices a page.
+    /// Any number of slices per page.
     #[must_use]
     pub fn fragmented<'b: 'a>(pages: &'a mut [Vec<&'b mut [u8]>]) -> Self {
         Self::collect(pages.iter_mut().map(Vec::as_mut_slice))
@@ -92,8 +92,8 @@ impl<'a> BorrowedPagesMut<'a> {
     }
 }
 
-// SAFETY: the slices are mutably borrowed for `'a`, so distinct and nobody else's, and `fragments`
-// gives each page to one caller only.
+// SAFETY: the slices are mutably borrowed for `'a`, so they are distinct and exclusive, and
+// `fragments` hands out each page once.
 unsafe impl PageTarget for BorrowedPagesMut<'_> {
     fn len(&self) -> usize {
         self.pages.len()

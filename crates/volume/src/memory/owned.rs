@@ -3,18 +3,18 @@
 use super::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::ptr::NonNull;
 
-/// Pages in vectors of their own.
+/// A source of pages, one vector each.
 #[derive(Debug, Default)]
 pub struct OwnedPages(Vec<Vec<u8>>);
 
 impl OwnedPages {
-    /// One vector a page.
+    /// One vector per page.
     #[must_use]
     pub fn new(pages: Vec<Vec<u8>>) -> Self {
         Self(pages)
     }
 
-    /// The pages back.
+    /// Returns the pages.
     #[must_use]
     pub fn into_inner(self) -> Vec<Vec<u8>> {
         self.0
@@ -27,7 +27,7 @@ impl From<Vec<Vec<u8>>> for OwnedPages {
     }
 }
 
-// SAFETY: the vectors are not handed out otherwise while `self` is borrowed, and do not move.
+// SAFETY: the vectors are not accessible otherwise while `self` is borrowed, and do not move.
 unsafe impl PageSource for OwnedPages {
     fn len(&self) -> usize {
         self.0.len()
@@ -40,22 +40,24 @@ unsafe impl PageSource for OwnedPages {
     }
 }
 
-/// Pages to read to, in vectors of their own: for reads that outlive a borrow. What was read is had
-/// when nobody else holds them any more.
+/// A target of pages, one vector each, for reads that outlive a borrow. The caller takes the bytes
+/// once it holds the only reference.
 #[derive(Debug)]
 pub struct OwnedPagesMut {
     pages: Vec<Vec<u8>>,
-    /// Where they are: taken once, so that a page is only ever reached through this.
+    /// The vectors' addresses. Taken once, so that page bytes are only ever accessed through these
+    /// pointers.
     starts: Vec<NonNull<u8>>,
 }
 
-// SAFETY: the pointers lead to the vectors, which belong to this value.
+// SAFETY: the pointers point into the vectors, which belong to this value.
 unsafe impl Send for OwnedPagesMut {}
-// SAFETY: a shared reference gives access through `PageTarget` only, whose callers keep apart.
+// SAFETY: a shared reference gives access through `PageTarget` only, whose callers hand out each
+// page to one read at a time.
 unsafe impl Sync for OwnedPagesMut {}
 
 impl OwnedPagesMut {
-    /// These pages, whose bytes are there until something is read.
+    /// These pages, whose bytes stay until a read overwrites them.
     #[must_use]
     pub fn new(mut pages: Vec<Vec<u8>>) -> Self {
         let start = |page: &mut Vec<u8>| NonNull::new(page.as_mut_ptr());
@@ -63,15 +65,15 @@ impl OwnedPagesMut {
         Self { starts: starts.collect(), pages }
     }
 
-    /// The pages back.
+    /// Returns the pages.
     #[must_use]
     pub fn into_inner(self) -> Vec<Vec<u8>> {
         self.pages
     }
 }
 
-// SAFETY: the vectors do not move, grow or go while `self` lives, and nobody else reaches them: there
-// is no other way to their bytes than by taking `self` apart.
+// SAFETY: the vectors do not move, grow or drop while `self` lives, and their bytes are reachable
+// otherwise only by consuming `self`.
 unsafe impl PageTarget for OwnedPagesMut {
     fn len(&self) -> usize {
         self.pages.len()

@@ -1,11 +1,12 @@
-//! The choice of an engine: what was asked for, what the directories can do, what the kernel lets.
+//! Chooses the engine from the request, the abilities of the directories, and what the kernel
+//! permits.
 
 use super::huge;
 use super::kind::Trust;
 use super::report::{IoChoice, IoMode, IoReport};
 use super::selftest::{Finding, examine};
 use super::volumes::Volume;
-use crate::engine::{Engine, Inline, Pool, Uring};
+use crate::engine::{Inline, IoEngine, Pool, Uring};
 use crate::staging::Backing;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
@@ -13,8 +14,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub(super) struct Choice {
-    pub(super) engine: Box<dyn Engine>,
-    /// What is known of each directory, in the order given, or why it cannot be used.
+    pub(super) engine: Box<dyn IoEngine>,
+    /// Each directory in the given order, or why it cannot be used.
     pub(super) volumes: Vec<Result<Volume>>,
     pub(super) report: IoReport,
 }
@@ -35,7 +36,7 @@ pub(super) fn choose(
             Err(error) => drop(refused.insert(at, error)),
         }
     }
-    // One directory that works is a store; without any there is nothing to choose by.
+    // One usable directory is enough. With none, report why the first failed.
     if findings.is_empty()
         && let Some((_, error)) = refused.pop_first()
     {
@@ -43,7 +44,7 @@ pub(super) fn choose(
     }
     let mut warnings = Vec::new();
     let mut distrust = String::new();
-    // If all volumes are away, do not map: their file systems are unknown.
+    // Do not map if all volumes are away: their file systems are unknown.
     let mapped =
         asked == IoChoice::Auto && !findings.is_empty() && findings.iter().all(Finding::in_memory);
     for (dir, finding) in usable.iter().zip(&findings) {
@@ -67,7 +68,7 @@ pub(super) fn choose(
                      are not this machine's to promise; put the store on a local disk"
                 );
             }
-            Trust::Unknown => warnings.push(format!("{dir} is on a file system unknown to us")),
+            Trust::Unknown => warnings.push(format!("{dir} is on an unknown file system")),
             _ => {}
         }
     }
@@ -85,13 +86,13 @@ pub(super) fn choose(
     let mut direct: Vec<bool> =
         findings.iter().map(|finding| finding.direct && asked != IoChoice::Buffered).collect();
     let some_direct = direct.contains(&true);
-    let (engine, mode, why): (Box<dyn Engine>, _, _) = match asked {
+    let (engine, mode, why): (Box<dyn IoEngine>, _, _) = match asked {
         _ if !real && asked != IoChoice::Pool => {
             direct.fill(false);
             (Box::new(Inline), IoMode::Simulated, "the files are simulated".to_owned())
         }
         IoChoice::Auto if mapped => {
-            let why = usable.iter().find_map(|dir| huge::lacking(dir)).unwrap_or_default();
+            let why = usable.iter().find_map(|dir| huge::why_unavailable(dir)).unwrap_or_default();
             (Box::new(Inline), IoMode::Mapped, why)
         }
         IoChoice::Buffered => (pool(), IoMode::Buffered, "asked for".to_owned()),
@@ -168,6 +169,6 @@ pub(super) fn choose(
     Ok(Choice { engine, volumes, report })
 }
 
-fn pool() -> Box<dyn Engine> {
+fn pool() -> Box<dyn IoEngine> {
     Box::new(Pool::new())
 }

@@ -1,25 +1,25 @@
-//! Whether a file system in memory gives huge pages, which it does where its mount says so.
+//! Whether a file system in memory provides huge pages, which depends on its mount options.
 
 use std::fs;
 use std::path::Path;
 
-/// A word of the kernel's that goes over what mounts say: `deny` and `force`.
+/// The kernel setting that overrides mount options, with `deny` or `force`.
 const KERNEL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Whether files at `path` get huge pages where they are mapped and ask for them.
-pub(super) fn are_given(path: &Path) -> bool {
-    lacking(path).is_none()
+/// Whether files at `path` get huge pages when they are mapped with `MADV_HUGEPAGE`.
+pub(super) fn are_available(path: &Path) -> bool {
+    why_unavailable(path).is_none()
 }
 
-/// Why files at `path` get no huge pages, and what would change that.
-pub(super) fn lacking(path: &Path) -> Option<String> {
+/// Why files at `path` get no huge pages, and the command that changes that; `None` if they do.
+pub(super) fn why_unavailable(path: &Path) -> Option<String> {
     let kernel = fs::read_to_string(KERNEL).unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let path = fs::canonicalize(path.parent().filter(|_| !path.is_dir()).unwrap_or(path)).ok()?;
-    judge(&kernel, &mounts, &path)
+    diagnose(&kernel, &mounts, &path)
 }
 
-fn judge(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
+fn diagnose(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
     if kernel.contains("[force]") {
         return None;
     }
@@ -38,8 +38,8 @@ fn judge(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
     ))
 }
 
-/// The mount that `path` is on, and the options of its file system: the last of the deepest, which
-/// hides those before it.
+/// The mount point of `path` and the options of its file system. Of several mounts on one point the
+/// last is in effect: it hides those before it.
 fn mount_of<'a>(mounts: &'a str, path: &Path) -> Option<(&'a str, &'a str)> {
     let mounts = mounts.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
@@ -60,8 +60,8 @@ mod tests {
 ";
 
     #[test]
-    fn the_mount_says_it_and_the_kernel_may_overrule_it() {
-        let of = |kernel: &str, path: &str| judge(kernel, MOUNTS, Path::new(path));
+    fn kernel_setting_overrides_mount_option() {
+        let of = |kernel: &str, path: &str| diagnose(kernel, MOUNTS, Path::new(path));
         let never = "always within_size advise [never] deny force";
         let small = of(never, "/dev/shm/kv").unwrap();
         assert!(small.ends_with("mount -o remount,huge=advise /dev/shm"), "{small}");

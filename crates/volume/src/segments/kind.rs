@@ -1,21 +1,21 @@
-//! File systems by the magic number that `statfs(2)` gives.
+//! File systems, by the magic number that `statfs(2)` returns.
 
-/// How far a file system can be relied on.
+/// The guarantees of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// Local and durable; direct I/O if the self-test says so.
+    /// Local and durable. The self-test decides about direct I/O.
     Local,
-    /// Memory: gone at the next boot, and nothing to be faster than.
+    /// In memory: contents are lost at the next boot, and direct I/O gains nothing.
     Memory,
-    /// Local, but accepts `O_DIRECT` without meaning it.
+    /// Local, but accepts `O_DIRECT` and uses the page cache all the same.
     PageCache,
-    /// Served by another machine or process: locks, durability and cache coherence are its word.
+    /// Served by another machine or process, which locks, durability and cache coherence depend on.
     Foreign,
     /// Not in the list.
     Unknown,
 }
 
-/// Name and trust of the file system with this magic number. Zero is a simulated one.
+/// Name and guarantees of the file system with this magic number. Zero is the simulated one.
 pub(super) fn of(magic: u64) -> (&'static str, Trust) {
     use Trust::{Foreign, Local, Memory, PageCache, Unknown};
     match magic {
@@ -50,10 +50,10 @@ pub(super) fn of(magic: u64) -> (&'static str, Trust) {
     }
 }
 
-/// Whether `fallocate` on a file of this file system was seen to wait for every direct write to
-/// the file that is in flight, those of a killed process included (`tests/python` has the test).
-/// Only there may `io_uring` write: its requests outlive the process that submitted them. Writes by
-/// threads cannot: a thread exits only after its `pwrite` returns.
+/// Whether `fallocate` on a file of this file system waits for all direct writes to the file that
+/// are in flight, including those of a killed process. Established by a test in `tests/python`, for
+/// ext4 and XFS. Only there may `io_uring` write, because its requests outlive the process that
+/// submitted them. Writes by threads do not: a thread exits only after its `pwrite` returns.
 pub(super) fn drains(magic: u64) -> bool {
     const EXT4: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;

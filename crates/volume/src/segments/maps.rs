@@ -1,4 +1,4 @@
-//! The maps of a store's segments, where its directories are in memory.
+//! The memory maps of segments, for stores whose directories are in memory.
 
 use super::Segments;
 use crate::map::Map;
@@ -9,10 +9,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether segments were removed: a map keeps their memory.
-const SWEEP: Duration = Duration::from_secs(2);
+/// How often removed segments are looked for: a map keeps their memory allocated.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Maps by segment. One that cannot be mapped is driven by system calls.
+/// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.
 pub(super) struct Maps {
     open: RwLock<HashMap<SegmentId, Option<Arc<Map>>>>,
     swept: Mutex<Instant>,
@@ -23,7 +23,7 @@ impl Maps {
         Self { open: RwLock::default(), swept: Mutex::new(Instant::now()) }
     }
 
-    /// The map of a segment, made with `map` where there is none yet.
+    /// The map of a segment; `map` makes it if there is none yet.
     pub(super) fn get(
         &self,
         id: SegmentId,
@@ -36,28 +36,30 @@ impl Maps {
         Ok(self.open.write().entry(id).or_insert(made).clone())
     }
 
-    pub(super) fn forget(&self, id: SegmentId) {
+    pub(super) fn remove(&self, id: SegmentId) {
         self.open.write().remove(&id);
     }
 
-    fn forget_all(&self) {
+    fn clear(&self) {
         self.open.write().clear();
     }
 
-    /// Lets go of segments that were removed, now and then, and returns them.
+    /// Drops the maps of removed segments, at most every `SWEEP_INTERVAL`, and returns the
+    /// segments.
     pub(super) fn sweep(&self) -> Vec<SegmentId> {
-        let Some(mut swept) = self.swept.try_lock().filter(|at| at.elapsed() >= SWEEP) else {
+        let Some(mut swept) = self.swept.try_lock().filter(|at| at.elapsed() >= SWEEP_INTERVAL)
+        else {
             return Vec::new();
         };
         *swept = Instant::now();
         let is_gone = |map: &Option<Arc<Map>>| {
-            map.as_ref().is_some_and(|map| map.bytes().is_ok_and(|bytes| bytes == 0))
+            map.as_ref().is_some_and(|map| map.file_bytes().is_ok_and(|bytes| bytes == 0))
         };
         let open = self.open.read();
         let gone: Vec<SegmentId> =
             open.iter().filter(|(_, map)| is_gone(map)).map(|(id, _)| *id).collect();
         drop(open);
-        gone.iter().for_each(|id| self.forget(*id));
+        gone.iter().for_each(|id| self.remove(*id));
         gone
     }
 }
@@ -68,11 +70,11 @@ impl Segments {
         self.maps.is_some()
     }
 
-    /// The map of a segment; `None` if it cannot be mapped, or is not in memory.
+    /// The map of a segment; `None` if it is not in memory or cannot be mapped.
     pub(crate) fn map(&self, id: SegmentId) -> io::Result<Option<Arc<Map>>> {
         let Some(maps) = &self.maps else { return Ok(None) };
         for gone in maps.sweep() {
-            self.let_go(gone);
+            self.close(gone);
         }
         maps.get(id, || {
             let file = self.file(id)?;
@@ -86,19 +88,19 @@ impl Segments {
         })
     }
 
-    /// Forgets what is open of a segment.
-    pub(super) fn let_go(&self, id: SegmentId) {
+    /// Closes the file and the map of a segment.
+    pub(super) fn close(&self, id: SegmentId) {
         self.files.write().remove(&id);
         if let Some(maps) = &self.maps {
-            maps.forget(id);
+            maps.remove(id);
         }
     }
 
-    /// Closes all files: the next call opens what their names lead to by then.
-    pub fn let_go_of_all(&self) {
+    /// Closes all files and maps: the next call opens the files that have their names then.
+    pub fn close_all(&self) {
         self.files.write().clear();
         if let Some(maps) = &self.maps {
-            maps.forget_all();
+            maps.clear();
         }
     }
 }

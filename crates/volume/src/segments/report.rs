@@ -2,13 +2,13 @@
 
 use crate::staging::Backing;
 
-/// What the user asked for.
+/// The I/O mode that the user requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IoChoice {
-    /// The best that passes the self-test.
+    /// The best mode that passes the self-test.
     #[default]
     Auto,
-    /// `io_uring`, or an error.
+    /// `io_uring`; opening fails without it.
     Uring,
     /// Threads that call `preadv` and `pwritev`.
     Pool,
@@ -16,23 +16,24 @@ pub enum IoChoice {
     Buffered,
 }
 
-/// What moves the bytes.
+/// The I/O mode in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoMode {
     /// `io_uring`.
     Uring,
-    /// Threads that call `preadv` and `pwritev`, past the page cache where [`IoReport::direct`].
+    /// Threads that call `preadv` and `pwritev`, without the page cache where [`IoReport::direct`]
+    /// is set.
     Pool,
     /// Threads that go through the page cache.
     Buffered,
-    /// Copies from and to segments that are mapped: directories in memory.
+    /// Copies from and to mapped segments, where all directories are in memory.
     Mapped,
-    /// One call after the other: a simulated file system.
+    /// One call after the other, on a simulated file system.
     Simulated,
 }
 
 impl IoMode {
-    /// In one word.
+    /// The mode as one lower-case word.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -45,30 +46,30 @@ impl IoMode {
     }
 }
 
-/// What was found when the segments were opened; also in the log, as one line.
+/// The findings when the segments were opened; also logged, as one line.
 #[derive(Clone, Debug)]
 pub struct IoReport {
-    /// What moves the bytes.
+    /// The I/O mode in use.
     pub mode: IoMode,
-    /// Why not something better; empty if there is nothing better.
+    /// Why a better mode is not in use; empty if there is none.
     pub why: String,
-    /// Name of the file system, of each directory.
+    /// Name of each directory's file system.
     pub file_systems: Vec<String>,
-    /// Whether all directories are driven past the page cache.
+    /// Whether all directories are accessed without the page cache.
     pub direct: bool,
-    /// What staging memory is made of.
+    /// The kind of the staging memory.
     pub backing: Backing,
-    /// Whether every file system keeps its promises to several processes and across power loss.
+    /// Whether every file system keeps its guarantees for several processes and across power loss.
     pub trusted: bool,
-    /// Why not, if not.
+    /// Why `trusted` is false; else empty.
     pub distrust: String,
-    /// What to know or change.
+    /// Conditions that a user should know or change.
     pub warnings: Vec<String>,
 }
 
 impl IoReport {
-    /// What to tell a user who asks how the store is doing: the warnings, and what a store in memory
-    /// lacks, which is not worth one.
+    /// Advice for a user who inspects the store: the warnings, and what a store in memory lacks,
+    /// which is not worth a warning in the log.
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
         let lacking = (self.mode == IoMode::Mapped && !self.why.is_empty()).then_some(&self.why);

@@ -1,8 +1,8 @@
-//! What a directory can do, found out by doing it.
+//! Tests what a directory can do, by doing it.
 
 use super::Segments;
 use super::kind::{self, Trust};
-use crate::engine::{Engine, Inline, Op, Span, Work};
+use crate::engine::{Inline, IoEngine, Op, Span, Work};
 use crate::memory_block::Block;
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
@@ -11,36 +11,36 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What the file is called that a test writes: this, then numbers of the process and the test.
+/// Prefix of the test file's name; the process id and a serial number follow.
 pub(super) const PREFIX: &str = ".selftest-";
 
-/// Length of a trial's reads and writes.
+/// Length of the test's reads and writes in bytes.
 const TRIAL_BYTES: usize = 5 * UNIT as usize;
 
-/// What was found out about a directory.
+/// The result of testing a directory.
 pub(super) struct Finding {
     pub(super) kind: String,
     pub(super) trust: Trust,
-    /// Writes of a dead process can be waited for: see [`kind::drains`].
+    /// Whether writes of a dead process can be waited for: see [`kind::drains`].
     pub(super) drains: bool,
-    /// Files have descriptors.
+    /// Whether files have descriptors; simulated ones do not.
     pub(super) real: bool,
-    /// Direct I/O works and is what it says.
+    /// Whether direct I/O works and bypasses the page cache.
     pub(super) direct: bool,
-    /// Why not.
+    /// Why `direct` is false; else empty.
     pub(super) why: String,
 }
 
 impl Finding {
-    /// Whether files are memory, and can be mapped.
+    /// Whether files are in memory, and can be mapped.
     pub(super) fn in_memory(&self) -> bool {
         self.real && self.trust == Trust::Memory
     }
 }
 
-/// Writes, reads and compares a small file, through `O_DIRECT` where that can be meant, and with
-/// the alignment that all later I/O has. On a full file system it reads from a segment that is there
-/// instead: segments are allocated whole, so they can still be read and written.
+/// Writes, reads and compares a small file, through `O_DIRECT` if the file system may honour it,
+/// and with the alignment of all later I/O. On a full file system it reads from an existing segment
+/// instead: segments are allocated as a whole, so they can still be read and written.
 pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let room = medium.room(dir).map_err(|error| {
@@ -60,7 +60,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
         |direct| medium.open(&path, Access { write: true, create: !direct, direct }),
         round_trip,
     );
-    // A file that was never made need not be removed.
+    // The file may not exist: ignore the error.
     let _ = medium.remove(&path);
     let outcome = match outcome {
         Err(error) if is_full(&error) => on_segment(medium, dir, trust).unwrap_or(Err(error)),
@@ -82,10 +82,10 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
     Ok(Finding { kind, trust, drains, real, direct: real && why.is_empty(), why })
 }
 
-/// Whether files are real, and why direct I/O is out, if it is.
+/// Whether files have descriptors, and why direct I/O is not possible, if so.
 type Outcome = (bool, Option<String>);
 
-/// Tries the file that `open` opens, with direct I/O or without.
+/// Runs `check` on the file that `open` opens, with direct I/O if possible, else without.
 fn trial(
     trust: Trust,
     open: impl Fn(bool) -> io::Result<Arc<dyn MediumFile>>,
@@ -97,7 +97,7 @@ fn trial(
     }
     if trust == Trust::Memory {
         check(&plain)?;
-        return Ok((true, Some("this file system is memory".to_owned())));
+        return Ok((true, Some("this file system is in memory".to_owned())));
     }
     if trust == Trust::PageCache {
         check(&plain)?;
@@ -107,7 +107,7 @@ fn trial(
     let direct = open(true).and_then(|file| check(&file));
     match direct {
         Ok(()) => Ok((true, None)),
-        // No finding about direct I/O: the file system has no room for the test.
+        // A full file system says nothing about direct I/O.
         Err(error) if is_full(&error) => Err(error),
         Err(error) => {
             check(&plain)?;
@@ -120,7 +120,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The trial of a segment that is there, by reading alone. `None` if there is none.
+/// Tests with an existing segment, by reading only. `None` if there is none.
 fn on_segment(medium: &dyn Medium, dir: &Path, trust: Trust) -> Option<io::Result<Outcome>> {
     let names = medium.list(dir).ok()?;
     let path = dir.join(names.iter().find(|name| Segments::is_segment(name))?);
@@ -129,7 +129,7 @@ fn on_segment(medium: &dyn Medium, dir: &Path, trust: Trust) -> Option<io::Resul
     Some(trial(trust, open, read))
 }
 
-/// Several units at an offset that is aligned to one unit only, from memory that is, too.
+/// Writes and reads several units, at an offset and in memory that are aligned to a single unit.
 fn round_trip(file: &Arc<dyn MediumFile>) -> io::Result<()> {
     let unit = UNIT as usize;
     let mut written = Block::new(TRIAL_BYTES);
@@ -156,12 +156,12 @@ fn transfer(file: &Arc<dyn MediumFile>, write: bool, block: &mut Block) -> io::R
         fn done(&mut self, _: u64, result: io::Result<()>) {
             self.1 = result;
         }
-        fn spare(&mut self) -> bool {
+        fn compute(&mut self) -> bool {
             false
         }
     }
     let span = Span::new(block.as_ptr(), block.len());
-    // SAFETY: the block is borrowed mutably until the engine has run.
+    // SAFETY: the block is borrowed mutably until the engine returns.
     let op = unsafe { Op::new(0, Arc::clone(file), write, UNIT, vec![span]) };
     let mut work = Once(Some(op), Ok(()));
     Inline.run(&mut work);

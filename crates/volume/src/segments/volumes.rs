@@ -1,4 +1,4 @@
-//! The directories of a store's segments: examined, added, found again, retired.
+//! The volumes of a store: their directories are tested, added, found again and retired.
 
 use super::{IoChoice, IoMode, Segments, kind, selftest};
 use ritornello_format::{Error, Result};
@@ -6,13 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A volume that is away is looked for at most this often by a process that wants to read from it.
-const LOOK_FOR_ABSENT: Duration = Duration::from_secs(1);
+/// How often a process that reads looks for volumes that are away.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A directory of segments.
+/// A volume.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Volume {
-    /// Empty if it is no more, or away.
+    /// Its directory; empty if the volume is retired or away.
     pub(super) dir: PathBuf,
     /// Whether its files are opened with `O_DIRECT`.
     pub(super) direct: bool,
@@ -23,18 +23,18 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    pub(super) fn is_here(&self) -> bool {
+    pub(super) fn is_present(&self) -> bool {
         !self.dir.as_os_str().is_empty()
     }
 }
 
-/// Says which volumes there are now: see [`SegmentsConfig::dirs`].
+/// Returns the current directories of the volumes: see [`SegmentsConfig::dirs`].
 pub type Discover = Box<dyn Fn() -> Result<Vec<PathBuf>> + Send + Sync>;
 
-/// Says whether a directory holds the volume of this number now: see [`Segments::guard_with`].
+/// Returns whether a directory holds the volume of this number now: see [`Segments::guard_with`].
 pub type Guard = Box<dyn Fn(u8, &Path) -> bool + Send + Sync>;
 
-/// A directory that can become a volume.
+/// A tested directory that can become a volume.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     volume: Volume,
@@ -43,19 +43,19 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Whether its file system keeps its promises to several processes and across power loss.
+    /// Whether its file system keeps its guarantees for several processes and across power loss.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.trusted
     }
 
-    /// Whether its files are memory.
+    /// Whether its files are in memory.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.volume.in_memory
     }
 
-    /// Whether a killed process's writes can be waited for there, as `io_uring` demands.
+    /// Whether writes of a killed process can be waited for, as `io_uring` requires.
     #[must_use]
     pub fn drains(&self) -> bool {
         self.volume.drains || !self.volume.direct
@@ -69,15 +69,15 @@ impl Candidate {
 }
 
 impl Segments {
-    /// Tells how to find out about volumes that came after this was opened.
+    /// Sets the function that finds volumes added after the segments were opened.
     pub fn discover_with(&self, discover: Discover) {
-        // The process that opens the segments does this once.
+        // Later calls are ignored: the opening process calls this once.
         let _ = self.discover.set(discover);
     }
 
-    /// Tells how to find out whether a volume is in its directory. Another file system may be mounted
-    /// there at any time, with the segments of another store: no file of it is opened, made or
-    /// removed.
+    /// Sets the function that checks whether a directory holds its volume. Another file system,
+    /// with segments of another store, may be mounted there at any time: no file of it may be
+    /// opened, created or removed.
     pub fn guard_with(&self, guard: Guard) {
         let _ = self.guard.set(guard);
     }
@@ -90,10 +90,10 @@ impl Segments {
         Err(io::Error::other("the directory does not hold the volume: is its file system mounted?"))
     }
 
-    /// Examines a directory that is to become a volume.
+    /// Tests a directory that is to become a volume.
     ///
     /// # Errors
-    /// `Invalid` if it cannot be written to.
+    /// `Invalid` if it is not writable.
     pub fn examine(&self, dir: &Path) -> Result<Candidate> {
         let found = selftest::examine(self.medium.as_ref(), dir)?;
         let direct = found.direct && self.io != IoChoice::Buffered;
@@ -105,13 +105,14 @@ impl Segments {
         })
     }
 
-    /// Adds a volume, whose number is the next.
+    /// Adds a volume with the next number.
     pub fn add_volume(&self, candidate: Candidate) {
-        self.adopt(None, candidate);
+        self.push_volume(None, candidate);
     }
 
-    /// Adds volume `at`, unless it is known by now.
-    fn adopt(&self, at: Option<usize>, candidate: Candidate) {
+    /// Appends volume `at`, or the next one for `None`. Does nothing if another thread has added
+    /// it.
+    fn push_volume(&self, at: Option<usize>, candidate: Candidate) {
         let mut volumes = self.volumes.write();
         if at.is_some_and(|at| at != volumes.len()) {
             return;
@@ -122,18 +123,18 @@ impl Segments {
         volumes.push(candidate.volume);
     }
 
-    /// Takes back a volume that was away when the segments were opened. One that is here already
-    /// stays as it is.
+    /// Takes back a volume that was away when the segments were opened. A present volume stays as
+    /// it is.
     ///
     /// # Errors
-    /// `Invalid` if the volume is unknown, or cannot be driven the way the others are.
+    /// `Invalid` if the volume is unknown, or this store's I/O mode does not suit it.
     pub fn attach(&self, number: u8, candidate: Candidate) -> Result<()> {
         self.check_drivable(&candidate)?;
         let mut volumes = self.volumes.write();
         let Some(volume) = volumes.get_mut(usize::from(number)) else {
             return Err(Error::invalid("this store has no such volume").with("volume", number));
         };
-        if !volume.is_here() {
+        if !volume.is_present() {
             let mut report = self.report.write();
             report.direct &= candidate.volume.direct;
             report.file_systems.push(candidate.file_system);
@@ -142,10 +143,10 @@ impl Segments {
         Ok(())
     }
 
-    /// Refuses a directory that the way in which this store moves its bytes does not suit.
+    /// Checks that this store's I/O mode suits a directory.
     ///
     /// # Errors
-    /// `Invalid`.
+    /// `Invalid` if it does not.
     pub fn check_drivable(&self, candidate: &Candidate) -> Result<()> {
         let refused = match self.report.read().mode {
             IoMode::Mapped if !candidate.is_in_memory() => {
@@ -162,20 +163,20 @@ impl Segments {
         Err(Error::invalid(refused).with("dir", dir).with("file_system", &candidate.file_system))
     }
 
-    /// Forgets the directory of a volume whose segments are gone.
+    /// Forgets the directory of a volume whose segments are all removed.
     pub fn retire_volume(&self, volume: u8) {
         if let Some(volume) = self.volumes.write().get_mut(usize::from(volume)) {
             volume.dir = PathBuf::new();
         }
     }
 
-    /// Number of volumes, after a look for `wanted` if that one is unknown or away.
+    /// Number of volumes. Looks for `wanted` first if it is unknown or away.
     pub(crate) fn volumes_up_to(&self, wanted: u8) -> usize {
         let (known, here) = {
             let volumes = self.volumes.read();
-            (volumes.len(), volumes.get(usize::from(wanted)).map(Volume::is_here))
+            (volumes.len(), volumes.get(usize::from(wanted)).map(Volume::is_present))
         };
-        if here == Some(true) || (here == Some(false) && !self.is_time_to_look()) {
+        if here == Some(true) || (here == Some(false) && !self.is_discovery_due()) {
             return known;
         }
         let Some(discover) = self.discover.get() else { return known };
@@ -191,7 +192,7 @@ impl Segments {
                     }
                 }
                 for (at, dir) in dirs.into_iter().enumerate().skip(known) {
-                    // A volume that cannot be used here holds its number all the same.
+                    // A volume that is unusable here still takes its number.
                     let examined = self.examine(&dir);
                     let drivable =
                         examined.and_then(|found| self.check_drivable(&found).map(|()| found));
@@ -203,19 +204,21 @@ impl Segments {
                             trusted: false,
                         }
                     });
-                    self.adopt(Some(at), candidate);
+                    self.push_volume(Some(at), candidate);
                 }
             }
-            Err(error) => tracing::warn!(%error, "the store's directories could not be read anew"),
+            Err(error) => {
+                tracing::warn!(%error, "the list of the store's directories could not be read")
+            }
         }
         self.volumes.read().len()
     }
 
-    /// Whether a volume that is away may be looked for now: seldom, because a volume that is no
-    /// more looks the same.
-    fn is_time_to_look(&self) -> bool {
-        let mut last = self.looked_for_absent.lock();
-        let due = last.is_none_or(|at| at.elapsed() >= LOOK_FOR_ABSENT);
+    /// Whether volumes that are away may be looked for now. A retired volume looks the same as one
+    /// that is away, so the interval limits the cost.
+    fn is_discovery_due(&self) -> bool {
+        let mut last = self.last_discovery.lock();
+        let due = last.is_none_or(|at| at.elapsed() >= DISCOVERY_INTERVAL);
         if due {
             *last = Some(Instant::now());
         }

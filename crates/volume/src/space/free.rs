@@ -1,17 +1,17 @@
-//! Free extents of one volume, by place and by size.
+//! Free extents of one volume, indexed by position and by size.
 
 use super::SpaceError;
 use ritornello_format::{Extent, SegmentId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Segments are shorter than this many units, so that [`Hole`] fits into 64 bits.
+/// Exclusive limit of units per segment, so that [`Hole`] fits 64 bits.
 pub(super) const SEGMENT_UNITS_LIMIT: u32 = 1 << 20;
-/// Size classes of the histogram: powers of two of units.
+/// Size classes of the histogram: powers of two, in units.
 const SIZE_CLASSES: usize = 20;
 
-/// A free extent of one volume, packed so that order is by length, then segment, then start:
-/// 20 bits, 24 bits, 20 bits. Best fit is the first hole at or above a length; among equals the
-/// lowest place wins, which keeps the ends of segments free.
+/// A free extent of one volume, packed into 64 bits so that the order is by length, then segment,
+/// then start (20, 24 and 20 bits). Best fit is the first hole at or above a length; among equals
+/// the lowest position wins, which keeps the ends of segments free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Hole(u64);
 
@@ -37,20 +37,20 @@ impl Hole {
 
 /// The free extents of one volume.
 ///
-/// Invariants: `by_size` and the maps in `segments` hold the same holes, but for those of closed
-/// segments, which only `segments` holds; holes of a segment neither overlap nor touch; `units` is
-/// the sum of what `by_size` holds, `classes` their number by size, `closed_units` the sum of the
-/// others.
+/// Invariants: `by_size` and the maps in `segments` hold the same holes, except those of closed
+/// segments, which only `segments` holds. Holes of a segment neither overlap nor touch. `units` is
+/// the sum of the lengths in `by_size`, `classes` their number by size, and `closed_units` the sum
+/// of the other lengths.
 #[derive(Debug, Default)]
 pub(super) struct FreeMap {
-    /// For each segment that exists, start → length of its holes.
+    /// For each segment that exists, its holes: start to length.
     segments: BTreeMap<u32, BTreeMap<u32, u32>>,
-    /// Segments that nothing is placed in any more.
+    /// Segments in which nothing is placed any more.
     closed: BTreeSet<u32>,
-    /// Closed segments whose file is being removed, or is half removed.
-    leaving: BTreeSet<u32>,
+    /// Closed segments whose file is being removed, or is partly removed.
+    removing: BTreeSet<u32>,
     closed_units: u64,
-    /// New segments have this number or a higher one.
+    /// New segments get this number or a higher one.
     first: u32,
     by_size: BTreeSet<Hole>,
     units: u64,
@@ -71,7 +71,7 @@ impl FreeMap {
     }
 
     pub(super) fn segments(&self) -> u32 {
-        // At most 2^24 of them.
+        // The cast is exact: there are at most 2^24 segments.
         self.segments.len() as u32
     }
 
@@ -79,12 +79,12 @@ impl FreeMap {
         self.segments.contains_key(&number)
     }
 
-    /// Segments that are not closed.
+    /// Number of segments that are not closed.
     pub(super) fn open_segments(&self) -> u32 {
         self.segments() - self.closed.len() as u32
     }
 
-    /// The lowest number from the first one on that no segment has.
+    /// The lowest unused number that new segments may get.
     pub(super) fn unused_number(&self) -> u32 {
         let taken = self.segments.range(self.first..).zip(self.first..);
         self.first + taken.take_while(|((number, _), at)| *number == at).count() as u32
@@ -108,16 +108,16 @@ impl FreeMap {
         self.closed.contains(&number)
     }
 
-    /// A closed segment is never open again.
-    pub(super) fn leave(&mut self, number: u32) {
+    /// Marks a closed segment as being removed: it is never opened again.
+    pub(super) fn begin_removal(&mut self, number: u32) {
         if self.is_closed(number) {
-            self.leaving.insert(number);
+            self.removing.insert(number);
         }
     }
 
-    /// Segments that [`FreeMap::leave`] named and that are there still.
-    pub(super) fn leaving(&self) -> u32 {
-        self.leaving.len() as u32
+    /// Number of segments that are marked by [`FreeMap::begin_removal`] and still exist.
+    pub(super) fn removing(&self) -> u32 {
+        self.removing.len() as u32
     }
 
     /// Free units of a segment.
@@ -126,7 +126,7 @@ impl FreeMap {
         holes.map(|units| u64::from(*units)).sum()
     }
 
-    /// Open segments, those with the most free units first.
+    /// Open segments, ordered by free units, the most first.
     pub(super) fn emptiest_first(&self) -> Vec<u32> {
         let mut numbers: Vec<u32> =
             self.segments.keys().copied().filter(|number| !self.is_closed(*number)).collect();
@@ -134,10 +134,10 @@ impl FreeMap {
         numbers
     }
 
-    /// Places nothing in a segment any more, or again if it does not leave.
+    /// Closes or opens a segment. A segment that is being removed stays closed.
     pub(super) fn set_closed(&mut self, number: u32, closed: bool) {
         let Some(holes) = self.segments.get(&number).cloned() else { return };
-        if self.is_closed(number) == closed || self.leaving.contains(&number) {
+        if self.is_closed(number) == closed || self.removing.contains(&number) {
             return;
         }
         for (&start, &units) in &holes {
@@ -153,14 +153,14 @@ impl FreeMap {
         }
     }
 
-    /// Forgets a closed segment that nothing lies in. Returns whether it was one.
+    /// Forgets a closed segment that is empty. Returns `false` if it is not one.
     pub(super) fn drop_segment(&mut self, number: u32, units: u32) -> bool {
         if !self.is_closed(number) || self.free_in(number) != u64::from(units) {
             return false;
         }
         self.segments.remove(&number);
         self.closed.remove(&number);
-        self.leaving.remove(&number);
+        self.removing.remove(&number);
         self.closed_units -= u64::from(units);
         true
     }
@@ -176,7 +176,7 @@ impl FreeMap {
         self.by_size.iter().rev().copied()
     }
 
-    /// Adds a segment that exists and is free.
+    /// Adds a segment that is all free.
     pub(super) fn add_segment(&mut self, number: u32, units: u32) {
         debug_assert!(!self.has_segment(number));
         self.segments.insert(number, BTreeMap::new());
@@ -192,7 +192,7 @@ impl FreeMap {
         }
     }
 
-    /// Takes exactly `extent`, wherever in a hole it lies.
+    /// Takes exactly `extent`, which may be anywhere in a hole.
     pub(super) fn carve(&mut self, extent: Extent) -> Result<(), SpaceError> {
         let number = extent.segment.number();
         let holes = self.segments.get(&number).ok_or(SpaceError::OutOfRange(extent))?;
@@ -211,8 +211,8 @@ impl FreeMap {
         Ok(())
     }
 
-    /// Gives `extent` back, grown together with the holes it touches. Changes nothing if any part
-    /// of it is free already.
+    /// Frees `extent` and joins it with adjacent holes. Changes nothing if part of it is free
+    /// already.
     pub(super) fn release(&mut self, extent: Extent) -> Result<(), SpaceError> {
         let number = extent.segment.number();
         let holes = self.segments.get(&number).ok_or(SpaceError::OutOfRange(extent))?;
@@ -269,8 +269,8 @@ impl FreeMap {
         self.classes[class_of(units)] -= 1;
     }
 
-    /// Every hole, segment by segment (for tests and `fsck`).
-    pub(super) fn each(&self, volume: u8) -> impl Iterator<Item = Extent> + '_ {
+    /// Every hole, by segment (for tests and `fsck`).
+    pub(super) fn holes_of_volume(&self, volume: u8) -> impl Iterator<Item = Extent> + '_ {
         self.segments.iter().flat_map(move |(&number, holes)| {
             let segment = SegmentId::new(volume, number);
             holes.iter().map(move |(&start, &units)| Extent { segment, start, units })
@@ -278,13 +278,13 @@ impl FreeMap {
     }
 
     /// Every hole of one segment, by start.
-    pub(super) fn each_in(&self, segment: SegmentId) -> impl Iterator<Item = Extent> + '_ {
+    pub(super) fn holes_of_segment(&self, segment: SegmentId) -> impl Iterator<Item = Extent> + '_ {
         let holes = self.segments.get(&segment.number()).into_iter().flatten();
         holes.map(move |(&start, &units)| Extent { segment, start, units })
     }
 }
 
-/// The power of two at or below `units`.
+/// The size class of `units`: the exponent of the largest power of two that is not above it.
 fn class_of(units: u32) -> usize {
     (units.max(1).ilog2() as usize).min(SIZE_CLASSES - 1)
 }

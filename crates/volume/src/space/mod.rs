@@ -1,21 +1,23 @@
-//! The map of free space, and the allocator of its owner.
+//! The allocator of the owner: free space of all segments.
 //!
-//! Purely in memory and never persisted: which space is free is derived, at open, from what the
-//! index says is in use ([`Space::mark`]), so the two cannot disagree after a crash.
+//! Purely in memory and never persisted. At open, free space is derived from what the index says is
+//! in use ([`Space::mark`]), so the two cannot disagree after a crash.
 //!
-//! **Rules** (found by simulation, see `DESIGN.md` 3.5): a run's header and page 0 lie together;
+//! **Rules**, found by simulation (see `docs/space.md`): a run's header and page 0 are contiguous;
 //! pages up to 256 KiB are never split, longer ones only into pieces of at least 256 KiB; a run has
-//! as few extents as possible and lies on one volume where it can; a share of all space stays free
-//! so that there is something to choose from.
+//! as few extents as possible, and is on one volume if possible; a share of all space stays free,
+//! so that there are holes to choose from.
 //!
 //! **Growth.** Segments are created as they are needed. When [`Space::allocate`] returns `None`,
-//! ask [`Space::next_segment`] first: if it names a segment, create it, add it, try again; if the
-//! file system has no room for it, [`Space::stop_growth`] and try again; only then evict.
+//! call [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the
+//! file system has no room for it, call [`Space::stop_growth`] and try again. Evict only when there
+//! is no next segment.
 //!
-//! **Shares.** Each volume may hold so many segments, and all together no more than a maximum
-//! ([`Space::set_shares`]). What there is beyond a share is closed, emptiest segment first: nothing
-//! is placed there any more, and when its owner has emptied it, it goes ([`Space::drop_segment`]).
-//! The number of a segment that went is not used again: see [`Space::start_numbers_at`].
+//! **Shares.** Each volume has a maximum of segments, and so have all together
+//! ([`Space::set_shares`]). Segments beyond a share are closed, the emptiest first: nothing is
+//! placed in a closed segment, and once its owner has emptied it, it is removed
+//! ([`Space::drop_segment`]). The number of a removed segment is not used again: see
+//! [`Space::start_numbers_at`].
 
 mod free;
 mod pick;
@@ -32,45 +34,45 @@ mod tests;
 use free::{FreeMap, SEGMENT_UNITS_LIMIT};
 use pick::Pick;
 use ritornello_format::{Error, Extent, SegmentId, UNIT};
-use shape::Shape;
+use shape::RunShape;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Numbers that segments may have.
+/// Segment numbers are below this.
 const SEGMENT_NUMBERS: u32 = 1 << 24;
-/// A run is not cut into more extents than this: evicting a little more serves it better.
+/// The most extents of a run. Where a run would need more, evicting a little more is better.
 pub const RUN_EXTENTS_MAX: usize = 64;
 
-/// What a [`Space`] manages.
+/// Configuration of a [`Space`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpaceConfig {
     /// Length of every segment, in units.
     pub segment_units: u32,
-    /// Most segments of each volume.
+    /// The most segments of each volume.
     pub volumes: Vec<u32>,
-    /// Share of the capacity that allocations with [`Reserve::Keep`] leave free, in percent.
+    /// Share of the capacity in percent that allocations with [`Reserve::Keep`] leave free.
     pub reserve_percent: u8,
 }
 
-/// Whether an allocation may draw on the free reserve.
+/// Whether an allocation may use the reserve of free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reserve {
-    /// It leaves the reserve free.
+    /// Leave the reserve free.
     Keep,
-    /// It may use the last unit.
+    /// Use the reserve as well.
     Use,
 }
 
-/// Extents that cannot be what the caller says they are.
+/// An extent or segment that contradicts the allocator's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpaceError {
-    /// No such segment, past its end, or empty.
+    /// The extent is in no segment, past the end of one, or empty.
     OutOfRange(Extent),
-    /// Marked, but not free: it overlaps something in use.
+    /// The extent to mark is not free.
     InUse(Extent),
-    /// Freed, but free at least in part.
+    /// The extent to free is free already, at least in part.
     FreeAlready(Extent),
-    /// Added, but there already, of an unknown volume, or one too many.
+    /// The segment to add exists already, is of an unknown volume, or exceeds the volume's share.
     Segment(SegmentId),
 }
 
@@ -92,36 +94,36 @@ impl fmt::Display for SpaceError {
 
 impl std::error::Error for SpaceError {}
 
-/// Sizes of a [`Space`] and what it did since it was made. All lengths are in units of 4 KiB.
+/// Sizes of a [`Space`], and its counters since it was made. All lengths are in units of 4 KiB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpaceStats {
-    /// Free now.
+    /// Free units.
     pub free_units: u64,
-    /// All of the segments that exist.
+    /// Units of the segments that exist.
     pub total_units: u64,
-    /// All of the segments that may exist.
+    /// Units of the segments that may exist.
     pub capacity_units: u64,
-    /// What [`Reserve::Keep`] leaves free.
+    /// Units that [`Reserve::Keep`] leaves free.
     pub reserve_units: u64,
     /// Number of free extents.
     pub holes: u64,
-    /// Length of the largest.
+    /// Length of the largest free extent.
     pub largest: u32,
-    /// Free extents by size class: the class's lower bound in bytes (a power of two; its upper
-    /// bound is twice that) and their number. Empty classes are left out.
+    /// Number of free extents by size class. The key is the class's lower bound in bytes, a power
+    /// of two; its upper bound is twice that. Empty classes are left out.
     pub free_extents: BTreeMap<u64, u64>,
-    /// Runs placed.
+    /// Runs allocated.
     pub runs: u64,
-    /// Extents they were placed in.
+    /// Extents of these runs.
     pub extents: u64,
     /// Allocations refused to keep the reserve.
     pub refused_reserve: u64,
-    /// Allocations refused for want of room in the right shape.
+    /// Allocations refused because free space was too fragmented.
     pub refused_shape: u64,
 }
 
 impl SpaceStats {
-    /// Mean number of extents of a run placed since the space was made; one if there is none.
+    /// Mean number of extents of the runs allocated since the space was made; one if there is none.
     #[must_use]
     pub fn extents_per_run(&self) -> f64 {
         if self.runs == 0 { 1.0 } else { self.extents as f64 / self.runs as f64 }
@@ -134,10 +136,10 @@ pub struct Space {
     segment_units: u32,
     reserve_percent: u8,
     volumes: Vec<Volume>,
-    /// Most segments of all volumes together.
+    /// The most segments of all volumes together.
     segments_max: u64,
-    /// The volume that comes next.
-    turn: usize,
+    /// The volume to allocate from next.
+    next_volume: usize,
     runs: u64,
     extents: u64,
     refused_reserve: u64,
@@ -147,9 +149,9 @@ pub struct Space {
 #[derive(Debug, Default)]
 struct Volume {
     free: FreeMap,
-    /// Most segments it may have.
+    /// The most segments of this volume.
     max: u32,
-    /// No segment is created for now.
+    /// Whether no segment is created, because the file system has no room.
     stopped: bool,
 }
 
@@ -163,7 +165,7 @@ impl Space {
     /// A space without segments.
     ///
     /// # Errors
-    /// `Invalid` if segments are empty or of 4 GiB and more, if there are no volumes or more than
+    /// `Invalid` if segments are empty or 4 GiB and longer, if there are no volumes or more than
     /// 256, or if the reserve is over 50 %.
     pub fn new(config: SpaceConfig) -> ritornello_format::Result<Self> {
         let SpaceConfig { segment_units, volumes, reserve_percent } = config;
@@ -182,7 +184,7 @@ impl Space {
             reserve_percent,
             segments_max: volumes.iter().map(|max| u64::from(*max)).sum(),
             volumes: volumes.into_iter().map(volume).collect(),
-            turn: 0,
+            next_volume: 0,
             runs: 0,
             extents: 0,
             refused_reserve: 0,
@@ -190,11 +192,11 @@ impl Space {
         })
     }
 
-    /// Adds a segment that exists now; all of it is free.
+    /// Adds a segment that was created; all of it is free.
     ///
     /// # Errors
-    /// [`SpaceError::Segment`] if it is there already, of an unknown volume, or one too many;
-    /// nothing is changed.
+    /// [`SpaceError::Segment`] if it exists already, is of an unknown volume, or exceeds the
+    /// volume's share; nothing is changed.
     pub fn add_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         match self.volumes.get_mut(usize::from(id.volume())) {
@@ -208,11 +210,11 @@ impl Space {
         }
     }
 
-    /// Adds a segment that was away: its volume may hold more than its share until
-    /// [`Space::set_shares`] closes some. All of it is free.
+    /// Adds a segment that was away; all of it is free. Its volume may exceed its share until
+    /// [`Space::set_shares`] closes segments.
     ///
     /// # Errors
-    /// [`SpaceError::Segment`] if it is there already or of an unknown volume.
+    /// [`SpaceError::Segment`] if it exists already or is of an unknown volume.
     pub fn restore_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         match self.volumes.get_mut(usize::from(id.volume())) {
@@ -224,20 +226,20 @@ impl Space {
         }
     }
 
-    /// Whether a segment is known.
+    /// Whether a segment has been added.
     #[must_use]
     pub fn has_segment(&self, id: SegmentId) -> bool {
         let volume = self.volumes.get(usize::from(id.volume()));
         volume.is_some_and(|volume| volume.free.has_segment(id.number()))
     }
 
-    /// The segment to create when there is no room in those that exist, if there may be another:
-    /// on the volume whose turn it is, else on the one that is filled least.
+    /// The segment to create when the existing ones have no room: on the volume whose turn it is,
+    /// else on the one that has the smallest part of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let count = self.volumes.len();
-        let turns = (0..count).map(|step| (self.turn + step) % count);
-        // Shares of two volumes are compared without division.
+        let turns = (0..count).map(|step| (self.next_volume + step) % count);
+        // Compares the parts by cross-multiplication, without division.
         let less = |a: &Volume, b: &Volume| {
             u64::from(a.free.segments()) * u64::from(b.max)
                 < u64::from(b.free.segments()) * u64::from(a.max)
@@ -245,7 +247,7 @@ impl Space {
         let mut best: Option<usize> = None;
         for at in turns.filter(|&at| self.can_grow(at)) {
             let better = best.is_none_or(|best| {
-                best != self.turn && less(&self.volumes[at], &self.volumes[best])
+                best != self.next_volume && less(&self.volumes[at], &self.volumes[best])
             });
             if better {
                 best = Some(at);
@@ -260,52 +262,52 @@ impl Space {
         self.volumes[volume].creatable() > 0 && self.segments() < self.segments_max
     }
 
-    /// Segments that exist.
+    /// Number of segments that exist.
     fn segments(&self) -> u64 {
         self.volumes.iter().map(|volume| u64::from(volume.free.segments())).sum()
     }
 
-    /// Segments that may be created now.
+    /// Number of segments that may be created now.
     fn creatable(&self) -> u64 {
         let creatable: u64 = self.volumes.iter().map(|volume| u64::from(volume.creatable())).sum();
         creatable.min(self.segments_max.saturating_sub(self.segments()))
     }
 
-    /// The file system of `volume` has no room for another segment now. Until
-    /// [`Space::resume_growth`] it counts with those it has.
+    /// Records that the file system of `volume` has no room for another segment. Until
+    /// [`Space::resume_growth`] the volume's capacity is that of its existing segments.
     pub fn stop_growth(&mut self, volume: u8) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.stopped = true;
         }
     }
 
-    /// Takes [`Space::stop_growth`] back.
+    /// Reverts [`Space::stop_growth`].
     pub fn resume_growth(&mut self, volume: u8) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.stopped = false;
         }
     }
 
-    /// Marks `extents` as in use (at open). All of them or none: if one is not free or not inside
-    /// a segment, nothing changes, and the caller drops the run that claims them.
+    /// Marks `extents` as in use, at open: all of them or none. On an error nothing changes, and
+    /// the caller drops the run that claims them.
     ///
     /// # Errors
-    /// Says which extent cannot be, and why.
+    /// The extent that is not free or not inside a segment, and why.
     pub fn mark(&mut self, extents: &[Extent]) -> Result<(), SpaceError> {
         for (at, &extent) in extents.iter().enumerate() {
             let carved = self.volume_of(extent).and_then(|volume| volume.free.carve(extent));
             if let Err(error) = carved {
                 let undone = self.free(&extents[..at]);
-                debug_assert!(undone.is_ok(), "what was just carved can be released");
+                debug_assert!(undone.is_ok(), "extents carved above can be released");
                 return Err(error);
             }
         }
         Ok(())
     }
 
-    /// Room for a run of `pages` pages and its header, under the rules of this module; `None` if
-    /// there is none (see there for what to do then). The extents, end to end, are exactly the
-    /// header and the pages.
+    /// Allocates extents for a header and `pages` pages under the rules of this module. In order,
+    /// the extents are exactly the header and the pages. `None` if there is no room: the module
+    /// documentation says how to proceed.
     pub fn allocate(
         &mut self,
         header_units: u32,
@@ -317,7 +319,7 @@ impl Space {
         if page_units == 0 || pages == 0 {
             return None;
         }
-        let shape = Shape { header_units, page_units, pages };
+        let shape = RunShape { header_units, page_units, pages };
         if self.shortfall(shape.units(), reserve) > 0 {
             self.refused_reserve += 1;
             return None;
@@ -334,12 +336,12 @@ impl Space {
         let extents: Vec<Extent> = picks.into_iter().map(|pick| self.take(pick)).collect();
         self.runs += 1;
         self.extents += extents.len() as u64;
-        self.turn = (self.turn + 1) % self.volumes.len();
+        self.next_volume = (self.next_volume + 1) % self.volumes.len();
         Some(extents)
     }
 
-    /// How many units must become free, or come with new segments, before a run of `units` could
-    /// be allocated, as far as their number goes (their shape may ask for more).
+    /// Number of units that must be freed, or added with new segments, before a run of `units` fits
+    /// by size. Fragmentation may require more.
     #[must_use]
     pub fn shortfall(&self, units: u64, reserve: Reserve) -> u64 {
         let keep = match reserve {
@@ -350,11 +352,12 @@ impl Space {
         (units + keep).saturating_sub(self.free_units() + creatable)
     }
 
-    /// Gives extents back.
+    /// Frees extents.
     ///
     /// # Errors
-    /// Names the first extent that is free already, at least in part, or lies outside: such an
-    /// extent is left alone, all others are freed. It means that the caller's books are wrong.
+    /// The first extent that is free already, at least in part, or lies outside the segments. Such
+    /// an extent is left alone, all others are freed. The error means that the caller's accounting
+    /// is wrong.
     pub fn free(&mut self, extents: &[Extent]) -> Result<(), SpaceError> {
         let mut result = Ok(());
         for &extent in extents {
@@ -364,20 +367,20 @@ impl Space {
         result
     }
 
-    /// Free now, and ready for use.
+    /// Free units of open segments.
     #[must_use]
     pub fn free_units(&self) -> u64 {
         self.volumes.iter().map(|volume| volume.free.units()).sum()
     }
 
-    /// All of the segments that exist, closed ones included.
+    /// Units of the segments that exist, closed ones included.
     #[must_use]
     pub fn total_units(&self) -> u64 {
         self.segments() * u64::from(self.segment_units)
     }
 
-    /// All of the segments that are in use, or may be created: what is left when those that are
-    /// closed have gone.
+    /// Units of the segments that are open or may be created: the total once all closed segments
+    /// are removed.
     #[must_use]
     pub fn capacity_units(&self) -> u64 {
         let open: u64 = self.volumes.iter().map(|v| u64::from(v.free.open_segments())).sum();
@@ -385,7 +388,7 @@ impl Space {
         (open + creatable).min(self.segments_max.max(open)) * u64::from(self.segment_units)
     }
 
-    /// What [`Reserve::Keep`] leaves free, of the capacity.
+    /// Units that [`Reserve::Keep`] leaves free: a share of the capacity.
     #[must_use]
     pub fn reserve_units(&self) -> u64 {
         (self.capacity_units() * u64::from(self.reserve_percent)).div_ceil(100)
@@ -420,17 +423,17 @@ impl Space {
 
     /// Every free extent, by volume, segment and start.
     pub fn holes(&self) -> impl Iterator<Item = Extent> + '_ {
-        (0..=u8::MAX).zip(&self.volumes).flat_map(|(at, volume)| volume.free.each(at))
+        (0..=u8::MAX).zip(&self.volumes).flat_map(|(at, volume)| volume.free.holes_of_volume(at))
     }
 
     /// Every free extent of one segment, by start.
     #[must_use]
     pub fn holes_in(&self, id: SegmentId) -> Vec<Extent> {
         let volume = self.volumes.get(usize::from(id.volume()));
-        volume.map_or_else(Vec::new, |volume| volume.free.each_in(id).collect())
+        volume.map_or_else(Vec::new, |volume| volume.free.holes_of_segment(id).collect())
     }
 
-    /// The volume of an extent that could lie in a segment.
+    /// The volume of an extent, if the extent fits a segment.
     fn volume_of(&mut self, extent: Extent) -> Result<&mut Volume, SpaceError> {
         let end = extent.start.checked_add(extent.units);
         if extent.units == 0 || end.is_none_or(|end| end > self.segment_units) {

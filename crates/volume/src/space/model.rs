@@ -1,4 +1,4 @@
-//! The space against a bitmap, under random operations.
+//! Compares the space with a bitmap, under random operations.
 
 use super::*;
 use proptest::prelude::*;
@@ -60,7 +60,7 @@ impl Model {
         }
     }
 
-    /// The free space, coalesced.
+    /// The free space, as joined extents.
     fn holes(&self) -> Vec<Extent> {
         let mut holes: Vec<Extent> = Vec::new();
         for &segment in &self.segments {
@@ -75,7 +75,7 @@ impl Model {
     }
 }
 
-/// The rules of the module, checked without its arithmetic.
+/// Checks the module's rules without its arithmetic.
 fn check_rules(header: u32, page: u32, pages: u32, extents: &[Extent]) {
     let total: u32 = extents.iter().map(|extent| extent.units).sum();
     assert_eq!(total, header + page * pages);

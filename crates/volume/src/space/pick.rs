@@ -1,7 +1,7 @@
-//! Which holes a run goes into.
+//! Selects the holes for a run.
 
 use super::free::Hole;
-use super::shape::Shape;
+use super::shape::RunShape;
 use super::{RUN_EXTENTS_MAX, Space};
 
 /// The first `units` of a hole.
@@ -13,21 +13,21 @@ pub(super) struct Pick {
 }
 
 impl Space {
-    /// Holes for a run, in the order of its bytes.
+    /// Selects holes for a run, in the order of its bytes:
     ///
-    /// 1. The smallest hole that takes it whole, on the volume whose turn it is, else on the next.
-    /// 2. Pieces on one volume: of those that can, the one that needs the fewest.
-    /// 3. Pieces on several volumes.
+    /// 1. the smallest hole that fits all of it, on the volume whose turn it is, else on the next;
+    /// 2. pieces on one volume: of the volumes that can, the one that needs the fewest;
+    /// 3. pieces on several volumes.
     ///
-    /// While there can be new segments, a run is not cut into more pieces than it must be, and a
-    /// volume that can grow does not pass its turn on: so volumes fill evenly.
-    pub(super) fn pick(&self, shape: Shape) -> Option<Vec<Pick>> {
+    /// While segments can still be created, a run is not cut into more pieces than it must be, and
+    /// a volume that can grow keeps its turn: so volumes fill evenly.
+    pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
         let growing = (0..count).any(|at| self.can_grow(at));
-        let candidates: Vec<usize> = if self.can_grow(self.turn) {
-            vec![self.turn]
+        let candidates: Vec<usize> = if self.can_grow(self.next_volume) {
+            vec![self.next_volume]
         } else {
-            (0..count).map(|step| (self.turn + step) % count).collect()
+            (0..count).map(|step| (self.next_volume + step) % count).collect()
         };
         let units = shape.units();
         for &at in &candidates {
@@ -49,9 +49,9 @@ impl Space {
         fewest
     }
 
-    /// The largest holes of `volumes` until what is left fits into one, then the smallest that
-    /// takes it: no other choice has fewer pieces.
-    fn pieces(&self, shape: Shape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
+    /// Takes the largest holes of `volumes` until the rest fits one hole, then the smallest hole
+    /// that fits the rest. No other choice has fewer pieces.
+    fn pieces(&self, shape: RunShape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
         let mut cursors: Vec<_> = volumes
             .iter()
             .map(|&at| (at, self.volumes[at].free.largest_first().peekable()))
@@ -69,8 +69,8 @@ impl Space {
                 .map(|(_, at, holes)| (*at, holes))?;
             let largest = holes.next()?;
             if u64::from(largest.units()) >= left {
-                // What is picked already on this volume comes behind `largest` in the order of
-                // holes, and the best fit does not: so no hole is picked twice.
+                // No hole is picked twice: holes picked so far on this volume are larger than
+                // `largest` in the order of holes, and the best fit is not.
                 let hole = self.volumes[at].free.best(left).unwrap_or(largest);
                 debug_assert!(hole <= largest);
                 picks.push(Pick { volume: u8::try_from(at).ok()?, hole, units: left as u32 });

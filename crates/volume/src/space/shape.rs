@@ -1,31 +1,31 @@
-//! The shape of a run's extents: where a run may be cut.
+//! Where the extents of a run may be cut.
 
 use ritornello_format::{PIECE_UNITS, WHOLE_PAGE_UNITS};
 
-/// What is to be placed: a header, then pages of equal length.
+/// A header, followed by pages of equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct RunShape {
     pub(super) header_units: u32,
     pub(super) page_units: u32,
     pub(super) pages: u32,
 }
 
-impl Shape {
+impl RunShape {
     pub(super) fn units(self) -> u64 {
         u64::from(self.header_units) + u64::from(self.page_units) * u64::from(self.pages)
     }
 
-    /// The header and page 0, which lie together.
+    /// Length of the header and page 0, which are contiguous.
     pub(super) fn first_units(self) -> u64 {
         u64::from(self.header_units) + u64::from(self.page_units)
     }
 
-    /// How much of a hole of `room` units can be used for the run from its unit `from` on (at zero
-    /// or at a legal cut): the most that ends at the end of the run or at a legal cut.
+    /// Number of units of the run, from its unit `from` on, that a hole of `room` units can hold.
+    /// `from` is zero or a legal cut, and so is the end of what is held, unless it is the end of
+    /// the run.
     ///
-    /// Legal cuts: between pages; inside a page longer than 256 KiB if both sides of the cut,
-    /// within that page, are at least 256 KiB, and so is what lies between two cuts of one page;
-    /// never before the end of page 0.
+    /// Legal cuts are between pages, and inside a page longer than 256 KiB if every piece of that
+    /// page is at least 256 KiB long; never before the end of page 0.
     pub(super) fn usable(self, from: u64, room: u64) -> u64 {
         let total = self.units();
         debug_assert!(from < total);
@@ -36,7 +36,7 @@ impl Shape {
         if from + room < self.first_units() {
             return 0;
         }
-        // In units of the pages; the header is behind us.
+        // From here on positions count from the first page, without the header.
         let raw = from + room - header;
         let start = raw - raw % page;
         let mut cut = raw;
@@ -44,9 +44,9 @@ impl Shape {
             cut = start;
         } else if cut > start {
             let piece = u64::from(PIECE_UNITS);
-            // At the far side as much is left over as a piece needs.
+            // The piece behind the cut keeps its minimum length.
             cut = cut.min(start + page - piece.min(page));
-            // At the near side the piece begins at the last cut in this page, or at the page.
+            // The piece before the cut begins at the last cut in this page, or with the page.
             let near = start.max(from.saturating_sub(header));
             if cut < near + piece {
                 cut = near;
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn small_pages_are_cut_between_pages_only() {
-        let run = Shape { header_units: 2, page_units: 48, pages: 3 };
+        let run = RunShape { header_units: 2, page_units: 48, pages: 3 };
         assert_eq!(run.usable(0, 49), 0);
         assert_eq!(run.usable(0, 50), 50);
         assert_eq!(run.usable(0, 97), 50);
@@ -73,8 +73,8 @@ mod tests {
     }
 
     #[test]
-    fn large_pages_are_cut_into_pieces_of_a_quarter_mib() {
-        let run = Shape { header_units: 1, page_units: 200, pages: 2 };
+    fn large_pages_are_cut_into_256_kib_pieces() {
+        let run = RunShape { header_units: 1, page_units: 200, pages: 2 };
         assert_eq!(run.usable(0, 200), 0, "page 0 stays with its header");
         assert_eq!(run.usable(0, 220), 201, "19 units would be too short a piece");
         assert_eq!(run.usable(0, 265), 265);
@@ -85,8 +85,8 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_cannot_make_two_pieces_are_whole() {
-        let run = Shape { header_units: 1, page_units: 127, pages: 2 };
+    fn pages_too_short_for_two_pieces_stay_whole() {
+        let run = RunShape { header_units: 1, page_units: 127, pages: 2 };
         assert_eq!(run.usable(0, 250), 128);
         assert_eq!(run.usable(128, 126), 0);
     }

@@ -1,12 +1,12 @@
-//! How many segments each volume may hold, and the closing of those beyond it.
+//! The segments that each volume may hold, and the closing of those beyond.
 
 use super::{Space, SpaceError, Volume};
 use ritornello_format::SegmentId;
 
 impl Space {
-    /// Sets how many segments each volume may hold, and all of them together. Further volumes are
-    /// added. Where a volume has more, the emptiest are closed; where it has fewer, closed ones are
-    /// in use again.
+    /// Sets the most segments of each volume, and of all together. Adds volumes that are new. Where
+    /// a volume has more, its emptiest segments are closed; where it has fewer, closed ones are
+    /// opened.
     pub fn set_shares(&mut self, shares: &[u32], segments_max: u32) {
         self.segments_max = u64::from(segments_max);
         while self.volumes.len() < shares.len() {
@@ -17,7 +17,7 @@ impl Space {
             for number in volume.free.closed().collect::<Vec<_>>() {
                 volume.free.set_closed(number, false);
             }
-            let staying = volume.free.segments() - volume.free.leaving();
+            let staying = volume.free.segments() - volume.free.removing();
             let surplus = staying.saturating_sub(volume.max) as usize;
             for number in volume.free.emptiest_first().into_iter().take(surplus) {
                 volume.free.set_closed(number, true);
@@ -25,13 +25,13 @@ impl Space {
         }
     }
 
-    /// Segments of each volume that exist.
+    /// Number of segments of each volume.
     #[must_use]
     pub fn segments_by_volume(&self) -> Vec<u32> {
         self.volumes.iter().map(|volume| volume.free.segments()).collect()
     }
 
-    /// Units in use in each volume.
+    /// Units in use on each volume.
     #[must_use]
     pub fn used_by_volume(&self) -> Vec<u64> {
         let used = |volume: &Volume| {
@@ -50,14 +50,14 @@ impl Space {
             .collect()
     }
 
-    /// Whether nothing is placed in a segment any more.
+    /// Whether a segment is closed: nothing is placed in it any more.
     #[must_use]
     pub fn is_closed(&self, id: SegmentId) -> bool {
         let volume = self.volumes.get(usize::from(id.volume()));
         volume.is_some_and(|volume| volume.free.is_closed(id.number()))
     }
 
-    /// Whether nothing lies in a segment.
+    /// Whether nothing is allocated in a segment.
     #[must_use]
     pub fn is_empty(&self, id: SegmentId) -> bool {
         let volume = self.volumes.get(usize::from(id.volume()));
@@ -77,18 +77,18 @@ impl Space {
         self.volumes.iter().map(|volume| volume.free.closed_units()).sum()
     }
 
-    /// The file of a closed segment is about to be removed: whatever comes of that, it is not in
-    /// use again.
-    pub fn leave(&mut self, id: SegmentId) {
+    /// Marks a closed segment whose file is about to be removed. It is never opened again, even if
+    /// the removal fails half way: its blocks may be gone.
+    pub fn begin_removal(&mut self, id: SegmentId) {
         if let Some(volume) = self.volumes.get_mut(usize::from(id.volume())) {
-            volume.free.leave(id.number());
+            volume.free.begin_removal(id.number());
         }
     }
 
-    /// Forgets a closed segment that nothing lies in: its file is gone.
+    /// Forgets a closed segment that is empty, after its file is removed.
     ///
     /// # Errors
-    /// [`SpaceError::Segment`] if it is not one; nothing is changed.
+    /// [`SpaceError::Segment`] if the segment is not closed or not empty; nothing is changed.
     pub fn drop_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         let volume = self.volumes.get_mut(usize::from(id.volume()));
@@ -98,8 +98,8 @@ impl Space {
         }
     }
 
-    /// Gives new segments of a volume this number or a higher one. Whoever has a segment open
-    /// that is gone must not take another for it.
+    /// Gives new segments of a volume this number or a higher one. A process that still has a
+    /// removed segment open must not mistake a new one for it.
     pub fn start_numbers_at(&mut self, volume: u8, number: u32) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.free.start_numbers_at(number);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_emptiest_segment_is_closed_and_goes_when_it_is_empty() {
+    fn emptiest_segment_is_closed_and_dropped_when_empty() {
         let mut space = space(&[3]);
         let extent = |number, units| Extent { segment: SegmentId::new(0, number), start: 0, units };
         space.mark(&[extent(0, 60), extent(1, 5), extent(2, 40)]).unwrap();
@@ -138,7 +138,7 @@ mod tests {
         while let Some(run) = space.allocate(1, 9, 1, Reserve::Use) {
             assert_ne!(run[0].segment, closed);
         }
-        assert!(space.drop_segment(closed).is_err(), "something lies there");
+        assert!(space.drop_segment(closed).is_err(), "the segment is not empty");
         space.free(&[extent(1, 5)]).unwrap();
         assert!(space.is_empty(closed));
         space.drop_segment(closed).unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_that_grows_again_opens_what_was_closed() {
+    fn growing_share_reopens_closed_segments() {
         let mut space = space(&[4]);
         let free = space.free_units();
         space.set_shares(&[1], 1);
@@ -157,23 +157,23 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_that_is_half_removed_is_not_opened_again() {
+    fn partly_removed_segment_stays_closed() {
         let mut space = space(&[3]);
         space.set_shares(&[1], 1);
         let closed = space.closed();
-        space.leave(closed[0]);
+        space.begin_removal(closed[0]);
         space.set_shares(&[3], 3);
         assert_eq!((space.closed(), space.free_units()), (closed[..1].to_vec(), 200));
-        assert_eq!(space.next_segment(), None, "its blocks may still be there");
+        assert_eq!(space.next_segment(), None, "its blocks may still be allocated");
         space.set_shares(&[2], 2);
-        assert_eq!(space.closed(), closed[..1], "it is one of those that go");
+        assert_eq!(space.closed(), closed[..1], "it counts as one of the segments to remove");
         space.drop_segment(closed[0]).unwrap();
         space.set_shares(&[3], 3);
         assert!(space.next_segment().is_some());
     }
 
     #[test]
-    fn numbers_of_segments_that_went_are_not_used_again() {
+    fn numbers_of_removed_segments_are_not_reused() {
         let mut space = space(&[3]);
         space.set_shares(&[1], 1);
         space.start_numbers_at(0, 3);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_drains_holds_up_the_growth_of_the_others() {
+    fn draining_volume_delays_growth_of_others() {
         let mut space = space(&[2, 2]);
         space.set_shares(&[0, 4, 4], 4);
         assert_eq!(space.next_segment(), None, "four exist");

@@ -1,5 +1,5 @@
-//! A full space at work: runs of mixed shapes come, the least recently used make room, just enough
-//! each time. What counts is how many extents a run is cut into.
+//! A full space in steady state: runs of mixed shapes are allocated, and the least recently used
+//! ones are freed to make just enough room. The measure is the number of extents per run.
 
 use super::*;
 use ritornello_format::Place;
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 struct Mix {
     name: &'static str,
-    /// Units a page, and most pages of a run.
+    /// Units per page, and the most pages of a run.
     shapes: &'static [(u32, u32)],
-    /// Of a hundred operations, how many use an old run again instead of bringing a new one.
+    /// Percentage of operations that use an old run again instead of allocating one.
     reuse: u64,
-    /// Most extents a run, on average.
+    /// The most extents per run, on average.
     bound: f64,
 }
 
 const MIXES: [Mix; 5] = [
     Mix { name: "192 KiB pages", shapes: &[(48, 256)], reuse: 30, bound: 1.5 },
-    // Runs of half a segment, on average: every other one ends in a second segment.
+    // An average run takes half a segment: every other run ends in a second segment.
     Mix { name: "8 MiB pages", shapes: &[(2048, 32)], reuse: 30, bound: 2.5 },
     Mix { name: "192 KiB and 2 MiB", shapes: &[(48, 256), (512, 64)], reuse: 30, bound: 1.8 },
     Mix {
@@ -37,17 +37,17 @@ const MIXES: [Mix; 5] = [
 
 struct Steady {
     space: Space,
-    /// By time of last use.
+    /// Runs by time of last use.
     runs: BTreeMap<u64, Place>,
     now: u64,
     chunk: u64,
     random: u64,
-    /// Time in the allocator, and calls that got room.
+    /// Time spent in the allocator, and number of successful calls.
     spent: Duration,
     placed: u64,
     extents: u64,
     most: usize,
-    /// Allocations that found units enough, but no shape.
+    /// Allocations that failed although there were enough free units.
     misfits: u64,
 }
 
@@ -80,7 +80,7 @@ impl Steady {
         self.random % below
     }
 
-    /// Cuts `need` units, in whole chunks, from the tail of the run used least recently.
+    /// Frees `need` units, in whole chunks, from the tail of the least recently used run.
     fn evict(&mut self, need: u64) {
         let (tick, mut place) = self.runs.pop_first().unwrap();
         let page = u64::from(place.page_units);
@@ -134,7 +134,8 @@ impl Steady {
         self.put(page_units, pages);
     }
 
-    /// Fills the space, then turns it over `turns` times; extents a run in the second half.
+    /// Fills the space, then replaces its contents `turns` times. Returns the extents per run of
+    /// the second half.
     fn measure(&mut self, mix: &Mix, turns: u64) -> f64 {
         let turn = self.space.total_units();
         let mut written = 0;

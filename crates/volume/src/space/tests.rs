@@ -6,7 +6,7 @@ fn config(volumes: &[u32]) -> SpaceConfig {
     SpaceConfig { segment_units: SEGMENT, volumes: volumes.to_vec(), reserve_percent: 0 }
 }
 
-/// A space all of whose segments exist.
+/// A space in which all segments exist.
 fn full(volumes: &[u32]) -> Space {
     let mut space = Space::new(config(volumes)).unwrap();
     while let Some(id) = space.next_segment() {
@@ -20,7 +20,7 @@ fn extent(number: u32, start: u32, units: u32) -> Extent {
 }
 
 #[test]
-fn a_run_goes_into_the_smallest_hole_that_takes_it() {
+fn run_goes_into_smallest_fitting_hole() {
     let mut space = full(&[1]);
     space.mark(&[extent(0, 100, 1), extent(0, 160, 1)]).unwrap();
     assert_eq!(space.allocate(1, 9, 6, Reserve::Keep).unwrap(), [extent(0, 101, 55)]);
@@ -44,7 +44,7 @@ fn marking_is_all_or_nothing() {
 }
 
 #[test]
-fn a_double_free_is_detected_and_harmless() {
+fn double_free_is_detected_and_harmless() {
     let mut space = full(&[1]);
     space.mark(&[extent(0, 0, 1024)]).unwrap();
     space.free(&[extent(0, 10, 10)]).unwrap();
@@ -57,14 +57,17 @@ fn a_double_free_is_detected_and_harmless() {
 }
 
 #[test]
-fn the_reserve_is_kept_unless_drawn_on() {
+fn reserve_stays_free_unless_used() {
     let mut space = Space::new(SpaceConfig { reserve_percent: 50, ..config(&[2]) }).unwrap();
     space.add_segment(SegmentId::new(0, 0)).unwrap();
     assert_eq!((space.capacity_units(), space.reserve_units()), (2048, 1024));
     assert!(space.allocate(24, 100, 10, Reserve::Keep).is_some());
     assert!(space.allocate(1, 1, 1, Reserve::Keep).is_none());
     assert_eq!(space.shortfall(7, Reserve::Keep), 7);
-    assert!(space.allocate(1, 1, 1, Reserve::Use).is_none(), "not in the segment that exists");
+    assert!(
+        space.allocate(1, 1, 1, Reserve::Use).is_none(),
+        "the existing segment is too fragmented"
+    );
     let next = space.next_segment().unwrap();
     space.add_segment(next).unwrap();
     assert!(space.allocate(1, 1, 1, Reserve::Keep).is_none());

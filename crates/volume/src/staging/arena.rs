@@ -1,4 +1,4 @@
-//! The memory under [`super::Staging`]: one mapping, in huge pages where possible.
+//! The memory of [`super::Staging`]: one mapping, in huge pages where possible.
 
 use ritornello_format::{Error, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -7,19 +7,19 @@ use std::ptr::NonNull;
 
 const HUGE: usize = 2 << 20;
 
-/// What kind of memory an arena is made of.
+/// The kind of memory of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Huge pages reserved by the administrator (`vm.nr_hugepages`).
     HugeTlb,
     /// Transparent huge pages.
     Transparent,
-    /// Ordinary pages: half the bandwidth of direct I/O.
+    /// Pages of 4 KiB: half the bandwidth of direct I/O.
     Small,
 }
 
 impl Backing {
-    /// In one word.
+    /// The kind as one lower-case word.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -43,11 +43,12 @@ pub(super) struct Arena {
     base: NonNull<u8>,
     len: usize,
     backing: Backing,
-    /// A forked child does not have the mapping, and may have another in its place.
+    /// The process that made the mapping. A forked child does not have it, and may have another
+    /// mapping at the same address.
     process: u32,
 }
 
-// SAFETY: an arena is plain memory; who may touch which part of it is decided by `Staging`.
+// SAFETY: an arena is plain memory; `Staging` hands out each part of it once.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -58,18 +59,22 @@ impl Arena {
             .max(1)
             .checked_next_multiple_of(HUGE)
             .filter(|len| *len <= isize::MAX as usize - HUGE)
-            .ok_or_else(|| Error::invalid("staging cannot be that large").with("bytes", bytes))?;
+            .ok_or_else(|| {
+                Error::invalid("the staging size is too large: choose fewer bytes in flight")
+                    .with("bytes", bytes)
+            })?;
         let arena = match Self::reserved(len) {
             Some(arena) => arena,
             None => Self::transparent(len)?,
         };
-        // SAFETY: the mapping is ours. Without it a child's copy-on-write could redirect I/O.
+        // SAFETY: the mapping was made above. If a child inherited it, copy-on-write could move the
+        // page that a read in flight writes to out of the parent's view.
         let kept = unsafe { madvise(arena.mapping.as_ptr(), arena.mapped, Advice::LinuxDontFork) };
         kept.map_err(|error| Error::retry("staging memory refused MADV_DONTFORK").because(error))?;
         Ok(arena)
     }
 
-    /// In pages of the huge-page pool, if it has enough of them free right now.
+    /// An arena in pages of the huge-page pool; `None` if the pool has not enough of them free.
     fn reserved(len: usize) -> Option<Self> {
         let mapping = map(len, MapFlags::PRIVATE | MapFlags::HUGETLB).ok()?;
         let arena = Self {
@@ -80,21 +85,23 @@ impl Arena {
             backing: Backing::HugeTlb,
             process: std::process::id(),
         };
-        // A cgroup's limit on huge pages shows only when they are touched, as SIGBUS: touch them
-        // through a call that returns an error instead.
-        // SAFETY: the mapping is ours.
+        // A cgroup's limit on huge pages takes effect when they are first touched, as SIGBUS. So
+        // touch them through a call that returns an error instead.
+        // SAFETY: the mapping was made above.
         unsafe { madvise(mapping.as_ptr(), len, Advice::LinuxPopulateWrite) }.ok()?;
         Some(arena)
     }
 
+    /// An arena in transparent huge pages, or in small pages where the kernel does not provide them.
     fn transparent(len: usize) -> Result<Self> {
         let mapped = len + HUGE;
-        let mapping = map(mapped, MapFlags::PRIVATE | MapFlags::NORESERVE)
-            .map_err(|error| Error::retry("no address space for staging").because(error))?;
+        let mapping = map(mapped, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|error| {
+            Error::retry("the address space for staging could not be reserved").because(error)
+        })?;
         let skip = mapping.as_ptr().align_offset(HUGE).min(HUGE);
         // SAFETY: `skip + len <= mapped`.
         let base = unsafe { mapping.cast::<u8>().add(skip) };
-        // SAFETY: the mapping is ours.
+        // SAFETY: the mapping was made above.
         let advised = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         let allowed = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
             .is_ok_and(|modes| !modes.contains("[never]"));
@@ -117,7 +124,7 @@ impl Arena {
 
 fn map(len: usize, flags: MapFlags) -> rustix::io::Result<NonNull<c_void>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh anonymous mapping disturbs nothing.
+    // SAFETY: a new anonymous mapping overlaps no other.
     let at = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) }?;
     NonNull::new(at).ok_or(rustix::io::Errno::NOMEM)
 }
@@ -127,7 +134,7 @@ impl Drop for Arena {
         if self.process != std::process::id() {
             return;
         }
-        // SAFETY: mapped in `new`, and nothing refers to it: pieces hold the `Staging`.
+        // SAFETY: mapped in `new`, and not in use: every piece holds a reference to the `Staging`.
         let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.mapped) };
         if let Err(error) = unmapped {
             tracing::warn!(%error, "staging memory could not be unmapped");

@@ -2,7 +2,7 @@ use super::*;
 use crate::memory::{BorrowedPages, OwnedPages};
 
 #[test]
-fn pieces_are_aligned_and_come_back_whole() {
+fn pieces_are_aligned_and_freed_whole() {
     let staging = Staging::new(2 << 20).unwrap();
     let pieces: Vec<Piece> =
         [1, 4096, 5000, 1 << 20].into_iter().map(|n| staging.try_take(n).unwrap()).collect();
@@ -18,7 +18,7 @@ fn pieces_are_aligned_and_come_back_whole() {
 }
 
 #[test]
-fn a_waiter_gets_memory_when_it_is_freed_and_gives_up_at_its_deadline() {
+fn waiter_gets_freed_memory_or_stops_at_deadline() {
     let staging = Staging::new(1).unwrap();
     let all = staging.try_take(2 << 20).unwrap();
     let soon = Control {
@@ -49,7 +49,7 @@ fn copies_are_padded_with_zeroes() {
 }
 
 #[test]
-fn what_does_not_fit_takes_nothing() {
+fn copy_that_does_not_fit_takes_nothing() {
     let staging = Staging::new(2 << 20).unwrap();
     let source = OwnedPages::new(vec![vec![1; 1 << 20]; 3]);
     assert!(staging.try_copy(&source, 0..3).is_none());

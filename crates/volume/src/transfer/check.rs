@@ -1,4 +1,4 @@
-//! One page that has been read: verified slice by slice, and decoded if it is encoded.
+//! Verifies a page that was read, slice by slice, and decodes it if it is encoded.
 
 use super::page::PageMemory;
 use super::slices::{SliceSums, total};
@@ -8,40 +8,40 @@ use crate::staging::Piece;
 use ritornello_format::{RunHeader, Slice, SliceChecksum};
 use std::sync::Arc;
 
-/// A page's bytes as they lie on disk, in memory of our own.
-pub(super) enum Copy {
-    /// From this byte of a piece of staging memory on.
+/// A page's bytes as they lie on disk, in memory of this crate.
+pub(super) enum StoredBytes {
+    /// A piece of staging memory, and the byte of it at which the page begins.
     Staged(Arc<Piece>, usize),
-    /// Out of the way of what it decodes to.
+    /// A copy on the heap: decoding writes to the memory that the page was read to.
     Block(Block),
 }
 
 /// A page being verified.
-pub(super) struct Check<'a> {
+pub(super) struct PageCheck<'a> {
     page: usize,
     key: &'a [u8],
     generation: u64,
     page_bytes: u64,
     slices: Vec<Slice>,
-    /// Bytes that are done, and bytes in all, as they lie on disk.
+    /// Bytes verified so far, of the `end` bytes that the page takes on disk.
     at: usize,
     end: usize,
     work: Work<'a>,
 }
 
 enum Work<'a> {
-    /// The bytes are where they are to be.
+    /// The page was read to its destination: only checksums are computed.
     InPlace(Box<SliceSums<'a>>),
-    /// They are to be decoded. Counts the slices that are.
-    Decode { from: Copy, by: &'a dyn Unpack, number: u16 },
+    /// The page is encoded. `number` slices are decoded so far.
+    Decode { from: StoredBytes, by: &'a dyn Unpack, number: u16 },
 }
 
-impl<'a> Check<'a> {
-    /// Of page `page` of the read, which landed in staging memory; or in the target's, or lies where
-    /// it can be had from: `copy` copies that many bytes of it, if it has to be decoded.
+impl<'a> PageCheck<'a> {
+    /// Begins with page `page` of the read. Its bytes are in `staged`, or else `copy` copies a number
+    /// of them from where they are; `copy` is called only if the page has to be decoded.
     ///
     /// # Errors
-    /// Why the page cannot be right whatever its bytes, or cannot be decoded here.
+    /// The miss reason if the header rules the page out, or its codec is not available.
     pub(super) fn open(
         read: &RunRead<'a>,
         header: &RunHeader,
@@ -61,8 +61,8 @@ impl<'a> Check<'a> {
             (_, None) if is_raw => Work::InPlace(Box::new(SliceSums::new(key, generation, slices))),
             (Encoded::Unpack(by), staged) => {
                 let from = staged.map_or_else(
-                    || Copy::Block(copy(bytes as usize)),
-                    |(piece, at)| Copy::Staged(piece, at),
+                    || StoredBytes::Block(copy(bytes as usize)),
+                    |(piece, at)| StoredBytes::Staged(piece, at),
                 );
                 Work::Decode { from, by, number: 0 }
             }
@@ -85,16 +85,17 @@ impl<'a> Check<'a> {
         self.page
     }
 
-    /// Whether the page's bytes are verified where they are to be.
+    /// Whether the page's bytes are verified at their destination.
     pub(super) fn is_in_place(&self) -> bool {
         matches!(self.work, Work::InPlace(_))
     }
 
-    /// Verifies up to `most` bytes more, or decodes a slice. The fate of the page, when it is known.
-    /// `scratch` is for slices that decode into several fragments.
+    /// Verifies up to `most` more bytes, or verifies and decodes one slice. Returns the outcome of the
+    /// page once it is known. `scratch` holds slices that decode into several fragments.
     ///
     /// # Safety
-    /// `target`, whose memory is the page's, is ours, and what is verified now has landed there.
+    /// `target` is the page's memory, this call has exclusive use of it, and the bytes verified now
+    /// have been read to it.
     pub(super) unsafe fn step(
         &mut self,
         target: &PageMemory,
@@ -111,6 +112,7 @@ impl<'a> Check<'a> {
             Work::Decode { from, by, number } => {
                 let slice = self.slices[usize::from(*number)];
                 let encoded = from.bytes(self.at, slice.bytes as usize);
+                // The checksum is over the encoded bytes: a decoder never sees damaged input.
                 let mut sum = SliceChecksum::new(self.key, self.generation, *number);
                 sum.update(encoded);
                 if sum.finish() != slice.checksum {
@@ -119,10 +121,10 @@ impl<'a> Check<'a> {
                 let part = Slice::part(*number, self.slices.len() as u16, self.page_bytes);
                 let part = part.start as usize..part.end as usize;
                 if slice.codec == Slice::RAW {
-                    // SAFETY: promised by the caller; the copy is our own memory.
+                    // SAFETY: promised by the caller; `encoded` is memory of this crate.
                     unsafe { target.scatter(part, encoded) };
-                } else if let Some(to) = target.together(&part) {
-                    // SAFETY: inside a fragment of the target, which is ours and initialised.
+                } else if let Some(to) = target.contiguous(&part) {
+                    // SAFETY: inside a fragment of the target, which is initialised and exclusive.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, part.len()) };
                     if let Err(reason) = by.unpack(slice.codec, encoded, to) {
                         return Some(PageFate::Missed(reason));
@@ -132,7 +134,7 @@ impl<'a> Check<'a> {
                     if let Err(reason) = by.unpack(slice.codec, encoded, scratch) {
                         return Some(PageFate::Missed(reason));
                     }
-                    // SAFETY: promised by the caller; `scratch` is our own memory.
+                    // SAFETY: promised by the caller; `scratch` is memory of this crate.
                     unsafe { target.scatter(part, scratch) };
                 }
                 self.at += slice.bytes as usize;
@@ -148,7 +150,7 @@ impl<'a> Check<'a> {
     }
 }
 
-impl Copy {
+impl StoredBytes {
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
         match self {
             Self::Staged(piece, start) => &piece.bytes()[start + at..start + at + length],
@@ -157,10 +159,10 @@ impl Copy {
     }
 }
 
-/// The slices of page `page` of the read.
+/// The slices of page `page` of the read, as the header lists them.
 ///
 /// # Errors
-/// Why the page cannot be right whatever its bytes, or cannot be decoded here.
+/// The miss reason if key or slices do not fit the read, or a codec is not available.
 pub(super) fn slices_of<'h>(
     read: &RunRead<'_>,
     header: &'h RunHeader,
@@ -188,7 +190,8 @@ fn place_bytes(read: &RunRead<'_>) -> u64 {
     u64::from(read.place.page_units) * ritornello_format::UNIT
 }
 
-/// Whether a slice is not empty, nor longer or, stored as it came, shorter than its part of the page.
+/// Whether a slice has a possible length: as long as its part of the page if it is raw, else not
+/// empty and not longer.
 fn is_sound(header: &RunHeader, number: u16, slice: &Slice) -> bool {
     let part = Slice::part(number, header.slices_per_page, header.page_bytes);
     let (bytes, most) = (u64::from(slice.bytes), part.end - part.start);

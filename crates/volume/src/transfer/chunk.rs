@@ -1,4 +1,4 @@
-//! How a run is cut into operations.
+//! Cuts a run into operations.
 
 use crate::segments::Segments;
 use ritornello_format::{
@@ -6,7 +6,7 @@ use ritornello_format::{
 };
 use std::ops::Range;
 
-/// A span of one segment, and what lies there: bytes `logical` of the run, counted from its header.
+/// A span of one segment that holds bytes `logical` of a run, counted from its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) segment: SegmentId,
@@ -14,26 +14,26 @@ pub(super) struct Chunk {
     pub(super) logical: Range<u64>,
 }
 
-/// The shape of a run: header, then pages. All lengths are in bytes and whole units.
+/// The byte layout of a run: header, then pages. All lengths are bytes and multiples of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
-    /// The longest operation, not counting the header.
+pub(super) struct RunLayout {
+    /// Length of the longest operation, without the header.
     pub(super) op: u64,
     pub(super) header: u64,
     pub(super) page: u64,
 }
 
-impl Shape {
-    /// The shape of `place` for pages of `page_bytes`, encoded or not, if the place holds pages
-    /// `pages`, lies inside the segments, and adds up.
-    pub(super) fn of(
+impl RunLayout {
+    /// The layout of `place` for pages of `page_bytes`, encoded or not. `None` if the place is
+    /// inconsistent, lies outside the segments, or does not hold pages `pages`.
+    pub(super) fn new(
         place: &Place,
         page_bytes: u64,
         pages: Range<u64>,
         within: &Segments,
     ) -> Option<Self> {
         let volumes = place.extents.iter().map(|e| within.volumes_up_to(e.segment.volume()));
-        Self::inside(
+        Self::within(
             place,
             page_bytes,
             pages,
@@ -43,7 +43,7 @@ impl Shape {
         )
     }
 
-    fn inside(
+    fn within(
         place: &Place,
         page_bytes: u64,
         pages: Range<u64>,
@@ -69,32 +69,33 @@ impl Shape {
         })
     }
 
-    /// The logical bytes of pages `pages`.
+    /// The bytes of pages `pages`, counted from the run's header.
     pub(super) fn pages(&self, pages: Range<u64>) -> Range<u64> {
         self.header + pages.start * self.page..self.header + pages.end * self.page
     }
 
-    /// The parts of the pages that `logical` covers: page and bytes of the (padded) page.
+    /// The parts of pages that `logical` covers: page number and byte range of the padded page.
     pub(super) fn parts(
         &self,
         logical: &Range<u64>,
     ) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let (shape, end) = (*self, logical.end);
+        let (layout, end) = (*self, logical.end);
         let mut at = logical.start.max(self.header);
         std::iter::from_fn(move || {
             if at >= end {
                 return None;
             }
-            let page = (at - shape.header) / shape.page;
-            let from = (at - shape.header) % shape.page;
-            let to = (from + end - at).min(shape.page);
+            let page = (at - layout.header) / layout.page;
+            let from = (at - layout.header) % layout.page;
+            let to = (from + end - at).min(layout.page);
             at += to - from;
             Some((page as usize, from as usize..to as usize))
         })
     }
 
-    /// Cuts logical bytes `range` of `place` into chunks of about `self.op`, at page borders
-    /// where pages are shorter than that, never across extents.
+    /// Cuts bytes `range` of the run at `place` into chunks of about `self.op` bytes and appends them
+    /// to `chunks`. A chunk ends at a page border where pages are shorter than `self.op`, and never
+    /// crosses an extent.
     pub(super) fn cut(&self, place: &Place, range: Range<u64>, chunks: &mut Vec<Chunk>) {
         let mut base = 0;
         for extent in &place.extents {
@@ -113,9 +114,9 @@ impl Shape {
         }
     }
 
-    /// Where a chunk ends that starts at `at` and may not go beyond `to`.
+    /// The end of a chunk that starts at `at`, at most `to`.
     fn chunk_end(&self, at: u64, to: u64) -> u64 {
-        // The header rides along with the first page.
+        // The header does not count: it shares the operation of the first page.
         let limit = at.max(self.header) + self.op;
         if limit >= to {
             return to;
@@ -124,7 +125,8 @@ impl Shape {
         if border > at.max(self.header) {
             return border;
         }
-        // Inside a long page: in equal parts, so that no crumb is left at its end.
+        // A page longer than an operation is cut into equal parts: a short rest would cost an
+        // operation of its own.
         let left = (border + self.page).min(to) - at.max(self.header);
         let share = left.div_ceil(left.div_ceil(self.op)).next_multiple_of(UNIT);
         (at.max(self.header) + share).min(to)
@@ -146,16 +148,16 @@ mod tests {
 
     fn cut(place: &Place, pages: Range<u64>, with_header: bool) -> Vec<Range<u64>> {
         let bytes = u64::from(place.page_units) * UNIT;
-        let shape = Shape::inside(place, bytes, pages.clone(), 1, 1 << 30, OP).unwrap();
-        let range = shape.pages(pages);
+        let layout = RunLayout::within(place, bytes, pages.clone(), 1, 1 << 30, OP).unwrap();
+        let range = layout.pages(pages);
         let start = if with_header { 0 } else { range.start };
         let mut chunks = Vec::new();
-        shape.cut(place, start..range.end, &mut chunks);
+        layout.cut(place, start..range.end, &mut chunks);
         chunks.into_iter().map(|chunk| chunk.logical).collect()
     }
 
     #[test]
-    fn small_pages_share_an_operation_and_the_header_rides_along() {
+    fn small_pages_and_header_share_an_operation() {
         let place = place(48, &[(100, 1 + 48 * 7)]);
         let (header, page) = (UNIT, 48 * UNIT);
         assert_eq!(
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_are_respected_and_nothing_is_lost() {
+    fn chunks_cover_the_run_and_end_with_extents() {
         let place = place(100, &[(500, 40), (0, 3), (900, 258)]);
         let chunks = cut(&place, 0..3, true);
         assert_eq!(chunks.first().unwrap().start, 0);
@@ -189,27 +191,27 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_pages_without_the_header() {
-        let shape = Shape { op: OP, header: 10, page: 100 };
-        let parts: Vec<_> = shape.parts(&(0..130)).collect();
+    fn parts_leave_out_the_header() {
+        let layout = RunLayout { op: OP, header: 10, page: 100 };
+        let parts: Vec<_> = layout.parts(&(0..130)).collect();
         assert_eq!(parts, [(0, 0..100), (1, 0..20)]);
-        assert_eq!(shape.parts(&(60..70)).collect::<Vec<_>>(), [(0, 50..60)]);
+        assert_eq!(layout.parts(&(60..70)).collect::<Vec<_>>(), [(0, 50..60)]);
     }
 
     #[test]
-    fn places_that_do_not_add_up_have_no_shape() {
+    fn inconsistent_places_have_no_layout() {
         let good = place(4, &[(0, 9)]);
-        let shape = |place: &Place, bytes, pages, volumes, segment| {
-            Shape::inside(place, bytes, pages, volumes, segment, OP)
+        let layout = |place: &Place, bytes, pages, volumes, segment| {
+            RunLayout::within(place, bytes, pages, volumes, segment, OP)
         };
-        assert!(shape(&good, 4 * UNIT, 0..2, 1, 9 * UNIT).is_some());
-        assert!(shape(&good, 4 * UNIT, 0..3, 1, 9 * UNIT).is_none());
-        assert!(shape(&good, 4 * UNIT, 0..2, 1, 8 * UNIT).is_none());
-        assert!(shape(&good, 4 * UNIT, 0..2, 0, 9 * UNIT).is_none());
-        assert!(shape(&good, 3 * UNIT, 0..2, 1, 9 * UNIT).is_none(), "longer than as it came");
-        assert!(shape(&good, 5 * UNIT, 0..2, 1, 9 * UNIT).is_some(), "shorter: encoded");
-        assert!(shape(&good, 4 * UNIT, 0..u64::MAX, 1, 9 * UNIT).is_none());
+        assert!(layout(&good, 4 * UNIT, 0..2, 1, 9 * UNIT).is_some());
+        assert!(layout(&good, 4 * UNIT, 0..3, 1, 9 * UNIT).is_none());
+        assert!(layout(&good, 4 * UNIT, 0..2, 1, 8 * UNIT).is_none());
+        assert!(layout(&good, 4 * UNIT, 0..2, 0, 9 * UNIT).is_none());
+        assert!(layout(&good, 3 * UNIT, 0..2, 1, 9 * UNIT).is_none(), "longer than the raw page");
+        assert!(layout(&good, 5 * UNIT, 0..2, 1, 9 * UNIT).is_some(), "shorter than raw: encoded");
+        assert!(layout(&good, 4 * UNIT, 0..u64::MAX, 1, 9 * UNIT).is_none());
         let headless = Place { header_units: 0, ..good };
-        assert!(shape(&headless, 4 * UNIT, 0..2, 1, 9 * UNIT).is_none());
+        assert!(layout(&headless, 4 * UNIT, 0..2, 1, 9 * UNIT).is_none());
     }
 }

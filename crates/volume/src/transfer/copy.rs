@@ -1,30 +1,30 @@
-//! Moving a run to another place, as its bytes lie on the disk.
+//! Copies a run to another place without decoding it.
 
 use super::Control;
-use super::chunk::Shape;
-use super::refusal::stopped;
-use super::verify::{Once, is_refused_by_disk};
+use super::chunk::RunLayout;
+use super::verify::{SingleOp, is_refused_by_disk};
+use super::write_error::stopped;
 use crate::engine::{Op, Span};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
 use std::io;
 
-/// Bytes that are copied at once, if a page is not longer.
+/// Bytes copied per round, or one page if pages are longer.
 const WINDOW: u64 = 4 << 20;
 
 impl Segments {
-    /// Copies a run, page by page verified on the way, and returns the header checksum that the
-    /// index is to keep for the new place. Bytes are copied as they are encoded, under the same
-    /// generation; only the header is another, for it names the extents.
+    /// Copies a run, verifies each page on the way, and returns the header checksum that the index is
+    /// to keep for the new place. Pages stay encoded and keep their generation, so their checksums
+    /// stay valid; only the header changes, because it names the extents.
     ///
-    /// `live` says which pages there are; others are not looked at, and zero in the new place.
-    /// `to` holds as many pages as `live` has entries; its `header_checksum` is not looked at.
-    /// Nothing is durable before [`Segments::sync`].
+    /// `live` says which pages still exist. Other pages are not read, and are zero in the new place.
+    /// `to` holds as many pages as `live` has entries; its `header_checksum` is ignored. Nothing is
+    /// durable before [`Segments::sync`].
     ///
     /// # Errors
-    /// `Miss` if a page or the header cannot be believed: there is nothing to copy then. `Retry`
-    /// if the file system failed, there was no memory, or `control` said stop. `Invalid` if the
+    /// `Miss` if the header or a live page fails verification, or the disk refuses to read it. `Retry`
+    /// if the file system failed, no memory was free, or `control` stopped the call. `Invalid` if the
     /// two places do not match.
     pub fn copy_run(
         &self,
@@ -41,7 +41,7 @@ impl Segments {
         })?;
         let count = live.len() as u64;
         let fits = |place: &Place| {
-            Shape::of(place, u64::from(place.page_units) * UNIT, 0..count, self).is_some()
+            RunLayout::new(place, u64::from(place.page_units) * UNIT, 0..count, self).is_some()
         };
         let same = from.header_units == to.header_units
             && from.page_units == to.page_units
@@ -49,7 +49,7 @@ impl Segments {
             && u64::from(to.holds()) == count
             && header.keys.len() as u64 >= count;
         if !same || !fits(from) || !fits(to) {
-            return Err(Error::invalid("a run cannot be moved between places of two shapes")
+            return Err(Error::invalid("a run cannot be moved between places of two layouts")
                 .with("generation", from.generation));
         }
         let page_bytes = u64::from(from.page_units) * UNIT;
@@ -60,15 +60,15 @@ impl Segments {
         let mut first = 0;
         while first < live.len() {
             if let Some(reason) = control.stop() {
-                return Err(super::refusal::stopped(reason));
+                return Err(super::write_error::stopped(reason));
             }
             let pages = (live.len() - first).min(at_once as usize);
             let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];
             let window = first as u32..(first + pages) as u32;
-            // Where a removed page lay may be unreadable, or be gone.
+            // The space of a removed page may be reused or unreadable: read around it.
             let whole = live[first..first + pages].iter().all(|live| *live);
             if whole {
-                let read = self.fetch_extents(&from.pages(window.start, pages as u32), bytes);
+                let read = self.read_extents(&from.pages(window.start, pages as u32), bytes);
                 read.map_err(|error| unread(from, error))?;
             }
             for (at, page) in bytes.chunks_mut(page_bytes as usize).enumerate() {
@@ -77,7 +77,7 @@ impl Segments {
                     continue;
                 }
                 if !whole {
-                    let read = self.fetch_extents(&from.page((first + at) as u32), page);
+                    let read = self.read_extents(&from.page((first + at) as u32), page);
                     read.map_err(|error| unread(from, error))?;
                 }
                 if !is_sound(&header, from.generation, first + at, page) {
@@ -86,7 +86,7 @@ impl Segments {
                         .with("page", first + at));
                 }
             }
-            let written = self.store_extents(&to.pages(window.start, pages as u32), bytes);
+            let written = self.write_extents(&to.pages(window.start, pages as u32), bytes);
             written.map_err(|error| unwritten(to, error))?;
             first += pages;
         }
@@ -94,12 +94,12 @@ impl Segments {
         let (bytes, checksum) = moved.encode()?;
         let mut block = Block::new(to.header_units as usize * UNIT as usize);
         block.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
-        self.store_extents(&to.header(), block.bytes_mut())
+        self.write_extents(&to.header(), block.bytes_mut())
             .map_err(|error| unwritten(to, error))?;
         Ok(checksum)
     }
 
-    pub(super) fn fetch_extents(&self, extents: &[Extent], mut to: &mut [u8]) -> io::Result<()> {
+    pub(super) fn read_extents(&self, extents: &[Extent], mut to: &mut [u8]) -> io::Result<()> {
         for extent in extents {
             let (now, rest) = to.split_at_mut(extent.bytes() as usize);
             self.fetch(extent.segment, extent.offset(), now)?;
@@ -108,7 +108,7 @@ impl Segments {
         Ok(())
     }
 
-    fn store_extents(&self, extents: &[Extent], mut from: &mut [u8]) -> io::Result<()> {
+    fn write_extents(&self, extents: &[Extent], mut from: &mut [u8]) -> io::Result<()> {
         if self.is_inherited() {
             return Err(io::Error::other("these segments were opened before a fork"));
         }
@@ -116,16 +116,16 @@ impl Segments {
             let (now, rest) = from.split_at_mut(extent.bytes() as usize);
             let file = self.file(extent.segment)?;
             let span = Span::new(now.as_mut_ptr(), now.len());
-            // SAFETY: `now` is borrowed until the engine has run.
+            // SAFETY: `now` is borrowed until the engine returns.
             let op = unsafe { Op::new(0, file, true, extent.offset(), vec![span]) };
-            Once::run(self, op)?;
+            SingleOp::run(self, op)?;
             from = rest;
         }
         Ok(())
     }
 }
 
-/// Whether the slices of a page, which lie one behind the other, have their checksums.
+/// Whether all slices of a page, stored contiguously in `bytes`, match their checksums.
 fn is_sound(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> bool {
     let slices = header.slices_of(page);
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Pages encoded into staging memory, to be written from there.
+//! Encodes pages into staging memory, from where they are written.
 
 use super::page::{Direct, PageMemory};
 use super::{Control, MissReason};
@@ -7,27 +7,28 @@ use crate::segments::Segments;
 use crate::staging::Piece;
 use ritornello_format::{Slice, UNIT, units_of};
 
-/// Encodes slices; what the store brings along, since this crate knows no codecs.
+/// Encodes slices. The store implements it: this crate knows no codecs.
 pub trait Pack: Send + Sync {
-    /// Encodes a slice into the beginning of `out`, which is as long. Returns the codec's number
-    /// ([`Slice::RAW`] if the slice is better stored as it came) and the bytes written; `None` if
-    /// it cannot be encoded.
+    /// Encodes a slice into the start of `out`, which is as long as the slice. Returns the codec's
+    /// number ([`Slice::RAW`] if the slice is better stored raw) and the number of bytes written;
+    /// `None` if it cannot be encoded.
     fn pack(&self, slice: &[u8], out: &mut [u8]) -> Option<(u8, usize)>;
 }
 
-/// Decodes slices; what the store brings along, since this crate knows no codecs.
+/// Decodes slices. The store implements it: this crate knows no codecs.
 pub trait Unpack: Send + Sync {
-    /// Whether it knows the codec of that number.
+    /// Whether it knows the codec of this number.
     fn knows(&self, codec: u8) -> bool;
-    /// Decodes a slice whose checksum is right and fills `out` with it, to the last byte.
+    /// Decodes a slice whose checksum matches, and fills all of `out`.
     ///
     /// # Errors
-    /// [`MissReason::Codec`] if the bytes are of a kind that is not known, [`MissReason::Frame`] if
-    /// they are of one that is and do not decode to just that: they were wrong when written.
+    /// [`MissReason::Codec`] if the codec or its variant is unknown; [`MissReason::Frame`] if it is
+    /// known and the bytes do not decode to exactly `out.len()` bytes: they were wrong when they
+    /// were written.
     fn unpack(&self, codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<(), MissReason>;
 }
 
-/// A page as it will lie on disk, in staging memory.
+/// An encoded page in staging memory.
 #[derive(Debug)]
 pub struct PackedPage {
     piece: Piece,
@@ -36,33 +37,33 @@ pub struct PackedPage {
 }
 
 impl PackedPage {
-    /// Units that it takes on disk: fewer than the page as it came.
+    /// Length on disk in units of 4 KiB; less than that of the raw page.
     #[must_use]
     pub const fn units(&self) -> u32 {
         units_of(self.bytes as u64) as u32
     }
 
-    /// Its slices. Their checksums are not known before the run has a generation.
+    /// The slices. Their checksums are zero: they depend on the generation of the run.
     #[must_use]
     pub fn slices(&self) -> &[Slice] {
         &self.slices
     }
 }
 
-/// What became of a page that was to be encoded.
+/// The outcome of encoding a page.
 #[derive(Debug)]
 pub enum Packing {
-    /// It is encoded.
+    /// The page is encoded.
     Packed(PackedPage),
-    /// It is no shorter encoded, or there is no such page: write it as it came.
+    /// The page is not shorter encoded, or does not exist: write it raw.
     NoShorter,
-    /// There was no staging memory.
+    /// No staging memory is free.
     NoMemory,
 }
 
 impl Segments {
-    /// Encodes a page of `page_bytes` in `slices` equal parts into staging memory; waits for memory
-    /// until `control` says stop, or not at all without.
+    /// Encodes a page of `page_bytes` in `slices` equal parts into staging memory. Waits for memory
+    /// until `control` stops the call; does not wait without `control`.
     #[must_use]
     pub fn pack_page(
         &self,
@@ -87,7 +88,7 @@ impl Segments {
         for number in 0..slices {
             let part = Slice::part(number, slices, page_bytes);
             let part = part.start as usize..part.end as usize;
-            let slice = match memory.together(&part) {
+            let slice = match memory.contiguous(&part) {
                 // SAFETY: inside a fragment, which a source promises to be readable.
                 Some(from) => unsafe { std::slice::from_raw_parts(from.cast_const(), part.len()) },
                 None => {
@@ -97,7 +98,8 @@ impl Segments {
                     scratch.as_slice()
                 }
             };
-            // What is written so far is no longer than what was read.
+            // The output never overtakes the input: each encoded slice is at most as long as its
+            // part.
             let Some((codec, bytes)) = pack.pack(slice, &mut piece.bytes_mut()[at..][..part.len()])
             else {
                 return Packing::NoShorter;
@@ -115,7 +117,7 @@ impl Segments {
     }
 }
 
-/// Some pages of a source, those that are encoded in the place of those they encode.
+/// Pages of a source, some of them replaced by their encoded form.
 pub struct PackedPages<'a> {
     source: &'a dyn PageSource,
     first: usize,
@@ -123,21 +125,22 @@ pub struct PackedPages<'a> {
 }
 
 impl<'a> PackedPages<'a> {
-    /// As many pages of `source` as `pages` has entries, from `first` on.
+    /// The pages of `source` from `first` on, one for each entry of `pages`.
     #[must_use]
     pub fn new(source: &'a dyn PageSource, first: usize, pages: Vec<Option<PackedPage>>) -> Self {
         Self { source, first, pages }
     }
 
-    /// Page `page`, if it is encoded.
+    /// The encoded form of page `page`, if it has one.
     #[must_use]
     pub fn packed(&self, page: usize) -> Option<&PackedPage> {
         self.pages.get(page)?.as_ref()
     }
 }
 
-// SAFETY: an encoded page is a piece of staging memory, this value's alone, initialised, living as
-// long as it, and zero behind its end; the others are the source's, which promises the same.
+// SAFETY: an encoded page is a piece of staging memory that belongs to this value, is initialised,
+// lives as long, and is zero behind the page's end; the other pages are the source's, which
+// promises the same.
 unsafe impl PageSource for PackedPages<'_> {
     fn len(&self) -> usize {
         self.pages.len()

@@ -1,4 +1,5 @@
-//! A page's memory during a transfer: which of its bytes move in place, and which through staging.
+//! The memory of a page during a transfer: which of its bytes move in place, and which through
+//! staging.
 
 use super::Control;
 use super::slices::SliceSums;
@@ -9,19 +10,20 @@ use crate::segments::Segments;
 use ritornello_format::UNIT;
 use std::ops::Range;
 
-/// Which memory bytes move from and to in place.
+/// Which bytes of a page the file can be read to, or written from, without a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direct {
-    /// All.
+    /// All of them.
     Any,
-    /// Whole units of it.
+    /// Whole units at aligned addresses, as `O_DIRECT` demands.
     Aligned,
-    /// None: all goes through staging, unless it is there already (padded memory is).
+    /// None: every page goes through staging, unless it is padded, which means that it is in
+    /// staging already.
     Never,
 }
 
 impl Direct {
-    /// What the files of `segments` need, and the caller wants.
+    /// The rule for the files of `segments`, unless `control` sends all bytes through staging.
     pub(super) fn of(segments: &Segments, control: &Control) -> Self {
         match (control.through_staging, segments.needs_alignment()) {
             (true, _) => Self::Never,
@@ -34,16 +36,15 @@ impl Direct {
 /// The fragments of one page of a source or a target.
 pub(super) struct PageMemory {
     spans: Vec<Span>,
-    /// Position of each span in the page.
+    /// Offset of each span in the page.
     starts: Vec<usize>,
     bytes: usize,
-    /// Bytes from the page's start that move in place: all or none, but for a last unit that is
-    /// not full.
+    /// Leading bytes of the page that move in place: none, or all but a last unit that is not full.
     in_place: usize,
 }
 
 impl PageMemory {
-    /// Page `page` of `source`, if it is `bytes` long.
+    /// Page `page` of `source`; `None` if it is not `bytes` long.
     pub(super) fn of_source(
         source: &dyn PageSource,
         page: usize,
@@ -52,12 +53,12 @@ impl PageMemory {
     ) -> Option<Self> {
         let mut fragments = Vec::new();
         source.fragments(page, &mut fragments);
-        // The pointers become mutable in type only: a write does not change its source.
+        // The cast changes the type only: a write to a file does not change its source.
         let spans = fragments.iter().map(|part| Span::new(part.as_ptr().cast_mut(), part.len()));
         Self::new(spans, bytes, direct, source.padded(page))
     }
 
-    /// Page `page` of `target`, if it is `bytes` long.
+    /// Page `page` of `target`; `None` if it is not `bytes` long.
     pub(super) fn of_target(
         target: &dyn PageTarget,
         page: usize,
@@ -70,13 +71,13 @@ impl PageMemory {
         Self::new(spans, bytes, direct, false)
     }
 
-    /// The `bytes` at `ptr`, whole units of staging memory.
+    /// `bytes` of staging memory at `ptr`, a multiple of 4 KiB.
     pub(super) fn of_staging(ptr: *mut u8, bytes: usize) -> Self {
         Self { spans: vec![Span::new(ptr, bytes)], starts: vec![0], bytes, in_place: bytes }
     }
 
-    /// A page whose bytes go nowhere.
-    pub(super) fn nowhere() -> Self {
+    /// A page without memory, for reads that miss before they begin.
+    pub(super) fn empty() -> Self {
         Self { spans: Vec::new(), starts: Vec::new(), bytes: 0, in_place: 0 }
     }
 
@@ -122,19 +123,19 @@ impl PageMemory {
     pub(super) fn in_place(&self) -> usize {
         self.in_place
     }
-    /// Whether the page moves in place, but for its last unit perhaps.
+    /// Whether the page moves in place, possibly without its last unit.
     pub(super) fn is_in_place(&self) -> bool {
         self.in_place > 0 || self.bytes < UNIT as usize
     }
 
-    /// Appends the memory of bytes `range`, which lie below [`PageMemory::in_place`].
+    /// Appends the memory of bytes `range`, which end at or before [`PageMemory::in_place`].
     pub(super) fn spans(&self, range: Range<usize>, out: &mut Vec<Span>) {
         let mut left = range.len();
-        for (span, skip) in self.from(range.start) {
+        for (span, skip) in self.spans_from(range.start) {
             if left == 0 {
                 return;
             }
-            // Beyond the last fragment lies the padding that the source vouched for.
+            // Behind the last fragment is the padding that `PageSource::padded` promises.
             let last = self.spans.last().is_some_and(|last| last.ptr() == span.ptr());
             let room = if last { left } else { span.len() - skip };
             let take = left.min(room);
@@ -143,15 +144,15 @@ impl PageMemory {
         }
     }
 
-    /// Copies bytes `range` of the page to `to` and fills the rest of it with zeroes.
+    /// Copies bytes `range` of the page to `to` and fills the rest of `to` with zeroes.
     ///
     /// # Safety
-    /// The page's memory may be read now.
+    /// The page's memory is readable, and nothing writes to it during the call.
     pub(super) unsafe fn gather(&self, range: Range<usize>, to: &mut [u8]) {
         let mut rest = to;
         // SAFETY: promised by the caller.
         unsafe {
-            self.each(range, |bytes| {
+            self.for_each(range, |bytes| {
                 if let Some((head, tail)) =
                     std::mem::take(&mut rest).split_at_mut_checked(bytes.len())
                 {
@@ -163,23 +164,26 @@ impl PageMemory {
         rest.fill(0);
     }
 
-    /// Copies `from` to bytes `range` of the page, as far as they exist.
+    /// Copies `from` to bytes `range` of the page, clipped to the page's end.
     ///
     /// # Safety
-    /// The page's memory is a target's, nobody else uses it now, and `from` lies elsewhere.
+    /// The page's memory is a target's, nothing else accesses it during the call, and `from` does
+    /// not overlap it.
     pub(super) unsafe fn scatter(&self, range: Range<usize>, from: &[u8]) {
         let bytes = from.len().min(range.len());
-        // SAFETY: `from` is as long, and the rest is promised by the caller.
-        unsafe { self.take(range.start, from.as_ptr(), bytes) };
+        // SAFETY: `from` has `bytes` bytes; the rest is promised by the caller.
+        unsafe { self.write_from(range.start, from.as_ptr(), bytes) };
     }
 
-    /// Copies `bytes` from `from` to byte `at` of the page and on, as far as they exist.
+    /// Copies `bytes` bytes at `from` to the page, from its byte `at` on, clipped to the page's
+    /// end.
     ///
     /// # Safety
-    /// As for [`PageMemory::scatter`]. The bytes at `from` can be read; they may change meanwhile.
-    pub(super) unsafe fn take(&self, at: usize, mut from: *const u8, bytes: usize) {
+    /// As for [`PageMemory::scatter`]. The bytes at `from` are readable; another process may change
+    /// them during the copy, so they are read through a raw pointer.
+    pub(super) unsafe fn write_from(&self, at: usize, mut from: *const u8, bytes: usize) {
         let mut left = bytes;
-        for (span, skip) in self.from(at) {
+        for (span, skip) in self.spans_from(at) {
             let now = left.min(span.len() - skip);
             // SAFETY: inside the fragment, which a target promises to be writable; no overlap,
             // promised by the caller.
@@ -189,66 +193,66 @@ impl PageMemory {
         }
     }
 
-    /// Copies `bytes` from byte `at` of the page and on to `to`, as far as they exist.
+    /// Copies `bytes` bytes of the page, from its byte `at` on, to `to`, clipped to the page's end.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`]. The bytes at `to` can be written, and lie elsewhere.
-    pub(super) unsafe fn give(&self, at: usize, mut to: *mut u8, bytes: usize) {
+    /// As for [`PageMemory::gather`]. The bytes at `to` are writable and do not overlap the page.
+    pub(super) unsafe fn read_to(&self, at: usize, mut to: *mut u8, bytes: usize) {
         let mut left = bytes;
-        for (span, skip) in self.from(at) {
+        for (span, skip) in self.spans_from(at) {
             let now = left.min(span.len() - skip);
-            // SAFETY: inside the fragment, which may be read now; no overlap, promised by the caller.
+            // SAFETY: inside the fragment, which is readable; no overlap, promised by the caller.
             unsafe { to.copy_from_nonoverlapping(span.ptr().add(skip), now) };
             to = to.wrapping_add(now);
             left -= now;
         }
     }
 
-    /// The first `bytes` of the page, in memory of their own.
+    /// A copy of the first `bytes` of the page.
     ///
     /// # Safety
     /// As for [`PageMemory::gather`].
-    pub(super) unsafe fn copy(&self, bytes: usize) -> Block {
+    pub(super) unsafe fn to_block(&self, bytes: usize) -> Block {
         let mut block = Block::new(bytes);
         // SAFETY: promised by the caller.
         unsafe { self.gather(0..bytes, &mut block.bytes_mut()[..bytes]) };
         block
     }
 
-    /// Feeds bytes `range` of the page to its checksums.
+    /// Updates the checksums `sums` with bytes `range` of the page.
     ///
     /// # Safety
     /// As for [`PageMemory::gather`].
     pub(super) unsafe fn digest(&self, range: Range<usize>, sums: &mut SliceSums<'_>) {
         // SAFETY: promised by the caller.
-        unsafe { self.each(range, |bytes| sums.update(bytes)) };
+        unsafe { self.for_each(range, |bytes| sums.update(bytes)) };
     }
 
-    /// Where bytes `range` of the page begin, if they lie together.
-    pub(super) fn together(&self, range: &Range<usize>) -> Option<*mut u8> {
-        let (span, skip) = self.from(range.start).next()?;
+    /// The address of bytes `range` of the page, if they are contiguous in memory.
+    pub(super) fn contiguous(&self, range: &Range<usize>) -> Option<*mut u8> {
+        let (span, skip) = self.spans_from(range.start).next()?;
         (skip + range.len() <= span.len()).then(|| span.ptr().wrapping_add(skip))
     }
 
-    /// Visits bytes `range` of the page, in order.
+    /// Calls `visit` with bytes `range` of the page, in order.
     ///
     /// # Safety
     /// As for [`PageMemory::gather`].
-    pub(super) unsafe fn each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
+    pub(super) unsafe fn for_each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
         let mut left = range.end.min(self.bytes).saturating_sub(range.start);
-        for (span, skip) in self.from(range.start) {
+        for (span, skip) in self.spans_from(range.start) {
             if left == 0 {
                 return;
             }
             let take = left.min(span.len() - skip);
-            // SAFETY: inside the fragment, which may be read now.
+            // SAFETY: inside the fragment, which is readable, promised by the caller.
             visit(unsafe { std::slice::from_raw_parts(span.ptr().add(skip), take) });
             left -= take;
         }
     }
 
-    /// The spans from byte `at` on, each with the bytes of it to skip.
-    fn from(&self, at: usize) -> impl Iterator<Item = (&Span, usize)> {
+    /// The spans from byte `at` on, each with the number of its bytes to skip.
+    fn spans_from(&self, at: usize) -> impl Iterator<Item = (&Span, usize)> {
         let first = self.starts.partition_point(|&start| start <= at).saturating_sub(1);
         let inside = at < self.bytes;
         self.spans[first..]

@@ -1,10 +1,10 @@
-//! Reading: pages and their headers at once, each page verified when both are there.
+//! Reads runs: headers and pages at the same time, each page verified once both are in memory.
 
-use super::check::Check;
+use super::check::PageCheck;
 use super::chunk::Chunk;
-use super::flight::{Cargo, Flight};
-use super::inbound::{Header, Inbound, Page};
+use super::in_flight::{InFlight, OpBuffers};
 use super::page::Direct;
+use super::read_state::{Header, Page, ReadState};
 use super::{Control, MissReason, PageFate, RunRead};
 use crate::engine::{Op, Work};
 use crate::segments::Segments;
@@ -13,67 +13,70 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Bytes checksummed in one go, between looks at what has landed.
+/// Bytes checksummed per step; between steps the engine collects completions and submits
+/// operations.
 const STEP: usize = 1 << 20;
 
-/// Reads in progress.
-pub(super) struct Reading<'a> {
+/// The state of one [`Segments::read_runs`] call.
+pub(super) struct ReadJob<'a> {
     segments: &'a Segments,
     reads: &'a [RunRead<'a>],
     control: &'a Control,
-    /// The reads that have begun; the last one still has chunks to issue.
-    runs: Vec<Inbound>,
-    flight: Flight<Landing>,
-    /// Pages that are in memory and whose header is known.
+    /// The reads that have begun; only the last one has chunks to submit.
+    runs: Vec<ReadState>,
+    in_flight: InFlight<PendingOp>,
+    /// Pages that are in memory and whose header is known, as run and page.
     to_check: VecDeque<(usize, usize)>,
-    checking: Option<(usize, Check<'a>)>,
-    /// Bytes in staging that have landed and wait for their check.
-    landed: u64,
-    /// For slices that decode into several fragments.
+    checking: Option<(usize, PageCheck<'a>)>,
+    /// Bytes in staging that are read and not yet verified. Their memory stays in use, so this
+    /// counts against the limit of bytes in flight.
+    unchecked_bytes: u64,
+    /// Holds slices that decode into several fragments.
     scratch: Vec<u8>,
     stopped: Option<MissReason>,
 }
 
-struct Landing {
+struct PendingOp {
     run: usize,
     chunk: Chunk,
-    cargo: Cargo,
-    /// Staging memory of pages, held until the operation has landed.
+    buffers: OpBuffers,
+    /// Staging memory of pages, held until the operation has completed: the kernel writes to it
+    /// even if the page has missed by then.
     _pieces: Vec<Arc<Piece>>,
 }
 
-enum Launch {
-    Go(Op),
+enum NextOp {
+    Ready(Op),
     Wait,
     Fail(MissReason),
 }
 
-impl<'a> Reading<'a> {
+impl<'a> ReadJob<'a> {
     pub(super) fn run(
         segments: &'a Segments,
         reads: &'a [RunRead<'a>],
         control: &'a Control,
     ) -> Vec<Vec<PageFate>> {
-        let mut reading = Self {
+        let mut job = Self {
             segments,
             reads,
             control,
             runs: Vec::with_capacity(reads.len()),
-            flight: Flight::new(segments.in_flight_bytes()),
+            in_flight: InFlight::new(segments.in_flight_bytes()),
             to_check: VecDeque::new(),
             checking: None,
-            landed: 0,
+            unchecked_bytes: 0,
             scratch: Vec::new(),
             stopped: segments.is_inherited().then_some(MissReason::Io),
         };
-        if reading.stopped.is_some() {
-            return reading.fates();
+        if job.stopped.is_some() {
+            return job.fates();
         }
-        segments.engine().run(&mut reading);
-        reading.fates()
+        segments.engine().run(&mut job);
+        job.fates()
     }
 
-    /// A page without a fate by now is one that was not begun, or whose header was not.
+    /// The outcome of every page. A page without one was not begun, or its header was not.
     fn fates(self) -> Vec<Vec<PageFate>> {
         let rest = PageFate::Missed(self.stopped.unwrap_or(MissReason::Io));
         let mut fates: Vec<Vec<PageFate>> = self
@@ -85,7 +88,7 @@ impl<'a> Reading<'a> {
         fates
     }
 
-    /// The run with a chunk to issue, begun if need be.
+    /// The run with a chunk to submit, begun if necessary. `None` if all are submitted.
     fn current(&mut self) -> Option<usize> {
         loop {
             if let Some(run) = self.runs.last_mut() {
@@ -96,7 +99,7 @@ impl<'a> Reading<'a> {
                 run.issued = 0;
             }
             let read = self.reads.get(self.runs.len())?;
-            self.runs.push(Inbound::begin(
+            self.runs.push(ReadState::begin(
                 self.segments,
                 read,
                 Direct::of(self.segments, self.control),
@@ -104,23 +107,24 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn launch(&mut self, at: usize) -> Launch {
+    fn next_op(&mut self, at: usize) -> NextOp {
         let run = &mut self.runs[at];
         if let Header::Bad(reason) = run.header {
-            return Launch::Fail(reason);
+            return NextOp::Fail(reason);
         }
         let mut chunk = run.chunks[run.issued].clone();
         let file = match self.segments.file(chunk.segment) {
             Ok(file) => file,
             Err(error) => {
                 tracing::debug!(%error, segment = chunk.segment.0, "a segment cannot be opened");
-                return Launch::Fail(MissReason::Io);
+                return NextOp::Fail(MissReason::Io);
             }
         };
         let first = self.reads[at].first as usize;
-        // With something of our own under way there is no need to wait for others: it gives back
-        // what it holds.
-        let idle = self.flight.is_idle() && self.checking.is_none() && self.to_check.is_empty();
+        // This call waits for staging memory only while it holds none itself: two calls that each
+        // hold some and wait for more would wait for each other. With operations in flight, their
+        // completion frees memory.
+        let idle = self.in_flight.is_idle() && self.checking.is_none() && self.to_check.is_empty();
         let arena = self.segments.arena();
         let take = |bytes| match arena.try_take(bytes) {
             None if idle => arena.take(bytes, self.control),
@@ -128,34 +132,34 @@ impl<'a> Reading<'a> {
         };
         let mut has_room = run.stage(&chunk, first, |bytes| arena.try_take(bytes));
         if !has_room && idle {
-            // Page by page, then. A page that has memory gets its rest first: it must not be held
-            // while waiting for the memory of another.
-            chunk = run.narrow();
+            // Little memory is free: go page by page. The rest of a page that has memory is read
+            // first: its memory must not be held while the call waits for that of another page.
+            chunk = run.split_next_chunk();
             has_room = run.stage(&chunk, first, take);
         }
-        let cargo = has_room.then(|| {
+        let buffers = has_room.then(|| {
             let memory = |page: usize| run.pages[page - first].memory();
-            Cargo::load(&chunk, run.shape, run.header_block.as_ref(), memory, take)
+            OpBuffers::prepare(&chunk, run.layout, run.header_block.as_ref(), memory, take)
         });
-        let Some((cargo, spans)) = cargo.flatten() else {
+        let Some((buffers, spans)) = buffers.flatten() else {
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
-            return if idle { Launch::Fail(reason) } else { Launch::Wait };
+            return if idle { NextOp::Fail(reason) } else { NextOp::Wait };
         };
         let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
         let pieces = run.pieces(&chunk, first);
-        let landing = Landing { run: at, chunk, cargo, _pieces: pieces };
-        let tag = self.flight.launch(bytes, landing);
-        // SAFETY: the target's memory is ours until `run` returns (`PageTarget`), the cargo's and
-        // the pieces' until it has landed, the header's until its last chunk has; and the engine
-        // does not return before all have.
-        Launch::Go(unsafe { Op::new(tag, file, false, offset, spans) })
+        let pending = PendingOp { run: at, chunk, buffers, _pieces: pieces };
+        let tag = self.in_flight.insert(bytes, pending);
+        // SAFETY: the target's memory is exclusive until `run` returns (`PageTarget`), `pending`
+        // holds the buffers and pieces until the operation completes, the header block stays until
+        // its last chunk completes, and the engine does not return before all operations complete.
+        NextOp::Ready(unsafe { Op::new(tag, file, false, offset, spans) })
     }
 
-    /// Takes note that a chunk is over: landed, or failed for a reason.
-    fn settle(&mut self, at: usize, chunk: &Chunk, failure: Option<MissReason>) {
+    /// Accounts for a chunk that was read, or failed with a reason.
+    fn complete_chunk(&mut self, at: usize, chunk: &Chunk, failure: Option<MissReason>) {
         let first = self.reads[at].first as usize;
         let run = &mut self.runs[at];
-        if chunk.logical.start < run.shape.header {
+        if chunk.logical.start < run.layout.header {
             run.header_chunks -= 1;
             if matches!(run.header, Header::Awaited) {
                 if let Some(reason) = failure {
@@ -168,97 +172,98 @@ impl<'a> Reading<'a> {
                 run.header_block = None;
             }
             if !matches!(run.header, Header::Awaited) {
-                let landed = (0..run.pages.len()).filter(|&page| run.pages[page].chunks == 0);
-                for page in landed.collect::<Vec<_>>() {
-                    self.page_landed(at, page);
+                let complete = (0..run.pages.len()).filter(|&page| run.pages[page].chunks == 0);
+                for page in complete.collect::<Vec<_>>() {
+                    self.complete_page(at, page);
                 }
             }
         }
-        let shape = self.runs[at].shape;
-        for (page, _) in shape.parts(&chunk.logical) {
+        let layout = self.runs[at].layout;
+        for (page, _) in layout.parts(&chunk.logical) {
             let page = page - first;
             let run = &mut self.runs[at];
             run.pages[page].chunks -= 1;
             if let Some(reason) = failure {
-                run.decide(page, PageFate::Missed(reason));
+                run.set_fate(page, PageFate::Missed(reason));
             }
             if run.pages[page].chunks == 0 {
-                self.page_landed(at, page);
+                self.complete_page(at, page);
             }
         }
     }
 
-    /// All of a page is in memory. It waits for its header, if that is not there yet.
-    fn page_landed(&mut self, at: usize, page: usize) {
+    /// Queues a page that is in memory for its check, unless its header is still to come: then
+    /// `complete_chunk` calls again once the header is known.
+    fn complete_page(&mut self, at: usize, page: usize) {
         let run = &mut self.runs[at];
         if run.pages[page].fate.is_some() {
             return;
         }
         match &run.header {
             Header::Awaited => {}
-            Header::Bad(reason) => run.decide(page, PageFate::Missed(*reason)),
+            Header::Bad(reason) => run.set_fate(page, PageFate::Missed(*reason)),
             Header::Good(_) => {
-                self.landed += if run.is_staged { run.shape.page } else { 0 };
+                self.unchecked_bytes += if run.is_staged { run.layout.page } else { 0 };
                 self.to_check.push_back((at, page));
             }
         }
     }
 
-    /// Starts on the next page, deciding at once those that cannot be right.
-    fn check_next(&mut self) -> Option<(usize, Check<'a>)> {
+    /// Takes the next page to verify. Pages that the header rules out get their outcome here.
+    fn check_next(&mut self) -> Option<(usize, PageCheck<'a>)> {
         loop {
             let (at, page) = self.to_check.pop_front()?;
             let (run, read) = (&mut self.runs[at], &self.reads[at]);
             let Page { target, staged, .. } = &mut run.pages[page];
             let staged = staged.take().map(|staged| (staged.piece, staged.at));
             let Header::Good(header) = &run.header else { continue };
-            // SAFETY: the page has landed in the target, which is ours.
-            let copy = |bytes| unsafe { target.copy(bytes) };
-            match Check::open(read, header, page, staged, copy) {
+            // SAFETY: the page has been read to the target, which is exclusive until `run` returns.
+            let copy = |bytes| unsafe { target.to_block(bytes) };
+            match PageCheck::open(read, header, page, staged, copy) {
                 Ok(check) => return Some((at, check)),
-                Err(reason) => self.decide(at, page, PageFate::Missed(reason)),
+                Err(reason) => self.finish_check(at, page, PageFate::Missed(reason)),
             }
         }
     }
 
-    /// The fate of a page that waited for its check.
-    fn decide(&mut self, at: usize, page: usize, fate: PageFate) {
+    /// Sets the outcome of a page that waited for its check.
+    fn finish_check(&mut self, at: usize, page: usize, fate: PageFate) {
         let run = &mut self.runs[at];
-        self.landed -= if run.is_staged { run.shape.page } else { 0 };
-        run.decide(page, fate);
+        self.unchecked_bytes -= if run.is_staged { run.layout.page } else { 0 };
+        run.set_fate(page, fate);
     }
 }
 
-impl Work for Reading<'_> {
+impl Work for ReadJob<'_> {
     fn next(&mut self) -> Option<Op> {
         loop {
             if self.stopped.is_none() {
                 self.stopped = self.control.stop();
             }
-            let is_behind = self.landed >= self.segments.in_flight_bytes() as u64;
-            if self.stopped.is_some() || is_behind || !self.flight.has_room() {
+            let is_behind = self.unchecked_bytes >= self.segments.in_flight_bytes() as u64;
+            if self.stopped.is_some() || is_behind || !self.in_flight.has_room() {
                 return None;
             }
             let at = self.current()?;
-            match self.launch(at) {
-                Launch::Wait => return None,
-                Launch::Go(op) => {
+            match self.next_op(at) {
+                NextOp::Wait => return None,
+                NextOp::Ready(op) => {
                     self.runs[at].issued += 1;
                     return Some(op);
                 }
-                Launch::Fail(reason) => {
+                NextOp::Fail(reason) => {
                     let run = &mut self.runs[at];
                     let chunk = run.chunks[run.issued].clone();
                     run.issued += 1;
-                    self.settle(at, &chunk, Some(reason));
+                    self.complete_chunk(at, &chunk, Some(reason));
                 }
             }
         }
     }
 
     fn done(&mut self, tag: u64, result: io::Result<()>) {
-        let Some(landing) = self.flight.land(tag) else { return };
-        let Landing { run: at, chunk, cargo, .. } = landing;
+        let Some(pending) = self.in_flight.complete(tag) else { return };
+        let PendingOp { run: at, chunk, buffers, .. } = pending;
         let failure = result.err().map(|error| {
             let (segment, offset) = (chunk.segment.0, chunk.offset);
             tracing::debug!(%error, segment, offset, "a read failed");
@@ -266,25 +271,26 @@ impl Work for Reading<'_> {
         });
         if failure.is_none() {
             let first = self.reads[at].first as usize;
-            for bounce in &cargo.bounces {
+            for bounce in &buffers.bounces {
                 let memory = self.runs[at].pages[bounce.page - first].memory();
-                // SAFETY: the operation that moved these bytes has landed; the target is ours.
-                unsafe { memory.scatter(bounce.range.clone(), cargo.bytes(bounce)) };
+                // SAFETY: the operation that moved these bytes has completed; the target is
+                // exclusive.
+                unsafe { memory.scatter(bounce.range.clone(), buffers.bytes(bounce)) };
             }
         }
-        drop(cargo);
-        self.settle(at, &chunk, failure);
+        drop(buffers);
+        self.complete_chunk(at, &chunk, failure);
     }
 
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         let Some((at, mut check)) = self.checking.take().or_else(|| self.check_next()) else {
             return false;
         };
         let target = &self.runs[at].pages[check.page()].target;
-        // SAFETY: all operations on this page have landed, and the target is ours.
+        // SAFETY: all operations on this page have completed, and the target is exclusive.
         match unsafe { check.step(target, &mut self.scratch, STEP) } {
             None => self.checking = Some((at, check)),
-            Some(fate) => self.decide(at, check.page(), fate),
+            Some(fate) => self.finish_check(at, check.page(), fate),
         }
         true
     }

@@ -1,33 +1,33 @@
-//! Finding runs without an index, by their headers.
+//! Finds runs by their headers, without an index.
 
 use super::Control;
-use super::chunk::Shape;
+use super::chunk::RunLayout;
 use crate::segments::Segments;
 use ritornello_format::{
     Extent, Place, RUN_HEADER_UNITS_MAX, RUN_MAGIC, Result, RunHeader, SegmentId, UNIT,
 };
 
-/// Bytes looked through at once.
+/// Bytes searched per round.
 const WINDOW: u64 = 4 << 20;
 
-/// A run header found in a segment. Its pages are not verified: they may be long overwritten.
+/// A run header found in a segment. Its pages are not verified, and may be overwritten.
 #[derive(Clone, Debug)]
 pub struct FoundRun {
-    /// Where the run was when it was written. It holds fewer pages than the header names if the
+    /// Location of the run when it was written. Holds fewer pages than the header names if the
     /// header had no room for all extents.
     pub place: Place,
     /// The header.
     pub header: RunHeader,
-    /// Pages that the place holds.
+    /// Number of pages that the place holds.
     pub pages: u32,
 }
 
 impl Segments {
-    /// Looks at every unit of a segment, and hands every run header that lies where it says it lies
-    /// to `found`. Returns the bytes that could not be read.
+    /// Searches every unit of a segment for run headers, and passes each that names its own
+    /// position to `found`. Returns the number of bytes that could not be read.
     ///
     /// # Errors
-    /// `Retry` if the segment cannot be opened, or if `control` says stop.
+    /// `Retry` if the segment cannot be opened, or if `control` stopped the call.
     pub fn scan_headers(
         &self,
         segment: SegmentId,
@@ -35,7 +35,7 @@ impl Segments {
         found: &mut dyn FnMut(FoundRun),
     ) -> Result<u64> {
         let length = self.file(segment)?.length()?.min(self.segment_bytes()) / UNIT * UNIT;
-        // A header that begins in a window may end behind it.
+        // A header that begins in a window may end behind it: read that much more.
         let overlap = u64::from(RUN_HEADER_UNITS_MAX - 1) * UNIT;
         let mut window = crate::memory_block::Block::new((WINDOW + overlap) as usize);
         let mut unreadable = self.segment_bytes() - length;
@@ -53,7 +53,7 @@ impl Segments {
             for at in (0..WINDOW.min(length - start)).step_by(UNIT as usize) {
                 let here = &bytes[at as usize..];
                 if here.starts_with(&RUN_MAGIC)
-                    && let Some(run) = self.recognise(segment, start + at, here)
+                    && let Some(run) = self.parse_run(segment, start + at, here)
                 {
                     found(run);
                 }
@@ -63,8 +63,8 @@ impl Segments {
         Ok(unreadable)
     }
 
-    /// Unit by unit, where a whole window cannot be read. Returns the bytes of the window proper
-    /// that could not be, which are zero now.
+    /// Reads unit by unit a window that cannot be read as a whole. Unreadable units become zero.
+    /// Returns their bytes, without those of the overlap, which the next window counts.
     fn fetch_units(&self, segment: SegmentId, start: u64, to: &mut [u8]) -> u64 {
         let mut unreadable = 0;
         for (at, unit) in to.chunks_mut(UNIT as usize).enumerate() {
@@ -77,10 +77,10 @@ impl Segments {
         unreadable
     }
 
-    fn recognise(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<FoundRun> {
+    fn parse_run(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<FoundRun> {
         let (header, header_checksum) = RunHeader::decode(bytes).ok()?;
         let Extent { segment: named, start, .. } = *header.extents.first()?;
-        // A header inside of a page is a page's bytes, whatever it looks like.
+        // A header that names another position is the content of a page, not a run.
         if named != segment || u64::from(start) * UNIT != offset {
             return None;
         }
@@ -98,7 +98,7 @@ impl Segments {
             return None;
         }
         place.truncate(pages);
-        Shape::of(&place, header.page_bytes, 0..u64::from(pages), self)?;
+        RunLayout::new(&place, header.page_bytes, 0..u64::from(pages), self)?;
         Some(FoundRun { place, header, pages })
     }
 }

@@ -1,8 +1,9 @@
-//! Reading pages section by section: what a caller needs first comes first, and he is told when it is
-//! there.
+//! Reads pages section by section: the parts of the pages that are needed first are read first, and
+//! waiters are notified when all pages have them.
 //!
-//! A slice is the least that can be verified. It is read with the first section that needs a byte of
-//! it, so none is read twice, however a run was cut when it was written.
+//! A slice is the smallest part of a page that can be verified. It is read with the first section
+//! that needs a byte of it, so that no slice is read twice, whatever slices the run was written
+//! with.
 
 mod disk;
 mod mapped;
@@ -16,8 +17,9 @@ use crate::parked::Parked;
 use ritornello_format::{Error, PAGE_BYTES_MAX, Result};
 use std::time::{Duration, Instant};
 
-/// The sections of a page that are wanted one after the other, the same of all pages of a read, and
-/// how many of them have come. They are for one target: a read goes on behind those that have come.
+/// The sections of a page, in the order in which they are needed and equal for all pages of a read,
+/// and the number that have arrived. A value belongs to one target: a repeated read continues
+/// behind the sections that have arrived.
 #[derive(Debug)]
 pub struct Sections {
     ends: Box<[u64]>,
@@ -26,42 +28,43 @@ pub struct Sections {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    here: usize,
-    over: bool,
+    arrived: usize,
+    ended: bool,
 }
 
 impl Sections {
-    /// Sections that end at these bytes of a page, the last at its end.
+    /// Sections that end at these byte offsets of a page; the last ends with the page.
     ///
     /// # Errors
-    /// `Invalid` if the ends do not rise, or there are none.
+    /// `Invalid` if `ends` is empty, does not ascend, or exceeds the longest page.
     pub fn new(ends: Vec<u64>) -> Result<Self> {
         let rise = ends.first().is_some_and(|end| *end > 0) && ends.is_sorted_by(|a, b| a < b);
         if !rise || ends.last().is_some_and(|end| *end > PAGE_BYTES_MAX) {
-            return Err(Error::invalid("sections end one behind the other, in a page")
+            return Err(Error::invalid("the ends of sections must ascend within a page")
                 .with("sections", ends.len()));
         }
         Ok(Self { ends: ends.into(), state: Parked::default() })
     }
 
-    /// Bytes of a page.
+    /// Length of a page in bytes.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Leading sections that are in the target, of every page. Nothing writes to them any more.
+    /// Number of leading sections that are in the target, for every page. No call writes to them
+    /// again.
     #[must_use]
-    pub fn here(&self) -> usize {
-        self.state.lock().here
+    pub fn arrived(&self) -> usize {
+        self.state.lock().arrived
     }
 
-    /// Waits until section `number` and all before it are here, or will not be, because the read is
-    /// over; at most until `deadline`. Returns whether that came to pass.
+    /// Waits until section `number` and all before it have arrived, or until the read ends without
+    /// them, at most until `deadline`. Returns `false` if the deadline passed first.
     #[must_use]
     pub fn wait(&self, number: usize, deadline: Option<Instant>) -> bool {
         let mut state = self.state.lock();
-        while !state.over && state.here <= number {
+        while !state.ended && state.arrived <= number {
             state = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
                 None => self.state.wait(state),
                 Some(Duration::ZERO) => return false,
@@ -71,24 +74,25 @@ impl Sections {
         true
     }
 
-    /// The read is over: nobody needs to wait any more.
+    /// Ends the read: waiters return.
     pub fn end(&self) {
-        self.state.lock().over = true;
+        self.state.lock().ended = true;
         self.state.wake_all();
     }
 
-    /// `leading` sections are here.
-    fn arrive(&self, leading: usize) {
+    /// Records that `leading` sections have arrived, and wakes waiters if that is more than before.
+    fn set_arrived(&self, leading: usize) {
         let mut state = self.state.lock();
-        if leading > state.here {
-            state.here = leading;
+        if leading > state.arrived {
+            state.arrived = leading;
             drop(state);
             self.state.wake_all();
         }
     }
 
-    /// Whether these reads can be made in sections.
-    pub(super) fn suit(&self, reads: &[RunRead<'_>]) -> bool {
+    /// Whether these reads can be made section by section. As-stored reads cannot: their target
+    /// holds encoded bytes.
+    pub(super) fn fit(&self, reads: &[RunRead<'_>]) -> bool {
         let fits = |read: &RunRead<'_>| {
             read.page_bytes == self.page_bytes() && !matches!(read.encoded, Encoded::AsStored)
         };
@@ -96,7 +100,7 @@ impl Sections {
     }
 
     /// The section that needs byte `at` of a page.
-    fn of(&self, at: u64) -> usize {
+    fn section_of(&self, at: u64) -> usize {
         self.ends.partition_point(|end| *end <= at)
     }
 }
@@ -106,9 +110,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sections_rise_and_end_with_the_page() {
+    fn sections_must_ascend_within_the_page() {
         let sections = Sections::new(vec![10, 30, 31]).unwrap();
-        assert_eq!([0, 9, 10, 30].map(|at| sections.of(at)), [0, 0, 1, 2]);
+        assert_eq!([0, 9, 10, 30].map(|at| sections.section_of(at)), [0, 0, 1, 2]);
         assert_eq!(sections.page_bytes(), 31);
         for wrong in [vec![], vec![0, 5], vec![5, 5], vec![5, 4], vec![PAGE_BYTES_MAX + 1]] {
             assert!(Sections::new(wrong).is_err());
@@ -116,19 +120,19 @@ mod tests {
     }
 
     #[test]
-    fn a_section_is_waited_for_until_it_is_here_or_all_is_over() {
+    fn wait_ends_with_arrival_deadline_or_end() {
         let sections = Sections::new(vec![1, 2, 3]).unwrap();
         let now = Some(Instant::now());
         assert!(!sections.wait(0, now));
-        sections.arrive(2);
-        sections.arrive(1);
-        assert_eq!(sections.here(), 2);
+        sections.set_arrived(2);
+        sections.set_arrived(1);
+        assert_eq!(sections.arrived(), 2);
         assert!(sections.wait(1, None) && !sections.wait(2, now));
         std::thread::scope(|threads| {
             let waiting = threads.spawn(|| sections.wait(2, None));
             sections.end();
             assert!(waiting.join().unwrap());
         });
-        assert_eq!(sections.here(), 2);
+        assert_eq!(sections.arrived(), 2);
     }
 }

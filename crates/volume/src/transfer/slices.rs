@@ -1,14 +1,15 @@
-//! The checksums of a page's slices, which lie one behind the other.
+//! The checksums of a page's slices, which are contiguous on disk.
 
 use ritornello_format::{Slice, SliceChecksum};
 
-/// Checksums of the slices of one page, fed with the page's bytes as they lie on disk, in order.
+/// Computes the checksums of the slices of one page from the page's bytes as they lie on disk, in
+/// order.
 pub(super) struct SliceSums<'a> {
     key: &'a [u8],
     generation: u64,
-    /// Length of each slice on disk, none of them zero.
+    /// Length of each slice on disk, at least one byte.
     lengths: Vec<u32>,
-    /// Bytes of the open slice that are still to come.
+    /// Bytes of the current slice that are still to come.
     left: usize,
     open: SliceChecksum,
     done: Vec<u64>,
@@ -27,7 +28,7 @@ impl<'a> SliceSums<'a> {
         }
     }
 
-    /// Feeds the next bytes. What lies behind the last slice does not count.
+    /// Adds the next bytes. Bytes behind the last slice are padding and are ignored.
     pub(super) fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.left > 0 {
             let (now, rest) = bytes.split_at(bytes.len().min(self.left));
@@ -43,18 +44,18 @@ impl<'a> SliceSums<'a> {
         }
     }
 
-    /// The checksums of the slices that are complete.
+    /// The checksums of the complete slices.
     pub(super) fn done(&self) -> &[u64] {
         &self.done
     }
 }
 
-/// Bytes that slices take together.
+/// Total length of slices in bytes.
 pub(super) fn total(slices: &[Slice]) -> u64 {
     slices.iter().map(|slice| u64::from(slice.bytes)).sum()
 }
 
-/// The slices of a page of `page_bytes` that is stored as it came.
+/// The slices of a raw page of `page_bytes`, in `count` equal parts.
 pub(super) fn raw(count: u16, page_bytes: u64) -> impl Iterator<Item = Slice> {
     let count = count.max(1);
     (0..count).map(move |number| {
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fed_in_any_pieces_each_slice_has_its_own_checksum() {
+    fn slice_checksums_do_not_depend_on_update_sizes() {
         let bytes: Vec<u8> = (0..100).collect();
         let slices: Vec<Slice> =
             [30, 1, 69].map(|bytes| Slice { bytes, codec: Slice::RAW, checksum: 0 }).to_vec();

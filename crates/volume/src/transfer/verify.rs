@@ -1,6 +1,6 @@
-//! Looking at a run without wanting its bytes: for `fsck`, and wherever only the header counts.
+//! Verifies runs without delivering their bytes: for `fsck`, and where only the header matters.
 
-use super::chunk::{Chunk, Shape};
+use super::chunk::{Chunk, RunLayout};
 use super::{Control, Encoded, MissReason, PageFate, RunRead};
 use crate::engine::{Op, Span, Work};
 use crate::memory::{FragmentMut, PageTarget};
@@ -11,39 +11,40 @@ use ritornello_format::{Error, Place, Result, RunHeader, SegmentId, UNIT};
 use std::error::Error as _;
 use std::io;
 
-/// Bytes that are verified at once, if a page is not longer.
+/// Bytes verified per round, or one page if pages are longer.
 const WINDOW: usize = 16 << 20;
 
-/// Whether the disk itself refused to read (`EIO`), as opposed to a shortage of files or memory.
+/// Whether the error is the disk's refusal to read (`EIO`), rather than a shortage of files or
+/// memory.
 #[must_use]
 pub fn is_refused_by_disk(error: &Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.and_then(io::Error::raw_os_error) == Some(libc::EIO)
 }
 
-/// A run as it was found.
+/// A run after verification.
 #[derive(Clone, Debug)]
 pub struct VerifiedRun {
-    /// Its header, which has the checksum that the place names.
+    /// The run header; it has the checksum that the place names.
     pub header: RunHeader,
-    /// The fate of every page that the place holds.
+    /// The outcome of every page that the place holds.
     pub pages: Vec<PageFate>,
 }
 
 impl Segments {
-    /// The header of a run.
+    /// Reads the header of a run.
     ///
     /// # Errors
-    /// `Miss` if it is not the one that the place means; `Retry` if it cannot be read now, which
-    /// says nothing about what lies there.
+    /// `Miss` if it is not the header that the place names; `Retry` if it cannot be read now, which
+    /// does not prove damage.
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
-        let adds_up = Shape::of(place, u64::from(place.page_units) * UNIT, 0..0, self);
-        let shape = adds_up.ok_or_else(|| {
-            Error::miss("a run's place does not add up").with("generation", place.generation)
+        let adds_up = RunLayout::new(place, u64::from(place.page_units) * UNIT, 0..0, self);
+        let layout = adds_up.ok_or_else(|| {
+            Error::miss("a run's place is inconsistent").with("generation", place.generation)
         })?;
         let mut chunks = Vec::new();
-        shape.cut(place, 0..shape.header, &mut chunks);
-        let mut block = Block::new(shape.header as usize);
+        layout.cut(place, 0..layout.header, &mut chunks);
+        let mut block = Block::new(layout.header as usize);
         let unread = |error: io::Error| {
             Error::retry("a run header cannot be read")
                 .with("generation", place.generation)
@@ -67,7 +68,7 @@ impl Segments {
         }
     }
 
-    /// Reads a whole run and verifies every page that the place holds, as it is encoded.
+    /// Reads a whole run and verifies every page that the place holds, without decoding.
     ///
     /// # Errors
     /// Those of [`Segments::read_header`].
@@ -86,7 +87,7 @@ impl Segments {
         let at_once = (WINDOW / padded).clamp(1, keys.len().max(1));
         let mut pages = Vec::with_capacity(keys.len());
         if let Some(memory) = self.arena().take(at_once * padded, control) {
-            let target = Window { memory, padded };
+            let target = WindowTarget { memory, padded };
             for keys in keys.chunks(at_once) {
                 let read = RunRead {
                     place,
@@ -106,35 +107,35 @@ impl Segments {
         Ok(VerifiedRun { header, pages })
     }
 
-    /// Whether the disk itself refuses to read a page: `EIO`, not a shortage of files or memory.
+    /// Whether the disk refuses to read a page: `EIO`, not a shortage of files or memory.
     #[must_use]
     pub fn is_unreadable(&self, place: &Place, page: u32) -> bool {
         let mut block = Block::new(place.page_units as usize * UNIT as usize);
-        let read = self.fetch_extents(&place.page(page), block.bytes_mut());
+        let read = self.read_extents(&place.page(page), block.bytes_mut());
         read.is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
     }
 
-    /// Reads aligned bytes of a segment into aligned memory.
+    /// Reads bytes of a segment into `to`; offset, length and address are multiples of 4 KiB.
     pub(super) fn fetch(&self, segment: SegmentId, offset: u64, to: &mut [u8]) -> io::Result<()> {
         if self.is_inherited() {
             return Err(io::Error::other("these segments were opened before a fork"));
         }
         let file = self.file(segment)?;
         let span = Span::new(to.as_mut_ptr(), to.len());
-        // SAFETY: `to` is borrowed mutably until the engine has run.
+        // SAFETY: `to` is borrowed mutably until the engine returns.
         let op = unsafe { Op::new(0, file, false, offset, vec![span]) };
-        Once::run(self, op)
+        SingleOp::run(self, op)
     }
 }
 
-/// One operation.
-pub(super) struct Once {
+/// A single operation.
+pub(super) struct SingleOp {
     op: Option<Op>,
     result: io::Result<()>,
 }
 
-impl Once {
-    /// Does it, and waits for it.
+impl SingleOp {
+    /// Runs the operation and waits for it.
     pub(super) fn run(segments: &Segments, op: Op) -> io::Result<()> {
         let mut work = Self { op: Some(op), result: Err(io::ErrorKind::Other.into()) };
         segments.engine().run(&mut work);
@@ -142,27 +143,27 @@ impl Once {
     }
 }
 
-impl Work for Once {
+impl Work for SingleOp {
     fn next(&mut self) -> Option<Op> {
         self.op.take()
     }
     fn done(&mut self, _: u64, result: io::Result<()>) {
         self.result = result;
     }
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         false
     }
 }
 
-/// Some pages' worth of staging memory.
-struct Window {
+/// Staging memory for several pages.
+struct WindowTarget {
     memory: Piece,
     padded: usize,
 }
 
-// SAFETY: the piece is this value's alone and lives as long as it, pages do not overlap in it, and
-// `verify_run` reads each page of it once a call and waits for the call.
-unsafe impl PageTarget for Window {
+// SAFETY: the piece belongs to this value and lives as long, pages do not overlap in it, and
+// `verify_run` reads each page of it once per call and waits for the call.
+unsafe impl PageTarget for WindowTarget {
     fn len(&self) -> usize {
         self.memory.bytes().len() / self.padded
     }

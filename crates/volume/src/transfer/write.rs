@@ -1,11 +1,11 @@
-//! Writing: pages as they come, their checksums while they are in flight, each header last.
+//! Writes runs: pages first, checksummed while they are in flight, and each header last.
 
 use super::chunk::Chunk;
-use super::flight::{Cargo, Flight};
-use super::outbound::{Outbound, Page};
+use super::in_flight::{InFlight, OpBuffers};
 use super::page::Direct;
-use super::refusal::{failed, inherited, stopped};
 use super::slices::SliceSums;
+use super::write_error::{failed, inherited, stopped};
+use super::write_state::{Page, WriteState};
 use super::{Control, MissReason, RunWrite};
 use crate::engine::{Op, Work};
 use crate::memory_block::Block;
@@ -14,45 +14,47 @@ use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
 use std::io;
 
-/// Bytes checksummed in one go, between looks at what has landed.
+/// Bytes checksummed per step; between steps the engine collects completions and submits
+/// operations.
 const STEP: usize = 1 << 20;
 
-/// Writes in progress.
-pub(super) struct Writing<'a> {
+/// The state of one [`Segments::write_runs`] call.
+pub(super) struct WriteJob<'a> {
     segments: &'a Segments,
     writes: &'a [RunWrite<'a>],
     control: &'a Control,
-    /// The runs that have begun; the last one may still have pages to issue.
-    runs: Vec<Outbound<'a>>,
-    /// Runs whose pages are issued, and whose header waits for their checksums.
+    /// The runs that have begun; only the last one has pages to submit.
+    runs: Vec<WriteState<'a>>,
+    /// Runs whose pages are submitted and whose header waits for their checksums.
     heads: VecDeque<usize>,
-    flight: Flight<Landing>,
-    /// Pages that move in place and are to be checksummed.
-    to_digest: VecDeque<(usize, usize)>,
-    digesting: Option<Digesting<'a>>,
+    in_flight: InFlight<PendingOp>,
+    /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
+    /// staging are checksummed as they are copied.
+    to_sum: VecDeque<(usize, usize)>,
+    summing: Option<PageSums<'a>>,
 }
 
-struct Landing {
+struct PendingOp {
     run: usize,
     chunk: Chunk,
-    /// Memory of the operation, held until it has landed.
-    _cargo: (Cargo, Option<Block>),
+    /// Memory of the operation, held until it has completed.
+    _buffers: (OpBuffers, Option<Block>),
 }
 
-struct Digesting<'a> {
+struct PageSums<'a> {
     run: usize,
     page: usize,
     at: usize,
     sums: SliceSums<'a>,
 }
 
-enum Launch {
-    Go(Op),
+enum NextOp {
+    Ready(Op),
     Wait,
     Fail(Error),
 }
 
-impl<'a> Writing<'a> {
+impl<'a> WriteJob<'a> {
     pub(super) fn run(
         segments: &'a Segments,
         writes: &'a [RunWrite<'a>],
@@ -61,26 +63,26 @@ impl<'a> Writing<'a> {
         if segments.is_inherited() {
             return writes.iter().map(|_| Err(inherited())).collect();
         }
-        let mut writing = Self {
+        let mut job = Self {
             segments,
             writes,
             control,
             runs: Vec::with_capacity(writes.len()),
             heads: VecDeque::new(),
-            flight: Flight::new(segments.in_flight_bytes()),
-            to_digest: VecDeque::new(),
-            digesting: None,
+            in_flight: InFlight::new(segments.in_flight_bytes()),
+            to_sum: VecDeque::new(),
+            summing: None,
         };
-        segments.engine().run(&mut writing);
-        writing.results()
+        segments.engine().run(&mut job);
+        job.results()
     }
 
-    /// A run that is not finished by now is one that `control` stopped.
+    /// The outcome of every run. A run that is not finished was stopped by `control`.
     fn results(self) -> Vec<Result<u64>> {
         let stopped = || stopped(self.control.stop().unwrap_or(MissReason::Io));
         let mut results = Vec::with_capacity(self.writes.len());
         for run in self.runs {
-            results.push(match (run.failed, run.sealed) {
+            results.push(match (run.failed, run.encoded_header) {
                 (Some(error), _) => Err(error),
                 (None, Some((_, sum))) if run.body.is_empty() && run.head.is_empty() => Ok(sum),
                 _ => Err(stopped()),
@@ -90,15 +92,16 @@ impl<'a> Writing<'a> {
         results
     }
 
-    /// The run that has a chunk to issue now, and whether it is its head's: a head whose checksums
-    /// are known, or else the pages of the newest run, which is begun if need be.
+    /// The run that has a chunk to submit, and whether the chunk is its header's. A header whose
+    /// checksums are known goes first, since it completes a run; then the pages of the newest run,
+    /// which is begun if necessary.
     fn current(&mut self) -> Option<(usize, bool)> {
         loop {
             while let Some(&at) = self.heads.front() {
                 let run = &self.runs[at];
                 if run.failed.is_some() || run.head.is_empty() {
                     self.heads.pop_front();
-                } else if run.open <= run.open_in_head {
+                } else if run.unsummed <= run.unsummed_in_head {
                     return Some((at, true));
                 } else {
                     break;
@@ -117,103 +120,105 @@ impl<'a> Writing<'a> {
                 _ => {
                     let write = self.writes.get(self.runs.len())?;
                     let direct = Direct::of(self.segments, self.control);
-                    let run = Outbound::begin(self.segments, write, direct)
-                        .unwrap_or_else(Outbound::refused);
+                    let run = WriteState::begin(self.segments, write, direct)
+                        .unwrap_or_else(WriteState::refused);
                     self.runs.push(run);
                 }
             }
         }
     }
 
-    /// Has a page checksummed, if it moves in place and is not queued yet.
+    /// Queues a page for its checksums if it moves in place and is not queued yet.
     fn queue(&mut self, at: usize, page: usize) {
         if let Some(Page { memory, is_queued, .. }) = self.runs[at].pages.get_mut(page)
             && memory.is_in_place()
             && !*is_queued
         {
             *is_queued = true;
-            self.to_digest.push_back((at, page));
+            self.to_sum.push_back((at, page));
         }
     }
 
-    fn launch(&mut self, at: usize, is_head: bool) -> Launch {
+    fn next_op(&mut self, at: usize, is_head: bool) -> NextOp {
         let write = &self.writes[at];
         let run = &mut self.runs[at];
         let queue = if is_head { &run.head } else { &run.body };
-        let Some(chunk) = queue.front().cloned() else { return Launch::Wait };
+        let Some(chunk) = queue.front().cloned() else { return NextOp::Wait };
         let file = match self.segments.file(chunk.segment) {
             Ok(file) => file,
-            Err(error) => return Launch::Fail(failed("a segment cannot be opened", &chunk, error)),
+            Err(error) => return NextOp::Fail(failed("a segment cannot be opened", &chunk, error)),
         };
-        let mut header = is_head.then(|| Block::new(run.shape.header as usize));
-        let idle = self.flight.is_idle();
-        let loaded = Cargo::load(
+        let mut header = is_head.then(|| Block::new(run.layout.header as usize));
+        let idle = self.in_flight.is_idle();
+        let loaded = OpBuffers::prepare(
             &chunk,
-            run.shape,
+            run.layout,
             header.as_ref(),
             |page| &run.pages[page].memory,
-            // With something of our own in flight there is no need to wait for others.
+            // Waits for staging memory only with nothing in flight: what this call holds may be
+            // what another call waits for.
             |bytes| match self.segments.arena().try_take(bytes) {
                 None if idle => self.segments.arena().take(bytes, self.control),
                 piece => piece,
             },
         );
-        let Some((cargo, spans)) = loaded else {
+        let Some((buffers, spans)) = loaded else {
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
-            return if idle { Launch::Fail(stopped(reason)) } else { Launch::Wait };
+            return if idle { NextOp::Fail(stopped(reason)) } else { NextOp::Wait };
         };
-        run.gather(&cargo, write);
+        run.gather(&buffers, write);
         if let Some(block) = &mut header {
-            match run.seal(write) {
+            match run.encode_header(write) {
                 Ok(bytes) => block.bytes_mut()[..bytes.len()].copy_from_slice(bytes),
-                Err(error) => return Launch::Fail(error),
+                Err(error) => return NextOp::Fail(error),
             }
         }
-        let touched: Vec<usize> = run.shape.parts(&chunk.logical).map(|(page, _)| page).collect();
+        let touched: Vec<usize> = run.layout.parts(&chunk.logical).map(|(page, _)| page).collect();
         let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
-        let landing = Landing { run: at, chunk, _cargo: (cargo, header) };
-        let tag = self.flight.launch(bytes, landing);
+        let pending = PendingOp { run: at, chunk, _buffers: (buffers, header) };
+        let tag = self.in_flight.insert(bytes, pending);
         for page in touched {
             self.queue(at, page);
         }
-        // SAFETY: the source's memory is readable until `run` returns (`PageSource`); `flight`
-        // keeps cargo and header until the operation has landed; the engine does not return before.
-        Launch::Go(unsafe { Op::new(tag, file, true, offset, spans) })
+        // SAFETY: the source's memory is readable until `run` returns (`PageSource`), `in_flight`
+        // holds buffers and header until the operation completes, and the engine does not return
+        // before.
+        NextOp::Ready(unsafe { Op::new(tag, file, true, offset, spans) })
     }
 }
 
-impl Work for Writing<'_> {
+impl Work for WriteJob<'_> {
     fn next(&mut self) -> Option<Op> {
         loop {
-            if self.control.stop().is_some() || !self.flight.has_room() {
+            if self.control.stop().is_some() || !self.in_flight.has_room() {
                 return None;
             }
             let (at, is_head) = self.current()?;
-            match self.launch(at, is_head) {
-                Launch::Wait => return None,
-                Launch::Go(op) => {
+            match self.next_op(at, is_head) {
+                NextOp::Wait => return None,
+                NextOp::Ready(op) => {
                     let run = &mut self.runs[at];
                     if is_head { &mut run.head } else { &mut run.body }.pop_front();
                     return Some(op);
                 }
-                Launch::Fail(error) => self.runs[at].fail(error),
+                NextOp::Fail(error) => self.runs[at].fail(error),
             }
         }
     }
 
     fn done(&mut self, tag: u64, result: io::Result<()>) {
-        if let Some(Landing { run, chunk, .. }) = self.flight.land(tag)
+        if let Some(PendingOp { run, chunk, .. }) = self.in_flight.complete(tag)
             && let Err(error) = result
         {
             self.runs[run].fail(failed("a run could not be written", &chunk, error));
         }
     }
 
-    fn spare(&mut self) -> bool {
-        let next = self.digesting.take().or_else(|| {
-            let (run, page) = self.to_digest.pop_front()?;
+    fn compute(&mut self) -> bool {
+        let next = self.summing.take().or_else(|| {
+            let (run, page) = self.to_sum.pop_front()?;
             let sums = self.runs[run].sums_of(&self.writes[run], page);
-            Some(Digesting { run, page, at: 0, sums })
+            Some(PageSums { run, page, at: 0, sums })
         });
         let Some(mut now) = next else { return false };
         let run = &mut self.runs[now.run];
@@ -222,14 +227,14 @@ impl Work for Writing<'_> {
         }
         let page = &mut run.pages[now.page];
         let end = (now.at + STEP).min(page.bytes);
-        // SAFETY: a source's memory may be read (`PageSource`).
+        // SAFETY: a source's memory is readable (`PageSource`).
         unsafe { page.memory.digest(now.at..end, &mut now.sums) };
         if end < page.bytes {
             now.at = end;
-            self.digesting = Some(now);
+            self.summing = Some(now);
         } else {
-            page.learn(now.sums.done());
-            run.open -= 1;
+            page.set_checksums(now.sums.done());
+            run.unsummed -= 1;
         }
         true
     }

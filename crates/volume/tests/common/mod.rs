@@ -1,5 +1,5 @@
-//! A few segments in a temporary directory, and runs laid out in them by hand.
-#![allow(dead_code)] // Each test file uses some of it.
+//! Segments in a temporary directory, and runs that are laid out in them by hand.
+#![allow(dead_code)] // Each test file uses a part of it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use ritornello_format::{Extent, Place, RunHeader, ScopeId, ScopeSlot, SegmentId, UNIT, units_of};
@@ -16,13 +16,12 @@ pub struct Rig {
     pub segments: Segments,
 }
 
-/// Some way to move bytes, in a directory on the disk the target directory is on: `/tmp` may be
-/// tmpfs.
+/// Segments with I/O mode `io`, on the disk of the target directory, because `/tmp` may be tmpfs.
 pub fn rig(io: IoChoice) -> Rig {
     rig_in(io, env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// A way to move bytes in memory, where this machine has a file system there.
+/// Segments in memory; `None` if this machine has no `/dev/shm`.
 pub fn mapped_rig() -> Option<Rig> {
     let rig =
         std::path::Path::new("/dev/shm").is_dir().then(|| rig_in(IoChoice::Auto, "/dev/shm"))?;
@@ -43,7 +42,7 @@ pub fn open(medium: Arc<dyn Medium>, dir: PathBuf, io: IoChoice) -> Segments {
     Segments::open(medium, config).unwrap()
 }
 
-/// Every engine that works on this machine.
+/// One rig for every I/O mode that works on this machine.
 pub fn rigs() -> Vec<Rig> {
     let mut all = vec![rig(IoChoice::Pool), rig(IoChoice::Buffered)];
     let auto = rig(IoChoice::Auto);
@@ -54,7 +53,7 @@ pub fn rigs() -> Vec<Rig> {
     all
 }
 
-/// Bytes that are different for every page and seed.
+/// Bytes that differ for every page and seed.
 pub fn bytes(seed: u64, page: usize, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (page as u64) << 32 | 1;
     let mut out = Vec::with_capacity(length + 8);
@@ -77,8 +76,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// `count` pages of `page_bytes`, in extents of the given lengths of segments 0 and 1 in turn
-    /// with gaps between; the last extent takes what is left.
+    /// `count` pages of `page_bytes`. The extents have the given lengths and alternate between
+    /// segments 0 and 1, with gaps; the last extent holds the rest.
     pub fn new(generation: u64, count: usize, page_bytes: usize, extents: &[u32]) -> Self {
         Self::at(generation, count, page_bytes, extents, 3)
     }
@@ -164,7 +163,7 @@ impl Run {
         segments.read_runs(&[read], control).pop().unwrap()
     }
 
-    /// Reads `count` pages from `first` into vectors of its own.
+    /// Reads `count` pages from `first` on into vectors.
     pub fn read(
         &self,
         segments: &Segments,
@@ -177,7 +176,7 @@ impl Run {
         (fates, out)
     }
 
-    /// Reads all and asserts that what is verified is right; returns the fates.
+    /// Reads all pages and asserts that verified pages have the right bytes. Returns the outcomes.
     pub fn check(&self, segments: &Segments) -> Vec<PageFate> {
         let (fates, out) = self.read(segments, 0, self.pages.len());
         for (page, fate) in fates.iter().enumerate() {
@@ -189,7 +188,7 @@ impl Run {
     }
 }
 
-/// Memory at any alignment: a vector, and where in it the bytes begin.
+/// Memory at any alignment: a vector, and the offset at which the bytes begin.
 pub struct Memory {
     bytes: Vec<u8>,
     start: usize,
@@ -197,7 +196,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `length` bytes that begin `skew` bytes after a 4 KiB border.
+    /// `length` bytes that begin `skew` bytes behind a 4 KiB border.
     pub fn new(length: usize, skew: usize) -> Self {
         let bytes = vec![0x5a; length + 2 * UNIT as usize];
         let start = bytes.as_ptr().align_offset(UNIT as usize) + skew;
@@ -216,7 +215,7 @@ impl Memory {
     }
 }
 
-/// The file of a segment, to do harm to.
+/// The file of a segment, for tests that damage it.
 pub fn segment_path(rig: &Rig, number: u32) -> PathBuf {
     rig.dir.path().join(format!("seg-{number:06}"))
 }

@@ -16,7 +16,7 @@ use report::{Machine, Report, Row};
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
 use ritornello_store::{Options, SEGMENT_BYTES};
-use ritornello_volume::limit::{Rate, copying_threads};
+use ritornello_volume::limit::{Rate, copy_threads};
 
 /// Pages of one put, and of one get.
 const CALL_PAGES: u32 = 64;
@@ -76,7 +76,7 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
             dir: args.dir.display().to_string(),
             io: io.mode,
             warnings: io.warnings,
-            threads: copying_threads(CALL_PAGES as usize, u64::from(CALL_PAGES) * shape.page_bytes),
+            threads: copy_threads(CALL_PAGES as usize, u64::from(CALL_PAGES) * shape.page_bytes),
         };
         node.close()?;
         drop(scratch);

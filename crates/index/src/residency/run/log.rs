@@ -1,4 +1,4 @@
-//! The files, and how changes come into them.
+//! The files of the log, and appending to them.
 
 use super::RunResidency;
 use crate::run::slots::Number;
@@ -13,27 +13,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PREFIX: &str = "residency-";
-/// Bytes copied under one hold of the locks, or one run if that is more.
-const COPIED: u64 = 64 << 10;
-/// Records looked at under one hold of the locks.
-const SCANNED: usize = 4096;
-/// Holders in one record.
-const HOLDERS: usize = 4096;
-/// A copy is written when so many bytes wait.
-const WRITTEN: u64 = 1 << 20;
+/// The most bytes copied under one hold of the locks, or one run if it is longer.
+const COPY_BYTES: u64 = 64 << 10;
+/// The most records visited under one hold of the locks.
+const SCAN_RECORDS: usize = 4096;
+/// The most holders of one record.
+const RECORD_HOLDERS: usize = 4096;
+/// Bytes of a copy that are written at a time.
+const WRITE_BYTES: u64 = 1 << 20;
 
-/// Changes on their way to the disk.
+/// Changes that are not written yet.
 #[derive(Debug)]
 pub(super) struct Pending {
     buffer: Writer,
     /// Sequence number of the first record of the buffer.
     first: u64,
-    /// And of the next record.
+    /// Sequence number of the next record.
     next: u64,
 }
 
 impl Pending {
-    pub(super) fn starting_at(next: u64) -> Self {
+    pub(super) fn new(next: u64) -> Self {
         Self { buffer: Writer::new(), first: next, next }
     }
 
@@ -46,13 +46,13 @@ impl Pending {
         self.next += 1;
     }
 
-    /// Takes all records, and the number of the first.
+    /// Takes all records. Returns them and the sequence number of the first.
     fn take(&mut self) -> (Vec<u8>, u64) {
         let first = std::mem::replace(&mut self.first, self.next);
         (std::mem::take(&mut self.buffer).into_vec(), first)
     }
 
-    /// Gives back what was taken and could not be written, before what came since.
+    /// Puts back records that were taken and could not be written, before all others.
     fn put_back(&mut self, records: &[u8], first: u64) {
         let since = std::mem::take(&mut self.buffer);
         self.buffer.raw(records).raw(since.as_slice());
@@ -65,11 +65,11 @@ impl Pending {
 pub(super) struct Log {
     pub(super) file: Arc<dyn MediumFile>,
     pub(super) number: u64,
-    /// Bytes of `file`.
+    /// Length of `file`.
     pub(super) length: u64,
-    /// Bytes of `file` when it became whole: what its copy takes.
+    /// Length of `file` when its copy was complete.
     pub(super) copied: u64,
-    /// Numbers and lengths of the files before it.
+    /// Numbers and lengths of older files.
     pub(super) older: Vec<(u64, u64)>,
 }
 
@@ -86,7 +86,7 @@ pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Makes a file with nothing in it.
+/// Creates an empty file. It is durable when this returns.
 pub(super) fn create(
     medium: &dyn Medium,
     dir: &Path,
@@ -106,15 +106,15 @@ pub(super) fn poisoned() -> Error {
 }
 
 impl RunResidency {
-    /// Appends a record, under the lock under which it is applied.
+    /// Appends a record; the caller holds the lock under which the change is applied.
     pub(super) fn append(&self, pending: &mut Pending, record: &ResidencyRecord<'_>) {
-        // After a failed write nothing can become durable; the records would only pile up.
+        // A poisoned index writes nothing again: records would only use memory.
         if !self.poisoned.load(Ordering::Acquire) {
             pending.push(record);
         }
     }
 
-    /// Makes everything that waits durable.
+    /// Makes all appended records durable.
     pub(super) fn write_out(&self) -> Result<()> {
         let mut log = self.log.lock();
         self.write(&mut log)?;
@@ -128,7 +128,7 @@ impl RunResidency {
         }
         let (records, first) = self.pending.lock().take();
         if let Err(error) = log.file.write_at(&records, log.length) {
-            // Whatever part of it was stored will be written over with the same bytes.
+            // A part that was written is overwritten later with the same bytes.
             self.pending.lock().put_back(&records, first);
             return self.or_poison(Err(error));
         }
@@ -137,15 +137,15 @@ impl RunResidency {
         Ok(())
     }
 
-    /// Whether the newest file has grown `times` as long as it should before it is replaced.
+    /// Whether the newest file has grown to `times` the length at which it should be replaced.
     pub(super) fn is_due(&self, times: u64) -> bool {
         let log = self.log.lock();
         log.length >= times * (2 * log.copied + self.options.log_bytes)
     }
 
-    /// Begins a file that stands by itself, and removes those before it. Does nothing if that is
-    /// going on.
-    pub(super) fn renew(&self) -> Result<()> {
+    /// Writes the whole state to a new file, and removes the older ones. Does nothing if another
+    /// call does so.
+    pub(super) fn rewrite(&self) -> Result<()> {
         let Some(_copying) = self.copying.try_lock() else { return Ok(()) };
         self.rotate()?;
         self.fill()
@@ -157,7 +157,7 @@ impl RunResidency {
         self.write(&mut log)?;
         let synced = log.file.sync_data();
         self.or_poison(synced)?;
-        // What came since waits for the next file.
+        // Records appended since then go to the next file.
         let header = ResidencyHeader { number: log.number + 1, first: self.pending.lock().first };
         let created = create(self.medium.as_ref(), &self.dir, header);
         let file = self.or_poison(created)?;
@@ -170,15 +170,15 @@ impl RunResidency {
         Ok(())
     }
 
-    /// Copies everything into the newest file, and removes those before it.
+    /// Copies the state to the newest file, and removes the older ones.
     pub(super) fn fill(&self) -> Result<()> {
         let mut run: Number = 1;
         while self.copy(&mut run) {
-            if self.pending.lock().bytes() >= WRITTEN {
+            if self.pending.lock().bytes() >= WRITE_BYTES {
                 self.write(&mut self.log.lock())?;
             }
         }
-        self.append(&mut self.pending.lock(), &ResidencyRecord::Whole);
+        self.append(&mut self.pending.lock(), &ResidencyRecord::Complete);
         self.write_out()?;
         let mut log = self.log.lock();
         log.copied = log.length;
@@ -197,15 +197,15 @@ impl RunResidency {
         self.disk_bytes.store(log.length + older, Ordering::Relaxed);
     }
 
-    /// Copies runs from `run` on. Writers wait meanwhile, so that the copy has its place in the order
-    /// of changes. `false`: that was all.
+    /// Copies runs from `run` on. Writers wait meanwhile, so that the copy has its position in the
+    /// order of changes. Returns `false` at the end.
     fn copy(&self, run: &mut Number) -> bool {
         let mut pending = self.pending.lock();
         let runs = self.runs.read();
-        let full = pending.bytes() + COPIED;
-        for _ in 0..SCANNED {
+        let full = pending.bytes() + COPY_BYTES;
+        for _ in 0..SCAN_RECORDS {
             let more = runs.visit(*run, |scope, parent, holders, pages| {
-                for holders in holders.chunks(HOLDERS) {
+                for holders in holders.chunks(RECORD_HOLDERS) {
                     let (holders, pages) = (Cow::Borrowed(holders), Cow::Borrowed(pages));
                     let record = ResidencyRecord::Stored { scope, parent, holders, pages };
                     self.append(&mut pending, &record);
@@ -222,8 +222,8 @@ impl RunResidency {
         true
     }
 
-    /// A write that found no room is still to be done, once there is room. After any other failure
-    /// nobody knows what is on disk: nothing is written any more.
+    /// Passes on the result of a write. Without room, the records stay to be written later. After
+    /// any other failure the contents of the disk are unknown, and nothing is written again.
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -7,13 +7,14 @@
 //! | `recovery` | making pages of the files again |
 //!
 //! **Durable form.** A change is appended to a buffer under the lock under which it is applied; a
-//! sync writes the buffer to the newest file. When that has grown long, the next file begins with a
-//! copy of everything, among the changes of the time that copying takes, so that the order of the
-//! file is the order of what happened; when the copy is whole the files before it go.
+//! sync writes the buffer to the newest file. When that file has grown long, the next one begins
+//! with a copy of the whole state, interleaved with the changes made during the copy, so that the
+//! order of the file is the order of events. When the copy is complete, the older files are
+//! removed.
 //!
-//! **Locks**, in the order in which they may be taken: `copying` and `log` are held across I/O and
-//! only those who sync or maintain take them; `pending` serialises writers; `runs` is the only one a
-//! probe takes, for a bounded number of steps at a time.
+//! **Locks**, in the order in which they may be taken: `copying` and `log` are held across I/O, and
+//! only calls that sync or maintain take them; `pending` serialises writers; `runs` is the only one
+//! that a probe takes, for a bounded number of steps at a time.
 
 mod log;
 mod recovery;
@@ -30,20 +31,21 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Pages changed under one hold of the lock that a probe takes, and pages of one record.
+/// The most pages changed under one hold of the lock that a probe takes, and the most pages of a
+/// record.
 const SECTION: usize = 256;
-/// Runs looked at under one hold of that lock for what clears left behind; so many with every change.
+/// Runs per change that are searched for cleared pages, under one hold of that lock.
 const SWEPT: usize = 16;
 
-/// Limits of a [`RunResidency`].
+/// Options of a [`RunResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunResidencyOptions {
-    /// Bytes of memory from which on puts are refused with `Retry`. What one put adds comes on top.
+    /// Bytes of memory from which on puts are refused with `Retry`. One put may exceed it.
     pub memory_bytes_max: u64,
-    /// Bytes of changes that may wait for a sync. Puts beyond it are refused with `Retry`; removals,
-    /// which are small, are not.
+    /// The most bytes of changes that wait for a sync. Puts beyond it are refused with `Retry`;
+    /// removals, whose records are small, are not.
     pub pending_bytes_max: u64,
-    /// A file that is this much longer than twice the copy at its beginning is due to be replaced.
+    /// A file is replaced when it exceeds twice its initial copy by this many bytes.
     pub log_bytes: u64,
 }
 
@@ -53,14 +55,14 @@ impl Default for RunResidencyOptions {
     }
 }
 
-/// What [`RunResidency::open`] found.
+/// The result of [`RunResidency::open`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyRecovered {
-    /// Records that were applied.
+    /// Records applied.
     pub replayed: u64,
     /// Bytes behind a torn or damaged frame. A crash tears the last one.
     pub torn_bytes: u64,
-    /// Whether more than the end of the last file was damaged.
+    /// Whether there was damage other than at the end of the last file.
     pub damaged: bool,
 }
 
@@ -82,8 +84,8 @@ pub struct RunResidency {
 }
 
 impl RunResidency {
-    /// Opens what is in `dir`, a directory of its own, or begins it. Damage is never an error: what
-    /// cannot be believed is dropped, logged, and counted in [`RunResidency::recovered`].
+    /// Opens the index in its own directory `dir`, or creates one. Damage is not an error: what
+    /// cannot be verified is dropped, logged, and counted in [`RunResidency::recovered`].
     ///
     /// # Errors
     /// `Invalid` for files of another format version; `Fatal` or `Retry` if the medium refuses.
@@ -91,7 +93,7 @@ impl RunResidency {
         recovery::open(medium, dir, options)
     }
 
-    /// What opening found.
+    /// What the open recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> ResidencyRecovered {
         self.recovered
@@ -102,7 +104,7 @@ impl RunResidency {
         Err(error)
     }
 
-    /// Refuses a put at a limit, once nothing is left that clears left behind.
+    /// Refuses a put at a limit, after removing cleared pages first.
     fn admit(&self, pending: &Pending, pages: usize) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(poisoned());
@@ -197,15 +199,15 @@ impl Residency for RunResidency {
 
     fn sync(&self) -> Result<()> {
         self.write_out()?;
-        // High time, because nobody called `maintain`.
-        if self.is_due(2) { self.renew() } else { Ok(()) }
+        // The file can no longer wait for `maintain`.
+        if self.is_due(2) { self.rewrite() } else { Ok(()) }
     }
 
     fn maintain(&self) -> Result<()> {
         while self.runs.read().is_waiting() {
             self.runs.write().reclaim(SWEPT);
         }
-        if self.is_due(1) { self.renew() } else { Ok(()) }
+        if self.is_due(1) { self.rewrite() } else { Ok(()) }
     }
 
     fn stats(&self) -> ResidencyStats {

@@ -1,9 +1,10 @@
-//! Opening: what the files hold.
+//! Opens the index from its files.
 //!
-//! **The straight way** is one file that is whole and ends at most in a torn frame, which is cut off.
-//! A crash while a file was being filled leaves those before it, which it continues. Damage can leave
-//! a file that continues none: if it is whole it counts alone, if not it is dropped. In all but the
-//! straight way what was found is written as a new file, and all others go, before it is used.
+//! **Undamaged**: one file that is complete and ends at most in a torn frame, which is truncated. A
+//! crash while a file is being filled leaves the older files, which it continues. Damage can leave
+//! a file that continues none: if it is complete it counts alone, otherwise it is dropped. Unless
+//! the files are undamaged, the recovered state is written to a new file, and all others are
+//! removed, before it is used.
 
 use super::log::{self, Log, Pending};
 use super::{ResidencyRecovered, RunResidency, RunResidencyOptions, SWEPT};
@@ -16,13 +17,13 @@ use ritornello_medium::{Access, Medium, MediumFile};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What the files that were read so far say.
+/// The state from the files read so far.
 #[derive(Debug)]
 struct Restored {
     runs: Runs,
     /// Sequence number of the last record.
     last: u64,
-    /// Where the last file's good part ends, and the copy at its beginning.
+    /// End of the intact part of the last file, and length of its initial copy.
     length: u64,
     copied: u64,
     is_whole: bool,
@@ -30,7 +31,7 @@ struct Restored {
 }
 
 impl Restored {
-    /// Nothing, up to record `last`.
+    /// The empty state, up to record `last`.
     fn new(last: u64) -> Self {
         let recovered = ResidencyRecovered::default();
         Self { runs: Runs::new(), last, length: 0, copied: 0, is_whole: false, recovered }
@@ -51,11 +52,11 @@ impl Restored {
             }
             ResidencyRecord::ClearedWorker(worker) => self.runs.clear_worker(*worker),
             ResidencyRecord::ClearedScope(scope) => self.runs.clear_scope(*scope),
-            ResidencyRecord::Whole => self.is_whole = true,
+            ResidencyRecord::Complete => self.is_whole = true,
         }
     }
 
-    /// Applies the frames of a file whose header was read, up to the first that is damaged.
+    /// Applies the frames of a file whose header has been read, up to the first damaged one.
     fn read(&mut self, file: Arc<dyn MediumFile>) -> Result<()> {
         let end = file.length()?;
         let mut frames = Frames::new(file, ResidencyHeader::BYTES as u64);
@@ -70,7 +71,7 @@ impl Restored {
             self.apply(&record);
             self.last += 1;
             self.recovered.replayed += 1;
-            if record == ResidencyRecord::Whole {
+            if record == ResidencyRecord::Complete {
                 self.copied = frames.position();
             }
         }
@@ -104,7 +105,7 @@ pub(super) fn open(
         let file = medium.open(&log::path(dir, number), access)?;
         older.push((number, file.length()?));
         let Some(header) = read_header(file.as_ref(), number)? else {
-            // One that was being made is no loss.
+            // A file whose creation was interrupted holds nothing.
             damaged |= Some(&number) != numbers.last();
             continue;
         };
@@ -120,17 +121,17 @@ pub(super) fn open(
             }
         }
     }
-    let is_straight = numbers.len() == 1 && restored.as_ref().is_some_and(|it| it.is_whole);
+    let is_undamaged = numbers.len() == 1 && restored.as_ref().is_some_and(|it| it.is_whole);
     let restored = restored.unwrap_or_else(|| Restored::new(0));
     let next = restored.last + 1;
     let last = numbers.last().copied().unwrap_or(0);
-    let (file, number, length) = if is_straight {
+    let (file, number, length) = if is_undamaged {
         let file = medium.open(&log::path(dir, last), access)?;
         if restored.recovered.torn_bytes > 0 {
             file.set_len(restored.length)?;
         }
-        // The previous process may have died before its sync, and recovery then read bytes that are
-        // only in the page cache. The index treats them as durable after this sync.
+        // The previous process may have died before its sync, so that recovery read bytes that are
+        // in the page cache only. After this sync the index may treat them as durable.
         file.sync_data()?;
         older.clear();
         (file, last, restored.length)
@@ -141,7 +142,7 @@ pub(super) fn open(
     };
     let recovered = ResidencyRecovered { damaged, ..restored.recovered };
     if recovered.damaged || recovered.torn_bytes > 0 {
-        tracing::warn!(dir = %dir.display(), ?recovered, "residency was not whole; went on with what was");
+        tracing::warn!(dir = %dir.display(), ?recovered, "the residency index was not complete; opened with what could be recovered");
     }
     let bytes = length + older.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let index = RunResidency {
@@ -150,14 +151,14 @@ pub(super) fn open(
         options,
         copying: Mutex::new(()),
         log: Mutex::new(Log { file, number, length, copied: restored.copied, older }),
-        pending: Mutex::new(Pending::starting_at(next)),
+        pending: Mutex::new(Pending::new(next)),
         runs: RwLock::new(restored.runs),
         refused: AtomicU64::new(0),
         disk_bytes: AtomicU64::new(bytes),
         poisoned: AtomicBool::new(false),
         recovered,
     };
-    if !is_straight {
+    if !is_undamaged {
         index.fill()?;
     }
     Ok(index)

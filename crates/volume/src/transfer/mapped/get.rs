@@ -1,37 +1,37 @@
-//! Reading: the header first, then each page by itself.
+//! Reads runs from mapped segments: the header first, then each page.
 
 use super::PIECE;
-use super::hands::share;
-use super::lay::Lay;
+use super::copy_threads::map_pages;
+use super::mapped_run::MappedRun;
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use crate::transfer::check::Check;
-use crate::transfer::chunk::Shape;
-use crate::transfer::inbound::believe;
+use crate::transfer::check::PageCheck;
+use crate::transfer::chunk::RunLayout;
 use crate::transfer::page::{Direct, PageMemory};
-use crate::transfer::read::Reading;
+use crate::transfer::read::ReadJob;
+use crate::transfer::read_state::decode_expected_header;
 use crate::transfer::{Control, Encoded, MissReason, PageFate, RunRead};
 use ritornello_format::{RunHeader, SegmentId};
 use std::io;
 
-/// Bytes whose headers are in memory at once, unless a run is longer: thousands of runs may be read
-/// in one call.
+/// Bytes of pages whose headers are in memory at the same time, or one run if it is longer: one
+/// call may read thousands of runs.
 const WINDOW: u64 = 64 << 20;
 
 /// A run whose header is known.
-struct Ready<'r, 'a> {
+struct MappedRead<'r, 'a> {
     read: &'r RunRead<'a>,
-    shape: Shape,
-    lay: Lay,
+    layout: RunLayout,
+    mapped: MappedRun,
     header: RunHeader,
 }
 
-/// What can be said of a read before its pages are looked at.
-enum Begun<'r, 'a> {
-    Ready(Box<Ready<'r, 'a>>),
-    /// All its pages miss.
+/// The start of a read, before its pages are copied.
+enum ReadStart<'r, 'a> {
+    Ready(Box<MappedRead<'r, 'a>>),
+    /// All pages miss.
     Bad(MissReason),
-    /// Not all of it is mapped.
+    /// Part of the run is not mapped: system calls read it.
     Elsewhere,
 }
 
@@ -67,57 +67,58 @@ fn read_window(
     control: &Control,
 ) -> Vec<Vec<PageFate>> {
     let begin = |read| match control.stop() {
-        Some(reason) => Begun::Bad(reason),
-        None => Ready::begin(segments, read),
+        Some(reason) => ReadStart::Bad(reason),
+        None => MappedRead::begin(segments, read),
     };
-    let begun: Vec<Begun<'_, '_>> = reads.iter().map(begin).collect();
-    let mut pages: Vec<(&Ready<'_, '_>, usize)> = Vec::new();
-    for one in &begun {
-        if let Begun::Ready(ready) = one {
-            pages.extend((0..ready.read.keys.len()).map(|page| (&**ready, page)));
+    let starts: Vec<ReadStart<'_, '_>> = reads.iter().map(begin).collect();
+    let mut pages: Vec<(&MappedRead<'_, '_>, usize)> = Vec::new();
+    for one in &starts {
+        if let ReadStart::Ready(run) = one {
+            pages.extend((0..run.read.keys.len()).map(|page| (&**run, page)));
         }
     }
     let bytes = reads.iter().map(bytes_of).sum();
-    let mut moved = share(pages.len(), bytes, |number| {
-        let (ready, page) = pages[number];
+    let mut moved = map_pages(pages.len(), bytes, |number| {
+        let (run, page) = pages[number];
         match control.stop() {
             Some(reason) => PageFate::Missed(reason),
-            None => ready.get(page),
+            None => run.get(page),
         }
     })
     .into_iter();
-    let one = |(read, begun): (&RunRead<'_>, &Begun<'_, '_>)| match begun {
-        Begun::Ready(_) => moved.by_ref().take(read.keys.len()).collect(),
-        Begun::Bad(reason) => vec![PageFate::Missed(*reason); read.keys.len()],
-        Begun::Elsewhere => Reading::run(segments, std::slice::from_ref(read), control)
+    let one = |(read, starts): (&RunRead<'_>, &ReadStart<'_, '_>)| match starts {
+        ReadStart::Ready(_) => moved.by_ref().take(read.keys.len()).collect(),
+        ReadStart::Bad(reason) => vec![PageFate::Missed(*reason); read.keys.len()],
+        ReadStart::Elsewhere => ReadJob::run(segments, std::slice::from_ref(read), control)
             .pop()
             .unwrap_or_else(|| vec![PageFate::Missed(MissReason::Io); read.keys.len()]),
     };
-    reads.iter().zip(&begun).map(one).collect()
+    reads.iter().zip(&starts).map(one).collect()
 }
 
-impl<'r, 'a> Ready<'r, 'a> {
-    fn begin(segments: &'a Segments, read: &'r RunRead<'a>) -> Begun<'r, 'a> {
+impl<'r, 'a> MappedRead<'r, 'a> {
+    fn begin(segments: &'a Segments, read: &'r RunRead<'a>) -> ReadStart<'r, 'a> {
         if segments.is_inherited() {
-            return Begun::Bad(MissReason::Io);
+            return ReadStart::Bad(MissReason::Io);
         }
         let first = u64::from(read.first);
         let pages = first..first + read.keys.len() as u64;
-        let Some(shape) = Shape::of(read.place, read.page_bytes, pages.clone(), segments) else {
-            return Begun::Bad(MissReason::Place);
+        let Some(layout) = RunLayout::new(read.place, read.page_bytes, pages.clone(), segments)
+        else {
+            return ReadStart::Bad(MissReason::Place);
         };
-        let lay = match Lay::of(segments, read.place, 0..shape.pages(pages).end) {
-            Ok(Some(lay)) => lay,
-            Ok(None) => return Begun::Elsewhere,
-            Err(failure) => return Begun::Bad(failed(&failure)),
+        let mapped = match MappedRun::new(segments, read.place, 0..layout.pages(pages).end) {
+            Ok(Some(mapped)) => mapped,
+            Ok(None) => return ReadStart::Elsewhere,
+            Err(failure) => return ReadStart::Bad(failed(&failure)),
         };
-        let mut block = Block::new(shape.header as usize);
-        if let Err(reason) = copy_out(&lay, 0, shape.header as usize, &mut block) {
-            return Begun::Bad(reason);
+        let mut block = Block::new(layout.header as usize);
+        if let Err(reason) = copy_out(&mapped, 0, layout.header as usize, &mut block) {
+            return ReadStart::Bad(reason);
         }
-        match believe(read, block.bytes()) {
-            Ok(header) => Begun::Ready(Box::new(Self { read, shape, lay, header })),
-            Err(reason) => Begun::Bad(reason),
+        match decode_expected_header(read, block.bytes()) {
+            Ok(header) => ReadStart::Ready(Box::new(Self { read, layout, mapped, header })),
+            Err(reason) => ReadStart::Bad(reason),
         }
     }
 
@@ -128,26 +129,26 @@ impl<'r, 'a> Ready<'r, 'a> {
 
     fn try_get(&self, page: usize) -> Result<PageFate, MissReason> {
         let read = self.read;
-        let start = self.shape.pages(0..u64::from(read.first) + page as u64).end;
+        let start = self.layout.pages(0..u64::from(read.first) + page as u64).end;
         let as_stored = matches!(read.encoded, Encoded::AsStored);
-        let bytes = if as_stored { self.shape.page } else { read.page_bytes } as usize;
+        let bytes = if as_stored { self.layout.page } else { read.page_bytes } as usize;
         let target =
             PageMemory::of_target(read.target, read.target_first + page, bytes, Direct::Any)
                 .ok_or(MissReason::Memory)?;
-        let mut lost = None;
+        let mut failure = None;
         let copy = |length| {
             let mut block = Block::new(length);
-            lost = copy_out(&self.lay, start, length, &mut block).err();
+            failure = copy_out(&self.mapped, start, length, &mut block).err();
             block
         };
-        let mut check = Check::open(read, &self.header, page, None, copy)?;
-        if let Some(reason) = lost {
+        let mut check = PageCheck::open(read, &self.header, page, None, copy)?;
+        if let Some(reason) = failure {
             return Err(reason);
         }
         let (mut scratch, mut at, mut fate) = (Vec::new(), 0, None);
         if !check.is_in_place() {
             loop {
-                // SAFETY: the target is ours (`PageTarget`); what is decoded is a copy.
+                // SAFETY: the target is exclusive (`PageTarget`); the decoder reads a copy.
                 if let Some(fate) = unsafe { check.step(&target, &mut scratch, PIECE) } {
                     return Ok(fate);
                 }
@@ -157,16 +158,17 @@ impl<'r, 'a> Ready<'r, 'a> {
             let piece = PIECE.min(bytes - at);
             let mut to = at;
             let from = start + at as u64;
-            let copied = self.lay.each(from..from + piece as u64, |bytes, length| {
-                // SAFETY: the target is ours (`PageTarget`), and can be nowhere in our map; the
-                // mapped bytes are there, and no reference to them is made.
-                unsafe { target.take(to, bytes, length) };
+            let copied = self.mapped.for_each(from..from + piece as u64, |bytes, length| {
+                // SAFETY: the target is exclusive (`PageTarget`) and does not overlap the map,
+                // which is private to this crate; `for_each` faulted the mapped bytes in, and no
+                // reference to them exists.
+                unsafe { target.write_from(to, bytes, length) };
                 to += length;
             });
             copied.map_err(|failure| failed(&failure))?;
             at += piece;
             if fate.is_none() {
-                // SAFETY: the target is ours, and these bytes of it were copied just now.
+                // SAFETY: the target is exclusive, and these bytes of it were copied above.
                 fate = unsafe { check.step(&target, &mut scratch, piece) };
             }
         }
@@ -174,17 +176,20 @@ impl<'r, 'a> Ready<'r, 'a> {
     }
 }
 
-/// Copies `length` bytes of the run, from byte `start` on, to the beginning of `block`.
+/// Copies `length` bytes of the run, from byte `start` on, to the start of `block`. Headers and
+/// encoded pages are copied before they are parsed, because other processes may change mapped
+/// bytes.
 pub(in crate::transfer) fn copy_out(
-    lay: &Lay,
+    mapped: &MappedRun,
     start: u64,
     length: usize,
     block: &mut Block,
 ) -> Result<(), MissReason> {
     debug_assert!(length <= block.len());
     let mut to = block.as_ptr();
-    let copied = lay.each(start..start + length as u64, |bytes, length| {
-        // SAFETY: the block is borrowed and as long; the mapped bytes are there, and lie elsewhere.
+    let copied = mapped.for_each(start..start + length as u64, |bytes, length| {
+        // SAFETY: the block has `length` bytes and does not overlap the map; `for_each` faulted the
+        // mapped bytes in.
         unsafe { to.copy_from_nonoverlapping(bytes, length) };
         to = to.wrapping_add(length);
     });

@@ -1,13 +1,13 @@
-//! Writing: each page by itself, and the header last.
+//! Writes runs to mapped segments: each page by itself, and the header last.
 
 use super::PIECE;
-use super::hands::share;
-use super::lay::Lay;
+use super::copy_threads::map_pages;
+use super::mapped_run::MappedRun;
 use crate::segments::Segments;
-use crate::transfer::outbound::Outbound;
 use crate::transfer::page::Direct;
-use crate::transfer::refusal::{inherited, stopped};
-use crate::transfer::write::Writing;
+use crate::transfer::write::WriteJob;
+use crate::transfer::write_error::{inherited, stopped};
+use crate::transfer::write_state::WriteState;
 use crate::transfer::{Control, MissReason, RunWrite};
 use ritornello_format::{Error, Result, SegmentId};
 use std::io;
@@ -28,57 +28,63 @@ fn write_run(segments: &Segments, write: &RunWrite<'_>, control: &Control) -> Re
     if let Some(reason) = control.stop() {
         return Err(stopped(reason));
     }
-    let mut run = Outbound::begin(segments, write, Direct::Any)?;
+    let mut run = WriteState::begin(segments, write, Direct::Any)?;
     let count = run.pages.len();
-    let end = run.shape.pages(0..count as u64).end;
-    let Some(lay) = Lay::of(segments, write.place, 0..end).map_err(failed)? else {
-        let results = Writing::run(segments, std::slice::from_ref(write), control);
+    let end = run.layout.pages(0..count as u64).end;
+    let Some(mapped) = MappedRun::new(segments, write.place, 0..end).map_err(failed)? else {
+        let results = WriteJob::run(segments, std::slice::from_ref(write), control);
         return results.into_iter().next().unwrap_or_else(|| Err(stopped(MissReason::Io)));
     };
-    let sums = share(count, end, |page| match control.stop() {
+    let sums = map_pages(count, end, |page| match control.stop() {
         Some(reason) => Err(stopped(reason)),
-        None => put(&run, write, &lay, page),
+        None => put(&run, write, &mapped, page),
     });
     for (page, sums) in run.pages.iter_mut().zip(sums) {
-        page.learn(&sums?);
+        page.set_checksums(&sums?);
     }
-    let space = run.shape.header;
-    let mut from = run.seal(write)?;
-    lay.each(0..space, |to, length| {
-        let (now, rest) = from.split_at(length.min(from.len()));
-        // SAFETY: the mapped bytes are there, reserved for this run, and the header is memory of our
-        // own.
-        unsafe {
-            to.copy_from_nonoverlapping(now.as_ptr(), now.len());
-            to.add(now.len()).write_bytes(0, length - now.len());
-        }
-        from = rest;
-    })
-    .map_err(failed)?;
-    let sealed = run.sealed.as_ref().map(|(_, checksum)| *checksum);
+    let space = run.layout.header;
+    let mut from = run.encode_header(write)?;
+    mapped
+        .for_each(0..space, |to, length| {
+            let (now, rest) = from.split_at(length.min(from.len()));
+            // SAFETY: `for_each` faulted the mapped bytes in, they are reserved for this run, and
+            // the header is memory of this crate.
+            unsafe {
+                to.copy_from_nonoverlapping(now.as_ptr(), now.len());
+                to.add(now.len()).write_bytes(0, length - now.len());
+            }
+            from = rest;
+        })
+        .map_err(failed)?;
+    let sealed = run.encoded_header.as_ref().map(|(_, checksum)| *checksum);
     sealed.ok_or_else(|| stopped(MissReason::Io))
 }
 
-/// Copies a page of the run to its place, padded with zeroes, and returns the checksums of its
-/// slices.
-fn put(run: &Outbound<'_>, write: &RunWrite<'_>, lay: &Lay, page: usize) -> Result<Vec<u64>> {
+/// Copies a page to its place, padded with zeroes, and returns the checksums of its slices.
+fn put(
+    run: &WriteState<'_>,
+    write: &RunWrite<'_>,
+    mapped: &MappedRun,
+    page: usize,
+) -> Result<Vec<u64>> {
     let mut sums = run.sums_of(write, page);
-    let length = run.shape.page as usize;
-    let start = run.shape.pages(0..page as u64).end;
+    let length = run.layout.page as usize;
+    let start = run.layout.pages(0..page as u64).end;
     let page = &run.pages[page];
     let mut at = 0;
     while at < length {
         let piece = PIECE.min(length - at);
-        // SAFETY: a source's memory may be read (`PageSource`).
+        // SAFETY: a source's memory is readable (`PageSource`).
         unsafe { page.memory.digest(at..at + piece, &mut sums) };
         let mut done = at;
         let from = start + at as u64;
-        let copied = lay.each(from..from + piece as u64, |to, length| {
+        let copied = mapped.for_each(from..from + piece as u64, |to, length| {
             let bytes = length.min(page.bytes.saturating_sub(done));
-            // SAFETY: a source's memory may be read, and is nowhere in our map; the mapped bytes
-            // are there, and nobody but us may write them: the place is reserved for this run.
+            // SAFETY: a source's memory is readable and does not overlap the map; `for_each`
+            // faulted the mapped bytes in, and the place is reserved for this run, so no other
+            // process writes to it.
             unsafe {
-                page.memory.give(done, to, bytes);
+                page.memory.read_to(done, to, bytes);
                 to.add(bytes).write_bytes(0, length - bytes);
             }
             done += length;

@@ -1,4 +1,5 @@
-//! From a disk: all headers first, then what each section needs, in their order.
+//! Reads sections from disk: all headers first, then the groups of slices in the order of their
+//! sections.
 
 use super::Sections;
 use super::plan::Plan;
@@ -6,17 +7,17 @@ use crate::engine::{Op, Span, Work};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use crate::staging::Piece;
-use crate::transfer::chunk::{Chunk, Shape};
-use crate::transfer::flight::Flight;
+use crate::transfer::chunk::{Chunk, RunLayout};
+use crate::transfer::in_flight::InFlight;
 use crate::transfer::{Control, MissReason, PageFate, RunRead};
 use ritornello_format::UNIT;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 
-/// Of the bytes that a call may keep in flight, those that a call in sections does: what is wanted first
-/// is not to share the disk with what is wanted last.
-const SHARE: usize = 8;
+/// A call in sections keeps 1/8 of the usual bytes in flight: slices needed last must not delay, in
+/// the disk's queue, slices needed first.
+const IN_FLIGHT_DIVISOR: usize = 8;
 
 /// See [`Segments::read_runs`].
 pub(in crate::transfer) fn read(
@@ -25,9 +26,9 @@ pub(in crate::transfer) fn read(
     sections: &Sections,
     control: &Control,
 ) -> Vec<Vec<PageFate>> {
-    let headers = Headers::read(segments, reads, control);
+    let headers = HeaderReads::read(segments, reads, control);
     let plan = Plan::new(segments, reads, headers, sections, control);
-    Bodies::read(segments, reads, plan)
+    GroupReads::read(segments, reads, plan)
 }
 
 fn io_failure(error: &io::Error, chunk: &Chunk) -> MissReason {
@@ -50,58 +51,58 @@ unsafe fn op(
     Ok(unsafe { Op::new(tag, file, false, chunk.offset, spans) })
 }
 
-/// The headers of some runs, read at once.
-struct Headers<'a> {
+/// Reads the headers of all runs at the same time.
+struct HeaderReads<'a> {
     segments: &'a Segments,
-    found: Vec<Result<(Shape, Block), MissReason>>,
-    /// Why a header did not come. Its block stays: other operations may still be writing to it.
+    found: Vec<Result<(RunLayout, Block), MissReason>>,
+    /// Why a header failed. Its block stays allocated: other operations may still write to it.
     failed: Vec<Option<MissReason>>,
     chunks: VecDeque<(usize, Chunk)>,
-    flight: Flight<(usize, Chunk)>,
+    in_flight: InFlight<(usize, Chunk)>,
 }
 
-impl<'a> Headers<'a> {
+impl<'a> HeaderReads<'a> {
     fn read(
         segments: &'a Segments,
         reads: &[RunRead<'_>],
         control: &Control,
-    ) -> Vec<Result<(Shape, Block), MissReason>> {
+    ) -> Vec<Result<(RunLayout, Block), MissReason>> {
         let stopped = segments.is_inherited().then_some(MissReason::Io).or_else(|| control.stop());
         let (mut found, mut chunks) = (Vec::with_capacity(reads.len()), Vec::new());
         let mut queue = VecDeque::new();
         for (number, read) in reads.iter().enumerate() {
             let first = u64::from(read.first);
             let pages = first..first + read.keys.len() as u64;
-            let shape = Shape::of(read.place, read.page_bytes, pages, segments);
-            let shape = shape.ok_or(stopped.unwrap_or(MissReason::Place));
-            found.push(match (shape, stopped) {
-                (Ok(shape), None) => {
-                    shape.cut(read.place, 0..shape.header, &mut chunks);
+            let layout = RunLayout::new(read.place, read.page_bytes, pages, segments);
+            let layout = layout.ok_or(stopped.unwrap_or(MissReason::Place));
+            found.push(match (layout, stopped) {
+                (Ok(layout), None) => {
+                    layout.cut(read.place, 0..layout.header, &mut chunks);
                     queue.extend(chunks.drain(..).map(|chunk| (number, chunk)));
-                    Ok((shape, Block::new(shape.header as usize)))
+                    Ok((layout, Block::new(layout.header as usize)))
                 }
                 (Ok(_), Some(reason)) | (Err(reason), _) => Err(reason),
             });
         }
-        let flight = Flight::new(segments.in_flight_bytes());
+        let in_flight = InFlight::new(segments.in_flight_bytes());
         let failed = vec![None; reads.len()];
-        let mut work = Self { segments, found, failed, chunks: queue, flight };
+        let mut work = Self { segments, found, failed, chunks: queue, in_flight };
         segments.engine().run(&mut work);
         let come = |(found, failed): (Result<_, _>, Option<_>)| failed.map_or(found, Err);
         work.found.into_iter().zip(work.failed).map(come).collect()
     }
 }
 
-impl Work for Headers<'_> {
+impl Work for HeaderReads<'_> {
     fn next(&mut self) -> Option<Op> {
-        while self.flight.has_room() {
+        while self.in_flight.has_room() {
             let (number, chunk) = self.chunks.pop_front()?;
             let Ok((_, block)) = &self.found[number] else { continue };
             let Range { start, end } = chunk.logical;
             let to = Span::new(block.as_ptr().wrapping_add(start as usize), (end - start) as usize);
-            let tag = self.flight.launch(end - start, (number, chunk.clone()));
-            // SAFETY: the block is ours, stays where it is, and is not looked at before the engine
-            // has returned.
+            let tag = self.in_flight.insert(end - start, (number, chunk.clone()));
+            // SAFETY: the block is on the heap, so it does not move with `found`; it is kept and
+            // not accessed until the engine returns.
             match unsafe { op(self.segments, &chunk, tag, vec![to]) } {
                 Ok(op) => return Some(op),
                 Err(_) => self.done(tag, Err(io::ErrorKind::Other.into())),
@@ -111,48 +112,50 @@ impl Work for Headers<'_> {
     }
 
     fn done(&mut self, tag: u64, result: io::Result<()>) {
-        let Some((number, chunk)) = self.flight.land(tag) else { return };
+        let Some((number, chunk)) = self.in_flight.complete(tag) else { return };
         if let Err(error) = result {
             self.failed[number] = Some(io_failure(&error, &chunk));
         }
     }
 
-    fn spare(&mut self) -> bool {
+    fn compute(&mut self) -> bool {
         false
     }
 }
 
-/// A stretch on its way.
-struct Landing {
-    stretch: usize,
-    /// Where it lands, if not where it is to be; its first byte is that of the stretch's cover.
+/// A group of slices that is being read.
+struct PendingGroup {
+    group: usize,
+    /// The memory that the group is read to, from the first byte of its cover on; `None` if it is
+    /// read to the target.
     piece: Option<Piece>,
-    /// Operations that have not landed, and whether all have begun.
-    flying: usize,
-    begun: bool,
-    /// The next slice to be verified.
-    next: u16,
+    /// Operations in flight, and whether all of the group's are submitted. The group completes only
+    /// when both say so.
+    ops_in_flight: usize,
+    all_submitted: bool,
+    /// The next slice to verify.
+    next_slice: u16,
     result: Result<(), MissReason>,
 }
 
-/// Stretches, read in their order.
-struct Bodies<'a> {
+/// Reads groups in the order of the plan.
+struct GroupReads<'a> {
     segments: &'a Segments,
     reads: &'a [RunRead<'a>],
     plan: Plan<'a>,
-    /// The stretch to begin with next.
+    /// The next group to begin.
     next: usize,
-    landings: Vec<Option<Landing>>,
-    /// Of the landing that was begun last.
+    pending: Vec<Option<PendingGroup>>,
+    /// Chunks of the group begun last that are not submitted.
     chunks: VecDeque<Chunk>,
-    flight: Flight<(usize, Chunk)>,
-    /// Landings that have landed and are not verified, and the bytes of these.
-    landed: VecDeque<usize>,
-    landed_bytes: u64,
+    in_flight: InFlight<(usize, Chunk)>,
+    /// Groups that are read and not verified, and their bytes on disk.
+    unverified: VecDeque<usize>,
+    unverified_bytes: u64,
     stopped: Option<MissReason>,
 }
 
-impl<'a> Bodies<'a> {
+impl<'a> GroupReads<'a> {
     fn read(
         segments: &'a Segments,
         reads: &'a [RunRead<'a>],
@@ -163,46 +166,46 @@ impl<'a> Bodies<'a> {
             reads,
             plan,
             next: 0,
-            landings: Vec::new(),
+            pending: Vec::new(),
             chunks: VecDeque::new(),
-            flight: Flight::new(segments.in_flight_bytes() / SHARE),
-            landed: VecDeque::new(),
-            landed_bytes: 0,
+            in_flight: InFlight::new(segments.in_flight_bytes() / IN_FLIGHT_DIVISOR),
+            unverified: VecDeque::new(),
+            unverified_bytes: 0,
             stopped: None,
         };
         segments.engine().run(&mut work);
         let rest = work.stopped.unwrap_or(MissReason::Io);
-        for stretch in work.plan.stretches.split_off(work.next) {
-            work.plan.settle(&stretch, Err(rest));
+        for group in work.plan.groups.split_off(work.next) {
+            work.plan.complete_group(&group, Err(rest));
         }
         work.plan.fates()
     }
 
-    /// Begins with the next stretch. `None`: there is none, or no memory for it now.
+    /// Begins the next group. `None` if there is no further group, or no memory for it now.
     fn begin(&mut self) -> Option<()> {
-        let stretch = loop {
-            let stretch = self.plan.stretches.get(self.next)?.clone();
-            if !self.plan.is_lost(&stretch) {
-                break stretch;
+        let group = loop {
+            let group = self.plan.groups.get(self.next)?.clone();
+            if !self.plan.is_missed(&group) {
+                break group;
             }
             self.next += 1;
-            self.plan.settle(&stretch, Ok(()));
+            self.plan.complete_group(&group, Ok(()));
         };
-        let (cover, page) = (self.plan.cover(&stretch), &self.plan.pages[stretch.page]);
+        let (cover, page) = (self.plan.cover(&group), &self.plan.pages[group.page]);
         let aligned = |at: u64| at.is_multiple_of(UNIT);
-        let in_place = aligned(stretch.stored.start)
-            && aligned(stretch.stored.end)
-            && stretch.stored.end <= page.memory.in_place() as u64
-            && stretch.slices.clone().all(|number| self.plan.is_plain(stretch.page, number));
+        let in_place = aligned(group.stored.start)
+            && aligned(group.stored.end)
+            && group.stored.end <= page.memory.in_place() as u64
+            && group.slices.clone().all(|number| self.plan.is_plain(group.page, number));
         let (arena, bytes) = (self.segments.arena(), (cover.end - cover.start) as usize);
         let mut result = Ok(());
         let mut piece = None;
         if !in_place {
             piece = arena.try_take(bytes);
-            // With something of our own under way there is no need to wait for others: it gives back
-            // what it holds.
+            // Waits for staging memory only while this call holds none: with operations in flight
+            // or groups to verify, completing those frees memory.
             if piece.is_none() {
-                if !self.flight.is_idle() || !self.landed.is_empty() {
+                if !self.in_flight.is_idle() || !self.unverified.is_empty() {
                     return None;
                 }
                 piece = arena.take(bytes, self.plan.control);
@@ -211,43 +214,50 @@ impl<'a> Bodies<'a> {
                 result = Err(self.plan.control.stop().unwrap_or(MissReason::Staging));
             }
         }
-        let (read, next) = (page.read, stretch.slices.start);
+        let (read, next) = (page.read, group.slices.start);
         self.next += 1;
         if let Err(reason) = result {
-            self.plan.settle(&stretch, Err(reason));
+            self.plan.complete_group(&group, Err(reason));
             return Some(());
         }
         let mut chunks = Vec::new();
-        self.plan.shapes[read].cut(self.reads[read].place, cover, &mut chunks);
+        self.plan.layouts[read].cut(self.reads[read].place, cover, &mut chunks);
         self.chunks = chunks.into();
-        let stretch = self.next - 1;
-        self.landings.push(Some(Landing { stretch, piece, flying: 0, begun: false, next, result }));
+        let group = self.next - 1;
+        self.pending.push(Some(PendingGroup {
+            group,
+            piece,
+            ops_in_flight: 0,
+            all_submitted: false,
+            next_slice: next,
+            result,
+        }));
         Some(())
     }
 
-    /// The next operation of the landing that was begun last.
-    fn launch(&mut self, chunk: Chunk) -> Option<Op> {
-        let at = self.landings.len() - 1;
-        let landing = self.landings[at].as_mut()?;
-        let stretch = &self.plan.stretches[landing.stretch];
+    /// The operation that reads `chunk` of the group begun last.
+    fn build_op(&mut self, chunk: Chunk) -> Option<Op> {
+        let at = self.pending.len() - 1;
+        let group_read = self.pending[at].as_mut()?;
+        let group = &self.plan.groups[group_read.group];
         let Range { start, end } = chunk.logical;
         let (mut spans, length) = (Vec::new(), (end - start) as usize);
-        match &landing.piece {
+        match &group_read.piece {
             Some(piece) => {
-                let skip = (start - self.plan.cover(stretch).start) as usize;
+                let skip = (start - self.plan.cover(group).start) as usize;
                 spans.push(Span::new(piece.as_ptr().wrapping_add(skip), length));
             }
             None => {
-                let page = &self.plan.pages[stretch.page];
+                let page = &self.plan.pages[group.page];
                 let from = (start - page.start) as usize;
                 page.memory.spans(from..from + length, &mut spans);
             }
         }
-        landing.flying += 1;
-        landing.begun = self.chunks.is_empty();
-        let tag = self.flight.launch(end - start, (at, chunk.clone()));
-        // SAFETY: the piece is the landing's until all its operations have landed, and the target is
-        // ours (`PageTarget`) until the engine has returned.
+        group_read.ops_in_flight += 1;
+        group_read.all_submitted = self.chunks.is_empty();
+        let tag = self.in_flight.insert(end - start, (at, chunk.clone()));
+        // SAFETY: `pending` holds the piece until all operations of the group complete, and the
+        // target is exclusive (`PageTarget`) until the engine returns.
         match unsafe { op(self.segments, &chunk, tag, spans) } {
             Ok(op) => Some(op),
             Err(_) => {
@@ -257,60 +267,63 @@ impl<'a> Bodies<'a> {
         }
     }
 
-    /// Takes note that a landing is over.
-    fn end(&mut self, at: usize) {
-        if let Some(Landing { stretch, result, .. }) = self.landings[at].take() {
-            let stretch = self.plan.stretches[stretch].clone();
-            self.plan.settle(&stretch, result);
+    /// Removes a group that is complete, and reports its result to the plan.
+    fn finish_group(&mut self, at: usize) {
+        if let Some(PendingGroup { group, result, .. }) = self.pending[at].take() {
+            let group = self.plan.groups[group].clone();
+            self.plan.complete_group(&group, result);
         }
-        // What is over at the end is forgotten; the last one may still be issuing.
-        while self.chunks.is_empty() && self.landings.last().is_some_and(Option::is_none) {
-            self.landings.pop();
+        // Free trailing slots. While chunks remain, the last slot is the group that is being
+        // submitted.
+        while self.chunks.is_empty() && self.pending.last().is_some_and(Option::is_none) {
+            self.pending.pop();
         }
     }
 
-    /// Verifies a slice of a landing that has landed.
-    fn check(&mut self, at: usize) -> bool {
-        let Some(landing) = &mut self.landings[at] else { return true };
-        let stretch = self.plan.stretches[landing.stretch].clone();
-        let number = landing.next;
-        landing.next += 1;
-        let result = match &landing.piece {
+    /// Verifies the next slice of a group that was read. Returns whether the group is finished.
+    fn verify_slice(&mut self, at: usize) -> bool {
+        let Some(group_read) = &mut self.pending[at] else { return true };
+        let group = self.plan.groups[group_read.group].clone();
+        let number = group_read.next_slice;
+        group_read.next_slice += 1;
+        let result = match &group_read.piece {
             Some(piece) => {
-                let stored = self.plan.stored_at(&stretch, number);
-                let skip = stretch.stored.start / UNIT * UNIT;
+                let stored = self.plan.stored_at(&group, number);
+                let skip = group.stored.start / UNIT * UNIT;
                 let bytes = (stored.start - skip) as usize..(stored.end - skip) as usize;
-                // SAFETY: the target is ours, and the piece is other memory.
-                unsafe { self.plan.deliver(stretch.page, number, &piece.bytes()[bytes]) }
+                // SAFETY: the target is exclusive, and the piece is other memory.
+                unsafe { self.plan.deliver(group.page, number, &piece.bytes()[bytes]) }
             }
-            // SAFETY: it has landed in the target, which is ours.
-            None => unsafe { self.plan.verify(stretch.page, number) },
+            // SAFETY: the slice was read to the target, which is exclusive.
+            None => unsafe { self.plan.verify(group.page, number) },
         };
-        landing.result = result;
-        landing.result.is_err() || landing.next == stretch.slices.end
+        group_read.result = result;
+        group_read.result.is_err() || group_read.next_slice == group.slices.end
     }
 
     fn bytes_of(&self, at: usize) -> u64 {
-        let stored = |landing: &Landing| &self.plan.stretches[landing.stretch].stored;
-        self.landings[at].as_ref().map(stored).map_or(0, |stored| stored.end - stored.start)
+        let stored = |group_read: &PendingGroup| &self.plan.groups[group_read.group].stored;
+        self.pending[at].as_ref().map(stored).map_or(0, |stored| stored.end - stored.start)
     }
 }
 
-impl Work for Bodies<'_> {
+impl Work for GroupReads<'_> {
     fn next(&mut self) -> Option<Op> {
         loop {
             if self.stopped.is_none() {
                 self.stopped = self.plan.control.stop();
             }
-            // What has landed is of no use to anybody before it is verified.
-            let most = self.segments.in_flight_bytes() / SHARE / 4;
-            let is_behind = self.landed_bytes >= most as u64;
-            if is_behind || !self.flight.has_room() {
+            // Limit bytes that wait for verification: a section is of no use to its waiter before
+            // it is verified, so verifying comes before reading more.
+            let most = self.segments.in_flight_bytes() / IN_FLIGHT_DIVISOR / 4;
+            let is_behind = self.unverified_bytes >= most as u64;
+            if is_behind || !self.in_flight.has_room() {
                 return None;
             }
-            // A stretch that has begun is read to its end.
+            // Finish a group that has begun even after a stop: its memory is in use until all its
+            // chunks complete.
             if let Some(chunk) = self.chunks.pop_front() {
-                match self.launch(chunk) {
+                match self.build_op(chunk) {
                     None => continue,
                     op => return op,
                 }
@@ -323,29 +336,29 @@ impl Work for Bodies<'_> {
     }
 
     fn done(&mut self, tag: u64, result: io::Result<()>) {
-        let Some((at, chunk)) = self.flight.land(tag) else { return };
-        let Some(landing) = &mut self.landings[at] else { return };
-        landing.flying -= 1;
+        let Some((at, chunk)) = self.in_flight.complete(tag) else { return };
+        let Some(group_read) = &mut self.pending[at] else { return };
+        group_read.ops_in_flight -= 1;
         if let Err(error) = result {
-            landing.result = Err(io_failure(&error, &chunk));
+            group_read.result = Err(io_failure(&error, &chunk));
         }
-        if landing.flying > 0 || !landing.begun {
+        if group_read.ops_in_flight > 0 || !group_read.all_submitted {
             return;
         }
-        if landing.result.is_err() {
-            self.end(at);
+        if group_read.result.is_err() {
+            self.finish_group(at);
         } else {
-            self.landed_bytes += self.bytes_of(at);
-            self.landed.push_back(at);
+            self.unverified_bytes += self.bytes_of(at);
+            self.unverified.push_back(at);
         }
     }
 
-    fn spare(&mut self) -> bool {
-        let Some(&at) = self.landed.front() else { return false };
-        if self.check(at) {
-            self.landed.pop_front();
-            self.landed_bytes -= self.bytes_of(at);
-            self.end(at);
+    fn compute(&mut self) -> bool {
+        let Some(&at) = self.unverified.front() else { return false };
+        if self.verify_slice(at) {
+            self.unverified.pop_front();
+            self.unverified_bytes -= self.bytes_of(at);
+            self.finish_group(at);
         }
         true
     }

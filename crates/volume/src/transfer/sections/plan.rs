@@ -1,31 +1,31 @@
-//! What is to be read for which section, and what becomes of it.
+//! The slices to read for each section, and the outcome of each page.
 
 use super::Sections;
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use crate::transfer::check::slices_of;
-use crate::transfer::chunk::Shape;
-use crate::transfer::inbound::believe;
+use crate::transfer::chunk::RunLayout;
 use crate::transfer::page::{Direct, PageMemory};
+use crate::transfer::read_state::decode_expected_header;
 use crate::transfer::{Control, Encoded, MissReason, PageFate, RunRead, Unpack};
 use ritornello_format::{Slice, SliceChecksum, UNIT};
 use std::ops::Range;
 
-/// Consecutive slices of a page that are needed for one section.
+/// Consecutive slices of a page that one section needs.
 #[derive(Clone, Debug)]
-pub(super) struct Stretch {
+pub(super) struct SliceGroup {
     pub(super) page: usize,
     pub(super) section: usize,
     pub(super) slices: Range<u16>,
-    /// The bytes of the page that they take as it is stored.
+    /// The bytes that the slices take in the stored page.
     pub(super) stored: Range<u64>,
 }
 
-/// A page that is to come.
+/// A page to read.
 pub(super) struct Page<'a> {
-    /// The number of its read.
+    /// Number of its read.
     pub(super) read: usize,
-    /// Its first byte in the run.
+    /// Offset of its first byte in the run.
     pub(super) start: u64,
     pub(super) memory: PageMemory,
     key: &'a [u8],
@@ -33,123 +33,125 @@ pub(super) struct Page<'a> {
     bytes: u64,
     by: Option<&'a dyn Unpack>,
     slices: Vec<Slice>,
-    /// Why it does not come.
-    lost: Option<MissReason>,
+    /// Why the page missed, if it did.
+    missed: Option<MissReason>,
 }
 
-/// All pages of some reads, and what is still to be read of them.
+/// All pages of all reads, and the groups of slices to read for them.
 pub(super) struct Plan<'a> {
     sections: &'a Sections,
     pub(super) control: &'a Control,
-    /// Of each read, its pages among `pages`, or why none of them comes.
+    /// For each read, its number of pages, and their range in `pages` or why all of them miss.
     reads: Vec<(usize, Result<Range<usize>, MissReason>)>,
     pub(super) pages: Vec<Page<'a>>,
-    pub(super) shapes: Vec<Shape>,
-    /// In the order in which they are wanted.
-    pub(super) stretches: Vec<Stretch>,
-    /// Of each section, the stretches that are not settled.
-    open: Vec<usize>,
-    /// Sections before this one are not lacking in any page.
-    bound: usize,
-    /// Bytes of a page before this one are in place already.
-    floor: usize,
+    pub(super) layouts: Vec<RunLayout>,
+    /// The groups in the order of their sections.
+    pub(super) groups: Vec<SliceGroup>,
+    /// For each section, the number of groups that are not complete.
+    pending: Vec<usize>,
+    /// Sections below this number can still arrive. A page that misses limits it: a section arrives
+    /// only if every page has it.
+    deliverable: usize,
+    /// Leading bytes of each page that arrived in an earlier call. They may be in use by waiters
+    /// and are not written again.
+    arrived_bytes: usize,
     scratch: Vec<u8>,
 }
 
 impl<'a> Plan<'a> {
-    /// For reads whose headers are these.
+    /// Plans reads with these headers.
     pub(super) fn new(
         segments: &Segments,
         reads: &[RunRead<'a>],
-        headers: Vec<Result<(Shape, Block), MissReason>>,
+        headers: Vec<Result<(RunLayout, Block), MissReason>>,
         sections: &'a Sections,
         control: &'a Control,
     ) -> Self {
-        let from = sections.here();
-        let floor = from.checked_sub(1).map_or(0, |last| sections.ends[last] as usize);
+        let from = sections.arrived();
+        let arrived_bytes = from.checked_sub(1).map_or(0, |last| sections.ends[last] as usize);
         let mut plan = Self {
             sections,
             control,
             reads: Vec::with_capacity(reads.len()),
             pages: Vec::new(),
-            shapes: Vec::with_capacity(reads.len()),
-            stretches: Vec::new(),
-            open: vec![0; sections.ends.len()],
-            bound: sections.ends.len(),
-            floor,
+            layouts: Vec::with_capacity(reads.len()),
+            groups: Vec::new(),
+            pending: vec![0; sections.ends.len()],
+            deliverable: sections.ends.len(),
+            arrived_bytes,
             scratch: Vec::new(),
         };
         for (number, (read, header)) in reads.iter().zip(headers).enumerate() {
-            plan.shapes.push(header.as_ref().map_or(NO_SHAPE, |(shape, _)| *shape));
-            let pages = plan.add(segments, number, read, header);
+            plan.layouts.push(header.as_ref().map_or(EMPTY_LAYOUT, |(layout, _)| *layout));
+            let pages = plan.add_read(segments, number, read, header);
             if pages.is_err() {
-                plan.bound = 0;
+                plan.deliverable = 0;
             }
             plan.reads.push((read.keys.len(), pages));
         }
-        plan.stretches.sort_by_key(|stretch| stretch.section);
-        plan.stretches.iter().for_each(|stretch| plan.open[stretch.section] += 1);
-        plan.tell();
+        plan.groups.sort_by_key(|group| group.section);
+        plan.groups.iter().for_each(|group| plan.pending[group.section] += 1);
+        plan.publish();
         plan
     }
 
-    fn add(
+    fn add_read(
         &mut self,
         segments: &Segments,
         number: usize,
         read: &RunRead<'a>,
-        header: Result<(Shape, Block), MissReason>,
+        header: Result<(RunLayout, Block), MissReason>,
     ) -> Result<Range<usize>, MissReason> {
-        let (shape, block) = header?;
-        let header = believe(read, block.bytes())?;
+        let (layout, block) = header?;
+        let header = decode_expected_header(read, block.bytes())?;
         let first = self.pages.len();
         let direct = Direct::of(segments, self.control);
         for (at, key) in read.keys.iter().enumerate() {
             let bytes = read.page_bytes as usize;
             let memory = PageMemory::of_target(read.target, read.target_first + at, bytes, direct);
             let slices = slices_of(read, &header, at);
-            let lost = if memory.is_none() { Some(MissReason::Memory) } else { slices.err() };
-            if lost.is_some() {
-                self.bound = 0;
+            let missed = if memory.is_none() { Some(MissReason::Memory) } else { slices.err() };
+            if missed.is_some() {
+                self.deliverable = 0;
             }
             self.pages.push(Page {
                 read: number,
-                start: shape.pages(0..u64::from(read.first) + at as u64).end,
-                memory: memory.unwrap_or_else(PageMemory::nowhere),
+                start: layout.pages(0..u64::from(read.first) + at as u64).end,
+                memory: memory.unwrap_or_else(PageMemory::empty),
                 key,
                 generation: read.place.generation,
                 bytes: read.page_bytes,
                 by: if let Encoded::Unpack(by) = read.encoded { Some(by) } else { None },
                 slices: slices.map(<[Slice]>::to_vec).unwrap_or_default(),
-                lost,
+                missed,
             });
-            self.cut(first + at);
+            self.group_slices(first + at);
         }
         Ok(first..self.pages.len())
     }
 
-    /// Cuts a page into stretches.
-    fn cut(&mut self, page: usize) {
+    /// Appends the groups of slices that `page` needs.
+    fn group_slices(&mut self, page: usize) {
         let it = &self.pages[page];
-        if it.lost.is_some() {
+        if it.missed.is_some() {
             return;
         }
         let mut stored = 0;
-        let begun = self.stretches.len();
+        let begun = self.groups.len();
         for (number, slice) in (0..).zip(&it.slices) {
             let part = it.part(number);
             let (from, to) = (stored, stored + u64::from(slice.bytes));
             stored = to;
-            if part.end as usize <= self.floor {
+            if part.end as usize <= self.arrived_bytes {
                 continue;
             }
-            let section = self.sections.of(part.start.max(self.floor as u64));
-            match self.stretches[begun..].last_mut() {
+            let section = self.sections.section_of(part.start.max(self.arrived_bytes as u64));
+            match self.groups[begun..].last_mut() {
                 Some(last) if last.section == section => {
                     last.slices.end = number + 1;
                     last.stored.end = to;
                 }
-                _ => self.stretches.push(Stretch {
+                _ => self.groups.push(SliceGroup {
                     page,
                     section,
                     slices: number..number + 1,
@@ -159,66 +161,67 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether the page of a stretch is lost, so that there is no use in reading it.
-    pub(super) fn is_lost(&self, stretch: &Stretch) -> bool {
-        self.pages[stretch.page].lost.is_some()
+    /// Whether the page of a group missed already, so that reading the group is useless.
+    pub(super) fn is_missed(&self, group: &SliceGroup) -> bool {
+        self.pages[group.page].missed.is_some()
     }
 
-    /// Takes note that nothing of a stretch is being moved any more.
-    pub(super) fn settle(&mut self, stretch: &Stretch, result: Result<(), MissReason>) {
+    /// Records the result of a group whose operations have all completed, and publishes the
+    /// sections that have arrived.
+    pub(super) fn complete_group(&mut self, group: &SliceGroup, result: Result<(), MissReason>) {
         if let Err(reason) = result {
-            self.pages[stretch.page].lost.get_or_insert(reason);
-            self.bound = self.bound.min(stretch.section);
+            self.pages[group.page].missed.get_or_insert(reason);
+            self.deliverable = self.deliverable.min(group.section);
         }
-        self.open[stretch.section] -= 1;
-        self.tell();
+        self.pending[group.section] -= 1;
+        self.publish();
     }
 
-    fn tell(&self) {
-        let settled = self.open.iter().take_while(|open| **open == 0).count();
-        self.sections.arrive(settled.min(self.bound));
+    fn publish(&self) {
+        let settled = self.pending.iter().take_while(|open| **open == 0).count();
+        self.sections.set_arrived(settled.min(self.deliverable));
     }
 
-    /// Whether a slice can be read to where it is to be, because it is stored as it came, and nothing
-    /// of it is in place already.
+    /// Whether a slice can be read straight to the target: it is raw, and none of its bytes arrived
+    /// earlier.
     pub(super) fn is_plain(&self, page: usize, number: u16) -> bool {
         let page = &self.pages[page];
         page.slices[usize::from(number)].codec == Slice::RAW
-            && page.part(number).start >= self.floor as u64
+            && page.part(number).start >= self.arrived_bytes as u64
     }
 
-    /// Where a slice begins in the page as it is stored.
-    pub(super) fn stored_at(&self, stretch: &Stretch, number: u16) -> Range<u64> {
-        let slices = &self.pages[stretch.page].slices;
-        let before = &slices[usize::from(stretch.slices.start)..usize::from(number)];
-        let start = stretch.stored.start + crate::transfer::slices::total(before);
+    /// Byte range of slice `number` in the stored page.
+    pub(super) fn stored_at(&self, group: &SliceGroup, number: u16) -> Range<u64> {
+        let slices = &self.pages[group.page].slices;
+        let before = &slices[usize::from(group.slices.start)..usize::from(number)];
+        let start = group.stored.start + crate::transfer::slices::total(before);
         start..start + u64::from(slices[usize::from(number)].bytes)
     }
 
-    /// The units of the page that hold a stretch.
-    pub(super) fn cover(&self, stretch: &Stretch) -> Range<u64> {
-        let start = self.pages[stretch.page].start;
-        start + stretch.stored.start / UNIT * UNIT
-            ..start + stretch.stored.end.next_multiple_of(UNIT)
+    /// The units of the run that hold a group.
+    pub(super) fn cover(&self, group: &SliceGroup) -> Range<u64> {
+        let start = self.pages[group.page].start;
+        start + group.stored.start / UNIT * UNIT..start + group.stored.end.next_multiple_of(UNIT)
     }
 
-    /// Verifies a slice that was read to where it is to be.
+    /// Verifies a slice that was read to the target.
     ///
     /// # Safety
-    /// The slice has landed in the target, which is ours.
+    /// The slice has been read to the target, and this call has exclusive use of it.
     pub(super) unsafe fn verify(&self, page: usize, number: u16) -> Result<(), MissReason> {
         let page = &self.pages[page];
         let part = page.part(number);
         let mut sum = page.checksum(number);
         // SAFETY: promised by the caller.
-        unsafe { page.memory.each(part.start as usize..part.end as usize, |b| sum.update(b)) };
-        page.judge(number, sum)
+        unsafe { page.memory.for_each(part.start as usize..part.end as usize, |b| sum.update(b)) };
+        page.check_sum(number, sum)
     }
 
-    /// Verifies a slice, and puts it where it is to be.
+    /// Verifies a slice, decodes it, and copies it to the target.
     ///
     /// # Safety
-    /// The target is ours, but for bytes that are in place already; `stored` lies elsewhere.
+    /// This call has exclusive use of the target except for bytes that arrived earlier, which it
+    /// leaves alone; `stored` does not overlap the target.
     pub(super) unsafe fn deliver(
         &mut self,
         page: usize,
@@ -228,10 +231,10 @@ impl<'a> Plan<'a> {
         let (page, scratch) = (&self.pages[page], &mut self.scratch);
         let mut sum = page.checksum(number);
         sum.update(stored);
-        page.judge(number, sum)?;
+        page.check_sum(number, sum)?;
         let part = page.part(number);
         let part = part.start as usize..part.end as usize;
-        let have = self.floor.saturating_sub(part.start);
+        let have = self.arrived_bytes.saturating_sub(part.start);
         let slice = &page.slices[usize::from(number)];
         let plain = match page.by {
             _ if slice.codec == Slice::RAW => stored,
@@ -242,14 +245,14 @@ impl<'a> Plan<'a> {
                 scratch
             }
         };
-        // SAFETY: promised by the caller; `scratch` is our own memory.
+        // SAFETY: promised by the caller; `scratch` is memory of this crate.
         unsafe { page.memory.scatter(part.start + have..part.end, &plain[have..]) };
         Ok(())
     }
 
-    /// What became of all pages, when all stretches are settled.
+    /// The outcome of every page, after all groups are complete.
     pub(super) fn fates(self) -> Vec<Vec<PageFate>> {
-        let fate = |page: &Page<'_>| page.lost.map_or(PageFate::Verified, PageFate::Missed);
+        let fate = |page: &Page<'_>| page.missed.map_or(PageFate::Verified, PageFate::Missed);
         let of = |(count, pages): &(usize, Result<Range<usize>, MissReason>)| match pages {
             Ok(pages) => self.pages[pages.clone()].iter().map(fate).collect(),
             Err(reason) => vec![PageFate::Missed(*reason); *count],
@@ -259,7 +262,7 @@ impl<'a> Plan<'a> {
 }
 
 impl Page<'_> {
-    /// The bytes of the page that a slice holds.
+    /// Byte range of the page that slice `number` decodes to.
     pub(super) fn part(&self, number: u16) -> Range<u64> {
         Slice::part(number, self.slices.len() as u16, self.bytes)
     }
@@ -268,11 +271,11 @@ impl Page<'_> {
         SliceChecksum::new(self.key, self.generation, number)
     }
 
-    pub(super) fn judge(&self, number: u16, sum: SliceChecksum) -> Result<(), MissReason> {
+    pub(super) fn check_sum(&self, number: u16, sum: SliceChecksum) -> Result<(), MissReason> {
         let right = sum.finish() == self.slices[usize::from(number)].checksum;
         if right { Ok(()) } else { Err(MissReason::Checksum) }
     }
 }
 
-/// Of a read of which nothing is read.
-const NO_SHAPE: Shape = Shape { op: 1, header: 0, page: 1 };
+/// The layout of a read that failed before its layout was known.
+const EMPTY_LAYOUT: RunLayout = RunLayout { op: 1, header: 0, page: 1 };

@@ -1,6 +1,6 @@
-//! A run on its way in: its header, and where its pages land.
+//! The state of a run that is being read: its header, and the memory its pages are read to.
 
-use super::chunk::{Chunk, Shape};
+use super::chunk::{Chunk, RunLayout};
 use super::page::{Direct, PageMemory};
 use super::{Encoded, MissReason, PageFate, RunRead};
 use crate::memory_block::Block;
@@ -10,19 +10,20 @@ use ritornello_format::{RunHeader, units_of};
 use std::sync::Arc;
 
 /// A run that is being read.
-pub(super) struct Inbound {
-    pub(super) shape: Shape,
+pub(super) struct ReadState {
+    pub(super) layout: RunLayout,
     pub(super) chunks: Vec<Chunk>,
     pub(super) issued: usize,
     pub(super) header: Header,
-    /// Where the header lands; gone when it has.
+    /// The memory that the header is read to; dropped once the header is decoded.
     pub(super) header_block: Option<Block>,
+    /// Header chunks that have not completed.
     pub(super) header_chunks: u32,
     pub(super) pages: Vec<Page>,
-    /// Whether pages land in staging, because what lies on disk is not what goes to the target.
+    /// Whether pages are read to staging, because they have to be decoded on their way to the target.
     pub(super) is_staged: bool,
-    /// Pages without a fate.
-    open: usize,
+    /// Pages without an outcome.
+    undecided: usize,
 }
 
 pub(super) enum Header {
@@ -34,38 +35,38 @@ pub(super) enum Header {
 pub(super) struct Page {
     pub(super) target: PageMemory,
     pub(super) staged: Option<Staged>,
-    /// Chunks that have not landed.
+    /// Chunks that have not completed.
     pub(super) chunks: u32,
     pub(super) fate: Option<PageFate>,
 }
 
-/// Where a page lands that is not to land in the target.
+/// Staging memory of a page that is not read to the target.
 pub(super) struct Staged {
     /// Shared by the pages that begin in one chunk.
     pub(super) piece: Arc<Piece>,
-    /// The page's first byte in it.
+    /// Offset of the page's first byte in `piece`.
     pub(super) at: usize,
     memory: PageMemory,
 }
 
 impl Page {
-    /// Where the page lands.
+    /// The memory that the page is read to.
     pub(super) fn memory(&self) -> &PageMemory {
         self.staged.as_ref().map_or(&self.target, |staged| &staged.memory)
     }
 }
 
-impl Inbound {
-    /// Looks at a read and cuts it into chunks. One that cannot be has no chunks, and its pages
-    /// have their fate.
+impl ReadState {
+    /// Validates a read and cuts it into chunks. If the place or the target is unusable, there are no
+    /// chunks and the pages have their outcome.
     pub(super) fn begin(segments: &Segments, read: &RunRead<'_>, direct: Direct) -> Self {
         let first = u64::from(read.first);
         let pages = first..first + read.keys.len() as u64;
-        let shape = Shape::of(read.place, read.page_bytes, pages.clone(), segments);
+        let layout = RunLayout::new(read.place, read.page_bytes, pages.clone(), segments);
         let as_stored = matches!(read.encoded, Encoded::AsStored);
         let shorter = u64::from(read.place.page_units) < units_of(read.page_bytes);
         let mut run = Self {
-            shape: shape.unwrap_or(Shape { op: 1, header: 0, page: 1 }),
+            layout: layout.unwrap_or(RunLayout { op: 1, header: 0, page: 1 }),
             chunks: Vec::new(),
             issued: 0,
             header: Header::Awaited,
@@ -73,50 +74,50 @@ impl Inbound {
             header_chunks: 0,
             pages: Vec::with_capacity(read.keys.len()),
             is_staged: shorter && !as_stored,
-            open: read.keys.len(),
+            undecided: read.keys.len(),
         };
         for page in 0..read.keys.len() {
-            let memory = shape.and_then(|shape| {
-                let bytes = if as_stored { shape.page } else { read.page_bytes } as usize;
+            let memory = layout.and_then(|layout| {
+                let bytes = if as_stored { layout.page } else { read.page_bytes } as usize;
                 PageMemory::of_target(read.target, read.target_first + page, bytes, direct)
             });
             let lacking = memory.is_none();
-            let target = memory.unwrap_or_else(PageMemory::nowhere);
+            let target = memory.unwrap_or_else(PageMemory::empty);
             run.pages.push(Page { target, staged: None, chunks: 0, fate: None });
             if lacking {
-                let reason = if shape.is_some() { MissReason::Memory } else { MissReason::Place };
-                run.decide(page, PageFate::Missed(reason));
+                let reason = if layout.is_some() { MissReason::Memory } else { MissReason::Place };
+                run.set_fate(page, PageFate::Missed(reason));
             }
         }
-        let Some(shape) = shape.filter(|_| run.open > 0) else { return run };
-        let body = shape.pages(pages);
+        let Some(layout) = layout.filter(|_| run.undecided > 0) else { return run };
+        let body = layout.pages(pages);
         if first == 0 {
-            shape.cut(read.place, 0..body.end, &mut run.chunks);
+            layout.cut(read.place, 0..body.end, &mut run.chunks);
         } else {
-            shape.cut(read.place, 0..shape.header, &mut run.chunks);
-            shape.cut(read.place, body, &mut run.chunks);
+            layout.cut(read.place, 0..layout.header, &mut run.chunks);
+            layout.cut(read.place, body, &mut run.chunks);
         }
         for chunk in &run.chunks {
-            run.header_chunks += u32::from(chunk.logical.start < shape.header);
-            for (page, _) in shape.parts(&chunk.logical) {
+            run.header_chunks += u32::from(chunk.logical.start < layout.header);
+            for (page, _) in layout.parts(&chunk.logical) {
                 run.pages[page - read.first as usize].chunks += 1;
             }
         }
-        run.header_block = Some(Block::new(shape.header as usize));
+        run.header_block = Some(Block::new(layout.header as usize));
         run
     }
 
-    /// Gives the pages that begin in a chunk staging memory, all or none; `take` may refuse.
-    /// Returns whether they have it.
+    /// Allocates staging memory with `take` for the pages of `chunk` that need it and have none, for
+    /// all or for none. Returns whether they have it.
     pub(super) fn stage(
         &mut self,
         chunk: &Chunk,
         first: usize,
         take: impl FnOnce(usize) -> Option<Piece>,
     ) -> bool {
-        let length = self.shape.page as usize;
+        let length = self.layout.page as usize;
         let lacking: Vec<usize> = self
-            .shape
+            .layout
             .parts(&chunk.logical)
             .map(|(page, _)| page - first)
             .filter(|page| self.pages[*page].staged.is_none() && self.pages[*page].fate.is_none())
@@ -133,11 +134,11 @@ impl Inbound {
         true
     }
 
-    /// Cuts the chunk that is issued next to its first page, and returns it.
-    pub(super) fn narrow(&mut self) -> Chunk {
+    /// Splits the next chunk after its first page, and returns that page's part.
+    pub(super) fn split_next_chunk(&mut self) -> Chunk {
         let chunk = &mut self.chunks[self.issued];
-        let page = self.shape.parts(&chunk.logical).next().map_or(0, |(page, _)| page);
-        let border = self.shape.pages(0..page as u64 + 1).end;
+        let page = self.layout.parts(&chunk.logical).next().map_or(0, |(page, _)| page);
+        let border = self.layout.pages(0..page as u64 + 1).end;
         if border < chunk.logical.end {
             let rest = Chunk {
                 segment: chunk.segment,
@@ -150,48 +151,53 @@ impl Inbound {
         self.chunks[self.issued].clone()
     }
 
-    /// The staging memory that an operation on a chunk uses.
+    /// The staging pieces that an operation on `chunk` writes to. The operation holds them, because a
+    /// page drops its own reference when it misses early.
     pub(super) fn pieces(&self, chunk: &Chunk, first: usize) -> Vec<Arc<Piece>> {
         if !self.is_staged {
             return Vec::new();
         }
-        let pages = self.shape.parts(&chunk.logical);
+        let pages = self.layout.parts(&chunk.logical);
         let staged = pages.filter_map(|(page, _)| self.pages[page - first].staged.as_ref());
         let mut pieces: Vec<Arc<Piece>> = staged.map(|staged| Arc::clone(&staged.piece)).collect();
         pieces.dedup_by(|a, b| Arc::ptr_eq(a, b));
         pieces
     }
 
-    pub(super) fn decide(&mut self, page: usize, fate: PageFate) {
+    pub(super) fn set_fate(&mut self, page: usize, fate: PageFate) {
         let page = &mut self.pages[page];
         page.staged = None;
         if page.fate.is_none() {
             page.fate = Some(fate);
-            self.open -= 1;
+            self.undecided -= 1;
         }
-        if self.open == 0 {
-            // Thousands of runs may be read in one call: what is decided is let go.
+        if self.undecided == 0 {
+            // Thousands of runs may be read in one call: free the headers of finished ones.
             if let Header::Good(_) = self.header {
                 self.header = Header::Bad(MissReason::Header);
             }
         }
     }
 
-    /// Believes the header that has landed, or not.
+    /// Decodes and checks the header that was read.
     pub(super) fn read_header(&mut self, read: &RunRead<'_>) {
         let Some(block) = &self.header_block else { return };
-        self.header = match believe(read, block.bytes()) {
+        self.header = match decode_expected_header(read, block.bytes()) {
             Ok(header) => Header::Good(Box::new(header)),
             Err(reason) => Header::Bad(reason),
         };
     }
 }
 
-/// The header of the run that is read, if these bytes are that.
+/// Decodes the header of a run. The checksum from the index proves that the header is the one that the
+/// index means; the key of each page is checked later, in `slices_of`.
 ///
 /// # Errors
-/// What is wrong with it.
-pub(super) fn believe(read: &RunRead<'_>, bytes: &[u8]) -> Result<RunHeader, MissReason> {
+/// `Header` if the bytes are another header or none, `Scope` if the header names another scope.
+pub(super) fn decode_expected_header(
+    read: &RunRead<'_>,
+    bytes: &[u8],
+) -> Result<RunHeader, MissReason> {
     let place = read.place;
     match RunHeader::decode(bytes) {
         Ok((header, checksum))

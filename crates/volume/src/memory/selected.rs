@@ -1,32 +1,34 @@
-//! Some pages of somebody's target: to read each stretch from where it is, and to pass on what came.
+//! A subset of a target's pages: to read each group of pages from the tier that has it, and to pass
+//! the result on.
 
 use super::{Fragment, FragmentMut, PageSource, PageTarget};
 
-/// Pages `pages` of `of`, whose numbers rise.
+/// Pages `pages` of `of`; the numbers ascend.
 #[derive(Clone, Copy)]
-pub struct Picked<'a> {
+pub struct SelectedPages<'a> {
     of: &'a dyn PageTarget,
     pages: &'a [usize],
 }
 
-impl<'a> Picked<'a> {
-    /// The pages with these numbers, none if they do not rise.
+impl<'a> SelectedPages<'a> {
+    /// Selects these pages; none if the numbers do not strictly ascend.
     #[must_use]
     pub fn new(of: &'a dyn PageTarget, pages: &'a [usize]) -> Self {
         let rise = pages.windows(2).all(|two| two[0] < two[1]);
         Self { of, pages: if rise { pages } else { &[] } }
     }
 
-    /// What was read to these pages, to be copied from before the call that owns `of` returns.
+    /// A source of the pages that were read. It is valid until the call that `of` was handed to
+    /// returns.
     #[must_use]
     pub fn filled(self) -> impl PageSource + 'a {
         Filled(self)
     }
 }
 
-// SAFETY: fragments are those of `of`, which promises the same for them. Its pages do not overlap, and
-// none is picked twice: their numbers rise.
-unsafe impl PageTarget for Picked<'_> {
+// SAFETY: the fragments are those of `of`, which promises the same for them. Its pages do not
+// overlap, and strictly ascending numbers select none twice.
+unsafe impl PageTarget for SelectedPages<'_> {
     fn len(&self) -> usize {
         self.pages.len()
     }
@@ -37,11 +39,10 @@ unsafe impl PageTarget for Picked<'_> {
     }
 }
 
-struct Filled<'a>(Picked<'a>);
+struct Filled<'a>(SelectedPages<'a>);
 
-// SAFETY: memory of a target may be read by whom it was handed to, until that call returns, which
-// outlives `self`: it borrows the target from there. It is initialised, as all memory that callers
-// lend for reading to is.
+// SAFETY: the call that a target was handed to may read its memory until it returns, and `self`
+// borrows the target from that call. The memory is initialised, as all target memory is.
 unsafe impl PageSource for Filled<'_> {
     fn len(&self) -> usize {
         self.0.len()
@@ -54,9 +55,9 @@ unsafe impl PageSource for Filled<'_> {
     }
 }
 
-impl std::fmt::Debug for Picked<'_> {
+impl std::fmt::Debug for SelectedPages<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Picked").field("pages", &self.pages).finish_non_exhaustive()
+        f.debug_struct("SelectedPages").field("pages", &self.pages).finish_non_exhaustive()
     }
 }
 
@@ -72,12 +73,12 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_picked_by_number_and_none_twice() {
+    fn pages_are_selected_by_ascending_number() {
         let all = OwnedPagesMut::new(vec![vec![1; 10], vec![2; 20], vec![3; 30]]);
-        let picked = Picked::new(&all, &[0, 2, 9]);
+        let picked = SelectedPages::new(&all, &[0, 2, 9]);
         assert_eq!((PageTarget::len(&picked), lengths(&picked)), (3, vec![10, 30]));
         for wrong in [&[1, 1][..], &[2, 0]] {
-            assert!(Picked::new(&all, wrong).is_empty());
+            assert!(SelectedPages::new(&all, wrong).is_empty());
         }
         let (filled, mut found) = (picked.filled(), Vec::new());
         filled.fragments(1, &mut found);

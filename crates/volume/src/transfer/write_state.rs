@@ -1,8 +1,8 @@
-//! A run on its way out: its pages, their checksums, and its header.
+//! The state of a run that is being written: its pages, their checksums, and its header.
 
 use super::RunWrite;
-use super::chunk::{Chunk, Shape};
-use super::flight::Cargo;
+use super::chunk::{Chunk, RunLayout};
+use super::in_flight::OpBuffers;
 use super::page::{Direct, PageMemory};
 use super::slices::{self, SliceSums};
 use crate::segments::Segments;
@@ -10,51 +10,56 @@ use ritornello_format::{Error, Result, RunHeader, Slice, UNIT};
 use std::collections::VecDeque;
 
 /// A run that is being written.
-pub(super) struct Outbound<'a> {
-    pub(super) shape: Shape,
+pub(super) struct WriteState<'a> {
+    pub(super) layout: RunLayout,
     pub(super) pages: Vec<Page>,
-    /// Everything but the header, and the first page if that goes with it.
+    /// Chunks that do not hold the header, and do not share an operation with it.
     pub(super) body: VecDeque<Chunk>,
-    /// The rest. One chunk, unless the header itself is split over extents.
+    /// Chunks of the header. One, which may include the first page, unless the header is split over
+    /// extents.
     pub(super) head: VecDeque<Chunk>,
-    /// Whether the run waits for its header to be issued, or has waited.
+    /// Whether all of `body` is submitted and the run is queued for its header.
     pub(super) is_body_issued: bool,
-    /// The header and its checksum, when they are known.
-    pub(super) sealed: Option<(Vec<u8>, u64)>,
+    /// The encoded header and its checksum, once all checksums of pages are known.
+    pub(super) encoded_header: Option<(Vec<u8>, u64)>,
     /// Pages whose checksums are not known.
-    pub(super) open: usize,
-    /// Pages whose checksums become known only when the head is issued.
-    pub(super) open_in_head: usize,
-    /// Checksums of the page that is being gathered into staging, chunk by chunk.
-    gathering: Option<SliceSums<'a>>,
+    pub(super) unsummed: usize,
+    /// Of these, pages that are checksummed only when the header is submitted, because they share
+    /// its operation and go through staging.
+    pub(super) unsummed_in_head: usize,
+    /// Checksums of the page that is being copied to staging, chunk by chunk.
+    gather_sums: Option<SliceSums<'a>>,
     pub(super) failed: Option<Error>,
 }
 
 pub(super) struct Page {
     pub(super) memory: PageMemory,
-    /// Bytes as they go to the disk, not padded.
+    /// Bytes on disk, without padding.
     pub(super) bytes: usize,
     pub(super) is_queued: bool,
-    /// Their checksums are zero until they are known.
+    /// The slices. Their checksums are zero until they are computed.
     slices: Vec<Slice>,
 }
 
 impl Page {
-    /// Takes over the checksums of the slices.
-    pub(super) fn learn(&mut self, sums: &[u64]) {
+    /// Stores the computed checksums of the slices.
+    pub(super) fn set_checksums(&mut self, sums: &[u64]) {
         for (slice, sum) in self.slices.iter_mut().zip(sums) {
             slice.checksum = *sum;
         }
     }
 }
 
-impl<'a> Outbound<'a> {
-    /// Looks at a run and cuts it into chunks.
+impl<'a> WriteState<'a> {
+    /// Validates a run and cuts it into chunks.
+    ///
+    /// # Errors
+    /// `Invalid` if place, header and source do not match.
     pub(super) fn begin(segments: &Segments, write: &RunWrite<'_>, direct: Direct) -> Result<Self> {
         let RunWrite { place, header, source, first } = *write;
         let (count, page_bytes) = (header.keys.len() as u64, header.page_bytes);
-        let shape = Shape::of(place, page_bytes, 0..count, segments)
-            .filter(|shape| shape.pages(0..count).end == place.units() * UNIT && count > 0)
+        let layout = RunLayout::new(place, page_bytes, 0..count, segments)
+            .filter(|layout| layout.pages(0..count).end == place.units() * UNIT && count > 0)
             .ok_or_else(|| {
                 Error::invalid("a run's place and header do not match")
                     .with("generation", place.generation)
@@ -69,7 +74,7 @@ impl<'a> Outbound<'a> {
             }
             let bytes = slices::total(&slices);
             let memory = PageMemory::of_source(source, first + page, bytes as usize, direct)
-                .filter(|_| bytes <= shape.page && slices.iter().all(|slice| slice.bytes > 0))
+                .filter(|_| bytes <= layout.page && slices.iter().all(|slice| slice.bytes > 0))
                 .ok_or_else(|| {
                     Error::invalid(
                         "a page's memory is not as long as its slices, or than its place",
@@ -80,45 +85,45 @@ impl<'a> Outbound<'a> {
             pages.push(Page { memory, bytes: bytes as usize, is_queued: false, slices });
         }
         let (mut body, mut head) = (Vec::new(), Vec::new());
-        shape.cut(place, shape.pages(1..count), &mut body);
-        // A short first page goes with the header in one operation, if they lie together.
-        let first_page = shape.pages(0..1);
-        if shape.page <= shape.op {
-            shape.cut(place, 0..first_page.end, &mut head);
+        layout.cut(place, layout.pages(1..count), &mut body);
+        // A short first page shares the operation of the header where they are contiguous.
+        let first_page = layout.pages(0..1);
+        if layout.page <= layout.op {
+            layout.cut(place, 0..first_page.end, &mut head);
         }
-        let mut open_in_head = usize::from(!pages[0].memory.is_in_place());
+        let mut unsummed_in_head = usize::from(!pages[0].memory.is_in_place());
         if head.len() != 1 {
             head.clear();
-            open_in_head = 0;
-            shape.cut(place, first_page, &mut body);
-            shape.cut(place, 0..shape.header, &mut head);
+            unsummed_in_head = 0;
+            layout.cut(place, first_page, &mut body);
+            layout.cut(place, 0..layout.header, &mut head);
         }
         Ok(Self {
-            shape,
-            open: pages.len(),
+            layout,
+            unsummed: pages.len(),
             pages,
             body: body.into(),
             head: head.into(),
             is_body_issued: false,
-            sealed: None,
-            open_in_head,
-            gathering: None,
+            encoded_header: None,
+            unsummed_in_head,
+            gather_sums: None,
             failed: None,
         })
     }
 
-    /// A run that failed before it began.
+    /// A run that failed before any of it was submitted.
     pub(super) fn refused(error: Error) -> Self {
         Self {
-            shape: Shape { op: 1, header: 0, page: 1 },
+            layout: RunLayout { op: 1, header: 0, page: 1 },
             pages: Vec::new(),
             body: VecDeque::new(),
             head: VecDeque::new(),
             is_body_issued: true,
-            sealed: None,
-            open: 0,
-            open_in_head: 0,
-            gathering: None,
+            encoded_header: None,
+            unsummed: 0,
+            unsummed_in_head: 0,
+            gather_sums: None,
             failed: Some(error),
         }
     }
@@ -127,44 +132,44 @@ impl<'a> Outbound<'a> {
         self.failed.get_or_insert(error);
     }
 
-    /// The checksums of page `page`, to be fed.
+    /// Checksums of page `page`, to be updated with its bytes in order.
     pub(super) fn sums_of(&self, write: &RunWrite<'a>, page: usize) -> SliceSums<'a> {
         let header = write.header;
         SliceSums::new(&header.keys[page], write.place.generation, &self.pages[page].slices)
     }
 
-    /// Copies what does not move in place, and checksums the copies of pages that go through
-    /// staging: their chunks are issued in order, so that this can go along.
-    pub(super) fn gather(&mut self, cargo: &Cargo, write: &RunWrite<'a>) {
-        for bounce in &cargo.bounces {
-            // SAFETY: the operation has not begun, and a source's memory may be read.
+    /// Copies the bytes that do not move in place to their buffers, and checksums those of pages
+    /// that go through staging. Chunks are submitted in order, so each page's bytes come in order.
+    pub(super) fn gather(&mut self, buffers: &OpBuffers, write: &RunWrite<'a>) {
+        for bounce in &buffers.bounces {
+            // SAFETY: the operation is not submitted yet, and a source's memory is readable.
             let copy = unsafe {
-                let copy = cargo.bytes_mut(bounce);
+                let copy = buffers.bytes_mut(bounce);
                 self.pages[bounce.page].memory.gather(bounce.range.clone(), copy);
                 copy
             };
             let bytes = self.pages[bounce.page].bytes;
-            // Behind a page's bytes is padding only.
+            // Bytes behind a page's end are padding, which no checksum covers.
             if !bounce.staged || bounce.range.start >= bytes {
                 continue;
             }
-            let sums = self.gathering.take();
+            let sums = self.gather_sums.take();
             let mut sums = sums.unwrap_or_else(|| self.sums_of(write, bounce.page));
             let (from, to) = (bounce.range.start, bounce.range.end.min(bytes));
             sums.update(&copy[..to - from]);
             if to < bytes {
-                self.gathering = Some(sums);
+                self.gather_sums = Some(sums);
             } else {
-                self.pages[bounce.page].learn(sums.done());
-                self.open -= 1;
+                self.pages[bounce.page].set_checksums(sums.done());
+                self.unsummed -= 1;
             }
         }
     }
 
-    /// The encoded header, now that all checksums are known.
-    pub(super) fn seal(&mut self, write: &RunWrite<'_>) -> Result<&[u8]> {
-        let sealed = match self.sealed.take() {
-            Some(sealed) => sealed,
+    /// The encoded header. All checksums of the pages must be known.
+    pub(super) fn encode_header(&mut self, write: &RunWrite<'_>) -> Result<&[u8]> {
+        let encoded_header = match self.encoded_header.take() {
+            Some(encoded_header) => encoded_header,
             None => {
                 let (place, header) = (write.place, write.header);
                 let slices: Vec<Slice> =
@@ -182,6 +187,6 @@ impl<'a> Outbound<'a> {
                 .encode()?
             }
         };
-        Ok(&self.sealed.insert(sealed).0)
+        Ok(&self.encoded_header.insert(encoded_header).0)
     }
 }

@@ -1,101 +1,103 @@
-//! Steering: what was counted and timed becomes a setting, and the setting RocksDB's options.
+//! The tuner: turns counts and times into a setting, and the setting into RocksDB's options.
 
 use super::controller::{Controller, Mode};
 use super::families::{Families, Family};
 use super::meter::Meter;
 use super::options::LsmOptions;
-use super::shape::Shape;
+use super::shape::TreeShape;
 use crate::sync::Mutex;
 use crate::tuning::{Tree, Tuning};
 use ritornello_format::{Error, Result};
 use rocksdb::properties;
 
-/// Levels that RocksDB has besides level 0.
+/// Levels of RocksDB besides level 0.
 const LEVELS: usize = 6;
 
 #[derive(Debug)]
-pub(super) struct Helm {
+pub(super) struct Tuner {
     pub(super) controller: Controller,
     pub(super) meter: Meter,
-    told: Mutex<Told>,
+    applied_options: Mutex<Applied>,
     memtable: f64,
 }
 
-/// What RocksDB was told last; of all runs' bound nothing at open.
+/// The options that RocksDB was given last. The bound of all runs cannot be given at open.
 #[derive(Debug, Default)]
-struct Told {
-    shape: Option<Shape>,
-    /// Flushes there had been.
+struct Applied {
+    shape: Option<TreeShape>,
+    /// Number of flushes at that time.
     flushes: u64,
 }
 
-impl Helm {
+impl Tuner {
     pub(super) fn new(options: &LsmOptions) -> Self {
         Self {
             controller: Controller::new(options.mode),
             meter: Meter::new(options),
-            told: Mutex::new(Told::default()),
-            // Tables take about half of what their entries take in memory.
+            applied_options: Mutex::new(Applied::default()),
+            // Tables take about half of the memory of their entries.
             memtable: options.memtable_bytes as f64 / 2.0,
         }
     }
 }
 
 impl Families {
-    /// Follows the mix from now on, or moves to a setting and stays there.
+    /// Follows the mix of operations from now on, or moves to a setting and stays there.
     pub(super) fn set_mode(&self, mode: Mode) {
-        self.helm.controller.set_mode(mode);
+        self.tuner.controller.set_mode(mode);
     }
 
-    /// Decides if a window is full, and goes one step if something was flushed. It may wait for
-    /// RocksDB to write down what was changed.
-    pub(super) fn steer(&self) -> Result<()> {
-        let helm = &self.helm;
-        let Some(mut told) = helm.told.try_lock() else { return Ok(()) };
-        let setting = helm.controller.applied();
-        let entries = helm.controller.writes();
+    /// Makes a decision if a window is full, and goes one step if something was flushed. May wait
+    /// until RocksDB has written the changed options to a file.
+    pub(super) fn tune(&self) -> Result<()> {
+        let tuner = &self.tuner;
+        let Some(mut applied_options) = tuner.applied_options.try_lock() else { return Ok(()) };
+        let setting = tuner.controller.applied();
+        let entries = tuner.controller.writes();
         let log = self.db.property_int_value(properties::MIN_LOG_NUMBER_TO_KEEP).ok().flatten();
         let log = log.unwrap_or(0);
-        let flushes = helm.meter.flushes(
+        let flushes = tuner.meter.flushes(
             &self.options,
             log,
             entries,
             |memtable| (self.tree(memtable), self.sorted_runs()),
             setting,
         );
-        if helm.controller.is_due() {
-            let decision = helm.controller.look(self.tree_now(), &helm.meter.prices(&self.options));
+        if tuner.controller.is_due() {
+            let decision =
+                tuner.controller.look(self.tree_now(), &tuner.meter.prices(&self.options));
             if let Some(decision) = decision.filter(|decision| decision.from != decision.to) {
                 tracing::info!(?decision, path = %self.db.path().display(), "the tree's shape");
             }
         }
-        let step = helm.controller.step(flushes);
-        if told.shape.is_some() && step.is_none() && told.flushes == flushes {
+        let step = tuner.controller.step(flushes);
+        if applied_options.shape.is_some() && step.is_none() && applied_options.flushes == flushes {
             return Ok(());
         }
-        told.flushes = flushes;
-        let shape = Shape::new(step.unwrap_or(setting), &self.tree_now());
-        if told.shape != Some(shape) {
-            self.tell(&shape, told.shape.is_none())?;
-            told.shape = Some(shape);
+        applied_options.flushes = flushes;
+        let shape = TreeShape::new(step.unwrap_or(setting), &self.tree_now());
+        if applied_options.shape != Some(shape) {
+            self.apply(&shape, applied_options.shape.is_none())?;
+            applied_options.shape = Some(shape);
         }
         Ok(())
     }
 
-    /// All families once, as some words cannot be said at open; from then on only the one that is
-    /// asked for hashes. The keys of the others come in order, so their tables hardly overlap and
-    /// are moved, whatever the sizes; and writers wait while RocksDB notes a change in a file.
-    fn tell(&self, shape: &Shape, first: bool) -> Result<()> {
-        self.tell_family(Family::Page, shape)?;
+    /// Gives all families their options once, because some cannot be given at open; later only the
+    /// family of page hashes. The keys of other families arrive in order, so their tables hardly
+    /// overlap and are moved, whatever the sizes; and writers wait while RocksDB records a change
+    /// of options in a file.
+    fn apply(&self, shape: &TreeShape, first: bool) -> Result<()> {
+        self.apply_to_family(Family::Page, shape)?;
         if first {
             let mut others = Family::ALL.into_iter().filter(|family| *family != Family::Page);
-            others.try_for_each(|family| self.tell_family(family, &shape.tallest()))?;
+            others.try_for_each(|family| self.apply_to_family(family, &shape.tallest()))?;
         }
         Ok(())
     }
 
-    fn tell_family(&self, family: Family, shape: &Shape) -> Result<()> {
-        let words = shape.words();
+    fn apply_to_family(&self, family: Family, shape: &TreeShape) -> Result<()> {
+        let words = shape.options();
         let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
         self.db
             .set_options_cf(self.handle(family)?, &words)
@@ -103,7 +105,7 @@ impl Families {
     }
 
     fn tree_now(&self) -> Tree {
-        self.tree(self.helm.meter.flush_bytes().unwrap_or(self.helm.memtable))
+        self.tree(self.tuner.meter.flush_bytes().unwrap_or(self.tuner.memtable))
     }
 
     fn tree(&self, memtable: f64) -> Tree {
@@ -115,8 +117,8 @@ impl Families {
         Tree { bytes: bytes as f64, memtable }
     }
 
-    /// Sorted runs of the family that is asked for hashes: every file of level 0, and every level
-    /// below that holds something.
+    /// Sorted runs of the family of page hashes: the files of level 0, and the levels below that
+    /// are not empty.
     fn sorted_runs(&self) -> u64 {
         let Ok(handle) = self.handle(Family::Page) else { return 0 };
         let files = |level: usize| {
@@ -128,7 +130,7 @@ impl Families {
     }
 
     pub(super) fn tuning(&self) -> Tuning {
-        let controller = &self.helm.controller;
+        let controller = &self.tuner.controller;
         let tree = self.tree_now();
         let applied = controller.applied();
         Tuning {
@@ -138,9 +140,9 @@ impl Families {
             target: controller.target(),
             levels: tree.levels(applied.ratio),
             sorted_runs: self.sorted_runs(),
-            rewrites: self.helm.meter.rewrites(&self.options),
+            rewrites: self.tuner.meter.rewrites(&self.options),
             tree,
-            prices: self.helm.meter.prices(&self.options),
+            prices: self.tuner.meter.prices(&self.options),
             decisions: controller.log(),
         }
     }

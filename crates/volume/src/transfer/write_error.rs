@@ -1,11 +1,11 @@
-//! Why a run was not written.
+//! Errors of runs that were not written.
 
 use super::MissReason;
 use super::chunk::Chunk;
 use ritornello_format::{Error, ErrorKind};
 use std::io;
 
-/// The file system failed a chunk.
+/// The file system failed an operation on `chunk`.
 pub(super) fn failed(what: &str, chunk: &Chunk, error: io::Error) -> Error {
     Error::retry(what)
         .with("reason", MissReason::Io.word())
@@ -14,7 +14,7 @@ pub(super) fn failed(what: &str, chunk: &Chunk, error: io::Error) -> Error {
         .because(error)
 }
 
-/// In a forked child.
+/// The segments belong to the parent process.
 pub(super) fn inherited() -> Error {
     Error::new(
         ErrorKind::Closed,
@@ -22,7 +22,7 @@ pub(super) fn inherited() -> Error {
     )
 }
 
-/// A run's end was not reached, and why.
+/// The call stopped before the run was complete, for `reason`.
 pub(super) fn stopped(reason: MissReason) -> Error {
-    Error::retry("a run was not written to its end").with("reason", reason.word())
+    Error::retry("a run was not written completely").with("reason", reason.word())
 }

@@ -1,4 +1,4 @@
-//! Where a run lies in mapped segments.
+//! A run in mapped segments.
 
 use crate::map::Map;
 use crate::segments::Segments;
@@ -7,8 +7,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The extents of a run that a transfer touches, mapped.
-pub(in crate::transfer) struct Lay {
+/// The mapped extents of a run that a transfer needs.
+pub(in crate::transfer) struct MappedRun {
     parts: Vec<Part>,
 }
 
@@ -16,20 +16,20 @@ struct Part {
     segment: SegmentId,
     /// Bytes of the run, counted from its header.
     logical: Range<u64>,
-    /// Where they begin in the segment.
+    /// Offset of these bytes in the segment.
     offset: u64,
     map: Arc<Map>,
-    /// Bytes that the segment had when it was last looked at.
-    has: u64,
+    /// Length of the segment's file when this value was made.
+    file_bytes: u64,
 }
 
-impl Lay {
-    /// That of bytes `range` of `place`, counted from the run's header; `None` if some of it is in a
-    /// segment that cannot be mapped.
+impl MappedRun {
+    /// Maps bytes `range` of the run at `place`, counted from its header. `None` if some of them
+    /// are in a segment that cannot be mapped.
     ///
     /// # Errors
-    /// If a segment cannot be opened.
-    pub(in crate::transfer) fn of(
+    /// The segment that could not be opened, and why.
+    pub(in crate::transfer) fn new(
         segments: &Segments,
         place: &Place,
         range: Range<u64>,
@@ -45,18 +45,19 @@ impl Lay {
             let Some(map) = segments.map(segment).map_err(|error| (segment, error))? else {
                 return Ok(None);
             };
-            let has = map.bytes().map_err(|error| (segment, error))?;
-            parts.push(Part { segment, logical, offset: extent.offset(), map, has });
+            let file_bytes = map.file_bytes().map_err(|error| (segment, error))?;
+            parts.push(Part { segment, logical, offset: extent.offset(), map, file_bytes });
         }
         Ok(Some(Self { parts }))
     }
 
-    /// Visits the bytes `range` of the run, which it was made for, in order: where they are, which
-    /// can be touched, and how many are there.
+    /// Calls `visit` with address and length of each contiguous part of bytes `range`, in order.
+    /// `range` is inside the range that this value was made for. The parts are faulted in, so that
+    /// touching them raises no signal.
     ///
     /// # Errors
-    /// If the segment is shorter than that by now, or gone, or has no memory for it.
-    pub(in crate::transfer) fn each(
+    /// The segment that is too short, removed, or without memory for its pages, and why.
+    pub(in crate::transfer) fn for_each(
         &self,
         range: Range<u64>,
         mut visit: impl FnMut(*mut u8, usize),
@@ -69,11 +70,11 @@ impl Lay {
             }
             let at = part.offset + (from - part.logical.start);
             let end = at + (to - from);
-            if end > part.has {
+            if end > part.file_bytes {
                 return Err((part.segment, io::ErrorKind::UnexpectedEof.into()));
             }
-            part.map.ready(at..end).map_err(|error| (part.segment, error))?;
-            visit(part.map.byte(at), (to - from) as usize);
+            part.map.fault_in(at..end).map_err(|error| (part.segment, error))?;
+            visit(part.map.ptr_at(at), (to - from) as usize);
         }
         Ok(())
     }

@@ -1,0 +1,80 @@
+//! Finds records that RocksDB would read for ever, before it opens a database.
+//!
+//! RocksDB's manifest and its write-ahead logs consist of blocks of 32 KiB, and blocks of records:
+//! a checksum (4 bytes), a length (2), a type (1), and that many bytes. Some types are those of
+//! recycled logs. In a file that did not begin with one, RocksDB 11.8 does not skip such a record,
+//! and reads it again and again (`Reader::ReadPhysicalRecord` in its `db/log_reader.cc`). This
+//! crate does not recycle logs, so such a type is damage; a single flipped bit produces it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+const BLOCK: usize = 32 << 10;
+
+/// The logs of a database that have such a record, with the offset of the first.
+pub(crate) fn find_in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
+    let entries = match fs::read_dir(database) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|kind| kind == "log")
+            && let Some(at) = find_in_file(&path)?
+        {
+            found.push((path, at));
+        }
+    }
+    Ok(found)
+}
+
+/// Truncates logs at these offsets. Records of later logs then have no base, so the database counts
+/// as damaged.
+pub(crate) fn truncate_logs(logs: &[(PathBuf, u64)]) -> io::Result<()> {
+    for (path, at) in logs {
+        tracing::warn!(path = %path.display(), at, "a log of the index is damaged and is truncated");
+        OpenOptions::new().write(true).open(path)?.set_len(*at)?;
+    }
+    Ok(())
+}
+
+/// Whether the manifest that `CURRENT` names has such a record. `false` if it cannot be read:
+/// RocksDB reports that itself.
+pub(crate) fn is_in_manifest(database: &Path) -> bool {
+    fs::read_to_string(database.join("CURRENT"))
+        .and_then(|name| find_in_file(&database.join(name.trim_end())))
+        .is_ok_and(|at| at.is_some())
+}
+
+/// Offset of the first such record in a file.
+fn find_in_file(path: &Path) -> io::Result<Option<u64>> {
+    let mut file = File::open(path)?;
+    let (mut start, mut block) = (0, Vec::with_capacity(BLOCK));
+    loop {
+        block.clear();
+        Read::by_ref(&mut file).take(BLOCK as u64).read_to_end(&mut block)?;
+        if let Some(at) = find_in_block(&block) {
+            return Ok(Some(start + at as u64));
+        }
+        if block.len() < BLOCK {
+            return Ok(None);
+        }
+        start += BLOCK as u64;
+    }
+}
+
+/// Offset of the first such record in a block.
+fn find_in_block(block: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    while let Some(&[_, _, _, _, low, high, kind]) = block.get(at..).and_then(<[u8]>::first_chunk) {
+        // Types of recycled logs: four for fragments, one for timestamp sizes, one for the
+        // predecessor log.
+        if matches!(kind, 5..=8 | 11 | 131) {
+            return Some(at);
+        }
+        at += 7 + usize::from(u16::from_le_bytes([low, high]));
+    }
+    None
+}
