@@ -2,7 +2,7 @@
 
 use crate::channel::{Channel, Patience, decode_owned};
 use crate::greeting::{First, NEWEST, OWNER, OtherVersion};
-use crate::hearing::{HUSH, Hearing};
+use crate::liveness::{PROBE_AFTER, OwnerLiveness};
 use crate::home::Home;
 use crate::lost::{is_lost, lost};
 use crate::presence::Presence;
@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 /// Connections of one process to its owner at most: calls that wait for a disk, mostly.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
 /// An owner that lives answers a hello within this.
-const HANDSHAKE: Duration = Duration::from_secs(2);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a waiting call looks whether its owner lives. A closed connection wakes it at once;
 /// this is for those that a forked child of the dead owner keeps open.
-const LOOK: Duration = Duration::from_millis(100);
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause before knocking again at a door with a queue.
-const QUEUE_PAUSE: Duration = Duration::from_secs(1);
+const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Time for each thing that could not be told in a silence.
-const TELLING: Duration = Duration::from_secs(30);
+const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// This process, as one owner knows it.
 ///
@@ -43,7 +43,7 @@ pub(crate) struct Client {
     /// The protocol version that both speak.
     version: u32,
     term: Term,
-    hearing: Hearing,
+    liveness: OwnerLiveness,
     pool: Mutex<Pool>,
     returned: Condvar,
 }
@@ -62,22 +62,22 @@ impl Client {
     /// another user's; `Retry`, for a second without asking again, if it speaks no version of this
     /// build.
     pub(crate) fn connect(home: &Arc<Home>, until: Instant) -> Result<Arc<Self>> {
-        // Before connecting: were the owner to change meanwhile, the first look would tell.
+        // Before connecting: were the owner to change meanwhile, the first check_wait would tell.
         let owner = home.lock.holder()?.ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
         home.mismatch.check(owner)?;
-        let until = until.min(Instant::now() + HANDSHAKE);
+        let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
         let dialled = dial(home, owner, until)?;
         let presence = Presence::announce(home)?;
         let patient = &mut || Instant::now() < until;
         let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
-        let mut entered = enter(home, dialled, &hello, owner, patient);
+        let mut entered = handshake(home, dialled, &hello, owner, patient);
         // An owner that speaks only older versions says which.
         let common = entered.as_ref().err().and_then(OtherVersion::of);
         if let Some(older) = common.and_then(OtherVersion::in_common)
             && older != hello.version
         {
             hello.version = older;
-            entered = enter(home, dial(home, owner, until)?, &hello, owner, patient);
+            entered = handshake(home, dial(home, owner, until)?, &hello, owner, patient);
         }
         let (channel, term) = entered.inspect_err(|error| home.mismatch.note(owner, error))?;
         Ok(Arc::new(Self {
@@ -86,7 +86,7 @@ impl Client {
             owner,
             version: hello.version,
             term,
-            hearing: Hearing::default(),
+            liveness: OwnerLiveness::default(),
             pool: Mutex::new(Pool { idle: vec![channel], open: 1 }),
             returned: Condvar::new(),
         }))
@@ -108,7 +108,7 @@ impl Client {
         until: Instant,
     ) -> Result<Response> {
         let response =
-            self.converse(request, until, |channel, look| match channel.receive(look)? {
+            self.exchange(request, until, |channel, check_wait| match channel.receive(check_wait)? {
                 None => Err(lost(io::ErrorKind::UnexpectedEof.into())),
                 Some(bytes) => Ok(Some(response(bytes)?)),
             })?;
@@ -123,15 +123,15 @@ impl Client {
     ///
     /// # Errors
     /// As those of [`Client::call`].
-    pub(crate) fn tell(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<()> {
-        self.converse(request, until, |_, _| Ok(None)).map(drop)
+    pub(crate) fn notify(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<()> {
+        self.exchange(request, until, |_, _| Ok(None)).map(drop)
     }
 
-    fn converse(
+    fn exchange(
         self: &Arc<Self>,
         request: &Request<'_>,
         until: Instant,
-        listen: impl FnOnce(&mut Channel, Patience<'_>) -> Result<Option<Response>>,
+        read_reply: impl FnOnce(&mut Channel, Patience<'_>) -> Result<Option<Response>>,
     ) -> Result<Option<Response>> {
         let mut channel = self.check_out(until)?;
         if let Err(error) = channel.stage(request) {
@@ -139,8 +139,8 @@ impl Client {
             return Err(error);
         }
         let asked = Instant::now();
-        let mut look = |_| self.look(asked, until);
-        let said = channel.send(&mut look).and_then(|()| listen(&mut channel, &mut look));
+        let mut check_wait = |_| self.check_wait(asked, until);
+        let said = channel.send(&mut check_wait).and_then(|()| read_reply(&mut channel, &mut check_wait));
         if said.is_ok() && !channel.has_more() {
             self.check_in(channel);
             return said;
@@ -148,7 +148,7 @@ impl Client {
         // What comes over this connection next would answer the wrong question.
         let last_word = channel.last_word().map(response);
         drop(channel);
-        self.forget_one();
+        self.close_one();
         match (said, last_word) {
             // It came while somebody gave up, or this process was the one that was stopped.
             (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
@@ -160,50 +160,50 @@ impl Client {
     }
 
     /// Whether to wait any longer for what was asked then.
-    fn look(self: &Arc<Self>, asked: Instant, until: Instant) -> Result<()> {
-        self.check_heard()?;
+    fn check_wait(self: &Arc<Self>, asked: Instant, until: Instant) -> Result<()> {
+        self.check_responsive()?;
         let now = Instant::now();
         if now >= until {
             return Err(
                 Error::retry("the store's owner did not answer in time").with("pid", self.owner.0)
             );
         }
-        if now.duration_since(asked) >= HUSH {
-            self.knock();
+        if now.duration_since(asked) >= PROBE_AFTER {
+            self.start_probe();
         }
         Ok(())
     }
 
     /// # Errors
     /// Lost if the owner went away, silent if it is not heard.
-    pub(crate) fn check_heard(&self) -> Result<()> {
+    pub(crate) fn check_responsive(&self) -> Result<()> {
         if self.home.lock.holder()? != Some(self.owner) {
             return Err(lost(io::ErrorKind::ConnectionAborted.into()));
         }
-        if self.hearing.is_silent() { Err(OwnerSilent::error(self.owner.0)) } else { Ok(()) }
+        if self.liveness.is_silent() { Err(OwnerSilent::error(self.owner.0)) } else { Ok(()) }
     }
 
-    /// See [`crate::hearing`].
-    fn knock(self: &Arc<Self>) {
-        if !self.hearing.go_knocking() {
+    /// See [`crate::liveness`].
+    fn start_probe(self: &Arc<Self>) {
+        if !self.liveness.begin_probe() {
             return;
         }
-        let knocker = Knocker {
+        let probe = OwnerProbe {
             client: Arc::downgrade(self),
             home: Arc::clone(&self.home),
-            hello: self.hello_again(),
+            hello: self.joining_hello(),
             owner: self.owner,
-            until: Instant::now() + HANDSHAKE,
+            until: Instant::now() + HANDSHAKE_TIMEOUT,
         };
         let thread = std::thread::Builder::new().name("ritornello-knock".to_owned());
-        if let Err(error) = thread.spawn(move || knocker.run()) {
+        if let Err(error) = thread.spawn(move || probe.run()) {
             tracing::warn!(%error, "no thread to find out whether the store's owner is heard");
-            self.hearing.leave(false);
+            self.liveness.end_probe(false);
         }
     }
 
-    fn fall_silent(&self) {
-        if self.hearing.fall_silent() {
+    fn mark_silent(&self) {
+        if self.liveness.mark_silent() {
             let error = OwnerSilent::error(self.owner.0);
             tracing::warn!(dir = %self.home.path().display(), "{error}");
         }
@@ -211,29 +211,29 @@ impl Client {
 
     /// Tells a silent owner that a lease is over, as soon as it is heard.
     pub(crate) fn release_later(self: &Arc<Self>, lease: LeaseNumber) {
-        if self.hearing.note_released(lease) {
-            self.catch_up();
+        if self.liveness.defer_release(lease) {
+            self.send_deferred();
         }
     }
 
     /// Tells a silent owner that nobody writes to a reservation, as soon as it is heard.
     pub(crate) fn abort_later(self: &Arc<Self>, reservation: u64) {
-        if self.hearing.note_aborted(reservation) {
-            self.catch_up();
+        if self.liveness.defer_abort(reservation) {
+            self.send_deferred();
         }
     }
 
     /// What could not be told in a silence.
-    fn catch_up(self: &Arc<Self>) {
-        let untold = self.hearing.take_untold();
-        let leases = untold.leases.into_iter().map(|lease| Request::Release { lease });
+    fn send_deferred(self: &Arc<Self>) {
+        let deferred = self.liveness.take_deferred();
+        let leases = deferred.leases.into_iter().map(|lease| Request::Release { lease });
         for request in leases {
             // Where it fails, the lease runs out by itself.
-            let _ = self.tell(&request, Instant::now() + TELLING);
+            let _ = self.notify(&request, Instant::now() + DEFERRED_TIMEOUT);
         }
-        for reservation in untold.reservations {
+        for reservation in deferred.reservations {
             let request = Request::Abort { reservation };
-            if let Err(error) = self.call(&request, Instant::now() + TELLING) {
+            if let Err(error) = self.call(&request, Instant::now() + DEFERRED_TIMEOUT) {
                 if OwnerSilent::caused(&error) {
                     self.abort_later(reservation);
                 }
@@ -246,9 +246,9 @@ impl Client {
     fn check_out(self: &Arc<Self>, until: Instant) -> Result<Channel> {
         let mut pool = self.pool.lock();
         loop {
-            if self.hearing.is_silent() {
+            if self.liveness.is_silent() {
                 drop(pool);
-                self.check_heard()?;
+                self.check_responsive()?;
                 pool = self.pool.lock();
             }
             // The last one used is the warmest.
@@ -258,7 +258,7 @@ impl Client {
             if pool.open < CONNECTIONS_MAX {
                 pool.open += 1;
                 drop(pool);
-                return self.join(until).inspect_err(|_| self.forget_one());
+                return self.join(until).inspect_err(|_| self.close_one());
             }
             if self.returned.wait_until(&mut pool, until).timed_out() {
                 return Err(Error::retry("all connections to the store's owner are busy")
@@ -267,7 +267,7 @@ impl Client {
         }
     }
 
-    fn hello_again(&self) -> First<Hello> {
+    fn joining_hello(&self) -> First<Hello> {
         First { version: self.version, body: Hello::new(self.presence.name(), false) }
     }
 
@@ -277,14 +277,14 @@ impl Client {
         if !is_owner || self.home.mismatch.check(self.owner).is_err() {
             return Err(replaced());
         }
-        let hello = self.hello_again();
-        let until = until.min(Instant::now() + HANDSHAKE);
+        let hello = self.joining_hello();
+        let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
         let patient = &mut || Instant::now() < until;
         let joined = dial(&self.home, self.owner, until)
-            .and_then(|dialled| enter(&self.home, dialled, &hello, self.owner, patient));
+            .and_then(|dialled| handshake(&self.home, dialled, &hello, self.owner, patient));
         if joined.as_ref().is_err_and(OwnerSilent::caused) {
-            self.fall_silent();
-            self.knock();
+            self.mark_silent();
+            self.start_probe();
         }
         match joined {
             Ok((channel, _)) => Ok(channel),
@@ -299,14 +299,14 @@ impl Client {
         self.returned.notify_one();
     }
 
-    fn forget_one(&self) {
+    fn close_one(&self) {
         self.pool.lock().open -= 1;
         self.returned.notify_one();
     }
 }
 
-/// Whoever is at the door of a silent owner; see [`crate::hearing`].
-struct Knocker {
+/// Whoever is at the door of a silent owner; see [`crate::liveness`].
+struct OwnerProbe {
     /// Not kept alive from here: its name is held for as long as it lives.
     client: Weak<Client>,
     home: Arc<Home>,
@@ -316,26 +316,26 @@ struct Knocker {
     until: Instant,
 }
 
-impl Knocker {
+impl OwnerProbe {
     fn run(&self) {
         let answered = loop {
-            let dialled = dial(&self.home, self.owner, Instant::now() + HANDSHAKE);
+            let dialled = dial(&self.home, self.owner, Instant::now() + HANDSHAKE_TIMEOUT);
             let greeted = dialled.and_then(|dialled| {
-                enter(&self.home, dialled, &self.hello, self.owner, &mut || self.wait())
+                handshake(&self.home, dialled, &self.hello, self.owner, &mut || self.wait())
             });
             match greeted {
                 // Others wait at the door as well, or nobody needs to know any more.
                 Err(error) if OwnerSilent::caused(&error) && self.wait() => {
-                    std::thread::sleep(QUEUE_PAUSE)
+                    std::thread::sleep(DIAL_RETRY_PAUSE)
                 }
                 Err(error) => break !OwnerSilent::caused(&error) && !is_lost(&error),
                 Ok(_) => break true,
             }
         };
         let Some(client) = self.client.upgrade() else { return };
-        if client.hearing.leave(answered) && answered {
+        if client.liveness.end_probe(answered) && answered {
             tracing::warn!(dir = %self.home.path().display(), "the store's owner answers again");
-            client.catch_up();
+            client.send_deferred();
         }
     }
 
@@ -343,7 +343,7 @@ impl Knocker {
     fn wait(&self) -> bool {
         let Some(client) = self.client.upgrade() else { return false };
         if Instant::now() >= self.until {
-            client.fall_silent();
+            client.mark_silent();
         }
         true
     }
@@ -368,9 +368,9 @@ fn unexpected() -> Error {
 /// Lost if nobody does; silent if `owner` has a socket whose queue stays full.
 fn dial(home: &Home, owner: Holder, until: Instant) -> Result<(Channel, Option<SocketFile>)> {
     let file = socket::present(home);
-    let patience = until.saturating_duration_since(Instant::now()).min(HANDSHAKE);
+    let patience = until.saturating_duration_since(Instant::now()).min(HANDSHAKE_TIMEOUT);
     let stream = socket::dial(home, patience)?.ok_or_else(|| OwnerSilent::error(owner.0))?;
-    Ok((Channel::new(Arc::new(stream), LOOK)?, file))
+    Ok((Channel::new(Arc::new(stream), LIVENESS_INTERVAL)?, file))
 }
 
 /// Says hello, and waits for the answer while `patient` says so. Returns the connection and the
@@ -378,7 +378,7 @@ fn dial(home: &Home, owner: Holder, until: Instant) -> Result<(Channel, Option<S
 ///
 /// # Errors
 /// Lost if the owner went away, silent if it did not answer; what it answered.
-fn enter(
+fn handshake(
     home: &Home,
     (mut channel, file): (Channel, Option<SocketFile>),
     hello: &First<Hello>,

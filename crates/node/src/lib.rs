@@ -53,7 +53,7 @@ pub mod fuzzing;
 mod greeting;
 mod guests;
 mod heal;
-mod hearing;
+mod liveness;
 mod home;
 mod keys;
 mod ledger;

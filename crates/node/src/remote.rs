@@ -71,7 +71,7 @@ impl Catalog for Remote<'_> {
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
-        self.client.tell(&Request::Release { lease }, self.until)
+        self.client.notify(&Request::Release { lease }, self.until)
     }
 
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {

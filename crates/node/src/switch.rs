@@ -180,7 +180,7 @@ impl Switch {
         self.process.check()?;
         let seat = self.seat();
         let Seat::Client(client) = &*seat else { return Ok(()) };
-        match client.check_heard() {
+        match client.check_responsive() {
             Err(error) if is_lost(&error) => self.change(&seat, Instant::now() + PATIENCE),
             heard => heard,
         }
