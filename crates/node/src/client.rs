@@ -32,7 +32,7 @@ const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 /// This process, as one owner knows it.
 ///
 /// A client stands and falls with its owner: after a loss the process comes back as a new client,
-/// under a new name. The old one lives on while it holds reservations (see [`crate::ledger`]), and
+/// under a new name. The old one lives on while it holds reservations (see [`crate::reservations`]), and
 /// when it is dropped its name is free: whatever the former owner had handed out under it, heard
 /// of or not, goes back to the store.
 #[derive(Debug)]

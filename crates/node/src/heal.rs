@@ -194,10 +194,10 @@ impl Switch {
         let Some(_turn) = self.changing.try_lock_until(Instant::now() + WRITES_PATIENCE) else {
             return false;
         };
-        let quiet = !is_closing() && self.ledger.close(Instant::now() + WRITES_PATIENCE);
+        let quiet = !is_closing() && self.reservations.close(Instant::now() + WRITES_PATIENCE);
         let seat = quiet.then(|| self.seat.try_write_for(CALLS_PATIENCE)).flatten();
         let Some(mut seat) = seat else {
-            self.ledger.reopen(&self.opening.closing);
+            self.reservations.reopen(&self.opening.closing);
             return false;
         };
         let dir = home.path().display();
@@ -240,7 +240,7 @@ impl Switch {
             engine.try_disks()?;
             // From here on no space is reserved, so that none is in use when the next engine decides
             // what is free.
-            if !self.ledger.close(Instant::now() + WRITES_PATIENCE) {
+            if !self.reservations.close(Instant::now() + WRITES_PATIENCE) {
                 return Err(busy());
             }
             let stats = engine.stats().unwrap_or_else(|_| CatalogStats::default());
@@ -264,7 +264,7 @@ impl Switch {
         }
         self.let_go_of_segments();
         owner.engine().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
-        self.ledger.reopen(&self.opening.closing);
+        self.reservations.reopen(&self.opening.closing);
         *self.seat.write() = Arc::new(Seat::Owner(owner));
         reopening.stop_refusing();
         Ok(true)

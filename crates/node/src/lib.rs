@@ -56,7 +56,7 @@ mod heal;
 mod liveness;
 mod home;
 mod keys;
-mod ledger;
+mod reservations;
 mod lock;
 mod lost;
 mod mismatch;

@@ -1,7 +1,7 @@
 //! One catalog for all of a process's life with a store: asks the engine while the process owns
 //! it, the owner while another does, and changes over when that one goes away.
 
-use crate::ledger::Ledger;
+use crate::reservations::PendingReservations;
 use crate::lost::is_lost;
 use crate::process::Process;
 use crate::protocol::PATIENCE_MAX;
@@ -48,7 +48,7 @@ pub(crate) struct Switch {
     pub(crate) changing: Mutex<Option<Vain>>,
     /// The last search was in vain, because the owner reopens the store or it cannot be opened.
     is_reopening: AtomicBool,
-    pub(crate) ledger: Ledger<Arc<Seat>>,
+    pub(crate) reservations: PendingReservations<Arc<Seat>>,
     unflushed: Unflushed,
     /// The segments that calls of this process read and write.
     pub(crate) segments: OnceLock<Weak<Segments>>,
@@ -88,7 +88,7 @@ impl Switch {
             seat: RwLock::new(Arc::new(seat)),
             changing: Mutex::new(None),
             is_reopening: AtomicBool::new(false),
-            ledger: Ledger::new(),
+            reservations: PendingReservations::new(),
             unflushed: Unflushed::default(),
             segments: OnceLock::new(),
             reopenings: AtomicU64::new(0),
@@ -121,7 +121,7 @@ impl Switch {
         };
         self.opening.closing.store(true, Ordering::Release);
         self.opening.bell.stop();
-        if !self.ledger.close(until) {
+        if !self.reservations.close(until) {
             return Err(busy());
         }
         let _turn = self.changing.try_lock_until(until).ok_or_else(&busy)?;
@@ -348,7 +348,7 @@ impl Catalog for Switch {
         wanted: &Wanted,
     ) -> Result<Reserved> {
         self.process.check()?;
-        if !self.ledger.begin() {
+        if !self.reservations.begin() {
             return Err(self.refusal());
         }
         let asked = self.ask_whom(
@@ -357,13 +357,13 @@ impl Catalog for Switch {
             Arc::clone,
         );
         let given = asked.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
-        self.ledger.note(given.map(|(reserved, giver)| (reserved.id, Arc::clone(giver))));
-        let (reserved, giver) = asked?;
+        self.reservations.complete(given.map(|(reserved, issuer)| (reserved.id, Arc::clone(issuer))));
+        let (reserved, issuer) = asked?;
         // No commit follows: the put is acknowledged with the pages that this owner reports. They
         // may be another client's, and not durable.
         if reserved.runs.is_empty()
             && reserved.present > 0
-            && let Some(term) = giver.term()
+            && let Some(term) = issuer.term()
         {
             self.unflushed.note(term);
         }
@@ -374,11 +374,11 @@ impl Catalog for Switch {
     /// nothing. If that one is gone, the pages are not stored, and may be put again.
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         self.process.check()?;
-        let giver = self.ledger.giver(reservation).ok_or_else(|| {
+        let issuer = self.reservations.issuer(reservation).ok_or_else(|| {
             Error::invalid("this reservation was committed or aborted")
                 .with("reservation", reservation)
         })?;
-        let committed = match &*giver {
+        let committed = match &*issuer {
             Seat::Owner(owner) => owner.session().commit(reservation, written),
             Seat::Client(client) => {
                 Remote::new(client, Instant::now() + DISK_PATIENCE).commit(reservation, written)
@@ -386,21 +386,21 @@ impl Catalog for Switch {
             Seat::Reopening(reopening) => Err(reopening.error()),
             Seat::Closed => Err(closed()),
         }?;
-        self.ledger.settle(reservation);
-        if let Some(term) = giver.term() {
+        self.reservations.remove(reservation);
+        if let Some(term) = issuer.term() {
             self.unflushed.note(term);
         }
         Ok(committed)
     }
 
-    /// The giver is told if it lives, and otherwise the owner of the day, who found the
+    /// The issuer is told if it lives, and otherwise the owner of the day, who found the
     /// reservation in the log.
     fn abort(&self, reservation: u64) -> Result<()> {
         self.process.check()?;
-        let Some(giver) = self.ledger.settle(reservation) else { return Ok(()) };
+        let Some(issuer) = self.reservations.remove(reservation) else { return Ok(()) };
         let aborted = self.ask(|catalog| catalog.abort(reservation));
         if aborted.as_ref().is_err_and(OwnerSilent::caused)
-            && let Seat::Client(client) = &*giver
+            && let Seat::Client(client) = &*issuer
         {
             client.abort_later(reservation);
         }
@@ -417,9 +417,9 @@ impl Catalog for Switch {
 
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         let asked = self.ask_whom(DISK_PATIENCE, |catalog| catalog.delete(scope, keys), Arc::clone);
-        let (deleted, giver) = asked?;
+        let (deleted, issuer) = asked?;
         if deleted > 0
-            && let Some(term) = giver.term()
+            && let Some(term) = issuer.term()
         {
             self.unflushed.note(term);
         }
