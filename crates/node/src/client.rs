@@ -1,6 +1,6 @@
 //! A client of one owner: a name, and a small pool of connections.
 
-use crate::channel::{Channel, Patience, decode_owned};
+use crate::channel::{Channel, WaitCheck, decode_owned};
 use crate::greeting::{First, NEWEST, OWNER, OtherVersion};
 use crate::liveness::{PROBE_AFTER, OwnerLiveness};
 use crate::home::Home;
@@ -131,7 +131,7 @@ impl Client {
         self: &Arc<Self>,
         request: &Request<'_>,
         until: Instant,
-        read_reply: impl FnOnce(&mut Channel, Patience<'_>) -> Result<Option<Response>>,
+        read_reply: impl FnOnce(&mut Channel, WaitCheck<'_>) -> Result<Option<Response>>,
     ) -> Result<Option<Response>> {
         let mut channel = self.check_out(until)?;
         if let Err(error) = channel.stage(request) {
@@ -146,10 +146,10 @@ impl Client {
             return said;
         }
         // What comes over this connection next would answer the wrong question.
-        let last_word = channel.last_word().map(response);
+        let take_last_message = channel.take_last_message().map(response);
         drop(channel);
         self.close_one();
-        match (said, last_word) {
+        match (said, take_last_message) {
             // It came while somebody gave up, or this process was the one that was stopped.
             (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
                 Ok(Some(response))

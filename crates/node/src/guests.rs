@@ -7,7 +7,7 @@
 
 use crate::authority::Authority;
 use crate::client;
-use crate::room::{Room, Taken};
+use crate::memory_budget::{MemoryBudget, Grant};
 use crate::socket::shut_down;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
@@ -23,21 +23,21 @@ const CLIENTS_MAX: usize = 256;
 /// Connections at most, of all clients together. Each has a thread.
 const CONNECTIONS_MAX: usize = 1024;
 /// Of one client: what it needs, and as many that it gave up and that the owner still answers.
-const CONNECTIONS_A_CLIENT: usize = 2 * client::CONNECTIONS_MAX;
+const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
 /// Names of one process: it takes a new one with each owner, and keeps those that it writes under.
-const NAMES_A_PROCESS: usize = 8;
+const NAMES_PER_PROCESS_MAX: usize = 8;
 /// Connections that have not said hello.
-const STRANGERS_MAX: usize = 64;
+const UNAUTHENTICATED_MAX: usize = 64;
 /// Bytes of long messages, of all clients and of one.
-const ROOM: usize = 256 << 20;
-const ROOM_A_CLIENT: usize = 64 << 20;
+const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
+const CLIENT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// The guest book.
 pub(crate) struct Guests {
     authority: Arc<dyn Authority>,
     book: Mutex<Book>,
     left: Condvar,
-    room: Arc<Room>,
+    room: Arc<MemoryBudget>,
 }
 
 #[derive(Default)]
@@ -55,7 +55,7 @@ struct Guest {
     pid: i32,
     session: Arc<dyn Catalog>,
     connections: usize,
-    room: Arc<Room>,
+    room: Arc<MemoryBudget>,
 }
 
 struct Connected {
@@ -72,7 +72,7 @@ pub(crate) struct Visit {
 impl Guests {
     /// Nobody is here yet.
     pub(crate) fn new(authority: Arc<dyn Authority>) -> Arc<Self> {
-        let (book, left, room) = (Mutex::default(), Condvar::new(), Room::new(ROOM));
+        let (book, left, room) = (Mutex::default(), Condvar::new(), MemoryBudget::new(MESSAGE_BYTES_TOTAL_MAX));
         Arc::new(Self { authority, book, left, room })
     }
 
@@ -82,12 +82,12 @@ impl Guests {
         let mut book = self.book.lock();
         let strangers = || book.connections.values().filter(|other| other.name.is_none());
         let count = strangers().count();
-        if count >= STRANGERS_MAX
+        if count >= UNAUTHENTICATED_MAX
             && let Some(oldest) = strangers().next()
         {
             shut_down(&oldest.stream, Shutdown::Both);
         }
-        if count >= 2 * STRANGERS_MAX {
+        if count >= 2 * UNAUTHENTICATED_MAX {
             return None;
         }
         book.last_connection += 1;
@@ -144,7 +144,7 @@ impl Visit {
         name: &str,
         pid: i32,
         first: bool,
-    ) -> Result<Option<(Arc<dyn Catalog>, Taken)>> {
+    ) -> Result<Option<(Arc<dyn Catalog>, Grant)>> {
         self.guests.authority.admit()?;
         let mut book = self.guests.book.lock();
         let named: usize = book.clients.values().map(|guest| guest.connections).sum();
@@ -157,13 +157,13 @@ impl Visit {
             book.last_client += 1;
             let id = ClientId(book.last_client);
             let session = self.guests.authority.session(id, name)?;
-            let room = Room::new(ROOM_A_CLIENT);
+            let room = MemoryBudget::new(CLIENT_MESSAGE_BYTES_MAX);
             book.clients.insert(name.to_owned(), Guest { id, pid, session, connections: 0, room });
         }
         let Some(guest) = book.clients.get_mut(name) else { return Ok(None) };
-        if guest.connections >= CONNECTIONS_A_CLIENT {
+        if guest.connections >= CONNECTIONS_PER_CLIENT_MAX {
             return Err(Error::retry("too many connections of one process to this store")
-                .with("connections", CONNECTIONS_A_CLIENT));
+                .with("connections", CONNECTIONS_PER_CLIENT_MAX));
         }
         guest.connections += 1;
         let session = Arc::clone(&guest.session);
@@ -171,7 +171,7 @@ impl Visit {
         if let Some(connected) = book.connections.get_mut(&self.number) {
             connected.name = Some(name.to_owned());
         }
-        Ok(Some((session, Taken::of(rooms))))
+        Ok(Some((session, Grant::of(rooms))))
     }
 }
 
@@ -186,10 +186,10 @@ impl Book {
             );
         }
         let names = self.clients.values().filter(|guest| pid > 0 && guest.pid == pid).count();
-        if names >= NAMES_A_PROCESS {
+        if names >= NAMES_PER_PROCESS_MAX {
             return Err(Error::retry("one process uses this store under too many names")
                 .with("pid", pid)
-                .with("names", NAMES_A_PROCESS));
+                .with("names", NAMES_PER_PROCESS_MAX));
         }
         Ok(())
     }

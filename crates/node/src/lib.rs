@@ -70,7 +70,7 @@ mod record_lock;
 mod registry;
 mod remote;
 mod reopening;
-mod room;
+mod memory_budget;
 mod seat;
 mod server;
 mod shared;

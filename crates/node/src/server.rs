@@ -10,7 +10,7 @@ use crate::lost::{is_lost, lost};
 use crate::permissions::ClientPermissions;
 use crate::presence;
 use crate::protocol::{Entry, Fault, Hello, Response};
-use crate::room::Taken;
+use crate::memory_budget::Grant;
 use crate::socket::{self, Listener};
 use crate::term::Term;
 use ritornello_format::{Error, FORMAT_VERSION, Result};
@@ -199,7 +199,7 @@ fn receive(
     stream: &Arc<UnixStream>,
 ) -> Result<()> {
     let pid = socket::check_peer(stream)?;
-    let mut channel = Channel::new(Arc::clone(stream), SLICE)?.wary();
+    let mut channel = Channel::new(Arc::clone(stream), SLICE)?.unauthenticated();
     let Some(message) = channel.receive(&mut within(HELLO_TIME))? else { return Ok(()) };
     let hello = First::read(message, OLDEST..=NEWEST, "a process that uses this store");
     let version = hello.as_ref().map_or(NEWEST, |hello| hello.version);
@@ -211,7 +211,7 @@ fn receive(
     channel.stage(&First { version, body })?;
     channel.send(&mut within(HELLO_TIME))?;
     let Some((catalog, room)) = admitted else { return Ok(()) };
-    channel.trust(room);
+    channel.authenticate(room);
     let served = serve(catalog.as_ref(), permissions, &mut channel);
     if let Err(error) = &served
         && !is_lost(error)
@@ -228,7 +228,7 @@ fn admit(
     visit: &Visit,
     pid: i32,
     hello: Hello,
-) -> Result<Option<(Arc<dyn Catalog>, Taken)>> {
+) -> Result<Option<(Arc<dyn Catalog>, Grant)>> {
     if hello.format != FORMAT_VERSION {
         return Err(Error::retry(
             "the store's owner writes another format: restart the process with the lower number \

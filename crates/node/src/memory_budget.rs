@@ -6,46 +6,46 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes that may be taken.
 #[derive(Debug)]
-pub(crate) struct Room(AtomicUsize);
+pub(crate) struct MemoryBudget(AtomicUsize);
 
-impl Room {
+impl MemoryBudget {
     /// With so many bytes.
     pub(crate) fn new(bytes: usize) -> Arc<Self> {
         Arc::new(Self(AtomicUsize::new(bytes)))
     }
 
-    fn take(&self, bytes: usize) -> bool {
+    fn try_reserve(&self, bytes: usize) -> bool {
         let less = |left: usize| left.checked_sub(bytes);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
-/// What one connection has taken, of every room that it must share.
+/// What one connection has taken, of every budget that it must share.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
-    rooms: Vec<Arc<Room>>,
+pub(crate) struct Grant {
+    budgets: Vec<Arc<MemoryBudget>>,
     bytes: usize,
 }
 
-impl Taken {
+impl Grant {
     /// Nothing yet.
-    pub(crate) fn of(rooms: Vec<Arc<Room>>) -> Self {
-        Self { rooms, bytes: 0 }
+    pub(crate) fn of(budgets: Vec<Arc<MemoryBudget>>) -> Self {
+        Self { budgets, bytes: 0 }
     }
 
     /// Takes or gives back what makes it so many bytes.
     ///
     /// # Errors
     /// `Retry` if others have it; nothing is changed.
-    pub(crate) fn set(&mut self, bytes: usize) -> Result<()> {
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<()> {
         let more = bytes.saturating_sub(self.bytes);
-        for at in 0..self.rooms.len() {
-            if !self.rooms[at].take(more) {
-                self.rooms[..at].iter().for_each(|room| room.give_back(more));
+        for at in 0..self.budgets.len() {
+            if !self.budgets[at].try_reserve(more) {
+                self.budgets[..at].iter().for_each(|budget| budget.release(more));
                 return Err(Error::retry(
                     "the store's owner has too many long messages: pass fewer keys at a time",
                 )
@@ -53,15 +53,15 @@ impl Taken {
             }
         }
         let less = self.bytes.saturating_sub(bytes);
-        self.rooms.iter().for_each(|room| room.give_back(less));
+        self.budgets.iter().for_each(|budget| budget.release(less));
         self.bytes = bytes;
         Ok(())
     }
 }
 
-impl Drop for Taken {
+impl Drop for Grant {
     fn drop(&mut self) {
-        self.rooms.iter().for_each(|room| room.give_back(self.bytes));
+        self.budgets.iter().for_each(|budget| budget.release(self.bytes));
     }
 }
 
@@ -71,16 +71,16 @@ mod tests {
 
     #[test]
     fn what_is_taken_comes_back_and_no_more_than_there_is() {
-        let (all, own) = (Room::new(100), Room::new(60));
+        let (all, own) = (MemoryBudget::new(100), MemoryBudget::new(60));
         let left = || (all.0.load(Ordering::Relaxed), own.0.load(Ordering::Relaxed));
-        let mut one = Taken::of(vec![Arc::clone(&all), Arc::clone(&own)]);
-        let mut two = Taken::of(vec![Arc::clone(&all), Room::new(60)]);
-        one.set(50).unwrap();
-        assert!(one.set(61).unwrap_err().to_string().contains("fewer keys"));
-        two.set(50).unwrap();
-        assert!(one.set(55).is_err(), "the house is full");
+        let mut one = Grant::of(vec![Arc::clone(&all), Arc::clone(&own)]);
+        let mut two = Grant::of(vec![Arc::clone(&all), MemoryBudget::new(60)]);
+        one.resize(50).unwrap();
+        assert!(one.resize(61).unwrap_err().to_string().contains("fewer keys"));
+        two.resize(50).unwrap();
+        assert!(one.resize(55).is_err(), "the house is full");
         assert_eq!(left(), (0, 10));
-        one.set(20).unwrap();
+        one.resize(20).unwrap();
         assert_eq!(left(), (30, 40));
         drop((one, two));
         assert_eq!(left(), (100, 60));
