@@ -19,7 +19,7 @@ pub(crate) trait Authority: Send + Sync {
     /// As of [`Authority::admit`].
     fn session(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
     /// The last connection of a client is gone.
-    fn left(&self, client: ClientId);
+    fn client_disconnected(&self, client: ClientId);
 }
 
 impl Authority for Arc<Engine> {
@@ -27,7 +27,7 @@ impl Authority for Arc<Engine> {
         Ok(Arc::new(Engine::session(self, client, name)))
     }
 
-    fn left(&self, client: ClientId) {
-        self.client_left(client);
+    fn client_disconnected(&self, client: ClientId) {
+        StoreCore::client_left(self, client);
     }
 }

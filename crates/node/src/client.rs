@@ -146,10 +146,10 @@ impl Client {
             return said;
         }
         // What comes over this connection next would answer the wrong question.
-        let take_last_message = channel.take_last_message().map(response);
+        let last = channel.take_last_message().map(response);
         drop(channel);
         self.close_one();
-        match (said, take_last_message) {
+        match (said, last) {
             // It came while somebody gave up, or this process was the one that was stopped.
             (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
                 Ok(Some(response))

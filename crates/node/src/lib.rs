@@ -7,7 +7,7 @@
 //!   Node ── Store ── Switch ──┬── Session of the engine       this process owns the store
 //!                             └── Remote ─ Client ─╮          another one does
 //!                                                  │ owner.sock
-//!                              Guests ── Server ───╯          in that other one
+//!                              Connections ── Server ───╯          in that other one
 //! ```
 //!
 //! **Who owns.** Whoever holds the POSIX record lock on `LOCK` (`record_lock.rs` says why that kind).
@@ -51,7 +51,7 @@ mod destroy;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod greeting;
-mod guests;
+mod connections;
 mod heal;
 mod liveness;
 mod home;

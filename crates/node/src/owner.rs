@@ -100,13 +100,13 @@ impl Owner {
             server.stop();
         }
         let closed = self.engine.close();
-        if !server.as_ref().is_none_or(Server::is_deserted) {
+        if !server.as_ref().is_none_or(Server::wait_until_idle) {
             return Err(Error::retry("a call of another process does not end: close again later"));
         }
         if let Some(server) = server.take()
             && closed.is_ok()
         {
-            server.sign_off();
+            server.unpublish();
         }
         Ok(closed)
     }

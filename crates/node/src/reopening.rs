@@ -37,7 +37,7 @@ impl Authority for Refusing {
         Err(Error::miss(self.0.clone()))
     }
 
-    fn left(&self, _: ClientId) {}
+    fn client_disconnected(&self, _: ClientId) {}
 }
 
 impl Reopening {

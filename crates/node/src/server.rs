@@ -4,7 +4,7 @@ use crate::answer::answer;
 use crate::authority::Authority;
 use crate::channel::{Channel, decode};
 use crate::greeting::{First, NEWEST, OLDEST};
-use crate::guests::{Guests, Visit};
+use crate::connections::{ConnectionGuard, Connections};
 use crate::home::Home;
 use crate::lost::{is_lost, lost};
 use crate::permissions::ClientPermissions;
@@ -25,29 +25,29 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A peer that says hello slower than this is hung up on.
-const HELLO_TIME: Duration = Duration::from_secs(10);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// One that says the rest of a message, or takes an answer, slower than this is, too.
-const MESSAGE_TIME: Duration = Duration::from_secs(30);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// And one that takes its dismissal slower than this.
-const DISMISSAL_TIME: Duration = Duration::from_secs(1);
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a connection's thread looks at the clock.
-const SLICE: Duration = Duration::from_secs(5);
+const WAIT_SLICE: Duration = Duration::from_secs(5);
 /// How often clients are looked after that died behind a connection which a forked child of
 /// theirs keeps open.
-const ROUND: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Rounds between two sweeps of what dead clients left under `clients/`.
-const SWEEP_ROUNDS: u32 = 12;
+const SWEEP_CHECKS: u32 = 12;
 /// Calls that have come in may take this long to finish when the server stops.
-const FAREWELL: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// And this long after the engine was closed under them.
-const LAST_CALLS: Duration = Duration::from_secs(60);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause after a connection that could not be accepted (no descriptors, usually).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// A listening owner.
 pub(crate) struct Server {
     home: Arc<Home>,
-    guests: Arc<Guests>,
+    connections: Arc<Connections>,
     listener: Arc<Listener>,
     stop: Arc<OwnedFd>,
     acceptor: Option<JoinHandle<()>>,
@@ -63,14 +63,14 @@ impl Server {
     ) -> Result<Self> {
         presence::sweep(home);
         socket::sweep(home);
-        let guests = Guests::new(authority);
+        let connections = Connections::new(authority);
         let listener = Arc::new(Listener::bind(home)?);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| no_thread(error.into()))?;
         let stop = Arc::new(stop);
         let acceptor = Acceptor {
             home: Arc::clone(home),
-            guests: Arc::clone(&guests),
+            connections: Arc::clone(&connections),
             permissions: Arc::clone(permissions),
             listener: Arc::clone(&listener),
             stop: Arc::clone(&stop),
@@ -80,7 +80,7 @@ impl Server {
             .name("ritornello-accept".to_owned())
             .spawn(move || acceptor.run())
             .map_err(no_thread)?;
-        Ok(Self { home: Arc::clone(home), guests, listener, stop, acceptor: Some(acceptor) })
+        Ok(Self { home: Arc::clone(home), connections, listener, stop, acceptor: Some(acceptor) })
     }
 
     /// Stops listening, lets calls finish that have come in, and hangs up.
@@ -92,20 +92,20 @@ impl Server {
             let _ = acceptor.join();
         }
         self.listener.shut();
-        self.guests.dismiss(Shutdown::Read);
-        if !self.guests.wait_until_gone(FAREWELL) {
-            self.guests.dismiss(Shutdown::Both);
+        self.connections.shut_down_all(Shutdown::Read);
+        if !self.connections.wait_until_empty(DRAIN_TIMEOUT) {
+            self.connections.shut_down_all(Shutdown::Both);
         }
     }
 
     /// Says that the engine was closed in order: see [`crate::owner`].
-    pub(crate) fn sign_off(&self) {
+    pub(crate) fn unpublish(&self) {
         self.listener.unpublish(&self.home);
     }
 
     /// After the engine was closed, too: whether no call is left inside it.
-    pub(crate) fn is_deserted(&self) -> bool {
-        self.guests.wait_until_gone(LAST_CALLS)
+    pub(crate) fn wait_until_idle(&self) -> bool {
+        self.connections.wait_until_empty(CLOSE_TIMEOUT)
     }
 }
 
@@ -115,7 +115,7 @@ fn no_thread(error: std::io::Error) -> Error {
 
 struct Acceptor {
     home: Arc<Home>,
-    guests: Arc<Guests>,
+    connections: Arc<Connections>,
     permissions: Arc<ClientPermissions>,
     listener: Arc<Listener>,
     stop: Arc<OwnedFd>,
@@ -124,10 +124,10 @@ struct Acceptor {
 
 impl Acceptor {
     fn run(&self) {
-        let mut rounds = 0u32;
-        let mut next_round = Instant::now() + ROUND;
+        let mut checks = 0u32;
+        let mut next_check = Instant::now() + CHECK_INTERVAL;
         loop {
-            let until = next_round.saturating_duration_since(Instant::now());
+            let until = next_check.saturating_duration_since(Instant::now());
             let mut waited = [
                 PollFd::new(&self.listener.socket, PollFlags::IN),
                 PollFd::new(&*self.stop, PollFlags::IN),
@@ -141,10 +141,10 @@ impl Acceptor {
                 let mut stop = [PollFd::new(&*self.stop, PollFlags::IN)];
                 let _ = poll(&mut stop, Timespec::try_from(ACCEPT_PAUSE).ok().as_ref());
             }
-            if Instant::now() >= next_round {
-                next_round = Instant::now() + ROUND;
-                rounds += 1;
-                self.look_after(rounds);
+            if Instant::now() >= next_check {
+                next_check = Instant::now() + CHECK_INTERVAL;
+                checks += 1;
+                self.check_clients(checks);
             }
         }
     }
@@ -157,19 +157,19 @@ impl Acceptor {
                 return false;
             }
         };
-        let Some(visit) = self.guests.arrive(&stream) else {
+        let Some(guard) = self.connections.accept(&stream) else {
             tracing::warn!("too many connections: a client was turned away");
             return false;
         };
         let (home, term) = (Arc::clone(&self.home), self.term);
         let permissions = Arc::clone(&self.permissions);
-        let reception = move || {
-            if let Err(error) = receive(&home, term, &permissions, &visit, &stream) {
+        let work = move || {
+            if let Err(error) = serve_connection(&home, term, &permissions, &guard, &stream) {
                 tracing::debug!(%error, "a client's connection ended");
             }
         };
         let thread = std::thread::Builder::new().name("ritornello-client".to_owned());
-        match thread.spawn(reception) {
+        match thread.spawn(work) {
             Ok(_) => true,
             Err(error) => {
                 tracing::warn!(%error, "no thread for a client");
@@ -178,54 +178,54 @@ impl Acceptor {
         }
     }
 
-    fn look_after(&self, rounds: u32) {
-        for name in self.guests.names() {
+    fn check_clients(&self, checks: u32) {
+        for name in self.connections.names() {
             if !presence::is_alive(&self.home, &name) {
-                self.guests.disconnect(&name);
+                self.connections.disconnect(&name);
             }
         }
-        if rounds.is_multiple_of(SWEEP_ROUNDS) {
+        if checks.is_multiple_of(SWEEP_CHECKS) {
             presence::sweep(&self.home);
         }
     }
 }
 
 /// One connection, from hello to the end.
-fn receive(
+fn serve_connection(
     home: &Home,
     term: Term,
     permissions: &ClientPermissions,
-    visit: &Visit,
+    guard: &ConnectionGuard,
     stream: &Arc<UnixStream>,
 ) -> Result<()> {
     let pid = socket::check_peer(stream)?;
-    let mut channel = Channel::new(Arc::clone(stream), SLICE)?.unauthenticated();
-    let Some(message) = channel.receive(&mut within(HELLO_TIME))? else { return Ok(()) };
+    let mut channel = Channel::new(Arc::clone(stream), WAIT_SLICE)?.unauthenticated();
+    let Some(message) = channel.receive(&mut deadline(HELLO_TIMEOUT))? else { return Ok(()) };
     let hello = First::read(message, OLDEST..=NEWEST, "a process that uses this store");
     let version = hello.as_ref().map_or(NEWEST, |hello| hello.version);
-    let (body, admitted) = match hello.and_then(|hello| admit(home, visit, pid, hello.body)) {
+    let (body, admitted) = match hello.and_then(|hello| admit(home, guard, pid, hello.body)) {
         Ok(Some(admitted)) => (Entry::Granted(term), Some(admitted)),
         Ok(None) => (Entry::Gone, None),
         Err(error) => (Entry::Refused(error.into()), None),
     };
     channel.stage(&First { version, body })?;
-    channel.send(&mut within(HELLO_TIME))?;
-    let Some((catalog, room)) = admitted else { return Ok(()) };
-    channel.authenticate(room);
+    channel.send(&mut deadline(HELLO_TIMEOUT))?;
+    let Some((catalog, grant)) = admitted else { return Ok(()) };
+    channel.authenticate(grant);
     let served = serve(catalog.as_ref(), permissions, &mut channel);
     if let Err(error) = &served
         && !is_lost(error)
     {
         // Why it is hung up on; it may not be listening.
         channel.stage(&Response::Failed(Fault::about(error)))?;
-        channel.send(&mut within(DISMISSAL_TIME))?;
+        channel.send(&mut deadline(REJECTION_TIMEOUT))?;
     }
     served
 }
 
 fn admit(
     home: &Home,
-    visit: &Visit,
+    guard: &ConnectionGuard,
     pid: i32,
     hello: Hello,
 ) -> Result<Option<(Arc<dyn Catalog>, Grant)>> {
@@ -242,7 +242,7 @@ fn admit(
         return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
     }
     tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "connected");
-    visit.introduce(&hello.name, pid, hello.first)
+    guard.register(&hello.name, pid, hello.first)
 }
 
 fn serve(
@@ -251,24 +251,24 @@ fn serve(
     channel: &mut Channel,
 ) -> Result<()> {
     loop {
-        let Some(message) = channel.receive(&mut within_a_message())? else { return Ok(()) };
+        let Some(message) = channel.receive(&mut idle_or_deadline())? else { return Ok(()) };
         let Some(response) = answer(catalog, permissions, decode(message)?) else { continue };
         if matches!(&response, Response::Failed(fault) if fault.is_closed()) {
             // The owner is closing: that is no answer. The client finds the next one.
             return Ok(());
         }
         let sent = match channel.stage(&response) {
-            Ok(()) => channel.send(&mut within(MESSAGE_TIME)),
+            Ok(()) => channel.send(&mut deadline(MESSAGE_TIMEOUT)),
             Err(error) => {
                 channel.stage(&Response::Failed(error.into()))?;
-                channel.send(&mut within(MESSAGE_TIME))?;
+                channel.send(&mut deadline(MESSAGE_TIMEOUT))?;
                 // Said, but not the whole answer: what it reserved is not known to anybody.
-                forget(catalog, &response);
+                undo_unsent(catalog, &response);
                 continue;
             }
         };
         if let Err(error) = sent {
-            forget(catalog, &response);
+            undo_unsent(catalog, &response);
             // Part of an answer went out: nothing can follow it.
             return Err(lost(io::Error::other(error)));
         }
@@ -276,35 +276,35 @@ fn serve(
 }
 
 /// Takes back space and leases that the client was not told about.
-fn forget(catalog: &dyn Catalog, response: &Response) {
-    let forgotten = match response {
+fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
+    let undone = match response {
         Response::Reserved(reserved) if !reserved.runs.is_empty() => catalog.abort(reserved.id),
         Response::Leased(Leased { lease, .. }) | Response::Located(Located { lease, .. }) => {
             catalog.release(*lease)
         }
         _ => return,
     };
-    if let Err(error) = forgotten {
+    if let Err(error) = undone {
         tracing::warn!(%error, "space stays withheld until its client ends, or its lease");
     }
 }
 
 /// Patience for a message that is due.
-fn within(time: Duration) -> impl FnMut(bool) -> Result<()> {
+fn deadline(time: Duration) -> impl FnMut(bool) -> Result<()> {
     let until = Instant::now() + time;
-    move |_| if Instant::now() < until { Ok(()) } else { Err(too_slow()) }
+    move |_| if Instant::now() < until { Ok(()) } else { Err(timed_out()) }
 }
 
-/// Patience without end between messages, and little within one.
-fn within_a_message() -> impl FnMut(bool) -> Result<()> {
+/// Patience without end between messages, and little deadline one.
+fn idle_or_deadline() -> impl FnMut(bool) -> Result<()> {
     let mut begun: Option<Instant> = None;
     move |partial| {
         let since = begun.filter(|_| partial).unwrap_or_else(Instant::now);
         begun = partial.then_some(since);
-        if since.elapsed() < MESSAGE_TIME { Ok(()) } else { Err(too_slow()) }
+        if since.elapsed() < MESSAGE_TIMEOUT { Ok(()) } else { Err(timed_out()) }
     }
 }
 
-fn too_slow() -> Error {
+fn timed_out() -> Error {
     Error::retry("the other side stopped in the middle of a message")
 }

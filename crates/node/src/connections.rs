@@ -1,9 +1,9 @@
-//! Who is connected to an owner: clients by name, each with its connections, and strangers that
+//! Who is connected to an owner: clients by name, each with its connections, and unauthenticated that
 //! have not said who they are.
 //!
-//! Nobody takes what others need: strangers have places of their own, and when these are taken the
+//! Nobody takes what others need: unauthenticated have places of their own, and when these are taken the
 //! one that has been silent longest goes; a client has so many connections, a process so many
-//! names, and long messages share a room, of which one client gets a part.
+//! names, and long messages share a budget, of which one client gets a part.
 
 use crate::authority::Authority;
 use crate::client;
@@ -32,79 +32,79 @@ const UNAUTHENTICATED_MAX: usize = 64;
 const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
 const CLIENT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// The guest book.
-pub(crate) struct Guests {
+/// The client state.
+pub(crate) struct Connections {
     authority: Arc<dyn Authority>,
-    book: Mutex<Book>,
-    left: Condvar,
-    room: Arc<MemoryBudget>,
+    state: Mutex<State>,
+    closed: Condvar,
+    budget: Arc<MemoryBudget>,
 }
 
 #[derive(Default)]
-struct Book {
-    clients: HashMap<String, Guest>,
+struct State {
+    clients: HashMap<String, ClientEntry>,
     /// By number: the oldest first.
-    connections: BTreeMap<u64, Connected>,
+    connections: BTreeMap<u64, Connection>,
     last_client: u64,
     last_connection: u64,
 }
 
-struct Guest {
+struct ClientEntry {
     id: ClientId,
     /// Its process, or zero where that cannot be seen from here.
     pid: i32,
     session: Arc<dyn Catalog>,
     connections: usize,
-    room: Arc<MemoryBudget>,
+    budget: Arc<MemoryBudget>,
 }
 
-struct Connected {
+struct Connection {
     stream: Arc<UnixStream>,
     name: Option<String>,
 }
 
 /// One connection's entry, struck out when dropped.
-pub(crate) struct Visit {
-    guests: Arc<Guests>,
+pub(crate) struct ConnectionGuard {
+    connections: Arc<Connections>,
     number: u64,
 }
 
-impl Guests {
+impl Connections {
     /// Nobody is here yet.
     pub(crate) fn new(authority: Arc<dyn Authority>) -> Arc<Self> {
-        let (book, left, room) = (Mutex::default(), Condvar::new(), MemoryBudget::new(MESSAGE_BYTES_TOTAL_MAX));
-        Arc::new(Self { authority, book, left, room })
+        let (state, closed, budget) = (Mutex::default(), Condvar::new(), MemoryBudget::new(MESSAGE_BYTES_TOTAL_MAX));
+        Arc::new(Self { authority, state, closed, budget })
     }
 
-    /// Enters a connection that was accepted; `None` if strangers come faster than they can be
+    /// Enters a connection that was accepted; `None` if unauthenticated come faster than they can be
     /// hung up on.
-    pub(crate) fn arrive(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<Visit> {
-        let mut book = self.book.lock();
-        let strangers = || book.connections.values().filter(|other| other.name.is_none());
-        let count = strangers().count();
+    pub(crate) fn accept(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<ConnectionGuard> {
+        let mut state = self.state.lock();
+        let unauthenticated = || state.connections.values().filter(|other| other.name.is_none());
+        let count = unauthenticated().count();
         if count >= UNAUTHENTICATED_MAX
-            && let Some(oldest) = strangers().next()
+            && let Some(oldest) = unauthenticated().next()
         {
             shut_down(&oldest.stream, Shutdown::Both);
         }
         if count >= 2 * UNAUTHENTICATED_MAX {
             return None;
         }
-        book.last_connection += 1;
-        let number = book.last_connection;
+        state.last_connection += 1;
+        let number = state.last_connection;
         let stream = Arc::clone(stream);
-        book.connections.insert(number, Connected { stream, name: None });
-        Some(Visit { guests: Arc::clone(self), number })
+        state.connections.insert(number, Connection { stream, name: None });
+        Some(ConnectionGuard { connections: Arc::clone(self), number })
     }
 
     /// Names of the clients that are connected.
     pub(crate) fn names(&self) -> Vec<String> {
-        self.book.lock().clients.keys().cloned().collect()
+        self.state.lock().clients.keys().cloned().collect()
     }
 
     /// Hangs up on a client.
     pub(crate) fn disconnect(&self, name: &str) {
-        for connected in self.book.lock().connections.values() {
+        for connected in self.state.lock().connections.values() {
             if connected.name.as_deref() == Some(name) {
                 shut_down(&connected.stream, Shutdown::Both);
             }
@@ -113,70 +113,70 @@ impl Guests {
 
     /// Hangs up on everybody. With `Shutdown::Read` no further question comes in, but answers
     /// still go out.
-    pub(crate) fn dismiss(&self, how: Shutdown) {
-        for connected in self.book.lock().connections.values() {
+    pub(crate) fn shut_down_all(&self, how: Shutdown) {
+        for connected in self.state.lock().connections.values() {
             shut_down(&connected.stream, how);
         }
     }
 
     /// Waits until every connection's thread is done. Whether that came about in time.
-    pub(crate) fn wait_until_gone(&self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
-        let mut book = self.book.lock();
-        while !book.connections.is_empty() {
-            if self.left.wait_until(&mut book, until).timed_out() {
-                return book.connections.is_empty();
+    pub(crate) fn wait_until_empty(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        let mut state = self.state.lock();
+        while !state.connections.is_empty() {
+            if self.closed.wait_until(&mut state, until).timed_out() {
+                return state.connections.is_empty();
             }
         }
         true
     }
 }
 
-impl Visit {
+impl ConnectionGuard {
     /// Names the connection's client: a new one, or one that is here. Returns the client's
-    /// catalog and the room for its long messages, or `None` if the client to be joined is gone.
+    /// catalog and the budget for its long messages, or `None` if the client to be joined is gone.
     ///
     /// # Errors
     /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; those of
     /// [`Authority::admit`].
-    pub(crate) fn introduce(
+    pub(crate) fn register(
         &self,
         name: &str,
         pid: i32,
         first: bool,
     ) -> Result<Option<(Arc<dyn Catalog>, Grant)>> {
-        self.guests.authority.admit()?;
-        let mut book = self.guests.book.lock();
-        let named: usize = book.clients.values().map(|guest| guest.connections).sum();
+        self.connections.authority.admit()?;
+        let mut state = self.connections.state.lock();
+        let named: usize = state.clients.values().map(|client| client.connections).sum();
         if named >= CONNECTIONS_MAX {
             return Err(Error::retry("too many connections to this store")
                 .with("connections", CONNECTIONS_MAX));
         }
         if first {
-            book.check_newcomer(name, pid)?;
-            book.last_client += 1;
-            let id = ClientId(book.last_client);
-            let session = self.guests.authority.session(id, name)?;
-            let room = MemoryBudget::new(CLIENT_MESSAGE_BYTES_MAX);
-            book.clients.insert(name.to_owned(), Guest { id, pid, session, connections: 0, room });
+            state.check_new_client(name, pid)?;
+            state.last_client += 1;
+            let id = ClientId(state.last_client);
+            let session = self.connections.authority.session(id, name)?;
+            let budget = MemoryBudget::new(CLIENT_MESSAGE_BYTES_MAX);
+            state.clients.insert(name.to_owned(), ClientEntry { id, pid, session, connections: 0, budget });
         }
-        let Some(guest) = book.clients.get_mut(name) else { return Ok(None) };
-        if guest.connections >= CONNECTIONS_PER_CLIENT_MAX {
+        let Some(client) = state.clients.get_mut(name) else { return Ok(None) };
+        if client.connections >= CONNECTIONS_PER_CLIENT_MAX {
             return Err(Error::retry("too many connections of one process to this store")
                 .with("connections", CONNECTIONS_PER_CLIENT_MAX));
         }
-        guest.connections += 1;
-        let session = Arc::clone(&guest.session);
-        let rooms = vec![Arc::clone(&self.guests.room), Arc::clone(&guest.room)];
-        if let Some(connected) = book.connections.get_mut(&self.number) {
+        client.connections += 1;
+        let session = Arc::clone(&client.session);
+        let budgets = vec![Arc::clone(&self.connections.budget), Arc::clone(&client.budget)];
+        if let Some(connected) = state.connections.get_mut(&self.number) {
             connected.name = Some(name.to_owned());
         }
-        Ok(Some((session, Grant::of(rooms))))
+        Ok(Some((session, Grant::of(budgets))))
     }
 }
 
-impl Book {
-    fn check_newcomer(&self, name: &str, pid: i32) -> Result<()> {
+impl State {
+    fn check_new_client(&self, name: &str, pid: i32) -> Result<()> {
         if self.clients.contains_key(name) {
             return Err(Error::invalid("a client of this name is connected"));
         }
@@ -185,7 +185,7 @@ impl Book {
                 Error::retry("too many processes use this store").with("clients", CLIENTS_MAX)
             );
         }
-        let names = self.clients.values().filter(|guest| pid > 0 && guest.pid == pid).count();
+        let names = self.clients.values().filter(|client| pid > 0 && client.pid == pid).count();
         if names >= NAMES_PER_PROCESS_MAX {
             return Err(Error::retry("one process uses this store under too many names")
                 .with("pid", pid)
@@ -195,21 +195,21 @@ impl Book {
     }
 }
 
-impl Drop for Visit {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        let mut book = self.guests.book.lock();
-        let name = book.connections.remove(&self.number).and_then(|connected| connected.name);
+        let mut state = self.connections.state.lock();
+        let name = state.connections.remove(&self.number).and_then(|connected| connected.name);
         if let Some(name) = name
-            && let Some(guest) = book.clients.get_mut(&name)
+            && let Some(client) = state.clients.get_mut(&name)
         {
-            guest.connections -= 1;
-            if guest.connections == 0 {
-                let id = guest.id;
-                book.clients.remove(&name);
-                self.guests.authority.left(id);
+            client.connections -= 1;
+            if client.connections == 0 {
+                let id = client.id;
+                state.clients.remove(&name);
+                self.connections.authority.client_disconnected(id);
             }
         }
-        drop(book);
-        self.guests.left.notify_all();
+        drop(state);
+        self.connections.closed.notify_all();
     }
 }
