@@ -1,4 +1,4 @@
-//! One question in, one answer out: the owner's side of [`crate::remote`].
+//! One question in, one answer out: the owner's side of [`crate::socket_catalog`].
 
 use crate::permissions::ClientPermissions;
 use crate::protocol::{PATIENCE_MAX, Request, Response};

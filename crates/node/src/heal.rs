@@ -18,7 +18,7 @@
 use crate::owner::Owner;
 use crate::reopening::Reopening;
 use crate::seat::Seat;
-use crate::switch::Switch;
+use crate::failover_catalog::FailoverCatalog;
 use ritornello_format::{Error, Result};
 use ritornello_store::CatalogStats;
 use ritornello_volume::Parked;
@@ -129,21 +129,21 @@ impl Said {
 ///
 /// # Errors
 /// `Retry` if there is no thread to be had.
-pub(crate) fn start(switch: &Arc<Switch>) -> Result<()> {
-    let (bell, switch) = (Arc::clone(&switch.opening.bell), Arc::downgrade(switch));
+pub(crate) fn start(catalog: &Arc<FailoverCatalog>) -> Result<()> {
+    let (bell, catalog) = (Arc::clone(&catalog.opening.bell), Arc::downgrade(catalog));
     std::thread::Builder::new()
         .name("ritornello-heal".to_owned())
-        .spawn(move || run(&switch, &bell))
+        .spawn(move || run(&catalog, &bell))
         .map(drop)
         .map_err(|error| Error::retry("no thread to reopen a failed store").because(error))
 }
 
-fn run(switch: &Weak<Switch>, bell: &Bell) {
+fn run(catalog: &Weak<FailoverCatalog>, bell: &Bell) {
     let mut backoff = Backoff::default();
     let mut said = Said::default();
     while bell.wait(PATH_PERIOD) {
         let failed = Instant::now();
-        let Some(owner) = switch.upgrade() else { return };
+        let Some(owner) = catalog.upgrade() else { return };
         if owner.leave_if_superseded(bell) {
             return;
         }
@@ -159,8 +159,8 @@ fn run(switch: &Weak<Switch>, bell: &Bell) {
             if !bell.sleep(backoff.next(Instant::now())) {
                 return;
             }
-            let Some(switch) = switch.upgrade() else { return };
-            match switch.reopen() {
+            let Some(catalog) = catalog.upgrade() else { return };
+            match catalog.reopen() {
                 Ok(reopened) => {
                     let seconds = failed.elapsed().as_secs_f64();
                     if reopened && told {
@@ -179,7 +179,7 @@ fn run(switch: &Weak<Switch>, bell: &Bell) {
     }
 }
 
-impl Switch {
+impl FailoverCatalog {
     /// Leaves a store that belongs at the new place of its path (see [`Home::is_superseded`]): it is
     /// closed where it is, and the process may open the path again. Returns whether it did; if calls are
     /// on their way, it is to be tried again.

@@ -4,8 +4,8 @@
 //! a client of the process that owns it, behind the same [`Node`].
 //!
 //! ```text
-//!   Node ── Store ── Switch ──┬── Session of the engine       this process owns the store
-//!                             └── Remote ─ Client ─╮          another one does
+//!   Node ── Store ── FailoverCatalog ──┬── Session of the engine       this process owns the store
+//!                             └── SocketCatalog ─ Client ─╮          another one does
 //!                                                  │ owner.sock
 //!                              Connections ── Server ───╯          in that other one
 //! ```
@@ -68,14 +68,14 @@ mod process;
 mod protocol;
 mod record_lock;
 mod registry;
-mod remote;
+mod socket_catalog;
 mod reopening;
 mod memory_budget;
 mod seat;
 mod server;
 mod shared;
 mod socket;
-mod switch;
+mod failover_catalog;
 mod term;
 
 pub use convert::convert_index;

@@ -5,7 +5,7 @@ use crate::home::{Home, unusable};
 use crate::node::Role;
 use crate::permissions::ClientPermissions;
 use crate::seat::{Opening, Seat};
-use crate::switch::Switch;
+use crate::failover_catalog::FailoverCatalog;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
@@ -23,7 +23,7 @@ const STAGING_BYTES: usize = 256 << 20;
 pub(crate) struct Shared {
     home: Arc<Home>,
     medium: Arc<dyn Medium>,
-    switch: Arc<Switch>,
+    catalog: Arc<FailoverCatalog>,
     store: Arc<Store>,
     phase: Mutex<Phase>,
 }
@@ -59,14 +59,14 @@ impl Shared {
             closing: AtomicBool::new(false),
             bell: Arc::default(),
         };
-        let switch = Arc::new(Switch::open(opening, until)?);
-        if let Err(error) = heal::start(&switch) {
-            let _ = switch.close();
+        let catalog = Arc::new(FailoverCatalog::open(opening, until)?);
+        if let Err(error) = heal::start(&catalog) {
+            let _ = catalog.close();
             return Err(error);
         }
-        let opened = store_over(switch, &medium, options);
-        let (switch, store) = opened?;
-        Ok(Self { home, medium, switch, store, phase: Mutex::new(Phase::Open(1)) })
+        let opened = store_over(catalog, &medium, options);
+        let (catalog, store) = opened?;
+        Ok(Self { home, medium, catalog, store, phase: Mutex::new(Phase::Open(1)) })
     }
 
     /// Adds a handle, unless the last one was closed or another store has taken this one's place. What
@@ -98,14 +98,14 @@ impl Shared {
     /// Closes the store if no handle is left.
     ///
     /// # Errors
-    /// Those of [`Switch::close`]. If it is [`Shared::unfinished`] after that, it is due again.
+    /// Those of [`FailoverCatalog::close`]. If it is [`Shared::unfinished`] after that, it is due again.
     pub(crate) fn finish(&self) -> Result<()> {
         if !self.unfinished() {
             return Ok(());
         }
         self.store.close();
-        let closed = self.switch.close();
-        if matches!(&*self.switch.seat(), Seat::Closed) {
+        let closed = self.catalog.close();
+        if matches!(&*self.catalog.seat(), Seat::Closed) {
             *self.phase.lock() = Phase::Closed;
         }
         closed
@@ -130,62 +130,62 @@ impl Shared {
     }
 
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
-        match &*self.switch.seat() {
+        match &*self.catalog.seat() {
             Seat::Owner(owner) => Some(Arc::clone(owner.engine())),
             Seat::Client(_) | Seat::Reopening(_) | Seat::Closed => None,
         }
     }
 
-    /// See [`Switch::attend`].
+    /// See [`FailoverCatalog::attend`].
     pub(crate) fn attend(&self) -> Result<()> {
-        self.switch.attend()
+        self.catalog.attend()
     }
 
-    /// See [`Switch::is_replaced`].
+    /// See [`FailoverCatalog::is_replaced`].
     pub(crate) fn is_replaced(&self) -> bool {
-        self.switch.is_replaced()
+        self.catalog.is_replaced()
     }
 
-    /// See [`Switch::problem`].
+    /// See [`FailoverCatalog::problem`].
     pub(crate) fn problem(&self) -> Option<String> {
-        self.switch.problem()
+        self.catalog.problem()
     }
 
     pub(crate) fn role(&self) -> Role {
-        match &*self.switch.seat() {
+        match &*self.catalog.seat() {
             Seat::Owner(_) | Seat::Reopening(_) => Role::Owner,
             Seat::Client(_) | Seat::Closed => Role::Client,
         }
     }
 }
 
-/// Everybody's half of the store over a switch, which is closed again if that fails.
+/// Everybody's half of the store over a catalog, which is closed again if that fails.
 fn store_over(
-    switch: Arc<Switch>,
+    catalog: Arc<FailoverCatalog>,
     medium: &Arc<dyn Medium>,
     options: &Options,
-) -> Result<(Arc<Switch>, Arc<Store>)> {
+) -> Result<(Arc<FailoverCatalog>, Arc<Store>)> {
     let made = (|| {
-        let segments = match &*switch.seat() {
+        let segments = match &*catalog.seat() {
             Seat::Owner(owner) => owner.engine().segments(),
             Seat::Client(_) | Seat::Reopening(_) | Seat::Closed => {
                 Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
                 let (manifest, segments) =
                     open_segments(Arc::clone(medium), &options.dir, options.io)?;
-                if manifest.uuid != switch.store() {
+                if manifest.uuid != catalog.store() {
                     return Err(Error::retry("the directory was replaced meanwhile: open again"));
                 }
                 segments
             }
         };
-        let _ = switch.segments.set(Arc::downgrade(&segments));
-        let catalog: Arc<dyn Catalog> = Arc::clone(&switch) as _;
+        let _ = catalog.segments.set(Arc::downgrade(&segments));
+        let catalog: Arc<dyn Catalog> = Arc::clone(&catalog) as _;
         Ok(Store::new(catalog, segments, Staging::new(STAGING_BYTES)?))
     })();
     match made {
-        Ok(store) => Ok((switch, store)),
+        Ok(store) => Ok((catalog, store)),
         Err(error) => {
-            let _ = switch.close();
+            let _ = catalog.close();
             Err(error)
         }
     }

@@ -5,7 +5,7 @@ use crate::reservations::PendingReservations;
 use crate::lost::is_lost;
 use crate::process::Process;
 use crate::protocol::PATIENCE_MAX;
-use crate::remote::Remote;
+use crate::socket_catalog::SocketCatalog;
 use crate::seat::{Opening, Seat, closed};
 use crate::term::Unflushed;
 use parking_lot::{Mutex, RwLock};
@@ -38,15 +38,15 @@ const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// See the module.
-pub(crate) struct Switch {
+pub(crate) struct FailoverCatalog {
     process: Process,
     pub(crate) opening: Opening,
     pub(crate) store: [u8; 16],
     pub(crate) seat: RwLock<Arc<Seat>>,
     /// Held by the call that looks for a new seat. The others wait and use what it found, unless the
-    /// last search was in vain.
-    pub(crate) changing: Mutex<Option<Vain>>,
-    /// The last search was in vain, because the owner reopens the store or it cannot be opened.
+    /// last search was in failed_search.
+    pub(crate) changing: Mutex<Option<FailedSearch>>,
+    /// The last search was in failed_search, because the owner reopens the store or it cannot be opened.
     is_reopening: AtomicBool,
     pub(crate) reservations: PendingReservations<Arc<Seat>>,
     unflushed: Unflushed,
@@ -58,9 +58,9 @@ pub(crate) struct Switch {
     pub(crate) replaced: AtomicBool,
 }
 
-/// A search for a seat that was in vain.
+/// A search for a seat that was in failed_search.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Vain {
+pub(crate) struct FailedSearch {
     at: Instant,
     /// Until the next search.
     pause: Duration,
@@ -68,7 +68,7 @@ pub(crate) struct Vain {
     reopening: bool,
 }
 
-impl Switch {
+impl FailoverCatalog {
     /// Becomes owner or client.
     ///
     /// # Errors
@@ -157,7 +157,7 @@ impl Switch {
                 Seat::Owner(_) | Seat::Closed => return Err(closed()),
             };
             let until = *until.get_or_insert_with(|| Instant::now() + patience);
-            let error = match question(&Remote::new(client, until)) {
+            let error = match question(&SocketCatalog::new(client, until)) {
                 Ok(answer) => return Ok((answer, whom(&seat))),
                 Err(error) => error,
             };
@@ -263,7 +263,7 @@ impl Switch {
             OwnerSilent::error(self.opening.home.lock.holder().ok().flatten().map_or(0, |h| h.0))
         };
         let refused = || StoreReopening::error("its owner's log says more");
-        let mut vain = if self.is_reopening.load(Ordering::Acquire) {
+        let mut failed_search = if self.is_reopening.load(Ordering::Acquire) {
             self.changing.try_lock().ok_or_else(refused)?
         } else {
             self.changing.try_lock_until(until).ok_or_else(unheard)?
@@ -271,8 +271,8 @@ impl Switch {
         if !Arc::ptr_eq(&self.seat.read(), lost) {
             return Ok(());
         }
-        let until = match *vain {
-            Some(Vain { at, pause, reopening }) if at.elapsed() < pause => {
+        let until = match *failed_search {
+            Some(FailedSearch { at, pause, reopening }) if at.elapsed() < pause => {
                 return Err(if reopening { refused() } else { unheard() });
             }
             Some(_) => Instant::now(),
@@ -281,11 +281,11 @@ impl Switch {
         let began = Instant::now();
         let taken = self.opening.take_seat(until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
-        let in_vain = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
+        let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
         // A store that takes long to fail to open holds up few calls.
         let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
-        *vain = in_vain.then(|| Vain { at: Instant::now(), pause, reopening });
+        *failed_search = failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
         self.is_reopening.store(reopening, Ordering::Release);
         let seat = taken?;
         if seat.term().map(|term| term.store) != Some(self.store) {
@@ -305,7 +305,7 @@ impl Switch {
 
 /// Everything may be asked twice except `commit`. Asking `reserve` twice strands space under the
 /// name of a client that is dropped, and comes back with it (see [`crate::client::Client`]).
-impl Catalog for Switch {
+impl Catalog for FailoverCatalog {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         self.ask(|catalog| catalog.resolve(scope, create))
     }
@@ -381,7 +381,7 @@ impl Catalog for Switch {
         let committed = match &*issuer {
             Seat::Owner(owner) => owner.session().commit(reservation, written),
             Seat::Client(client) => {
-                Remote::new(client, Instant::now() + DISK_PATIENCE).commit(reservation, written)
+                SocketCatalog::new(client, Instant::now() + DISK_PATIENCE).commit(reservation, written)
             }
             Seat::Reopening(reopening) => Err(reopening.error()),
             Seat::Closed => Err(closed()),

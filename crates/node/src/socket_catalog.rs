@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// A client, and the deadline of the call that it is asked in.
 #[derive(Debug)]
-pub(crate) struct Remote<'a> {
+pub(crate) struct SocketCatalog<'a> {
     client: &'a Arc<Client>,
     until: Instant,
 }
@@ -30,7 +30,7 @@ macro_rules! expect {
     };
 }
 
-impl<'a> Remote<'a> {
+impl<'a> SocketCatalog<'a> {
     /// Asks through `client`, and waits until then.
     pub(crate) fn new(client: &'a Arc<Client>, until: Instant) -> Self {
         Self { client, until }
@@ -53,7 +53,7 @@ fn out_of_place() -> Error {
     Error::fatal("the store's owner answered another question: report this")
 }
 
-impl Catalog for Remote<'_> {
+impl Catalog for SocketCatalog<'_> {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         let request = Request::Resolve { scope: Cow::Borrowed(scope), create };
         expect!(self.ask(&request)?, Response::Scope(scope) => scope)
