@@ -9,7 +9,7 @@ use crate::presence::Presence;
 use crate::protocol::{Entry, Hello, Request, Response};
 use crate::record_lock::Holder;
 use crate::socket::{self, SocketFile};
-use crate::term::Term;
+use crate::owner_epoch::OwnerEpoch;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_store::{LeaseNumber, OwnerSilent};
@@ -42,7 +42,7 @@ pub(crate) struct Client {
     owner: Holder,
     /// The protocol version that both speak.
     version: u32,
-    term: Term,
+    epoch: OwnerEpoch,
     liveness: OwnerLiveness,
     pool: Mutex<Pool>,
     returned: Condvar,
@@ -79,13 +79,13 @@ impl Client {
             hello.version = older;
             entered = handshake(home, dial(home, owner, until)?, &hello, owner, patient);
         }
-        let (channel, term) = entered.inspect_err(|error| home.mismatch.note(owner, error))?;
+        let (channel, epoch) = entered.inspect_err(|error| home.mismatch.note(owner, error))?;
         Ok(Arc::new(Self {
             home: Arc::clone(home),
             presence,
             owner,
             version: hello.version,
-            term,
+            epoch,
             liveness: OwnerLiveness::default(),
             pool: Mutex::new(Pool { idle: vec![channel], open: 1 }),
             returned: Condvar::new(),
@@ -93,8 +93,8 @@ impl Client {
     }
 
     /// The owner's.
-    pub(crate) fn term(&self) -> &Term {
-        &self.term
+    pub(crate) fn epoch(&self) -> &OwnerEpoch {
+        &self.epoch
     }
 
     /// Asks, and waits for the answer.
@@ -374,7 +374,7 @@ fn dial(home: &Home, owner: Holder, until: Instant) -> Result<(Channel, Option<S
 }
 
 /// Says hello, and waits for the answer while `patient` says so. Returns the connection and the
-/// term of the owner behind it.
+/// epoch of the owner behind it.
 ///
 /// # Errors
 /// Lost if the owner went away, silent if it did not answer; what it answered.
@@ -384,7 +384,7 @@ fn handshake(
     hello: &First<Hello>,
     owner: Holder,
     patient: &mut dyn FnMut() -> bool,
-) -> Result<(Channel, Term)> {
+) -> Result<(Channel, OwnerEpoch)> {
     let mut patience = |_| {
         // A socket that a forked child of a dead owner keeps open takes connections and never
         // answers; the next owner puts its own in that place.
@@ -398,7 +398,7 @@ fn handshake(
     let answer = channel.receive(&mut patience)?;
     let answer = answer.ok_or_else(|| lost(io::ErrorKind::UnexpectedEof.into()))?;
     match First::read(answer, hello.version..=hello.version, OWNER)?.body {
-        Entry::Granted(term) => Ok((channel, term)),
+        Entry::Granted(epoch) => Ok((channel, epoch)),
         Entry::Gone => Err(lost(io::ErrorKind::ConnectionReset.into())),
         Entry::Refused(fault) => Err(fault.refusal()),
     }

@@ -6,8 +6,8 @@ use crate::lost::is_lost;
 use crate::process::Process;
 use crate::protocol::PATIENCE_MAX;
 use crate::socket_catalog::SocketCatalog;
-use crate::seat::{Opening, Seat, closed};
-use crate::term::Unflushed;
+use crate::membership::{OpenContext, Membership, closed};
+use crate::owner_epoch::Unflushed;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const DISK_PATIENCE: Duration = Duration::from_secs(300);
 /// Closing waits this long for writes that are on their way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
-/// Opening a store waits this long for an owner that reopens it.
+/// OpenContext a store waits this long for an owner that reopens it.
 const REOPENING_PATIENCE: Duration = Duration::from_secs(10);
 /// A call is asked again at once this often; after that an owner that hangs up on it every time
 /// is given a pause.
@@ -40,15 +40,15 @@ const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// See the module.
 pub(crate) struct FailoverCatalog {
     process: Process,
-    pub(crate) opening: Opening,
+    pub(crate) opening: OpenContext,
     pub(crate) store: [u8; 16],
-    pub(crate) seat: RwLock<Arc<Seat>>,
-    /// Held by the call that looks for a new seat. The others wait and use what it found, unless the
+    pub(crate) membership: RwLock<Arc<Membership>>,
+    /// Held by the call that looks for a new membership. The others wait and use what it found, unless the
     /// last search was in failed_search.
     pub(crate) changing: Mutex<Option<FailedSearch>>,
     /// The last search was in failed_search, because the owner reopens the store or it cannot be opened.
     is_reopening: AtomicBool,
-    pub(crate) reservations: PendingReservations<Arc<Seat>>,
+    pub(crate) reservations: PendingReservations<Arc<Membership>>,
     unflushed: Unflushed,
     /// The segments that calls of this process read and write.
     pub(crate) segments: OnceLock<Weak<Segments>>,
@@ -58,7 +58,7 @@ pub(crate) struct FailoverCatalog {
     pub(crate) replaced: AtomicBool,
 }
 
-/// A search for a seat that was in failed_search.
+/// A search for a membership that was in failed_search.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FailedSearch {
     at: Instant,
@@ -72,10 +72,10 @@ impl FailoverCatalog {
     /// Becomes owner or client.
     ///
     /// # Errors
-    /// Those of [`Opening::take_seat`].
-    pub(crate) fn open(mut opening: Opening, until: Instant) -> Result<Self> {
-        let seat = opening
-            .take_seat(until, REOPENING_PATIENCE, false)
+    /// Those of [`OpenContext::join`].
+    pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
+        let membership = opening
+            .join(until, REOPENING_PATIENCE, false)
             .inspect_err(|_| opening.home.lock.close())?;
         // Whoever takes over later takes the store as it is by then: it may have been resized.
         opening.options.capacity = None;
@@ -84,8 +84,8 @@ impl FailoverCatalog {
         Ok(Self {
             process: Process::current(),
             opening,
-            store: seat.term().map(|term| term.store).unwrap_or_default(),
-            seat: RwLock::new(Arc::new(seat)),
+            store: membership.epoch().map(|epoch| epoch.store).unwrap_or_default(),
+            membership: RwLock::new(Arc::new(membership)),
             changing: Mutex::new(None),
             is_reopening: AtomicBool::new(false),
             reservations: PendingReservations::new(),
@@ -97,8 +97,8 @@ impl FailoverCatalog {
     }
 
     /// What the process is at the moment.
-    pub(crate) fn seat(&self) -> Arc<Seat> {
-        Arc::clone(&self.seat.read())
+    pub(crate) fn membership(&self) -> Arc<Membership> {
+        Arc::clone(&self.membership.read())
     }
 
     /// Identity of the store.
@@ -106,7 +106,7 @@ impl FailoverCatalog {
         self.store
     }
 
-    /// Waits for writes and calls that are on their way, gives the seat up, and lets the lock go.
+    /// Waits for writes and calls that are on their way, gives the membership up, and lets the lock go.
     ///
     /// # Errors
     /// `Retry` if something is still on its way: the lock is kept then, because the next owner
@@ -125,9 +125,9 @@ impl FailoverCatalog {
             return Err(busy());
         }
         let _turn = self.changing.try_lock_until(until).ok_or_else(&busy)?;
-        let mut seat = self.seat.try_write_until(until).ok_or_else(&busy)?;
-        let closed = seat.close()?;
-        *seat = Arc::new(Seat::Closed);
+        let mut membership = self.membership.try_write_until(until).ok_or_else(&busy)?;
+        let closed = membership.close()?;
+        *membership = Arc::new(Membership::Closed);
         home.lock.close();
         closed
     }
@@ -138,27 +138,27 @@ impl FailoverCatalog {
         &self,
         patience: Duration,
         question: impl Fn(&dyn Catalog) -> Result<T>,
-        whom: impl Fn(&Arc<Seat>) -> W,
+        whom: impl Fn(&Arc<Membership>) -> W,
     ) -> Result<(T, W)> {
         self.process.check()?;
         let mut until = None;
         let mut losses = 0;
         loop {
-            let held = self.seat.read();
+            let held = self.membership.read();
             // Held throughout a call of one's own engine, so that closing waits for it.
-            if let Seat::Owner(owner) = &**held {
+            if let Membership::Owner(owner) = &**held {
                 return question(owner.session()).map(|answer| (answer, whom(&held)));
             }
-            let seat = Arc::clone(&held);
+            let membership = Arc::clone(&held);
             drop(held);
-            let client = match &*seat {
-                Seat::Client(client) => client,
-                Seat::Reopening(reopening) => return Err(reopening.error()),
-                Seat::Owner(_) | Seat::Closed => return Err(closed()),
+            let client = match &*membership {
+                Membership::Client(client) => client,
+                Membership::Reopening(reopening) => return Err(reopening.error()),
+                Membership::Owner(_) | Membership::Closed => return Err(closed()),
             };
             let until = *until.get_or_insert_with(|| Instant::now() + patience);
             let error = match question(&SocketCatalog::new(client, until)) {
-                Ok(answer) => return Ok((answer, whom(&seat))),
+                Ok(answer) => return Ok((answer, whom(&membership))),
                 Err(error) => error,
             };
             if !is_lost(&error) || Instant::now() >= until {
@@ -168,20 +168,20 @@ impl FailoverCatalog {
             if losses > QUICK_RETRIES {
                 std::thread::sleep(RETRY_PAUSE);
             }
-            self.change(&seat, until)?;
+            self.change(&membership, until)?;
         }
     }
 
     /// Takes over from an owner that is gone, as any call would.
     ///
     /// # Errors
-    /// Silent if the owner is not heard; those of [`Opening::take_seat`].
-    pub(crate) fn attend(&self) -> Result<()> {
+    /// Silent if the owner is not heard; those of [`OpenContext::join`].
+    pub(crate) fn ensure_owner(&self) -> Result<()> {
         self.process.check()?;
-        let seat = self.seat();
-        let Seat::Client(client) = &*seat else { return Ok(()) };
+        let membership = self.membership();
+        let Membership::Client(client) = &*membership else { return Ok(()) };
         match client.check_responsive() {
-            Err(error) if is_lost(&error) => self.change(&seat, Instant::now() + PATIENCE),
+            Err(error) if is_lost(&error) => self.change(&membership, Instant::now() + PATIENCE),
             heard => heard,
         }
     }
@@ -189,9 +189,9 @@ impl FailoverCatalog {
     /// Why no space is reserved now: the store is closed, or about to be reopened.
     fn refusal(&self) -> Error {
         let is_open = !self.opening.closing.load(Ordering::Acquire);
-        match &*self.seat() {
-            Seat::Reopening(reopening) => reopening.error(),
-            Seat::Owner(owner) if is_open => {
+        match &*self.membership() {
+            Membership::Reopening(reopening) => reopening.error(),
+            Membership::Owner(owner) if is_open => {
                 StoreReopening::error(&owner.engine().poisoned().unwrap_or_default())
             }
             _ => closed(),
@@ -201,30 +201,30 @@ impl FailoverCatalog {
     /// What keeps the store from being used in full, if something does: its owner's last write or sync
     /// failed, and it is not reopened yet; or the owner cannot be asked.
     pub(crate) fn problem(&self) -> Option<String> {
-        match &*self.seat() {
-            Seat::Owner(_) | Seat::Reopening(_) => self.failure(),
-            Seat::Client(_) => match self.stats() {
+        match &*self.membership() {
+            Membership::Owner(_) | Membership::Reopening(_) => self.failure(),
+            Membership::Client(_) => match self.stats() {
                 Ok(stats) => stats.poisoned,
                 Err(error) => Some(error.to_string()),
             },
-            Seat::Closed => Some(closed().to_string()),
+            Membership::Closed => Some(closed().to_string()),
         }
     }
 
     /// What failed in this process, while it owns the store and has not reopened it.
     pub(crate) fn failure(&self) -> Option<String> {
-        match &*self.seat() {
-            Seat::Owner(owner) => owner.engine().poisoned(),
-            Seat::Reopening(reopening) => Some(reopening.cause().to_owned()),
-            Seat::Client(_) | Seat::Closed => None,
+        match &*self.membership() {
+            Membership::Owner(owner) => owner.engine().poisoned(),
+            Membership::Reopening(reopening) => Some(reopening.cause().to_owned()),
+            Membership::Client(_) | Membership::Closed => None,
         }
     }
 
-    /// Gives up the seat and the lock for good, so that the process can open the store that is in the
+    /// Gives up the membership and the lock for good, so that the process can open the store that is in the
     /// directory now, beside handles that are left here. Returns the error that says so. The caller
     /// holds `changing`.
-    pub(crate) fn leave_to_another_store(&self) -> Error {
-        *self.seat.write() = Arc::new(Seat::Closed);
+    pub(crate) fn close_as_replaced(&self) -> Error {
+        *self.membership.write() = Arc::new(Membership::Closed);
         self.opening.home.lock.close();
         self.replaced.store(true, Ordering::Release);
         Error::fatal("another store has taken this one's place: open it again")
@@ -234,7 +234,7 @@ impl FailoverCatalog {
     /// Closes this process's segments before a new owner is used: the former one may have removed
     /// some, or failed to make them, whose numbers the new one gives again; and a fault may have
     /// ended in a new mount. What was reserved before cannot be committed any more.
-    pub(crate) fn let_go_of_segments(&self) {
+    pub(crate) fn close_segments(&self) {
         if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
             segments.let_go_of_all();
         }
@@ -253,12 +253,12 @@ impl FailoverCatalog {
         self.ask_whom(DISK_PATIENCE, question, |_| ()).map(|(answer, ())| answer)
     }
 
-    /// Finds a seat in place of `lost`, unless somebody has.
+    /// Finds a membership in place of `lost`, unless somebody has.
     ///
     /// # Errors
     /// Silent if some process has the lock and does not listen: once after the whole patience of a
     /// call, then at once. Reopening, at once, if the owner reopens the store.
-    fn change(&self, lost: &Arc<Seat>, until: Instant) -> Result<()> {
+    fn change(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
         let unheard = || {
             OwnerSilent::error(self.opening.home.lock.holder().ok().flatten().map_or(0, |h| h.0))
         };
@@ -268,7 +268,7 @@ impl FailoverCatalog {
         } else {
             self.changing.try_lock_until(until).ok_or_else(unheard)?
         };
-        if !Arc::ptr_eq(&self.seat.read(), lost) {
+        if !Arc::ptr_eq(&self.membership.read(), lost) {
             return Ok(());
         }
         let until = match *failed_search {
@@ -279,7 +279,7 @@ impl FailoverCatalog {
             None => until,
         };
         let began = Instant::now();
-        let taken = self.opening.take_seat(until, Duration::ZERO, true);
+        let taken = self.opening.join(until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
         // A store that takes long to fail to open holds up few calls.
@@ -287,15 +287,15 @@ impl FailoverCatalog {
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
         *failed_search = failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
         self.is_reopening.store(reopening, Ordering::Release);
-        let seat = taken?;
-        if seat.term().map(|term| term.store) != Some(self.store) {
-            let _ = seat.close();
-            return Err(self.leave_to_another_store());
+        let membership = taken?;
+        if membership.epoch().map(|epoch| epoch.store) != Some(self.store) {
+            let _ = membership.close();
+            return Err(self.close_as_replaced());
         }
-        let role = if matches!(seat, Seat::Owner(_)) { "owner" } else { "client" };
+        let role = if matches!(membership, Membership::Owner(_)) { "owner" } else { "client" };
         tracing::info!(role, dir = %self.opening.home.path().display(), "the store's owner is gone");
-        self.let_go_of_segments();
-        let old = std::mem::replace(&mut *self.seat.write(), Arc::new(seat));
+        self.close_segments();
+        let old = std::mem::replace(&mut *self.membership.write(), Arc::new(membership));
         drop(old);
         // An engine may have failed before this process was seen to own it.
         self.opening.bell.ring();
@@ -321,7 +321,7 @@ impl Catalog for FailoverCatalog {
     fn release(&self, lease: LeaseNumber) -> Result<()> {
         match self.ask(|catalog| catalog.release(lease)) {
             Err(error) if OwnerSilent::caused(&error) => {
-                if let Seat::Client(client) = &*self.seat() {
+                if let Membership::Client(client) = &*self.membership() {
                     client.release_later(lease);
                 }
                 Ok(())
@@ -363,9 +363,9 @@ impl Catalog for FailoverCatalog {
         // may be another client's, and not durable.
         if reserved.runs.is_empty()
             && reserved.present > 0
-            && let Some(term) = issuer.term()
+            && let Some(epoch) = issuer.epoch()
         {
-            self.unflushed.note(term);
+            self.unflushed.note(epoch);
         }
         Ok(reserved)
     }
@@ -379,16 +379,16 @@ impl Catalog for FailoverCatalog {
                 .with("reservation", reservation)
         })?;
         let committed = match &*issuer {
-            Seat::Owner(owner) => owner.session().commit(reservation, written),
-            Seat::Client(client) => {
+            Membership::Owner(owner) => owner.session().commit(reservation, written),
+            Membership::Client(client) => {
                 SocketCatalog::new(client, Instant::now() + DISK_PATIENCE).commit(reservation, written)
             }
-            Seat::Reopening(reopening) => Err(reopening.error()),
-            Seat::Closed => Err(closed()),
+            Membership::Reopening(reopening) => Err(reopening.error()),
+            Membership::Closed => Err(closed()),
         }?;
         self.reservations.remove(reservation);
-        if let Some(term) = issuer.term() {
-            self.unflushed.note(term);
+        if let Some(epoch) = issuer.epoch() {
+            self.unflushed.note(epoch);
         }
         Ok(committed)
     }
@@ -400,7 +400,7 @@ impl Catalog for FailoverCatalog {
         let Some(issuer) = self.reservations.remove(reservation) else { return Ok(()) };
         let aborted = self.ask(|catalog| catalog.abort(reservation));
         if aborted.as_ref().is_err_and(OwnerSilent::caused)
-            && let Seat::Client(client) = &*issuer
+            && let Membership::Client(client) = &*issuer
         {
             client.abort_later(reservation);
         }
@@ -419,9 +419,9 @@ impl Catalog for FailoverCatalog {
         let asked = self.ask_whom(DISK_PATIENCE, |catalog| catalog.delete(scope, keys), Arc::clone);
         let (deleted, issuer) = asked?;
         if deleted > 0
-            && let Some(term) = issuer.term()
+            && let Some(epoch) = issuer.epoch()
         {
-            self.unflushed.note(term);
+            self.unflushed.note(epoch);
         }
         Ok(deleted)
     }
@@ -457,10 +457,10 @@ impl Catalog for FailoverCatalog {
         let flushed = self.ask_whom(
             DISK_PATIENCE,
             |catalog| catalog.flush(),
-            |seat| mark.owner.is_none_or(|owner| seat.term().is_some_and(|term| term.keeps(owner))),
+            |membership| mark.owner.is_none_or(|owner| membership.epoch().is_some_and(|epoch| epoch.preserves(owner))),
         );
         let ((), kept) = flushed?;
-        self.unflushed.settle(mark);
+        self.unflushed.complete_flush(mark);
         if kept {
             return Ok(());
         }
@@ -471,7 +471,7 @@ impl Catalog for FailoverCatalog {
     }
 
     fn stats(&self) -> Result<CatalogStats> {
-        if let Seat::Reopening(reopening) = &*self.seat() {
+        if let Membership::Reopening(reopening) = &*self.membership() {
             return Ok(reopening.stats());
         }
         self.ask(|catalog| catalog.stats())

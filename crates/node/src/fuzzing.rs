@@ -11,7 +11,7 @@ use crate::greeting::{First, NEWEST, OLDEST};
 use crate::keys::Flattened;
 use crate::permissions::ClientPermissions;
 use crate::protocol::{Entry, Hello, Request, Response};
-use crate::term::Term;
+use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, IndexDecision, IndexTuning, LeaseNumber,
@@ -118,9 +118,9 @@ fn written(message: &impl Serialize) -> Vec<u8> {
 }
 
 fn entries() -> [Entry; 3] {
-    let term = Term { store: [7; 16], owner: 3, clean: true, durable: false };
+    let epoch = OwnerEpoch { store: [7; 16], owner: 3, clean: true, durable: false };
     let error = Error::retry("the client's name is not locked").with("pid", 7);
-    [Entry::Granted(term), Entry::Gone, Entry::Refused(error.into())]
+    [Entry::Granted(epoch), Entry::Gone, Entry::Refused(error.into())]
 }
 
 fn questions<'a>(

@@ -8,7 +8,7 @@
 //! with a back-off: while the disks take no writes, the poisoned engine goes on finding and reading.
 //!
 //! ```text
-//!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next term
+//!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
 //!   any ── a disk is mounted over the directory ──▶ Closed
 //! ```
 //!
@@ -17,7 +17,7 @@
 
 use crate::owner::Owner;
 use crate::reopening::Reopening;
-use crate::seat::Seat;
+use crate::membership::Membership;
 use crate::failover_catalog::FailoverCatalog;
 use ritornello_format::{Error, Result};
 use ritornello_store::CatalogStats;
@@ -195,16 +195,16 @@ impl FailoverCatalog {
             return false;
         };
         let quiet = !is_closing() && self.reservations.close(Instant::now() + WRITES_PATIENCE);
-        let seat = quiet.then(|| self.seat.try_write_for(CALLS_PATIENCE)).flatten();
-        let Some(mut seat) = seat else {
+        let membership = quiet.then(|| self.membership.try_write_for(CALLS_PATIENCE)).flatten();
+        let Some(mut membership) = membership else {
             self.reservations.reopen(&self.opening.closing);
             return false;
         };
         let dir = home.path().display();
         tracing::warn!(%dir, "a disk was mounted over the store, or another store took its place: it is \
             left, and the next call opens what is there now");
-        let left = std::mem::replace(&mut *seat, Arc::new(Seat::Closed));
-        drop(seat);
+        let left = std::mem::replace(&mut *membership, Arc::new(Membership::Closed));
+        drop(membership);
         self.replaced.store(true, Ordering::Release);
         // The lock is kept until no call is in the engine.
         while let Err(error) = left.close().map(drop) {
@@ -232,9 +232,9 @@ impl FailoverCatalog {
         }
         if home.is_elsewhere() && self.failure().is_some() {
             // The failed store is not the one at the path, which may have another owner.
-            return Err(self.leave_to_another_store());
+            return Err(self.close_as_replaced());
         }
-        if let Seat::Owner(owner) = &*self.seat() {
+        if let Membership::Owner(owner) = &*self.membership() {
             let engine = owner.engine();
             let Some(cause) = engine.poisoned() else { return Ok(false) };
             engine.try_disks()?;
@@ -245,11 +245,11 @@ impl FailoverCatalog {
             }
             let stats = engine.stats().unwrap_or_else(|_| CatalogStats::default());
             let stats = CatalogStats { poisoned: Some(cause), ..stats };
-            let reopening = Arc::new(Seat::Reopening(Reopening::new(self.seat(), engine, stats)));
-            *self.seat.try_write_for(CALLS_PATIENCE).ok_or_else(busy)? = reopening;
+            let reopening = Arc::new(Membership::Reopening(Reopening::new(self.membership(), engine, stats)));
+            *self.membership.try_write_for(CALLS_PATIENCE).ok_or_else(busy)? = reopening;
         }
-        let seat = self.seat();
-        let Seat::Reopening(reopening) = &*seat else { return Ok(false) };
+        let membership = self.membership();
+        let Membership::Reopening(reopening) = &*membership else { return Ok(false) };
         reopening.end_former(home)?;
         if !home.try_own()? {
             return Err(
@@ -257,15 +257,15 @@ impl FailoverCatalog {
             );
         }
         let owner = Owner::reopen(&self.opening)?;
-        if owner.term().store != self.store {
+        if owner.epoch().store != self.store {
             let _ = owner.close();
             reopening.stop_refusing();
-            return Err(self.leave_to_another_store());
+            return Err(self.close_as_replaced());
         }
-        self.let_go_of_segments();
+        self.close_segments();
         owner.engine().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
         self.reservations.reopen(&self.opening.closing);
-        *self.seat.write() = Arc::new(Seat::Owner(owner));
+        *self.membership.write() = Arc::new(Membership::Owner(owner));
         reopening.stop_refusing();
         Ok(true)
     }

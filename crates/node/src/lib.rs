@@ -71,12 +71,12 @@ mod registry;
 mod socket_catalog;
 mod reopening;
 mod memory_budget;
-mod seat;
+mod membership;
 mod server;
 mod shared;
 mod socket;
 mod failover_catalog;
-mod term;
+mod owner_epoch;
 
 pub use convert::convert_index;
 pub use destroy::destroy;

@@ -7,7 +7,7 @@ use crate::lost::is_lost;
 use crate::owner::Owner;
 use crate::permissions::ClientPermissions;
 use crate::reopening::Reopening;
-use crate::term::Term;
+use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::Medium;
 use ritornello_store::{Options, OwnerSilent, StoreReopening};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// A process's part.
-pub(crate) enum Seat {
+pub(crate) enum Membership {
     /// It owns the store.
     Owner(Owner),
     /// Another process does.
@@ -32,19 +32,19 @@ pub(crate) enum Seat {
 }
 
 /// Everything it takes to open a store, the first time or again.
-pub(crate) struct Opening {
+pub(crate) struct OpenContext {
     pub(crate) home: Arc<Home>,
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) options: Options,
     /// What clients may do while this process is the owner.
     pub(crate) permissions: Arc<ClientPermissions>,
-    /// Ends the search for a seat.
+    /// Ends the search for a membership.
     pub(crate) closing: AtomicBool,
     /// Rung when an engine is poisoned.
     pub(crate) bell: Arc<Bell>,
 }
 
-impl Opening {
+impl OpenContext {
     /// Takes the lock and owns the store, or connects to whoever has it. If both fail because an
     /// owner comes or goes, tries again until it is too late; because it reopens the store, for
     /// `reopening` at most. Where `known`, this process has used the store already.
@@ -53,12 +53,12 @@ impl Opening {
     /// Those of [`ritornello_store::Engine::open`] where the lock was free; `Invalid` for an owner
     /// of another user; `Retry` if there is an owner that does not listen, that speaks no version of
     /// this build, or that reopens the store.
-    pub(crate) fn take_seat(
+    pub(crate) fn join(
         &self,
         until: Instant,
         reopening: Duration,
         known: bool,
-    ) -> Result<Seat> {
+    ) -> Result<Membership> {
         let mut pause = PAUSES.0;
         let reopened = until.min(Instant::now() + reopening);
         loop {
@@ -67,7 +67,7 @@ impl Opening {
                 if owner.is_err() {
                     self.home.lock.release();
                 }
-                return owner.map(Seat::Owner).map_err(|error| match error.kind() {
+                return owner.map(Membership::Owner).map_err(|error| match error.kind() {
                     // The disk failed before the owner died: as if that one reopened the store.
                     ErrorKind::Fatal | ErrorKind::Retry if known => {
                         tracing::debug!(%error, "the store cannot be taken over yet");
@@ -77,7 +77,7 @@ impl Opening {
                 });
             }
             let error = match Client::connect(&self.home, until) {
-                Ok(client) => return Ok(Seat::Client(client)),
+                Ok(client) => return Ok(Membership::Client(client)),
                 Err(error) if is_lost(&error) || OwnerSilent::caused(&error) => error,
                 Err(error)
                     if StoreReopening::caused(&error) && Instant::now() + pause <= reopened =>
@@ -105,12 +105,12 @@ pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the store is closed: open it again")
 }
 
-impl Seat {
-    /// The owner's term.
-    pub(crate) fn term(&self) -> Option<&Term> {
+impl Membership {
+    /// The owner's epoch.
+    pub(crate) fn epoch(&self) -> Option<&OwnerEpoch> {
         match self {
-            Self::Owner(owner) => Some(owner.term()),
-            Self::Client(client) => Some(client.term()),
+            Self::Owner(owner) => Some(owner.epoch()),
+            Self::Client(client) => Some(client.epoch()),
             Self::Reopening(_) | Self::Closed => None,
         }
     }

@@ -1,4 +1,4 @@
-//! Opening a store, and the handle that comes of it.
+//! OpenContext a store, and the handle that comes of it.
 
 use crate::home::{Home, Identity, unusable};
 use crate::process::Process;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, io};
 
-/// Opening waits this long for an owner that is starting, stopping or recovering.
+/// OpenContext waits this long for an owner that is starting, stopping or recovering.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What this process is to a store. It changes from client to owner when the owner goes away.
@@ -150,8 +150,8 @@ impl Node {
     ///
     /// # Errors
     /// `Retry` if the owner lives and does not answer, or a next one does not listen.
-    pub fn attend(&self) -> Result<Role> {
-        self.shared.attend()?;
+    pub fn ensure_owner(&self) -> Result<Role> {
+        self.shared.ensure_owner()?;
         Ok(self.role())
     }
 

@@ -5,10 +5,10 @@
 
 use crate::authority::Authority;
 use crate::presence;
-use crate::seat::Opening;
+use crate::membership::OpenContext;
 use crate::server::Server;
 use crate::socket;
-use crate::term::Term;
+use crate::owner_epoch::OwnerEpoch;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_store::{Alive, Catalog, ClientId, Durability, Engine, Session};
@@ -18,19 +18,19 @@ use std::sync::Arc;
 pub(crate) struct Owner {
     engine: Arc<Engine>,
     session: Session,
-    term: Term,
+    epoch: OwnerEpoch,
     server: Mutex<Option<Server>>,
 }
 
 impl Owner {
     /// Opens the store and listens. The caller holds the directory's lock.
-    pub(crate) fn open(opening: &Opening) -> Result<Self> {
+    pub(crate) fn open(opening: &OpenContext) -> Result<Self> {
         Self::serve(opening, Self::engine_of(opening)?)
     }
 
     /// The same, in place of an engine that was poisoned: it is only used when it could sync what it
     /// found.
-    pub(crate) fn reopen(opening: &Opening) -> Result<Self> {
+    pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let engine = Self::engine_of(opening)?;
         if let Err(error) = engine.session(ClientId::LOCAL, "").flush() {
             // It fails for the same reason.
@@ -40,7 +40,7 @@ impl Owner {
         Self::serve(opening, engine)
     }
 
-    fn engine_of(opening: &Opening) -> Result<Arc<Engine>> {
+    fn engine_of(opening: &OpenContext) -> Result<Arc<Engine>> {
         let (looked_at, bell) = (Arc::clone(&opening.home), Arc::clone(&opening.bell));
         let alive: Alive = Arc::new(move |name| presence::is_alive(&looked_at, name));
         let engine = Engine::open(Arc::clone(&opening.medium), &opening.options, alive)?;
@@ -48,19 +48,19 @@ impl Owner {
         Ok(engine)
     }
 
-    fn serve(opening: &Opening, engine: Arc<Engine>) -> Result<Self> {
+    fn serve(opening: &OpenContext, engine: Arc<Engine>) -> Result<Self> {
         let (home, options) = (&opening.home, &opening.options);
         let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&engine));
         let manifest = engine.manifest();
-        let term = Term {
+        let epoch = OwnerEpoch {
             store: manifest.uuid,
             owner: manifest.epoch,
             clean: socket::present(home).is_none(),
             durable: options.durability == Durability::Durable,
         };
-        match Server::start(home, authority, &opening.permissions, term) {
+        match Server::start(home, authority, &opening.permissions, epoch) {
             Ok(server) => Ok(Self {
-                term,
+                epoch,
                 session: engine.session(ClientId::LOCAL, ""),
                 engine,
                 server: Mutex::new(Some(server)),
@@ -79,8 +79,8 @@ impl Owner {
     }
 
     /// Its own.
-    pub(crate) fn term(&self) -> &Term {
-        &self.term
+    pub(crate) fn epoch(&self) -> &OwnerEpoch {
+        &self.epoch
     }
 
     /// This process's own catalog.

@@ -4,7 +4,7 @@
 //! that this build speaks. Payload never comes this way.
 
 use crate::keys::{Keys, as_bytes, as_optional_bytes};
-use crate::term::Term;
+use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
     CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved, Reshape,
@@ -41,8 +41,8 @@ impl Hello {
 /// The answer to a hello: whether the client is let in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Entry {
-    /// It is, in this owner's term.
-    Granted(Term),
+    /// It is, in this owner's epoch.
+    Granted(OwnerEpoch),
     /// The name it wants to join is gone: it must come back under a new one.
     Gone,
     /// It is not. A fault of the kind `Miss` says that the owner reopens the store after the failure

@@ -6,9 +6,9 @@
 
 use crate::authority::Authority;
 use crate::home::Home;
-use crate::seat::Seat;
+use crate::membership::Membership;
 use crate::server::Server;
-use crate::term::Term;
+use crate::owner_epoch::OwnerEpoch;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_store::{Catalog, CatalogStats, ClientId, Engine, StoreReopening};
@@ -19,8 +19,8 @@ pub(crate) struct Reopening {
     cause: String,
     /// The figures of the poisoned engine, with the cause among them.
     stats: Box<CatalogStats>,
-    /// The seat with the poisoned engine, until it is closed.
-    former: Mutex<Option<Arc<Seat>>>,
+    /// The membership with the poisoned engine, until it is closed.
+    former: Mutex<Option<Arc<Membership>>>,
     engine: Weak<Engine>,
     refusing: Mutex<Option<Server>>,
 }
@@ -42,7 +42,7 @@ impl Authority for Refusing {
 
 impl Reopening {
     /// What follows upon `former`, whose `engine` is poisoned. No reservation of this process is open.
-    pub(crate) fn new(former: Arc<Seat>, engine: &Arc<Engine>, stats: CatalogStats) -> Self {
+    pub(crate) fn new(former: Arc<Membership>, engine: &Arc<Engine>, stats: CatalogStats) -> Self {
         let cause = stats.poisoned.clone().unwrap_or_default();
         let (former, engine) = (Mutex::new(Some(former)), Arc::downgrade(engine));
         Self { cause, stats: Box::new(stats), former, engine, refusing: Mutex::new(None) }
@@ -70,10 +70,10 @@ impl Reopening {
     /// `Retry` if a call or a drain does not end.
     pub(crate) fn end_former(&self, home: &Arc<Home>) -> Result<()> {
         let mut former = self.former.lock();
-        if let Some(seat) = &*former {
-            self.refuse(home, seat.term());
+        if let Some(membership) = &*former {
+            self.refuse(home, membership.epoch());
             // Inside is the result of the last sync, which is known to have failed.
-            drop(seat.close()?);
+            drop(membership.close()?);
         }
         *former = None;
         if self.engine.strong_count() > 0 {
@@ -84,12 +84,12 @@ impl Reopening {
 
     /// Listens in place of the server that is about to stop. Without it clients wait, as for an owner
     /// that recovers.
-    fn refuse(&self, home: &Arc<Home>, term: Option<&Term>) {
+    fn refuse(&self, home: &Arc<Home>, epoch: Option<&OwnerEpoch>) {
         let mut refusing = self.refusing.lock();
-        let Some(term) = term.filter(|_| refusing.is_none()) else { return };
+        let Some(epoch) = epoch.filter(|_| refusing.is_none()) else { return };
         let authority = Arc::new(Refusing(self.cause.clone()));
         // Clients are let in by nobody.
-        match Server::start(home, authority, &Arc::default(), *term) {
+        match Server::start(home, authority, &Arc::default(), *epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
                 tracing::debug!(%error, "clients are not told that the store is reopened")
@@ -109,8 +109,8 @@ impl Reopening {
     /// # Errors
     /// As of [`Reopening::end_former`]. The inner error is the failure that poisoned the store.
     pub(crate) fn close(&self) -> Result<Result<()>> {
-        if let Some(seat) = &*self.former.lock() {
-            drop(seat.close()?);
+        if let Some(membership) = &*self.former.lock() {
+            drop(membership.close()?);
         }
         self.stop_refusing();
         Ok(Err(Error::fatal(

@@ -12,7 +12,7 @@ use crate::presence;
 use crate::protocol::{Entry, Fault, Hello, Response};
 use crate::memory_budget::Grant;
 use crate::socket::{self, Listener};
-use crate::term::Term;
+use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, FORMAT_VERSION, Result};
 use ritornello_store::{Catalog, Leased, Located};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -59,7 +59,7 @@ impl Server {
         home: &Arc<Home>,
         authority: Arc<dyn Authority>,
         permissions: &Arc<ClientPermissions>,
-        term: Term,
+        epoch: OwnerEpoch,
     ) -> Result<Self> {
         presence::sweep(home);
         socket::sweep(home);
@@ -74,7 +74,7 @@ impl Server {
             permissions: Arc::clone(permissions),
             listener: Arc::clone(&listener),
             stop: Arc::clone(&stop),
-            term,
+            epoch,
         };
         let acceptor = std::thread::Builder::new()
             .name("ritornello-accept".to_owned())
@@ -119,7 +119,7 @@ struct Acceptor {
     permissions: Arc<ClientPermissions>,
     listener: Arc<Listener>,
     stop: Arc<OwnedFd>,
-    term: Term,
+    epoch: OwnerEpoch,
 }
 
 impl Acceptor {
@@ -161,10 +161,10 @@ impl Acceptor {
             tracing::warn!("too many connections: a client was turned away");
             return false;
         };
-        let (home, term) = (Arc::clone(&self.home), self.term);
+        let (home, epoch) = (Arc::clone(&self.home), self.epoch);
         let permissions = Arc::clone(&self.permissions);
         let work = move || {
-            if let Err(error) = serve_connection(&home, term, &permissions, &guard, &stream) {
+            if let Err(error) = serve_connection(&home, epoch, &permissions, &guard, &stream) {
                 tracing::debug!(%error, "a client's connection ended");
             }
         };
@@ -193,7 +193,7 @@ impl Acceptor {
 /// One connection, from hello to the end.
 fn serve_connection(
     home: &Home,
-    term: Term,
+    epoch: OwnerEpoch,
     permissions: &ClientPermissions,
     guard: &ConnectionGuard,
     stream: &Arc<UnixStream>,
@@ -204,7 +204,7 @@ fn serve_connection(
     let hello = First::read(message, OLDEST..=NEWEST, "a process that uses this store");
     let version = hello.as_ref().map_or(NEWEST, |hello| hello.version);
     let (body, admitted) = match hello.and_then(|hello| admit(home, guard, pid, hello.body)) {
-        Ok(Some(admitted)) => (Entry::Granted(term), Some(admitted)),
+        Ok(Some(admitted)) => (Entry::Granted(epoch), Some(admitted)),
         Ok(None) => (Entry::Gone, None),
         Err(error) => (Entry::Refused(error.into()), None),
     };

@@ -4,7 +4,7 @@ use crate::heal;
 use crate::home::{Home, unusable};
 use crate::node::Role;
 use crate::permissions::ClientPermissions;
-use crate::seat::{Opening, Seat};
+use crate::membership::{OpenContext, Membership};
 use crate::failover_catalog::FailoverCatalog;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
@@ -51,7 +51,7 @@ impl Shared {
         let anchored = home.anchor(medium);
         let medium = anchored.map_err(|error| unusable(home.path(), error))?;
         let home = Arc::new(home);
-        let opening = Opening {
+        let opening = OpenContext {
             home: Arc::clone(&home),
             medium: Arc::clone(&medium),
             options: options.clone(),
@@ -105,7 +105,7 @@ impl Shared {
         }
         self.store.close();
         let closed = self.catalog.close();
-        if matches!(&*self.catalog.seat(), Seat::Closed) {
+        if matches!(&*self.catalog.membership(), Membership::Closed) {
             *self.phase.lock() = Phase::Closed;
         }
         closed
@@ -130,15 +130,15 @@ impl Shared {
     }
 
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
-        match &*self.catalog.seat() {
-            Seat::Owner(owner) => Some(Arc::clone(owner.engine())),
-            Seat::Client(_) | Seat::Reopening(_) | Seat::Closed => None,
+        match &*self.catalog.membership() {
+            Membership::Owner(owner) => Some(Arc::clone(owner.engine())),
+            Membership::Client(_) | Membership::Reopening(_) | Membership::Closed => None,
         }
     }
 
-    /// See [`FailoverCatalog::attend`].
-    pub(crate) fn attend(&self) -> Result<()> {
-        self.catalog.attend()
+    /// See [`FailoverCatalog::ensure_owner`].
+    pub(crate) fn ensure_owner(&self) -> Result<()> {
+        self.catalog.ensure_owner()
     }
 
     /// See [`FailoverCatalog::is_replaced`].
@@ -152,9 +152,9 @@ impl Shared {
     }
 
     pub(crate) fn role(&self) -> Role {
-        match &*self.catalog.seat() {
-            Seat::Owner(_) | Seat::Reopening(_) => Role::Owner,
-            Seat::Client(_) | Seat::Closed => Role::Client,
+        match &*self.catalog.membership() {
+            Membership::Owner(_) | Membership::Reopening(_) => Role::Owner,
+            Membership::Client(_) | Membership::Closed => Role::Client,
         }
     }
 }
@@ -166,9 +166,9 @@ fn store_over(
     options: &Options,
 ) -> Result<(Arc<FailoverCatalog>, Arc<Store>)> {
     let made = (|| {
-        let segments = match &*catalog.seat() {
-            Seat::Owner(owner) => owner.engine().segments(),
-            Seat::Client(_) | Seat::Reopening(_) | Seat::Closed => {
+        let segments = match &*catalog.membership() {
+            Membership::Owner(owner) => owner.engine().segments(),
+            Membership::Client(_) | Membership::Reopening(_) | Membership::Closed => {
                 Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
                 let (manifest, segments) =
                     open_segments(Arc::clone(medium), &options.dir, options.io)?;

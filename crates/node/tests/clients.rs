@@ -151,7 +151,7 @@ fn policy_file_denies_calls_to_clients() {
     assert_eq!(store.stats().unwrap().catalog.capacity_bytes, capacity);
     assert_eq!(get(store, 1, 4).unwrap(), 4);
     owner.finish();
-    assert_eq!(node.attend().unwrap(), Role::Owner);
+    assert_eq!(node.ensure_owner().unwrap(), Role::Owner);
     store.drop_scope(&scope()).unwrap();
     store.clear().unwrap();
     node.close().unwrap();
