@@ -1,7 +1,7 @@
 //! One question in, one answer out: the owner's side of [`crate::socket_catalog`].
 
 use crate::permissions::ClientPermissions;
-use crate::protocol::{PATIENCE_MAX, Request, Response};
+use crate::protocol::{RESERVE_TIMEOUT_MAX, Request, Response};
 use ritornello_format::Result;
 use ritornello_store::Catalog;
 
@@ -34,7 +34,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         }
         Request::Reserve { scope, keys, parent, wanted } => {
             let mut wanted = wanted.into_owned();
-            wanted.patience = wanted.patience.min(PATIENCE_MAX);
+            wanted.patience = wanted.patience.min(RESERVE_TIMEOUT_MAX);
             catalog.reserve(scope, &keys.split()?, parent, &wanted).map(Response::Reserved)
         }
         Request::Commit { reservation, written } => {

@@ -1,8 +1,8 @@
 //! Framed messages over a stream socket: a `u32` length, then a message in postcard. One side asks,
 //! the other answers in the same order; questions may come in a row, ahead of their answers.
 
-use crate::lost::lost;
 use crate::memory_budget::Grant;
+use crate::owner_lost::owner_lost;
 use crate::socket::shut_down;
 use ritornello_format::{Error, Result};
 use rustix::io::Errno;
@@ -52,7 +52,7 @@ impl Channel {
     pub(crate) fn new(stream: Arc<UnixStream>, slice: Duration) -> Result<Self> {
         for timeout in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&stream, timeout, Some(slice))
-                .map_err(|error| lost(error.into()))?;
+                .map_err(|error| owner_lost(error.into()))?;
         }
         let input = vec![0; BUFFER_START];
         let (bytes_max, grant, output) = (MESSAGE_BYTES_MAX, Grant::default(), Vec::new());
@@ -68,7 +68,7 @@ impl Channel {
     /// It is known by now who sends: long messages are received as far as there is `budget`.
     pub(crate) fn authenticate(&mut self, grant: Grant) {
         self.bytes_max = MESSAGE_BYTES_MAX;
-         budget=self.grant = grant= budget;
+        self.grant = grant;
     }
 
     /// Encodes the message that [`Channel::send`] sends.
@@ -95,7 +95,7 @@ impl Channel {
     /// Sends the message that was staged.
     ///
     /// # Errors
-    /// Lost, or what `check` said.
+    /// OwnerLost, or what `check` throttle.
     pub(crate) fn send(&mut self, check: WaitCheck<'_>) -> Result<()> {
         self.send_all(&self.output, check)?;
         self.output.clear();
@@ -116,7 +116,7 @@ impl Channel {
                 }
                 Err(Errno::AGAIN) => true,
                 Err(Errno::INTR) => false,
-                Err(error) => return Err(lost(error.into())),
+                Err(error) => return Err(owner_lost(error.into())),
             };
             if !bytes.is_empty() && (stuck || checked.elapsed() >= self.slice) {
                 check(true)?;
@@ -129,7 +129,7 @@ impl Channel {
     /// Receives one message: its bytes, or `None` if the other side is done.
     ///
     /// # Errors
-    /// `Invalid` if it is too long; lost, or what `check` said.
+    /// `Invalid` if it is too long; lost, or what `check` throttle.
     pub(crate) fn receive(&mut self, check: WaitCheck<'_>) -> Result<Option<&[u8]>> {
         self.discard_consumed();
         let (mut checked, mut stuck) = (Instant::now(), false);
@@ -153,11 +153,11 @@ impl Channel {
             stuck = false;
             match recv(&self.stream, &mut self.input[self.filled..], RecvFlags::empty()) {
                 Ok((_, 0)) if self.filled == 0 => return Ok(None),
-                Ok((_, 0)) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok((_, 0)) => return Err(owner_lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok((_, count)) => self.filled += count,
                 Err(Errno::AGAIN) => stuck = true,
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(lost(error.into())),
+                Err(error) => return Err(owner_lost(error.into())),
             }
         }
     }
@@ -222,8 +222,8 @@ pub(crate) fn decode_owned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lost::is_lost;
     use crate::memory_budget::MemoryBudget;
+    use crate::owner_lost::is_owner_lost;
     use std::io::{Read, Write};
 
     fn pair() -> (Channel, UnixStream) {
@@ -273,7 +273,7 @@ mod tests {
         let (mut near, mut far) = pair();
         far.write_all(&[9, 0, 0]).unwrap();
         drop(far);
-        assert!(is_lost(&near.receive(&mut deny).unwrap_err()));
+        assert!(is_owner_lost(&near.receive(&mut deny).unwrap_err()));
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use crate::channel::{Channel, WaitCheck, decode_owned};
 use crate::greeting::{First, NEWEST, OWNER, OtherVersion};
-use crate::liveness::{PROBE_AFTER, OwnerLiveness};
-use crate::home::Home;
-use crate::lost::{is_lost, lost};
+use crate::liveness::{OwnerLiveness, PROBE_AFTER};
+use crate::node_directory::NodeDirectory;
+use crate::owner_epoch::OwnerEpoch;
+use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::presence::Presence;
 use crate::protocol::{Entry, Hello, Request, Response};
 use crate::record_lock::Holder;
 use crate::socket::{self, SocketFile};
-use crate::owner_epoch::OwnerEpoch;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_store::{LeaseNumber, OwnerSilent};
@@ -37,7 +37,7 @@ const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 /// of or not, goes back to the store.
 #[derive(Debug)]
 pub(crate) struct Client {
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     presence: Presence,
     owner: Holder,
     /// The protocol version that both speak.
@@ -55,33 +55,35 @@ struct Pool {
 }
 
 impl Client {
-    /// Connects to the owner of `home`, if there is one that listens.
+    /// Connects to the owner of `directory`, if there is one that listens.
     ///
     /// # Errors
-    /// Lost if there is none, or it went away; reopening if it reopens the store; `Invalid` if it is
+    /// OwnerLost if there is none, or it went away; reopening if it reopens the store; `Invalid` if it is
     /// another user's; `Retry`, for a second without asking again, if it speaks no version of this
     /// build.
-    pub(crate) fn connect(home: &Arc<Home>, until: Instant) -> Result<Arc<Self>> {
+    pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
         // Before connecting: were the owner to change meanwhile, the first check_wait would tell.
-        let owner = home.lock.holder()?.ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
-        home.mismatch.check(owner)?;
+        let owner =
+            directory.lock.holder()?.ok_or_else(|| owner_lost(io::ErrorKind::NotFound.into()))?;
+        directory.mismatch.check(owner)?;
         let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
-        let dialled = dial(home, owner, until)?;
-        let presence = Presence::announce(home)?;
+        let dialled = dial(directory, owner, until)?;
+        let presence = Presence::announce(directory)?;
         let patient = &mut || Instant::now() < until;
         let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
-        let mut entered = handshake(home, dialled, &hello, owner, patient);
+        let mut entered = handshake(directory, dialled, &hello, owner, patient);
         // An owner that speaks only older versions says which.
         let common = entered.as_ref().err().and_then(OtherVersion::of);
         if let Some(older) = common.and_then(OtherVersion::in_common)
             && older != hello.version
         {
             hello.version = older;
-            entered = handshake(home, dial(home, owner, until)?, &hello, owner, patient);
+            entered = handshake(directory, dial(directory, owner, until)?, &hello, owner, patient);
         }
-        let (channel, epoch) = entered.inspect_err(|error| home.mismatch.note(owner, error))?;
+        let (channel, epoch) =
+            entered.inspect_err(|error| directory.mismatch.note(owner, error))?;
         Ok(Arc::new(Self {
-            home: Arc::clone(home),
+            directory: Arc::clone(directory),
             presence,
             owner,
             version: hello.version,
@@ -107,11 +109,12 @@ impl Client {
         request: &Request<'_>,
         until: Instant,
     ) -> Result<Response> {
-        let response =
-            self.exchange(request, until, |channel, check_wait| match channel.receive(check_wait)? {
-                None => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+        let response = self.exchange(request, until, |channel, check_wait| {
+            match channel.receive(check_wait)? {
+                None => Err(owner_lost(io::ErrorKind::UnexpectedEof.into())),
                 Some(bytes) => Ok(Some(response(bytes)?)),
-            })?;
+            }
+        })?;
         match response {
             Some(Response::Failed(fault)) => Err(fault.into()),
             Some(response) => Ok(response),
@@ -140,16 +143,17 @@ impl Client {
         }
         let asked = Instant::now();
         let mut check_wait = |_| self.check_wait(asked, until);
-        let said = channel.send(&mut check_wait).and_then(|()| read_reply(&mut channel, &mut check_wait));
-        if said.is_ok() && !channel.has_more() {
+        let exchanged =
+            channel.send(&mut check_wait).and_then(|()| read_reply(&mut channel, &mut check_wait));
+        if exchanged.is_ok() && !channel.has_more() {
             self.check_in(channel);
-            return said;
+            return exchanged;
         }
         // What comes over this connection next would answer the wrong question.
         let last = channel.take_last_message().map(response);
         drop(channel);
         self.close_one();
-        match (said, last) {
+        match (exchanged, last) {
             // It came while somebody gave up, or this process was the one that was stopped.
             (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
                 Ok(Some(response))
@@ -175,10 +179,10 @@ impl Client {
     }
 
     /// # Errors
-    /// Lost if the owner went away, silent if it is not heard.
+    /// OwnerLost if the owner went away, silent if it is not heard.
     pub(crate) fn check_responsive(&self) -> Result<()> {
-        if self.home.lock.holder()? != Some(self.owner) {
-            return Err(lost(io::ErrorKind::ConnectionAborted.into()));
+        if self.directory.lock.holder()? != Some(self.owner) {
+            return Err(owner_lost(io::ErrorKind::ConnectionAborted.into()));
         }
         if self.liveness.is_silent() { Err(OwnerSilent::error(self.owner.0)) } else { Ok(()) }
     }
@@ -190,7 +194,7 @@ impl Client {
         }
         let probe = OwnerProbe {
             client: Arc::downgrade(self),
-            home: Arc::clone(&self.home),
+            directory: Arc::clone(&self.directory),
             hello: self.joining_hello(),
             owner: self.owner,
             until: Instant::now() + HANDSHAKE_TIMEOUT,
@@ -205,7 +209,7 @@ impl Client {
     fn mark_silent(&self) {
         if self.liveness.mark_silent() {
             let error = OwnerSilent::error(self.owner.0);
-            tracing::warn!(dir = %self.home.path().display(), "{error}");
+            tracing::warn!(dir = %self.directory.path().display(), "{error}");
         }
     }
 
@@ -273,15 +277,15 @@ impl Client {
 
     /// One more connection under the same name.
     fn join(self: &Arc<Self>, until: Instant) -> Result<Channel> {
-        let is_owner = self.home.lock.holder()? == Some(self.owner);
-        if !is_owner || self.home.mismatch.check(self.owner).is_err() {
+        let is_owner = self.directory.lock.holder()? == Some(self.owner);
+        if !is_owner || self.directory.mismatch.check(self.owner).is_err() {
             return Err(replaced());
         }
         let hello = self.joining_hello();
         let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
         let patient = &mut || Instant::now() < until;
-        let joined = dial(&self.home, self.owner, until)
-            .and_then(|dialled| handshake(&self.home, dialled, &hello, self.owner, patient));
+        let joined = dial(&self.directory, self.owner, until)
+            .and_then(|dialled| handshake(&self.directory, dialled, &hello, self.owner, patient));
         if joined.as_ref().is_err_and(OwnerSilent::caused) {
             self.mark_silent();
             self.start_probe();
@@ -309,7 +313,7 @@ impl Client {
 struct OwnerProbe {
     /// Not kept alive from here: its name is held for as long as it lives.
     client: Weak<Client>,
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     hello: First<Hello>,
     owner: Holder,
     /// An owner that has not answered by then is silent.
@@ -319,22 +323,22 @@ struct OwnerProbe {
 impl OwnerProbe {
     fn run(&self) {
         let answered = loop {
-            let dialled = dial(&self.home, self.owner, Instant::now() + HANDSHAKE_TIMEOUT);
+            let dialled = dial(&self.directory, self.owner, Instant::now() + HANDSHAKE_TIMEOUT);
             let greeted = dialled.and_then(|dialled| {
-                handshake(&self.home, dialled, &self.hello, self.owner, &mut || self.wait())
+                handshake(&self.directory, dialled, &self.hello, self.owner, &mut || self.wait())
             });
             match greeted {
                 // Others wait at the door as well, or nobody needs to know any more.
                 Err(error) if OwnerSilent::caused(&error) && self.wait() => {
                     std::thread::sleep(DIAL_RETRY_PAUSE)
                 }
-                Err(error) => break !OwnerSilent::caused(&error) && !is_lost(&error),
+                Err(error) => break !OwnerSilent::caused(&error) && !is_owner_lost(&error),
                 Ok(_) => break true,
             }
         };
         let Some(client) = self.client.upgrade() else { return };
         if client.liveness.end_probe(answered) && answered {
-            tracing::warn!(dir = %self.home.path().display(), "the store's owner answers again");
+            tracing::warn!(dir = %self.directory.path().display(), "the store's owner answers again");
             client.send_deferred();
         }
     }
@@ -351,7 +355,7 @@ impl OwnerProbe {
 
 /// Another process owns the store by now, or none.
 fn replaced() -> Error {
-    lost(io::ErrorKind::ConnectionReset.into())
+    owner_lost(io::ErrorKind::ConnectionReset.into())
 }
 
 fn response(bytes: &[u8]) -> Result<Response> {
@@ -365,11 +369,15 @@ fn unexpected() -> Error {
 /// A connection to whoever listens, and the socket file that led there.
 ///
 /// # Errors
-/// Lost if nobody does; silent if `owner` has a socket whose queue stays full.
-fn dial(home: &Home, owner: Holder, until: Instant) -> Result<(Channel, Option<SocketFile>)> {
-    let file = socket::present(home);
+/// OwnerLost if nobody does; silent if `owner` has a socket whose queue stays full.
+fn dial(
+    directory: &NodeDirectory,
+    owner: Holder,
+    until: Instant,
+) -> Result<(Channel, Option<SocketFile>)> {
+    let file = socket::present(directory);
     let patience = until.saturating_duration_since(Instant::now()).min(HANDSHAKE_TIMEOUT);
-    let stream = socket::dial(home, patience)?.ok_or_else(|| OwnerSilent::error(owner.0))?;
+    let stream = socket::dial(directory, patience)?.ok_or_else(|| OwnerSilent::error(owner.0))?;
     Ok((Channel::new(Arc::new(stream), LIVENESS_INTERVAL)?, file))
 }
 
@@ -377,9 +385,9 @@ fn dial(home: &Home, owner: Holder, until: Instant) -> Result<(Channel, Option<S
 /// epoch of the owner behind it.
 ///
 /// # Errors
-/// Lost if the owner went away, silent if it did not answer; what it answered.
+/// OwnerLost if the owner went away, silent if it did not answer; what it answered.
 fn handshake(
-    home: &Home,
+    directory: &NodeDirectory,
     (mut channel, file): (Channel, Option<SocketFile>),
     hello: &First<Hello>,
     owner: Holder,
@@ -388,18 +396,18 @@ fn handshake(
     let mut patience = |_| {
         // A socket that a forked child of a dead owner keeps open takes connections and never
         // answers; the next owner puts its own in that place.
-        if home.lock.holder()? != Some(owner) || socket::present(home) != file {
-            return Err(lost(io::ErrorKind::TimedOut.into()));
+        if directory.lock.holder()? != Some(owner) || socket::present(directory) != file {
+            return Err(owner_lost(io::ErrorKind::TimedOut.into()));
         }
         if patient() { Ok(()) } else { Err(OwnerSilent::error(owner.0)) }
     };
     channel.stage(hello)?;
     channel.send(&mut patience)?;
     let answer = channel.receive(&mut patience)?;
-    let answer = answer.ok_or_else(|| lost(io::ErrorKind::UnexpectedEof.into()))?;
+    let answer = answer.ok_or_else(|| owner_lost(io::ErrorKind::UnexpectedEof.into()))?;
     match First::read(answer, hello.version..=hello.version, OWNER)?.body {
         Entry::Granted(epoch) => Ok((channel, epoch)),
-        Entry::Gone => Err(lost(io::ErrorKind::ConnectionReset.into())),
+        Entry::Gone => Err(owner_lost(io::ErrorKind::ConnectionReset.into())),
         Entry::Refused(fault) => Err(fault.refusal()),
     }
 }

@@ -1,5 +1,5 @@
 //! Who is connected to an owner: clients by name, each with its connections, and unauthenticated that
-//! have not said who they are.
+//! have not throttle who they are.
 //!
 //! Nobody takes what others need: unauthenticated have places of their own, and when these are taken the
 //! one that has been silent longest goes; a client has so many connections, a process so many
@@ -7,7 +7,7 @@
 
 use crate::authority::Authority;
 use crate::client;
-use crate::memory_budget::{MemoryBudget, Grant};
+use crate::memory_budget::{Grant, MemoryBudget};
 use crate::socket::shut_down;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
@@ -26,7 +26,7 @@ const CONNECTIONS_MAX: usize = 1024;
 const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
 /// Names of one process: it takes a new one with each owner, and keeps those that it writes under.
 const NAMES_PER_PROCESS_MAX: usize = 8;
-/// Connections that have not said hello.
+/// Connections that have not throttle hello.
 const UNAUTHENTICATED_MAX: usize = 64;
 /// Bytes of long messages, of all clients and of one.
 const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
@@ -72,7 +72,8 @@ pub(crate) struct ConnectionGuard {
 impl Connections {
     /// Nobody is here yet.
     pub(crate) fn new(authority: Arc<dyn Authority>) -> Arc<Self> {
-        let (state, closed, budget) = (Mutex::default(), Condvar::new(), MemoryBudget::new(MESSAGE_BYTES_TOTAL_MAX));
+        let (state, closed, budget) =
+            (Mutex::default(), Condvar::new(), MemoryBudget::new(MESSAGE_BYTES_TOTAL_MAX));
         Arc::new(Self { authority, state, closed, budget })
     }
 
@@ -158,7 +159,9 @@ impl ConnectionGuard {
             let id = ClientId(state.last_client);
             let session = self.connections.authority.session(id, name)?;
             let budget = MemoryBudget::new(CLIENT_MESSAGE_BYTES_MAX);
-            state.clients.insert(name.to_owned(), ClientEntry { id, pid, session, connections: 0, budget });
+            state
+                .clients
+                .insert(name.to_owned(), ClientEntry { id, pid, session, connections: 0, budget });
         }
         let Some(client) = state.clients.get_mut(name) else { return Ok(None) };
         if client.connections >= CONNECTIONS_PER_CLIENT_MAX {

@@ -1,7 +1,7 @@
 //! Giving a store another index.
 
-use crate::alone::alone;
-use crate::home::unusable;
+use crate::exclusive::with_exclusive_store;
+use crate::node_directory::unusable;
 use ritornello_format::Result;
 use ritornello_medium::Host;
 use ritornello_store::{Conversion, Directory, IndexKind};
@@ -28,5 +28,5 @@ pub fn convert_index(
     if Directory::new(Arc::new(Host), &path).manifest()?.is_none() {
         return convert(&path, progress);
     }
-    alone(&path, |path| convert(path, progress))
+    with_exclusive_store(&path, |path| convert(path, progress))
 }

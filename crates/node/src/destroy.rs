@@ -1,7 +1,7 @@
 //! Removing a store: its own files in all its directories, and nothing else.
 
-use crate::alone::alone;
-use crate::home::{CLIENTS, unusable};
+use crate::exclusive::with_exclusive_store;
+use crate::node_directory::{CLIENTS, unusable};
 use crate::presence::is_name;
 use ritornello_format::{Error, Result, VolumeMarker};
 use ritornello_medium::Host;
@@ -44,7 +44,7 @@ pub fn destroy(path: &Path) -> Result<()> {
     if !directory.is_foreign(&drained, &manifest) {
         volumes.push(drained);
     }
-    alone(&path, |path| remove_all(path, &volumes))?;
+    with_exclusive_store(&path, |path| remove_all(path, &volumes))?;
     // It stays where something else is in it.
     let _ = fs::remove_dir(&path);
     Ok(())

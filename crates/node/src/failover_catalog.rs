@@ -1,13 +1,13 @@
 //! One catalog for all of a process's life with a store: asks the engine while the process owns
 //! it, the owner while another does, and changes over when that one goes away.
 
-use crate::reservations::PendingReservations;
-use crate::lost::is_lost;
-use crate::process::Process;
-use crate::protocol::PATIENCE_MAX;
-use crate::socket_catalog::SocketCatalog;
-use crate::membership::{OpenContext, Membership, closed};
+use crate::membership::{Membership, OpenContext, closed};
 use crate::owner_epoch::Unflushed;
+use crate::owner_lost::is_owner_lost;
+use crate::process::Process;
+use crate::protocol::RESERVE_TIMEOUT_MAX;
+use crate::reservations::PendingReservations;
+use crate::socket_catalog::SocketCatalog;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
@@ -20,13 +20,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// A call through a client takes at most this long, the takeover included.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Likewise for calls that wait for a disk: a commit in `durable` mode, `flush`, `clear`.
-const DISK_PATIENCE: Duration = Duration::from_secs(300);
+const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Closing waits this long for writes that are on their way.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(90);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 /// OpenContext a store waits this long for an owner that reopens it.
-const REOPENING_PATIENCE: Duration = Duration::from_secs(10);
+const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// A call is asked again at once this often; after that an owner that hangs up on it every time
 /// is given a pause.
 const QUICK_RETRIES: u32 = 3;
@@ -75,8 +75,8 @@ impl FailoverCatalog {
     /// Those of [`OpenContext::join`].
     pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
         let membership = opening
-            .join(until, REOPENING_PATIENCE, false)
-            .inspect_err(|_| opening.home.lock.close())?;
+            .join(until, REOPENING_TIMEOUT, false)
+            .inspect_err(|_| opening.directory.lock.close())?;
         // Whoever takes over later takes the store as it is by then: it may have been resized.
         opening.options.capacity = None;
         opening.options.paths.clear();
@@ -113,14 +113,14 @@ impl FailoverCatalog {
     /// would give the space of those writes to somebody else. Otherwise those of the last sync,
     /// and it is closed.
     pub(crate) fn close(&self) -> Result<()> {
-        let until = Instant::now() + CLOSE_PATIENCE;
-        let home = &self.opening.home;
+        let until = Instant::now() + CLOSE_TIMEOUT;
+        let directory = &self.opening.directory;
         let busy = || {
             Error::retry("calls are still on their way: close again later")
-                .with("dir", home.path().display())
+                .with("dir", directory.path().display())
         };
         self.opening.closing.store(true, Ordering::Release);
-        self.opening.bell.stop();
+        self.opening.heal_signal.stop();
         if !self.reservations.close(until) {
             return Err(busy());
         }
@@ -128,7 +128,7 @@ impl FailoverCatalog {
         let mut membership = self.membership.try_write_until(until).ok_or_else(&busy)?;
         let closed = membership.close()?;
         *membership = Arc::new(Membership::Closed);
-        home.lock.close();
+        directory.lock.close();
         closed
     }
 
@@ -161,7 +161,7 @@ impl FailoverCatalog {
                 Ok(answer) => return Ok((answer, whom(&membership))),
                 Err(error) => error,
             };
-            if !is_lost(&error) || Instant::now() >= until {
+            if !is_owner_lost(&error) || Instant::now() >= until {
                 return Err(error);
             }
             losses += 1;
@@ -181,7 +181,9 @@ impl FailoverCatalog {
         let membership = self.membership();
         let Membership::Client(client) = &*membership else { return Ok(()) };
         match client.check_responsive() {
-            Err(error) if is_lost(&error) => self.change(&membership, Instant::now() + PATIENCE),
+            Err(error) if is_owner_lost(&error) => {
+                self.change(&membership, Instant::now() + CALL_TIMEOUT)
+            }
             heard => heard,
         }
     }
@@ -225,10 +227,10 @@ impl FailoverCatalog {
     /// holds `changing`.
     pub(crate) fn close_as_replaced(&self) -> Error {
         *self.membership.write() = Arc::new(Membership::Closed);
-        self.opening.home.lock.close();
+        self.opening.directory.lock.close();
         self.replaced.store(true, Ordering::Release);
         Error::fatal("another store has taken this one's place: open it again")
-            .with("dir", self.opening.home.path().display())
+            .with("dir", self.opening.directory.path().display())
     }
 
     /// Closes this process's segments before a new owner is used: the former one may have removed
@@ -246,11 +248,11 @@ impl FailoverCatalog {
     }
 
     fn ask<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
-        self.ask_whom(PATIENCE, question, |_| ()).map(|(answer, ())| answer)
+        self.ask_whom(CALL_TIMEOUT, question, |_| ()).map(|(answer, ())| answer)
     }
 
     fn ask_disk<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
-        self.ask_whom(DISK_PATIENCE, question, |_| ()).map(|(answer, ())| answer)
+        self.ask_whom(DISK_CALL_TIMEOUT, question, |_| ()).map(|(answer, ())| answer)
     }
 
     /// Finds a membership in place of `lost`, unless somebody has.
@@ -260,7 +262,9 @@ impl FailoverCatalog {
     /// call, then at once. Reopening, at once, if the owner reopens the store.
     fn change(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
         let unheard = || {
-            OwnerSilent::error(self.opening.home.lock.holder().ok().flatten().map_or(0, |h| h.0))
+            OwnerSilent::error(
+                self.opening.directory.lock.holder().ok().flatten().map_or(0, |h| h.0),
+            )
         };
         let refused = || StoreReopening::error("its owner's log says more");
         let mut failed_search = if self.is_reopening.load(Ordering::Acquire) {
@@ -293,12 +297,12 @@ impl FailoverCatalog {
             return Err(self.close_as_replaced());
         }
         let role = if matches!(membership, Membership::Owner(_)) { "owner" } else { "client" };
-        tracing::info!(role, dir = %self.opening.home.path().display(), "the store's owner is gone");
+        tracing::info!(role, dir = %self.opening.directory.path().display(), "the store's owner is gone");
         self.close_segments();
         let old = std::mem::replace(&mut *self.membership.write(), Arc::new(membership));
         drop(old);
         // An engine may have failed before this process was seen to own it.
-        self.opening.bell.ring();
+        self.opening.heal_signal.notify();
         Ok(())
     }
 }
@@ -352,12 +356,13 @@ impl Catalog for FailoverCatalog {
             return Err(self.refusal());
         }
         let asked = self.ask_whom(
-            PATIENCE + wanted.patience.min(PATIENCE_MAX),
+            CALL_TIMEOUT + wanted.patience.min(RESERVE_TIMEOUT_MAX),
             |catalog| catalog.reserve(scope, keys, parent, wanted),
             Arc::clone,
         );
         let given = asked.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
-        self.reservations.complete(given.map(|(reserved, issuer)| (reserved.id, Arc::clone(issuer))));
+        self.reservations
+            .complete(given.map(|(reserved, issuer)| (reserved.id, Arc::clone(issuer))));
         let (reserved, issuer) = asked?;
         // No commit follows: the put is acknowledged with the pages that this owner reports. They
         // may be another client's, and not durable.
@@ -381,7 +386,8 @@ impl Catalog for FailoverCatalog {
         let committed = match &*issuer {
             Membership::Owner(owner) => owner.session().commit(reservation, written),
             Membership::Client(client) => {
-                SocketCatalog::new(client, Instant::now() + DISK_PATIENCE).commit(reservation, written)
+                SocketCatalog::new(client, Instant::now() + DISK_CALL_TIMEOUT)
+                    .commit(reservation, written)
             }
             Membership::Reopening(reopening) => Err(reopening.error()),
             Membership::Closed => Err(closed()),
@@ -416,7 +422,8 @@ impl Catalog for FailoverCatalog {
     }
 
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        let asked = self.ask_whom(DISK_PATIENCE, |catalog| catalog.delete(scope, keys), Arc::clone);
+        let asked =
+            self.ask_whom(DISK_CALL_TIMEOUT, |catalog| catalog.delete(scope, keys), Arc::clone);
         let (deleted, issuer) = asked?;
         if deleted > 0
             && let Some(epoch) = issuer.epoch()
@@ -455,9 +462,13 @@ impl Catalog for FailoverCatalog {
     fn flush(&self) -> Result<()> {
         let mark = self.unflushed.mark();
         let flushed = self.ask_whom(
-            DISK_PATIENCE,
+            DISK_CALL_TIMEOUT,
             |catalog| catalog.flush(),
-            |membership| mark.owner.is_none_or(|owner| membership.epoch().is_some_and(|epoch| epoch.preserves(owner))),
+            |membership| {
+                mark.owner.is_none_or(|owner| {
+                    membership.epoch().is_some_and(|epoch| epoch.preserves(owner))
+                })
+            },
         );
         let ((), kept) = flushed?;
         self.unflushed.complete_flush(mark);

@@ -9,9 +9,9 @@ use crate::answer::answer;
 use crate::channel::decode;
 use crate::greeting::{First, NEWEST, OLDEST};
 use crate::keys::Flattened;
+use crate::owner_epoch::OwnerEpoch;
 use crate::permissions::ClientPermissions;
 use crate::protocol::{Entry, Hello, Request, Response};
-use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, IndexDecision, IndexTuning, LeaseNumber,

@@ -15,10 +15,10 @@
 //! The second serves a late mount: an engine that starts before its disk is mounted makes a store below the
 //! mount point. Every process leaves it soon after the mount, and its caller opens the path again.
 
+use crate::failover_catalog::FailoverCatalog;
+use crate::membership::Membership;
 use crate::owner::Owner;
 use crate::reopening::Reopening;
-use crate::membership::Membership;
-use crate::failover_catalog::FailoverCatalog;
 use ritornello_format::{Error, Result};
 use ritornello_store::CatalogStats;
 use ritornello_volume::Parked;
@@ -30,30 +30,30 @@ use std::time::{Duration, Instant};
 /// every second: all processes are served again well within 10 seconds of the end of a fault.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 /// After this long without an attempt the next failure is a new one.
-const CALM: Duration = Duration::from_secs(60);
+const BACKOFF_RESET: Duration = Duration::from_secs(60);
 /// An attempt waits this long for writes of this process that are on their way.
-const WRITES_PATIENCE: Duration = Duration::from_secs(5);
+const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
 /// And this long for its calls to leave the poisoned engine: later ones wait for that.
-const CALLS_PATIENCE: Duration = Duration::from_millis(200);
+const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
 /// The directory's path is looked at this often.
 const PATH_PERIOD: Duration = Duration::from_secs(2);
 /// A store that fails, or cannot be reopened, is logged this often at most.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// Wakes the thread.
 #[derive(Debug, Default)]
-pub(crate) struct Bell(Parked<BellState>);
+pub(crate) struct HealSignal(Parked<HealState>);
 
 #[derive(Debug, Default)]
-struct BellState {
-    rung: bool,
+struct HealState {
+    poisoned: bool,
     stopped: bool,
 }
 
-impl Bell {
+impl HealSignal {
     /// An engine is poisoned. Never waits.
-    pub(crate) fn ring(&self) {
-        self.0.lock().rung = true;
+    pub(crate) fn notify(&self) {
+        self.0.lock().poisoned = true;
         self.0.wake_all();
     }
 
@@ -67,14 +67,14 @@ impl Bell {
     fn wait(&self, period: Duration) -> bool {
         let until = Instant::now() + period;
         let mut state = self.0.lock();
-        while !state.rung && !state.stopped {
+        while !state.poisoned && !state.stopped {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
             state = self.0.wait_for(state, left);
         }
-        state.rung = false;
+        state.poisoned = false;
         !state.stopped
     }
 
@@ -103,7 +103,9 @@ struct Backoff {
 impl Backoff {
     fn next(&mut self, now: Instant) -> Duration {
         let pause = match self.last {
-            Some((at, pause)) if now.duration_since(at) < CALM => (2 * pause).min(PAUSES.1),
+            Some((at, pause)) if now.duration_since(at) < BACKOFF_RESET => {
+                (2 * pause).min(PAUSES.1)
+            }
             _ => PAUSES.0,
         };
         self.last = Some((now, pause));
@@ -113,11 +115,11 @@ impl Backoff {
 
 /// When the log was last written to.
 #[derive(Debug, Default)]
-struct Said(Option<Instant>);
+struct LogThrottle(Option<Instant>);
 
-impl Said {
+impl LogThrottle {
     fn is_due(&mut self, now: Instant) -> bool {
-        let due = self.0.is_none_or(|at| now.duration_since(at) >= SAID_AGAIN);
+        let due = self.0.is_none_or(|at| now.duration_since(at) >= LOG_PERIOD);
         if due {
             self.0 = Some(now);
         }
@@ -130,33 +132,34 @@ impl Said {
 /// # Errors
 /// `Retry` if there is no thread to be had.
 pub(crate) fn start(catalog: &Arc<FailoverCatalog>) -> Result<()> {
-    let (bell, catalog) = (Arc::clone(&catalog.opening.bell), Arc::downgrade(catalog));
+    let (heal_signal, catalog) =
+        (Arc::clone(&catalog.opening.heal_signal), Arc::downgrade(catalog));
     std::thread::Builder::new()
         .name("ritornello-heal".to_owned())
-        .spawn(move || run(&catalog, &bell))
+        .spawn(move || run(&catalog, &heal_signal))
         .map(drop)
         .map_err(|error| Error::retry("no thread to reopen a failed store").because(error))
 }
 
-fn run(catalog: &Weak<FailoverCatalog>, bell: &Bell) {
+fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
     let mut backoff = Backoff::default();
-    let mut said = Said::default();
-    while bell.wait(PATH_PERIOD) {
+    let mut throttle = LogThrottle::default();
+    while heal_signal.wait(PATH_PERIOD) {
         let failed = Instant::now();
         let Some(owner) = catalog.upgrade() else { return };
-        if owner.leave_if_superseded(bell) {
+        if owner.close_if_superseded(heal_signal) {
             return;
         }
-        let (cause, dir) = (owner.failure(), owner.opening.home.path().to_owned());
+        let (cause, dir) = (owner.failure(), owner.opening.directory.path().to_owned());
         drop(owner);
         let Some(cause) = cause else { continue };
         let dir = dir.display();
-        let told = said.is_due(failed);
+        let told = throttle.is_due(failed);
         if told {
             tracing::error!(%dir, cause, "a write or sync failed: the store takes no writes for now");
         }
         loop {
-            if !bell.sleep(backoff.next(Instant::now())) {
+            if !heal_signal.sleep(backoff.next(Instant::now())) {
                 return;
             }
             let Some(catalog) = catalog.upgrade() else { return };
@@ -168,7 +171,7 @@ fn run(catalog: &Weak<FailoverCatalog>, bell: &Bell) {
                     }
                     break;
                 }
-                Err(error) if said.is_due(Instant::now()) => {
+                Err(error) if throttle.is_due(Instant::now()) => {
                     tracing::warn!(%error, %dir, "the failed store cannot be reopened yet");
                 }
                 Err(error) => {
@@ -180,27 +183,27 @@ fn run(catalog: &Weak<FailoverCatalog>, bell: &Bell) {
 }
 
 impl FailoverCatalog {
-    /// Leaves a store that belongs at the new place of its path (see [`Home::is_superseded`]): it is
+    /// Leaves a store that belongs at the new place of its path (see [`NodeDirectory::is_superseded`]): it is
     /// closed where it is, and the process may open the path again. Returns whether it did; if calls are
     /// on their way, it is to be tried again.
     ///
-    /// [`Home::is_superseded`]: crate::home::Home::is_superseded
-    fn leave_if_superseded(&self, bell: &Bell) -> bool {
-        let home = &self.opening.home;
+    /// [`NodeDirectory::is_superseded`]: crate::node_directory::NodeDirectory::is_superseded
+    fn close_if_superseded(&self, heal_signal: &HealSignal) -> bool {
+        let directory = &self.opening.directory;
         let is_closing = || self.opening.closing.load(Ordering::Acquire);
-        if !home.is_superseded() {
+        if !directory.is_superseded() {
             return false;
         }
-        let Some(_turn) = self.changing.try_lock_until(Instant::now() + WRITES_PATIENCE) else {
+        let Some(_turn) = self.changing.try_lock_until(Instant::now() + WRITES_TIMEOUT) else {
             return false;
         };
-        let quiet = !is_closing() && self.reservations.close(Instant::now() + WRITES_PATIENCE);
-        let membership = quiet.then(|| self.membership.try_write_for(CALLS_PATIENCE)).flatten();
+        let quiet = !is_closing() && self.reservations.close(Instant::now() + WRITES_TIMEOUT);
+        let membership = quiet.then(|| self.membership.try_write_for(CALLS_TIMEOUT)).flatten();
         let Some(mut membership) = membership else {
             self.reservations.reopen(&self.opening.closing);
             return false;
         };
-        let dir = home.path().display();
+        let dir = directory.path().display();
         tracing::warn!(%dir, "a disk was mounted over the store, or another store took its place: it is \
             left, and the next call opens what is there now");
         let left = std::mem::replace(&mut *membership, Arc::new(Membership::Closed));
@@ -209,11 +212,11 @@ impl FailoverCatalog {
         // The lock is kept until no call is in the engine.
         while let Err(error) = left.close().map(drop) {
             tracing::debug!(%error, %dir, "the store that is left cannot be closed yet");
-            if !bell.sleep(PAUSES.0) {
+            if !heal_signal.sleep(PAUSES.0) {
                 break;
             }
         }
-        home.lock.close();
+        directory.lock.close();
         true
     }
 
@@ -224,13 +227,13 @@ impl FailoverCatalog {
     /// poisoned engine goes on then; or, if it is closed by now, calls are answered with misses.
     fn reopen(&self) -> Result<bool> {
         let busy = || Error::retry("calls of this process are still in the failed store");
-        let turn = self.changing.try_lock_until(Instant::now() + WRITES_PATIENCE);
+        let turn = self.changing.try_lock_until(Instant::now() + WRITES_TIMEOUT);
         let _turn = turn.ok_or_else(busy)?;
-        let home = &self.opening.home;
+        let directory = &self.opening.directory;
         if self.opening.closing.load(Ordering::Acquire) {
             return Ok(false);
         }
-        if home.is_elsewhere() && self.failure().is_some() {
+        if directory.is_elsewhere() && self.failure().is_some() {
             // The failed store is not the one at the path, which may have another owner.
             return Err(self.close_as_replaced());
         }
@@ -240,21 +243,21 @@ impl FailoverCatalog {
             engine.try_disks()?;
             // From here on no space is reserved, so that none is in use when the next engine decides
             // what is free.
-            if !self.reservations.close(Instant::now() + WRITES_PATIENCE) {
+            if !self.reservations.close(Instant::now() + WRITES_TIMEOUT) {
                 return Err(busy());
             }
             let stats = engine.stats().unwrap_or_else(|_| CatalogStats::default());
             let stats = CatalogStats { poisoned: Some(cause), ..stats };
-            let reopening = Arc::new(Membership::Reopening(Reopening::new(self.membership(), engine, stats)));
-            *self.membership.try_write_for(CALLS_PATIENCE).ok_or_else(busy)? = reopening;
+            let reopening =
+                Arc::new(Membership::Reopening(Reopening::new(self.membership(), engine, stats)));
+            *self.membership.try_write_for(CALLS_TIMEOUT).ok_or_else(busy)? = reopening;
         }
         let membership = self.membership();
         let Membership::Reopening(reopening) = &*membership else { return Ok(false) };
-        reopening.end_former(home)?;
-        if !home.try_own()? {
-            return Err(
-                Error::retry("another process owns the store").with("dir", home.path().display())
-            );
+        reopening.end_former(directory)?;
+        if !directory.try_own()? {
+            return Err(Error::retry("another process owns the store")
+                .with("dir", directory.path().display()));
         }
         let owner = Owner::reopen(&self.opening)?;
         if owner.epoch().store != self.store {
@@ -288,30 +291,30 @@ mod tests {
             .collect();
         assert_eq!(pauses[..3], [PAUSES.0, 2 * PAUSES.0, 4 * PAUSES.0]);
         assert_eq!(pauses[5], PAUSES.1);
-        assert_eq!(backoff.next(now + CALM), PAUSES.0);
+        assert_eq!(backoff.next(now + BACKOFF_RESET), PAUSES.0);
     }
 
     #[test]
     fn log_repeats_itself_once_a_minute() {
-        let (mut said, now) = (Said::default(), Instant::now());
-        assert!(said.is_due(now) && !said.is_due(now + Duration::from_secs(59)));
-        assert!(said.is_due(now + SAID_AGAIN));
+        let (mut throttle, now) = (LogThrottle::default(), Instant::now());
+        assert!(throttle.is_due(now) && !throttle.is_due(now + Duration::from_secs(59)));
+        assert!(throttle.is_due(now + LOG_PERIOD));
     }
 
     #[test]
     fn stopping_ends_a_sleep_and_a_ring_does_not() {
         const HOUR: Duration = Duration::from_secs(3600);
-        let bell = Bell::default();
-        assert!(bell.wait(Duration::from_millis(1)), "the period is over");
-        bell.ring();
-        assert!(bell.wait(HOUR) && bell.sleep(Duration::from_millis(1)));
-        bell.ring();
-        assert!(bell.sleep(Duration::from_millis(1)));
+        let heal_signal = HealSignal::default();
+        assert!(heal_signal.wait(Duration::from_millis(1)), "the period is over");
+        heal_signal.notify();
+        assert!(heal_signal.wait(HOUR) && heal_signal.sleep(Duration::from_millis(1)));
+        heal_signal.notify();
+        assert!(heal_signal.sleep(Duration::from_millis(1)));
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| bell.sleep(HOUR));
-            bell.stop();
+            let sleeper = scope.spawn(|| heal_signal.sleep(HOUR));
+            heal_signal.stop();
             assert!(!sleeper.join().unwrap());
         });
-        assert!(!bell.wait(HOUR), "stopped");
+        assert!(!heal_signal.wait(HOUR), "stopped");
     }
 }

@@ -41,42 +41,42 @@
 
 #![forbid(unsafe_code)]
 
-mod alone;
 mod answer;
 mod authority;
 mod channel;
 mod client;
+mod connections;
 mod convert;
 mod destroy;
+mod exclusive;
+mod failover_catalog;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod greeting;
-mod connections;
 mod heal;
-mod liveness;
-mod home;
 mod keys;
-mod reservations;
+mod liveness;
 mod lock;
-mod lost;
+mod membership;
+mod memory_budget;
 mod mismatch;
 mod node;
+mod node_directory;
 mod owner;
+mod owner_epoch;
+mod owner_lost;
 mod permissions;
 mod presence;
 mod process;
 mod protocol;
 mod record_lock;
 mod registry;
-mod socket_catalog;
 mod reopening;
-mod memory_budget;
-mod membership;
+mod reservations;
 mod server;
 mod shared;
 mod socket;
-mod failover_catalog;
-mod owner_epoch;
+mod socket_catalog;
 
 pub use convert::convert_index;
 pub use destroy::destroy;

@@ -63,7 +63,7 @@ impl DirectoryLock {
         }
     }
 
-    /// Closes the file for good. Said explicitly rather than left to `drop`, which may come late,
+    /// Closes the file for good. LogThrottle explicitly rather than left to `drop`, which may come late,
     /// when this process has opened the directory again and holds the lock through another
     /// descriptor.
     pub(crate) fn close(&self) {

@@ -1,13 +1,13 @@
 //! What a process is to a store at the moment, and how it comes to be that.
 
 use crate::client::Client;
-use crate::heal::Bell;
-use crate::home::Home;
-use crate::lost::is_lost;
+use crate::heal::HealSignal;
+use crate::node_directory::NodeDirectory;
 use crate::owner::Owner;
+use crate::owner_epoch::OwnerEpoch;
+use crate::owner_lost::is_owner_lost;
 use crate::permissions::ClientPermissions;
 use crate::reopening::Reopening;
-use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::Medium;
 use ritornello_store::{Options, OwnerSilent, StoreReopening};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A free lock rings no bell, and neither does an owner that is still recovering: whoever waits
+/// A free lock rings no heal_signal, and neither does an owner that is still recovering: whoever waits
 /// for one looks again after these pauses, first and longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
@@ -33,7 +33,7 @@ pub(crate) enum Membership {
 
 /// Everything it takes to open a store, the first time or again.
 pub(crate) struct OpenContext {
-    pub(crate) home: Arc<Home>,
+    pub(crate) directory: Arc<NodeDirectory>,
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) options: Options,
     /// What clients may do while this process is the owner.
@@ -41,7 +41,7 @@ pub(crate) struct OpenContext {
     /// Ends the search for a membership.
     pub(crate) closing: AtomicBool,
     /// Rung when an engine is poisoned.
-    pub(crate) bell: Arc<Bell>,
+    pub(crate) heal_signal: Arc<HealSignal>,
 }
 
 impl OpenContext {
@@ -62,10 +62,10 @@ impl OpenContext {
         let mut pause = PAUSES.0;
         let reopened = until.min(Instant::now() + reopening);
         loop {
-            if self.home.try_own()? {
+            if self.directory.try_own()? {
                 let owner = Owner::open(self);
                 if owner.is_err() {
-                    self.home.lock.release();
+                    self.directory.lock.release();
                 }
                 return owner.map(Membership::Owner).map_err(|error| match error.kind() {
                     // The disk failed before the owner died: as if that one reopened the store.
@@ -76,9 +76,9 @@ impl OpenContext {
                     _ => error,
                 });
             }
-            let error = match Client::connect(&self.home, until) {
+            let error = match Client::connect(&self.directory, until) {
                 Ok(client) => return Ok(Membership::Client(client)),
-                Err(error) if is_lost(&error) || OwnerSilent::caused(&error) => error,
+                Err(error) if is_owner_lost(&error) || OwnerSilent::caused(&error) => error,
                 Err(error)
                     if StoreReopening::caused(&error) && Instant::now() + pause <= reopened =>
                 {
@@ -90,9 +90,10 @@ impl OpenContext {
                 return Err(closed());
             }
             if Instant::now() + pause > until {
-                let owner = self.home.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
+                let owner =
+                    self.directory.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
                 tracing::debug!(%error, "nobody listens");
-                return Err(OwnerSilent::error(owner).with("dir", self.home.path().display()));
+                return Err(OwnerSilent::error(owner).with("dir", self.directory.path().display()));
             }
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSES.1);

@@ -1,6 +1,6 @@
 //! OpenContext a store, and the handle that comes of it.
 
-use crate::home::{Home, Identity, unusable};
+use crate::node_directory::{Identity, NodeDirectory, unusable};
 use crate::process::Process;
 use crate::registry::{self, Slot};
 use crate::shared::Shared;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, fs, io};
 
 /// OpenContext waits this long for an owner that is starting, stopping or recovering.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What this process is to a store. It changes from client to owner when the owner goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,7 +67,7 @@ pub fn open(options: &Options) -> Result<Arc<Node>> {
 /// # Errors
 /// Those of [`open`].
 pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + CALL_TIMEOUT;
     let path = prepare(&medium, options)?;
     let options = Options { dir: path.clone(), ..options.clone() };
     let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
@@ -83,7 +83,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
         }
         shared.finish()?;
     }
-    let shared = Shared::open(Home::open(&path)?, medium, &options, policy.clone(), until);
+    let shared = Shared::open(NodeDirectory::open(&path)?, medium, &options, policy.clone(), until);
     let shared = Arc::new(shared.map_err(|error| error.with("dir", path.display()))?);
     *open = Arc::downgrade(&shared);
     drop(open);

@@ -42,7 +42,7 @@ impl Identity {
 
 /// An open directory with its lock file.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct NodeDirectory {
     pub(crate) process: Process,
     pub(crate) lock: DirectoryLock,
     /// Names that this process holds: its own locks look free to itself.
@@ -55,7 +55,7 @@ pub(crate) struct Home {
     dir: File,
 }
 
-impl Home {
+impl NodeDirectory {
     /// Opens a directory that exists and holds a store or nothing, and closes it to other users.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let refused = |error: io::Error| unusable(path, error);
@@ -185,7 +185,7 @@ mod tests {
         } else {
             Path::new("/")
         };
-        let error = Home::open(path).unwrap_err();
+        let error = NodeDirectory::open(path).unwrap_err();
         assert_eq!(error.kind(), ritornello_format::ErrorKind::Invalid);
         assert!(error.to_string().contains("another user"), "{error}");
         assert!(!path.join("LOCK").exists());
@@ -200,10 +200,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(dir.path(), Some(12_345), None).unwrap();
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o2775)).unwrap();
-        let error = Home::open(dir.path()).unwrap_err().to_string();
+        let error = NodeDirectory::open(dir.path()).unwrap_err().to_string();
         let inside = dir.path().join("ritornello");
         assert!(error.contains(&format!("name {} instead", inside.display())), "{error}");
         std::fs::create_dir(&inside).unwrap();
-        Home::open(&inside).unwrap();
+        NodeDirectory::open(&inside).unwrap();
     }
 }

@@ -4,11 +4,11 @@
 //! is left behind says that its owner died, and with it the puts of its last seconds.
 
 use crate::authority::Authority;
-use crate::presence;
 use crate::membership::OpenContext;
+use crate::owner_epoch::OwnerEpoch;
+use crate::presence;
 use crate::server::Server;
 use crate::socket;
-use crate::owner_epoch::OwnerEpoch;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_store::{Alive, Catalog, ClientId, Durability, Engine, Session};
@@ -41,24 +41,25 @@ impl Owner {
     }
 
     fn engine_of(opening: &OpenContext) -> Result<Arc<Engine>> {
-        let (looked_at, bell) = (Arc::clone(&opening.home), Arc::clone(&opening.bell));
+        let (looked_at, heal_signal) =
+            (Arc::clone(&opening.directory), Arc::clone(&opening.heal_signal));
         let alive: Alive = Arc::new(move |name| presence::is_alive(&looked_at, name));
         let engine = Engine::open(Arc::clone(&opening.medium), &opening.options, alive)?;
-        engine.on_poison(Box::new(move || bell.ring()));
+        engine.on_poison(Box::new(move || heal_signal.notify()));
         Ok(engine)
     }
 
     fn serve(opening: &OpenContext, engine: Arc<Engine>) -> Result<Self> {
-        let (home, options) = (&opening.home, &opening.options);
+        let (directory, options) = (&opening.directory, &opening.options);
         let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&engine));
         let manifest = engine.manifest();
         let epoch = OwnerEpoch {
             store: manifest.uuid,
             owner: manifest.epoch,
-            clean: socket::present(home).is_none(),
+            clean: socket::present(directory).is_none(),
             durable: options.durability == Durability::Durable,
         };
-        match Server::start(home, authority, &opening.permissions, epoch) {
+        match Server::start(directory, authority, &opening.permissions, epoch) {
             Ok(server) => Ok(Self {
                 epoch,
                 session: engine.session(ClientId::LOCAL, ""),

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct ClientPermissions {
     policy: StorePolicy,
     /// Whether the log says that a call was denied.
-    said: AtomicBool,
+    logged: AtomicBool,
 }
 
 impl ClientPermissions {
     pub(crate) fn new(policy: StorePolicy) -> Self {
-        Self { policy, said: AtomicBool::new(false) }
+        Self { policy, logged: AtomicBool::new(false) }
     }
 
     /// Checks that a client may ask `request`.
@@ -31,7 +31,7 @@ impl ClientPermissions {
             _ => return Ok(()),
         };
         self.policy.check_client(call).inspect_err(|error| {
-            if !self.said.swap(true, Ordering::Relaxed) {
+            if !self.logged.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "a client's call was denied; further ones are not logged");
             }
         })

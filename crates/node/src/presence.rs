@@ -4,7 +4,7 @@
 //! never met the client, reuses the space only when the name's lock is free and the segments are
 //! drained: see [`crate::record_lock`] for what a free lock proves.
 
-use crate::home::{CLIENTS, Home};
+use crate::node_directory::{CLIENTS, NodeDirectory};
 use crate::record_lock;
 use ritornello_format::{Error, Result};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -23,19 +23,19 @@ const ATTEMPTS: u32 = 8;
 /// A held name. While it lives, space that was handed out under the name is withheld from others.
 #[derive(Debug)]
 pub(crate) struct Presence {
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     name: String,
     file: Option<File>,
 }
 
 impl Presence {
     /// Draws a name and locks its file.
-    pub(crate) fn announce(home: &Arc<Home>) -> Result<Self> {
+    pub(crate) fn announce(directory: &Arc<NodeDirectory>) -> Result<Self> {
         for _ in 0..ATTEMPTS {
             let name = random_name()?;
             // Before the file is there: see `sweep`, which leaves this process's names alone.
-            home.names.lock().insert(name.clone());
-            let mut presence = Self { home: Arc::clone(home), name, file: None };
+            directory.names.lock().insert(name.clone());
+            let mut presence = Self { directory: Arc::clone(directory), name, file: None };
             if presence.lock().map_err(unannounced)? {
                 return Ok(presence);
             }
@@ -52,11 +52,11 @@ impl Presence {
         let path = path(&self.name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file: File =
-            rustix::fs::openat(self.home.dir(), &path, flags, Mode::RUSR | Mode::WUSR)?.into();
+            rustix::fs::openat(self.directory.dir(), &path, flags, Mode::RUSR | Mode::WUSR)?.into();
         // A sweep takes the lock of what it removes. So either it has the lock now, or it had it
         // before and the file has lost its name, or it will find the lock taken.
         let locked = record_lock::try_lock(&file)?;
-        let named = rustix::fs::statat(self.home.dir(), &path, AtFlags::SYMLINK_NOFOLLOW);
+        let named = rustix::fs::statat(self.directory.dir(), &path, AtFlags::SYMLINK_NOFOLLOW);
         let own = file.metadata()?;
         let named = named.is_ok_and(|named| (named.st_dev, named.st_ino) == (own.dev(), own.ino()));
         self.file = Some(file);
@@ -66,7 +66,7 @@ impl Presence {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        if !self.home.process.is_current() {
+        if !self.directory.process.is_current() {
             // A copy in a forked child: the name is the parent's.
             if let Some(file) = self.file.take() {
                 let _ = file.into_raw_fd();
@@ -74,22 +74,22 @@ impl Drop for Presence {
             return;
         }
         // A file that stays behind is swept by an owner.
-        let _ = rustix::fs::unlinkat(self.home.dir(), path(&self.name), AtFlags::empty());
-        self.home.names.lock().remove(&self.name);
+        let _ = rustix::fs::unlinkat(self.directory.dir(), path(&self.name), AtFlags::empty());
+        self.directory.names.lock().remove(&self.name);
     }
 }
 
 /// Whether the process of that name may still be writing.
-pub(crate) fn is_alive(home: &Home, name: &str) -> bool {
+pub(crate) fn is_alive(directory: &NodeDirectory, name: &str) -> bool {
     if !is_name(name) {
         return false;
     }
     // First, because opening and closing the file would free a lock of this process's.
-    if home.names.lock().contains(name) {
+    if directory.names.lock().contains(name) {
         return true;
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    match rustix::fs::openat(home.dir(), path(name), flags, Mode::empty()) {
+    match rustix::fs::openat(directory.dir(), path(name), flags, Mode::empty()) {
         Ok(file) => !matches!(record_lock::holder(&file.into()), Ok(None)),
         Err(Errno::NOENT) => false,
         // Nothing is proven.
@@ -98,22 +98,22 @@ pub(crate) fn is_alive(home: &Home, name: &str) -> bool {
 }
 
 /// Removes the files of processes that are gone. Only the owner does this.
-pub(crate) fn sweep(home: &Home) {
-    let Ok(entries) = std::fs::read_dir(home.path().join(CLIENTS)) else { return };
+pub(crate) fn sweep(directory: &NodeDirectory) {
+    let Ok(entries) = std::fs::read_dir(directory.path().join(CLIENTS)) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| is_name(name)) else { continue };
-        if home.names.lock().contains(name) {
+        if directory.names.lock().contains(name) {
             continue;
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let Ok(file) = rustix::fs::openat(home.dir(), path(name), flags, Mode::empty()) else {
+        let Ok(file) = rustix::fs::openat(directory.dir(), path(name), flags, Mode::empty()) else {
             continue;
         };
         let file = File::from(file);
         // Locked before it is removed: see `Presence::lock`.
         if let Ok(true) = record_lock::try_lock(&file) {
-            let _ = rustix::fs::unlinkat(home.dir(), path(name), AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory.dir(), path(name), AtFlags::empty());
         }
     }
 }
@@ -158,28 +158,28 @@ mod tests {
     #[test]
     fn a_name_lives_as_long_as_it_is_held_and_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
-        let home = Arc::new(Home::open(dir.path()).unwrap());
-        let presence = Presence::announce(&home).unwrap();
+        let directory = Arc::new(NodeDirectory::open(dir.path()).unwrap());
+        let presence = Presence::announce(&directory).unwrap();
         let name = presence.name().to_owned();
-        assert!(is_alive(&home, &name));
-        sweep(&home);
+        assert!(is_alive(&directory, &name));
+        sweep(&directory);
         assert!(dir.path().join(CLIENTS).join(&name).exists());
         drop(presence);
-        assert!(!is_alive(&home, &name));
+        assert!(!is_alive(&directory, &name));
         assert!(!dir.path().join(CLIENTS).join(&name).exists());
     }
 
     #[test]
     fn what_a_dead_process_left_is_swept_and_what_is_no_name_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let home = Arc::new(Home::open(dir.path()).unwrap());
+        let directory = Arc::new(NodeDirectory::open(dir.path()).unwrap());
         let stale = dir.path().join(CLIENTS).join("0123456789abcdef0123456789abcdef");
         let other = dir.path().join(CLIENTS).join("README");
         std::fs::write(&stale, b"").unwrap();
         std::fs::write(&other, b"").unwrap();
-        assert!(!is_alive(&home, "0123456789abcdef0123456789abcdef"));
-        assert!(!is_alive(&home, "../LOCK"));
-        sweep(&home);
+        assert!(!is_alive(&directory, "0123456789abcdef0123456789abcdef"));
+        assert!(!is_alive(&directory, "../LOCK"));
+        sweep(&directory);
         assert!(!stale.exists() && other.exists());
     }
 }

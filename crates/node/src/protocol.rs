@@ -1,4 +1,4 @@
-//! What is said over the socket of a store.
+//! What is throttle over the socket of a store.
 //!
 //! The first message each way follows a [`crate::greeting`]. All messages are the same in the versions
 //! that this build speaks. Payload never comes this way.
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 /// An owner lets nobody wait for space longer than this.
-pub(crate) const PATIENCE_MAX: Duration = Duration::from_secs(600);
+pub(crate) const RESERVE_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
 /// What a client says first, behind the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

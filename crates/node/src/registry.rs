@@ -3,7 +3,7 @@
 //! Not for convenience: a second `LOCK` descriptor in one process would free the lock when closed,
 //! and to a process its own lock looks free, so a second engine would be let in.
 
-use crate::home::Identity;
+use crate::node_directory::Identity;
 use crate::process::Process;
 use crate::shared::Shared;
 use parking_lot::Mutex;
@@ -19,14 +19,14 @@ pub(crate) type Slot = Arc<Mutex<Weak<Shared>>>;
 static OPEN: Mutex<BTreeMap<Identity, (Process, Slot)>> = Mutex::new(BTreeMap::new());
 
 /// Held for a lookup only. In a forked child it may be held for ever, by a thread that is not there.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The slot of a directory in this process.
 ///
 /// # Errors
 /// `Retry` if this process was forked just when its parent opened a store.
 pub(crate) fn slot(directory: Identity) -> Result<Slot> {
-    let Some(mut open) = OPEN.try_lock_for(PATIENCE) else {
+    let Some(mut open) = OPEN.try_lock_for(CALL_TIMEOUT) else {
         return Err(Error::retry(
             "this process was forked while its parent was opening a store: fork again",
         ));

@@ -5,10 +5,10 @@
 //! up on, and a client that connects is told why it is refused.
 
 use crate::authority::Authority;
-use crate::home::Home;
 use crate::membership::Membership;
-use crate::server::Server;
+use crate::node_directory::NodeDirectory;
 use crate::owner_epoch::OwnerEpoch;
+use crate::server::Server;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_store::{Catalog, CatalogStats, ClientId, Engine, StoreReopening};
@@ -68,10 +68,10 @@ impl Reopening {
     ///
     /// # Errors
     /// `Retry` if a call or a drain does not end.
-    pub(crate) fn end_former(&self, home: &Arc<Home>) -> Result<()> {
+    pub(crate) fn end_former(&self, directory: &Arc<NodeDirectory>) -> Result<()> {
         let mut former = self.former.lock();
         if let Some(membership) = &*former {
-            self.refuse(home, membership.epoch());
+            self.refuse(directory, membership.epoch());
             // Inside is the result of the last sync, which is known to have failed.
             drop(membership.close()?);
         }
@@ -84,12 +84,12 @@ impl Reopening {
 
     /// Listens in place of the server that is about to stop. Without it clients wait, as for an owner
     /// that recovers.
-    fn refuse(&self, home: &Arc<Home>, epoch: Option<&OwnerEpoch>) {
+    fn refuse(&self, directory: &Arc<NodeDirectory>, epoch: Option<&OwnerEpoch>) {
         let mut refusing = self.refusing.lock();
         let Some(epoch) = epoch.filter(|_| refusing.is_none()) else { return };
         let authority = Arc::new(Refusing(self.cause.clone()));
         // Clients are let in by nobody.
-        match Server::start(home, authority, &Arc::default(), *epoch) {
+        match Server::start(directory, authority, &Arc::default(), *epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
                 tracing::debug!(%error, "clients are not told that the store is reopened")

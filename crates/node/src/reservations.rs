@@ -93,7 +93,8 @@ mod tests {
         assert!(!reservations.close(soon()));
         assert_eq!(reservations.issuer(7), Some("owner"));
         std::thread::scope(|scope| {
-            let closing = scope.spawn(|| reservations.close(Instant::now() + Duration::from_secs(30)));
+            let closing =
+                scope.spawn(|| reservations.close(Instant::now() + Duration::from_secs(30)));
             assert_eq!(reservations.remove(7), Some("owner"));
             assert!(closing.join().unwrap());
         });

@@ -3,16 +3,16 @@
 use crate::answer::answer;
 use crate::authority::Authority;
 use crate::channel::{Channel, decode};
-use crate::greeting::{First, NEWEST, OLDEST};
 use crate::connections::{ConnectionGuard, Connections};
-use crate::home::Home;
-use crate::lost::{is_lost, lost};
+use crate::greeting::{First, NEWEST, OLDEST};
+use crate::memory_budget::Grant;
+use crate::node_directory::NodeDirectory;
+use crate::owner_epoch::OwnerEpoch;
+use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::permissions::ClientPermissions;
 use crate::presence;
 use crate::protocol::{Entry, Fault, Hello, Response};
-use crate::memory_budget::Grant;
 use crate::socket::{self, Listener};
-use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, FORMAT_VERSION, Result};
 use ritornello_store::{Catalog, Leased, Located};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -46,7 +46,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// A listening owner.
 pub(crate) struct Server {
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     connections: Arc<Connections>,
     listener: Arc<Listener>,
     stop: Arc<OwnedFd>,
@@ -54,22 +54,22 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Listens for the clients of `authority`. The caller holds the lock of `home`.
+    /// Listens for the clients of `authority`. The caller holds the lock of `directory`.
     pub(crate) fn start(
-        home: &Arc<Home>,
+        directory: &Arc<NodeDirectory>,
         authority: Arc<dyn Authority>,
         permissions: &Arc<ClientPermissions>,
         epoch: OwnerEpoch,
     ) -> Result<Self> {
-        presence::sweep(home);
-        socket::sweep(home);
+        presence::sweep(directory);
+        socket::sweep(directory);
         let connections = Connections::new(authority);
-        let listener = Arc::new(Listener::bind(home)?);
+        let listener = Arc::new(Listener::bind(directory)?);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| no_thread(error.into()))?;
         let stop = Arc::new(stop);
         let acceptor = Acceptor {
-            home: Arc::clone(home),
+            directory: Arc::clone(directory),
             connections: Arc::clone(&connections),
             permissions: Arc::clone(permissions),
             listener: Arc::clone(&listener),
@@ -80,7 +80,13 @@ impl Server {
             .name("ritornello-accept".to_owned())
             .spawn(move || acceptor.run())
             .map_err(no_thread)?;
-        Ok(Self { home: Arc::clone(home), connections, listener, stop, acceptor: Some(acceptor) })
+        Ok(Self {
+            directory: Arc::clone(directory),
+            connections,
+            listener,
+            stop,
+            acceptor: Some(acceptor),
+        })
     }
 
     /// Stops listening, lets calls finish that have come in, and hangs up.
@@ -100,7 +106,7 @@ impl Server {
 
     /// Says that the engine was closed in order: see [`crate::owner`].
     pub(crate) fn unpublish(&self) {
-        self.listener.unpublish(&self.home);
+        self.listener.unpublish(&self.directory);
     }
 
     /// After the engine was closed, too: whether no call is left inside it.
@@ -114,7 +120,7 @@ fn no_thread(error: std::io::Error) -> Error {
 }
 
 struct Acceptor {
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     connections: Arc<Connections>,
     permissions: Arc<ClientPermissions>,
     listener: Arc<Listener>,
@@ -161,10 +167,10 @@ impl Acceptor {
             tracing::warn!("too many connections: a client was turned away");
             return false;
         };
-        let (home, epoch) = (Arc::clone(&self.home), self.epoch);
+        let (directory, epoch) = (Arc::clone(&self.directory), self.epoch);
         let permissions = Arc::clone(&self.permissions);
         let work = move || {
-            if let Err(error) = serve_connection(&home, epoch, &permissions, &guard, &stream) {
+            if let Err(error) = serve_connection(&directory, epoch, &permissions, &guard, &stream) {
                 tracing::debug!(%error, "a client's connection ended");
             }
         };
@@ -180,19 +186,19 @@ impl Acceptor {
 
     fn check_clients(&self, checks: u32) {
         for name in self.connections.names() {
-            if !presence::is_alive(&self.home, &name) {
+            if !presence::is_alive(&self.directory, &name) {
                 self.connections.disconnect(&name);
             }
         }
         if checks.is_multiple_of(SWEEP_CHECKS) {
-            presence::sweep(&self.home);
+            presence::sweep(&self.directory);
         }
     }
 }
 
 /// One connection, from hello to the end.
 fn serve_connection(
-    home: &Home,
+    directory: &NodeDirectory,
     epoch: OwnerEpoch,
     permissions: &ClientPermissions,
     guard: &ConnectionGuard,
@@ -203,7 +209,7 @@ fn serve_connection(
     let Some(message) = channel.receive(&mut deadline(HELLO_TIMEOUT))? else { return Ok(()) };
     let hello = First::read(message, OLDEST..=NEWEST, "a process that uses this store");
     let version = hello.as_ref().map_or(NEWEST, |hello| hello.version);
-    let (body, admitted) = match hello.and_then(|hello| admit(home, guard, pid, hello.body)) {
+    let (body, admitted) = match hello.and_then(|hello| admit(directory, guard, pid, hello.body)) {
         Ok(Some(admitted)) => (Entry::Granted(epoch), Some(admitted)),
         Ok(None) => (Entry::Gone, None),
         Err(error) => (Entry::Refused(error.into()), None),
@@ -214,7 +220,7 @@ fn serve_connection(
     channel.authenticate(grant);
     let served = serve(catalog.as_ref(), permissions, &mut channel);
     if let Err(error) = &served
-        && !is_lost(error)
+        && !is_owner_lost(error)
     {
         // Why it is hung up on; it may not be listening.
         channel.stage(&Response::Failed(Fault::about(error)))?;
@@ -224,7 +230,7 @@ fn serve_connection(
 }
 
 fn admit(
-    home: &Home,
+    directory: &NodeDirectory,
     guard: &ConnectionGuard,
     pid: i32,
     hello: Hello,
@@ -238,7 +244,7 @@ fn admit(
         .with("yours", hello.format));
     }
     // Space is handed out under a name only if its lock will tell when to take it back.
-    if !presence::is_alive(home, &hello.name) {
+    if !presence::is_alive(directory, &hello.name) {
         return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
     }
     tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "connected");
@@ -262,7 +268,7 @@ fn serve(
             Err(error) => {
                 channel.stage(&Response::Failed(error.into()))?;
                 channel.send(&mut deadline(MESSAGE_TIMEOUT))?;
-                // Said, but not the whole answer: what it reserved is not known to anybody.
+                // LogThrottle, but not the whole answer: what it reserved is not known to anybody.
                 undo_unsent(catalog, &response);
                 continue;
             }
@@ -270,7 +276,7 @@ fn serve(
         if let Err(error) = sent {
             undo_unsent(catalog, &response);
             // Part of an answer went out: nothing can follow it.
-            return Err(lost(io::Error::other(error)));
+            return Err(owner_lost(io::Error::other(error)));
         }
     }
 }

@@ -1,11 +1,11 @@
 //! What all handles of one process on one directory share.
 
-use crate::heal;
-use crate::home::{Home, unusable};
-use crate::node::Role;
-use crate::permissions::ClientPermissions;
-use crate::membership::{OpenContext, Membership};
 use crate::failover_catalog::FailoverCatalog;
+use crate::heal;
+use crate::membership::{Membership, OpenContext};
+use crate::node::Role;
+use crate::node_directory::{NodeDirectory, unusable};
+use crate::permissions::ClientPermissions;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
@@ -21,7 +21,7 @@ const STAGING_BYTES: usize = 256 << 20;
 
 /// A store, open.
 pub(crate) struct Shared {
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     medium: Arc<dyn Medium>,
     catalog: Arc<FailoverCatalog>,
     store: Arc<Store>,
@@ -40,24 +40,24 @@ enum Phase {
 }
 
 impl Shared {
-    /// Opens the store in `home`, with one handle.
+    /// Opens the store in `directory`, with one handle.
     pub(crate) fn open(
-        home: Home,
+        directory: NodeDirectory,
         medium: Arc<dyn Medium>,
         options: &Options,
         policy: StorePolicy,
         until: Instant,
     ) -> Result<Self> {
-        let anchored = home.anchor(medium);
-        let medium = anchored.map_err(|error| unusable(home.path(), error))?;
-        let home = Arc::new(home);
+        let anchored = directory.anchor(medium);
+        let medium = anchored.map_err(|error| unusable(directory.path(), error))?;
+        let directory = Arc::new(directory);
         let opening = OpenContext {
-            home: Arc::clone(&home),
+            directory: Arc::clone(&directory),
             medium: Arc::clone(&medium),
             options: options.clone(),
             permissions: Arc::new(ClientPermissions::new(policy)),
             closing: AtomicBool::new(false),
-            bell: Arc::default(),
+            heal_signal: Arc::default(),
         };
         let catalog = Arc::new(FailoverCatalog::open(opening, until)?);
         if let Err(error) = heal::start(&catalog) {
@@ -66,7 +66,7 @@ impl Shared {
         }
         let opened = store_over(catalog, &medium, options);
         let (catalog, store) = opened?;
-        Ok(Self { home, medium, catalog, store, phase: Mutex::new(Phase::Open(1)) })
+        Ok(Self { directory, medium, catalog, store, phase: Mutex::new(Phase::Open(1)) })
     }
 
     /// Adds a handle, unless the last one was closed or another store has taken this one's place. What
@@ -80,7 +80,7 @@ impl Shared {
         if self.is_replaced() {
             return Ok(false);
         }
-        Directory::new(Arc::clone(&self.medium), self.home.path()).manifest_for(options)?;
+        Directory::new(Arc::clone(&self.medium), self.directory.path()).manifest_for(options)?;
         *handles += 1;
         Ok(true)
     }
@@ -126,7 +126,7 @@ impl Shared {
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.home.path()
+        self.directory.path()
     }
 
     pub(crate) fn engine(&self) -> Option<Arc<Engine>> {

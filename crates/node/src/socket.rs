@@ -1,7 +1,7 @@
 //! The socket file in a store's directory: how an owner listens and a client finds it.
 
-use crate::home::Home;
-use crate::lost::lost;
+use crate::node_directory::NodeDirectory;
+use crate::owner_lost::owner_lost;
 use crate::presence::random_name;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use ritornello_format::{Error, Result};
@@ -35,8 +35,8 @@ pub(crate) struct SocketFile {
 }
 
 /// The socket file that is there now, if one is.
-pub(crate) fn present(home: &Home) -> Option<SocketFile> {
-    let found = rustix::fs::statat(home.dir(), NAME, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+pub(crate) fn present(directory: &NodeDirectory) -> Option<SocketFile> {
+    let found = rustix::fs::statat(directory.dir(), NAME, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     Some(SocketFile { device: found.st_dev, inode: found.st_ino })
 }
 
@@ -48,31 +48,31 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens in `home`, in place of whoever did before. The caller holds the lock.
-    pub(crate) fn bind(home: &Home) -> Result<Self> {
+    /// Listens in `directory`, in place of whoever did before. The caller holds the lock.
+    pub(crate) fn bind(directory: &NodeDirectory) -> Result<Self> {
         let failed =
             |error: io::Error| Error::retry("the store's socket cannot be made").because(error);
         // Bound and listening under another name first, so that a client that finds the socket
         // finds somebody behind it.
         let temporary = format!("{NAME}.{}", &random_name()?[..SUFFIX]);
         let socket = stream_socket().map_err(failed)?;
-        let address = address(home, &temporary).map_err(failed)?;
+        let address = address(directory, &temporary).map_err(failed)?;
         bind(&socket, &address).map_err(|error| failed(error.into()))?;
         let published = (|| {
             rustix::fs::chmodat(
-                home.dir(),
+                directory.dir(),
                 temporary.as_str(),
                 Mode::RUSR | Mode::WUSR,
                 AtFlags::empty(),
             )?;
             listen(&socket, BACKLOG)?;
-            rustix::fs::renameat(home.dir(), temporary.as_str(), home.dir(), NAME)
+            rustix::fs::renameat(directory.dir(), temporary.as_str(), directory.dir(), NAME)
         })();
         if let Err(error) = published {
-            let _ = rustix::fs::unlinkat(home.dir(), temporary.as_str(), AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory.dir(), temporary.as_str(), AtFlags::empty());
             return Err(failed(error.into()));
         }
-        Ok(Self { socket, file: present(home) })
+        Ok(Self { socket, file: present(directory) })
     }
 
     /// Takes no more connections, from now on and for all who have a copy of this socket.
@@ -82,17 +82,17 @@ impl Listener {
     }
 
     /// Removes the socket file, unless it is another owner's by now.
-    pub(crate) fn unpublish(&self, home: &Home) {
-        if self.file.is_some() && present(home) == self.file {
-            let _ = rustix::fs::unlinkat(home.dir(), NAME, AtFlags::empty());
+    pub(crate) fn unpublish(&self, directory: &NodeDirectory) {
+        if self.file.is_some() && present(directory) == self.file {
+            let _ = rustix::fs::unlinkat(directory.dir(), NAME, AtFlags::empty());
         }
     }
 }
 
 /// Removes what owners left that died before their socket had its name. The caller holds the lock
 /// and binds none meanwhile.
-pub(crate) fn sweep(home: &Home) {
-    let Ok(entries) = std::fs::read_dir(home.path()) else { return };
+pub(crate) fn sweep(directory: &NodeDirectory) {
+    let Ok(entries) = std::fs::read_dir(directory.path()) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let suffix = name.to_str().and_then(|name| name.strip_prefix(NAME)?.strip_prefix('.'));
@@ -100,7 +100,7 @@ pub(crate) fn sweep(home: &Home) {
             digits.len() == SUFFIX && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
         };
         if suffix.is_some_and(is_drawn) {
-            let _ = rustix::fs::unlinkat(home.dir(), &name, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory.dir(), &name, AtFlags::empty());
         }
     }
 }
@@ -109,17 +109,17 @@ pub(crate) fn sweep(home: &Home) {
 /// the door stays full for that long.
 ///
 /// # Errors
-/// Lost if nobody listens; `Invalid` for another user.
-pub(crate) fn dial(home: &Home, patience: Duration) -> Result<Option<UnixStream>> {
-    let socket = stream_socket().map_err(lost)?;
+/// OwnerLost if nobody listens; `Invalid` for another user.
+pub(crate) fn dial(directory: &NodeDirectory, patience: Duration) -> Result<Option<UnixStream>> {
+    let socket = stream_socket().map_err(owner_lost)?;
     let patience = patience.max(Duration::from_millis(1));
     // Connecting waits while the backlog is full.
-    set_socket_timeout(&socket, Timeout::Send, Some(patience)).map_err(|e| lost(e.into()))?;
-    let address = address(home, NAME).map_err(lost)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience)).map_err(|e| owner_lost(e.into()))?;
+    let address = address(directory, NAME).map_err(owner_lost)?;
     match connect(&socket, &address) {
         Ok(()) => {}
         Err(Errno::AGAIN) => return Ok(None),
-        Err(error) => return Err(lost(error.into())),
+        Err(error) => return Err(owner_lost(error.into())),
     }
     check_peer(&socket)?;
     Ok(Some(UnixStream::from(socket)))
@@ -130,7 +130,8 @@ pub(crate) fn dial(home: &Home, patience: Duration) -> Result<Option<UnixStream>
 /// # Errors
 /// `Invalid`, saying whose the peer is.
 pub(crate) fn check_peer(socket: &impl AsFd) -> Result<i32> {
-    let peer = getsockopt(&socket.as_fd(), PeerCredentials).map_err(|error| lost(error.into()))?;
+    let peer =
+        getsockopt(&socket.as_fd(), PeerCredentials).map_err(|error| owner_lost(error.into()))?;
     let own = rustix::process::geteuid().as_raw();
     if peer.uid() == own {
         return Ok(peer.pid());
@@ -145,10 +146,10 @@ fn stream_socket() -> io::Result<OwnedFd> {
 }
 
 /// The address of `name` in the directory. A long path goes by the directory's descriptor.
-fn address(home: &Home, name: &str) -> io::Result<SocketAddrUnix> {
-    let mut path = home.path().join(name);
+fn address(directory: &NodeDirectory, name: &str) -> io::Result<SocketAddrUnix> {
+    let mut path = directory.path().join(name);
     if path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
-        path = PathBuf::from(format!("/proc/self/fd/{}/{name}", home.dir().as_raw_fd()));
+        path = PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.dir().as_raw_fd()));
     }
     Ok(SocketAddrUnix::new(&path)?)
 }
@@ -166,15 +167,15 @@ mod tests {
     #[test]
     fn a_socket_that_never_got_its_name_is_swept_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
-        let home = Home::open(dir.path()).unwrap();
-        let listener = Listener::bind(&home).unwrap();
+        let directory = NodeDirectory::open(dir.path()).unwrap();
+        let listener = Listener::bind(&directory).unwrap();
         let others = ["owner.sock.backup01", "owner.sock.0123", "owner.socks.01234567"];
         for name in [&others[..], &["owner.sock.01234567"]].concat() {
             std::fs::write(dir.path().join(name), b"").unwrap();
         }
-        sweep(&home);
+        sweep(&directory);
         assert!(!dir.path().join("owner.sock.01234567").exists());
         assert!(others.iter().all(|name| dir.path().join(name).exists()));
-        assert!(present(&home).is_some_and(|file| Some(file) == listener.file));
+        assert!(present(&directory).is_some_and(|file| Some(file) == listener.file));
     }
 }
