@@ -3,7 +3,7 @@
 use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
 use ritornello_node::fuzzing;
-use ritornello_store::{Catalog, ClientId, Engine, Options, ScopeRef, Session};
+use ritornello_store::{Catalog, ClientId, StoreCore, Options, ScopeRef, Session};
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn open() -> (Session, ScopeRef) {
         ..Options::new(Path::new("/store"))
     };
     let disk = Arc::new(SimDisk::new(64 * MIB));
-    let engine = Engine::open(disk, &options, Arc::new(|_| true)).unwrap();
+    let engine = StoreCore::open(disk, &options, Arc::new(|_| true)).unwrap();
     let session = engine.session(ClientId(1), "0123456789abcdef");
     let known = session.resolve(&scope(), true).unwrap().unwrap();
     (session, known)

@@ -1,10 +1,10 @@
 //! What a server needs of the engine behind it.
 
 use ritornello_format::Result;
-use ritornello_store::{Catalog, ClientId, Engine};
+use ritornello_store::{Catalog, ClientId, StoreCore};
 use std::sync::Arc;
 
-/// Who answers the clients: an [`Engine`], or something simpler in a test.
+/// Who answers the clients: an [`StoreCore`], or something simpler in a test.
 pub(crate) trait Authority: Send + Sync {
     /// Whether clients are let in.
     ///
@@ -22,9 +22,9 @@ pub(crate) trait Authority: Send + Sync {
     fn client_disconnected(&self, client: ClientId);
 }
 
-impl Authority for Arc<Engine> {
+impl Authority for Arc<StoreCore> {
     fn session(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>> {
-        Ok(Arc::new(Engine::session(self, client, name)))
+        Ok(Arc::new(StoreCore::session(self, client, name)))
     }
 
     fn client_disconnected(&self, client: ClientId) {

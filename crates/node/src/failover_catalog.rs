@@ -194,7 +194,7 @@ impl FailoverCatalog {
         match &*self.membership() {
             Membership::Reopening(reopening) => reopening.error(),
             Membership::Owner(owner) if is_open => {
-                StoreReopening::error(&owner.engine().poisoned().unwrap_or_default())
+                StoreReopening::error(&owner.core().poisoned().unwrap_or_default())
             }
             _ => closed(),
         }
@@ -216,7 +216,7 @@ impl FailoverCatalog {
     /// What failed in this process, while it owns the store and has not reopened it.
     pub(crate) fn failure(&self) -> Option<String> {
         match &*self.membership() {
-            Membership::Owner(owner) => owner.engine().poisoned(),
+            Membership::Owner(owner) => owner.core().poisoned(),
             Membership::Reopening(reopening) => Some(reopening.cause().to_owned()),
             Membership::Client(_) | Membership::Closed => None,
         }

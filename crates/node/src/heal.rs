@@ -238,18 +238,18 @@ impl FailoverCatalog {
             return Err(self.close_as_replaced());
         }
         if let Membership::Owner(owner) = &*self.membership() {
-            let engine = owner.engine();
-            let Some(cause) = engine.poisoned() else { return Ok(false) };
-            engine.try_disks()?;
+            let core = owner.core();
+            let Some(cause) = core.poisoned() else { return Ok(false) };
+            core.try_disks()?;
             // From here on no space is reserved, so that none is in use when the next engine decides
             // what is free.
             if !self.reservations.close(Instant::now() + WRITES_TIMEOUT) {
                 return Err(busy());
             }
-            let stats = engine.stats().unwrap_or_else(|_| CatalogStats::default());
+            let stats = core.stats().unwrap_or_else(|_| CatalogStats::default());
             let stats = CatalogStats { poisoned: Some(cause), ..stats };
             let reopening =
-                Arc::new(Membership::Reopening(Reopening::new(self.membership(), engine, stats)));
+                Arc::new(Membership::Reopening(Reopening::new(self.membership(), core, stats)));
             *self.membership.try_write_for(CALLS_TIMEOUT).ok_or_else(busy)? = reopening;
         }
         let membership = self.membership();
@@ -266,7 +266,7 @@ impl FailoverCatalog {
             return Err(self.close_as_replaced());
         }
         self.close_segments();
-        owner.engine().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
+        owner.core().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
         self.reservations.reopen(&self.opening.closing);
         *self.membership.write() = Arc::new(Membership::Owner(owner));
         reopening.stop_refusing();

@@ -50,7 +50,7 @@ impl OpenContext {
     /// `reopening` at most. Where `known`, this process has used the store already.
     ///
     /// # Errors
-    /// Those of [`ritornello_store::Engine::open`] where the lock was free; `Invalid` for an owner
+    /// Those of [`ritornello_store::StoreCore::open`] where the lock was free; `Invalid` for an owner
     /// of another user; `Retry` if there is an owner that does not listen, that speaks no version of
     /// this build, or that reopens the store.
     pub(crate) fn join(

@@ -6,7 +6,7 @@ use crate::registry::{self, Slot};
 use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{Directory, Engine, Options, Store, StorePolicy, foreign_directory};
+use ritornello_store::{Directory, StoreCore, Options, Store, StorePolicy, foreign_directory};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -173,8 +173,8 @@ impl Node {
     /// It is closed with the store, whoever still holds it. A store that failed is not reopened before
     /// it is dropped.
     #[must_use]
-    pub fn engine(&self) -> Option<Arc<Engine>> {
-        self.shared.engine()
+    pub fn core(&self) -> Option<Arc<StoreCore>> {
+        self.shared.core()
     }
 
     /// The directory, without symbolic links.

@@ -11,12 +11,12 @@ use crate::server::Server;
 use crate::socket;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_store::{Alive, Catalog, ClientId, Durability, Engine, Session};
+use ritornello_store::{Alive, Catalog, ClientId, Durability, StoreCore, Session};
 use std::sync::Arc;
 
 /// The engine, this process's session with it, and the server for the others.
 pub(crate) struct Owner {
-    engine: Arc<Engine>,
+    core: Arc<StoreCore>,
     session: Session,
     epoch: OwnerEpoch,
     server: Mutex<Option<Server>>,
@@ -31,28 +31,28 @@ impl Owner {
     /// The same, in place of an engine that was poisoned: it is only used when it could sync what it
     /// found.
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
-        let engine = Self::engine_of(opening)?;
-        if let Err(error) = engine.session(ClientId::LOCAL, "").flush() {
+        let core = Self::engine_of(opening)?;
+        if let Err(error) = core.session(ClientId::LOCAL, "").flush() {
             // It fails for the same reason.
-            let _ = engine.close();
+            let _ = core.close();
             return Err(error);
         }
-        Self::serve(opening, engine)
+        Self::serve(opening, core)
     }
 
-    fn engine_of(opening: &OpenContext) -> Result<Arc<Engine>> {
+    fn engine_of(opening: &OpenContext) -> Result<Arc<StoreCore>> {
         let (looked_at, heal_signal) =
             (Arc::clone(&opening.directory), Arc::clone(&opening.heal_signal));
         let alive: Alive = Arc::new(move |name| presence::is_alive(&looked_at, name));
-        let engine = Engine::open(Arc::clone(&opening.medium), &opening.options, alive)?;
-        engine.on_poison(Box::new(move || heal_signal.notify()));
-        Ok(engine)
+        let core = StoreCore::open(Arc::clone(&opening.medium), &opening.options, alive)?;
+        core.on_poison(Box::new(move || heal_signal.notify()));
+        Ok(core)
     }
 
-    fn serve(opening: &OpenContext, engine: Arc<Engine>) -> Result<Self> {
+    fn serve(opening: &OpenContext, core: Arc<StoreCore>) -> Result<Self> {
         let (directory, options) = (&opening.directory, &opening.options);
-        let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&engine));
-        let manifest = engine.manifest();
+        let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&core));
+        let manifest = core.manifest();
         let epoch = OwnerEpoch {
             store: manifest.uuid,
             owner: manifest.epoch,
@@ -62,21 +62,21 @@ impl Owner {
         match Server::start(directory, authority, &opening.permissions, epoch) {
             Ok(server) => Ok(Self {
                 epoch,
-                session: engine.session(ClientId::LOCAL, ""),
-                engine,
+                session: core.session(ClientId::LOCAL, ""),
+                core,
                 server: Mutex::new(Some(server)),
             }),
             Err(error) => {
                 // The engine was given nothing to lose.
-                let _ = engine.close();
+                let _ = core.close();
                 Err(error)
             }
         }
     }
 
     /// The engine.
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+    pub(crate) fn core(&self) -> &Arc<StoreCore> {
+        &self.core
     }
 
     /// Its own.
@@ -100,7 +100,7 @@ impl Owner {
         if let Some(server) = server.as_mut() {
             server.stop();
         }
-        let closed = self.engine.close();
+        let closed = self.core.close();
         if !server.as_ref().is_none_or(Server::wait_until_idle) {
             return Err(Error::retry("a call of another process does not end: close again later"));
         }

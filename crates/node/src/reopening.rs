@@ -11,7 +11,7 @@ use crate::owner_epoch::OwnerEpoch;
 use crate::server::Server;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_store::{Catalog, CatalogStats, ClientId, Engine, StoreReopening};
+use ritornello_store::{Catalog, CatalogStats, ClientId, StoreCore, StoreReopening};
 use std::sync::{Arc, Weak};
 
 /// See the module.
@@ -21,7 +21,7 @@ pub(crate) struct Reopening {
     stats: Box<CatalogStats>,
     /// The membership with the poisoned engine, until it is closed.
     former: Mutex<Option<Arc<Membership>>>,
-    engine: Weak<Engine>,
+    core: Weak<StoreCore>,
     refusing: Mutex<Option<Server>>,
 }
 
@@ -42,10 +42,10 @@ impl Authority for Refusing {
 
 impl Reopening {
     /// What follows upon `former`, whose `engine` is poisoned. No reservation of this process is open.
-    pub(crate) fn new(former: Arc<Membership>, engine: &Arc<Engine>, stats: CatalogStats) -> Self {
+    pub(crate) fn new(former: Arc<Membership>, core: &Arc<StoreCore>, stats: CatalogStats) -> Self {
         let cause = stats.poisoned.clone().unwrap_or_default();
-        let (former, engine) = (Mutex::new(Some(former)), Arc::downgrade(engine));
-        Self { cause, stats: Box::new(stats), former, engine, refusing: Mutex::new(None) }
+        let (former, core) = (Mutex::new(Some(former)), Arc::downgrade(core));
+        Self { cause, stats: Box::new(stats), former, core, refusing: Mutex::new(None) }
     }
 
     /// What failed.
@@ -76,7 +76,7 @@ impl Reopening {
             drop(membership.close()?);
         }
         *former = None;
-        if self.engine.strong_count() > 0 {
+        if self.core.strong_count() > 0 {
             return Err(Error::retry("a call or a drain still uses the failed store"));
         }
         Ok(())

@@ -9,7 +9,7 @@ use crate::permissions::ClientPermissions;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
-use ritornello_store::{Catalog, Directory, Engine, Options, Store, StorePolicy, open_segments};
+use ritornello_store::{Catalog, Directory, StoreCore, Options, Store, StorePolicy, open_segments};
 use ritornello_volume::staging::Staging;
 use std::path::Path;
 use std::sync::Arc;
@@ -129,9 +129,9 @@ impl Shared {
         self.directory.path()
     }
 
-    pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
+    pub(crate) fn core(&self) -> Option<Arc<StoreCore>> {
         match &*self.catalog.membership() {
-            Membership::Owner(owner) => Some(Arc::clone(owner.engine())),
+            Membership::Owner(owner) => Some(Arc::clone(owner.core())),
             Membership::Client(_) | Membership::Reopening(_) | Membership::Closed => None,
         }
     }
@@ -167,7 +167,7 @@ fn store_over(
 ) -> Result<(Arc<FailoverCatalog>, Arc<Store>)> {
     let made = (|| {
         let segments = match &*catalog.membership() {
-            Membership::Owner(owner) => owner.engine().segments(),
+            Membership::Owner(owner) => owner.core().segments(),
             Membership::Client(_) | Membership::Reopening(_) | Membership::Closed => {
                 Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
                 let (manifest, segments) =

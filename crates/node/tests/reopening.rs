@@ -242,7 +242,7 @@ fn calls_are_misses_at_once_while_no_engine_opens() {
     schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at("/index/"));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     assert!(store.flush().is_err());
-    eventually("the engine is closed", || node.engine().is_none());
+    eventually("the engine is closed", || node.core().is_none());
     let began = Instant::now();
     assert_eq!((get(store, 1, 4).unwrap(), probe(store, 1, 4).unwrap()), (0, 0));
     let skipped = put(store, 3, 4).unwrap();
@@ -280,7 +280,7 @@ fn closing_does_not_wait_for_a_broken_disk() {
         assert!(node.store().flush().is_err());
         let before = schedule.injected();
         eventually("it tried again", || schedule.injected() > before);
-        eventually("the engine is closed", || !closed_engine || node.engine().is_none());
+        eventually("the engine is closed", || !closed_engine || node.core().is_none());
         assert_eq!(node.close().unwrap_err().kind(), ErrorKind::Fatal);
         // The directory is free: another process takes the store over.
         let mut next = Helper::opened(dir.path());

@@ -1,6 +1,6 @@
 //! The questions the owner of a store answers. Payload never passes through here.
 
-use crate::engine::Reshape;
+use crate::core::Reshape;
 use crate::stats::CatalogStats;
 use ritornello_format::{Place, Result, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use serde::{Deserialize, Serialize};
@@ -243,7 +243,7 @@ pub trait Catalog: Send + Sync {
     /// Keys of whole runs whose generation is greater than `after`, until there are `limit` keys.
     /// It reads run headers: what cannot be read is left out.
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys>;
-    /// Changes capacity or directories; see [`Engine::reshape`](crate::Engine::reshape).
+    /// Changes capacity or directories; see [`StoreCore::reshape`](crate::StoreCore::reshape).
     fn reshape(&self, change: &Reshape) -> Result<()>;
     /// Drops every scope.
     fn clear(&self) -> Result<()>;

@@ -3,7 +3,7 @@
 //! The disk tier: `put_batch / probe / get_batch` over an index and a volume, with leases,
 //! reservations, eviction and durability.
 //!
-//! It has two halves. The [`Engine`] is the owner's: it knows which pages exist and where, hands
+//! It has two halves. The [`StoreCore`] is the owner's: it knows which pages exist and where, hands
 //! out space, decides who stays; it answers small questions through [`Catalog`]. The [`Store`] is
 //! everybody's: it moves payload between the caller's memory and the segment files, and asks a
 //! catalog, its own process's or another's.
@@ -21,7 +21,7 @@ mod catalog;
 mod conversion;
 mod directory;
 mod encode;
-mod engine;
+mod core;
 pub mod eviction;
 mod get;
 pub mod lease;
@@ -52,7 +52,7 @@ pub use catalog::{
 };
 pub use conversion::{Conversion, convert_index};
 pub use directory::Directory;
-pub use engine::{Alive, ClientId, Engine, Finding, Reshape, Session, Verification};
+pub use core::{Alive, ClientId, StoreCore, Finding, Reshape, Session, Verification};
 pub use memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use moved::{StoreStats, TransferStats};
 pub use options::{

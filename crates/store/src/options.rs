@@ -162,7 +162,7 @@ pub struct Options {
     /// Longest time between a commit and its durability in `cache` mode.
     pub sync_interval: Duration,
     /// Whether a thread of the store's own syncs and tidies. Without it the caller does, with
-    /// [`Engine::tend`](crate::Engine::tend): for tests that must repeat themselves exactly.
+    /// [`StoreCore::tend`](crate::StoreCore::tend): for tests that must repeat themselves exactly.
     pub upkeep: bool,
     /// Who goes when space is wanted.
     pub eviction: Policy,

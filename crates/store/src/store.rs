@@ -1,7 +1,7 @@
 //! Everybody's half of a store: payload moves here, questions go to the catalog.
 
 use crate::catalog::{Catalog, HeldKeys, HeldScope, LeaseNumber, Leased, ScopeRef};
-use crate::engine::Reshape;
+use crate::core::Reshape;
 use crate::moved::{Moved, StoreStats};
 use crate::outcome::Outcome;
 use crate::put::PutBytes;

@@ -38,12 +38,12 @@ fn unmounted_volume_is_taken_back_while_open() {
     }
     // The volume that is here takes new pages.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(found(&open), there);
     assert!(disk.created_under(Path::new("/b")).is_empty());
 
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(found(&open), PAGES);
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.unavailable.reasons.len(), stats.unavailable.runs), (0, 0));
@@ -70,7 +70,7 @@ fn unmounted_volume_is_whole_at_next_opening() {
     disk.mount(Path::new("/a")).unwrap();
     let open = reopen(Arc::new(disk));
     assert_eq!(found(&open), 88);
-    assert!(open.engine.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
+    assert!(open.core.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
     open.close();
 }
 
@@ -86,10 +86,10 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
         let there = found(&open);
         assert!((1..PAGES).contains(&there), "{there}");
         open.store.flush().unwrap();
-        open.engine.tend();
+        open.core.tend();
         assert_eq!(found(&open), there);
         schedule.heal();
-        open.engine.tend();
+        open.core.tend();
         assert_eq!(found(&open), PAGES);
         // Its number was taken all the time: the store still grows.
         for name in 100..108 {
@@ -106,7 +106,7 @@ fn forgotten_volume_gives_up_its_pages_and_number() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let forget = |open: &Open, dir: &str| {
-        open.engine.reshape(&Reshape::ForgetPath(dir.to_owned()), Duration::ZERO)
+        open.core.reshape(&Reshape::ForgetPath(dir.to_owned()), Duration::ZERO)
     };
     let open = reopen(Arc::new(disk.clone()));
     let error = forget(&open, "/b").unwrap_err();

@@ -42,14 +42,14 @@ fn drained_volume_waits_for_its_absent_segment() {
         schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
         let open = reopen(faulty);
         let absent = found(&open);
-        let _ = open.engine.reshape(&Reshape::DrainPath("/b".to_owned()), Duration::ZERO);
+        let _ = open.core.reshape(&Reshape::DrainPath("/b".to_owned()), Duration::ZERO);
         for _ in 0..4 {
-            open.engine.tend();
+            open.core.tend();
             open.store.flush().unwrap();
         }
         schedule.heal();
         for _ in 0..4 {
-            open.engine.tend();
+            open.core.tend();
             open.store.flush().unwrap();
         }
         let stats = open.store.stats().unwrap().catalog;
@@ -107,7 +107,7 @@ fn absent_segment_whose_file_is_gone_is_given_up() {
     schedule.heal();
     disk.remove(Path::new("/b/seg-000000")).unwrap();
     for _ in 0..3 {
-        open.engine.tend();
+        open.core.tend();
     }
     for name in 0..SEQUENCES {
         let outcome = put(&open.store, &chained(65_536), &sequence(name, 8), None);
@@ -126,10 +126,10 @@ fn absent_segment_of_an_unmounted_volume_is_not_gone() {
     let open = reopen(faulty);
     schedule.heal();
     disk.unmount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.tend();
     open.store.flush().unwrap();
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.tend();
     open.close();
     let open = reopen(Arc::new(disk));
     assert_eq!(found(&open), PAGES);
@@ -142,7 +142,7 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     let alive: Alive = Arc::new(|_| true);
     let all = Options { upkeep: false, ..options(Path::new("/store"), 8) };
     let open = open_beside(Arc::new(disk.clone()), &all, Arc::clone(&alive)).unwrap();
-    let client = open.engine.session(ClientId(1), NAME);
+    let client = open.core.session(ClientId(1), NAME);
     let scope = client.resolve(&chained(65_536), true).unwrap().unwrap();
     let keys = sequence(77, 4);
     let wanted = Wanted { patience: Duration::from_secs(1), ..Wanted::default() };
@@ -156,9 +156,9 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("seg-000000"));
     let open = open_beside(faulty, &at("/store"), alive).unwrap();
     schedule.heal();
-    open.engine.tend();
-    open.engine.tend();
-    let session = open.engine.session(ClientId::LOCAL, "");
+    open.core.tend();
+    open.core.tend();
+    let session = open.core.session(ClientId::LOCAL, "");
     let scope = session.resolve(&chained(65_536), true).unwrap().unwrap();
     for name in 0..20 {
         let keys = sequence(name, 4);
@@ -209,7 +209,7 @@ fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
     };
     schedule.before(Op::SyncData, "seg-", delete);
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(schedule.hooks(), 0, "nothing was synced");
     // No flush: the space of the deleted pages must not be used. And no more than fits, because a put
     // that finds no space syncs.
@@ -259,11 +259,11 @@ fn volume_that_goes_away_while_it_is_taken_back_keeps_its_pages() {
     disk.mount(Path::new("/b")).unwrap();
     let unmounting = disk.clone();
     schedule.before(Op::List, "/b", move || unmounting.unmount(Path::new("/b")).unwrap());
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(schedule.hooks(), 0, "the volume was not listed");
     assert_eq!(found(&open), here);
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(found(&open), PAGES);
 }
 
@@ -279,7 +279,7 @@ fn volume_that_is_away_while_it_is_listed_is_not_empty() {
         next.before(Op::Open, "/b/", move || mounts.mount(Path::new("/b")).unwrap());
     });
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
     assert_eq!(found(&open), PAGES);
     open.close();
@@ -297,13 +297,13 @@ fn volume_that_returns_between_listing_and_marker_is_not_given_up() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     schedule.heal();
     disk.unmount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.tend();
     let (mounts, next) = (disk.clone(), schedule.clone());
     schedule.before(Op::List, "/b", move || {
         next.before(Op::Open, "/b/", move || mounts.mount(Path::new("/b")).unwrap());
     });
     for _ in 0..4 {
-        open.engine.tend();
+        open.core.tend();
     }
     assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
     assert_eq!(found(&open), PAGES);

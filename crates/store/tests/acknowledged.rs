@@ -73,7 +73,7 @@ fn durable(admission: AdmissionMode) -> Options {
 /// Commits the pages of another client, who has not made them durable yet: a part of a put that is
 /// flushed when all of its parts are committed.
 fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
-    let session = open.engine.session(ClientId(7), "other");
+    let session = open.core.session(ClientId(7), "other");
     let reference = session.resolve(scope, true).unwrap().unwrap();
     let wanted = Wanted { flushed_later: true, patience: LONG, ..Wanted::default() };
     let keys_of = refs(keys);
@@ -103,7 +103,7 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);
     let write = RunWrite { place: &run.place, header: &header, source: &source, first: 0 };
-    let sums = open.engine.segments().write_runs(&[write], &Control::default());
+    let sums = open.core.segments().write_runs(&[write], &Control::default());
     let sums: Vec<Option<u64>> = sums.into_iter().map(Result::ok).collect();
     assert_eq!(session.commit(reserved.id, &sums).unwrap().stored, keys.len());
 }

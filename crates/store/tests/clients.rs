@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::SimDisk;
-use ritornello_store::{Catalog, ClientId, Engine, Reserved, Session, Wanted};
+use ritornello_store::{Catalog, ClientId, StoreCore, Reserved, Session, Wanted};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,13 +27,13 @@ fn refused<T: std::fmt::Debug>(settled: Result<T>) {
 fn what_a_client_reserved_it_alone_settles() {
     // Nobody is proven gone: what a client that left had reserved stays withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));
-    let engine = Engine::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
-    let session = |id, name| engine.session(ClientId(id), name);
+    let core = StoreCore::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
+    let session = |id, name| core.session(ClientId(id), name);
     let (one, two) = (session(1, "one"), session(2, "two"));
     let reserved = reserve(&one, 4).unwrap();
     refused(two.commit(reserved.id, &[Some(7)]));
     refused(two.abort(reserved.id));
-    refused(engine.session(ClientId::LOCAL, "").abort(reserved.id));
+    refused(core.session(ClientId::LOCAL, "").abort(reserved.id));
     assert_eq!(one.commit(reserved.id, &[Some(7)]).unwrap().stored, 4);
     // Settled, it is nobody's: what a client lets go of twice is no fault.
     two.abort(reserved.id).unwrap();
@@ -44,24 +44,24 @@ fn what_a_client_reserved_it_alone_settles() {
         let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
         let keys = sequence(9, 4);
         let reserved = three.reserve(scope, &refs(&keys), None, &wanted).unwrap();
-        engine.client_left(ClientId(3));
+        core.client_left(ClientId(3));
         refused(two.abort(reserved.id));
         assert!(two.commit(reserved.id, &[Some(7)]).is_err());
-        assert!(engine.stats().unwrap().reserved_bytes > 0);
+        assert!(core.stats().unwrap().reserved_bytes > 0);
         match settles {
             "three" => session(4, "three").abort(reserved.id).unwrap(),
-            _ => engine.session(ClientId::LOCAL, "").abort(reserved.id).unwrap(),
+            _ => core.session(ClientId::LOCAL, "").abort(reserved.id).unwrap(),
         }
-        assert_eq!(engine.stats().unwrap().reserved_bytes, 0);
+        assert_eq!(core.stats().unwrap().reserved_bytes, 0);
     }
-    engine.close().unwrap();
+    core.close().unwrap();
 }
 
 #[test]
 fn a_client_that_hoards_space_leaves_enough_for_the_others() {
     let open =
         open_on(Arc::new(SimDisk::new(64 << 20)), &options(Path::new("/store"), 24)).unwrap();
-    let hoarder = open.engine.session(ClientId(1), "hoarder");
+    let hoarder = open.core.session(ClientId(1), "hoarder");
     let scope = hoarder.resolve(&chained(4096), true).unwrap().unwrap();
     let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
     let mut refused = None;
@@ -74,7 +74,7 @@ fn a_client_that_hoards_space_leaves_enough_for_the_others() {
         }
     }
     assert_eq!(refused.map(|refusal| refusal.word()), Some("no_space"));
-    let stats = open.engine.stats().unwrap();
+    let stats = open.core.stats().unwrap();
     assert!(stats.reserved_bytes * 2 <= stats.capacity_bytes, "{}", stats.reserved_bytes);
     assert_eq!(try_put(&open.store, &chained(4096), &sequence(5000, 64), None).unwrap().pages, 64);
     open.close();

@@ -180,12 +180,12 @@ fn a_store_of_all_codecs_is_read_after_a_restart_and_by_whoever_asks() {
     let open = open(dir.path(), 64);
     expect(&open.store, &scope, &keys, 5);
     expect(&open.store, &scope, &keys[5..19], 5);
-    let report = open.engine.verify(true, &mut |_, _| {}).unwrap();
+    let report = open.core.verify(true, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (24, 0), "{report:?}");
     // A client has its own eyes, and encodes for itself.
-    let session = Arc::new(open.engine.session(ClientId(3), "client"));
+    let session = Arc::new(open.core.session(ClientId(3), "client"));
     let staging = Staging::new(8 << 20).unwrap();
-    let client = Store::new(session, open.engine.segments(), staging);
+    let client = Store::new(session, open.core.segments(), staging);
     expect(&client, &scope, &keys, 5);
     let more = sequence(5, 9);
     put_all(&client, &scope, &more, 5);
@@ -320,7 +320,7 @@ fn without_staging_memory_pages_are_stored_as_they_came() {
     let encoder = Keeper;
     let hog = vec![0u8; 1 << 20];
     let mut held = Vec::new();
-    let segments = open.engine.segments();
+    let segments = open.core.segments();
     for length in [1 << 20, 8192] {
         let pages = [&hog[..length]];
         let source = BorrowedPages::new(&pages);

@@ -120,7 +120,7 @@ fn whatever_is_damaged_nothing_wrong_is_read() {
             if found > 0 {
                 whole.set(whole.get() + 1);
             }
-            let report = open.engine.verify(true, &mut |_, _| {}).unwrap();
+            let report = open.core.verify(true, &mut |_, _| {}).unwrap();
             assert!(report.findings.is_empty(), "{report:?}");
             open.close();
             Ok(())

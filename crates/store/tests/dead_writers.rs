@@ -77,16 +77,16 @@ fn owner_reuses_dead_clients_space_after_draining_it() {
         let medium: Arc<dyn Medium> = Arc::new(dying.clone());
         open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap().1
     };
-    let session = Arc::new(open.engine.session(ClientId(1), NAME));
+    let session = Arc::new(open.core.session(ClientId(1), NAME));
     let client = Store::new(session, segments, Staging::new(8 << 20).unwrap());
     // The first segment exists, so that the client writes into it.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(50, 1), None).pages, 1);
     dying.kill(0, 16);
     let _ = try_put(&client, &chained(65_536), &sequence(77, 8), None);
     assert!(disk.in_flight() > 0);
-    open.engine.client_left(ClientId(1));
+    open.core.client_left(ClientId(1));
     lives.store(false, Ordering::Relaxed);
-    open.engine.tend();
+    open.core.tend();
     let names = fill(&open.store);
     disk.land(9);
     check(&open.store, names);
@@ -108,7 +108,7 @@ fn space_that_cannot_be_drained_stays_out_of_use() {
     disk.land(3);
     assert_eq!(get(&open.store, &chained(65_536), &sequence(1, 4)).pages, 4);
     schedule.heal();
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
     open.close();
 }
@@ -125,7 +125,7 @@ fn reservation_log_is_found_after_it_was_shortened() {
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
         let alive: Alive = Arc::new(|_| true);
         let open = open_beside(medium, &store_options(), Arc::clone(&alive)).unwrap();
-        let session = open.engine.session(ClientId(1), NAME);
+        let session = open.core.session(ClientId(1), NAME);
         let scope = session.resolve(&chained(4096), true).unwrap().unwrap();
         let keys = sequence(1, 4);
         let reserve = || session.reserve(scope, &refs(&keys), None, &Wanted::default()).unwrap();
@@ -163,7 +163,7 @@ fn salvaged_pages_are_durable_after_a_flush() {
     let read = copy.open(segment, Access::default()).unwrap().read_at(&mut bytes, 0).unwrap();
     let access = Access { write: true, create: false, direct: false };
     disk.open(segment, access).unwrap().write_at(&bytes[..read], 0).unwrap();
-    assert_eq!(open.engine.verify(true, &mut |_, _| {}).unwrap().pages_salvaged, 6);
+    assert_eq!(open.core.verify(true, &mut |_, _| {}).unwrap().pages_salvaged, 6);
     open.store.flush().unwrap();
     for seed in 0..20 {
         let open = open_on(Arc::new(disk.crash(seed)), &store_options()).unwrap();

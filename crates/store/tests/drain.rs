@@ -49,7 +49,7 @@ fn a_directory_is_added_and_another_drained() {
     assert!(first > 0 && other > 0, "{first} and {other}");
     open.store.reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
     assert_eq!(segments_in(&home.join("segments")), 0);
-    assert!(open.engine.manifest().volumes[0].is_gone());
+    assert!(open.core.manifest().volumes[0].is_gone());
     let left = whole(&open.store, 48);
     assert!(there.iter().any(|name| left.contains(name)), "moved, not lost");
     assert!(left.len() > 24, "{}", left.len());
@@ -109,7 +109,7 @@ fn those_who_were_there_before_learn_of_a_new_directory() {
     let open = open(&home, 8);
     fill(&open, 0, 4);
     let (_, segments) = open_segments(Arc::new(Host), &home, IoChoice::Auto).unwrap();
-    let session = open.engine.session(ritornello_store::ClientId(7), "seven");
+    let session = open.core.session(ritornello_store::ClientId(7), "seven");
     let theirs = Store::new(Arc::new(session), segments, Staging::new(8 * MIB as usize).unwrap());
     assert_eq!(whole(&theirs, 4).len(), 4);
     open.store.reshape(&Reshape::AddPath(text(&second))).unwrap();
@@ -134,8 +134,8 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
         open.store.flush().unwrap();
         let (after, done) = std::thread::scope(|scope| {
             let change = Reshape::DrainPath("/a".to_owned());
-            let engine = Arc::clone(&open.engine);
-            let draining = scope.spawn(move || engine.reshape(&change, Duration::from_secs(60)));
+            let core = Arc::clone(&open.core);
+            let draining = scope.spawn(move || core.reshape(&change, Duration::from_secs(60)));
             let mut after = disk.crash(seed);
             for _ in 0..seed * 2 {
                 if draining.is_finished() {
@@ -151,8 +151,8 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
         let again = Options { capacity: None, paths: Vec::new(), ..opts };
         let open = open_on(Arc::new(after), &again).unwrap();
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
-        open.engine.tend();
-        let volumes = &open.engine.manifest().volumes;
+        open.core.tend();
+        let volumes = &open.core.manifest().volumes;
         assert!(volumes[0].is_gone() || volumes[0].is_active(), "{volumes:?}");
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
         open.close();
@@ -174,9 +174,9 @@ fn a_segment_that_is_being_made_is_not_left_in_a_drained_directory() {
         while schedule.count(Op::Allocate) == before {
             std::thread::yield_now();
         }
-        open.engine.reshape(&Reshape::DrainPath("/a".to_owned()), Duration::from_secs(60)).unwrap();
+        open.core.reshape(&Reshape::DrainPath("/a".to_owned()), Duration::from_secs(60)).unwrap();
     });
     assert_eq!(disk.list(Path::new("/a")).unwrap().len(), 0);
-    open.engine.reshape(&Reshape::Capacity(12 * MIB), Duration::from_secs(60)).unwrap();
+    open.core.reshape(&Reshape::Capacity(12 * MIB), Duration::from_secs(60)).unwrap();
     open.close();
 }

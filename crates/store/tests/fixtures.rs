@@ -26,7 +26,7 @@ fn a_store_of_format_0_opens_and_holds_its_pages() {
     let there = open.store.exists(&unchained(4096), &refs(&sequence(2, 4))).unwrap();
     assert_eq!(there, [true, false, true, true]);
     assert_eq!(get(&open.store, &unchained(4096), &sequence(2, 4)[2..]).pages, 2);
-    let report = open.engine.verify(false, &mut |_, _| {}).unwrap();
+    let report = open.core.verify(false, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (11, 0));
     open.close();
 }
@@ -38,7 +38,7 @@ fn scopes_of_the_first_identity_are_dropped() {
     let (_dir, open) = unpacked("v0-identity-0.tar.gz");
     let scope = chained(20_000);
     assert_eq!(get(&open.store, &scope, &sequence(1, 8)).pages, 0);
-    let report = open.engine.verify(false, &mut |_, _| {}).unwrap();
+    let report = open.core.verify(false, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (0, 0));
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.scopes, stats.pages, stats.quarantined_bytes), (0, 0, 0));

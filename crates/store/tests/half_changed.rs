@@ -24,10 +24,10 @@ fn volume_that_could_not_be_forgotten_takes_no_flush() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     // The second is that of MANIFEST, the first that of MANIFEST.copy.
     schedule.add(Rule::nth(2, Fault::Io).on(Op::SyncDir).at("/store"));
-    let forgotten = open.engine.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
+    let forgotten = open.core.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
     assert!(try_put(&open.store, &chained(65_536), &sequence(500, 8), None).is_err());
 }
@@ -60,7 +60,7 @@ fn change_without_room_costs_nothing() {
             assert!(open.store.drop_scope(&chained(65_536)).is_err());
         } else {
             let larger = Reshape::Capacity(20 * MIB);
-            assert!(open.engine.reshape(&larger, Duration::ZERO).is_err());
+            assert!(open.core.reshape(&larger, Duration::ZERO).is_err());
         }
         assert_eq!(put(&open.store, &chained(65_536), &sequence(500, 8), None).pages, 8);
         open.store.flush().unwrap();
@@ -88,7 +88,7 @@ fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
     schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
     // Nor can the copy be put back.
     schedule.add(Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
-    let forgotten = open.engine.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
+    let forgotten = open.core.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!((forgotten.unwrap_err().kind(), schedule.injected()), (ErrorKind::Fatal, 2));
     disk.mount(Path::new("/b")).unwrap();
     std::mem::forget(open);
@@ -131,11 +131,11 @@ fn second_close_does_not_say_that_all_is_durable() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     assert_eq!(put(&open.store, &chained(65_536), &sequence(77, 6), None).pages, 6);
     schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at("/index/"));
-    assert!(open.engine.close().is_err());
-    assert!(open.engine.close().is_err());
+    assert!(open.core.close().is_err());
+    assert!(open.core.close().is_err());
     schedule.heal();
-    open.engine.close().unwrap();
-    open.engine.close().unwrap();
+    open.core.close().unwrap();
+    open.core.close().unwrap();
     let open = reopen(Arc::new(disk));
     assert_eq!(get(&open.store, &chained(65_536), &sequence(77, 6)).pages, 6);
 }

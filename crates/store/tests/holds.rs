@@ -21,7 +21,7 @@ fn open(wall_clock: fn() -> u64) -> (Open, Session) {
     let opts = Options { upkeep: false, wall_clock, ..options(Path::new("/store"), 2048) };
     let opts = Options { segment_bytes: Some(64 * MIB), ..opts };
     let open = open_on(Arc::new(SimDisk::new(8 << 30)), &opts).unwrap();
-    let session = open.engine.session(ClientId::LOCAL, "");
+    let session = open.core.session(ClientId::LOCAL, "");
     (open, session)
 }
 
@@ -87,7 +87,7 @@ fn very_many_retentions_end_in_steps() {
         crowd(&session, &unchained(64), put..put + runs, until);
         TIME.fetch_add(20_000, Ordering::Relaxed);
         put += runs;
-        let wait = longest_wait(&session, || open.engine.tend());
+        let wait = longest_wait(&session, || open.core.tend());
         assert_eq!(session.stats().unwrap().counters["retentions_lapsed"], put);
         wait
     });

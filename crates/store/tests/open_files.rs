@@ -17,7 +17,7 @@ fn set(limit: Rlimit) {
 }
 
 fn warned(open: &Open) -> String {
-    open.engine.segments().report().warnings.join("\n")
+    open.core.segments().report().warnings.join("\n")
 }
 
 #[test]

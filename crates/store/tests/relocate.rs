@@ -122,7 +122,7 @@ fn what_moved_while_it_was_verified_is_not_taken_out() {
     }
     open.store.flush().unwrap();
     let mut drained = false;
-    let report = open.engine.verify(false, &mut |_, _| {
+    let report = open.core.verify(false, &mut |_, _| {
         if !std::mem::replace(&mut drained, true) {
             drain(&open, &dir.path().join("a")).unwrap();
         }
@@ -150,7 +150,7 @@ fn a_copy_that_fails_moves_nothing_and_is_tried_again() {
     open.store.flush().unwrap();
     schedule.add(Rule::always(Fault::Io).on(Op::Write).at("seg-"));
     let change = Reshape::DrainPath("/a".to_owned());
-    assert!(open.engine.reshape(&change, Duration::from_secs(5)).is_err());
+    assert!(open.core.reshape(&change, Duration::from_secs(5)).is_err());
     assert!(schedule.injected() > 0);
     schedule.heal();
     for name in 0..20 {

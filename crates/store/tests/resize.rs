@@ -200,7 +200,7 @@ fn a_leased_run_is_read_where_it_was() {
     let keys = sequence(49, PAGES);
     let leased = open.store.lease(&scope, &refs(&keys), Duration::from_secs(60)).unwrap();
     assert_eq!(leased.pages, PAGES);
-    let shrunk = open.engine.reshape(&Reshape::Capacity(8 * MIB), Duration::from_millis(500));
+    let shrunk = open.core.reshape(&Reshape::Capacity(8 * MIB), Duration::from_millis(500));
     if let Err(error) = &shrunk {
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
     }
@@ -274,7 +274,7 @@ fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
         let after = std::thread::scope(|scope| {
             let shrinking = scope.spawn(|| {
                 let done =
-                    open.engine.reshape(&Reshape::Capacity(6 * MIB), Duration::from_secs(60));
+                    open.core.reshape(&Reshape::Capacity(6 * MIB), Duration::from_secs(60));
                 crashed.store(true, Ordering::Relaxed);
                 done
             });
@@ -297,7 +297,7 @@ fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
         for name in before.iter().filter(|name| behind.contains(name)) {
             assert!(there.contains(name), "seed {seed}: sequence {name} is gone");
         }
-        open.engine.tend();
+        open.core.tend();
         let s = stats(&open);
         assert!(s.segments <= s.segments_max, "{} of {}", s.segments, s.segments_max);
         assert!(s.allocated_bytes <= s.capacity_bytes);
@@ -332,7 +332,7 @@ fn a_shrink_that_goes_on_after_a_restart_closes_the_emptiest_segments() {
     let again = Options { capacity: None, upkeep: false, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert!(stats(&open).health.closed_bytes > 0);
-    open.engine.tend();
+    open.core.tend();
     assert_eq!(stats(&open).health.closed_bytes, 0);
     assert_eq!(stats(&open).counters["runs_moved"], 0, "they lie in segments that stay");
     assert_eq!(whole(&open, 4).len(), 4);
@@ -364,12 +364,12 @@ fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
     std::thread::scope(|scope| {
         let writes = schedule.count(Op::Write);
         let resize = scope.spawn(|| {
-            open.engine.reshape(&Reshape::Capacity(40 * MIB), Duration::from_secs(60)).unwrap();
+            open.core.reshape(&Reshape::Capacity(40 * MIB), Duration::from_secs(60)).unwrap();
         });
         while schedule.count(Op::Write) == writes && !resize.is_finished() {
             std::thread::yield_now();
         }
-        open.engine.tend();
+        open.core.tend();
     });
     assert!(stats(&open).index_disk_bytes <= 40 * MIB / 32);
     assert_eq!((stats(&open).pages, stats(&open).counters["pages_evicted"]), (before, 0));

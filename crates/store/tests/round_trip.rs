@@ -221,7 +221,7 @@ fn a_store_is_opened_as_it_was_made() {
         ..Options::new(dir.path())
     };
     let kept = open_on(host(), &others).unwrap();
-    let stats = kept.engine.stats().unwrap();
+    let stats = kept.core.stats().unwrap();
     assert_eq!((stats.segment_bytes, stats.paths.len()), (1 << 20, 1));
     assert!(!dir.path().join("elsewhere").exists());
     kept.close();

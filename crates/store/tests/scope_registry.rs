@@ -120,12 +120,12 @@ fn long(salt: u64, bytes: usize) -> Scope {
 }
 
 fn register(open: &Open, scope: &Scope) -> ritornello_format::Result<ScopeSlot> {
-    let session = open.engine.session(ClientId::LOCAL, "");
+    let session = open.core.session(ClientId::LOCAL, "");
     Ok(session.resolve(scope, true)?.unwrap().slot)
 }
 
 fn known(open: &Open, scope: &Scope) -> Option<ScopeSlot> {
-    let session = open.engine.session(ClientId::LOCAL, "");
+    let session = open.core.session(ClientId::LOCAL, "");
     session.resolve(scope, false).unwrap().map(|found| found.slot)
 }
 
@@ -265,7 +265,7 @@ fn scope_with_a_quota_or_a_reservation_is_kept() {
         ..ritornello_format::ScopeSettings::default()
     };
     open.store.configure(&limited, &settings).unwrap();
-    let session = open.engine.session(ClientId::LOCAL, "");
+    let session = open.core.session(ClientId::LOCAL, "");
     let reference = session.resolve(&written, true).unwrap().unwrap();
     let keys = sequence(1, 1);
     let wanted = ritornello_store::Wanted::default();

@@ -7,7 +7,7 @@ use common::*;
 use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_medium::{Host, SimDisk};
-use ritornello_store::{Catalog, ClientId, Engine, Options, Wanted, parse_codec};
+use ritornello_store::{Catalog, ClientId, StoreCore, Options, Wanted, parse_codec};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn numbers(dtype: &str) -> Scope {
 }
 
 fn codec_of(open: &Open, scope: &Scope) -> u8 {
-    let session = open.engine.session(ClientId::LOCAL, "");
+    let session = open.core.session(ClientId::LOCAL, "");
     session.resolve(scope, false).unwrap().unwrap().codec
 }
 
@@ -39,7 +39,7 @@ fn a_codec_is_seen_by_whoever_resolves_and_old_references_are_stale() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let scope = numbers("bfloat16");
-    let session = open.engine.session(ClientId(7), "somebody");
+    let session = open.core.session(ClientId(7), "somebody");
     let old = session.resolve(&scope, true).unwrap().unwrap();
     assert_eq!(old.codec, Codec::Raw.number());
     open.store.configure(&scope, &codec(Codec::Int8)).unwrap();
@@ -112,7 +112,7 @@ fn settings_survive_power_loss_and_go_with_their_scope() {
         let open = open_on(Arc::new(disk), &opts).unwrap();
         assert_eq!(open.store.probe(&scope, &[b"12345678"]).unwrap(), 0);
         open.store.configure(&numbers("float16"), &ScopeSettings::default()).unwrap();
-        let session = open.engine.session(ClientId::LOCAL, "");
+        let session = open.core.session(ClientId::LOCAL, "");
         assert_eq!(session.resolve(&scope, false).unwrap(), None, "dropped at once: seed {seed}");
         open.close();
     }
@@ -122,25 +122,25 @@ fn settings_survive_power_loss_and_go_with_their_scope() {
 fn a_reservation_is_settled_by_whoever_made_it() {
     let dir = tempfile::tempdir().unwrap();
     // Nobody is proven gone.
-    let engine = Engine::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
+    let core = StoreCore::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
     let scope = chained(4096);
-    let (mine, theirs) = (engine.session(ClientId(1), "me"), engine.session(ClientId(2), "them"));
+    let (mine, theirs) = (core.session(ClientId(1), "me"), core.session(ClientId(2), "them"));
     let reference = mine.resolve(&scope, true).unwrap().unwrap();
     let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
     let reserved = mine.reserve(reference, &[b"12345678"], None, &wanted).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     assert_eq!(theirs.commit(reserved.id, &[None]).unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
-    let held = || engine.stats().unwrap().reserved_bytes;
+    let held = || core.stats().unwrap().reserved_bytes;
     assert!(held() > 0, "still mine");
     // Withheld when I am gone: mine still, if I come back under my name.
-    engine.client_left(ClientId(1));
+    core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(held() > 0);
-    engine.session(ClientId(3), "me").abort(reserved.id).unwrap();
+    core.session(ClientId(3), "me").abort(reserved.id).unwrap();
     assert_eq!(held(), 0);
     theirs.abort(reserved.id).unwrap();
-    engine.close().unwrap();
+    core.close().unwrap();
 }
 
 /// Links, dots and slashes make no second directory of one.
@@ -165,7 +165,7 @@ fn a_directory_by_another_name_is_the_same_directory() {
     }
     // Another directory costs no service: the store keeps the one it has.
     let others = open_on(Arc::new(Host), &with(&[dir.path()])).unwrap();
-    let paths = others.engine.stats().unwrap().paths;
+    let paths = others.core.stats().unwrap().paths;
     assert!(paths.len() == 1 && paths[0].dir.ends_with('a'), "{paths:?}");
     others.close();
 }

@@ -97,12 +97,12 @@ fn space_returns_under_load() {
             } else {
                 schedule.heal();
             }
-            open.engine.tend();
+            open.core.tend();
             std::thread::sleep(Duration::from_millis(20));
-            open.engine.tend();
+            open.core.tend();
             stop.store(true, Ordering::Relaxed);
         });
-        open.engine.tend();
+        open.core.tend();
         open.store.flush().unwrap();
         open.store.flush().unwrap();
         let stats = open.store.stats().unwrap().catalog;
@@ -116,7 +116,7 @@ fn space_returns_under_load() {
         let open = open_on(Arc::new(disk), &Options { upkeep: false, ..plain }).unwrap();
         let again = open.store.stats().unwrap().catalog.used_bytes;
         assert_eq!(used, again, "round {round}: space was lost");
-        assert!(open.engine.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
+        assert!(open.core.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
         open.close();
     }
 }
@@ -159,7 +159,7 @@ fn scope_dropped_while_a_volume_returns_frees_its_space_once() {
             }
             threads.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    open.engine.tend();
+                    open.core.tend();
                 }
             });
             threads.spawn(|| {

@@ -9,7 +9,7 @@ use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
 use ritornello_store::eviction::Policy;
 use ritornello_store::{
-    Catalog, ClientId, Engine, Options, ScopeRef, Session, SpaceHealth, Wanted,
+    Catalog, ClientId, StoreCore, Options, ScopeRef, Session, SpaceHealth, Wanted,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ struct Kind {
 }
 
 struct Steady {
-    engine: Arc<Engine>,
+    core: Arc<StoreCore>,
     session: Session,
     kinds: Vec<Kind>,
     capacity: u64,
@@ -60,8 +60,8 @@ impl Steady {
             ..Options::new(Path::new("/store"))
         };
         let disk = Arc::new(SimDisk::new(2 * capacity));
-        let engine = Engine::open(disk, &options, Arc::new(|_| false)).unwrap();
-        let session = engine.session(ClientId::LOCAL, "");
+        let core = StoreCore::open(disk, &options, Arc::new(|_| false)).unwrap();
+        let session = core.session(ClientId::LOCAL, "");
         let share = capacity / 16 / shapes.len() as u64;
         let longest = share.min(capacity / 64);
         let kind = |&(page_bytes, most, encoded): &(u64, u64, (u64, u64))| {
@@ -72,7 +72,7 @@ impl Steady {
             Kind { scope, page_bytes, pages, sequences, encoded }
         };
         let kinds = shapes.iter().map(kind).collect();
-        Self { engine, session, kinds, capacity, put: 0 }
+        Self { core, session, kinds, capacity, put: 0 }
     }
 
     fn keys(kind: &Kind, set: u64, sequence_number: u64) -> Vec<Vec<u8>> {
@@ -96,7 +96,7 @@ impl Steady {
         let written = vec![Some(0); reserved.runs.len()];
         self.session.commit(reserved.id, &written).unwrap();
         self.put += reserved.runs.iter().map(|run| run.place.units() * 4096).sum::<u64>();
-        self.engine.tend();
+        self.core.tend();
     }
 
     fn touch(&self, kind: &Kind, set: u64, number: u64) {

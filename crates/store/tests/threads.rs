@@ -44,7 +44,7 @@ fn threads_put_get_lease_and_delete_over_each_other() {
     });
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.leases, stats.reservations, stats.deferred_bytes), (0, 0, 0));
-    let report = open.engine.verify(false, &mut |_, _| {}).unwrap();
+    let report = open.core.verify(false, &mut |_, _| {}).unwrap();
     assert!(report.findings.is_empty(), "{report:?}");
     open.close();
 }

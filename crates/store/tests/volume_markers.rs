@@ -109,10 +109,10 @@ fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
     open.store.flush().unwrap();
     assert!(disk.created_under(Path::new("/b")).is_empty());
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.tend();
     assert!(is_degraded(&open), "an empty directory is taken for a volume");
     for dir in ["/a", "/b"] {
-        open.engine.reshape(&Reshape::AddPath(dir.to_owned()), Duration::ZERO).unwrap();
+        open.core.reshape(&Reshape::AddPath(dir.to_owned()), Duration::ZERO).unwrap();
     }
     assert!(!is_degraded(&open));
     for name in 0..SEQUENCES {
@@ -139,7 +139,7 @@ fn marked_volume_is_not_found_in_segments_without_its_marker() {
     copy.write_at(&bytes, 0).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open));
-    let marked = open.engine.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
+    let marked = open.core.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(marked.unwrap_err().kind(), ErrorKind::Invalid, "most segments are not there");
     open.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
@@ -156,15 +156,15 @@ fn lost_marker_is_written_again_on_demand() {
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open) && found(&open) < PAGES);
     let add = Reshape::AddPath("/b".to_owned());
-    open.engine.reshape(&add, Duration::ZERO).unwrap();
+    open.core.reshape(&add, Duration::ZERO).unwrap();
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
     open.close();
     let open = reopen(Arc::new(disk.clone()));
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
-    assert!(open.engine.reshape(&add, Duration::ZERO).is_err());
+    assert!(open.core.reshape(&add, Duration::ZERO).is_err());
     // It is lost under an open store.
     disk.remove(Path::new("/b/VOLUME")).unwrap();
-    open.engine.reshape(&add, Duration::ZERO).unwrap();
+    open.core.reshape(&add, Duration::ZERO).unwrap();
     assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
 }
 
@@ -181,7 +181,7 @@ fn directory_with_other_files_is_marked_by_its_segments_only() {
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     make("/b/photos");
     let open = reopen(Arc::new(disk.clone()));
-    let add = |open: &Open| open.engine.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
+    let add = |open: &Open| open.core.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
     let refused = add(&open).unwrap_err();
     assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("photos"));
     assert!(is_degraded(&open));
@@ -211,11 +211,11 @@ fn drained_volume_removes_no_files_of_another_store() {
     let second = mount_another_store(&disk);
     let before = disk.list(Path::new("/b")).unwrap();
     let change = Reshape::DrainPath("/b".to_owned());
-    let _ = open.engine.reshape(&change, Duration::from_millis(200));
+    let _ = open.core.reshape(&change, Duration::from_millis(200));
     for _ in 0..5 {
-        open.engine.tend();
+        open.core.tend();
     }
-    let _ = open.engine.close();
+    let _ = open.core.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), before);
     assert_eq!(found(&second), PAGES);
 }
@@ -229,7 +229,7 @@ fn client_writes_to_no_segment_of_another_store() {
     let open = reopen(Arc::new(disk.clone()));
     let (_, segments) =
         open_segments(Arc::new(disk.clone()), Path::new("/store"), IoChoice::Auto).unwrap();
-    let session = Arc::new(open.engine.session(ClientId(1), "0123456789abcdef0123456789abcdef"));
+    let session = Arc::new(open.core.session(ClientId(1), "0123456789abcdef0123456789abcdef"));
     let client = Store::new(session, segments, Staging::new(8 << 20).unwrap());
     let second = mount_another_store(&disk);
     let stored = |name: &u64| {
@@ -293,7 +293,7 @@ fn figures_are_there_while_a_segment_is_absent() {
     let open = reopen(faulty);
     let stats = open.store.stats();
     assert!(stats.is_ok(), "{}", stats.unwrap_err());
-    let larger = open.engine.reshape(&Reshape::Capacity(20 * MIB), Duration::ZERO);
+    let larger = open.core.reshape(&Reshape::Capacity(20 * MIB), Duration::ZERO);
     assert!(larger.is_ok(), "{}", larger.unwrap_err());
 }
 
@@ -306,9 +306,9 @@ fn shrinking_while_a_volume_is_away_keeps_what_fits() {
     let open = reopen(Arc::new(disk.clone()));
     let before = found(&open);
     // Without a thread of its own the store may say that it is not done yet.
-    let _ = open.engine.reshape(&Reshape::Capacity(6 * MIB), Duration::ZERO);
+    let _ = open.core.reshape(&Reshape::Capacity(6 * MIB), Duration::ZERO);
     for _ in 0..6 {
-        open.engine.tend();
+        open.core.tend();
         open.store.flush().unwrap();
     }
     let after = found(&open);
@@ -316,7 +316,7 @@ fn shrinking_while_a_volume_is_away_keeps_what_fits() {
     put(&open.store, &chained(65_536), &sequence(500, 2), None);
     disk.mount(Path::new("/b")).unwrap();
     for _ in 0..6 {
-        open.engine.tend();
+        open.core.tend();
         open.store.flush().unwrap();
     }
     assert!(after > 0, "everything that was here was evicted");

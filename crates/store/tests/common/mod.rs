@@ -11,7 +11,7 @@ pub mod volumes;
 use ritornello_format::{Result, Scope};
 use ritornello_medium::{Host, Medium};
 use ritornello_store::{
-    Alive, Catalog, ClientId, Durability, Engine, IndexKind, LeaseNumber, Options, Outcome, Store,
+    Alive, Catalog, ClientId, Durability, StoreCore, IndexKind, LeaseNumber, Options, Outcome, Store,
     Terms,
 };
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
@@ -25,7 +25,7 @@ use std::time::Duration;
 pub const MIB: u64 = 1 << 20;
 
 pub struct Open {
-    pub engine: Arc<Engine>,
+    pub core: Arc<StoreCore>,
     pub store: Arc<Store>,
     tested_index: Option<IndexKind>,
 }
@@ -40,7 +40,7 @@ fn tested_index(dir: &Path) -> Option<IndexKind> {
 impl Open {
     pub fn close(self) {
         self.store.close();
-        self.engine.close().unwrap();
+        self.core.close().unwrap();
     }
 
     /// Stops without making anything durable, as a killed process does. RocksDB does not open a
@@ -77,11 +77,11 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Open> {
 
 /// Opens a store that client processes use; `alive` says which of them live.
 pub fn open_beside(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Open> {
-    let engine = Engine::open(medium, options, alive)?;
-    let session = Arc::new(engine.session(ClientId::LOCAL, ""));
+    let core = StoreCore::open(medium, options, alive)?;
+    let session = Arc::new(core.session(ClientId::LOCAL, ""));
     let staging = Staging::new(8 * MIB as usize)?;
-    let store = Store::new(session, engine.segments(), staging);
-    Ok(Open { engine, store, tested_index: tested_index(&options.dir) })
+    let store = Store::new(session, core.segments(), staging);
+    Ok(Open { core, store, tested_index: tested_index(&options.dir) })
 }
 
 pub fn open(dir: &Path, mib: u64) -> Open {
@@ -138,7 +138,7 @@ pub fn try_put(
 
 /// Keeps the leading pages as a read in progress does: without the bound on a client's leases.
 pub fn begin_read(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> LeaseNumber {
-    let session = open.engine.session(ClientId::LOCAL, "");
+    let session = open.core.session(ClientId::LOCAL, "");
     let reference = session.resolve(scope, false).unwrap().unwrap();
     session.locate(reference, &refs(keys)).unwrap().lease
 }

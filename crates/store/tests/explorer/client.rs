@@ -4,7 +4,7 @@ use crate::half::Half;
 use crate::link::Link;
 use crate::watch::Watched;
 use parking_lot::Mutex;
-use ritornello_store::{Alive, Catalog, ClientId, Engine, Store, open_segments};
+use ritornello_store::{Alive, Catalog, ClientId, StoreCore, Store, open_segments};
 use ritornello_volume::segments::{IoChoice, Segments};
 use ritornello_volume::staging::Staging;
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ pub struct Client {
 
 impl Client {
     /// The `number`th client of a life, connected to `owner`.
-    pub fn new(watched: Watched, owner: &Arc<Engine>, number: u64, names: &Names) -> Self {
+    pub fn new(watched: Watched, owner: &Arc<StoreCore>, number: u64, names: &Names) -> Self {
         let (id, name) = (ClientId(number), format!("client-{number}"));
         names.add(&name);
         let medium = Arc::new(watched.clone());
@@ -61,7 +61,7 @@ impl Client {
     }
 
     /// Connects to the next owner.
-    pub fn connect(&self, owner: &Arc<Engine>) {
+    pub fn connect(&self, owner: &Arc<StoreCore>) {
         self.link.connect(owner.session(self.id, &self.name));
     }
 

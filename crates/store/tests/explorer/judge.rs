@@ -87,7 +87,7 @@ impl Bounds {
             deliver(&open.store, at, there[at]);
         }
         if seed.is_multiple_of(16) && !away {
-            let found = open.engine.verify(false, &mut |_, _| {}).unwrap();
+            let found = open.core.verify(false, &mut |_, _| {}).unwrap();
             assert!(found.findings.is_empty(), "promised and not believed: {:?}", found.findings);
         }
         if seed.is_multiple_of(3) {
@@ -112,7 +112,7 @@ impl Bounds {
 
     /// A store that was being changed when power went ends what was begun.
     fn go_on(&self, open: &Open) {
-        open.engine.tend();
+        open.core.tend();
         self.check_retained(open);
         let found = stats(open);
         if in_shape(&found) {
@@ -140,7 +140,7 @@ impl Bounds {
 }
 
 pub fn stats(open: &Open) -> CatalogStats {
-    open.engine.stats().unwrap()
+    open.core.stats().unwrap()
 }
 
 /// Whether nothing is left to be done about a change of the space.

@@ -211,15 +211,15 @@ impl Life {
             }
             Act::Scrub => {
                 let there = present(&open.store);
-                let found = open.engine.verify(false, &mut |_, _| {}).unwrap();
+                let found = open.core.verify(false, &mut |_, _| {}).unwrap();
                 assert!(found.findings.is_empty(), "{:?}", found.findings);
                 assert_eq!(present(&open.store), there, "verified");
             }
             Act::Later { hours } => self.pass(*hours),
             Act::Beside { at, pages, tend, after } => {
                 self.expect_put(*at, *pages);
-                let catalog = Arc::new(open.engine.session(ClientId::LOCAL, ""));
-                let half = Half::reserve(catalog, open.engine.segments(), *at, *pages);
+                let catalog = Arc::new(open.core.session(ClientId::LOCAL, ""));
+                let half = Half::reserve(catalog, open.core.segments(), *at, *pages);
                 self.beside(&open, half.map(Half::write), *tend, *after, &before);
             }
             Act::ClientPut { .. }
@@ -273,7 +273,7 @@ impl Life {
     /// Does what can fail.
     fn attempt(&self, open: &Open, act: &Act) -> Result<()> {
         // Without a thread of its own the store does what it can within the call.
-        let reshape = |change| open.engine.reshape(&change, Duration::ZERO);
+        let reshape = |change| open.core.reshape(&change, Duration::ZERO);
         match *act {
             Act::Put { at, pages, hours } => {
                 let until = if hours > 0 { NOW.get() + hours * HOUR } else { 0 };
@@ -301,7 +301,7 @@ impl Life {
                 open.store.configure(&kinds()[kind].scope, settings)
             }
             _ => {
-                open.engine.tend();
+                open.core.tend();
                 Ok(())
             }
         }
@@ -335,7 +335,7 @@ impl Life {
             self.watched.meanwhile(after, Box::new(move || half.commit().unwrap()));
         }
         if tend {
-            open.engine.tend();
+            open.core.tend();
         } else {
             open.store.flush().unwrap();
         }

@@ -180,8 +180,8 @@ impl MappedLife {
             Act::Put { at, pages, .. } => self.put(&open, at, pages),
             Act::Beside { at, pages, .. } => {
                 self.most[at] |= leading(pages);
-                let catalog = Arc::new(open.engine.session(ClientId::LOCAL, ""));
-                let half = Half::reserve(catalog, open.engine.segments(), at, pages);
+                let catalog = Arc::new(open.core.session(ClientId::LOCAL, ""));
+                let half = Half::reserve(catalog, open.core.segments(), at, pages);
                 if let Some(half) = half.map(Half::write) {
                     half.commit().unwrap();
                 }
@@ -203,7 +203,7 @@ impl MappedLife {
                 open.store.flush().unwrap();
                 self.settle(&open);
             }
-            Act::Tend => open.engine.tend(),
+            Act::Tend => open.core.tend(),
             Act::Reopen { .. } => {
                 self.settle(&open);
                 open.close();

@@ -12,9 +12,9 @@ use ritornello_store::ClientId;
 impl Life {
     /// Connects everybody who lives to the owner; clients that are missing are started.
     pub(super) fn connect(&mut self, open: &Open) {
-        self.clients.iter().for_each(|client| client.connect(&open.engine));
+        self.clients.iter().for_each(|client| client.connect(&open.core));
         if let Some(successor) = &self.successor {
-            successor.link.connect(open.engine.session(ClientId::LOCAL, ""));
+            successor.link.connect(open.core.session(ClientId::LOCAL, ""));
         }
         while self.clients.len() < self.family.clients {
             let client = self.start_client(open);
@@ -24,7 +24,7 @@ impl Life {
 
     fn start_client(&mut self, open: &Open) -> Client {
         self.born += 1;
-        Client::new(self.watched.another(), &open.engine, self.born, &self.names)
+        Client::new(self.watched.another(), &open.core, self.born, &self.names)
     }
 
     /// The owner's process is gone, and with it what it had on its way as a client.
@@ -79,7 +79,7 @@ impl Life {
             }
             Act::ClientFlush { who } => self.clients[who].store.flush().unwrap(),
             Act::ClientReserve { who, at, pages } => {
-                let epoch = open.engine.manifest().epoch;
+                let epoch = open.core.manifest().epoch;
                 let client = &mut self.clients[who];
                 if client.half.is_none() {
                     let segments = client.segments.clone();
@@ -91,7 +91,7 @@ impl Life {
             Act::ClientKill { who, at, pages, after, in_flight, tend } => {
                 self.kill_client(open, who, (at, pages), (after, in_flight));
                 if tend {
-                    open.engine.tend();
+                    open.core.tend();
                 }
             }
             _ => {}
@@ -114,12 +114,12 @@ impl Life {
             }
             match half.commit() {
                 Ok(()) => {
-                    assert_eq!(half.epoch, open.engine.manifest().epoch, "another owner's");
+                    assert_eq!(half.epoch, open.core.manifest().epoch, "another owner's");
                     return;
                 }
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
-                    assert_ne!(half.epoch, open.engine.manifest().epoch, "{error}");
+                    assert_ne!(half.epoch, open.core.manifest().epoch, "{error}");
                 }
             }
         }
@@ -150,7 +150,7 @@ impl Life {
         let _ = put(&client.store, at, pages, 0);
         client.watched.kill_now();
         client.store.close();
-        open.engine.client_left(client.id);
+        open.core.client_left(client.id);
         if self.fate.one_in(2) {
             self.names.remove(&client.name);
         } else {

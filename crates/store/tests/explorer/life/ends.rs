@@ -80,7 +80,7 @@ impl Life {
         deliver(&open.store, at, there[at]);
         if end == End::Close {
             open.store.close();
-            assert!(open.engine.close().is_err(), "a poisoned store closes well");
+            assert!(open.core.close().is_err(), "a poisoned store closes well");
             drop(open);
             self.watched = self.watched.another();
             self.bounds.deleted.fill(0);
@@ -144,7 +144,7 @@ impl Life {
         let mut flushed = None;
         if let Act::Reopen { .. } = act {
             open.store.close();
-            let _ = open.engine.close();
+            let _ = open.core.close();
             drop(open);
             let _ = open_on(Arc::new(self.watched.clone()), &self.options);
         } else {

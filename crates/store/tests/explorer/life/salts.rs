@@ -12,7 +12,7 @@ impl Life {
         if !self.fate.one_in(3) {
             return;
         }
-        let session = open.engine.session(ClientId::LOCAL, "");
+        let session = open.core.session(ClientId::LOCAL, "");
         let mut slots: Vec<ScopeSlot> = Vec::new();
         for _ in 0..=self.fate.below(3) {
             self.salts += 1;

@@ -1,7 +1,7 @@
 //! Scrubbing: reading what nobody asks for, so that damage is found while it is small.
 
 use super::verify::Unreadable;
-use super::{Engine, Verification};
+use super::{StoreCore, Verification};
 use ritornello_format::UNIT;
 use ritornello_index::RunId;
 use std::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ impl Default for Scrub {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Verifies the next run, if it is time. Those that were verified longest ago come first: a
     /// pass goes through all runs in the order in which they were put, and begins anywhere after a
     /// restart. Returns how long to wait.

@@ -7,7 +7,7 @@
 
 use super::reserve::RoomDeadline;
 use super::verify::Unreadable;
-use super::{Engine, State};
+use super::{StoreCore, State};
 use crate::catalog::Refusal;
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, SegmentId, UNIT};
@@ -38,7 +38,7 @@ pub(super) struct Moving {
     pub(super) stuck: Vec<RunId>,
 }
 
-impl Engine {
+impl StoreCore {
     /// Moves runs to wherever there is room; eviction makes some. Runs that are gone are skipped,
     /// pages that cannot be believed are taken out.
     ///

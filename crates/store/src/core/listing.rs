@@ -1,7 +1,7 @@
 //! What there is, for those who ask: scopes, and the keys of a scope. The index knows pages by their
 //! hashes; the keys themselves are in the run headers.
 
-use super::Engine;
+use super::StoreCore;
 use crate::catalog::{HeldKeys, HeldScope, ScopeRef};
 use ritornello_format::{PageHash, Scope, ScopeSlot, ScopedKeys, UNIT};
 use ritornello_index::{RunId, Step};
@@ -11,7 +11,7 @@ const SCOPES_AT_ONCE: usize = 256;
 /// Keys in one answer at most, besides those of the run that it ends with.
 const KEYS_AT_ONCE: u32 = 16_384;
 
-impl Engine {
+impl StoreCore {
     /// Where `keys` lead: through the leading pages, or, where keys do not chain, through all pages
     /// that are there.
     pub(super) fn walk(&self, scope: ScopeRef, keys: &[&[u8]]) -> Vec<Step> {

@@ -9,7 +9,7 @@
 //! believed end a retention.
 
 use super::reclaim::PENDING_BYTES_MAX;
-use super::{Engine, STEP_RUNS, State};
+use super::{StoreCore, STEP_RUNS, State};
 use parking_lot::{Mutex, MutexGuard};
 use ritornello_format::{PageHash, ScopeSlot, UNIT};
 use ritornello_index::RunId;
@@ -191,7 +191,7 @@ impl Retention {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Units that a scope may retain.
     pub(super) fn retained_units_max(&self, slot: ScopeSlot, state: &State) -> u64 {
         let settings = self.scopes.settings(slot);

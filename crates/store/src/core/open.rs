@@ -12,7 +12,7 @@ use super::recovery::{believe, find_segments, restore};
 use super::reservations::{ReservationLog, Reservations};
 use super::retention::StoreClock;
 use super::scopes::Scopes;
-use super::{Alive, ClientId, Engine, OpenReport, State, Upkeep};
+use super::{Alive, ClientId, StoreCore, OpenReport, State, Upkeep};
 use crate::admission::Admission;
 use crate::budget::Budget;
 use crate::conversion::{convert, open_index, tidy};
@@ -46,7 +46,7 @@ const GHOST_PAGE_BYTES: u64 = 64 << 10;
 /// Part of the space that is kept free, in percent.
 const RESERVE_PERCENT: u8 = 5;
 
-impl Engine {
+impl StoreCore {
     /// Opens the store in `options.dir`, or makes one. The caller holds the directory's lock.
     /// `alive` says whether the client process of a name may still be writing.
     ///
@@ -177,7 +177,7 @@ impl Engine {
         for (reason, count) in &dropped {
             tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
         }
-        let engine = Arc::new(Self {
+        let core = Arc::new(Self {
             directory,
             options: options.clone(),
             next_generation: AtomicU64::new(numbers::first(manifest.generations)),
@@ -236,21 +236,21 @@ impl Engine {
             counters: Counters::default(),
             opened: OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
         });
-        engine.start_drain();
-        engine.keep_to_quotas();
+        core.start_drain();
+        core.keep_to_quotas();
         if options.upkeep {
-            engine.start_upkeep()?;
+            core.start_upkeep()?;
         }
         // Before the caretaker may be at work on what a former owner left.
-        engine.take_capacity()?;
+        core.take_capacity()?;
         if options.upkeep {
-            engine.start_caretaker()?;
+            core.start_caretaker()?;
         }
-        Ok(engine)
+        Ok(core)
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Resizes the store to what it was opened with. What takes long is done in the background. A
     /// capacity that cannot be had is logged, and the store keeps the one it has.
     ///

@@ -7,7 +7,7 @@
 
 use super::capacity::share_out;
 use super::hidden::{Cause, Hidden};
-use super::{Engine, State};
+use super::{StoreCore, State};
 use crate::stats::Unavailable;
 use crate::volumes::Whereabouts;
 use ritornello_format::{Error, Extent, Manifest, Result, SegmentId};
@@ -92,7 +92,7 @@ impl Absence {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// What cannot be used now, for `stat`.
     pub(super) fn unavailable(&self, state: &State) -> Unavailable {
         let manifest = self.manifest();
@@ -314,7 +314,7 @@ impl Engine {
     /// Gives an absent volume up: its runs leave the index, durably.
     ///
     /// # Errors
-    /// As of [`Engine::make_durable`].
+    /// As of [`StoreCore::make_durable`].
     pub(super) fn forget_volume(&self, number: u8) -> Result<()> {
         // Not beside `take_back`: both replace what is hidden.
         let _turn = self.shape.lock();

@@ -2,7 +2,7 @@
 
 use super::absence::LOOK_FOR_ABSENT;
 use super::scrub::Scrub;
-use super::{Engine, Upkeep};
+use super::{StoreCore, Upkeep};
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Manifest, Result, SegmentId};
 use ritornello_index::RunId;
@@ -65,13 +65,13 @@ impl Caretaker {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Starts the thread. It ends when the engine is closed or dropped.
     pub(super) fn start_caretaker(self: &Arc<Self>) -> Result<()> {
-        let (engine, bell) = (Arc::downgrade(self), Arc::clone(&self.caretaker.bell));
+        let (core, bell) = (Arc::downgrade(self), Arc::clone(&self.caretaker.bell));
         let thread = std::thread::Builder::new()
             .name("ritornello-caretaker".to_owned())
-            .spawn(move || run(&engine, &bell))
+            .spawn(move || run(&core, &bell))
             .map_err(|e| Error::retry("no thread for the store's caretaker").because(e))?;
         *self.caretaker.bell.thread.lock() = Some(thread);
         Ok(())
@@ -255,26 +255,26 @@ impl Engine {
     }
 }
 
-fn run(engine: &Weak<Engine>, bell: &Upkeep) {
+fn run(core: &Weak<StoreCore>, bell: &Upkeep) {
     let mut pause = Duration::ZERO;
     loop {
         if bell.sleep(pause) {
             return;
         }
-        let Some(engine) = engine.upgrade() else { return };
+        let Some(core) = core.upgrade() else { return };
         pause = LOOK;
-        if engine.is_degraded() {
-            if let Err(error) = engine.take_back() {
+        if core.is_degraded() {
+            if let Err(error) = core.take_back() {
                 tracing::warn!(%error, "absent volumes could not be taken back for now");
             }
             pause = LOOK_FOR_ABSENT;
         }
-        if engine.is_out_of_shape() {
-            match engine.tend_shape(&engine.caretaker.control()) {
+        if core.is_out_of_shape() {
+            match core.tend_shape(&core.caretaker.control()) {
                 Ok(false) => {}
                 Ok(true) => pause = pause.min(AGAIN),
                 // Nothing is done until the store is reopened, and its owner says so.
-                Err(_) if engine.rounds.cause().is_some() => {}
+                Err(_) if core.rounds.cause().is_some() => {}
                 Err(error) => {
                     let again = if error.kind() == ErrorKind::Fatal { LOOK } else { AGAIN };
                     pause = pause.min(again);
@@ -282,7 +282,7 @@ fn run(engine: &Weak<Engine>, bell: &Upkeep) {
                 }
             }
         }
-        engine.caretaker.note_look();
-        pause = pause.min(engine.scrub_some());
+        core.caretaker.note_look();
+        pause = pause.min(core.scrub_some());
     }
 }

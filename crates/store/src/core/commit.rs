@@ -1,7 +1,7 @@
 //! Committing a put: its runs become visible, if what they hang behind is still there.
 
 use super::reservations::{PlannedRun, Reservation};
-use super::{ClientId, Engine, State, resident};
+use super::{ClientId, StoreCore, State, resident};
 use crate::catalog::{Committed, Refusal};
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
@@ -10,7 +10,7 @@ use ritornello_index::{NewRun, RunId};
 /// linked when somebody puts over both.
 const WAITING_MAX: usize = 4096;
 
-impl Engine {
+impl StoreCore {
     pub(super) fn commit(
         &self,
         asking: ClientId,

@@ -6,7 +6,7 @@
 
 use super::hidden::Hidden;
 use super::retention::Retention;
-use super::{ClientId, Engine, STEP_RUNS, State};
+use super::{ClientId, StoreCore, STEP_RUNS, State};
 use crate::eviction::{Holdings, Victim};
 use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;
@@ -44,7 +44,7 @@ impl Holdings for Held<'_> {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Evicts about `units` of what lies in segments that stay, leaves first, and lets others have
     /// the lock in between. Returns whether anything went.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
@@ -157,7 +157,7 @@ impl Engine {
     /// Makes what was written to `segments` durable, in between two rounds.
     ///
     /// # Errors
-    /// As of [`Engine::make_durable`].
+    /// As of [`StoreCore::make_durable`].
     pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
         let _turn = self.rounds.between(Instant::now() + SYNC_PATIENCE)?;
         self.rounds.check()?;
@@ -190,10 +190,10 @@ impl Engine {
     /// Starts the thread that syncs in the background and buries dead clients. It ends when the
     /// engine is closed or dropped.
     pub(super) fn start_upkeep(self: &Arc<Self>) -> Result<()> {
-        let engine = Arc::downgrade(self);
+        let core = Arc::downgrade(self);
         let thread = std::thread::Builder::new()
             .name("ritornello-upkeep".to_owned())
-            .spawn(move || upkeep(&engine))
+            .spawn(move || upkeep(&core))
             .map_err(|e| Error::retry("no thread for the store's upkeep").because(e))?;
         *self.upkeep.thread.lock() = Some(thread);
         Ok(())
@@ -301,13 +301,13 @@ fn pending_max(ceiling: u64) -> u64 {
 
 const _: () = assert!(UNIT == 4096, "the arithmetic above counts 4 KiB units");
 
-fn upkeep(engine: &Weak<Engine>) {
+fn upkeep(core: &Weak<StoreCore>) {
     let mut last_sync = Instant::now();
     loop {
-        let Some(engine) = engine.upgrade() else { return };
-        if engine.upkeep.sleep(UPKEEP_INTERVAL) {
+        let Some(core) = core.upgrade() else { return };
+        if core.upkeep.sleep(UPKEEP_INTERVAL) {
             return;
         }
-        engine.look_around(&mut last_sync);
+        core.look_around(&mut last_sync);
     }
 }

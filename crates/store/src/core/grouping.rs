@@ -1,6 +1,6 @@
 //! Which missing pages of a put share a run.
 
-use super::Engine;
+use super::StoreCore;
 use super::reserve::RoomDeadline;
 use crate::catalog::{Refusal, ScopeRef, Wanted};
 use ritornello_format::{Error, KEY_BYTES_MAX, Place, Result, RunHeader, UNIT, units_of};
@@ -14,7 +14,7 @@ const PADDING_SHARE: u64 = 32;
 /// or at most this many units: another run costs a header, and an operation for each reader.
 const PADDING_UNITS: u64 = 8;
 
-impl Engine {
+impl StoreCore {
     /// The missing pages as (position, count), cut so that each run's header holds its keys and
     /// slices, no run is unwieldy, and little is padding where pages differ in length on disk.
     pub(super) fn missing_runs(

@@ -1,7 +1,7 @@
 //! The owner's [`Catalog`], for one client.
 
 use super::reclaim::Abandoned;
-use super::{ClientId, Engine, Reshape, State};
+use super::{ClientId, StoreCore, Reshape, State};
 use crate::catalog::{
     Catalog, Committed, HeldKeys, HeldScope, LEASED_AT_ONCE, LeaseNumber, Leased, Located,
     LocatedRun, Reserved, ScopeRef, Wanted,
@@ -27,13 +27,13 @@ const LEASE_MAX: Duration = Duration::from_secs(3600);
 /// What one client sees of an engine.
 #[derive(Clone, Debug)]
 pub struct Session {
-    engine: Arc<Engine>,
+    core: Arc<StoreCore>,
     client: ClientId,
 }
 
 impl Session {
-    pub(super) fn new(engine: Arc<Engine>, client: ClientId) -> Self {
-        Self { engine, client }
+    pub(super) fn new(core: Arc<StoreCore>, client: ClientId) -> Self {
+        Self { core, client }
     }
 
     /// Walks the leading pages (in a scope whose keys do not chain, all that are there) and pins
@@ -44,10 +44,10 @@ impl Session {
         keys: &[&[u8]],
         ttl: Duration,
     ) -> Result<(LeaseNumber, Vec<Step>)> {
-        self.engine.check_open()?;
-        self.engine.scopes.check(scope)?;
+        self.core.check_open()?;
+        self.core.scopes.check(scope)?;
         check_keys(keys)?;
-        let mut state = self.engine.state.lock();
+        let mut state = self.core.state.lock();
         let mut found = Vec::new();
         let steps = self.use_leading(&mut state, scope, keys, &mut found);
         let runs: Vec<RunId> = found.into_iter().map(|found| found.run).collect();
@@ -63,7 +63,7 @@ impl Session {
         keys: &[&[u8]],
         runs: &mut Vec<FoundRun>,
     ) -> Vec<Step> {
-        let steps = self.engine.walk(scope, keys);
+        let steps = self.core.walk(scope, keys);
         if steps.is_empty() {
             return steps;
         }
@@ -99,10 +99,10 @@ impl Session {
         if found.is_empty() {
             return Ok(Leased { pages, lease: LeaseNumber::default() });
         }
-        let engine = &self.engine;
-        let (tick, capacity) = (engine.clock.tick(), state.space.capacity_units());
+        let core = &self.core;
+        let (tick, capacity) = (core.clock.tick(), state.space.capacity_units());
         let runs: Vec<RunId> = found.iter().map(|found| found.run).collect();
-        let units = |run| engine.index.place(run).map_or(0, |place| place.units());
+        let units = |run| core.index.place(run).map_or(0, |place| place.units());
         let ttl = ttl.min(LEASE_MAX);
         let (lease, taken) =
             state.leases.grant_leading(&runs, units, capacity, ttl, self.client)?;
@@ -116,9 +116,9 @@ impl Session {
         state.touched = true;
         drop(state);
         if taken < runs.len() {
-            engine.counters.leases_shortened.add(1);
+            core.counters.leases_shortened.add(1);
         }
-        runs.iter().for_each(|run| engine.index.touch(*run, tick));
+        runs.iter().for_each(|run| core.index.touch(*run, tick));
         Ok(Leased { pages: within, lease: LeaseNumber(lease) })
     }
 
@@ -133,11 +133,11 @@ impl Session {
         if runs.is_empty() {
             return Ok(LeaseNumber::default());
         }
-        let tick = self.engine.clock.tick();
+        let tick = self.core.clock.tick();
         let lease = state.leases.grant(runs, ttl.min(LEASE_MAX), self.client)?;
         state.touched = true;
         drop(state);
-        runs.iter().for_each(|run| self.engine.index.touch(*run, tick));
+        runs.iter().for_each(|run| self.core.index.touch(*run, tick));
         Ok(LeaseNumber(lease))
     }
 }
@@ -159,38 +159,38 @@ fn leading(steps: &[Step]) -> usize {
 
 impl Catalog for Session {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
-        self.engine.check_open()?;
-        match self.engine.scopes.find(scope)? {
+        self.core.check_open()?;
+        match self.core.scopes.find(scope)? {
             None if create => {
-                self.engine.check_fits(scope)?;
-                self.engine.register(scope).map(Some)
+                self.core.check_fits(scope)?;
+                self.core.register(scope).map(Some)
             }
             found => Ok(found),
         }
     }
 
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
-        self.engine.check_writable()?;
-        let configured = self.engine.scopes.configure(scope, *settings);
-        configured.map_err(|error| self.engine.retryable(error))?;
-        self.engine.apply_quota(scope.slot);
-        self.engine.trim_retention(scope.slot);
+        self.core.check_writable()?;
+        let configured = self.core.scopes.configure(scope, *settings);
+        configured.map_err(|error| self.core.retryable(error))?;
+        self.core.apply_quota(scope.slot);
+        self.core.trim_retention(scope.slot);
         Ok(())
     }
 
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        let engine = &self.engine;
-        engine.check_open()?;
-        engine.scopes.check(scope)?;
+        let core = &self.core;
+        core.check_open()?;
+        core.scopes.check(scope)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
-        let hit = if engine.hidden.is_empty() {
-            engine.index.longest_prefix(scope.slot, &scoped)
+        let hit = if core.hidden.is_empty() {
+            core.index.longest_prefix(scope.slot, &scoped)
         } else {
-            leading(&engine.visible(true, engine.index.walk(scope.slot, &scoped)))
+            leading(&core.visible(true, core.index.walk(scope.slot, &scoped)))
         };
-        engine.counters.probes.add(1);
-        engine.counters.pages_probed.add(keys.len() as u64);
-        engine.counters.pages_hit.add(hit as u64);
+        core.counters.probes.add(1);
+        core.counters.pages_probed.add(keys.len() as u64);
+        core.counters.pages_hit.add(hit as u64);
         Ok(hit)
     }
 
@@ -201,19 +201,19 @@ impl Catalog for Session {
                 .with("scopes", scopes.len())
                 .with("at_most", LEASED_AT_ONCE));
         }
-        let engine = &self.engine;
-        engine.check_open()?;
-        scopes.iter().try_for_each(|scope| engine.scopes.check(*scope))?;
+        let core = &self.core;
+        core.check_open()?;
+        scopes.iter().try_for_each(|scope| core.scopes.check(*scope))?;
         check_keys(keys)?;
         let mut pages = if scopes.is_empty() { 0 } else { keys.len() };
         let mut runs = Vec::new();
-        let mut state = engine.state.lock();
+        let mut state = core.state.lock();
         for (number, scope) in scopes.iter().enumerate() {
             let asked = &keys[..pages];
             pages = leading(&self.use_leading(&mut state, *scope, asked, &mut runs));
-            engine.counters.probes.add(1);
-            engine.counters.pages_probed.add(asked.len() as u64);
-            engine.counters.pages_hit.add(pages as u64);
+            core.counters.probes.add(1);
+            core.counters.pages_probed.add(asked.len() as u64);
+            core.counters.pages_hit.add(pages as u64);
             if pages == 0 && number > 0 {
                 // Nothing that all of them have.
                 runs.clear();
@@ -228,11 +228,11 @@ impl Catalog for Session {
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
-        let mut state = self.engine.state.lock();
+        let mut state = self.core.state.lock();
         // Numbers can be guessed, and a lease that ends early fails reads of its client.
         if state.leases.holder(lease.0).is_some_and(|holder| holder != self.client) {
             drop(state);
-            let foreign = &self.engine.counters.foreign_releases;
+            let foreign = &self.core.counters.foreign_releases;
             if foreign.get() == 0 {
                 tracing::warn!(
                     client = self.client.0,
@@ -254,12 +254,12 @@ impl Catalog for Session {
             let found =
                 steps.iter().flat_map(|step| &keys[step.at as usize..][..step.pages as usize]);
             let mut read = found.map(|key| PageHash::of(&scope.id, key).low());
-            self.engine.state.lock().eviction.demanded(Demand::Read, None, &mut read);
+            self.core.state.lock().eviction.demanded(Demand::Read, None, &mut read);
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
             // Deleted or cut between the walk and here: a prefix ends there.
-            let place = self.engine.index.place(step.run);
+            let place = self.core.index.place(step.run);
             let pages = place.as_ref().map_or(0, |place| place.holds().saturating_sub(step.first));
             let pages = pages.min(step.pages);
             if let Some(place) = place.filter(|_| pages > 0) {
@@ -273,14 +273,14 @@ impl Catalog for Session {
     }
 
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
-        self.engine.check_open()?;
-        self.engine.scopes.check(scope)?;
+        self.core.check_open()?;
+        self.core.scopes.check(scope)?;
         check_keys(keys)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
-        let mut there = self.engine.index.exists(scope.slot, &scoped);
-        if !self.engine.hidden.is_empty() {
+        let mut there = self.core.index.exists(scope.slot, &scoped);
+        if !self.core.hidden.is_empty() {
             for (there, key) in there.iter_mut().zip(keys) {
-                *there &= !self.engine.is_hidden(scope.slot, PageHash::of(&scope.id, key));
+                *there &= !self.core.is_hidden(scope.slot, PageHash::of(&scope.id, key));
             }
         }
         Ok(there)
@@ -293,38 +293,38 @@ impl Catalog for Session {
         parent: Option<&[u8]>,
         wanted: &Wanted,
     ) -> Result<Reserved> {
-        let reserved = self.engine.reserve(self.client, scope, keys, parent, wanted);
-        reserved.map_err(|error| self.engine.retryable(error))
+        let reserved = self.core.reserve(self.client, scope, keys, parent, wanted);
+        reserved.map_err(|error| self.core.retryable(error))
     }
 
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
-        let committed = self.engine.commit(self.client, reservation, written);
-        committed.map_err(|error| self.engine.retryable(error))
+        let committed = self.core.commit(self.client, reservation, written);
+        committed.map_err(|error| self.core.retryable(error))
     }
 
     fn abort(&self, reservation: u64) -> Result<()> {
-        self.engine.state.lock().check_reserver(self.client, reservation)?;
-        self.engine.abandon(reservation, Abandoned::ByCall);
+        self.core.state.lock().check_reserver(self.client, reservation)?;
+        self.core.abandon(reservation, Abandoned::ByCall);
         Ok(())
     }
 
     fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
-        let engine = &self.engine;
-        engine.check_open()?;
-        engine.scopes.check(scope)?;
+        let core = &self.core;
+        core.check_open()?;
+        core.scopes.check(scope)?;
         let hash = PageHash::of(&scope.id, key);
-        let Some((run, page, place)) = engine.placed(scope, hash, generation) else {
+        let Some((run, page, place)) = core.placed(scope, hash, generation) else {
             return Ok(());
         };
         // The reporter may have been short of memory or files, or late: the owner looks itself.
-        if !engine.is_wrong(&place, page) {
+        if !core.is_wrong(&place, page) {
             return Ok(());
         }
-        let mut state = engine.state.lock();
+        let mut state = core.state.lock();
         let stays = |now: Place| now.header() == place.header();
-        if engine.placed(scope, hash, generation).is_some_and(|(_, _, now)| stays(now)) {
+        if core.placed(scope, hash, generation).is_some_and(|(_, _, now)| stays(now)) {
             tracing::warn!(reason, generation, page, scope = %scope.id, "bytes on disk could not be believed: the page is gone");
-            engine.distrust_page(&mut state, scope, run, hash);
+            core.distrust_page(&mut state, scope, run, hash);
         }
         Ok(())
     }
@@ -336,64 +336,64 @@ impl Catalog for Session {
     }
 
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        let engine = &self.engine;
-        engine.check_writable()?;
-        engine.scopes.check(scope)?;
+        let core = &self.core;
+        core.check_writable()?;
+        core.scopes.check(scope)?;
         check_keys(keys)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
-        let mut state = engine.state.lock();
-        let there = engine.index.exists(scope.slot, &scoped);
-        let removed = engine.index.remove(scope.slot, &scoped);
-        let (pages, _) = engine.settle(&mut state, removed, None);
-        engine.counters.pages_deleted.add(pages);
-        engine.ring_if_limbo_is_large(&state);
+        let mut state = core.state.lock();
+        let there = core.index.exists(scope.slot, &scoped);
+        let removed = core.index.remove(scope.slot, &scoped);
+        let (pages, _) = core.settle(&mut state, removed, None);
+        core.counters.pages_deleted.add(pages);
+        core.ring_if_limbo_is_large(&state);
         drop(state);
-        if engine.durable_puts() && pages > 0 {
-            engine.make_durable().map_err(|error| engine.retryable(error))?;
+        if core.durable_puts() && pages > 0 {
+            core.make_durable().map_err(|error| core.retryable(error))?;
         }
         Ok(there.into_iter().filter(|there| *there).count())
     }
 
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
-        self.engine.check_writable()?;
-        self.engine.scopes.check(scope)?;
-        let dropped = self.engine.drop_scopes(|slot| slot == scope.slot);
-        dropped.map_err(|error| self.engine.retryable(error))
+        self.core.check_writable()?;
+        self.core.scopes.check(scope)?;
+        let dropped = self.core.drop_scopes(|slot| slot == scope.slot);
+        dropped.map_err(|error| self.core.retryable(error))
     }
 
     fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
-        self.engine.check_open()?;
-        Ok(self.engine.held_scopes(from))
+        self.core.check_open()?;
+        Ok(self.core.held_scopes(from))
     }
 
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
-        self.engine.check_open()?;
-        self.engine.scopes.check(scope)?;
-        Ok(self.engine.held_keys(scope, after, limit))
+        self.core.check_open()?;
+        self.core.scopes.check(scope)?;
+        Ok(self.core.held_keys(scope, after, limit))
     }
 
     fn reshape(&self, change: &Reshape) -> Result<()> {
-        let reshaped = self.engine.reshape(change, RESHAPE_PATIENCE);
-        reshaped.map_err(|error| self.engine.retryable(error))
+        let reshaped = self.core.reshape(change, RESHAPE_PATIENCE);
+        reshaped.map_err(|error| self.core.retryable(error))
     }
 
     fn clear(&self) -> Result<()> {
-        self.engine.check_writable()?;
-        let cleared = self.engine.drop_scopes(|_| true).and_then(|()| self.engine.make_durable());
-        cleared.map_err(|error| self.engine.retryable(error))
+        self.core.check_writable()?;
+        let cleared = self.core.drop_scopes(|_| true).and_then(|()| self.core.make_durable());
+        cleared.map_err(|error| self.core.retryable(error))
     }
 
     fn flush(&self) -> Result<()> {
-        self.engine.check_writable()?;
-        self.engine.make_durable().map_err(|error| self.engine.retryable(error))
+        self.core.check_writable()?;
+        self.core.make_durable().map_err(|error| self.core.retryable(error))
     }
 
     fn stats(&self) -> Result<CatalogStats> {
-        self.engine.stats()
+        self.core.stats()
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// A page and its header must lie in one segment.
     fn check_fits(&self, scope: &Scope) -> Result<()> {
         let page_bytes = scope.resolved_page_bytes()?;

@@ -6,7 +6,7 @@
 
 use crate::catalog::{LeaseNumber, ScopeRef};
 use crate::directory::Directory;
-use crate::engine::ClientId;
+use crate::core::ClientId;
 use ritornello_format::{Extent, PageHash, Place, ReservationRecord, Result};
 use ritornello_medium::MediumFile;
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! Unique numbers for runs and reservations, across all owners of a store.
 
-use super::Engine;
+use super::StoreCore;
 use ritornello_format::{Error, Manifest, Result};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub(super) fn first(generations: u32) -> u64 {
     (u64::from(generations) << 32) | 1
 }
 
-impl Engine {
+impl StoreCore {
     pub(super) fn unique_number(&self) -> u64 {
         self.next_generation.fetch_add(1, Ordering::Relaxed)
     }
@@ -65,15 +65,15 @@ mod tests {
                 upkeep: false,
                 ..Options::new(Path::new("/store"))
             };
-            Engine::open(Arc::new(disk.clone()), &options, Arc::new(|_| false)).unwrap()
+            StoreCore::open(Arc::new(disk.clone()), &options, Arc::new(|_| false)).unwrap()
         };
-        let engine = open(Some(16 << 20));
-        let upper = engine.unique_number() >> 32;
-        engine.next_generation.store((upper << 32) + (1 << 32) - 10, Ordering::Relaxed);
-        engine.ensure_numbers(Instant::now()).unwrap();
-        assert_eq!(engine.unique_number(), first(upper as u32 + 1));
+        let core = open(Some(16 << 20));
+        let upper = core.unique_number() >> 32;
+        core.next_generation.store((upper << 32) + (1 << 32) - 10, Ordering::Relaxed);
+        core.ensure_numbers(Instant::now()).unwrap();
+        assert_eq!(core.unique_number(), first(upper as u32 + 1));
         // Its end is no clean one: what it has taken is in the manifest all the same.
-        drop(engine);
+        drop(core);
         let next = open(None);
         assert_eq!(next.unique_number(), first(upper as u32 + 2));
     }

@@ -7,7 +7,7 @@
 //! an opening that was not clean, because an owner's own reservations are in no log, and the
 //! reservations of a client that died.
 
-use super::{Engine, State};
+use super::{StoreCore, State};
 use ritornello_format::{Extent, SegmentId};
 use ritornello_volume::space::Space;
 use std::collections::BTreeMap;
@@ -101,7 +101,7 @@ impl State {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Drains what is withheld: in the background, one thread a volume, or at once in a store
     /// without threads of its own.
     pub(super) fn start_drain(self: &Arc<Self>) {
@@ -114,10 +114,10 @@ impl Engine {
             self.drain_all();
             return;
         }
-        let engine = Arc::clone(self);
+        let core = Arc::clone(self);
         let started = std::thread::Builder::new()
             .name("ritornello-drain".to_owned())
-            .spawn(move || engine.drain_all());
+            .spawn(move || core.drain_all());
         if let Err(error) = started {
             // The upkeep thread tries again.
             tracing::warn!(%error, "no thread to wait for writes of a dead process");

@@ -2,7 +2,7 @@
 
 use super::grouping::check_lengths;
 use super::reservations::{PlannedRun, Reservation};
-use super::{ClientId, Engine};
+use super::{ClientId, StoreCore};
 use crate::budget::Budget;
 use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
 use crate::eviction::Demand;
@@ -50,7 +50,7 @@ enum Obstacle {
     Full,
 }
 
-impl Engine {
+impl StoreCore {
     pub(super) fn reserve(
         &self,
         client: ClientId,

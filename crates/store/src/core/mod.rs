@@ -85,7 +85,7 @@ const SHAPE_PATIENCE: Duration = Duration::from_secs(60);
 pub type Alive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The owner of a store. The caller holds the directory's lock for as long as this lives.
-pub struct Engine {
+pub struct StoreCore {
     /// Dropped before the medium: RocksDB goes by its [`Medium::host_path`] to the end.
     index: Arc<dyn PrefixIndex>,
     directory: Directory,
@@ -212,7 +212,7 @@ struct OpenReport {
     dropped: BTreeMap<String, u64>,
 }
 
-impl Engine {
+impl StoreCore {
     /// The segment files.
     #[must_use]
     pub fn segments(&self) -> Arc<Segments> {
@@ -421,7 +421,7 @@ impl Engine {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Does `step` under the owner's lock as long as it says that there is more to do. Whoever waits
     /// for the lock gets it in between.
     fn in_steps(&self, mut step: impl FnMut(&mut State) -> bool) {
@@ -553,8 +553,8 @@ fn resident(
     }
 }
 
-impl std::fmt::Debug for Engine {
+impl std::fmt::Debug for StoreCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("dir", &self.options.dir).finish_non_exhaustive()
+        f.debug_struct("StoreCore").field("dir", &self.options.dir).finish_non_exhaustive()
     }
 }

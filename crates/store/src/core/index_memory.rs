@@ -1,6 +1,6 @@
 //! The memory ceiling of the index: at it puts are skipped, and eviction makes room.
 
-use super::Engine;
+use super::StoreCore;
 use super::reclaim::STEP_UNITS;
 use parking_lot::MutexGuard;
 use ritornello_format::PageHash;
@@ -11,7 +11,7 @@ const SAID_AGAIN: Duration = Duration::from_secs(3600);
 /// One part in this many of the index goes at once.
 const EVICTED_SHARE: u64 = 16;
 
-impl Engine {
+impl StoreCore {
     /// Whether the index has memory for a run. If not, eviction is on its way.
     pub(super) fn index_takes(&self, pages: &[PageHash]) -> bool {
         if self.index.has_memory_for(pages) {

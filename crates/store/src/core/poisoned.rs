@@ -1,11 +1,11 @@
 //! A store that a failed write or sync has poisoned: it takes nothing any more, still finds and reads,
 //! and is opened again by its owner when the disks take writes.
 
-use super::Engine;
+use super::StoreCore;
 use crate::rounds::OnPoison;
 use ritornello_format::{Error, ErrorKind, Result, VolumeMarker};
 
-impl Engine {
+impl StoreCore {
     /// What poisoned the store: the failed write or sync after which it takes nothing any more.
     #[must_use]
     pub fn poisoned(&self) -> Option<String> {

@@ -1,6 +1,6 @@
 //! How the allocator does: what is padding, in how many pieces things lie, what was written.
 
-use super::Engine;
+use super::StoreCore;
 use crate::stats::{Pieces, SpaceHealth};
 use ritornello_format::{PageHash, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_index::RunView;
@@ -34,7 +34,7 @@ impl Histogram {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Looks at every run, one by one; nothing is locked for longer than that.
     pub(super) fn health(&self) -> SpaceHealth {
         let mut health = SpaceHealth::default();

@@ -1,6 +1,6 @@
 //! Reading everything, for `fsck`; and bringing back runs that the index has lost.
 
-use super::{Engine, resident};
+use super::{StoreCore, resident};
 use crate::catalog::ScopeRef;
 use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
 use ritornello_index::{NewRun, RunId, RunView};
@@ -55,7 +55,7 @@ pub struct Verification {
     pub seconds: f64,
 }
 
-impl Engine {
+impl StoreCore {
     /// Reads and verifies every page; takes out what cannot be believed. With `salvage`, then
     /// looks through all segments for runs that the index does not know, and takes in those whose
     /// scope is live, whose place is free and whose pages verify.

@@ -1,6 +1,6 @@
 //! Which of a put's missing pages may be written, before any space is looked for.
 
-use super::Engine;
+use super::StoreCore;
 use super::reservations::PlannedRun;
 use crate::admission::Shut;
 use crate::catalog::{Refusal, ScopeRef, Wanted};
@@ -29,7 +29,7 @@ impl Admitted {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Asks the quota, then admission. Charges the write budget.
     pub(super) fn admit(
         &self,

@@ -4,7 +4,7 @@
 //! first, and leaf first as everywhere. So room within a quota never costs another scope a page.
 
 use super::reclaim::{Held, STEP_UNITS};
-use super::{Engine, STEP_RUNS, State};
+use super::{StoreCore, STEP_RUNS, State};
 use crate::catalog::{Refusal, ScopeRef};
 use crate::eviction::{Eviction, Policy, Resident, Used};
 use crate::stats::{SCOPES_SHOWN, ScopeUsage};
@@ -147,7 +147,7 @@ impl State {
         self.usage.units(slot) + writing
     }
 
-    /// A promise of [`Engine::make_quota_room`] was kept, or came to nothing.
+    /// A promise of [`StoreCore::make_quota_room`] was kept, or came to nothing.
     pub(super) fn redeem(&mut self, slot: ScopeSlot, units: u64) {
         if let Some(holding) = self.usage.scopes.get_mut(&slot) {
             holding.promised = holding.promised.saturating_sub(units);
@@ -155,7 +155,7 @@ impl State {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// Leading pages of a put that the scope's quota could hold at all.
     pub(super) fn pages_within_quota(&self, scope: ScopeRef, page_units: u32) -> usize {
         let Some(quota) = self.scopes.settings(scope.slot).quota_bytes else { return usize::MAX };

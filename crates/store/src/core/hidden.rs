@@ -1,6 +1,6 @@
 //! Runs that lookups miss, because part of them lies in absent space.
 
-use super::Engine;
+use super::StoreCore;
 use parking_lot::RwLock;
 use ritornello_format::{PageHash, ScopeSlot};
 use ritornello_index::{RunId, Step};
@@ -79,7 +79,7 @@ impl Hidden {
     }
 }
 
-impl Engine {
+impl StoreCore {
     /// The steps that a reader can follow: none in a hidden run, and in a chained scope none behind
     /// one.
     pub(super) fn visible(&self, chained: bool, mut steps: Vec<Step>) -> Vec<Step> {

@@ -6,7 +6,7 @@
 //! manifest that says the same to the next one.
 
 use super::absence::Absence;
-use super::{Engine, State};
+use super::{StoreCore, State};
 use crate::budget::Budget;
 use crate::directory::{Directory, LOST_AND_FOUND, VOLUMES_MAX};
 use crate::volumes::Whereabouts;
@@ -36,7 +36,7 @@ pub enum Reshape {
     ForgetPath(String),
 }
 
-impl Engine {
+impl StoreCore {
     /// Changes capacity or directories. Returns when it is done, or, with `Retry`, when `patience`
     /// is over: the rest is done in the background then.
     ///
