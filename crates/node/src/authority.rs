@@ -17,14 +17,14 @@ pub(crate) trait Authority: Send + Sync {
     ///
     /// # Errors
     /// As of [`Authority::admit`].
-    fn session(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
+    fn catalog_for(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
     /// The last connection of a client is gone.
     fn client_disconnected(&self, client: ClientId);
 }
 
 impl Authority for Arc<StoreCore> {
-    fn session(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>> {
-        Ok(Arc::new(StoreCore::session(self, client, name)))
+    fn catalog_for(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>> {
+        Ok(Arc::new(StoreCore::catalog_for(self, client, name)))
     }
 
     fn client_disconnected(&self, client: ClientId) {

@@ -53,7 +53,7 @@ struct ClientEntry {
     id: ClientId,
     /// Its process, or zero where that cannot be seen from here.
     pid: i32,
-    session: Arc<dyn Catalog>,
+    catalog: Arc<dyn Catalog>,
     connections: usize,
     budget: Arc<MemoryBudget>,
 }
@@ -157,11 +157,11 @@ impl ConnectionGuard {
             state.check_new_client(name, pid)?;
             state.last_client += 1;
             let id = ClientId(state.last_client);
-            let session = self.connections.authority.session(id, name)?;
+            let catalog = self.connections.authority.catalog_for(id, name)?;
             let budget = MemoryBudget::new(CLIENT_MESSAGE_BYTES_MAX);
             state
                 .clients
-                .insert(name.to_owned(), ClientEntry { id, pid, session, connections: 0, budget });
+                .insert(name.to_owned(), ClientEntry { id, pid, catalog, connections: 0, budget });
         }
         let Some(client) = state.clients.get_mut(name) else { return Ok(None) };
         if client.connections >= CONNECTIONS_PER_CLIENT_MAX {
@@ -169,12 +169,12 @@ impl ConnectionGuard {
                 .with("connections", CONNECTIONS_PER_CLIENT_MAX));
         }
         client.connections += 1;
-        let session = Arc::clone(&client.session);
+        let catalog = Arc::clone(&client.catalog);
         let budgets = vec![Arc::clone(&self.connections.budget), Arc::clone(&client.budget)];
         if let Some(connected) = state.connections.get_mut(&self.number) {
             connected.name = Some(name.to_owned());
         }
-        Ok(Some((session, Grant::of(budgets))))
+        Ok(Some((catalog, Grant::of(budgets))))
     }
 }
 

@@ -147,7 +147,7 @@ impl FailoverCatalog {
             let held = self.membership.read();
             // Held throughout a call of one's own engine, so that closing waits for it.
             if let Membership::Owner(owner) = &**held {
-                return question(owner.session()).map(|answer| (answer, whom(&held)));
+                return question(owner.catalog()).map(|answer| (answer, whom(&held)));
             }
             let membership = Arc::clone(&held);
             drop(held);
@@ -384,7 +384,7 @@ impl Catalog for FailoverCatalog {
                 .with("reservation", reservation)
         })?;
         let committed = match &*issuer {
-            Membership::Owner(owner) => owner.session().commit(reservation, written),
+            Membership::Owner(owner) => owner.catalog().commit(reservation, written),
             Membership::Client(client) => {
                 SocketCatalog::new(client, Instant::now() + DISK_CALL_TIMEOUT)
                     .commit(reservation, written)

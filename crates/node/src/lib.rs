@@ -4,7 +4,7 @@
 //! a client of the process that owns it, behind the same [`Node`].
 //!
 //! ```text
-//!   Node ── Store ── FailoverCatalog ──┬── Session of the engine       this process owns the store
+//!   Node ── Store ── FailoverCatalog ──┬── LocalCatalog of the engine       this process owns the store
 //!                             └── SocketCatalog ─ Client ─╮          another one does
 //!                                                  │ owner.sock
 //!                              Connections ── Server ───╯          in that other one

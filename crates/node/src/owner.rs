@@ -11,13 +11,13 @@ use crate::server::Server;
 use crate::socket;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_store::{Alive, Catalog, ClientId, Durability, StoreCore, Session};
+use ritornello_store::{Alive, Catalog, ClientId, Durability, StoreCore, LocalCatalog};
 use std::sync::Arc;
 
 /// The engine, this process's session with it, and the server for the others.
 pub(crate) struct Owner {
     core: Arc<StoreCore>,
-    session: Session,
+    catalog: LocalCatalog,
     epoch: OwnerEpoch,
     server: Mutex<Option<Server>>,
 }
@@ -32,7 +32,7 @@ impl Owner {
     /// found.
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let core = Self::engine_of(opening)?;
-        if let Err(error) = core.session(ClientId::LOCAL, "").flush() {
+        if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
             // It fails for the same reason.
             let _ = core.close();
             return Err(error);
@@ -62,7 +62,7 @@ impl Owner {
         match Server::start(directory, authority, &opening.permissions, epoch) {
             Ok(server) => Ok(Self {
                 epoch,
-                session: core.session(ClientId::LOCAL, ""),
+                catalog: core.catalog_for(ClientId::LOCAL, ""),
                 core,
                 server: Mutex::new(Some(server)),
             }),
@@ -85,8 +85,8 @@ impl Owner {
     }
 
     /// This process's own catalog.
-    pub(crate) fn session(&self) -> &Session {
-        &self.session
+    pub(crate) fn catalog(&self) -> &LocalCatalog {
+        &self.catalog
     }
 
     /// Hangs up on the clients, who find the next owner, and closes the engine. What is inside is

@@ -33,7 +33,7 @@ impl Authority for Refusing {
         Err(Error::miss(self.0.clone()))
     }
 
-    fn session(&self, _: ClientId, _: &str) -> Result<Arc<dyn Catalog>> {
+    fn catalog_for(&self, _: ClientId, _: &str) -> Result<Arc<dyn Catalog>> {
         Err(Error::miss(self.0.clone()))
     }
 

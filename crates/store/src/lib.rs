@@ -52,7 +52,7 @@ pub use catalog::{
 };
 pub use conversion::{Conversion, convert_index};
 pub use directory::Directory;
-pub use core::{Alive, ClientId, StoreCore, Finding, Reshape, Session, Verification};
+pub use core::{Alive, ClientId, StoreCore, Finding, Reshape, LocalCatalog, Verification};
 pub use memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use moved::{StoreStats, TransferStats};
 pub use options::{

@@ -142,7 +142,7 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     let alive: Alive = Arc::new(|_| true);
     let all = Options { upkeep: false, ..options(Path::new("/store"), 8) };
     let open = open_beside(Arc::new(disk.clone()), &all, Arc::clone(&alive)).unwrap();
-    let client = open.core.session(ClientId(1), NAME);
+    let client = open.core.catalog_for(ClientId(1), NAME);
     let scope = client.resolve(&chained(65_536), true).unwrap().unwrap();
     let keys = sequence(77, 4);
     let wanted = Wanted { patience: Duration::from_secs(1), ..Wanted::default() };
@@ -158,11 +158,11 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     schedule.heal();
     open.core.tend();
     open.core.tend();
-    let session = open.core.session(ClientId::LOCAL, "");
-    let scope = session.resolve(&chained(65_536), true).unwrap().unwrap();
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let scope = catalog.resolve(&chained(65_536), true).unwrap().unwrap();
     for name in 0..20 {
         let keys = sequence(name, 4);
-        let ours = session.reserve(scope, &refs(&keys), None, &wanted).unwrap();
+        let ours = catalog.reserve(scope, &refs(&keys), None, &wanted).unwrap();
         for extent in ours.runs.iter().flat_map(|run| &run.place.extents) {
             let overlaps = |other: &&Extent| {
                 other.segment == extent.segment

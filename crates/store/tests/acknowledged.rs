@@ -73,11 +73,11 @@ fn durable(admission: AdmissionMode) -> Options {
 /// Commits the pages of another client, who has not made them durable yet: a part of a put that is
 /// flushed when all of its parts are committed.
 fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
-    let session = open.core.session(ClientId(7), "other");
-    let reference = session.resolve(scope, true).unwrap().unwrap();
+    let catalog = open.core.catalog_for(ClientId(7), "other");
+    let reference = catalog.resolve(scope, true).unwrap().unwrap();
     let wanted = Wanted { flushed_later: true, patience: LONG, ..Wanted::default() };
     let keys_of = refs(keys);
-    let reserve = || session.reserve(reference, &keys_of, None, &wanted).unwrap();
+    let reserve = || catalog.reserve(reference, &keys_of, None, &wanted).unwrap();
     let mut reserved = reserve();
     if reserved.runs.is_empty() {
         // Admission takes what it sees a second time.
@@ -105,7 +105,7 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let write = RunWrite { place: &run.place, header: &header, source: &source, first: 0 };
     let sums = open.core.segments().write_runs(&[write], &Control::default());
     let sums: Vec<Option<u64>> = sums.into_iter().map(Result::ok).collect();
-    assert_eq!(session.commit(reserved.id, &sums).unwrap().stored, keys.len());
+    assert_eq!(catalog.commit(reserved.id, &sums).unwrap().stored, keys.len());
 }
 
 /// In `durable` mode, a put of `asked` pages after another client committed six of them, and power

@@ -6,15 +6,15 @@ mod common;
 use common::*;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::SimDisk;
-use ritornello_store::{Catalog, ClientId, StoreCore, Reserved, Session, Wanted};
+use ritornello_store::{Catalog, ClientId, StoreCore, Reserved, LocalCatalog, Wanted};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-fn reserve(session: &Session, pages: usize) -> Result<Reserved> {
-    let scope = session.resolve(&chained(4096), true)?.unwrap();
+fn reserve(catalog: &LocalCatalog, pages: usize) -> Result<Reserved> {
+    let scope = catalog.resolve(&chained(4096), true)?.unwrap();
     let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
-    session.reserve(scope, &refs(&sequence(1, pages)), None, &wanted)
+    catalog.reserve(scope, &refs(&sequence(1, pages)), None, &wanted)
 }
 
 fn refused<T: std::fmt::Debug>(settled: Result<T>) {
@@ -28,18 +28,18 @@ fn what_a_client_reserved_it_alone_settles() {
     // Nobody is proven gone: what a client that left had reserved stays withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));
     let core = StoreCore::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
-    let session = |id, name| core.session(ClientId(id), name);
-    let (one, two) = (session(1, "one"), session(2, "two"));
+    let catalog = |id, name| core.catalog_for(ClientId(id), name);
+    let (one, two) = (catalog(1, "one"), catalog(2, "two"));
     let reserved = reserve(&one, 4).unwrap();
     refused(two.commit(reserved.id, &[Some(7)]));
     refused(two.abort(reserved.id));
-    refused(core.session(ClientId::LOCAL, "").abort(reserved.id));
+    refused(core.catalog_for(ClientId::LOCAL, "").abort(reserved.id));
     assert_eq!(one.commit(reserved.id, &[Some(7)]).unwrap().stored, 4);
     // Settled, it is nobody's: what a client lets go of twice is no fault.
     two.abort(reserved.id).unwrap();
     // Of one that left, whoever comes back under its name gives the space back, or the owner.
     for settles in ["three", "owner"] {
-        let three = session(3, "three");
+        let three = catalog(3, "three");
         let scope = three.resolve(&chained(4096), true).unwrap().unwrap();
         let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
         let keys = sequence(9, 4);
@@ -49,8 +49,8 @@ fn what_a_client_reserved_it_alone_settles() {
         assert!(two.commit(reserved.id, &[Some(7)]).is_err());
         assert!(core.stats().unwrap().reserved_bytes > 0);
         match settles {
-            "three" => session(4, "three").abort(reserved.id).unwrap(),
-            _ => core.session(ClientId::LOCAL, "").abort(reserved.id).unwrap(),
+            "three" => catalog(4, "three").abort(reserved.id).unwrap(),
+            _ => core.catalog_for(ClientId::LOCAL, "").abort(reserved.id).unwrap(),
         }
         assert_eq!(core.stats().unwrap().reserved_bytes, 0);
     }
@@ -61,7 +61,7 @@ fn what_a_client_reserved_it_alone_settles() {
 fn a_client_that_hoards_space_leaves_enough_for_the_others() {
     let open =
         open_on(Arc::new(SimDisk::new(64 << 20)), &options(Path::new("/store"), 24)).unwrap();
-    let hoarder = open.core.session(ClientId(1), "hoarder");
+    let hoarder = open.core.catalog_for(ClientId(1), "hoarder");
     let scope = hoarder.resolve(&chained(4096), true).unwrap().unwrap();
     let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
     let mut refused = None;

@@ -183,9 +183,9 @@ fn a_store_of_all_codecs_is_read_after_a_restart_and_by_whoever_asks() {
     let report = open.core.verify(true, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (24, 0), "{report:?}");
     // A client has its own eyes, and encodes for itself.
-    let session = Arc::new(open.core.session(ClientId(3), "client"));
+    let catalog = Arc::new(open.core.catalog_for(ClientId(3), "client"));
     let staging = Staging::new(8 << 20).unwrap();
-    let client = Store::new(session, open.core.segments(), staging);
+    let client = Store::new(catalog, open.core.segments(), staging);
     expect(&client, &scope, &keys, 5);
     let more = sequence(5, 9);
     put_all(&client, &scope, &more, 5);

@@ -77,8 +77,8 @@ fn owner_reuses_dead_clients_space_after_draining_it() {
         let medium: Arc<dyn Medium> = Arc::new(dying.clone());
         open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap().1
     };
-    let session = Arc::new(open.core.session(ClientId(1), NAME));
-    let client = Store::new(session, segments, Staging::new(8 << 20).unwrap());
+    let catalog = Arc::new(open.core.catalog_for(ClientId(1), NAME));
+    let client = Store::new(catalog, segments, Staging::new(8 << 20).unwrap());
     // The first segment exists, so that the client writes into it.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(50, 1), None).pages, 1);
     dying.kill(0, 16);
@@ -125,16 +125,16 @@ fn reservation_log_is_found_after_it_was_shortened() {
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
         let alive: Alive = Arc::new(|_| true);
         let open = open_beside(medium, &store_options(), Arc::clone(&alive)).unwrap();
-        let session = open.core.session(ClientId(1), NAME);
-        let scope = session.resolve(&chained(4096), true).unwrap().unwrap();
+        let catalog = open.core.catalog_for(ClientId(1), NAME);
+        let scope = catalog.resolve(&chained(4096), true).unwrap().unwrap();
         let keys = sequence(1, 4);
-        let reserve = || session.reserve(scope, &refs(&keys), None, &Wanted::default()).unwrap();
+        let reserve = || catalog.reserve(scope, &refs(&keys), None, &Wanted::default()).unwrap();
         // The segment exists: its directory is synced when it is made.
-        session.abort(reserve().id).unwrap();
+        catalog.abort(reserve().id).unwrap();
         let renamed = schedule.count(Op::Rename);
         schedule.add(rule);
         for _ in 0..1500 {
-            session.abort(reserve().id).unwrap();
+            catalog.abort(reserve().id).unwrap();
         }
         assert!(schedule.count(Op::Rename) > renamed, "the log was not shortened");
         assert!(!reserve().runs.is_empty());

@@ -109,8 +109,8 @@ fn those_who_were_there_before_learn_of_a_new_directory() {
     let open = open(&home, 8);
     fill(&open, 0, 4);
     let (_, segments) = open_segments(Arc::new(Host), &home, IoChoice::Auto).unwrap();
-    let session = open.core.session(ritornello_store::ClientId(7), "seven");
-    let theirs = Store::new(Arc::new(session), segments, Staging::new(8 * MIB as usize).unwrap());
+    let catalog = open.core.catalog_for(ritornello_store::ClientId(7), "seven");
+    let theirs = Store::new(Arc::new(catalog), segments, Staging::new(8 * MIB as usize).unwrap());
     assert_eq!(whole(&theirs, 4).len(), 4);
     open.store.reshape(&Reshape::AddPath(text(&second))).unwrap();
     open.store.reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();

@@ -17,8 +17,8 @@ const TTL: Duration = Duration::from_secs(600);
 
 /// The store as another client sees it.
 fn client(open: &Open, number: u64) -> Arc<Store> {
-    let session = Arc::new(open.core.session(ClientId(number), &format!("client {number}")));
-    Store::new(session, open.core.segments(), Staging::new(8 * MIB as usize).unwrap())
+    let catalog = Arc::new(open.core.catalog_for(ClientId(number), &format!("client {number}")));
+    Store::new(catalog, open.core.segments(), Staging::new(8 * MIB as usize).unwrap())
 }
 
 /// Fills a store, and has a client lease all that it may. Returns its leases and what ended that.

@@ -120,13 +120,13 @@ fn long(salt: u64, bytes: usize) -> Scope {
 }
 
 fn register(open: &Open, scope: &Scope) -> ritornello_format::Result<ScopeSlot> {
-    let session = open.core.session(ClientId::LOCAL, "");
-    Ok(session.resolve(scope, true)?.unwrap().slot)
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    Ok(catalog.resolve(scope, true)?.unwrap().slot)
 }
 
 fn known(open: &Open, scope: &Scope) -> Option<ScopeSlot> {
-    let session = open.core.session(ClientId::LOCAL, "");
-    session.resolve(scope, false).unwrap().map(|found| found.slot)
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    catalog.resolve(scope, false).unwrap().map(|found| found.slot)
 }
 
 fn counter(open: &Open, name: &str) -> u64 {
@@ -265,17 +265,17 @@ fn scope_with_a_quota_or_a_reservation_is_kept() {
         ..ritornello_format::ScopeSettings::default()
     };
     open.store.configure(&limited, &settings).unwrap();
-    let session = open.core.session(ClientId::LOCAL, "");
-    let reference = session.resolve(&written, true).unwrap().unwrap();
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(&written, true).unwrap().unwrap();
     let keys = sequence(1, 1);
     let wanted = ritornello_store::Wanted::default();
-    let reserved = session.reserve(reference, &refs(&keys), None, &wanted).unwrap();
+    let reserved = catalog.reserve(reference, &refs(&keys), None, &wanted).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     for salt in 0..200 {
         register(&open, &long(salt, 4000)).unwrap();
     }
     assert!(known(&open, &limited).is_some() && known(&open, &written).is_some());
-    session.abort(reserved.id).unwrap();
+    catalog.abort(reserved.id).unwrap();
     open.close();
 }
 

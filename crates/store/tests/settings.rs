@@ -30,8 +30,8 @@ fn numbers(dtype: &str) -> Scope {
 }
 
 fn codec_of(open: &Open, scope: &Scope) -> u8 {
-    let session = open.core.session(ClientId::LOCAL, "");
-    session.resolve(scope, false).unwrap().unwrap().codec
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    catalog.resolve(scope, false).unwrap().unwrap().codec
 }
 
 #[test]
@@ -39,17 +39,17 @@ fn a_codec_is_seen_by_whoever_resolves_and_old_references_are_stale() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let scope = numbers("bfloat16");
-    let session = open.core.session(ClientId(7), "somebody");
-    let old = session.resolve(&scope, true).unwrap().unwrap();
+    let catalog = open.core.catalog_for(ClientId(7), "somebody");
+    let old = catalog.resolve(&scope, true).unwrap().unwrap();
     assert_eq!(old.codec, Codec::Raw.number());
     open.store.configure(&scope, &codec(Codec::Int8)).unwrap();
-    assert_eq!(session.probe(old, &[b"12345678"]).unwrap_err().kind(), ErrorKind::Retry);
+    assert_eq!(catalog.probe(old, &[b"12345678"]).unwrap_err().kind(), ErrorKind::Retry);
     assert_eq!(codec_of(&open, &scope), Codec::Int8.number());
     // Settings that change no reference leave it good.
-    let new = session.resolve(&scope, false).unwrap().unwrap();
+    let new = catalog.resolve(&scope, false).unwrap().unwrap();
     let quota = ScopeSettings { quota_bytes: Some(1 << 30), ..codec(Codec::Int8) };
     open.store.configure(&scope, &quota).unwrap();
-    assert_eq!(session.probe(new, &[b"12345678"]).unwrap(), 0);
+    assert_eq!(catalog.probe(new, &[b"12345678"]).unwrap(), 0);
     open.close();
 }
 
@@ -112,8 +112,8 @@ fn settings_survive_power_loss_and_go_with_their_scope() {
         let open = open_on(Arc::new(disk), &opts).unwrap();
         assert_eq!(open.store.probe(&scope, &[b"12345678"]).unwrap(), 0);
         open.store.configure(&numbers("float16"), &ScopeSettings::default()).unwrap();
-        let session = open.core.session(ClientId::LOCAL, "");
-        assert_eq!(session.resolve(&scope, false).unwrap(), None, "dropped at once: seed {seed}");
+        let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+        assert_eq!(catalog.resolve(&scope, false).unwrap(), None, "dropped at once: seed {seed}");
         open.close();
     }
 }
@@ -124,7 +124,7 @@ fn a_reservation_is_settled_by_whoever_made_it() {
     // Nobody is proven gone.
     let core = StoreCore::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
     let scope = chained(4096);
-    let (mine, theirs) = (core.session(ClientId(1), "me"), core.session(ClientId(2), "them"));
+    let (mine, theirs) = (core.catalog_for(ClientId(1), "me"), core.catalog_for(ClientId(2), "them"));
     let reference = mine.resolve(&scope, true).unwrap().unwrap();
     let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
     let reserved = mine.reserve(reference, &[b"12345678"], None, &wanted).unwrap();
@@ -137,7 +137,7 @@ fn a_reservation_is_settled_by_whoever_made_it() {
     core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(held() > 0);
-    core.session(ClientId(3), "me").abort(reserved.id).unwrap();
+    core.catalog_for(ClientId(3), "me").abort(reserved.id).unwrap();
     assert_eq!(held(), 0);
     theirs.abort(reserved.id).unwrap();
     core.close().unwrap();

@@ -9,7 +9,7 @@ use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
 use ritornello_store::eviction::Policy;
 use ritornello_store::{
-    Catalog, ClientId, StoreCore, Options, ScopeRef, Session, SpaceHealth, Wanted,
+    Catalog, ClientId, StoreCore, Options, ScopeRef, LocalCatalog, SpaceHealth, Wanted,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ struct Kind {
 
 struct Steady {
     core: Arc<StoreCore>,
-    session: Session,
+    catalog: LocalCatalog,
     kinds: Vec<Kind>,
     capacity: u64,
     put: u64,
@@ -61,18 +61,18 @@ impl Steady {
         };
         let disk = Arc::new(SimDisk::new(2 * capacity));
         let core = StoreCore::open(disk, &options, Arc::new(|_| false)).unwrap();
-        let session = core.session(ClientId::LOCAL, "");
+        let catalog = core.catalog_for(ClientId::LOCAL, "");
         let share = capacity / 16 / shapes.len() as u64;
         let longest = share.min(capacity / 64);
         let kind = |&(page_bytes, most, encoded): &(u64, u64, (u64, u64))| {
             let scope = Scope::opaque(&format!("{page_bytes}"), page_bytes, true);
             let pages = most.min(longest / page_bytes).max(1);
             let sequences = (share / (pages * page_bytes)).max(1);
-            let scope = session.resolve(&scope, true).unwrap().unwrap();
+            let scope = catalog.resolve(&scope, true).unwrap().unwrap();
             Kind { scope, page_bytes, pages, sequences, encoded }
         };
         let kinds = shapes.iter().map(kind).collect();
-        Self { core, session, kinds, capacity, put: 0 }
+        Self { core, catalog, kinds, capacity, put: 0 }
     }
 
     fn keys(kind: &Kind, set: u64, sequence_number: u64) -> Vec<Vec<u8>> {
@@ -91,16 +91,16 @@ impl Steady {
         let page_units =
             if kind.encoded == RAW { Vec::new() } else { (0..kind.pages).map(length).collect() };
         let wanted = Wanted { page_units, patience: Duration::from_secs(60), ..Wanted::default() };
-        let reserved = self.session.reserve(kind.scope, &refs(&keys), None, &wanted).unwrap();
+        let reserved = self.catalog.reserve(kind.scope, &refs(&keys), None, &wanted).unwrap();
         assert_eq!(reserved.refused, None);
         let written = vec![Some(0); reserved.runs.len()];
-        self.session.commit(reserved.id, &written).unwrap();
+        self.catalog.commit(reserved.id, &written).unwrap();
         self.put += reserved.runs.iter().map(|run| run.place.units() * 4096).sum::<u64>();
         self.core.tend();
     }
 
     fn touch(&self, kind: &Kind, set: u64, number: u64) {
-        self.session.touch(kind.scope, &refs(&Self::keys(kind, set, number))).unwrap();
+        self.catalog.touch(kind.scope, &refs(&Self::keys(kind, set, number))).unwrap();
     }
 
     /// Uses some pages out of the middle of sequences of the set before.
@@ -111,7 +111,7 @@ impl Steady {
                 let keys = Self::keys(kind, set - 1, chance % kind.sequences);
                 let count = 16.min(kind.pages) as usize;
                 let first = ((chance >> 32) % (kind.pages - count as u64 + 1)) as usize;
-                self.session.touch(kind.scope, &refs(&keys)[first..first + count]).unwrap();
+                self.catalog.touch(kind.scope, &refs(&keys)[first..first + count]).unwrap();
             }
         }
     }
@@ -125,7 +125,7 @@ impl Steady {
                     self.put(kind, set, number);
                     self.glance(set, number);
                 }
-                self.session.flush().unwrap();
+                self.catalog.flush().unwrap();
                 for number in 0..self.kinds[kind].sequences {
                     self.touch(&self.kinds[kind], set, number);
                 }
@@ -134,14 +134,14 @@ impl Steady {
             self.kinds.iter().for_each(|kind| self.touch(kind, older, 0));
             set += 1;
         }
-        self.session.stats().unwrap().health
+        self.catalog.stats().unwrap().health
     }
 }
 
 fn check(gib: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))], free_percent: u64) {
     let mut steady = Steady::new(gib << 30, policy, shapes);
     let health = steady.age();
-    let stats = steady.session.stats().unwrap();
+    let stats = steady.catalog.stats().unwrap();
     let extents = health.extents_per_run;
     println!("{gib} GiB, {}: {extents:.2} extents a run, {health:?}", stats.eviction.policy);
     assert!(stats.counters["pages_evicted"] > 0);

@@ -229,8 +229,8 @@ fn client_writes_to_no_segment_of_another_store() {
     let open = reopen(Arc::new(disk.clone()));
     let (_, segments) =
         open_segments(Arc::new(disk.clone()), Path::new("/store"), IoChoice::Auto).unwrap();
-    let session = Arc::new(open.core.session(ClientId(1), "0123456789abcdef0123456789abcdef"));
-    let client = Store::new(session, segments, Staging::new(8 << 20).unwrap());
+    let catalog = Arc::new(open.core.catalog_for(ClientId(1), "0123456789abcdef0123456789abcdef"));
+    let client = Store::new(catalog, segments, Staging::new(8 << 20).unwrap());
     let second = mount_another_store(&disk);
     let stored = |name: &u64| {
         let put = try_put(&client, &chained(65_536), &sequence(*name, 1), None);

@@ -26,11 +26,11 @@ mod retention;
 mod scope_room;
 mod scopes;
 mod scrub;
-mod session;
+mod local_catalog;
 mod verify;
 
 pub use capacity::Reshape;
-pub use session::Session;
+pub use local_catalog::LocalCatalog;
 pub use verify::{Finding, Verification};
 
 use crate::admission::{Admission, WriteBudget};
@@ -232,9 +232,9 @@ impl StoreCore {
 
     /// A catalog for one client. `name` is the client's lock file; empty for the own process.
     #[must_use]
-    pub fn session(self: &Arc<Self>, client: ClientId, name: &str) -> Session {
+    pub fn catalog_for(self: &Arc<Self>, client: ClientId, name: &str) -> LocalCatalog {
         self.state.lock().clients.insert(client, name.to_owned());
-        Session::new(Arc::clone(self), client)
+        LocalCatalog::new(Arc::clone(self), client)
     }
 
     /// The connection of a client is gone: its leases end; its reservations are withheld until

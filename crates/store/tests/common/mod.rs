@@ -78,9 +78,9 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Open> {
 /// Opens a store that client processes use; `alive` says which of them live.
 pub fn open_beside(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Open> {
     let core = StoreCore::open(medium, options, alive)?;
-    let session = Arc::new(core.session(ClientId::LOCAL, ""));
+    let catalog = Arc::new(core.catalog_for(ClientId::LOCAL, ""));
     let staging = Staging::new(8 * MIB as usize)?;
-    let store = Store::new(session, core.segments(), staging);
+    let store = Store::new(catalog, core.segments(), staging);
     Ok(Open { core, store, tested_index: tested_index(&options.dir) })
 }
 
@@ -138,9 +138,9 @@ pub fn try_put(
 
 /// Keeps the leading pages as a read in progress does: without the bound on a client's leases.
 pub fn begin_read(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> LeaseNumber {
-    let session = open.core.session(ClientId::LOCAL, "");
-    let reference = session.resolve(scope, false).unwrap().unwrap();
-    session.locate(reference, &refs(keys)).unwrap().lease
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(scope, false).unwrap().unwrap();
+    catalog.locate(reference, &refs(keys)).unwrap().lease
 }
 
 /// Gets the leading pages and checks every page that is said to have come.

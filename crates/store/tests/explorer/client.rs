@@ -53,7 +53,7 @@ impl Client {
         names.add(&name);
         let medium = Arc::new(watched.clone());
         let (_, segments) = open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap();
-        let link = Arc::new(Link::new(watched.clone(), owner.session(id, &name)));
+        let link = Arc::new(Link::new(watched.clone(), owner.catalog_for(id, &name)));
         let catalog: Arc<dyn Catalog> = Arc::clone(&link) as _;
         let staging = Staging::new(8 << 20).unwrap();
         let store = Store::new(catalog, Arc::clone(&segments), staging);
@@ -62,7 +62,7 @@ impl Client {
 
     /// Connects to the next owner.
     pub fn connect(&self, owner: &Arc<StoreCore>) {
-        self.link.connect(owner.session(self.id, &self.name));
+        self.link.connect(owner.catalog_for(self.id, &self.name));
     }
 
     pub fn catalog(&self) -> Arc<dyn Catalog> {

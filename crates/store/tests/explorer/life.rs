@@ -218,7 +218,7 @@ impl Life {
             Act::Later { hours } => self.pass(*hours),
             Act::Beside { at, pages, tend, after } => {
                 self.expect_put(*at, *pages);
-                let catalog = Arc::new(open.core.session(ClientId::LOCAL, ""));
+                let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
                 let half = Half::reserve(catalog, open.core.segments(), *at, *pages);
                 self.beside(&open, half.map(Half::write), *tend, *after, &before);
             }

@@ -5,28 +5,28 @@ use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved,
-    Reshape, ScopeRef, Session, Wanted,
+    Reshape, ScopeRef, LocalCatalog, Wanted,
 };
 use std::time::Duration;
 
 /// The catalog of one client process.
 pub struct Link {
     client: Watched,
-    owner: Mutex<Session>,
+    owner: Mutex<LocalCatalog>,
 }
 
 impl Link {
-    pub fn new(client: Watched, owner: Session) -> Self {
+    pub fn new(client: Watched, owner: LocalCatalog) -> Self {
         Self { client, owner: Mutex::new(owner) }
     }
 
     /// Connects to another owner.
-    pub fn connect(&self, owner: Session) {
+    pub fn connect(&self, owner: LocalCatalog) {
         *self.owner.lock() = owner;
     }
 
     /// A dead client asks nothing.
-    fn ask(&self) -> Result<Session> {
+    fn ask(&self) -> Result<LocalCatalog> {
         if self.client.is_dead() {
             return Err(Error::new(ErrorKind::Closed, "this client was killed"));
         }

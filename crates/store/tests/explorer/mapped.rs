@@ -180,7 +180,7 @@ impl MappedLife {
             Act::Put { at, pages, .. } => self.put(&open, at, pages),
             Act::Beside { at, pages, .. } => {
                 self.most[at] |= leading(pages);
-                let catalog = Arc::new(open.core.session(ClientId::LOCAL, ""));
+                let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
                 let half = Half::reserve(catalog, open.core.segments(), at, pages);
                 if let Some(half) = half.map(Half::write) {
                     half.commit().unwrap();

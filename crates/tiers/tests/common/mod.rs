@@ -115,9 +115,9 @@ pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Found {
 /// the bound on a client's leases. The handle is to be dropped before the cache closes.
 pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     let node = ritornello_node::open(&ritornello_node::Options::new(dir)).unwrap();
-    let session = node.core().unwrap().session(ClientId::LOCAL, "");
-    let reference = session.resolve(&scope(), false).unwrap().unwrap();
-    assert!(!session.locate(reference, &refs(keys)).unwrap().runs.is_empty());
+    let catalog = node.core().unwrap().catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(&scope(), false).unwrap().unwrap();
+    assert!(!catalog.locate(reference, &refs(keys)).unwrap().runs.is_empty());
     node
 }
 

@@ -14,7 +14,7 @@ impl Life {
     pub(super) fn connect(&mut self, open: &Open) {
         self.clients.iter().for_each(|client| client.connect(&open.core));
         if let Some(successor) = &self.successor {
-            successor.link.connect(open.core.session(ClientId::LOCAL, ""));
+            successor.link.connect(open.core.catalog_for(ClientId::LOCAL, ""));
         }
         while self.clients.len() < self.family.clients {
             let client = self.start_client(open);

@@ -12,11 +12,11 @@ impl Life {
         if !self.fate.one_in(3) {
             return;
         }
-        let session = open.core.session(ClientId::LOCAL, "");
+        let catalog = open.core.catalog_for(ClientId::LOCAL, "");
         let mut slots: Vec<ScopeSlot> = Vec::new();
         for _ in 0..=self.fate.below(3) {
             self.salts += 1;
-            slots.push(session.resolve(&salted(self.salts), true).unwrap().unwrap().slot);
+            slots.push(catalog.resolve(&salted(self.salts), true).unwrap().unwrap().slot);
         }
         assert!(slots.is_sorted(), "{slots:?} given in this order");
         if self.fate.one_in(2) {

@@ -26,12 +26,12 @@ const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// What one client sees of an engine.
 #[derive(Clone, Debug)]
-pub struct Session {
+pub struct LocalCatalog {
     core: Arc<StoreCore>,
     client: ClientId,
 }
 
-impl Session {
+impl LocalCatalog {
     pub(super) fn new(core: Arc<StoreCore>, client: ClientId) -> Self {
         Self { core, client }
     }
@@ -157,7 +157,7 @@ fn leading(steps: &[Step]) -> usize {
     })
 }
 
-impl Catalog for Session {
+impl Catalog for LocalCatalog {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         self.core.check_open()?;
         match self.core.scopes.find(scope)? {
