@@ -38,12 +38,12 @@ fn unmounted_volume_is_taken_back_while_open() {
     }
     // The volume that is here takes new pages.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(found(&open), there);
     assert!(disk.created_under(Path::new("/b")).is_empty());
 
     disk.mount(Path::new("/b")).unwrap();
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(found(&open), PAGES);
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.unavailable.reasons.len(), stats.unavailable.runs), (0, 0));
@@ -86,10 +86,10 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
         let there = found(&open);
         assert!((1..PAGES).contains(&there), "{there}");
         open.store.flush().unwrap();
-        open.core.tend();
+        open.core.run_once();
         assert_eq!(found(&open), there);
         schedule.heal();
-        open.core.tend();
+        open.core.run_once();
         assert_eq!(found(&open), PAGES);
         // Its number was taken all the time: the store still grows.
         for name in 100..108 {

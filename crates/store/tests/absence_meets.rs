@@ -44,12 +44,12 @@ fn drained_volume_waits_for_its_absent_segment() {
         let absent = found(&open);
         let _ = open.core.reshape(&Reshape::DrainPath("/b".to_owned()), Duration::ZERO);
         for _ in 0..4 {
-            open.core.tend();
+            open.core.run_once();
             open.store.flush().unwrap();
         }
         schedule.heal();
         for _ in 0..4 {
-            open.core.tend();
+            open.core.run_once();
             open.store.flush().unwrap();
         }
         let stats = open.store.stats().unwrap().catalog;
@@ -107,7 +107,7 @@ fn absent_segment_whose_file_is_gone_is_given_up() {
     schedule.heal();
     disk.remove(Path::new("/b/seg-000000")).unwrap();
     for _ in 0..3 {
-        open.core.tend();
+        open.core.run_once();
     }
     for name in 0..SEQUENCES {
         let outcome = put(&open.store, &chained(65_536), &sequence(name, 8), None);
@@ -126,10 +126,10 @@ fn absent_segment_of_an_unmounted_volume_is_not_gone() {
     let open = reopen(faulty);
     schedule.heal();
     disk.unmount(Path::new("/b")).unwrap();
-    open.core.tend();
+    open.core.run_once();
     open.store.flush().unwrap();
     disk.mount(Path::new("/b")).unwrap();
-    open.core.tend();
+    open.core.run_once();
     open.close();
     let open = reopen(Arc::new(disk));
     assert_eq!(found(&open), PAGES);
@@ -156,8 +156,8 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("seg-000000"));
     let open = open_beside(faulty, &at("/store"), alive).unwrap();
     schedule.heal();
-    open.core.tend();
-    open.core.tend();
+    open.core.run_once();
+    open.core.run_once();
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let scope = catalog.resolve(&chained(65_536), true).unwrap().unwrap();
     for name in 0..20 {
@@ -175,7 +175,7 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     }
 }
 
-/// Pages are deleted while `take_back` syncs: their space must not be reused before the deletion
+/// Pages are deleted while `reattach_absent` syncs: their space must not be reused before the deletion
 /// is durable.
 #[test]
 fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
@@ -209,7 +209,7 @@ fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
     };
     schedule.before(Op::SyncData, "seg-", delete);
     disk.mount(Path::new("/b")).unwrap();
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "nothing was synced");
     // No flush: the space of the deleted pages must not be used. And no more than fits, because a put
     // that finds no space syncs.
@@ -259,11 +259,11 @@ fn volume_that_goes_away_while_it_is_taken_back_keeps_its_pages() {
     disk.mount(Path::new("/b")).unwrap();
     let unmounting = disk.clone();
     schedule.before(Op::List, "/b", move || unmounting.unmount(Path::new("/b")).unwrap());
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "the volume was not listed");
     assert_eq!(found(&open), here);
     disk.mount(Path::new("/b")).unwrap();
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(found(&open), PAGES);
 }
 
@@ -279,7 +279,7 @@ fn volume_that_is_away_while_it_is_listed_is_not_empty() {
         next.before(Op::Open, "/b/", move || mounts.mount(Path::new("/b")).unwrap());
     });
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
     assert_eq!(found(&open), PAGES);
     open.close();
@@ -297,13 +297,13 @@ fn volume_that_returns_between_listing_and_marker_is_not_given_up() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     schedule.heal();
     disk.unmount(Path::new("/b")).unwrap();
-    open.core.tend();
+    open.core.run_once();
     let (mounts, next) = (disk.clone(), schedule.clone());
     schedule.before(Op::List, "/b", move || {
         next.before(Op::Open, "/b/", move || mounts.mount(Path::new("/b")).unwrap());
     });
     for _ in 0..4 {
-        open.core.tend();
+        open.core.run_once();
     }
     assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
     assert_eq!(found(&open), PAGES);

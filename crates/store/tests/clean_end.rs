@@ -72,7 +72,7 @@ fn shrinking_goes_on_with_the_emptiest_segments_after_a_kill() {
         let plain = Options { upkeep: false, ..Options::new(Path::new("/store")) };
         let open = open_on(Arc::new(disk), &plain).unwrap();
         for _ in 0..5 {
-            open.core.tend();
+            open.core.run_once();
             open.store.flush().unwrap();
         }
         let stats = open.store.stats().unwrap().catalog;

@@ -86,7 +86,7 @@ fn owner_reuses_dead_clients_space_after_draining_it() {
     assert!(disk.in_flight() > 0);
     open.core.client_left(ClientId(1));
     lives.store(false, Ordering::Relaxed);
-    open.core.tend();
+    open.core.run_once();
     let names = fill(&open.store);
     disk.land(9);
     check(&open.store, names);
@@ -108,7 +108,7 @@ fn space_that_cannot_be_drained_stays_out_of_use() {
     disk.land(3);
     assert_eq!(get(&open.store, &chained(65_536), &sequence(1, 4)).pages, 4);
     schedule.heal();
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
     open.close();
 }

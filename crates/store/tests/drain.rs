@@ -151,7 +151,7 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
         let again = Options { capacity: None, paths: Vec::new(), ..opts };
         let open = open_on(Arc::new(after), &again).unwrap();
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
-        open.core.tend();
+        open.core.run_once();
         let volumes = &open.core.manifest().volumes;
         assert!(volumes[0].is_gone() || volumes[0].is_active(), "{volumes:?}");
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");

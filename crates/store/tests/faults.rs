@@ -158,7 +158,7 @@ fn a_full_disk_refuses_to_flush_and_recovers() {
             for name in names {
                 put(&open.store, &other, &sequence(name, 40), None);
                 let _ = open.store.flush();
-                open.core.tend();
+                open.core.run_once();
             }
         };
         work(0..100);
@@ -196,7 +196,7 @@ fn small_life(open: &Open) -> Vec<(u64, usize)> {
     for name in 6..14 {
         let _ = try_put(&open.store, &scope, &sequence(name, 16), None);
     }
-    open.core.tend();
+    open.core.run_once();
     flushed
 }
 

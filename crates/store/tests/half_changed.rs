@@ -27,7 +27,7 @@ fn volume_that_could_not_be_forgotten_takes_no_flush() {
     let forgotten = open.core.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
     disk.mount(Path::new("/b")).unwrap();
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
     assert!(try_put(&open.store, &chained(65_536), &sequence(500, 8), None).is_err());
 }

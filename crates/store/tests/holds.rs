@@ -87,7 +87,7 @@ fn very_many_retentions_end_in_steps() {
         crowd(&catalog, &unchained(64), put..put + runs, until);
         TIME.fetch_add(20_000, Ordering::Relaxed);
         put += runs;
-        let wait = longest_wait(&catalog, || open.core.tend());
+        let wait = longest_wait(&catalog, || open.core.run_once());
         assert_eq!(catalog.stats().unwrap().counters["retentions_lapsed"], put);
         wait
     });

@@ -54,7 +54,7 @@ fn at_the_ceiling_puts_are_skipped_and_eviction_or_deletion_lets_them_in_again()
         assert_eq!(put(&open.store, &scope, &sequence(name, 1), None).pages, 1);
     }
     // Eviction is on its way since the refusal.
-    open.core.tend();
+    open.core.run_once();
     let evicted = open.store.stats().unwrap().catalog.counters["pages_evicted"];
     assert!((first / 16..first / 2).contains(&evicted), "{evicted} of {first}");
     let again = fill(&open, &mut next);
@@ -65,9 +65,9 @@ fn at_the_ceiling_puts_are_skipped_and_eviction_or_deletion_lets_them_in_again()
     }
     assert!(fill(&open, &mut next) > 0);
     // Nothing is evicted where nothing was refused.
-    open.core.tend();
+    open.core.run_once();
     let before = open.store.stats().unwrap().catalog.counters["pages_evicted"];
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(open.store.stats().unwrap().catalog.counters["pages_evicted"], before);
     open.close();
 }

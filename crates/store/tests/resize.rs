@@ -297,7 +297,7 @@ fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
         for name in before.iter().filter(|name| behind.contains(name)) {
             assert!(there.contains(name), "seed {seed}: sequence {name} is gone");
         }
-        open.core.tend();
+        open.core.run_once();
         let s = stats(&open);
         assert!(s.segments <= s.segments_max, "{} of {}", s.segments, s.segments_max);
         assert!(s.allocated_bytes <= s.capacity_bytes);
@@ -332,7 +332,7 @@ fn a_shrink_that_goes_on_after_a_restart_closes_the_emptiest_segments() {
     let again = Options { capacity: None, upkeep: false, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert!(stats(&open).health.closed_bytes > 0);
-    open.core.tend();
+    open.core.run_once();
     assert_eq!(stats(&open).health.closed_bytes, 0);
     assert_eq!(stats(&open).counters["runs_moved"], 0, "they lie in segments that stay");
     assert_eq!(whole(&open, 4).len(), 4);
@@ -369,7 +369,7 @@ fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
         while schedule.count(Op::Write) == writes && !resize.is_finished() {
             std::thread::yield_now();
         }
-        open.core.tend();
+        open.core.run_once();
     });
     assert!(stats(&open).index_disk_bytes <= 40 * MIB / 32);
     assert_eq!((stats(&open).pages, stats(&open).counters["pages_evicted"]), (before, 0));

@@ -133,7 +133,7 @@ fn cover_segments_of_dead_owner(back_later: bool) {
     let open = reopen(Arc::new(disk.clone()));
     if back_later {
         disk.mount(Path::new("/b")).unwrap();
-        open.core.tend();
+        open.core.run_once();
     }
     for name in 0..2 {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);

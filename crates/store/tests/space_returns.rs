@@ -97,12 +97,12 @@ fn space_returns_under_load() {
             } else {
                 schedule.heal();
             }
-            open.core.tend();
+            open.core.run_once();
             std::thread::sleep(Duration::from_millis(20));
-            open.core.tend();
+            open.core.run_once();
             stop.store(true, Ordering::Relaxed);
         });
-        open.core.tend();
+        open.core.run_once();
         open.store.flush().unwrap();
         open.store.flush().unwrap();
         let stats = open.store.stats().unwrap().catalog;
@@ -159,7 +159,7 @@ fn scope_dropped_while_a_volume_returns_frees_its_space_once() {
             }
             threads.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    open.core.tend();
+                    open.core.run_once();
                 }
             });
             threads.spawn(|| {

@@ -96,7 +96,7 @@ impl Steady {
         let written = vec![Some(0); reserved.runs.len()];
         self.catalog.commit(reserved.id, &written).unwrap();
         self.put += reserved.runs.iter().map(|run| run.place.units() * 4096).sum::<u64>();
-        self.core.tend();
+        self.core.run_once();
     }
 
     fn touch(&self, kind: &Kind, set: u64, number: u64) {

@@ -78,7 +78,7 @@ fn volume_of_another_user_is_away_until_it_is_ours() {
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 4), None).pages, 4);
     assert_eq!(fs::read_dir(&volume).unwrap().count(), before, "something was written there");
     give_to(&volume, 0);
-    open.core.tend();
+    open.core.run_once();
     assert_eq!((found(&open), reasons(&open)), (PAGES, String::new()));
     open.close();
 }
@@ -108,7 +108,7 @@ fn segment_of_another_user_or_a_link_is_absent_until_it_is_ours() {
         assert!((1..PAGES).contains(&found(&open)), "{why}");
         assert!(reasons(&open).contains(why), "{}", reasons(&open));
         repair();
-        open.core.tend();
+        open.core.run_once();
         assert_eq!(found(&open), PAGES, "{why}");
         open.close();
     }

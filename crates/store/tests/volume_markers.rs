@@ -109,7 +109,7 @@ fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
     open.store.flush().unwrap();
     assert!(disk.created_under(Path::new("/b")).is_empty());
     disk.mount(Path::new("/b")).unwrap();
-    open.core.tend();
+    open.core.run_once();
     assert!(is_degraded(&open), "an empty directory is taken for a volume");
     for dir in ["/a", "/b"] {
         open.core.reshape(&Reshape::AddPath(dir.to_owned()), Duration::ZERO).unwrap();
@@ -213,7 +213,7 @@ fn drained_volume_removes_no_files_of_another_store() {
     let change = Reshape::DrainPath("/b".to_owned());
     let _ = open.core.reshape(&change, Duration::from_millis(200));
     for _ in 0..5 {
-        open.core.tend();
+        open.core.run_once();
     }
     let _ = open.core.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), before);
@@ -308,7 +308,7 @@ fn shrinking_while_a_volume_is_away_keeps_what_fits() {
     // Without a thread of its own the store may say that it is not done yet.
     let _ = open.core.reshape(&Reshape::Capacity(6 * MIB), Duration::ZERO);
     for _ in 0..6 {
-        open.core.tend();
+        open.core.run_once();
         open.store.flush().unwrap();
     }
     let after = found(&open);
@@ -316,7 +316,7 @@ fn shrinking_while_a_volume_is_away_keeps_what_fits() {
     put(&open.store, &chained(65_536), &sequence(500, 2), None);
     disk.mount(Path::new("/b")).unwrap();
     for _ in 0..6 {
-        open.core.tend();
+        open.core.run_once();
         open.store.flush().unwrap();
     }
     assert!(after > 0, "everything that was here was evicted");

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Absent volumes and segments are looked for this often.
-pub(super) const LOOK_FOR_ABSENT: Duration = Duration::from_secs(2);
+pub(super) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
 /// Sentences about absent segments in one answer at most.
 const REASONS_MAX: usize = 64;
 /// Taking space back waits this long for a change of the store's shape.
@@ -121,7 +121,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// Those of the file system: what was not taken back stays absent.
-    pub(super) fn take_back(&self) -> Result<()> {
+    pub(super) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());
         }
@@ -316,7 +316,7 @@ impl StoreCore {
     /// # Errors
     /// As of [`StoreCore::make_durable`].
     pub(super) fn forget_volume(&self, number: u8) -> Result<()> {
-        // Not beside `take_back`: both replace what is hidden.
+        // Not beside `reattach_absent`: both replace what is hidden.
         let _turn = self.shape.lock();
         let lies_there =
             |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);

@@ -94,31 +94,31 @@ impl StoreCore {
             self.forget_volume(number)?;
         }
         if let Some(number) = marked {
-            self.take_back()?;
+            self.reattach_absent()?;
             if let Some(why) = self.state.lock().absence.volumes.get(&number) {
                 let said = "the directory is marked again, and cannot be used yet";
                 return Err(Error::retry(said).with("why", why));
             }
         }
-        self.settle_shape(deadline)
+        self.await_maintenance(deadline)
     }
 
     /// Waits until the store is in its shape.
-    fn settle_shape(&self, deadline: Instant) -> Result<()> {
+    fn await_maintenance(&self, deadline: Instant) -> Result<()> {
         let mut seen = 0;
         // Once: the caretaker knows when to look again at what a lease holds.
-        self.caretaker.ring();
+        self.maintenance.wake();
         loop {
-            if self.is_in_shape() {
+            if self.is_space_as_wanted() {
                 return Ok(());
             }
             self.check_writable()?;
             if self.options.upkeep {
-                seen = self.caretaker.wait(seen, deadline);
+                seen = self.maintenance.wait(seen, deadline);
             } else {
-                self.tend_shape(&Control::default())?;
+                self.maintain_space(&Control::default())?;
             }
-            if Instant::now() >= deadline && !self.is_in_shape() {
+            if Instant::now() >= deadline && !self.is_space_as_wanted() {
                 let closed = self.state.lock().space.closed().len();
                 return Err(Error::retry(
                     "the store is still being emptied, and goes on with it in the background",
@@ -129,7 +129,7 @@ impl StoreCore {
     }
 
     /// Whether nothing is left to be done about a change of the space.
-    fn is_in_shape(&self) -> bool {
+    fn is_space_as_wanted(&self) -> bool {
         let draining = self.is_draining_paths();
         let fits = self.index.stats().disk_bytes <= self.budget().index_bytes;
         !draining && fits && self.state.lock().space.closed().is_empty()

@@ -35,12 +35,12 @@ impl StoreCore {
                  --to lsm`)"
             );
         }
-        self.upkeep.ring();
+        self.upkeep.wake();
         false
     }
 
     /// Evicts a part of the index if it refused something since the last time.
-    pub(super) fn tend_index_memory(&self) {
+    pub(super) fn maintain_index_memory(&self) {
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.index_full) {
             return;

@@ -346,7 +346,7 @@ impl Catalog for LocalCatalog {
         let removed = core.index.remove(scope.slot, &scoped);
         let (pages, _) = core.settle(&mut state, removed, None);
         core.counters.pages_deleted.add(pages);
-        core.ring_if_limbo_is_large(&state);
+        core.wake_if_limbo_is_large(&state);
         drop(state);
         if core.durable_puts() && pages > 0 {
             core.make_durable().map_err(|error| core.retryable(error))?;
@@ -466,7 +466,7 @@ impl StoreCore {
             let (pages, _) = self.settle(&mut state, removed, None);
             state.usage.forget(slot);
             self.counters.pages_deleted.add(pages);
-            self.ring_if_limbo_is_large(&state);
+            self.wake_if_limbo_is_large(&state);
         }
         Ok(())
     }

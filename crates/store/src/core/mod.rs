@@ -3,7 +3,7 @@
 mod absence;
 mod admit;
 mod capacity;
-mod caretaker;
+mod space_maintenance;
 mod commit;
 mod drain;
 mod grouping;
@@ -42,7 +42,7 @@ use crate::options::{Durability, Options};
 use crate::rounds::Rounds;
 use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, PathStats};
 use absence::Absence;
-use caretaker::Caretaker;
+use space_maintenance::SpaceMaintenance;
 use drain::Draining;
 use hidden::Hidden;
 use limbo::Limbo;
@@ -120,8 +120,8 @@ pub struct StoreCore {
     hidden: Hidden,
     rounds: Arc<Rounds>,
     next_generation: AtomicU64,
-    upkeep: Upkeep,
-    caretaker: Caretaker,
+    upkeep: BackgroundThread,
+    maintenance: SpaceMaintenance,
     alive: Alive,
     closed: AtomicBool,
     counters: Counters,
@@ -164,37 +164,37 @@ struct State {
 
 /// A background thread and its alarm clock.
 #[derive(Default)]
-struct Upkeep {
-    alarm: Parked<Alarm>,
+struct BackgroundThread {
+    wakeup: Parked<WakeState>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
 #[derive(Default)]
-struct Alarm {
-    ring: bool,
-    stop: bool,
+struct WakeState {
+    woken: bool,
+    stopping: bool,
 }
 
-impl Upkeep {
-    fn ring(&self) {
-        self.alarm.lock().ring = true;
-        self.alarm.wake_one();
+impl BackgroundThread {
+    fn wake(&self) {
+        self.wakeup.lock().woken = true;
+        self.wakeup.wake_one();
     }
 
     /// Sleeps until somebody rings, or that long. Returns whether to end.
     fn sleep(&self, long: Duration) -> bool {
-        let mut alarm = self.alarm.lock();
-        if !alarm.ring && !alarm.stop {
-            alarm = self.alarm.wait_for(alarm, long);
+        let mut wakeup = self.wakeup.lock();
+        if !wakeup.woken && !wakeup.stopping {
+            wakeup = self.wakeup.wait_for(wakeup, long);
         }
-        alarm.ring = false;
-        alarm.stop
+        wakeup.woken = false;
+        wakeup.stopping
     }
 
     /// Has the thread end, and waits for it.
     fn stop(&self) {
-        self.alarm.lock().stop = true;
-        self.alarm.wake_one();
+        self.wakeup.lock().stopping = true;
+        self.wakeup.wake_one();
         let thread = self.thread.lock().take();
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
@@ -263,7 +263,7 @@ impl StoreCore {
             }
         }
         drop(state);
-        self.upkeep.ring();
+        self.upkeep.wake();
     }
 
     /// Makes everything durable, stops the upkeep and refuses what comes later.
@@ -272,7 +272,7 @@ impl StoreCore {
     /// Those of the last sync.
     pub fn close(&self) -> Result<()> {
         if !self.closed.swap(true, Ordering::AcqRel) {
-            self.caretaker.stop();
+            self.maintenance.stop();
             self.upkeep.stop();
         }
         match self.make_durable() {

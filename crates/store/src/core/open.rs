@@ -2,7 +2,7 @@
 
 use super::absence::Absence;
 use super::capacity::{Reshape, share_out};
-use super::caretaker::Caretaker;
+use super::space_maintenance::SpaceMaintenance;
 use super::drain::{Draining, withhold};
 use super::hidden::Hidden;
 use super::limbo::Limbo;
@@ -12,7 +12,7 @@ use super::recovery::{believe, find_segments, restore};
 use super::reservations::{ReservationLog, Reservations};
 use super::retention::StoreClock;
 use super::scopes::Scopes;
-use super::{Alive, ClientId, StoreCore, OpenReport, State, Upkeep};
+use super::{Alive, ClientId, StoreCore, OpenReport, State, BackgroundThread};
 use crate::admission::Admission;
 use crate::budget::Budget;
 use crate::conversion::{convert, open_index, tidy};
@@ -229,8 +229,8 @@ impl StoreCore {
             drain_failed: Mutex::new(None),
             hidden,
             rounds,
-            upkeep: Upkeep::default(),
-            caretaker: Caretaker::default(),
+            upkeep: BackgroundThread::default(),
+            maintenance: SpaceMaintenance::default(),
             alive,
             closed: AtomicBool::new(false),
             counters: Counters::default(),
@@ -244,7 +244,7 @@ impl StoreCore {
         // Before the caretaker may be at work on what a former owner left.
         core.take_capacity()?;
         if options.upkeep {
-            core.start_caretaker()?;
+            core.start_maintenance()?;
         }
         Ok(core)
     }

@@ -88,13 +88,13 @@ impl StoreCore {
             pages += state.settle(removed, None).0;
         }
         self.counters.pages_evicted.add(pages);
-        self.ring_if_limbo_is_large(state);
+        self.wake_if_limbo_is_large(state);
         pages > 0
     }
 
-    pub(super) fn ring_if_limbo_is_large(&self, state: &State) {
+    pub(super) fn wake_if_limbo_is_large(&self, state: &State) {
         if state.limbo.units() * 2 > state.space.reserve_units() {
-            self.upkeep.ring();
+            self.upkeep.wake();
         }
     }
 
@@ -200,20 +200,20 @@ impl StoreCore {
     }
 
     /// One round of what the upkeep thread does, for a store that was opened without one.
-    pub fn tend(self: &Arc<Self>) {
-        self.look_around(&mut Instant::now());
-        if let Err(error) = self.take_back() {
+    pub fn run_once(self: &Arc<Self>) {
+        self.run_upkeep_once(&mut Instant::now());
+        if let Err(error) = self.reattach_absent() {
             tracing::warn!(%error, "absent volumes could not be taken back for now");
         }
         self.start_drain();
-        if self.is_out_of_shape()
-            && let Err(error) = self.tend_shape(&self.caretaker.control())
+        if self.needs_maintenance()
+            && let Err(error) = self.maintain_space(&self.maintenance.control())
         {
             tracing::warn!(%error, "segments that are to go could not be emptied for now");
         }
     }
 
-    fn look_around(self: &Arc<Self>, last_sync: &mut Instant) {
+    fn run_upkeep_once(self: &Arc<Self>, last_sync: &mut Instant) {
         let mut state = self.state.lock();
         let (freed, expired) = state.leases.expire();
         state.release_later(freed);
@@ -239,8 +239,8 @@ impl StoreCore {
         if self.rounds.cause().is_some() {
             return;
         }
-        self.tend_retention();
-        self.tend_index_memory();
+        self.maintain_retention();
+        self.maintain_index_memory();
         let index = self.index.stats();
         let (pending, most) = (index.pending_bytes, pending_max(index.memory_bytes_max));
         let due = last_sync.elapsed() >= self.options.sync_interval || pending > most;
@@ -308,6 +308,6 @@ fn upkeep(core: &Weak<StoreCore>) {
         if core.upkeep.sleep(UPKEEP_INTERVAL) {
             return;
         }
-        core.look_around(&mut last_sync);
+        core.run_upkeep_once(&mut last_sync);
     }
 }

@@ -137,7 +137,7 @@ impl StoreCore {
         }
         let mut state = self.state.lock();
         let moved = batch.into_iter().filter(|copied| self.settle_copy(&mut state, copied)).count();
-        self.ring_if_limbo_is_large(&state);
+        self.wake_if_limbo_is_large(&state);
         Ok(moved as u64)
     }
 

@@ -284,7 +284,7 @@ impl StoreCore {
 
     /// Ends what is over, writes the time down now and then, and looks whether the store has become
     /// too small for what is retained.
-    pub(super) fn tend_retention(&self) {
+    pub(super) fn maintain_retention(&self) {
         let now = self.time.now();
         self.in_steps(|state| {
             let lapsed = state.retention.lapse(now);

@@ -35,12 +35,12 @@ impl StoreCore {
     /// Verifies the next run, if it is time. Those that were verified longest ago come first: a
     /// pass goes through all runs in the order in which they were put, and begins anywhere after a
     /// restart. Returns how long to wait.
-    pub(super) fn scrub_some(&self) -> Duration {
+    pub(super) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.rounds.cause().is_some() {
             return NOTHING;
         }
-        let mut scrub = self.caretaker.scrub.lock();
+        let mut scrub = self.maintenance.scrub.lock();
         let now = Instant::now();
         let uses = self.clock.now().wrapping_add(self.next_generation.load(Ordering::Relaxed));
         if uses != scrub.seen.0 {
@@ -59,11 +59,11 @@ impl StoreCore {
         scrub.due = now + if busy { wait * YIELD } else { wait };
         drop(scrub);
         let mut report = Verification::default();
-        self.verify_run(run, &view, &mut report, Unreadable::Keep, &self.caretaker.control());
+        self.verify_run(run, &view, &mut report, Unreadable::Keep, &self.maintenance.control());
         self.counters.scrubbed_runs.add(report.runs);
         self.counters.scrubbed_bytes.add(report.bytes);
         self.counters.scrub_damaged_pages.add(report.findings.len() as u64);
-        self.caretaker.scrub.lock().due.saturating_duration_since(Instant::now())
+        self.maintenance.scrub.lock().due.saturating_duration_since(Instant::now())
     }
 
     fn next_to_scrub(&self, scrub: &mut Scrub) -> Option<(RunId, ritornello_index::RunView)> {

@@ -29,12 +29,12 @@ pub enum Act {
     },
     Clear,
     Flush,
-    Tend,
+    Maintain,
     /// A flush, or upkeep, and within it a put that was written before is committed.
     Beside {
         at: usize,
         pages: usize,
-        tend: bool,
+        maintain: bool,
         after: u64,
     },
     Reopen {
@@ -128,7 +128,7 @@ pub enum Act {
         pages: usize,
         after: u64,
         in_flight: usize,
-        tend: bool,
+        maintain: bool,
     },
     /// The owner is killed within a put, and a client becomes the owner.
     Takeover {
@@ -158,8 +158,8 @@ impl Act {
         match dice.below(if plain { 64 } else { 88 }) {
             0..=31 => put,
             32 | 33 => {
-                let (tend, after) = (dice.one_in(2), dice.below(6));
-                Self::Beside { at, pages: page + 1, tend, after }
+                let (maintain, after) = (dice.one_in(2), dice.below(6));
+                Self::Beside { at, pages: page + 1, maintain, after }
             }
             34..=37 => Self::Get { at },
             38..=41 => Self::Touch { at },
@@ -173,7 +173,7 @@ impl Act {
                 }
             }
             48..=54 => Self::Flush,
-            55..=57 => Self::Tend,
+            55..=57 => Self::Maintain,
             58 | 59 => {
                 let another = !plain && dice.one_in(4);
                 Self::Reopen { capacity: another.then(|| mib(dice)) }
@@ -203,7 +203,7 @@ impl Act {
         if family.is_simple() {
             let act = Self::pick(dice, family.plain);
             let opens = matches!(act, Self::Reopen { .. } | Self::Kill { .. } | Self::Crash { .. });
-            return if family.steady && opens { Self::Tend } else { act };
+            return if family.steady && opens { Self::Maintain } else { act };
         }
         let at = dice.below((SEQUENCES - NAMES as usize) as u64) as usize;
         let pages = 1 + dice.below(keys_of(at).0.pages as u64) as usize;
@@ -253,7 +253,7 @@ impl Act {
             11 | 12 => Self::ClientSettle { who, commit: !dice.one_in(3) },
             _ => {
                 let (after, in_flight) = (dice.below(3), 1 + dice.below(16) as usize);
-                Self::ClientKill { who, at, pages, after, in_flight, tend: dice.one_in(2) }
+                Self::ClientKill { who, at, pages, after, in_flight, maintain: dice.one_in(2) }
             }
         }
     }

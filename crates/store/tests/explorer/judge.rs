@@ -112,7 +112,7 @@ impl Bounds {
 
     /// A store that was being changed when power went ends what was begun.
     fn go_on(&self, open: &Open) {
-        open.core.tend();
+        open.core.run_once();
         self.check_retained(open);
         let found = stats(open);
         if in_shape(&found) {

@@ -216,11 +216,11 @@ impl Life {
                 assert_eq!(present(&open.store), there, "verified");
             }
             Act::Later { hours } => self.pass(*hours),
-            Act::Beside { at, pages, tend, after } => {
+            Act::Beside { at, pages, maintain, after } => {
                 self.expect_put(*at, *pages);
                 let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
                 let half = Half::reserve(catalog, open.core.segments(), *at, *pages);
-                self.beside(&open, half.map(Half::write), *tend, *after, &before);
+                self.beside(&open, half.map(Half::write), *maintain, *after, &before);
             }
             Act::ClientPut { .. }
             | Act::ClientGet { .. }
@@ -301,7 +301,7 @@ impl Life {
                 open.store.configure(&kinds()[kind].scope, settings)
             }
             _ => {
-                open.core.tend();
+                open.core.run_once();
                 Ok(())
             }
         }
@@ -325,7 +325,7 @@ impl Life {
     }
 
     /// A flush, or upkeep, and after so many changes of the disk the other half of a put.
-    fn beside(&mut self, open: &Open, half: Option<Half>, tend: bool, after: u64, before: &Bounds) {
+    fn beside(&mut self, open: &Open, half: Option<Half>, maintain: bool, after: u64, before: &Bounds) {
         let there = present(&open.store);
         self.check_what_stays(open, &there);
         // In durable mode it would wait for the sync that it is in.
@@ -334,14 +334,14 @@ impl Life {
             let after = if within { after } else { u64::MAX };
             self.watched.meanwhile(after, Box::new(move || half.commit().unwrap()));
         }
-        if tend {
-            open.core.tend();
+        if maintain {
+            open.core.run_once();
         } else {
             open.store.flush().unwrap();
         }
         self.watched.end_meanwhile();
         self.look_within(before, open);
-        if !tend {
+        if !maintain {
             let now = present(&open.store);
             let both = |join: fn((&u64, &u64)) -> u64| there.iter().zip(&now).map(join).collect();
             let (least, most) = (both(|(a, b)| a & b), both(|(a, b)| a | b));

@@ -203,7 +203,7 @@ impl MappedLife {
                 open.store.flush().unwrap();
                 self.settle(&open);
             }
-            Act::Tend => open.core.tend(),
+            Act::Maintain => open.core.run_once(),
             Act::Reopen { .. } => {
                 self.settle(&open);
                 open.close();

@@ -88,10 +88,10 @@ impl Life {
                 }
             }
             Act::ClientSettle { who, commit } => self.settle_half(open, who, commit),
-            Act::ClientKill { who, at, pages, after, in_flight, tend } => {
+            Act::ClientKill { who, at, pages, after, in_flight, maintain } => {
                 self.kill_client(open, who, (at, pages), (after, in_flight));
-                if tend {
-                    open.core.tend();
+                if maintain {
+                    open.core.run_once();
                 }
             }
             _ => {}

@@ -41,7 +41,7 @@ impl Life {
             self.open()
         } else {
             self.watched.disk().mount(Path::new(dir)).unwrap();
-            open.core.tend();
+            open.core.run_once();
             for (at, there) in present(&open.store).iter().enumerate() {
                 let deleted = self.bounds.deleted[at];
                 assert_eq!(there & deleted, 0, "pages of {at} were deleted while away, and return");
@@ -79,7 +79,7 @@ impl Life {
             open.close();
             open = self.open();
         } else {
-            open.core.tend();
+            open.core.run_once();
         }
         let there = present(&open.store);
         assert_eq!(there, stored, "a segment could not be opened once");

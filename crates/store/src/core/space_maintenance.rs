@@ -1,8 +1,8 @@
 //! The caretaker: a thread that empties segments which are to go, and scrubs.
 
-use super::absence::LOOK_FOR_ABSENT;
+use super::absence::ABSENT_INTERVAL;
 use super::scrub::Scrub;
-use super::{StoreCore, Upkeep};
+use super::{StoreCore, BackgroundThread};
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Manifest, Result, SegmentId};
 use ritornello_index::RunId;
@@ -11,52 +11,52 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// It looks around at least this often.
-const LOOK: Duration = Duration::from_secs(10);
+/// It passes around at least this often.
+const PASS_INTERVAL: Duration = Duration::from_secs(10);
 /// Segments that cannot be emptied for now, because of a lease say, are looked at again after this.
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Rounds of eviction in which the index must come to fit a smaller share.
 const INDEX_ROUNDS: u32 = 64;
 /// A removal waits this long for a sync that runs.
-const SYNC_PATIENCE: Duration = Duration::from_secs(300);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The thread and its bell.
 #[derive(Default)]
-pub(super) struct Caretaker {
-    bell: Arc<Upkeep>,
+pub(super) struct SpaceMaintenance {
+    thread: Arc<BackgroundThread>,
     stopped: Arc<AtomicBool>,
     /// Number of times that it has looked at the store's shape.
-    looks: Mutex<u64>,
-    looked: Condvar,
+    passes: Mutex<u64>,
+    pass_ended: Condvar,
     pub(super) scrub: Mutex<Scrub>,
 }
 
-impl Caretaker {
-    pub(super) fn ring(&self) {
-        self.bell.ring();
+impl SpaceMaintenance {
+    pub(super) fn wake(&self) {
+        self.thread.wake();
     }
 
     /// Has it end soon, and waits for that.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        self.bell.stop();
-        self.note_look();
+        self.thread.stop();
+        self.note_pass();
     }
 
-    /// Waits for a look after the `seen`th, until `deadline`; returns the number of looks.
+    /// Waits for a look after the `seen`th, until `deadline`; returns the number of passes.
     pub(super) fn wait(&self, seen: u64, deadline: Instant) -> u64 {
-        let mut looks = self.looks.lock();
-        while *looks == seen && !self.stopped.load(Ordering::Acquire) {
-            if self.looked.wait_until(&mut looks, deadline).timed_out() {
+        let mut passes = self.passes.lock();
+        while *passes == seen && !self.stopped.load(Ordering::Acquire) {
+            if self.pass_ended.wait_until(&mut passes, deadline).timed_out() {
                 break;
             }
         }
-        *looks
+        *passes
     }
 
-    fn note_look(&self) {
-        *self.looks.lock() += 1;
-        self.looked.notify_all();
+    fn note_pass(&self) {
+        *self.passes.lock() += 1;
+        self.pass_ended.notify_all();
     }
 
     /// What it does stops when it is to end.
@@ -67,13 +67,13 @@ impl Caretaker {
 
 impl StoreCore {
     /// Starts the thread. It ends when the engine is closed or dropped.
-    pub(super) fn start_caretaker(self: &Arc<Self>) -> Result<()> {
-        let (core, bell) = (Arc::downgrade(self), Arc::clone(&self.caretaker.bell));
+    pub(super) fn start_maintenance(self: &Arc<Self>) -> Result<()> {
+        let (core, thread) = (Arc::downgrade(self), Arc::clone(&self.maintenance.thread));
         let thread = std::thread::Builder::new()
             .name("ritornello-caretaker".to_owned())
-            .spawn(move || run(&core, &bell))
+            .spawn(move || run(&core, &thread))
             .map_err(|e| Error::retry("no thread for the store's caretaker").because(e))?;
-        *self.caretaker.bell.thread.lock() = Some(thread);
+        *self.maintenance.thread.thread.lock() = Some(thread);
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// Those of the file system; it may be tried again.
-    pub(super) fn tend_shape(&self, control: &Control) -> Result<bool> {
+    pub(super) fn maintain_space(&self, control: &Control) -> Result<bool> {
         self.state.lock().release_quarantined();
         self.drop_empty_segments()?;
         let mut left = false;
@@ -141,7 +141,7 @@ impl StoreCore {
 
     /// Removes the files of closed segments that nothing lies in. Returns which.
     fn drop_empty_segments(&self) -> Result<Vec<SegmentId>> {
-        let until = Instant::now() + SYNC_PATIENCE;
+        let until = Instant::now() + SYNC_TIMEOUT;
         let busy = || Error::retry("the disk is still busy with an earlier sync");
         let _turn = self.shape.try_lock_until(until).ok_or_else(busy)?;
         let closed = self.state.lock().space.closed();
@@ -208,7 +208,7 @@ impl StoreCore {
             self.index.maintain_after(&|| self.make_durable())?;
             if self.index.stats().checkpoints == before.checkpoints {
                 // Another thread is writing one.
-                std::thread::sleep(AGAIN);
+                std::thread::sleep(RETRY_PAUSE);
             }
         }
         Ok(())
@@ -216,7 +216,7 @@ impl StoreCore {
 
     /// Directories that are drained and empty leave the manifest.
     fn retire_volumes(&self) -> Result<()> {
-        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SYNC_PATIENCE) else {
+        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SYNC_TIMEOUT) else {
             return Ok(());
         };
         let (there, absent) = {
@@ -248,41 +248,41 @@ impl StoreCore {
     }
 
     /// Whether there is something to be done about the store's shape.
-    pub(super) fn is_out_of_shape(&self) -> bool {
+    pub(super) fn needs_maintenance(&self) -> bool {
         !self.state.lock().space.closed().is_empty()
             || self.is_draining_paths()
             || self.index.stats().disk_bytes > self.budget().index_bytes
     }
 }
 
-fn run(core: &Weak<StoreCore>, bell: &Upkeep) {
+fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
     let mut pause = Duration::ZERO;
     loop {
-        if bell.sleep(pause) {
+        if thread.sleep(pause) {
             return;
         }
         let Some(core) = core.upgrade() else { return };
-        pause = LOOK;
+        pause = PASS_INTERVAL;
         if core.is_degraded() {
-            if let Err(error) = core.take_back() {
+            if let Err(error) = core.reattach_absent() {
                 tracing::warn!(%error, "absent volumes could not be taken back for now");
             }
-            pause = LOOK_FOR_ABSENT;
+            pause = ABSENT_INTERVAL;
         }
-        if core.is_out_of_shape() {
-            match core.tend_shape(&core.caretaker.control()) {
+        if core.needs_maintenance() {
+            match core.maintain_space(&core.maintenance.control()) {
                 Ok(false) => {}
-                Ok(true) => pause = pause.min(AGAIN),
+                Ok(true) => pause = pause.min(RETRY_PAUSE),
                 // Nothing is done until the store is reopened, and its owner says so.
                 Err(_) if core.rounds.cause().is_some() => {}
                 Err(error) => {
-                    let again = if error.kind() == ErrorKind::Fatal { LOOK } else { AGAIN };
+                    let again = if error.kind() == ErrorKind::Fatal { PASS_INTERVAL } else { RETRY_PAUSE };
                     pause = pause.min(again);
                     tracing::warn!(%error, "segments that are to go could not be emptied for now");
                 }
             }
         }
-        core.caretaker.note_look();
-        pause = pause.min(core.scrub_some());
+        core.maintenance.note_pass();
+        pause = pause.min(core.scrub_next());
     }
 }
