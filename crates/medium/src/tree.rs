@@ -149,12 +149,12 @@ impl Tree {
         }
         let durable = &mut self.durable;
         self.pending.retain(|link| {
-            let way = matches!(link, Link::Dir(path) if dir.starts_with(path));
-            let settled = way || link.path().parent() == Some(dir);
-            if settled {
+            let is_on_path = matches!(link, Link::Dir(path) if dir.starts_with(path));
+            let is_durable = is_on_path || link.path().parent() == Some(dir);
+            if is_durable {
                 link.apply(durable);
             }
-            !settled
+            !is_durable
         });
         Ok(())
     }

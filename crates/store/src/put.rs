@@ -120,10 +120,10 @@ impl Put<'_> {
                 (turns.turn(parts.0 - 1), part)
             };
             let keys = part.keys.len();
-            let unsettled = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
+            let prepared = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
             // Nobody waits for his turn, or for a sync, with memory that the next part could use.
             drop(part);
-            if !turn.settle(keys, || unsettled.and_then(|unsettled| unsettled.commit(self, keys))) {
+            if !turn.commit(keys, || prepared.and_then(|prepared| prepared.commit(self, keys))) {
                 return;
             }
         }
@@ -142,7 +142,7 @@ impl Put<'_> {
         count: usize,
         source: &dyn PageSource,
         part: Option<&Part<'_>>,
-    ) -> Result<Unsettled<'_>> {
+    ) -> Result<PreparedPart<'_>> {
         let keys = &self.keys[first..first + count];
         let before = first.checked_sub(1).map(|before| self.keys[before]);
         let parent = before.or(self.terms.parent.as_deref());
@@ -159,10 +159,10 @@ impl Put<'_> {
         };
         let reserved = store.catalog.reserve(self.scope, keys, parent, &wanted)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
-        let mut unsettled = Unsettled { store, reserved, sums: Vec::new(), reason: refused };
-        let reserved = &unsettled.reserved;
+        let mut prepared = PreparedPart { store, reserved, sums: Vec::new(), reason: refused };
+        let reserved = &prepared.reserved;
         if reserved.runs.is_empty() {
-            return Ok(unsettled);
+            return Ok(prepared);
         }
         let lacks = |run: &ReservedRun| first + (run.at as usize) < self.lacking;
         let lost = reserved.runs.iter().any(lacks);
@@ -192,15 +192,15 @@ impl Put<'_> {
                 })
                 .ok()
         };
-        unsettled.sums = reserved.runs.iter().map(written).collect();
-        unsettled.reason = if lost { ABSENT } else { reason };
-        Ok(unsettled)
+        prepared.sums = reserved.runs.iter().map(written).collect();
+        prepared.reason = if lost { ABSENT } else { reason };
+        Ok(prepared)
     }
 }
 
 /// A reservation that is neither committed nor aborted. If it is dropped (an error, a panic), this
 /// process writes there no more, and whoever owns the store by now is told.
-struct Unsettled<'a> {
+struct PreparedPart<'a> {
     store: &'a Store,
     /// No runs: nothing was missing, or nothing may be put.
     reserved: Reserved,
@@ -209,7 +209,7 @@ struct Unsettled<'a> {
     reason: &'static str,
 }
 
-impl Unsettled<'_> {
+impl PreparedPart<'_> {
     /// Makes the runs visible that are written. The put was of `count` pages.
     fn commit(mut self, put: &Put<'_>, count: usize) -> Result<Written> {
         let reserved = &self.reserved;
@@ -234,7 +234,7 @@ impl Unsettled<'_> {
     }
 }
 
-impl Drop for Unsettled<'_> {
+impl Drop for PreparedPart<'_> {
     fn drop(&mut self) {
         if !self.reserved.runs.is_empty() {
             // An owner that cannot be told finds out when this process ends.

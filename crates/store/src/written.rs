@@ -81,7 +81,7 @@ impl Turns {
 impl Turn<'_> {
     /// Waits for the parts before this one, of `count` pages, and commits it, unless one of them was
     /// not stored whole. Returns whether this one was.
-    pub(crate) fn settle(self, count: usize, commit: impl FnOnce() -> Result<Written>) -> bool {
+    pub(crate) fn commit(self, count: usize, commit: impl FnOnce() -> Result<Written>) -> bool {
         let mut state = self.turns.state.lock();
         while state.next < self.number && self.number < state.end {
             self.turns.changed.wait(&mut state);

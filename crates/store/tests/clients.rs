@@ -17,8 +17,8 @@ fn reserve(catalog: &LocalCatalog, pages: usize) -> Result<Reserved> {
     catalog.reserve(scope, &refs(&sequence(1, pages)), None, &wanted)
 }
 
-fn refused<T: std::fmt::Debug>(settled: Result<T>) {
-    let error: Error = settled.unwrap_err();
+fn refused<T: std::fmt::Debug>(result: Result<T>) {
+    let error: Error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("another client's"), "{error}");
 }
@@ -38,7 +38,7 @@ fn what_a_client_reserved_it_alone_settles() {
     // Settled, it is nobody's: what a client lets go of twice is no fault.
     two.abort(reserved.id).unwrap();
     // Of one that left, whoever comes back under its name gives the space back, or the owner.
-    for settles in ["three", "owner"] {
+    for name in ["three", "owner"] {
         let three = catalog(3, "three");
         let scope = three.resolve(&chained(4096), true).unwrap().unwrap();
         let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
@@ -48,7 +48,7 @@ fn what_a_client_reserved_it_alone_settles() {
         refused(two.abort(reserved.id));
         assert!(two.commit(reserved.id, &[Some(7)]).is_err());
         assert!(core.stats().unwrap().reserved_bytes > 0);
-        match settles {
+        match name {
             "three" => catalog(4, "three").abort(reserved.id).unwrap(),
             _ => core.catalog_for(ClientId::LOCAL, "").abort(reserved.id).unwrap(),
         }

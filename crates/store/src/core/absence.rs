@@ -245,8 +245,8 @@ impl StoreCore {
             // One hold of the lock: no put takes a place in the segment before all is marked. Removals
             // are filed first, or their extents would be freed beside the hole that they become.
             let mut state = self.state.lock();
-            while state.settling + state.dropping > 0 {
-                self.settled.wait(&mut state);
+            while state.removals_under_way + state.dropping > 0 {
+                self.removals_applied.wait(&mut state);
             }
             state.absence.segments.remove(&id);
             if state.space.restore_segment(id).is_err() {
@@ -308,7 +308,7 @@ impl StoreCore {
         for Removed { extents, .. } in &mut removed {
             extents.retain(|e| !unmarked.contains(e) && state.space.has_segment(e.segment));
         }
-        state.settle(removed, None).0
+        state.apply_removals(removed, None).0
     }
 
     /// Gives an absent volume up: its runs leave the index, durably.
@@ -329,7 +329,7 @@ impl StoreCore {
         for run in lost {
             let mut state = self.state.lock();
             let removed = self.index.truncate(run, 0);
-            let (pages, _) = state.settle(removed, None);
+            let (pages, _) = state.apply_removals(removed, None);
             self.counters.pages_deleted.add(pages);
         }
         self.hide(self.hidden.list(Cause::Absent).into_iter().collect());

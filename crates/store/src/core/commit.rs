@@ -19,7 +19,7 @@ impl StoreCore {
     ) -> Result<Committed> {
         self.check_writable()?;
         let mut state = self.state.lock();
-        state.check_reserver(asking, id)?;
+        state.check_reservation_owner(asking, id)?;
         let Some(reservation) = state.reservations.open.remove(&id) else {
             return Err(Error::retry("this reservation is not known here: put again")
                 .with("reservation", id));
@@ -90,7 +90,7 @@ impl StoreCore {
         drop(state);
         // In this order: space that is somebody else's by now must not be withheld for this one.
         if client != ClientId::LOCAL {
-            self.log.lock().settled(id);
+            self.log.lock().note_ended(id);
         }
         self.free(&mut self.state.lock(), &unused);
         if retained {

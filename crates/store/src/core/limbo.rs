@@ -58,9 +58,9 @@ impl Limbo {
         self.by_segment.get(&segment).copied().unwrap_or(0)
     }
 
-    /// Whether nothing waits for a sync round.
-    pub(super) fn is_settled(&self) -> bool {
-        self.waiting.is_empty()
+    /// Whether extents wait for the next sync round.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 }
 

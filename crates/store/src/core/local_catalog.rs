@@ -303,7 +303,7 @@ impl Catalog for LocalCatalog {
     }
 
     fn abort(&self, reservation: u64) -> Result<()> {
-        self.core.state.lock().check_reserver(self.client, reservation)?;
+        self.core.state.lock().check_reservation_owner(self.client, reservation)?;
         self.core.abandon(reservation, Abandoned::ByCall);
         Ok(())
     }
@@ -344,7 +344,7 @@ impl Catalog for LocalCatalog {
         let mut state = core.state.lock();
         let there = core.index.exists(scope.slot, &scoped);
         let removed = core.index.remove(scope.slot, &scoped);
-        let (pages, _) = core.settle(&mut state, removed, None);
+        let (pages, _) = core.apply_removals(&mut state, removed, None);
         core.counters.pages_deleted.add(pages);
         core.wake_if_limbo_is_large(&state);
         drop(state);
@@ -447,7 +447,7 @@ impl StoreCore {
         page: PageHash,
     ) {
         let removed = self.index.remove(scope.slot, &[page]);
-        let (pages, suspects) = self.settle(state, removed, Some(run));
+        let (pages, suspects) = self.apply_removals(state, removed, Some(run));
         self.counters.pages_distrusted.add(pages);
         self.quarantine(state, suspects);
     }
@@ -463,7 +463,7 @@ impl StoreCore {
             let removed = self.index.remove_scope(slot);
             let mut state = self.state.lock();
             state.dropping -= 1;
-            let (pages, _) = self.settle(&mut state, removed, None);
+            let (pages, _) = self.apply_removals(&mut state, removed, None);
             state.usage.forget(slot);
             self.counters.pages_deleted.add(pages);
             self.wake_if_limbo_is_large(&state);

@@ -111,7 +111,7 @@ pub struct StoreCore {
     /// A scope's own order is whole, or gone.
     formed: Condvar,
     /// A removal is wholly filed in `state`.
-    settled: Condvar,
+    removals_applied: Condvar,
     /// Withheld space was freed.
     drained: Condvar,
     draining_now: AtomicBool,
@@ -142,7 +142,7 @@ struct State {
     draining: Draining,
     absence: Absence,
     /// Removals that the index knows of and that are not wholly filed here.
-    settling: usize,
+    removals_under_way: usize,
     /// Scopes that the index is removing the runs of.
     dropping: usize,
     /// Pages were used since uses were last made durable.
@@ -435,9 +435,9 @@ impl StoreCore {
         }
     }
 
-    /// Files what the index gave up, as [`State::settle`] does, and lets others have the lock in
+    /// Files what the index gave up, as [`State::apply_removals`] does, and lets others have the lock in
     /// between. In the order given, because leaves come first.
-    fn settle(
+    fn apply_removals(
         &self,
         state: &mut MutexGuard<'_, State>,
         removed: Vec<Removed>,
@@ -445,17 +445,17 @@ impl StoreCore {
     ) -> (u64, Vec<Extent>) {
         let (mut pages, mut suspects) = (0, Vec::new());
         let mut removed = removed.into_iter().peekable();
-        state.settling += 1;
+        state.removals_under_way += 1;
         while removed.peek().is_some() {
-            let (more, found) = state.settle(removed.by_ref().take(STEP_RUNS).collect(), suspect);
+            let (more, found) = state.apply_removals(removed.by_ref().take(STEP_RUNS).collect(), suspect);
             pages += more;
             suspects.extend(found);
             if removed.peek().is_some() {
                 MutexGuard::bump(state);
             }
         }
-        state.settling -= 1;
-        self.settled.notify_all();
+        state.removals_under_way -= 1;
+        self.removals_applied.notify_all();
         (pages, suspects)
     }
 
@@ -475,7 +475,7 @@ impl StoreCore {
 impl State {
     /// Files what the index gave up: at once into limbo, or, while leased, deferred. What lay in
     /// the run `suspect` is returned instead: its bytes could not be believed.
-    fn settle(&mut self, removed: Vec<Removed>, suspect: Option<RunId>) -> (u64, Vec<Extent>) {
+    fn apply_removals(&mut self, removed: Vec<Removed>, suspect: Option<RunId>) -> (u64, Vec<Extent>) {
         let (mut pages, mut suspects) = (0, Vec::new());
         for gone in removed {
             pages += u64::from(gone.pages);
@@ -502,7 +502,7 @@ impl State {
     /// Refuses to settle what another client reserved. What is withheld may be given back by
     /// whoever comes back under the name that reserved it, and by the owner, who may have been that
     /// client when it reserved it.
-    fn check_reserver(&self, asking: ClientId, id: u64) -> Result<()> {
+    fn check_reservation_owner(&self, asking: ClientId, id: u64) -> Result<()> {
         let theirs = match self.reservations.open.get(&id) {
             Some(reservation) => reservation.client == asking,
             None => self.reservations.withheld.get(&id).is_none_or(|withheld| {
@@ -513,7 +513,7 @@ impl State {
         if theirs {
             return Ok(());
         }
-        Err(Error::invalid("this reservation is another client's: settle your own")
+        Err(Error::invalid("this reservation is another client's: commit or abort your own")
             .with("reservation", id))
     }
 }

@@ -249,7 +249,7 @@ impl StoreCore {
                 next.extend(late.drain(..late.len().min(STEP_RUNS)));
             }
             // What a removal has half filed is not known for what it is yet.
-            let whole = next.is_empty() && state.settling == 0;
+            let whole = next.is_empty() && state.removals_under_way == 0;
             for run in next {
                 match self.index.run(run) {
                     Some(view) => {

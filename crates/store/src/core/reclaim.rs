@@ -85,7 +85,7 @@ impl StoreCore {
                     None => state.eviction.remove(victim.run),
                 }
             }
-            pages += state.settle(removed, None).0;
+            pages += state.apply_removals(removed, None).0;
         }
         self.counters.pages_evicted.add(pages);
         self.wake_if_limbo_is_large(state);
@@ -225,7 +225,7 @@ impl StoreCore {
             .map(|(id, withheld)| (*id, withheld.client.clone()))
             .collect();
         let pressing = state.limbo.units() * 2 > state.space.reserve_units();
-        let busy = !state.dirty.is_empty() || !state.limbo.is_settled();
+        let busy = !state.dirty.is_empty() || state.limbo.has_waiting();
         let touched = state.touched && last_sync.elapsed() >= RECENCY_INTERVAL;
         state.touched &= !(busy || touched);
         drop(state);
@@ -274,7 +274,7 @@ impl StoreCore {
         };
         // In this order: space that is somebody else's by now must not be withheld for this one.
         if logged {
-            self.log.lock().settled(id);
+            self.log.lock().note_ended(id);
         }
         let mut state = self.state.lock();
         match by {

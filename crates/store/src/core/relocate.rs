@@ -63,11 +63,11 @@ impl StoreCore {
                 }
             }
             if bytes >= BATCH_BYTES || batch.len() == BATCH_RUNS {
-                moving.moved += self.settle_copies(std::mem::take(&mut batch))?;
+                moving.moved += self.switch_to_copies(std::mem::take(&mut batch))?;
                 bytes = 0;
             }
         }
-        moving.moved += self.settle_copies(batch)?;
+        moving.moved += self.switch_to_copies(batch)?;
         Ok(moving)
     }
 
@@ -124,7 +124,7 @@ impl StoreCore {
     }
 
     /// Makes copies durable, then moves their runs there. Returns how many.
-    fn settle_copies(&self, batch: Vec<Copied>) -> Result<u64> {
+    fn switch_to_copies(&self, batch: Vec<Copied>) -> Result<u64> {
         if batch.is_empty() {
             return Ok(0);
         }
@@ -136,12 +136,12 @@ impl StoreCore {
             return Err(error);
         }
         let mut state = self.state.lock();
-        let moved = batch.into_iter().filter(|copied| self.settle_copy(&mut state, copied)).count();
+        let moved = batch.into_iter().filter(|copied| self.switch_to_copy(&mut state, copied)).count();
         self.wake_if_limbo_is_large(&state);
         Ok(moved as u64)
     }
 
-    fn settle_copy(&self, state: &mut MutexGuard<'_, State>, copied: &Copied) -> bool {
+    fn switch_to_copy(&self, state: &mut MutexGuard<'_, State>, copied: &Copied) -> bool {
         let Copied { run, view, place } = copied;
         let same = self.is_still(*run, view);
         let Some(gone) = same.then(|| self.index.relocate(*run, place)).flatten() else {

@@ -120,7 +120,7 @@ impl ReservationLog {
     }
 
     /// Best effort: a record that is missing only withholds space for longer.
-    pub(crate) fn settled(&mut self, id: u64) {
+    pub(crate) fn note_ended(&mut self, id: u64) {
         if self.outstanding.remove(&id).is_none() {
             return;
         }

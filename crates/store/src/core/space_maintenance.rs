@@ -133,7 +133,7 @@ impl StoreCore {
                 || self.hidden.is_absent(run);
             if !held && !self.index.has_children(run) {
                 let removed = self.index.truncate(run, 0);
-                let (pages, _) = state.settle(removed, None);
+                let (pages, _) = state.apply_removals(removed, None);
                 self.counters.pages_evicted.add(pages);
             }
         }

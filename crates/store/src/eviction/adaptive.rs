@@ -136,7 +136,7 @@ impl Eviction for Adaptive {
         self.sample.take(after, pages);
         let keys = self.sample.keys();
         if keys.is_empty() {
-            self.sample.settle(&[]);
+            self.sample.note_end(&[]);
             return;
         }
         self.undecided += keys.len() as u64;
@@ -155,7 +155,7 @@ impl Eviction for Adaptive {
                 *sum = *sum * kept + (ours - theirs) * (ours - theirs);
             }
         }
-        self.sample.settle(&alive);
+        self.sample.note_end(&alive);
         self.bound_memory();
         if self.undecided >= DECIDE_EVERY {
             self.undecided = 0;

@@ -80,7 +80,7 @@ impl Sample {
 
     /// Remembers the end of the sequence at hand, and which shadows had all of it. Without any,
     /// no page of it was sampled.
-    pub(super) fn settle(&mut self, alive: &[bool]) {
+    pub(super) fn note_end(&mut self, alive: &[bool]) {
         let Some(end) = self.end else { return };
         let mut prefix = self.prefix;
         prefix.last = self.keys.last().copied().or(prefix.last);

@@ -355,9 +355,9 @@ impl Tree {
     pub(super) fn shrink(&mut self, run: RunId, pages: u32) {
         let Some(&slot) = self.last.get(&run) else { return };
         let owed = &mut self.pieces[slot].owed;
-        let settled = pages.min(*owed);
-        *owed -= settled;
-        let mut left = pages - settled;
+        let repaid = pages.min(*owed);
+        *owed -= repaid;
+        let mut left = pages - repaid;
         while left > 0 {
             let Some(&slot) = self.last.get(&run) else { return };
             let gone = left.min(self.pieces[slot].pages);

@@ -116,7 +116,7 @@ pub enum Act {
         pages: usize,
     },
     /// A client writes what it reserved, to this owner or a former one, and commits or aborts.
-    ClientSettle {
+    ClientEnd {
         who: usize,
         commit: bool,
     },
@@ -250,7 +250,7 @@ impl Act {
             5 | 6 => Self::ClientGet { who, at },
             7 => Self::ClientFlush { who },
             8..=10 => Self::ClientReserve { who, at, pages },
-            11 | 12 => Self::ClientSettle { who, commit: !dice.one_in(3) },
+            11 | 12 => Self::ClientEnd { who, commit: !dice.one_in(3) },
             _ => {
                 let (after, in_flight) = (dice.below(3), 1 + dice.below(16) as usize);
                 Self::ClientKill { who, at, pages, after, in_flight, maintain: dice.one_in(2) }

@@ -26,7 +26,7 @@ pub struct Bounds {
 
 impl Bounds {
     /// Everything that is `present` is durable. Nothing else is, but what an absent volume holds.
-    pub fn settle(&mut self, present: Vec<Pages>) {
+    pub fn mark_durable(&mut self, present: Vec<Pages>) {
         if !self.is_away() {
             self.least.clone_from(&present);
             self.most = present;

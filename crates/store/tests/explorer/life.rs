@@ -226,7 +226,7 @@ impl Life {
             | Act::ClientGet { .. }
             | Act::ClientFlush { .. }
             | Act::ClientReserve { .. }
-            | Act::ClientSettle { .. }
+            | Act::ClientEnd { .. }
             | Act::ClientKill { .. } => self.act_of_client(&open, act),
             _ => {
                 self.expect(act);
@@ -239,7 +239,7 @@ impl Life {
         self.forget_dropped(act);
         let there = present(&open.store);
         let durable = self.options.durability == Durability::Durable;
-        let settled = match *act {
+        let is_durable = match *act {
             Act::Put { at, pages, .. } | Act::ClientPut { at, pages, .. } => {
                 let stored = leading(pages) & !there[at] == 0;
                 assert!(stored || !self.family.letter || self.absent.is_some(), "not stored");
@@ -260,8 +260,8 @@ impl Life {
             self.retained.push((at, leading(pages), NOW.get() + hours * HOUR));
         }
         self.check_what_stays(&open, &there);
-        if settled {
-            self.settle(there);
+        if is_durable {
+            self.mark_durable(there);
         }
         // What holds once the act is over.
         let seed = self.dice.next();
@@ -346,7 +346,7 @@ impl Life {
             let both = |join: fn((&u64, &u64)) -> u64| there.iter().zip(&now).map(join).collect();
             let (least, most) = (both(|(a, b)| a & b), both(|(a, b)| a | b));
             let visible = self.bounds.visible.clone();
-            self.settle(now);
+            self.mark_durable(now);
             if self.absent.is_none() {
                 self.bounds = Bounds { least, most, ..self.bounds.clone() };
             } else {
@@ -415,8 +415,8 @@ impl Life {
         assert!(evicted == 0 || !self.family.letter, "{evicted} pages evicted for no need");
     }
 
-    fn settle(&mut self, there: Vec<Pages>) {
-        self.bounds.settle(there);
+    fn mark_durable(&mut self, there: Vec<Pages>) {
+        self.bounds.mark_durable(there);
         self.bounds.retained = self.retained.iter().map(|&(at, pages, _)| (at, pages)).collect();
     }
 }

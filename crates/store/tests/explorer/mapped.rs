@@ -201,11 +201,11 @@ impl MappedLife {
             }
             Act::Flush => {
                 open.store.flush().unwrap();
-                self.settle(&open);
+                self.mark_durable(&open);
             }
             Act::Maintain => open.core.run_once(),
             Act::Reopen { .. } => {
-                self.settle(&open);
+                self.mark_durable(&open);
                 open.close();
                 return self.open();
             }
@@ -239,7 +239,7 @@ impl MappedLife {
         self.open()
     }
 
-    fn settle(&mut self, open: &Open) {
+    fn mark_durable(&mut self, open: &Open) {
         self.least = present(&open.store);
         self.most.clone_from(&self.least);
     }

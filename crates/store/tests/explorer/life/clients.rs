@@ -87,7 +87,7 @@ impl Life {
                     client.half.iter_mut().for_each(|half| half.epoch = epoch);
                 }
             }
-            Act::ClientSettle { who, commit } => self.settle_half(open, who, commit),
+            Act::ClientEnd { who, commit } => self.end_half(open, who, commit),
             Act::ClientKill { who, at, pages, after, in_flight, maintain } => {
                 self.kill_client(open, who, (at, pages), (after, in_flight));
                 if maintain {
@@ -100,7 +100,7 @@ impl Life {
 
     /// A client writes what it reserved. If another owner opened the store since, the space was kept
     /// for it, and it is told to put again.
-    fn settle_half(&mut self, open: &Open, who: usize, commit: bool) {
+    fn end_half(&mut self, open: &Open, who: usize, commit: bool) {
         let half = match &mut self.successor {
             Some(Client { half: half @ Some(_), .. }) => half.take(),
             _ => self.clients[who].half.take(),

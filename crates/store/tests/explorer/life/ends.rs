@@ -29,7 +29,7 @@ impl Life {
                 open.close();
                 // Moments before the last sync promise no more than before.
                 self.look_since(before);
-                self.settle(there);
+                self.mark_durable(there);
             }
             End::Kill => {
                 self.watched.kill_now();
@@ -69,7 +69,7 @@ impl Life {
         let Err(error) = answer else {
             let there = present(&open.store);
             self.look_within(before, &open);
-            self.settle(there);
+            self.mark_durable(there);
             return open;
         };
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
@@ -97,7 +97,7 @@ impl Life {
         open.store.flush().unwrap();
         self.look_within(before, &open);
         let there = present(&open.store);
-        self.settle(there);
+        self.mark_durable(there);
         self.judge(seed, self.watched.disk().crash(seed));
         open
     }
@@ -120,7 +120,7 @@ impl Life {
             self.check_same(&open, &there, "closed and opened again");
         }
         self.look_within(before, &open);
-        self.settle(there);
+        self.mark_durable(there);
         if !self.family.letter {
             self.bounds.least = present(&open.store);
         }
@@ -209,7 +209,7 @@ impl Life {
         let there = present(&open.store);
         self.bounds.judge(&open, seed, self.absent.is_some());
         self.look_within(before, &open);
-        self.bounds.settle(there);
+        self.bounds.mark_durable(there);
         if !self.family.letter {
             self.bounds.least = present(&open.store);
         }
