@@ -114,7 +114,7 @@ impl WriteBudget {
 
 /// Why pages were not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shut {
+pub enum AdmissionReject {
     /// They were not put before, as far as the ghost list reaches.
     FirstSight,
     /// The write budget is used up.
@@ -127,7 +127,7 @@ pub struct Decision {
     /// Leading pages that may be written.
     pub pages: usize,
     /// Why the others may not, if there are others.
-    pub shut: Option<Shut>,
+    pub rejected: Option<AdmissionReject>,
 }
 
 /// The state machine. Times are since any moment that the caller likes, and must not go back (if
@@ -214,15 +214,15 @@ impl Admission {
             bucket.fill(now);
         }
         if self.bucket.is_none() && self.policy() == AdmissionMode::WriteThrough {
-            return Decision { pages: asked, shut: None };
+            return Decision { pages: asked, rejected: None };
         }
-        let mut decision = Decision { pages: 0, shut: None };
+        let mut decision = Decision { pages: 0, rejected: None };
         for page in pages {
             let page = page.low();
-            if decision.shut.is_none() {
-                decision.shut = self.refuses(page);
+            if decision.rejected.is_none() {
+                decision.rejected = self.refuses(page);
             }
-            match decision.shut {
+            match decision.rejected {
                 None => {
                     self.ghost.take(page);
                     decision.pages += 1;
@@ -277,12 +277,12 @@ impl Admission {
         self.ghost.young.len() + self.ghost.old.len()
     }
 
-    fn refuses(&self, page: u64) -> Option<Shut> {
+    fn refuses(&self, page: u64) -> Option<AdmissionReject> {
         if self.bucket.as_ref().is_some_and(|bucket| bucket.level <= 0.0) {
-            return Some(Shut::Budget);
+            return Some(AdmissionReject::Budget);
         }
         let first = self.policy() == AdmissionMode::SecondSight && !self.ghost.knows(page);
-        first.then_some(Shut::FirstSight)
+        first.then_some(AdmissionReject::FirstSight)
     }
 
     fn is_closed(&self) -> bool {
@@ -309,20 +309,20 @@ mod tests {
     fn without_a_budget_everything_is_written_and_nothing_remembered() {
         let mut admission = Admission::new(AdmissionMode::Auto, None, 100);
         let all = admission.decide(pages(0..50), 1 << 20, Duration::ZERO);
-        assert_eq!(all, Decision { pages: 50, shut: None });
+        assert_eq!(all, Decision { pages: 50, rejected: None });
         assert_eq!((admission.ghost_pages(), admission.available_bytes()), (0, None));
     }
 
     #[test]
     fn a_sequence_that_comes_again_is_taken_as_far_as_it_is_known() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
-        let first = Some(Shut::FirstSight);
+        let first = Some(AdmissionReject::FirstSight);
         let mut decide = |range| admission.decide(pages(range), 1, Duration::ZERO);
-        assert_eq!(decide(0..4), Decision { pages: 0, shut: first });
-        assert_eq!(decide(0..6), Decision { pages: 4, shut: first });
-        assert_eq!(decide(4..6), Decision { pages: 2, shut: None });
+        assert_eq!(decide(0..4), Decision { pages: 0, rejected: first });
+        assert_eq!(decide(0..6), Decision { pages: 4, rejected: first });
+        assert_eq!(decide(4..6), Decision { pages: 2, rejected: None });
         // What was taken and is evicted again is new again.
-        assert_eq!(decide(0..2), Decision { pages: 0, shut: first });
+        assert_eq!(decide(0..2), Decision { pages: 0, rejected: first });
     }
 
     #[test]
@@ -352,10 +352,10 @@ mod tests {
         assert_eq!(admission.policy(), AdmissionMode::WriteThrough);
         // A bucket of 1000 bytes: what is seen twice may have the last quarter of it.
         let once = admission.decide(pages(100..1100), 1, HOUR);
-        assert_eq!(once, Decision { pages: 750, shut: Some(Shut::FirstSight) });
+        assert_eq!(once, Decision { pages: 750, rejected: Some(AdmissionReject::FirstSight) });
         assert_eq!(admission.policy(), AdmissionMode::SecondSight);
         let twice = admission.decide(pages(850..1200), 1, HOUR);
-        assert_eq!(twice, Decision { pages: 250, shut: Some(Shut::Budget) });
+        assert_eq!(twice, Decision { pages: 250, rejected: Some(AdmissionReject::Budget) });
         assert_eq!(admission.available_bytes(), Some(0));
         admission.give_back(7);
         assert_eq!(admission.available_bytes(), Some(7));
@@ -367,7 +367,7 @@ mod tests {
             let mut admission = Admission::new(mode, Some(WriteBudget::per_day(0)), 100);
             for hour in 0..3 {
                 let none = admission.decide(pages(0..5), 1, HOUR * hour);
-                assert_eq!(none, Decision { pages: 0, shut: Some(Shut::Budget) });
+                assert_eq!(none, Decision { pages: 0, rejected: Some(AdmissionReject::Budget) });
             }
             assert_eq!(admission.ghost_pages(), 0);
         }
@@ -429,7 +429,7 @@ mod tests {
                 now += put.wait_seconds;
                 let range = put.first..put.first + put.pages;
                 let decision = admission.decide(pages(range), page_bytes, Duration::from_secs(now));
-                prop_assert_eq!(decision.shut.is_none(), decision.pages as u64 == put.pages);
+                prop_assert_eq!(decision.rejected.is_none(), decision.pages as u64 == put.pages);
                 prop_assert!(admission.ghost_pages() <= 64);
                 written.push((now, decision.pages as u64 * page_bytes));
             }

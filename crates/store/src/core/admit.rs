@@ -2,7 +2,7 @@
 
 use super::StoreCore;
 use super::reservations::PlannedRun;
-use crate::admission::Shut;
+use crate::admission::AdmissionReject;
 use crate::catalog::{Refusal, ScopeRef, Wanted};
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 
@@ -49,10 +49,10 @@ impl StoreCore {
             self.started.elapsed(),
         );
         let over_quota = (allowed < missing.len()).then_some(Refusal::Quota);
-        let refused = decision.shut.map_or(over_quota, |shut| {
-            Some(match shut {
-                Shut::FirstSight => Refusal::Admission,
-                Shut::Budget => Refusal::WriteBudget,
+        let refused = decision.rejected.map_or(over_quota, |rejected| {
+            Some(match rejected {
+                AdmissionReject::FirstSight => Refusal::Admission,
+                AdmissionReject::Budget => Refusal::WriteBudget,
             })
         });
         Admitted {

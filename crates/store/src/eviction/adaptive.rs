@@ -3,7 +3,7 @@
 use super::arc::Arc;
 use super::density::Density;
 use super::lru::Lru;
-use super::order::Order;
+use super::eviction_policy::EvictionPolicy;
 use super::s3fifo::S3Fifo;
 use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
 use super::tree::{CHUNK_UNITS, Tree};
@@ -12,7 +12,7 @@ use super::{Demand, Eviction, EvictionStats, Holdings, Resident, Used, Victim};
 use ritornello_index::RunId;
 
 /// Makes a candidate's order.
-type Make = fn() -> Box<dyn Order>;
+type Make = fn() -> Box<dyn EvictionPolicy>;
 
 /// Who is watched; the first is followed until another is better.
 const CANDIDATES: [Make; 5] = [

@@ -1,7 +1,7 @@
 //! Adaptive replacement.
 
 use super::ghost::Ghosts;
-use super::order::{Arrival, Order};
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::pieces::{List, Piece, Pieces};
 
 /// What was used once, and what was used more than once, in two lists; how the space is shared
@@ -40,7 +40,7 @@ impl Arc {
     }
 }
 
-impl Order for Arc {
+impl EvictionPolicy for Arc {
     fn name(&self) -> &'static str {
         "arc"
     }

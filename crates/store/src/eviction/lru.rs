@@ -1,6 +1,6 @@
 //! Least recently used first.
 
-use super::order::{Arrival, Order};
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::pieces::{List, Piece, Pieces};
 
 /// Evicts what was used longest ago.
@@ -16,7 +16,7 @@ impl Lru {
     }
 }
 
-impl Order for Lru {
+impl EvictionPolicy for Lru {
     fn name(&self) -> &'static str {
         "lru"
     }

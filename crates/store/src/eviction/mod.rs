@@ -10,12 +10,12 @@ mod density;
 mod fold;
 mod ghost;
 mod lru;
-mod order;
+mod eviction_policy;
 mod pieces;
 mod policy;
 mod s3fifo;
 mod shadow;
-mod single;
+mod fixed;
 mod tree;
 mod two_q;
 

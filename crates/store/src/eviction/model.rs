@@ -4,9 +4,9 @@ use super::adaptive::Adaptive;
 use super::arc::Arc;
 use super::density::Density;
 use super::lru::Lru;
-use super::order::Order;
+use super::eviction_policy::EvictionPolicy;
 use super::s3fifo::S3Fifo;
-use super::single::Single;
+use super::fixed::FixedPolicy;
 use super::tree::Tree;
 use super::two_q::TwoQ;
 use super::*;
@@ -37,11 +37,11 @@ fn used(run: u64, pages: u32) -> Used {
 
 const NOBODY: &dyn Holdings = &(|_: RunId| false);
 
-fn lru(chunk_units: u32) -> Single {
-    Single::with_chunk(Box::new(Lru::new()), chunk_units)
+fn lru(chunk_units: u32) -> FixedPolicy {
+    FixedPolicy::with_chunk(Box::new(Lru::new()), chunk_units)
 }
 
-fn orders() -> [Box<dyn Order>; 5] {
+fn orders() -> [Box<dyn EvictionPolicy>; 5] {
     [
         Box::new(Lru::new()),
         Box::new(Arc::new()),
@@ -53,7 +53,7 @@ fn orders() -> [Box<dyn Order>; 5] {
 
 /// Every policy, cutting in chunks.
 fn policies(chunk_units: u32) -> Vec<Box<dyn Eviction>> {
-    let single = |order| Box::new(Single::with_chunk(order, chunk_units)) as Box<dyn Eviction>;
+    let single = |policy| Box::new(FixedPolicy::with_chunk(policy, chunk_units)) as Box<dyn Eviction>;
     let adaptive = Box::new(Adaptive::with_chunk(chunk_units)) as Box<dyn Eviction>;
     orders().into_iter().map(single).chain([adaptive]).collect()
 }
@@ -201,7 +201,7 @@ fn actions(parents: bool) -> impl Strategy<Value = Vec<Action>> {
 struct Index {
     runs: BTreeMap<u64, (Option<(u64, u32)>, u32)>,
     /// Pages by last use, oldest first.
-    order: Vec<(u64, u32)>,
+    policy: Vec<(u64, u32)>,
     pinned: BTreeSet<u64>,
     next: u64,
 }
@@ -227,8 +227,8 @@ impl Index {
     /// The last of the pages first.
     fn touch(&mut self, run: u64, pages: u32) {
         let pages = pages.min(self.runs[&run].1);
-        self.order.retain(|(other, page)| *other != run || *page >= pages);
-        self.order.extend((0..pages).rev().map(|page| (run, page)));
+        self.policy.retain(|(other, page)| *other != run || *page >= pages);
+        self.policy.extend((0..pages).rev().map(|page| (run, page)));
     }
 
     /// Truncates as the index does, and reports to the policy.
@@ -236,7 +236,7 @@ impl Index {
         let Some((_, pages)) = self.runs.get_mut(&run) else { return };
         let gone = pages.saturating_sub(keep);
         *pages = (*pages).min(keep);
-        self.order.retain(|(other, page)| *other != run || *page < keep);
+        self.policy.retain(|(other, page)| *other != run || *page < keep);
         let behind: Vec<u64> = self
             .runs
             .iter()
@@ -269,7 +269,7 @@ impl Index {
             );
             assert!(freed < units, "no more than it takes");
             if exact {
-                let free = self.order.iter().filter(|(run, _)| !pinned.contains(run));
+                let free = self.policy.iter().filter(|(run, _)| !pinned.contains(run));
                 let oldest: Vec<_> = free.take((pages - keep_pages) as usize).copied().collect();
                 let gone: Vec<_> = (keep_pages..pages).rev().map(|page| (run.0, page)).collect();
                 assert_eq!(gone, oldest, "what was used longest ago goes first");
@@ -376,8 +376,8 @@ impl Restless {
     fn turn(&mut self) {
         if !self.tree.is_moving() {
             self.turn += 1;
-            let order = orders().into_iter().nth(self.turn % 5).unwrap();
-            self.tree.follow(order);
+            let policy = orders().into_iter().nth(self.turn % 5).unwrap();
+            self.tree.follow(policy);
         }
     }
 }

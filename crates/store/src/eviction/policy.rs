@@ -5,9 +5,9 @@ use super::adaptive::Adaptive;
 use super::arc::Arc;
 use super::density::Density;
 use super::lru::Lru;
-use super::order::Order;
+use super::eviction_policy::EvictionPolicy;
 use super::s3fifo::S3Fifo;
-use super::single::Single;
+use super::fixed::FixedPolicy;
 use super::two_q::TwoQ;
 use ritornello_format::{Error, Result};
 
@@ -61,7 +61,7 @@ impl Policy {
     /// The policy, without any runs.
     #[must_use]
     pub fn build(self) -> Box<dyn Eviction> {
-        let order: Box<dyn Order> = match self {
+        let policy: Box<dyn EvictionPolicy> = match self {
             Self::Lru => Box::new(Lru::new()),
             Self::Arc => Box::new(Arc::new()),
             Self::TwoQ => Box::new(TwoQ::new()),
@@ -69,7 +69,7 @@ impl Policy {
             Self::Density => Box::new(Density::new()),
             Self::Adaptive => return Box::new(Adaptive::new()),
         };
-        Box::new(Single::new(order))
+        Box::new(FixedPolicy::new(policy))
     }
 }
 

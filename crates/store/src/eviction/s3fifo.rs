@@ -1,7 +1,7 @@
 //! Three queues, first in first out.
 
 use super::ghost::Ghosts;
-use super::order::{Arrival, Order};
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::pieces::{List, Piece, Pieces};
 
 /// New pages go through a small queue, a tenth of the space, and on to the main one only if they were used there; what
@@ -38,7 +38,7 @@ impl S3Fifo {
     }
 }
 
-impl Order for S3Fifo {
+impl EvictionPolicy for S3Fifo {
     fn name(&self) -> &'static str {
         "s3fifo"
     }

@@ -1,6 +1,6 @@
 //! A candidate's miniature store, and the sample of pages that all of them see.
 
-use super::order::Order;
+use super::eviction_policy::EvictionPolicy;
 use super::tree::Tree;
 use super::{Holdings, Resident, Used};
 use ritornello_index::RunId;
@@ -109,10 +109,10 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    pub(super) fn new(order: Box<dyn Order>) -> Self {
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
         Self {
-            name: order.name(),
-            tree: Tree::new(order, 1),
+            name: policy.name(),
+            tree: Tree::new(policy, 1),
             capacity: u64::MAX,
             asked: 0,
             hits: 0,

@@ -1,15 +1,15 @@
 //! What all policies share: which pages there are, in pieces; what hangs from what; what may go.
 
 use super::fold::{Folding, table_bytes};
-use super::order::{Arrival, Order};
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::pieces::{NONE, Piece, Pieces, TURNS};
 use super::{Resident, Used};
-use full::Full;
-use held::HeldPieces;
+use capacity::CapacityEstimate;
+use held::PinnedPieces;
 use ritornello_index::RunId;
 use std::collections::HashMap;
 
-mod full;
+mod capacity;
 mod held;
 mod victims;
 
@@ -49,30 +49,30 @@ pub(super) struct Tree {
     /// Runs that came before those they hang from, by those: when a store is opened, the runs
     /// come by last use.
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
-    order: Box<dyn Order>,
-    retiring: Option<Box<dyn Order>>,
+    policy: Box<dyn EvictionPolicy>,
+    retiring: Option<Box<dyn EvictionPolicy>>,
     /// Orders so far, modulo 64.
     turn: u8,
     units: u64,
     pages: u64,
-    full: Full,
-    held: HeldPieces,
+    capacity: CapacityEstimate,
+    held: PinnedPieces,
     chunk_units: u32,
 }
 
 impl Tree {
-    pub(super) fn new(order: Box<dyn Order>, chunk_units: u32) -> Self {
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
         Self {
             pieces: Pieces::new(),
             last: HashMap::default(),
             orphans: HashMap::default(),
-            order,
+            policy,
             retiring: None,
             turn: 0,
             units: 0,
             pages: 0,
-            full: Full::default(),
-            held: HeldPieces::default(),
+            capacity: CapacityEstimate::default(),
+            held: PinnedPieces::default(),
             chunk_units: chunk_units.max(1),
         }
     }
@@ -89,7 +89,7 @@ impl Tree {
 
     /// Number of pages when the store is full.
     pub(super) fn pages_when_full(&self) -> u64 {
-        self.full.pages()
+        self.capacity.pages()
     }
 
     pub(super) fn knows(&self, run: RunId) -> bool {
@@ -106,18 +106,18 @@ impl Tree {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let orders = [Some(&self.order), self.retiring.as_ref()];
+        let orders = [Some(&self.policy), self.retiring.as_ref()];
         self.pieces.memory_bytes()
             + self.held.memory_bytes()
             + table_bytes(self.last.capacity(), size_of::<(RunId, u32)>())
-            + orders.iter().flatten().map(|order| order.memory_bytes()).sum::<usize>()
+            + orders.iter().flatten().map(|policy| policy.memory_bytes()).sum::<usize>()
     }
 
     /// Lets another order take over, unless one is just doing so.
-    pub(super) fn follow(&mut self, mut order: Box<dyn Order>) {
+    pub(super) fn follow(&mut self, mut policy: Box<dyn EvictionPolicy>) {
         debug_assert!(self.retiring.is_none());
-        order.set_capacity(self.full.units(), self.full.keys());
-        self.retiring = Some(std::mem::replace(&mut self.order, order));
+        policy.set_capacity(self.capacity.units(), self.capacity.keys());
+        self.retiring = Some(std::mem::replace(&mut self.policy, policy));
         self.turn = (self.turn + 1) % TURNS;
     }
 
@@ -138,7 +138,7 @@ impl Tree {
     /// Lists a piece that another order had.
     fn inherit(&mut self, slot: u32) {
         self.pieces[slot].set_turn(self.turn);
-        self.order.insert(&mut self.pieces, slot, Arrival::Inherited);
+        self.policy.insert(&mut self.pieces, slot, Arrival::Inherited);
     }
 
     fn unlink(&mut self, slot: u32) {
@@ -146,7 +146,7 @@ impl Tree {
             return;
         }
         if self.pieces[slot].turn() == self.turn {
-            self.order.unlink(&mut self.pieces, slot);
+            self.policy.unlink(&mut self.pieces, slot);
         } else if let Some(retiring) = &mut self.retiring {
             retiring.unlink(&mut self.pieces, slot);
         }
@@ -157,7 +157,7 @@ impl Tree {
         let turn = self.pieces[slot].turn();
         let before = (self.turn + TURNS - 1) % TURNS;
         match &mut self.retiring {
-            _ if turn == self.turn => self.order.relist(&mut self.pieces, slot),
+            _ if turn == self.turn => self.policy.relist(&mut self.pieces, slot),
             Some(retiring) if turn == before => retiring.relist(&mut self.pieces, slot),
             _ => self.inherit(slot),
         }
@@ -167,7 +167,7 @@ impl Tree {
         let ours = self.pieces[slot].turn() == self.turn;
         match &mut self.retiring {
             Some(retiring) if !ours => retiring.list_after(&mut self.pieces, listed, slot),
-            _ => self.order.list_after(&mut self.pieces, listed, slot),
+            _ => self.policy.list_after(&mut self.pieces, listed, slot),
         }
     }
 
@@ -178,7 +178,7 @@ impl Tree {
         }
         match &mut self.retiring {
             Some(retiring) if piece.turn() != self.turn => retiring.shrunk(piece, units),
-            _ => self.order.shrunk(piece, units),
+            _ => self.policy.shrunk(piece, units),
         }
     }
 
@@ -194,7 +194,7 @@ impl Tree {
         }
         let mut piece = Piece::new(run, pages, page_units, header_units);
         let units = piece.units();
-        let mut known = self.order.recall(key, units);
+        let mut known = self.policy.recall(key, units);
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
@@ -209,7 +209,7 @@ impl Tree {
         self.last.insert(run, slot);
         self.units += units;
         self.pages += u64::from(pages);
-        self.order.insert(&mut self.pieces, slot, Arrival::New { known, continues });
+        self.policy.insert(&mut self.pieces, slot, Arrival::New { known, continues });
         if !self.orphans.is_empty() {
             let orphans = self.orphans.remove(&run).unwrap_or_default();
             orphans.into_iter().for_each(|(child, page)| self.link(child, run, page));
@@ -347,9 +347,9 @@ impl Tree {
             self.unlink(slot);
             self.inherit(slot);
         } else if !listed {
-            self.order.relist(&mut self.pieces, slot);
+            self.policy.relist(&mut self.pieces, slot);
         }
-        self.order.touch(&mut self.pieces, slot);
+        self.policy.touch(&mut self.pieces, slot);
     }
 
     pub(super) fn shrink(&mut self, run: RunId, pages: u32) {

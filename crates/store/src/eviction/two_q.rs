@@ -1,7 +1,7 @@
 //! Two queues.
 
 use super::ghost::Ghosts;
-use super::order::{Arrival, Order};
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::pieces::{List, Piece, Pieces};
 
 /// New pages go through a queue that uses do not change; those that are wanted again after they
@@ -32,7 +32,7 @@ impl TwoQ {
     }
 }
 
-impl Order for TwoQ {
+impl EvictionPolicy for TwoQ {
     fn name(&self) -> &'static str {
         "2q"
     }

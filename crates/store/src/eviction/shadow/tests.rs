@@ -34,7 +34,7 @@ impl Holdings for Held<'_> {
 }
 
 impl Store {
-    fn new(order: Box<dyn Order>, page_units: u32) -> Self {
+    fn new(order: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
         // A page is as long as the chunks that runs are cut in, at least.
         Self { tree: Tree::new(order, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
     }
@@ -90,7 +90,7 @@ fn sequences() -> Vec<Vec<u64>> {
 
 #[test]
 fn a_shadow_of_every_page_chooses_as_the_store_does() {
-    let orders: [fn() -> Box<dyn Order>; 5] = [
+    let orders: [fn() -> Box<dyn EvictionPolicy>; 5] = [
         || Box::new(Lru::new()),
         || Box::new(Arc::new()),
         || Box::new(TwoQ::new()),

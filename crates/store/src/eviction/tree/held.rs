@@ -10,11 +10,11 @@ use std::collections::VecDeque;
 /// Nobody says when a pin ends, so some are looked at whenever space is wanted, those that waited
 /// longest first. What is pinned for long is thus passed once, not by every call.
 #[derive(Debug, Default)]
-pub(super) struct HeldPieces {
+pub(super) struct PinnedPieces {
     queue: VecDeque<(u32, RunId)>,
 }
 
-impl HeldPieces {
+impl PinnedPieces {
     /// A piece was taken out of its list because it is pinned.
     pub(super) fn push(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];

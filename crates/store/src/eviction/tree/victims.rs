@@ -13,15 +13,15 @@ const LOOKED_AT_LAST: usize = 4096;
 impl Tree {
     pub(in super::super) fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
         self.move_some();
-        self.full.observe(self.units, self.pages, self.pieces.len());
-        self.order.set_capacity(self.full.units(), self.full.keys());
+        self.capacity.observe(self.units, self.pages, self.pieces.len());
+        self.policy.set_capacity(self.capacity.units(), self.capacity.keys());
         let mut victims = Vec::new();
         let mut left = units;
         self.list_freed(holdings, LOOKED_AT);
         let (mut passed, mut last) = (Vec::new(), false);
         while left > 0 {
             let retiring = self.retiring.as_mut().and_then(|old| old.victim(&mut self.pieces));
-            let Some(slot) = retiring.or_else(|| self.order.victim(&mut self.pieces)) else {
+            let Some(slot) = retiring.or_else(|| self.policy.victim(&mut self.pieces)) else {
                 if last {
                     break;
                 }
@@ -73,12 +73,12 @@ impl Tree {
         let keep = keep as u32;
         let gone = pages - keep;
         let ours = self.pieces[slot].turn() == self.turn;
-        let order = match &mut self.retiring {
+        let policy = match &mut self.retiring {
             Some(retiring) if !ours => retiring,
-            _ => &mut self.order,
+            _ => &mut self.policy,
         };
-        let key = if order.remembers() { holdings.page_key(run, start + keep) } else { 0 };
-        order.evicted(&self.pieces, slot, key, u64::from(gone) * page);
+        let key = if policy.remembers() { holdings.page_key(run, start + keep) } else { 0 };
+        policy.evicted(&self.pieces, slot, key, u64::from(gone) * page);
         self.pieces[slot].owed += gone;
         let units = self.take_off(slot, gone);
         Victim { run, keep_pages: start + keep, units }

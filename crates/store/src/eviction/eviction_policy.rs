@@ -8,7 +8,7 @@ use std::fmt::Debug;
 pub(super) enum Arrival {
     /// It was just put. `known`: the policy remembers that it was evicted.
     New {
-        /// By [`Order::recall`].
+        /// By [`EvictionPolicy::recall`].
         known: bool,
         /// It is the only one behind pages that were used: a conversation goes on.
         continues: bool,
@@ -19,10 +19,10 @@ pub(super) enum Arrival {
 
 /// An eviction policy's own part: it lists pieces and says which one is next. What may go, and what
 /// hangs from what, is the tree's business: a candidate that cannot go is taken out and comes back
-/// by [`Order::relist`].
+/// by [`EvictionPolicy::relist`].
 ///
 /// Every operation takes constant time, amortised.
-pub(super) trait Order: Send + Debug {
+pub(super) trait EvictionPolicy: Send + Debug {
     /// The policy's name.
     fn name(&self) -> &'static str;
 
@@ -66,7 +66,7 @@ pub(super) trait Order: Send + Debug {
         let _ = (pieces, slot, key, units);
     }
 
-    /// Whether [`Order::evicted`] has a use for keys.
+    /// Whether [`EvictionPolicy::evicted`] has a use for keys.
     fn remembers(&self) -> bool {
         false
     }

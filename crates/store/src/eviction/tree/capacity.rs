@@ -6,15 +6,15 @@
 /// filled yet. That gap must not count: a policy would take the store for smaller by as much as a
 /// request is long.
 #[derive(Debug, Default)]
-pub(super) struct Full {
+pub(super) struct CapacityEstimate {
     /// The most in this period, and in that before.
-    most: [Most; 2],
+    peak: [Peak; 2],
     /// How often it was looked at in this period.
-    looks: u32,
+    observations: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Most {
+struct Peak {
     units: u64,
     pages: u64,
     pieces: usize,
@@ -25,31 +25,31 @@ const PERIOD: u32 = 4096;
 /// Units (8 MiB) for each of which a policy remembers a key, even if there are few pieces.
 const UNITS_PER_KEY: u64 = 2048;
 
-impl Full {
+impl CapacityEstimate {
     /// Space is wanted while there is so much.
     pub(super) fn observe(&mut self, units: u64, pages: u64, pieces: usize) {
-        if self.looks == PERIOD {
-            (self.most, self.looks) = ([Most::default(), self.most[0]], 0);
+        if self.observations == PERIOD {
+            (self.peak, self.observations) = ([Peak::default(), self.peak[0]], 0);
         }
-        self.looks += 1;
-        let most = &mut self.most[0];
-        most.units = most.units.max(units);
-        most.pages = most.pages.max(pages);
-        most.pieces = most.pieces.max(pieces);
+        self.observations += 1;
+        let peak = &mut self.peak[0];
+        peak.units = peak.units.max(units);
+        peak.pages = peak.pages.max(pages);
+        peak.pieces = peak.pieces.max(pieces);
     }
 
     pub(super) fn units(&self) -> u64 {
-        self.most[0].units.max(self.most[1].units)
+        self.peak[0].units.max(self.peak[1].units)
     }
 
     pub(super) fn pages(&self) -> u64 {
-        self.most[0].pages.max(self.most[1].pages)
+        self.peak[0].pages.max(self.peak[1].pages)
     }
 
     /// Keys of evicted pages that a policy may remember: one for each piece.
     pub(super) fn keys(&self) -> usize {
         let by_size = usize::try_from(self.units() / UNITS_PER_KEY).unwrap_or(usize::MAX);
-        self.most[0].pieces.max(self.most[1].pieces).max(by_size)
+        self.peak[0].pieces.max(self.peak[1].pieces).max(by_size)
     }
 }
 
@@ -59,11 +59,11 @@ mod tests {
 
     #[test]
     fn gaps_do_not_count_and_a_smaller_store_is_found_out() {
-        let mut full = Full::default();
-        full.observe(100, 10, 3);
-        full.observe(70, 7, 2);
-        assert_eq!((full.units(), full.pages(), full.keys()), (100, 10, 3));
-        (0..2 * PERIOD).for_each(|_| full.observe(70, 7, 2));
-        assert_eq!((full.units(), full.pages(), full.keys()), (70, 7, 2));
+        let mut capacity = CapacityEstimate::default();
+        capacity.observe(100, 10, 3);
+        capacity.observe(70, 7, 2);
+        assert_eq!((capacity.units(), capacity.pages(), capacity.keys()), (100, 10, 3));
+        (0..2 * PERIOD).for_each(|_| capacity.observe(70, 7, 2));
+        assert_eq!((capacity.units(), capacity.pages(), capacity.keys()), (70, 7, 2));
     }
 }

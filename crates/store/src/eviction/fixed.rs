@@ -1,29 +1,29 @@
 //! One order, whatever comes.
 
-use super::order::Order;
+use super::eviction_policy::EvictionPolicy;
 use super::tree::{CHUNK_UNITS, Tree};
 use super::{Eviction, Holdings, Resident, Used, Victim};
 use ritornello_index::RunId;
 
 /// A policy that keeps to one order.
 #[derive(Debug)]
-pub(super) struct Single {
+pub(super) struct FixedPolicy {
     name: &'static str,
     tree: Tree,
 }
 
-impl Single {
-    pub(super) fn new(order: Box<dyn Order>) -> Self {
-        Self::with_chunk(order, CHUNK_UNITS)
+impl FixedPolicy {
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
+        Self::with_chunk(policy, CHUNK_UNITS)
     }
 
     /// Cuts runs in chunks of about `chunk_units` units; what is left smaller than that goes, too.
-    pub(super) fn with_chunk(order: Box<dyn Order>, chunk_units: u32) -> Self {
-        Self { name: order.name(), tree: Tree::new(order, chunk_units) }
+    pub(super) fn with_chunk(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
+        Self { name: policy.name(), tree: Tree::new(policy, chunk_units) }
     }
 }
 
-impl Eviction for Single {
+impl Eviction for FixedPolicy {
     fn name(&self) -> &'static str {
         self.name
     }
