@@ -6,7 +6,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Options, Role, open};
-use ritornello_store::{Store, Terms};
+use ritornello_store::{Store, PutOptions};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let pages = vec![page.as_slice(); keys.len()];
     let source = BorrowedPages::new(&pages);
     let put =
-        node.store().put_batch(&scope(), &keys, &source, &Terms::default(), &Control::default())?;
+        node.store().put_batch(&scope(), &keys, &source, &PutOptions::default(), &Control::default())?;
     assert_eq!(put.pages, keys.len());
     report("in the owner", node.store())?;
     let child = Command::new(std::env::current_exe()?).arg(dir.path()).status()?;

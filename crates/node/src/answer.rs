@@ -32,17 +32,17 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         Request::Exists { scope, keys } => {
             catalog.exists(scope, &keys.split()?).map(Response::Exists)
         }
-        Request::Reserve { scope, keys, parent, wanted } => {
-            let mut wanted = wanted.into_owned();
-            wanted.patience = wanted.patience.min(RESERVE_TIMEOUT_MAX);
-            catalog.reserve(scope, &keys.split()?, parent, &wanted).map(Response::Reserved)
+        Request::Reserve { scope, keys, parent, reserve_request } => {
+            let mut reserve_request = reserve_request.into_owned();
+            reserve_request.timeout = reserve_request.timeout.min(RESERVE_TIMEOUT_MAX);
+            catalog.reserve(scope, &keys.split()?, parent, &reserve_request).map(Response::Reserved)
         }
         Request::Commit { reservation, written } => {
             catalog.commit(reservation, &written).map(Response::Committed)
         }
         Request::Abort { reservation } => catalog.abort(reservation).map(done),
-        Request::Distrust { scope, key, generation, reason } => {
-            catalog.distrust(scope, key, generation, reason).map(done)
+        Request::ReportCorruption { scope, key, generation, reason } => {
+            catalog.report_corruption(scope, key, generation, reason).map(done)
         }
         Request::Touch { scope, keys } => catalog.touch(scope, &keys.split()?).map(Response::Count),
         Request::Delete { scope, keys } => {
@@ -54,7 +54,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         Request::Keys { scope, after, limit } => {
             catalog.keys(scope, after, limit).map(Response::Keys)
         }
-        Request::Reshape { change } => catalog.reshape(&change).map(done),
+        Request::ChangeCapacity { change } => catalog.change_capacity(&change).map(done),
         Request::Clear => catalog.clear().map(done),
         Request::Flush => catalog.flush().map(done),
         Request::Stats => catalog.stats().map(Box::new).map(Response::Stats),

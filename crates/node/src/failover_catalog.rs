@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located,
-    OwnerSilent, Reserved, Reshape, ScopeRef, StoreReopening, Wanted,
+    OwnerSilent, Reserved, CapacityChange, ScopeRef, StoreReopening, ReserveRequest,
 };
 use ritornello_volume::Segments;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -136,7 +136,7 @@ impl FailoverCatalog {
     /// for questions that may be asked twice. Returns who answered, too, as `whom` wants it.
     fn ask_whom<T, W>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         question: impl Fn(&dyn Catalog) -> Result<T>,
         whom: impl Fn(&Arc<Membership>) -> W,
     ) -> Result<(T, W)> {
@@ -349,15 +349,15 @@ impl Catalog for FailoverCatalog {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &Wanted,
+        reserve_request: &ReserveRequest,
     ) -> Result<Reserved> {
         self.process.check()?;
         if !self.reservations.begin() {
             return Err(self.refusal());
         }
         let asked = self.ask_whom(
-            CALL_TIMEOUT + wanted.patience.min(RESERVE_TIMEOUT_MAX),
-            |catalog| catalog.reserve(scope, keys, parent, wanted),
+            CALL_TIMEOUT + reserve_request.timeout.min(RESERVE_TIMEOUT_MAX),
+            |catalog| catalog.reserve(scope, keys, parent, reserve_request),
             Arc::clone,
         );
         let given = asked.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
@@ -413,8 +413,8 @@ impl Catalog for FailoverCatalog {
         aborted
     }
 
-    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
-        self.ask(|catalog| catalog.distrust(scope, key, generation, reason))
+    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+        self.ask(|catalog| catalog.report_corruption(scope, key, generation, reason))
     }
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
@@ -449,8 +449,8 @@ impl Catalog for FailoverCatalog {
         self.ask(|catalog| catalog.keys(scope, after, limit))
     }
 
-    fn reshape(&self, change: &Reshape) -> Result<()> {
-        self.ask_disk(|catalog| catalog.reshape(change))
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
+        self.ask_disk(|catalog| catalog.change_capacity(change))
     }
 
     fn clear(&self) -> Result<()> {

@@ -15,8 +15,8 @@ use crate::protocol::{Entry, Hello, Request, Response};
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, IndexDecision, IndexTuning, LeaseNumber,
-    Leased, Located, LocatedRun, PathStats, Refusal, Reserved, ReservedRun, Reshape, ScopeRef,
-    ScopeUsage, Wanted,
+    Leased, Located, LocatedRun, PathStats, Refusal, Reserved, ReservedRun, CapacityChange, ScopeRef,
+    ScopeUsage, ReserveRequest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -80,7 +80,7 @@ pub fn parse(message: &[u8]) -> bool {
 pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
     let Some((&REQUEST, bytes)) = message.split_first() else { return false };
     match decode(bytes) {
-        Err(_) | Ok(Request::Reshape { .. }) => false,
+        Err(_) | Ok(Request::ChangeCapacity { .. }) => false,
         Ok(request) => {
             if let Some(response) = answer(catalog, &ClientPermissions::default(), request) {
                 assert!(is_message!(Response, &written(&response)));
@@ -131,14 +131,14 @@ fn questions<'a>(
 ) -> Vec<Request<'a>> {
     let keys = same.as_keys();
     let second = Duration::from_secs(1);
-    let wanted = Wanted { slices_per_page: 2, patience: second, ..Wanted::default() };
+    let reserve_request = ReserveRequest { slices_per_page: 2, timeout: second, ..ReserveRequest::default() };
     // Numbers that small changes to small numbers do not lead to.
-    let greedy = Wanted {
+    let greedy = ReserveRequest {
         flushed_later: true,
         page_units: vec![18; 3],
         retain_until: u64::MAX,
-        patience: Duration::MAX,
-        ..wanted.clone()
+        timeout: Duration::MAX,
+        ..reserve_request.clone()
     };
     let settings = ScopeSettings { quota_bytes: Some(1 << 20), ..ScopeSettings::default() };
     let most = ScopeSettings {
@@ -154,16 +154,16 @@ fn questions<'a>(
         Request::Locate { scope, keys },
         Request::Exists { scope, keys: mixed.as_keys() },
         Request::Lease { scopes: Cow::Owned(vec![scope; 3]), keys, ttl: Duration::MAX },
-        Request::Reserve { scope, keys, parent: None, wanted: Cow::Owned(greedy) },
+        Request::Reserve { scope, keys, parent: None, reserve_request: Cow::Owned(greedy) },
         Request::Reserve {
             scope,
             keys: mixed.as_keys(),
             parent: Some(key),
-            wanted: Cow::Owned(wanted),
+            reserve_request: Cow::Owned(reserve_request),
         },
         Request::Commit { reservation: 1, written: Cow::Owned(vec![Some(u64::MAX), None]) },
         Request::Abort { reservation: 1 },
-        Request::Distrust { scope, key, generation: 1, reason: "checksum" },
+        Request::ReportCorruption { scope, key, generation: 1, reason: "checksum" },
         Request::Touch { scope, keys },
         Request::Delete { scope, keys },
         Request::DropScope { scope },
@@ -171,7 +171,7 @@ fn questions<'a>(
         Request::Configure { scope, settings: most },
         Request::Scopes { from: ScopeSlot(0) },
         Request::Keys { scope, after: 0, limit: 2 },
-        Request::Reshape { change: Cow::Owned(Reshape::AddPath("/more".to_owned())) },
+        Request::ChangeCapacity { change: Cow::Owned(CapacityChange::AddPath("/more".to_owned())) },
         Request::Clear,
         Request::Flush,
         Request::Stats,

@@ -26,7 +26,7 @@ impl ClientPermissions {
         let call = match request {
             Request::Clear => ClientCall::Clear,
             Request::DropScope { .. } => ClientCall::DropScope,
-            Request::Reshape { .. } => ClientCall::Reshape,
+            Request::ChangeCapacity { .. } => ClientCall::ChangeCapacity,
             Request::Configure { .. } => ClientCall::Configure,
             _ => return Ok(()),
         };

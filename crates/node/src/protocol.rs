@@ -7,8 +7,8 @@ use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved, Reshape,
-    ScopeRef, StoreReopening, Wanted,
+    CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved, CapacityChange,
+    ScopeRef, StoreReopening, ReserveRequest,
 };
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -88,7 +88,7 @@ pub(crate) enum Request<'a> {
         keys: Keys<'a>,
         #[serde(borrow, serialize_with = "as_optional_bytes")]
         parent: Option<&'a [u8]>,
-        wanted: Cow<'a, Wanted>,
+        reserve_request: Cow<'a, ReserveRequest>,
     },
     Commit {
         reservation: u64,
@@ -97,7 +97,7 @@ pub(crate) enum Request<'a> {
     Abort {
         reservation: u64,
     },
-    Distrust {
+    ReportCorruption {
         scope: ScopeRef,
         #[serde(borrow, serialize_with = "as_bytes")]
         key: &'a [u8],
@@ -130,8 +130,8 @@ pub(crate) enum Request<'a> {
         after: u64,
         limit: u32,
     },
-    Reshape {
-        change: Cow<'a, Reshape>,
+    ChangeCapacity {
+        change: Cow<'a, CapacityChange>,
     },
     Clear,
     Flush,
@@ -257,7 +257,7 @@ mod tests {
             scope: SCOPE,
             keys: flat.as_keys(),
             parent: Some(&long),
-            wanted: Cow::Owned(Wanted { patience: Duration::from_secs(1), ..Wanted::default() }),
+            reserve_request: Cow::Owned(ReserveRequest { timeout: Duration::from_secs(1), ..ReserveRequest::default() }),
         });
         for at in 0..good.len() {
             assert!(decode::<Request<'_>>(&good[..at]).is_err(), "cut at {at}");

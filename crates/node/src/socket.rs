@@ -110,7 +110,7 @@ pub(crate) fn sweep(directory: &NodeDirectory) {
 ///
 /// # Errors
 /// OwnerLost if nobody listens; `Invalid` for another user.
-pub(crate) fn dial(directory: &NodeDirectory, patience: Duration) -> Result<Option<UnixStream>> {
+pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Option<UnixStream>> {
     let socket = stream_socket().map_err(owner_lost)?;
     let patience = patience.max(Duration::from_millis(1));
     // Connecting waits while the backlog is full.

@@ -7,7 +7,7 @@ use crate::protocol::{Request, Response};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved,
-    Reshape, ScopeRef, Wanted,
+    CapacityChange, ScopeRef, ReserveRequest,
 };
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -95,11 +95,11 @@ impl Catalog for SocketCatalog<'_> {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &Wanted,
+        reserve_request: &ReserveRequest,
     ) -> Result<Reserved> {
         let keys = Flattened::new(keys)?;
-        let wanted = Cow::Borrowed(wanted);
-        let request = Request::Reserve { scope, keys: keys.as_keys(), parent, wanted };
+        let reserve_request = Cow::Borrowed(reserve_request);
+        let request = Request::Reserve { scope, keys: keys.as_keys(), parent, reserve_request };
         expect!(self.ask(&request)?, Response::Reserved(reserved) => reserved)
     }
 
@@ -112,8 +112,8 @@ impl Catalog for SocketCatalog<'_> {
         self.tell(&Request::Abort { reservation })
     }
 
-    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
-        self.tell(&Request::Distrust { scope, key, generation, reason })
+    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+        self.tell(&Request::ReportCorruption { scope, key, generation, reason })
     }
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
@@ -142,8 +142,8 @@ impl Catalog for SocketCatalog<'_> {
         expect!(self.ask(&Request::Keys { scope, after, limit })?, Response::Keys(keys) => keys)
     }
 
-    fn reshape(&self, change: &Reshape) -> Result<()> {
-        self.tell(&Request::Reshape { change: Cow::Borrowed(change) })
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
+        self.tell(&Request::ChangeCapacity { change: Cow::Borrowed(change) })
     }
 
     fn clear(&self) -> Result<()> {

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_node::{Node, Options, Role, open};
-use ritornello_store::{LeaseNumber, Leased, Terms};
+use ritornello_store::{LeaseNumber, Leased, PutOptions};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::os::unix::fs::PermissionsExt;
@@ -46,7 +46,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             let bytes = vec![1; 2 * PAGE as usize];
             let pages: [&[u8]; 1] = [&bytes];
             let source = BorrowedPages::new(&pages);
-            let (terms, control) = (Terms::default(), Control::default());
+            let (terms, control) = (PutOptions::default(), Control::default());
             match node.store().put_batch(&wide, &refs(&keys), &source, &terms, &control) {
                 Ok(outcome) => format!("{outcome:?}"),
                 Err(error) => error.to_string(),

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_medium::{Host, Medium};
 use ritornello_node::{Node, Options, Role, open};
-use ritornello_store::Reshape;
+use ritornello_store::CapacityChange;
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -104,7 +104,7 @@ fn segments_go_while_others_map_them_and_nobody_dies_of_it() {
     for name in 0..names {
         clients.iter_mut().for_each(|client| client.tell(&format!("get {name} 100")));
     }
-    store.reshape(&Reshape::Capacity(CAPACITY / 4)).unwrap();
+    store.change_capacity(&CapacityChange::Capacity(CAPACITY / 4)).unwrap();
     let mut heard = BTreeSet::new();
     for _ in 0..names {
         heard.extend(clients.iter_mut().map(Helper::listen));
@@ -134,11 +134,11 @@ fn a_store_in_memory_moves_to_another_directory_in_memory_and_to_no_other() {
         assert_eq!(client.ask(&format!("put {name} 50")), "50");
     }
     let text = |path: &Path| path.to_str().unwrap().to_owned();
-    let refused = node.store().reshape(&Reshape::AddPath(text(&disk.path().join("kv"))));
+    let refused = node.store().change_capacity(&CapacityChange::AddPath(text(&disk.path().join("kv"))));
     assert!(refused.unwrap_err().to_string().contains("in memory"));
     let second = dir.path().join("second");
-    node.store().reshape(&Reshape::AddPath(text(&second))).unwrap();
-    node.store().reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    node.store().change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
+    node.store().change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
     for name in 0..20 {
         assert_eq!(client.ask(&format!("get {name} 50")), "50");
     }
@@ -154,7 +154,7 @@ fn a_capacity_beyond_memory_is_refused_and_told_what_would_do() {
     let error = open(&too_large).unwrap_err().to_string();
     assert!(error.contains("MiB or less"), "{error}");
     let node = open(&options(&home)).unwrap();
-    let grown = node.store().reshape(&Reshape::Capacity(1 << 50)).unwrap_err().to_string();
+    let grown = node.store().change_capacity(&CapacityChange::Capacity(1 << 50)).unwrap_err().to_string();
     assert!(grown.contains("MiB or less"), "{grown}");
     assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10, "it goes on as it was");
     node.close().unwrap();

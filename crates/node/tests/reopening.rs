@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
 use ritornello_node::{Durability, IndexKind, Node, Options, Role, open_on};
-use ritornello_store::{CatalogStats, Terms};
+use ritornello_store::{CatalogStats, PutOptions};
 use ritornello_volume::memory::{Fragment, OwnedPages, PageSource};
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -323,7 +323,7 @@ fn own_write_in_flight_keeps_its_space() {
     };
     std::thread::scope(|scope| {
         let put_slowly = scope.spawn(|| {
-            let (terms, control) = (Terms::default(), Control::default());
+            let (terms, control) = (PutOptions::default(), Control::default());
             store.put_batch(&common::scope(), &refs(&keys), &source, &terms, &control)
         });
         is_reached.recv().unwrap();

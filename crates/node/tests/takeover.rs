@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_node::{Node, Role, open};
-use ritornello_store::{Store, Terms};
+use ritornello_store::{Store, PutOptions};
 use ritornello_volume::memory::{BorrowedPages, Fragment, OwnedPages, PageSource};
 use ritornello_volume::transfer::Control;
 use std::collections::BTreeSet;
@@ -238,7 +238,7 @@ fn put_copy(store: &Arc<Store>, name: u64, pages: usize) -> usize {
     let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
     let boxed = keys.iter().map(|key| key.as_slice().into()).collect();
     let (source, scope) = (BorrowedPages::new(&slices), Arc::new(scope()));
-    let (terms, control) = (Terms::default(), Control::default());
+    let (terms, control) = (PutOptions::default(), Control::default());
     let ticket = store.submit_put_copy(scope, boxed, &source, terms, control).unwrap();
     ticket.wait(Some(Duration::from_secs(30))).unwrap().pages
 }
@@ -305,7 +305,7 @@ fn put_waiting_across_takeover_acknowledges_nothing_lost() {
     let pages = OwnedPages::new(keys(1, 9).iter().map(|key| page(key)).collect());
     let source = Interrupted { pages, then };
     let keys = keys(1, 9).iter().map(|key| key.as_slice().into()).collect();
-    let (terms, control, scope) = (Terms::default(), Control::default(), Arc::new(scope()));
+    let (terms, control, scope) = (PutOptions::default(), Control::default(), Arc::new(scope()));
     let ticket = store.submit_put_copy(scope, keys, &source, terms, control).unwrap();
     let outcome = ticket.wait(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(get(store, 1, 9).unwrap(), outcome.pages, "{outcome:?}");

@@ -1,6 +1,6 @@
 //! The questions the owner of a store answers. Payload never passes through here.
 
-use crate::core::Reshape;
+use crate::core::CapacityChange;
 use crate::stats::CatalogStats;
 use ritornello_format::{Place, Result, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use serde::{Deserialize, Serialize};
@@ -95,17 +95,17 @@ pub struct ReservedRun {
 
 /// What a put asks for its pages besides their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct ReserveRequest {
     /// Units that each page takes on disk, one a key; empty: as many as the scope's pages are long.
     /// A run's pages all take as many as its longest.
     pub page_units: Vec<u32>,
     /// Slices a page; zero is one.
     pub slices_per_page: u16,
     /// Seconds since 1970 until which the pages, those that are there already included, are not to
-    /// be evicted: see [`crate::Terms::retain_until`]. Zero: they are ordinary.
+    /// be evicted: see [`crate::PutOptions::retain_until`]. Zero: they are ordinary.
     pub retain_until: u64,
     /// How long the owner may wait for space to be reclaimed.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Whether the caller flushes when all parts of its put are committed, so that no part need be
     /// durable by itself.
     pub flushed_later: bool,
@@ -221,7 +221,7 @@ pub trait Catalog: Send + Sync {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &Wanted,
+        request: &ReserveRequest,
     ) -> Result<Reserved>;
     /// Makes runs visible: one entry a reserved run, its header checksum, or `None` if it could
     /// not be written.
@@ -230,7 +230,7 @@ pub trait Catalog: Send + Sync {
     fn abort(&self, reservation: u64) -> Result<()>;
     /// Says that page `key` of the run of `generation` could not be believed: it is removed and
     /// its space quarantined.
-    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()>;
+    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()>;
     /// Counts as a use of the leading pages; returns their number.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
     /// Removes pages (in chained scopes with all behind them); returns how many of `keys` were
@@ -243,8 +243,8 @@ pub trait Catalog: Send + Sync {
     /// Keys of whole runs whose generation is greater than `after`, until there are `limit` keys.
     /// It reads run headers: what cannot be read is left out.
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys>;
-    /// Changes capacity or directories; see [`StoreCore::reshape`](crate::StoreCore::reshape).
-    fn reshape(&self, change: &Reshape) -> Result<()>;
+    /// Changes capacity or directories; see [`StoreCore::change_capacity`](crate::StoreCore::change_capacity).
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()>;
     /// Drops every scope.
     fn clear(&self) -> Result<()>;
     /// Everything committed before survives power loss.

@@ -76,7 +76,7 @@ impl Store {
                 if on_disk {
                     // If the owner cannot be told, the next reader will.
                     let generation = run.place.generation;
-                    let _ = self.catalog.distrust(scope, keys[at], generation, reason.word());
+                    let _ = self.catalog.report_corruption(scope, keys[at], generation, reason.word());
                 }
                 if on_disk && scope.chained {
                     break;

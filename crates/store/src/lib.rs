@@ -48,11 +48,11 @@ mod written;
 pub use budget::Budget;
 pub use catalog::{
     Catalog, Committed, HeldKeys, HeldScope, LEASED_AT_ONCE, LeaseNumber, Leased, Located,
-    LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef, Wanted,
+    LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef, ReserveRequest,
 };
 pub use conversion::{Conversion, convert_index};
 pub use directory::Directory;
-pub use core::{Alive, ClientId, StoreCore, Finding, Reshape, LocalCatalog, Verification};
+pub use core::{Alive, ClientId, StoreCore, Finding, CapacityChange, LocalCatalog, Verification};
 pub use memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use moved::{StoreStats, TransferStats};
 pub use options::{
@@ -66,6 +66,6 @@ pub use stats::{
     AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,
     LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth, Unavailable,
 };
-pub use store::{Store, Terms, check_sections};
+pub use store::{Store, PutOptions, check_sections};
 pub use ticket::{Bell, Ticket};
 pub use volumes::open_segments;

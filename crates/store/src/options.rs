@@ -146,7 +146,7 @@ pub struct Options {
     /// Budget in bytes. Needed for a new store; an old one is resized to it by its owner.
     pub capacity: Option<u64>,
     /// Directories of the segments, on several disks perhaps. Those of an old store are changed
-    /// with [`Catalog::reshape`](crate::Catalog::reshape).
+    /// with [`Catalog::change_capacity`](crate::Catalog::change_capacity).
     pub paths: Vec<PathBuf>,
     /// When a put counts as done.
     pub durability: Durability,

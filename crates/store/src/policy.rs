@@ -24,7 +24,8 @@ pub enum ClientCall {
     /// Dropping a scope with its pages.
     DropScope,
     /// Changing the capacity or the directories.
-    Reshape,
+    #[serde(rename = "reshape")]
+    ChangeCapacity,
     /// Setting codec, quota or retention of a scope.
     Configure,
 }
@@ -36,7 +37,7 @@ impl ClientCall {
         match self {
             Self::Clear => "clear",
             Self::DropScope => "drop_scope",
-            Self::Reshape => "reshape",
+            Self::ChangeCapacity => "reshape",
             Self::Configure => "configure",
         }
     }
@@ -164,7 +165,7 @@ mod tests {
     fn calls_are_denied_by_name() {
         let policy = StorePolicy::parse("deny_clients = [\"clear\", \"reshape\"]\n").unwrap();
         assert!(policy.check_client(ClientCall::DropScope).is_ok());
-        for call in [ClientCall::Clear, ClientCall::Reshape] {
+        for call in [ClientCall::Clear, ClientCall::ChangeCapacity] {
             let error = policy.check_client(call).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(error.to_string().contains(call.word()), "{error}");

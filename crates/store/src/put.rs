@@ -1,10 +1,10 @@
 //! Putting: reserve, write, commit; part by part if the pages are encoded.
 
-use crate::catalog::{Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
+use crate::catalog::{Refusal, Reserved, ReservedRun, ScopeRef, ReserveRequest};
 use crate::encode::{Encoder, raw_slices};
 use crate::outcome::Outcome;
 use crate::parts::{Part, Parts};
-use crate::store::{PATIENCE, Store, Terms};
+use crate::store::{PATIENCE, Store, PutOptions};
 use crate::written::{Turns, Written};
 use parking_lot::Mutex;
 use ritornello_format::{Result, RunHeader, Scope, UNIT};
@@ -33,7 +33,7 @@ struct Put<'a> {
     keys: &'a [&'a [u8]],
     /// See [`PutBytes::lacking`].
     lacking: usize,
-    terms: &'a Terms,
+    options: &'a PutOptions,
     control: &'a Control,
     /// Whether this put goes in parts, and is made durable when all of them are committed.
     in_parts: bool,
@@ -46,12 +46,12 @@ impl Store {
         scope: &Scope,
         keys: &[&[u8]],
         PutBytes { source, lacking }: PutBytes<'_>,
-        terms: &Terms,
+        options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
         let started = Instant::now();
         let in_parts = false;
-        let put = Put { store: self, scope: reference, keys, lacking, terms, control, in_parts };
+        let put = Put { store: self, scope: reference, keys, lacking, options, control, in_parts };
         let written = match Encoder::of(scope, reference.codec, reference.page_bytes)? {
             None => put.write(0, keys.len(), source)?,
             Some(encoder) => put.encode(&encoder, source)?,
@@ -145,19 +145,19 @@ impl Put<'_> {
     ) -> Result<PreparedPart<'_>> {
         let keys = &self.keys[first..first + count];
         let before = first.checked_sub(1).map(|before| self.keys[before]);
-        let parent = before.or(self.terms.parent.as_deref());
+        let parent = before.or(self.options.parent.as_deref());
         let (store, control) = (self.store, self.control);
-        let patience = control
+        let timeout = control
             .deadline
             .map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
-        let wanted = Wanted {
+        let request = ReserveRequest {
             page_units: part.map_or_else(Vec::new, Part::units),
             slices_per_page: slices_per_page(self.scope, part),
-            retain_until: self.terms.retain_until,
-            patience,
+            retain_until: self.options.retain_until,
+            timeout,
             flushed_later: self.in_parts,
         };
-        let reserved = store.catalog.reserve(self.scope, keys, parent, &wanted)?;
+        let reserved = store.catalog.reserve(self.scope, keys, parent, &request)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
         let mut prepared = PreparedPart { store, reserved, sums: Vec::new(), reason: refused };
         let reserved = &prepared.reserved;

@@ -19,7 +19,7 @@ pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 pub struct Rounds {
     /// Number of requests.
-    wanted: AtomicU64,
+    requested: AtomicU64,
     /// Held while a round runs.
     progress: Mutex<Progress>,
     poison: OnceLock<String>,
@@ -45,7 +45,7 @@ impl Rounds {
     /// `Retry` if the rounds before it have not ended by `deadline`. Those of `round`: all but
     /// `Retry` poison. `Fatal` without a round if it is poisoned; `Closed` after [`Rounds::end`].
     pub fn join(&self, deadline: Instant, round: impl FnOnce() -> Result<()>) -> Result<()> {
-        let request = self.wanted.fetch_add(1, Ordering::AcqRel) + 1;
+        let request = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
         let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
         if progress.covered >= request {
             return Ok(());
@@ -55,7 +55,7 @@ impl Rounds {
             return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
         }
         // Whoever asks from here on may have written too late for this round.
-        let covers = self.wanted.load(Ordering::Acquire);
+        let covers = self.requested.load(Ordering::Acquire);
         round().inspect_err(|error| self.poison(error))?;
         progress.covered = covers;
         Ok(())

@@ -1,7 +1,7 @@
 //! Everybody's half of a store: payload moves here, questions go to the catalog.
 
 use crate::catalog::{Catalog, HeldKeys, HeldScope, LeaseNumber, Leased, ScopeRef};
-use crate::core::Reshape;
+use crate::core::CapacityChange;
 use crate::moved::{Moved, StoreStats};
 use crate::outcome::Outcome;
 use crate::put::PutBytes;
@@ -28,7 +28,7 @@ const RETRY_FOR: Duration = Duration::from_secs(10);
 
 /// What a put says of its pages besides their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct PutOptions {
     /// Key of the page before the first, where it is known.
     pub parent: Option<Box<[u8]>>,
     /// Seconds since 1970 until which the pages, and all before them that are known, are not to be
@@ -39,10 +39,10 @@ pub struct Terms {
     pub retain_until: u64,
 }
 
-impl Terms {
+impl PutOptions {
     /// Ordinary pages that follow `parent`.
     #[must_use]
-    pub fn behind(parent: Option<&[u8]>) -> Self {
+    pub fn after(parent: Option<&[u8]>) -> Self {
         Self { parent: parent.map(Into::into), retain_until: 0 }
     }
 }
@@ -112,17 +112,17 @@ impl Store {
     /// # Errors
     /// `Retry` if that takes longer than some minutes: it is done in the background then. `Invalid`
     /// for what cannot be.
-    pub fn reshape(&self, change: &Reshape) -> Result<()> {
+    pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
-        self.catalog.reshape(change)
+        self.catalog.change_capacity(change)
     }
 
-    /// Sets the capacity, in bytes: see [`Store::reshape`].
+    /// Sets the capacity, in bytes: see [`Store::change_capacity`].
     ///
     /// # Errors
     /// As there.
     pub fn resize(&self, capacity: u64) -> Result<()> {
-        self.reshape(&Reshape::Capacity(capacity))
+        self.change_capacity(&CapacityChange::Capacity(capacity))
     }
 
     /// Sets what is to hold for a scope, durably, and registers the scope if it is new: what is not
@@ -205,10 +205,10 @@ impl Store {
         scope: &Scope,
         keys: &[&[u8]],
         source: &dyn PageSource,
-        terms: &Terms,
+        options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
-        self.put_pages(scope, keys, PutBytes { source, lacking: 0 }, terms, control)
+        self.put_pages(scope, keys, PutBytes { source, lacking: 0 }, options, control)
     }
 
     /// Acknowledges pages that are stored, as a put of them does, without their bytes: in `durable`
@@ -221,13 +221,13 @@ impl Store {
         &self,
         scope: &Scope,
         keys: &[&[u8]],
-        terms: &Terms,
+        options: &PutOptions,
         control: &Control,
     ) -> Result<usize> {
         let none = BorrowedPages::new(&[]);
         let source = &Shifted::new(&none, keys.len());
         let bytes = PutBytes { source, lacking: keys.len() };
-        Ok(self.put_pages(scope, keys, bytes, terms, control)?.pages)
+        Ok(self.put_pages(scope, keys, bytes, options, control)?.pages)
     }
 
     pub(crate) fn put_pages(
@@ -235,7 +235,7 @@ impl Store {
         scope: &Scope,
         keys: &[&[u8]],
         bytes: PutBytes<'_>,
-        terms: &Terms,
+        options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
         self.check_batch(keys, bytes.source.len())?;
@@ -246,7 +246,7 @@ impl Store {
                 tracing::debug!(%error, "a put of a new scope was refused");
                 Ok(Outcome::none(keys.len(), "scopes"))
             }
-            scope_ref => self.put(scope_ref?, scope, keys, bytes, terms, control),
+            scope_ref => self.put(scope_ref?, scope, keys, bytes, options, control),
         });
         let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
         Ok(outcome.timed(started.elapsed()))

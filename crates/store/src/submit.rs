@@ -2,7 +2,7 @@
 
 use crate::outcome::Outcome;
 use crate::put::PutBytes;
-use crate::store::{Store, Terms, check_sections};
+use crate::store::{Store, PutOptions, check_sections};
 use crate::ticket::{Closing, Lane, Ticket};
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_volume::memory::{PageSource, PageTarget, Shifted};
@@ -22,12 +22,12 @@ impl Store {
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         source: Arc<dyn PageSource>,
-        terms: Terms,
+        options: PutOptions,
         control: Control,
     ) -> Result<Ticket> {
         let pages = source.len();
         self.submit(Lane::Put, keys, pages, control, move |store, keys, control| {
-            store.put_batch(&scope, keys, source.as_ref(), &terms, control)
+            store.put_batch(&scope, keys, source.as_ref(), &options, control)
         })
     }
 
@@ -43,10 +43,10 @@ impl Store {
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         source: &dyn PageSource,
-        terms: Terms,
+        options: PutOptions,
         control: Control,
     ) -> Result<Ticket> {
-        self.submit_put_copy_or(scope, keys, source, terms, control, |_, _| {})
+        self.submit_put_copy_or(scope, keys, source, options, control, |_, _| {})
     }
 
     /// Like `submit_put_copy`; what was copied and could not be stored is handed to `left`, from the
@@ -59,7 +59,7 @@ impl Store {
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         source: &dyn PageSource,
-        terms: Terms,
+        options: PutOptions,
         control: Control,
         left: impl FnOnce(usize, StagedPages) + Send + 'static,
     ) -> Result<Ticket> {
@@ -80,7 +80,7 @@ impl Store {
         self.submit(Lane::Put, keys, asked, control, move |store, keys, control| {
             let source = Shifted::new(&staged, first);
             let bytes = PutBytes { source: &source, lacking: first };
-            let outcome = store.put_pages(&scope, &keys[..held], bytes, &terms, control);
+            let outcome = store.put_pages(&scope, &keys[..held], bytes, &options, control);
             let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
             let stored = outcome.as_ref().map_or(0, stored).max(first);
             if stored < held {

@@ -8,7 +8,7 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, Reshape};
+use ritornello_store::{Options, CapacityChange};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,7 +106,7 @@ fn forgotten_volume_gives_up_its_pages_and_number() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let forget = |open: &Open, dir: &str| {
-        open.core.reshape(&Reshape::ForgetPath(dir.to_owned()), Duration::ZERO)
+        open.core.change_capacity(&CapacityChange::ForgetPath(dir.to_owned()), Duration::ZERO)
     };
     let open = reopen(Arc::new(disk.clone()));
     let error = forget(&open, "/b").unwrap_err();

@@ -8,7 +8,7 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::{Extent, Manifest};
 use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Alive, Catalog, ClientId, Directory, Options, Reshape, Wanted};
+use ritornello_store::{Alive, Catalog, ClientId, Directory, Options, CapacityChange, ReserveRequest};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn drained_volume_waits_for_its_absent_segment() {
         schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
         let open = reopen(faulty);
         let absent = found(&open);
-        let _ = open.core.reshape(&Reshape::DrainPath("/b".to_owned()), Duration::ZERO);
+        let _ = open.core.change_capacity(&CapacityChange::DrainPath("/b".to_owned()), Duration::ZERO);
         for _ in 0..4 {
             open.core.run_once();
             open.store.flush().unwrap();
@@ -145,7 +145,7 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     let client = open.core.catalog_for(ClientId(1), NAME);
     let scope = client.resolve(&chained(65_536), true).unwrap().unwrap();
     let keys = sequence(77, 4);
-    let wanted = Wanted { patience: Duration::from_secs(1), ..Wanted::default() };
+    let wanted = ReserveRequest { timeout: Duration::from_secs(1), ..ReserveRequest::default() };
     let reserved = client.reserve(scope, &refs(&keys), None, &wanted).unwrap();
     let theirs: Vec<Extent> =
         reserved.runs.iter().flat_map(|run| run.place.extents.clone()).collect();

@@ -8,7 +8,7 @@ use ritornello_codec::Codec;
 use ritornello_format::{RunHeader, Scope, ScopeSettings};
 use ritornello_medium::SimDisk;
 use ritornello_store::admission::AdmissionMode;
-use ritornello_store::{Catalog, ClientId, Durability, Options, Outcome, Terms, Wanted};
+use ritornello_store::{Catalog, ClientId, Durability, Options, Outcome, PutOptions, ReserveRequest};
 use ritornello_volume::memory::{BorrowedPages, Fragment, PageSource};
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::path::Path;
@@ -35,7 +35,7 @@ fn submit_copy(
     source: &dyn PageSource,
 ) -> Outcome {
     let boxed = keys.iter().map(|key| key.as_slice().into()).collect();
-    let (terms, control) = (Terms::default(), Control::default());
+    let (terms, control) = (PutOptions::default(), Control::default());
     let ticket = open.store.submit_put_copy(Arc::clone(scope), boxed, source, terms, control);
     ticket.unwrap().wait(Some(LONG)).unwrap().as_ref().clone()
 }
@@ -75,7 +75,7 @@ fn durable(admission: AdmissionMode) -> Options {
 fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let catalog = open.core.catalog_for(ClientId(7), "other");
     let reference = catalog.resolve(scope, true).unwrap().unwrap();
-    let wanted = Wanted { flushed_later: true, patience: LONG, ..Wanted::default() };
+    let wanted = ReserveRequest { flushed_later: true, timeout: LONG, ..ReserveRequest::default() };
     let keys_of = refs(keys);
     let reserve = || catalog.reserve(reference, &keys_of, None, &wanted).unwrap();
     let mut reserved = reserve();

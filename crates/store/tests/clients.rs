@@ -6,14 +6,14 @@ mod common;
 use common::*;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::SimDisk;
-use ritornello_store::{Catalog, ClientId, StoreCore, Reserved, LocalCatalog, Wanted};
+use ritornello_store::{Catalog, ClientId, StoreCore, Reserved, LocalCatalog, ReserveRequest};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 fn reserve(catalog: &LocalCatalog, pages: usize) -> Result<Reserved> {
     let scope = catalog.resolve(&chained(4096), true)?.unwrap();
-    let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
+    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
     catalog.reserve(scope, &refs(&sequence(1, pages)), None, &wanted)
 }
 
@@ -41,7 +41,7 @@ fn what_a_client_reserved_it_alone_settles() {
     for name in ["three", "owner"] {
         let three = catalog(3, "three");
         let scope = three.resolve(&chained(4096), true).unwrap().unwrap();
-        let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
+        let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
         let keys = sequence(9, 4);
         let reserved = three.reserve(scope, &refs(&keys), None, &wanted).unwrap();
         core.client_left(ClientId(3));
@@ -63,7 +63,7 @@ fn a_client_that_hoards_space_leaves_enough_for_the_others() {
         open_on(Arc::new(SimDisk::new(64 << 20)), &options(Path::new("/store"), 24)).unwrap();
     let hoarder = open.core.catalog_for(ClientId(1), "hoarder");
     let scope = hoarder.resolve(&chained(4096), true).unwrap().unwrap();
-    let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
+    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
     let mut refused = None;
     for name in 0..1000 {
         let keys = sequence(name, 64);

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk, SimProcess};
-use ritornello_store::{Alive, Catalog, ClientId, Options, Store, Wanted, open_segments};
+use ritornello_store::{Alive, Catalog, ClientId, Options, Store, ReserveRequest, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
@@ -128,7 +128,7 @@ fn reservation_log_is_found_after_it_was_shortened() {
         let catalog = open.core.catalog_for(ClientId(1), NAME);
         let scope = catalog.resolve(&chained(4096), true).unwrap().unwrap();
         let keys = sequence(1, 4);
-        let reserve = || catalog.reserve(scope, &refs(&keys), None, &Wanted::default()).unwrap();
+        let reserve = || catalog.reserve(scope, &refs(&keys), None, &ReserveRequest::default()).unwrap();
         // The segment exists: its directory is synced when it is made.
         catalog.abort(reserve().id).unwrap();
         let renamed = schedule.count(Op::Rename);

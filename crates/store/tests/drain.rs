@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, Reshape, Store, open_segments};
+use ritornello_store::{Options, CapacityChange, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
@@ -42,12 +42,12 @@ fn a_directory_is_added_and_another_drained() {
     let open = open(&home, 12);
     fill(&open, 0, 24);
     let there = whole(&open.store, 24);
-    open.store.reshape(&Reshape::AddPath(text(&second))).unwrap();
+    open.store.change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
     open.store.resize(24 * MIB).unwrap();
     fill(&open, 24, 24);
     let (first, other) = (segments_in(&home.join("segments")), segments_in(&second));
     assert!(first > 0 && other > 0, "{first} and {other}");
-    open.store.reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    open.store.change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
     assert_eq!(segments_in(&home.join("segments")), 0);
     assert!(open.core.manifest().volumes[0].is_gone());
     let left = whole(&open.store, 48);
@@ -75,27 +75,27 @@ fn directories_that_cannot_be_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");
     let open = open(&home, 8);
-    let refused = |change: &Reshape, word: &str| {
-        let error = open.store.reshape(change).unwrap_err();
+    let refused = |change: &CapacityChange, word: &str| {
+        let error = open.store.change_capacity(change).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains(word), "{error}");
     };
-    refused(&Reshape::DrainPath("segments".to_owned()), "last");
-    refused(&Reshape::DrainPath("elsewhere".to_owned()), "no such");
-    refused(&Reshape::AddPath(text(&home.join("segments"))), "already");
+    refused(&CapacityChange::DrainPath("segments".to_owned()), "last");
+    refused(&CapacityChange::DrainPath("elsewhere".to_owned()), "no such");
+    refused(&CapacityChange::AddPath(text(&home.join("segments"))), "already");
     let full = dir.path().join("full");
     std::fs::create_dir(&full).unwrap();
     std::fs::write(full.join("seg-000000"), "another store's").unwrap();
-    refused(&Reshape::AddPath(text(&full)), "holds something");
+    refused(&CapacityChange::AddPath(text(&full)), "holds something");
     let (empty, alias) = (dir.path().join("empty"), dir.path().join("alias"));
     // The root of a new ext4 file system.
     std::fs::create_dir_all(empty.join("lost+found")).unwrap();
-    open.store.reshape(&Reshape::AddPath(text(&empty))).unwrap();
+    open.store.change_capacity(&CapacityChange::AddPath(text(&empty))).unwrap();
     std::os::unix::fs::symlink(&empty, &alias).unwrap();
-    refused(&Reshape::AddPath(text(&alias)), "already");
+    refused(&CapacityChange::AddPath(text(&alias)), "already");
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
-    refused(&Reshape::AddPath(text(&file)), "cannot be used");
+    refused(&CapacityChange::AddPath(text(&file)), "cannot be used");
     fill(&open, 0, 3);
     assert_eq!(whole(&open.store, 3).len(), 3, "the store goes on");
     open.close();
@@ -112,8 +112,8 @@ fn those_who_were_there_before_learn_of_a_new_directory() {
     let catalog = open.core.catalog_for(ritornello_store::ClientId(7), "seven");
     let theirs = Store::new(Arc::new(catalog), segments, Staging::new(8 * MIB as usize).unwrap());
     assert_eq!(whole(&theirs, 4).len(), 4);
-    open.store.reshape(&Reshape::AddPath(text(&second))).unwrap();
-    open.store.reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    open.store.change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
+    open.store.change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
     assert!(segments_in(&second) > 0);
     assert_eq!(whole(&theirs, 4).len(), 4, "moved to where this process has never been");
     put(&theirs, &chained(PAGE), &sequence(9, PAGES), None);
@@ -133,9 +133,9 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
         fill(&open, 0, 20);
         open.store.flush().unwrap();
         let (after, done) = std::thread::scope(|scope| {
-            let change = Reshape::DrainPath("/a".to_owned());
+            let change = CapacityChange::DrainPath("/a".to_owned());
             let core = Arc::clone(&open.core);
-            let draining = scope.spawn(move || core.reshape(&change, Duration::from_secs(60)));
+            let draining = scope.spawn(move || core.change_capacity(&change, Duration::from_secs(60)));
             let mut after = disk.crash(seed);
             for _ in 0..seed * 2 {
                 if draining.is_finished() {
@@ -174,9 +174,9 @@ fn a_segment_that_is_being_made_is_not_left_in_a_drained_directory() {
         while schedule.count(Op::Allocate) == before {
             std::thread::yield_now();
         }
-        open.core.reshape(&Reshape::DrainPath("/a".to_owned()), Duration::from_secs(60)).unwrap();
+        open.core.change_capacity(&CapacityChange::DrainPath("/a".to_owned()), Duration::from_secs(60)).unwrap();
     });
     assert_eq!(disk.list(Path::new("/a")).unwrap().len(), 0);
-    open.core.reshape(&Reshape::Capacity(12 * MIB), Duration::from_secs(60)).unwrap();
+    open.core.change_capacity(&CapacityChange::Capacity(12 * MIB), Duration::from_secs(60)).unwrap();
     open.close();
 }

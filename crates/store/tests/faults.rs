@@ -7,7 +7,7 @@ use common::*;
 use parking_lot::Mutex;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, Terms};
+use ritornello_store::{Options, PutOptions};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -300,7 +300,7 @@ fn a_slow_disk_is_waited_for_until_the_deadline_and_no_longer() {
     let names = sequence(2, 16);
     let outcome = open
         .store
-        .put_batch(&scope, &refs(&names), &source, &Terms::default(), &control(0))
+        .put_batch(&scope, &refs(&names), &source, &PutOptions::default(), &control(0))
         .unwrap();
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
     let catalog = open.store.stats().unwrap().catalog;

@@ -8,7 +8,7 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::{ErrorKind, Manifest};
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Directory, Reshape};
+use ritornello_store::{Directory, CapacityChange};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn volume_that_could_not_be_forgotten_takes_no_flush() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     // The second is that of MANIFEST, the first that of MANIFEST.copy.
     schedule.add(Rule::nth(2, Fault::Io).on(Op::SyncDir).at("/store"));
-    let forgotten = open.core.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
+    let forgotten = open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
@@ -59,8 +59,8 @@ fn change_without_room_costs_nothing() {
         if name == "SCOPES.new" {
             assert!(open.store.drop_scope(&chained(65_536)).is_err());
         } else {
-            let larger = Reshape::Capacity(20 * MIB);
-            assert!(open.core.reshape(&larger, Duration::ZERO).is_err());
+            let larger = CapacityChange::Capacity(20 * MIB);
+            assert!(open.core.change_capacity(&larger, Duration::ZERO).is_err());
         }
         assert_eq!(put(&open.store, &chained(65_536), &sequence(500, 8), None).pages, 8);
         open.store.flush().unwrap();
@@ -88,7 +88,7 @@ fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
     schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
     // Nor can the copy be put back.
     schedule.add(Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
-    let forgotten = open.core.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
+    let forgotten = open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!((forgotten.unwrap_err().kind(), schedule.injected()), (ErrorKind::Fatal, 2));
     disk.mount(Path::new("/b")).unwrap();
     std::mem::forget(open);

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_medium::SimDisk;
-use ritornello_store::{Catalog, ClientId, LeaseNumber, Options, ScopeRef, LocalCatalog, Wanted};
+use ritornello_store::{Catalog, ClientId, LeaseNumber, Options, ScopeRef, LocalCatalog, ReserveRequest};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ fn crowd(
     retain_until: u64,
 ) -> ScopeRef {
     let scope = catalog.resolve(scope, true).unwrap().unwrap();
-    let wanted = Wanted { retain_until, patience: Duration::from_secs(60), ..Wanted::default() };
+    let wanted = ReserveRequest { retain_until, timeout: Duration::from_secs(60), ..ReserveRequest::default() };
     for name in names {
         let key = name.to_le_bytes();
         let reserved = catalog.reserve(scope, &[&key], None, &wanted).unwrap();

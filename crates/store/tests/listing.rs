@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::Scope;
-use ritornello_store::{Bell, Options, Terms};
+use ritornello_store::{Bell, Options, PutOptions};
 use ritornello_volume::memory::OwnedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ fn one_bell_rings_for_every_ticket_once() {
         let source = Arc::new(OwnedPages::new(keys.iter().map(|key| page(&scope, key)).collect()));
         let keys = keys.into_iter().map(Vec::into_boxed_slice).collect();
         let scope = Arc::new(scope.clone());
-        let (terms, control) = (Terms::default(), Control::default());
+        let (terms, control) = (PutOptions::default(), Control::default());
         open.store.submit_put(scope, keys, source, terms, control).unwrap()
     };
     let tickets: Vec<_> = (0..10).map(ticket).collect();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ritornello_store::{Options, Reshape};
+use ritornello_store::{Options, CapacityChange};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn limit_of_open_files_is_raised_to_what_the_store_needs() {
 
     // A store that grew needs more, here without what was reserved for connections.
     set(Rlimit { current: Some(SOFT), ..limit });
-    open.store.reshape(&Reshape::Capacity(SEGMENTS * MIB)).unwrap();
+    open.store.change_capacity(&CapacityChange::Capacity(SEGMENTS * MIB)).unwrap();
     for name in 0..SEGMENTS - 16 {
         let outcome = put(&open.store, &chained(65_536), &sequence(name, 15), None);
         assert_eq!(outcome.pages, 15, "put {name}: {outcome:?}");

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, Reshape};
+use ritornello_store::{Options, CapacityChange};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn two_paths(dir: &Path) -> Options {
 }
 
 fn drain(open: &Open, dir: &Path) -> ritornello_format::Result<()> {
-    open.store.reshape(&Reshape::DrainPath(dir.to_str().unwrap().to_owned()))
+    open.store.change_capacity(&CapacityChange::DrainPath(dir.to_str().unwrap().to_owned()))
 }
 
 /// Pages removed from the middle leave holes; a moved run has the same holes, and the space that
@@ -149,8 +149,8 @@ fn a_copy_that_fails_moves_nothing_and_is_tried_again() {
     }
     open.store.flush().unwrap();
     schedule.add(Rule::always(Fault::Io).on(Op::Write).at("seg-"));
-    let change = Reshape::DrainPath("/a".to_owned());
-    assert!(open.core.reshape(&change, Duration::from_secs(5)).is_err());
+    let change = CapacityChange::DrainPath("/a".to_owned());
+    assert!(open.core.change_capacity(&change, Duration::from_secs(5)).is_err());
     assert!(schedule.injected() > 0);
     schedule.heal();
     for name in 0..20 {

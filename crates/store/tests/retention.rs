@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_medium::{Host, Medium, SimDisk};
 use ritornello_store::eviction::Policy;
-use ritornello_store::{Options, Outcome, Store, Terms};
+use ritornello_store::{Options, Outcome, Store, PutOptions};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -25,15 +25,15 @@ macro_rules! clock {
     }};
 }
 
-fn put_until(store: &Store, scope: &Scope, keys: &[Vec<u8>], terms: Terms) -> Outcome {
+fn put_until(store: &Store, scope: &Scope, keys: &[Vec<u8>], terms: PutOptions) -> Outcome {
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);
     store.put_batch(scope, &refs(keys), &source, &terms, &Control::default()).unwrap()
 }
 
-fn until(retain_until: u64) -> Terms {
-    Terms { retain_until, ..Terms::default() }
+fn until(retain_until: u64) -> PutOptions {
+    PutOptions { retain_until, ..PutOptions::default() }
 }
 
 /// Puts enough to turn a store of twelve segments over three times.
@@ -84,7 +84,7 @@ fn only_what_is_retained_for_longer_is_written_down() {
         put_until(&open.store, &scope, &keys[..end], until(50_000));
     }
     assert_eq!(counter(&open, "runs_retained"), 4);
-    for terms in [Terms::default(), until(50_000), until(40_000)] {
+    for terms in [PutOptions::default(), until(50_000), until(40_000)] {
         assert_eq!(put_until(&open.store, &scope, &keys, terms).pages, 8);
     }
     assert_eq!(counter(&open, "runs_retained"), 4);
@@ -123,11 +123,11 @@ fn what_they_hang_from_is_retained_and_counted() {
     let scope = chained(PAGE);
     let keys = sequence(1000, 8);
     put(&open.store, &scope, &keys[..3], None);
-    let behind = Terms { parent: Some(keys[2].clone().into()), retain_until: 9000 };
+    let behind = PutOptions { parent: Some(keys[2].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &keys[3..6], behind);
     // And what comes before a page that was there first.
     let other = sequence(1001, 8);
-    let behind = Terms { parent: Some(other[3].clone().into()), retain_until: 9000 };
+    let behind = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &other[4..], behind);
     put(&open.store, &scope, &other[..4], None);
     press(&open, &scope, 0);

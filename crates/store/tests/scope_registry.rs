@@ -268,7 +268,7 @@ fn scope_with_a_quota_or_a_reservation_is_kept() {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(&written, true).unwrap().unwrap();
     let keys = sequence(1, 1);
-    let wanted = ritornello_store::Wanted::default();
+    let wanted = ritornello_store::ReserveRequest::default();
     let reserved = catalog.reserve(reference, &refs(&keys), None, &wanted).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     for salt in 0..200 {

@@ -7,7 +7,7 @@ use common::*;
 use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_medium::{Host, SimDisk};
-use ritornello_store::{Catalog, ClientId, StoreCore, Options, Wanted, parse_codec};
+use ritornello_store::{Catalog, ClientId, StoreCore, Options, ReserveRequest, parse_codec};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +126,7 @@ fn a_reservation_is_settled_by_whoever_made_it() {
     let scope = chained(4096);
     let (mine, theirs) = (core.catalog_for(ClientId(1), "me"), core.catalog_for(ClientId(2), "them"));
     let reference = mine.resolve(&scope, true).unwrap().unwrap();
-    let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
+    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
     let reserved = mine.reserve(reference, &[b"12345678"], None, &wanted).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     assert_eq!(theirs.commit(reserved.id, &[None]).unwrap_err().kind(), ErrorKind::Invalid);

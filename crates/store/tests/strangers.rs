@@ -8,7 +8,7 @@ use common::volumes::{PAGES, SEQUENCES, found};
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::Host;
-use ritornello_store::{Options, Reshape};
+use ritornello_store::{Options, CapacityChange};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -133,7 +133,7 @@ fn directory_of_another_user_is_refused_for_new_volumes() {
         let _ = fs::remove_dir_all(&home);
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
-    let add = |dir: &Path| open.store.reshape(&Reshape::AddPath(dir.to_str().unwrap().into()));
+    let add = |dir: &Path| open.store.change_capacity(&CapacityChange::AddPath(dir.to_str().unwrap().into()));
     refused(add(&theirs), "another user");
     refused(add(&group), "group/ritornello instead");
     for dir in [&theirs, &group] {
@@ -153,7 +153,7 @@ fn volumes_are_closed_to_other_users() {
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
     assert_eq!(mode(&a), 0o700, "when the store is made");
-    open.store.reshape(&Reshape::AddPath(more.to_str().unwrap().into())).unwrap();
+    open.store.change_capacity(&CapacityChange::AddPath(more.to_str().unwrap().into())).unwrap();
     assert_eq!(mode(&more), 0o700, "when the directory is added");
     open.close();
     fs::set_permissions(&a, Permissions::from_mode(0o755)).unwrap();

@@ -7,7 +7,7 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{ClientId, Directory, Options, Reshape, Store, open_segments};
+use ritornello_store::{ClientId, Directory, Options, CapacityChange, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
@@ -112,7 +112,7 @@ fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
     open.core.run_once();
     assert!(is_degraded(&open), "an empty directory is taken for a volume");
     for dir in ["/a", "/b"] {
-        open.core.reshape(&Reshape::AddPath(dir.to_owned()), Duration::ZERO).unwrap();
+        open.core.change_capacity(&CapacityChange::AddPath(dir.to_owned()), Duration::ZERO).unwrap();
     }
     assert!(!is_degraded(&open));
     for name in 0..SEQUENCES {
@@ -139,7 +139,7 @@ fn marked_volume_is_not_found_in_segments_without_its_marker() {
     copy.write_at(&bytes, 0).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open));
-    let marked = open.core.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
+    let marked = open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(marked.unwrap_err().kind(), ErrorKind::Invalid, "most segments are not there");
     open.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
@@ -155,16 +155,16 @@ fn lost_marker_is_written_again_on_demand() {
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open) && found(&open) < PAGES);
-    let add = Reshape::AddPath("/b".to_owned());
-    open.core.reshape(&add, Duration::ZERO).unwrap();
+    let add = CapacityChange::AddPath("/b".to_owned());
+    open.core.change_capacity(&add, Duration::ZERO).unwrap();
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
     open.close();
     let open = reopen(Arc::new(disk.clone()));
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
-    assert!(open.core.reshape(&add, Duration::ZERO).is_err());
+    assert!(open.core.change_capacity(&add, Duration::ZERO).is_err());
     // It is lost under an open store.
     disk.remove(Path::new("/b/VOLUME")).unwrap();
-    open.core.reshape(&add, Duration::ZERO).unwrap();
+    open.core.change_capacity(&add, Duration::ZERO).unwrap();
     assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
 }
 
@@ -181,7 +181,7 @@ fn directory_with_other_files_is_marked_by_its_segments_only() {
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     make("/b/photos");
     let open = reopen(Arc::new(disk.clone()));
-    let add = |open: &Open| open.core.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
+    let add = |open: &Open| open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO);
     let refused = add(&open).unwrap_err();
     assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("photos"));
     assert!(is_degraded(&open));
@@ -210,8 +210,8 @@ fn drained_volume_removes_no_files_of_another_store() {
     let open = reopen(Arc::new(disk.clone()));
     let second = mount_another_store(&disk);
     let before = disk.list(Path::new("/b")).unwrap();
-    let change = Reshape::DrainPath("/b".to_owned());
-    let _ = open.core.reshape(&change, Duration::from_millis(200));
+    let change = CapacityChange::DrainPath("/b".to_owned());
+    let _ = open.core.change_capacity(&change, Duration::from_millis(200));
     for _ in 0..5 {
         open.core.run_once();
     }
@@ -293,7 +293,7 @@ fn figures_are_there_while_a_segment_is_absent() {
     let open = reopen(faulty);
     let stats = open.store.stats();
     assert!(stats.is_ok(), "{}", stats.unwrap_err());
-    let larger = open.core.reshape(&Reshape::Capacity(20 * MIB), Duration::ZERO);
+    let larger = open.core.change_capacity(&CapacityChange::Capacity(20 * MIB), Duration::ZERO);
     assert!(larger.is_ok(), "{}", larger.unwrap_err());
 }
 
@@ -306,7 +306,7 @@ fn shrinking_while_a_volume_is_away_keeps_what_fits() {
     let open = reopen(Arc::new(disk.clone()));
     let before = found(&open);
     // Without a thread of its own the store may say that it is not done yet.
-    let _ = open.core.reshape(&Reshape::Capacity(6 * MIB), Duration::ZERO);
+    let _ = open.core.change_capacity(&CapacityChange::Capacity(6 * MIB), Duration::ZERO);
     for _ in 0..6 {
         open.core.run_once();
         open.store.flush().unwrap();

@@ -256,7 +256,7 @@ fn scopes_whose_keys_do_not_chain_are_read_page_by_page() {
         boxed(&keys[3..]),
         0,
         &source,
-        ritornello_store::Terms::default(),
+        ritornello_store::PutOptions::default(),
         ritornello_volume::transfer::Control::default(),
     );
     assert_eq!(ticket.unwrap().wait(Some(TTL)).unwrap().pages, 3);

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::Scope;
-use ritornello_store::Terms;
+use ritornello_store::PutOptions;
 use ritornello_tiers::cache::{Cache, Found, Readiness, Wish};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -35,7 +35,7 @@ fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
     let source = BorrowedPages::new(&refs(&pages));
     let control = Control::default();
     let ticket =
-        cache.submit_put(Arc::clone(scope), boxed(keys), 0, &source, Terms::default(), control);
+        cache.submit_put(Arc::clone(scope), boxed(keys), 0, &source, PutOptions::default(), control);
     let outcome = ticket.unwrap().wait(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(outcome.pages, keys.len());
 }

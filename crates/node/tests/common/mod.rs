@@ -3,7 +3,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Node, Options, open};
-use ritornello_store::{IndexKind, Outcome, Store, Terms};
+use ritornello_store::{IndexKind, Outcome, Store, PutOptions};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::io::{BufRead, BufReader, Write};
@@ -62,7 +62,7 @@ pub fn put(store: &Store, name: u64, pages: usize) -> Result<Outcome> {
     let bytes: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
     let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&slices);
-    store.put_batch(&scope(), &refs(&keys), &source, &Terms::default(), &Control::default())
+    store.put_batch(&scope(), &refs(&keys), &source, &PutOptions::default(), &Control::default())
 }
 
 /// Number of leading pages that came back; wrong bytes are a panic.

@@ -3,7 +3,7 @@
 use super::StoreCore;
 use super::reservations::PlannedRun;
 use crate::admission::AdmissionReject;
-use crate::catalog::{Refusal, ScopeRef, Wanted};
+use crate::catalog::{Refusal, ScopeRef, ReserveRequest};
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 
 /// What admission and quota leave of a put.
@@ -36,9 +36,9 @@ impl StoreCore {
         scope: ScopeRef,
         hashes: &[PageHash],
         present: &[bool],
-        wanted: &Wanted,
+        request: &ReserveRequest,
     ) -> Admitted {
-        let longest = wanted.page_units.iter().copied().max();
+        let longest = request.page_units.iter().copied().max();
         let page_units = longest.unwrap_or_else(|| units_of(scope.page_bytes) as u32);
         let missing: Vec<usize> = (0..hashes.len()).filter(|&at| !present[at]).collect();
         let allowed = missing.len().min(self.pages_within_quota(scope, page_units));

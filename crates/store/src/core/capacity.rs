@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// What to change about the space of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reshape {
+pub enum CapacityChange {
     /// The budget, in bytes.
     Capacity(u64),
     /// One more directory for segments; or one of the store's that is away because its marker was
@@ -43,9 +43,9 @@ impl StoreCore {
     /// # Errors
     /// `Invalid` for a capacity below two segments, or below what is leased, retained and being
     /// written; for a directory that is known, unknown, another store's, or the last one.
-    pub fn reshape(&self, change: &Reshape, patience: Duration) -> Result<()> {
+    pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.check_writable()?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let (mut forgotten, mut marked) = (None, None);
         {
             let Some(_turn) = self.shape.try_lock_until(deadline) else {
@@ -58,16 +58,16 @@ impl StoreCore {
             let mut manifest = Manifest::clone(&self.manifest());
             let mut candidate = None;
             match change {
-                Reshape::Capacity(bytes) => manifest.capacity = *bytes,
-                Reshape::AddPath(dir) => {
+                CapacityChange::Capacity(bytes) => manifest.capacity = *bytes,
+                CapacityChange::AddPath(dir) => {
                     let name = self.directory().volume_name(Path::new(dir))?;
                     match manifest.volumes.iter().position(|volume| volume.dir == name) {
                         Some(at) => marked = Some(self.mark_again(&mut manifest, at as u8)?),
                         None => candidate = Some(self.add_volume(&mut manifest, name)?),
                     }
                 }
-                Reshape::DrainPath(dir) => self.drain_volume(&mut manifest, dir)?,
-                Reshape::ForgetPath(dir) => forgotten = Some(self.forget_path(&mut manifest, dir)?),
+                CapacityChange::DrainPath(dir) => self.drain_volume(&mut manifest, dir)?,
+                CapacityChange::ForgetPath(dir) => forgotten = Some(self.forget_path(&mut manifest, dir)?),
             }
             let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
             self.check_holds_what_stays(&budget)?;

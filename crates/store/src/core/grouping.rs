@@ -2,7 +2,7 @@
 
 use super::StoreCore;
 use super::reserve::RoomDeadline;
-use crate::catalog::{Refusal, ScopeRef, Wanted};
+use crate::catalog::{Refusal, ScopeRef, ReserveRequest};
 use ritornello_format::{Error, KEY_BYTES_MAX, Place, Result, RunHeader, UNIT, units_of};
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ impl StoreCore {
         scope: ScopeRef,
         keys: &[&[u8]],
         present: &[bool],
-        wanted: &Wanted,
+        request: &ReserveRequest,
     ) -> Vec<(usize, usize)> {
         let most = RUN_BYTES_MAX.min(self.budget().segment_bytes / 2) / UNIT;
         let mut runs = Vec::new();
@@ -34,8 +34,8 @@ impl StoreCore {
             }
             let gap = present[at..].iter().take_while(|there| !**there).count();
             let lengths = keys[at..at + gap].iter().map(|key| key.len());
-            let fit = RunHeader::pages_that_fit(lengths, wanted.slices_per_page.max(1)).max(1);
-            let pages = pages_alike(scope, wanted, at..at + gap.min(fit), most);
+            let fit = RunHeader::pages_that_fit(lengths, request.slices_per_page.max(1)).max(1);
+            let pages = pages_alike(scope, request, at..at + gap.min(fit), most);
             runs.push((at, pages));
             at += pages;
         }
@@ -48,12 +48,12 @@ impl StoreCore {
         scope: ScopeRef,
         keys: &[&[u8]],
         pages: Range<usize>,
-        wanted: &Wanted,
+        request: &ReserveRequest,
         until: RoomDeadline,
     ) -> std::result::Result<Place, Refusal> {
         let lengths = keys[pages.clone()].iter().map(|key| key.len());
-        let header_units = RunHeader::units(lengths, wanted.slices_per_page.max(1));
-        let longest = pages.clone().map(|page| length_of(scope, wanted, page)).max();
+        let header_units = RunHeader::units(lengths, request.slices_per_page.max(1));
+        let longest = pages.clone().map(|page| length_of(scope, request, page)).max();
         let page_units = longest.unwrap_or(1);
         let extents = self.find_room(header_units, page_units, pages.len() as u32, until)?;
         Ok(Place {
@@ -67,18 +67,18 @@ impl StoreCore {
 }
 
 /// Units that page `page` of a put takes on disk.
-fn length_of(scope: ScopeRef, wanted: &Wanted, page: usize) -> u32 {
+fn length_of(scope: ScopeRef, request: &ReserveRequest, page: usize) -> u32 {
     let raw = units_of(scope.page_bytes) as u32;
-    wanted.page_units.get(page).copied().unwrap_or(raw)
+    request.page_units.get(page).copied().unwrap_or(raw)
 }
 
 /// How many of the leading `pages` share a run of at most `most` units: pages that are stored as they
 /// came, and are read in place, or pages that are shorter, of much the same length.
-fn pages_alike(scope: ScopeRef, wanted: &Wanted, pages: Range<usize>, most: u64) -> usize {
+fn pages_alike(scope: ScopeRef, request: &ReserveRequest, pages: Range<usize>, most: u64) -> usize {
     let raw = units_of(scope.page_bytes);
     let (mut longest, mut sum, mut count) = (0, 0, 0);
     for page in pages {
-        let units = u64::from(length_of(scope, wanted, page));
+        let units = u64::from(length_of(scope, request, page));
         let padded = longest.max(units) * (count + 1);
         let padding = padded - sum - units;
         let is_alike = (longest == raw) == (units == raw)
@@ -97,12 +97,12 @@ fn pages_alike(scope: ScopeRef, wanted: &Wanted, pages: Range<usize>, most: u64)
 ///
 /// # Errors
 /// `Invalid` for lengths that are not those of pages, or slices that no header has room for.
-pub(super) fn check_lengths(scope: ScopeRef, pages: usize, wanted: &Wanted) -> Result<()> {
-    let lengths = &wanted.page_units;
+pub(super) fn check_lengths(scope: ScopeRef, pages: usize, request: &ReserveRequest) -> Result<()> {
+    let lengths = &request.page_units;
     let raw = units_of(scope.page_bytes);
     let fits = |units: &u32| (1..=raw).contains(&u64::from(*units));
     if (lengths.is_empty() || lengths.len() == pages) && lengths.iter().all(fits) {
-        let slices = wanted.slices_per_page.max(1);
+        let slices = request.slices_per_page.max(1);
         if RunHeader::pages_that_fit([KEY_BYTES_MAX], slices) > 0 {
             return Ok(());
         }
@@ -110,7 +110,7 @@ pub(super) fn check_lengths(scope: ScopeRef, pages: usize, wanted: &Wanted) -> R
     Err(Error::invalid("a put's pages are at least a unit and no longer encoded than as they came")
         .with("pages", pages)
         .with("lengths", lengths.len())
-        .with("slices", wanted.slices_per_page))
+        .with("slices", request.slices_per_page))
 }
 
 #[cfg(test)]
@@ -126,10 +126,10 @@ mod tests {
             chained: true,
             codec: 1,
         };
-        let wanted = Wanted { page_units: lengths.to_vec(), ..Wanted::default() };
-        assert!(check_lengths(scope, lengths.len(), &wanted).is_ok());
-        assert!(check_lengths(scope, lengths.len() + 1, &wanted).is_err());
-        pages_alike(scope, &wanted, 0..lengths.len(), most)
+        let request = ReserveRequest { page_units: lengths.to_vec(), ..ReserveRequest::default() };
+        assert!(check_lengths(scope, lengths.len(), &request).is_ok());
+        assert!(check_lengths(scope, lengths.len() + 1, &request).is_err());
+        pages_alike(scope, &request, 0..lengths.len(), most)
     }
 
     #[test]
@@ -158,8 +158,8 @@ mod tests {
             codec: 1,
         };
         for (page_units, slices_per_page) in [(vec![0], 1), (vec![101], 1), (vec![50], 2000)] {
-            let wanted = Wanted { page_units, slices_per_page, ..Wanted::default() };
-            assert!(check_lengths(scope, 1, &wanted).is_err());
+            let request = ReserveRequest { page_units, slices_per_page, ..ReserveRequest::default() };
+            assert!(check_lengths(scope, 1, &request).is_err());
         }
     }
 }

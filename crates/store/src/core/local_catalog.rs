@@ -1,10 +1,10 @@
 //! The owner's [`Catalog`], for one client.
 
 use super::reclaim::Abandoned;
-use super::{ClientId, StoreCore, Reshape, State};
+use super::{ClientId, StoreCore, CapacityChange, State};
 use crate::catalog::{
     Catalog, Committed, HeldKeys, HeldScope, LEASED_AT_ONCE, LeaseNumber, Leased, Located,
-    LocatedRun, Reserved, ScopeRef, Wanted,
+    LocatedRun, Reserved, ScopeRef, ReserveRequest,
 };
 use crate::eviction::{Demand, Used};
 use crate::stats::CatalogStats;
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// How long a read may take between being located and being released.
 const READ_LEASE: Duration = Duration::from_secs(120);
 /// A change of the space is waited for this long; what is left of it goes on in the background.
-const RESHAPE_PATIENCE: Duration = Duration::from_secs(240);
+const CAPACITY_CHANGE_TIMEOUT: Duration = Duration::from_secs(240);
 /// A lease lasts at most this long.
 const LEASE_MAX: Duration = Duration::from_secs(3600);
 
@@ -291,9 +291,9 @@ impl Catalog for LocalCatalog {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &Wanted,
+        request: &ReserveRequest,
     ) -> Result<Reserved> {
-        let reserved = self.core.reserve(self.client, scope, keys, parent, wanted);
+        let reserved = self.core.reserve(self.client, scope, keys, parent, request);
         reserved.map_err(|error| self.core.retryable(error))
     }
 
@@ -308,7 +308,7 @@ impl Catalog for LocalCatalog {
         Ok(())
     }
 
-    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
         let core = &self.core;
         core.check_open()?;
         core.scopes.check(scope)?;
@@ -324,7 +324,7 @@ impl Catalog for LocalCatalog {
         let stays = |now: Place| now.header() == place.header();
         if core.placed(scope, hash, generation).is_some_and(|(_, _, now)| stays(now)) {
             tracing::warn!(reason, generation, page, scope = %scope.id, "bytes on disk could not be believed: the page is gone");
-            core.distrust_page(&mut state, scope, run, hash);
+            core.remove_corrupt_page(&mut state, scope, run, hash);
         }
         Ok(())
     }
@@ -372,9 +372,9 @@ impl Catalog for LocalCatalog {
         Ok(self.core.held_keys(scope, after, limit))
     }
 
-    fn reshape(&self, change: &Reshape) -> Result<()> {
-        let reshaped = self.core.reshape(change, RESHAPE_PATIENCE);
-        reshaped.map_err(|error| self.core.retryable(error))
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
+        let changed = self.core.change_capacity(change, CAPACITY_CHANGE_TIMEOUT);
+        changed.map_err(|error| self.core.retryable(error))
     }
 
     fn clear(&self) -> Result<()> {
@@ -439,7 +439,7 @@ impl StoreCore {
     }
 
     /// Removes a page whose bytes could not be believed and quarantines where it lay.
-    pub(super) fn distrust_page(
+    pub(super) fn remove_corrupt_page(
         &self,
         state: &mut MutexGuard<'_, State>,
         scope: ScopeRef,

@@ -29,7 +29,7 @@ mod scrub;
 mod local_catalog;
 mod verify;
 
-pub use capacity::Reshape;
+pub use capacity::CapacityChange;
 pub use local_catalog::LocalCatalog;
 pub use verify::{Finding, Verification};
 

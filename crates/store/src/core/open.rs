@@ -1,7 +1,7 @@
 //! Becoming the owner: read what is on disk, believe what adds up, drop the rest.
 
 use super::absence::Absence;
-use super::capacity::{Reshape, share_out};
+use super::capacity::{CapacityChange, share_out};
 use super::space_maintenance::SpaceMaintenance;
 use super::drain::{Draining, withhold};
 use super::hidden::Hidden;
@@ -261,7 +261,7 @@ impl StoreCore {
         let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {
             return Ok(());
         };
-        match self.reshape(&Reshape::Capacity(capacity), Duration::ZERO) {
+        match self.change_capacity(&CapacityChange::Capacity(capacity), Duration::ZERO) {
             Err(error) if error.kind() == ErrorKind::Invalid => {
                 let dir = self.options.dir.display();
                 tracing::warn!(%dir, given = capacity, stored, "the capacity stays: {error}");
@@ -305,8 +305,8 @@ fn take_index(
     options: &Options,
 ) -> Result<IndexKind> {
     let stored = IndexKind::stored(&manifest.index)?;
-    let wanted = options.index.unwrap_or(stored);
-    if wanted == stored {
+    let chosen = options.index.unwrap_or(stored);
+    if chosen == stored {
         return Ok(stored);
     }
     if !absence.is_empty() {
@@ -320,14 +320,14 @@ fn take_index(
     tracing::warn!(
         dir = %options.dir.display(),
         from = stored.word(),
-        to = wanted.word(),
+        to = chosen.word(),
         "the store is opened with another index than it was written with, and is converted"
     );
     if stored == IndexKind::Memory {
         tracing::warn!("the index `memory` keeps nothing: the store starts without any page");
     }
-    convert(medium, directory, manifest, wanted, options.index_memory, &mut |_, _| ())?;
-    Ok(wanted)
+    convert(medium, directory, manifest, chosen, options.index_memory, &mut |_, _| ())?;
+    Ok(chosen)
 }
 
 /// A registry that was lost, or the end of it, must not hand out slots that runs in the index still

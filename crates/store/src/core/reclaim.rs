@@ -48,8 +48,8 @@ impl StoreCore {
     /// Evicts about `units` of what lies in segments that stay, leaves first, and lets others have
     /// the lock in between. Returns whether anything went.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
-        let (mut wanted, mut any) = (units, false);
-        while wanted > 0 {
+        let (mut left, mut any) = (units, false);
+        while left > 0 {
             if any {
                 MutexGuard::bump(state);
             }
@@ -57,13 +57,13 @@ impl StoreCore {
             let State { eviction, leases, retention, .. } = &mut **state;
             let hidden = &self.hidden;
             let held = Held { leases, retention, hidden, index: self.index.as_ref() };
-            let victims = eviction.victims(wanted.min(STEP_UNITS), &held);
+            let victims = eviction.victims(left.min(STEP_UNITS), &held);
             if !self.cut(state, &victims, None) {
                 break;
             }
             any = true;
             let gone: u64 = victims.iter().map(|victim| victim.units).sum();
-            wanted = wanted.saturating_sub(gone.saturating_sub(state.leaving_units() - leaving));
+            left = left.saturating_sub(gone.saturating_sub(state.leaving_units() - leaving));
         }
         any
     }

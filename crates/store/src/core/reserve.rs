@@ -4,7 +4,7 @@ use super::grouping::check_lengths;
 use super::reservations::{PlannedRun, Reservation};
 use super::{ClientId, StoreCore};
 use crate::budget::Budget;
-use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
+use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef, ReserveRequest};
 use crate::eviction::Demand;
 use crate::memory::check_memory;
 use ritornello_format::{Error, Extent, PageHash, Result, SegmentId, UNIT, check_keys};
@@ -57,13 +57,13 @@ impl StoreCore {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &Wanted,
+        request: &ReserveRequest,
     ) -> Result<Reserved> {
         self.check_writable()?;
         self.scopes.check(scope)?;
-        let deadline = Instant::now() + wanted.patience;
+        let deadline = Instant::now() + request.timeout;
         let mut hashes = hash_batch(scope, keys)?;
-        check_lengths(scope, keys.len(), wanted)?;
+        check_lengths(scope, keys.len(), request)?;
         self.ensure_numbers(deadline)?;
         let until = RoomDeadline::until(deadline);
         // Pages that are stored in absent space can be neither answered nor stored again.
@@ -96,23 +96,23 @@ impl StoreCore {
         self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
         if leading == keys.len() {
             self.link_and_count(scope.slot, scope.chained, &hashes);
-            if wanted.retain_until > 0 {
-                self.retain(scope.slot, &hashes, wanted.retain_until);
+            if request.retain_until > 0 {
+                self.retain(scope.slot, &hashes, request.retain_until);
             }
             // Another put of it may be visible and on its way to the disk.
-            if self.durable_puts() && !wanted.flushed_later {
+            if self.durable_puts() && !request.flushed_later {
                 self.make_durable()?;
             }
             return Ok(reserved);
         }
         let lease = self.pin_neighbours(client, scope, &hashes, &present, parent)?;
         self.demand_missing(&hashes, &present, parent);
-        let admitted = self.admit(scope, &hashes, &present, wanted);
+        let admitted = self.admit(scope, &hashes, &present, request);
         let end = admitted.end;
         reserved.refused = admitted.refused.or(unavailable);
         let mut promised = 0;
         let mut runs = Vec::new();
-        for (at, pages) in self.missing_runs(scope, &keys[..end], &present[..end], wanted) {
+        for (at, pages) in self.missing_runs(scope, &keys[..end], &present[..end], request) {
             if !self.index_takes(&hashes[at..at + pages]) {
                 reserved.refused = Some(Refusal::IndexMemory);
                 break;
@@ -127,7 +127,7 @@ impl StoreCore {
                 break;
             }
             promised += units;
-            match self.place_run(scope, keys, at..at + pages, wanted, until) {
+            match self.place_run(scope, keys, at..at + pages, request, until) {
                 Ok(place) => {
                     let before = at.checked_sub(1).map(|before| hashes[before]).or(parent);
                     runs.push(PlannedRun {
@@ -157,8 +157,8 @@ impl StoreCore {
             reserved.id = self.unique_number();
             self.log_reservation(client, reserved.id, &runs)
         };
-        if runs.is_empty() && wanted.retain_until > 0 {
-            self.retain(scope.slot, &hashes, wanted.retain_until);
+        if runs.is_empty() && request.retain_until > 0 {
+            self.retain(scope.slot, &hashes, request.retain_until);
         }
         let mut state = self.state.lock();
         // Under the lock: a close that finds no reservation open says that nothing is in flight.
@@ -171,14 +171,14 @@ impl StoreCore {
                 self.free(&mut state, &run.place.extents);
             }
         } else {
-            let Wanted { retain_until, flushed_later, .. } = *wanted;
+            let ReserveRequest { retain_until, flushed_later, .. } = *request;
             let reservation =
                 Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease };
             state.reservations.open.insert(reserved.id, reservation);
         }
         drop(state);
         logged?;
-        if reserved.id == 0 && self.durable_puts() && !wanted.flushed_later {
+        if reserved.id == 0 && self.durable_puts() && !request.flushed_later {
             self.make_durable()?;
         }
         Ok(reserved)
@@ -303,10 +303,10 @@ impl StoreCore {
             return Err(Obstacle::Grow(segment));
         }
         let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
-        let wanted = state.space.reserve_units() + run;
+        let needed = state.space.reserve_units() + run;
         let have = state.reclaimable();
-        if have < wanted {
-            self.evict(&mut state, wanted - have);
+        if have < needed {
+            self.evict(&mut state, needed - have);
         }
         if let Some(extents) = place(&mut state, Reserve::Use) {
             return Ok(extents);

@@ -129,7 +129,7 @@ impl StoreCore {
             {
                 continue;
             }
-            self.distrust_page(&mut state, scope, run, hash);
+            self.remove_corrupt_page(&mut state, scope, run, hash);
             report.pages_dropped += before.saturating_sub(self.index.stats().pages);
             if report.findings.len() < FINDINGS_MAX {
                 report.findings.push(Finding {

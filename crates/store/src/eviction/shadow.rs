@@ -178,13 +178,13 @@ impl Shadow {
         if let (Some(first), Some(before)) = (keys[..there].first(), before) {
             self.tree.link(RunId(*first), RunId(before), 0);
         }
-        let mut wanted = 0;
+        let mut request = 0;
         for key in &keys[there..] {
             // Left over from when what it hangs from was not known to be before it.
             self.tree.remove(RunId(*key));
-            wanted += 1;
+            request += 1;
         }
-        let excess = (self.tree.pages() + wanted).saturating_sub(self.capacity);
+        let excess = (self.tree.pages() + request).saturating_sub(self.capacity);
         if excess > 0 {
             self.tree.victims(excess, &Pinned(parent));
         }

@@ -12,7 +12,7 @@ use ritornello_format::{Result, Scope};
 use ritornello_medium::{Host, Medium};
 use ritornello_store::{
     Alive, Catalog, ClientId, Durability, StoreCore, IndexKind, LeaseNumber, Options, Outcome, Store,
-    Terms,
+    PutOptions,
 };
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::segments::IoChoice;
@@ -133,7 +133,7 @@ pub fn try_put(
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);
-    store.put_batch(scope, &refs(keys), &source, &Terms::behind(parent), &Control::default())
+    store.put_batch(scope, &refs(keys), &source, &PutOptions::after(parent), &Control::default())
 }
 
 /// Keeps the leading pages as a read in progress does: without the bound on a client's leases.

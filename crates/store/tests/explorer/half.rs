@@ -3,7 +3,7 @@
 use crate::common::refs;
 use crate::kinds::keys_of;
 use ritornello_format::{Result, RunHeader};
-use ritornello_store::{Catalog, Reserved, ReservedRun, ScopeRef, Wanted};
+use ritornello_store::{Catalog, Reserved, ReservedRun, ScopeRef, ReserveRequest};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::transfer::{Control, RunWrite};
@@ -36,7 +36,7 @@ impl Half {
         let (kind, keys) = keys_of(at);
         let keys = refs(&keys[..count]);
         let scope = catalog.resolve(&kind.scope, true).unwrap().unwrap();
-        let reserved = catalog.reserve(scope, &keys, None, &Wanted::default()).unwrap();
+        let reserved = catalog.reserve(scope, &keys, None, &ReserveRequest::default()).unwrap();
         let sums = vec![None; reserved.runs.len()];
         let (void, epoch) = (false, 0);
         let half = Self { catalog, segments, scope, reserved, at, count, sums, void, epoch };

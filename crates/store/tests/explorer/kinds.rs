@@ -2,7 +2,7 @@
 
 use crate::common::{self, refs, sequence};
 use ritornello_format::{Result, Scope};
-use ritornello_store::{Outcome, Store, Terms};
+use ritornello_store::{Outcome, Store, PutOptions};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::sync::OnceLock;
@@ -110,7 +110,7 @@ pub fn put(store: &Store, at: usize, count: usize, retain_until: u64) -> Result<
     let pages: Vec<Vec<u8>> = keys[..count].iter().map(|key| kind.page(key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let (source, control) = (BorrowedPages::new(&pages), Control::default());
-    let terms = Terms { retain_until, ..Terms::default() };
+    let terms = PutOptions { retain_until, ..PutOptions::default() };
     store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &terms, &control)
 }
 

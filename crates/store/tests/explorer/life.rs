@@ -20,7 +20,7 @@ use crate::kinds::{
 use crate::watch::Watched;
 use ritornello_format::Result;
 use ritornello_medium::SimDisk;
-use ritornello_store::{ClientId, Durability, IndexKind, LeaseNumber, Options, Reshape};
+use ritornello_store::{ClientId, Durability, IndexKind, LeaseNumber, Options, CapacityChange};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
@@ -273,7 +273,7 @@ impl Life {
     /// Does what can fail.
     fn attempt(&self, open: &Open, act: &Act) -> Result<()> {
         // Without a thread of its own the store does what it can within the call.
-        let reshape = |change| open.core.reshape(&change, Duration::ZERO);
+        let change_capacity = |change| open.core.change_capacity(&change, Duration::ZERO);
         match *act {
             Act::Put { at, pages, hours } => {
                 let until = if hours > 0 { NOW.get() + hours * HOUR } else { 0 };
@@ -290,12 +290,12 @@ impl Life {
             Act::DropScope { kind } => open.store.drop_scope(&kinds()[kind].scope),
             Act::Clear => open.store.clear(),
             Act::Flush => open.store.flush(),
-            Act::Resize { mib } => reshape(Reshape::Capacity(mib * MIB)),
-            Act::AddPath { dir } => reshape(Reshape::AddPath(dir.to_owned())),
+            Act::Resize { mib } => change_capacity(CapacityChange::Capacity(mib * MIB)),
+            Act::AddPath { dir } => change_capacity(CapacityChange::AddPath(dir.to_owned())),
             Act::DrainPath { which } => {
                 let paths = stats(open).paths;
                 let path = &paths[(which % paths.len() as u64) as usize];
-                reshape(Reshape::DrainPath(path.dir.clone()))
+                change_capacity(CapacityChange::DrainPath(path.dir.clone()))
             }
             Act::Configure { kind, ref settings } => {
                 open.store.configure(&kinds()[kind].scope, settings)

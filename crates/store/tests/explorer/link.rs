@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
     Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved,
-    Reshape, ScopeRef, LocalCatalog, Wanted,
+    CapacityChange, ScopeRef, LocalCatalog, ReserveRequest,
 };
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl Catalog for Link {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &Wanted,
+        wanted: &ReserveRequest,
     ) -> Result<Reserved> {
         self.ask()?.reserve(scope, keys, parent, wanted)
     }
@@ -71,8 +71,8 @@ impl Catalog for Link {
     fn abort(&self, reservation: u64) -> Result<()> {
         self.ask()?.abort(reservation)
     }
-    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
-        self.ask()?.distrust(scope, key, generation, reason)
+    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+        self.ask()?.report_corruption(scope, key, generation, reason)
     }
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         self.ask()?.touch(scope, keys)
@@ -89,8 +89,8 @@ impl Catalog for Link {
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
         self.ask()?.keys(scope, after, limit)
     }
-    fn reshape(&self, change: &Reshape) -> Result<()> {
-        self.ask()?.reshape(change)
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
+        self.ask()?.change_capacity(change)
     }
     fn clear(&self) -> Result<()> {
         self.ask()?.clear()

@@ -12,7 +12,7 @@ use super::writer::After;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
-use ritornello_store::{StorePolicy, Terms, Ticket, check_sections};
+use ritornello_store::{StorePolicy, PutOptions, Ticket, check_sections};
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::transfer::Control;
@@ -149,7 +149,7 @@ impl Cache {
         keys: Vec<Box<[u8]>>,
         first: usize,
         source: &dyn PageSource,
-        terms: Terms,
+        terms: PutOptions,
         control: Control,
     ) -> Result<Ticket> {
         self.check()?;
@@ -161,7 +161,7 @@ impl Cache {
         let (shared, top) = (&self.shared, self.shared.top());
         let pages = Pages::new(Arc::clone(&scope), keys, terms.parent)?;
         let range = first..pages.len();
-        let terms = Terms { parent: pages.before(first).map(Into::into), ..terms };
+        let terms = PutOptions { parent: pages.before(first).map(Into::into), ..terms };
         let asked = pages.keys[range.clone()].to_vec();
         let left = Arc::<Left>::default();
         let keep = {

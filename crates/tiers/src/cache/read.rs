@@ -5,7 +5,7 @@ use super::shared::Shared;
 use super::shelf::Shelf;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
-use ritornello_store::{Outcome, Terms};
+use ritornello_store::{Outcome, PutOptions};
 use ritornello_volume::memory::{BorrowedPagesMut, PageTarget, Picked};
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
@@ -77,7 +77,7 @@ impl Shared {
                 Arc::clone(scope),
                 keys,
                 &source,
-                Terms::behind(before),
+                PutOptions::after(before),
                 Control::default(),
             );
             let counts = self.counts_of(top.tier);

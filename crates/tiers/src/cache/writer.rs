@@ -10,7 +10,7 @@ use super::prompt::Pages;
 use super::shared::{Far, Shared, with_prompt};
 use crate::{Phase, remote::RemoteTier};
 use ritornello_format::residency::Tier;
-use ritornello_store::{Terms, Ticket};
+use ritornello_store::{PutOptions, Ticket};
 use ritornello_volume::Parked;
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -353,7 +353,7 @@ impl Shared {
             let mut there = there.iter().take_while(|there| **there).count();
             if there > 0 && !rises {
                 // Another process may have written them: with this, the tier's `flush` covers them.
-                let (stored, terms) = (&keys[..there], Terms::behind(pages.before(at)));
+                let (stored, terms) = (&keys[..there], PutOptions::after(pages.before(at)));
                 let stored = shelf.store().put_stored(&pages.scope, stored, &terms, &control);
                 there = stored.unwrap_or(0);
             }
@@ -380,7 +380,7 @@ impl Shared {
                 &pages.scope,
                 &keys[there..there + came],
                 &BorrowedPages::new(&slices),
-                &Terms::behind(pages.before(at)),
+                &PutOptions::after(pages.before(at)),
                 &control,
             );
             let written = match written {

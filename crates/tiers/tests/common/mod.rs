@@ -5,7 +5,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::Node;
-use ritornello_store::{Catalog, ClientId, Outcome, Terms};
+use ritornello_store::{Catalog, ClientId, Outcome, PutOptions};
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{
     Cache, Found, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats, Wish,
@@ -88,7 +88,7 @@ pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
     let ticket = cache
-        .submit_put(scope(), boxed(keys), first, &source, Terms::default(), Control::default())
+        .submit_put(scope(), boxed(keys), first, &source, PutOptions::default(), Control::default())
         .unwrap();
     ticket.wait(Some(Duration::from_secs(60))).unwrap().pages
 }

@@ -34,9 +34,9 @@ impl Holdings for Held<'_> {
 }
 
 impl Store {
-    fn new(order: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
+    fn new(policy: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
         // A page is as long as the chunks that runs are cut in, at least.
-        Self { tree: Tree::new(order, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
+        Self { tree: Tree::new(policy, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
     }
 
     /// Reads what is there of a sequence, and puts the rest. Returns how much was there.

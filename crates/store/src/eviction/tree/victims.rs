@@ -64,8 +64,8 @@ impl Tree {
     fn cut(&mut self, slot: u32, units: u64, asked: u64, holdings: &dyn Holdings) -> Victim {
         let Piece { run, start, pages, page_units, .. } = self.pieces[slot];
         let (page, chunk) = (u64::from(page_units), u64::from(self.chunk_units));
-        let wanted = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
-        let mut keep = u64::from(pages).saturating_sub(wanted);
+        let request = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
+        let mut keep = u64::from(pages).saturating_sub(request);
         if keep * page < chunk.max(asked) {
             keep = 0;
         }
