@@ -3,7 +3,7 @@
 use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
 use ritornello_node::fuzzing;
-use ritornello_store::{Catalog, ClientId, StoreCore, Options, ScopeRef, LocalCatalog};
+use ritornello_store::{Catalog, ClientId, LocalCatalog, Options, ScopeRef, StoreCore};
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;

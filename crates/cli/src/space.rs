@@ -6,7 +6,7 @@ use crate::print::{bytes, complain, json, say, table};
 use crate::{Context, open};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::Node;
-use ritornello_store::{PathStats, CapacityChange};
+use ritornello_store::{CapacityChange, PathStats};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::path::Path;

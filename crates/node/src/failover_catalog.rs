@@ -11,8 +11,8 @@ use crate::socket_catalog::SocketCatalog;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located,
-    OwnerSilent, Reserved, CapacityChange, ScopeRef, StoreReopening, ReserveRequest,
+    CapacityChange, Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased,
+    Located, OwnerSilent, ReserveRequest, Reserved, ScopeRef, StoreReopening,
 };
 use ritornello_volume::Segments;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -413,7 +413,13 @@ impl Catalog for FailoverCatalog {
         aborted
     }
 
-    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+    fn report_corruption(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()> {
         self.ask(|catalog| catalog.report_corruption(scope, key, generation, reason))
     }
 

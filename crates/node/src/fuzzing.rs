@@ -14,9 +14,9 @@ use crate::permissions::ClientPermissions;
 use crate::protocol::{Entry, Hello, Request, Response};
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
-    Catalog, CatalogStats, Committed, HeldKeys, HeldScope, IndexDecision, IndexTuning, LeaseNumber,
-    Leased, Located, LocatedRun, PathStats, Refusal, Reserved, ReservedRun, CapacityChange, ScopeRef,
-    ScopeUsage, ReserveRequest,
+    CapacityChange, Catalog, CatalogStats, Committed, HeldKeys, HeldScope, IndexDecision,
+    IndexTuning, LeaseNumber, Leased, Located, LocatedRun, PathStats, Refusal, ReserveRequest,
+    Reserved, ReservedRun, ScopeRef, ScopeUsage,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -131,7 +131,8 @@ fn questions<'a>(
 ) -> Vec<Request<'a>> {
     let keys = same.as_keys();
     let second = Duration::from_secs(1);
-    let reserve_request = ReserveRequest { slices_per_page: 2, timeout: second, ..ReserveRequest::default() };
+    let reserve_request =
+        ReserveRequest { slices_per_page: 2, timeout: second, ..ReserveRequest::default() };
     // Numbers that small changes to small numbers do not lead to.
     let greedy = ReserveRequest {
         flushed_later: true,

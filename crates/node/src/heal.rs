@@ -240,7 +240,7 @@ impl FailoverCatalog {
         if let Membership::Owner(owner) = &*self.membership() {
             let core = owner.core();
             let Some(cause) = core.poisoned() else { return Ok(false) };
-            core.try_disks()?;
+            core.check_disks_writable()?;
             // From here on no space is reserved, so that none is in use when the next engine decides
             // what is free.
             if !self.reservations.close(Instant::now() + WRITES_TIMEOUT) {

@@ -6,7 +6,7 @@ use crate::registry::{self, Slot};
 use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{Directory, StoreCore, Options, Store, StorePolicy, foreign_directory};
+use ritornello_store::{Directory, Options, Store, StoreCore, StorePolicy, foreign_directory};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,7 +11,7 @@ use crate::server::Server;
 use crate::socket;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_store::{Alive, Catalog, ClientId, Durability, StoreCore, LocalCatalog};
+use ritornello_store::{Catalog, ClientAlive, ClientId, Durability, LocalCatalog, StoreCore};
 use std::sync::Arc;
 
 /// The engine, this process's session with it, and the server for the others.
@@ -43,7 +43,7 @@ impl Owner {
     fn engine_of(opening: &OpenContext) -> Result<Arc<StoreCore>> {
         let (looked_at, heal_signal) =
             (Arc::clone(&opening.directory), Arc::clone(&opening.heal_signal));
-        let alive: Alive = Arc::new(move |name| presence::is_alive(&looked_at, name));
+        let alive: ClientAlive = Arc::new(move |name| presence::is_alive(&looked_at, name));
         let core = StoreCore::open(Arc::clone(&opening.medium), &opening.options, alive)?;
         core.on_poison(Box::new(move || heal_signal.notify()));
         Ok(core)

@@ -7,8 +7,8 @@ use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved, CapacityChange,
-    ScopeRef, StoreReopening, ReserveRequest,
+    CapacityChange, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located,
+    ReserveRequest, Reserved, ScopeRef, StoreReopening,
 };
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -257,7 +257,10 @@ mod tests {
             scope: SCOPE,
             keys: flat.as_keys(),
             parent: Some(&long),
-            reserve_request: Cow::Owned(ReserveRequest { timeout: Duration::from_secs(1), ..ReserveRequest::default() }),
+            reserve_request: Cow::Owned(ReserveRequest {
+                timeout: Duration::from_secs(1),
+                ..ReserveRequest::default()
+            }),
         });
         for at in 0..good.len() {
             assert!(decode::<Request<'_>>(&good[..at]).is_err(), "cut at {at}");

@@ -9,7 +9,7 @@ use crate::permissions::ClientPermissions;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
-use ritornello_store::{Catalog, Directory, StoreCore, Options, Store, StorePolicy, open_segments};
+use ritornello_store::{Catalog, Directory, Options, Store, StoreCore, StorePolicy, open_segments};
 use ritornello_volume::staging::Staging;
 use std::path::Path;
 use std::sync::Arc;

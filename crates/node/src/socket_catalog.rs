@@ -6,8 +6,8 @@ use crate::keys::Flattened;
 use crate::protocol::{Request, Response};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved,
-    CapacityChange, ScopeRef, ReserveRequest,
+    CapacityChange, Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased,
+    Located, ReserveRequest, Reserved, ScopeRef,
 };
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -112,7 +112,13 @@ impl Catalog for SocketCatalog<'_> {
         self.tell(&Request::Abort { reservation })
     }
 
-    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+    fn report_corruption(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()> {
         self.tell(&Request::ReportCorruption { scope, key, generation, reason })
     }
 

@@ -134,7 +134,8 @@ fn a_store_in_memory_moves_to_another_directory_in_memory_and_to_no_other() {
         assert_eq!(client.ask(&format!("put {name} 50")), "50");
     }
     let text = |path: &Path| path.to_str().unwrap().to_owned();
-    let refused = node.store().change_capacity(&CapacityChange::AddPath(text(&disk.path().join("kv"))));
+    let refused =
+        node.store().change_capacity(&CapacityChange::AddPath(text(&disk.path().join("kv"))));
     assert!(refused.unwrap_err().to_string().contains("in memory"));
     let second = dir.path().join("second");
     node.store().change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
@@ -154,7 +155,8 @@ fn a_capacity_beyond_memory_is_refused_and_told_what_would_do() {
     let error = open(&too_large).unwrap_err().to_string();
     assert!(error.contains("MiB or less"), "{error}");
     let node = open(&options(&home)).unwrap();
-    let grown = node.store().change_capacity(&CapacityChange::Capacity(1 << 50)).unwrap_err().to_string();
+    let grown =
+        node.store().change_capacity(&CapacityChange::Capacity(1 << 50)).unwrap_err().to_string();
     assert!(grown.contains("MiB or less"), "{grown}");
     assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10, "it goes on as it was");
     node.close().unwrap();

@@ -27,7 +27,7 @@ pub struct LeaseNumber(pub u64);
 
 /// Pages that are leased with one call at most, each scope's counted: nobody else is answered
 /// meanwhile.
-pub const LEASED_AT_ONCE: usize = 1 << 22;
+pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
 /// The longest reusable prefix, readable until its lease is released or runs out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,7 +202,7 @@ pub trait Catalog: Send + Sync {
     /// the first such page on.
     ///
     /// # Errors
-    /// `Retry` if the first page exceeds it, or there are too many leases. `Invalid` for more than [`LEASED_AT_ONCE`] pages, counted in every scope.
+    /// `Retry` if the first page exceeds it, or there are too many leases. `Invalid` for more than [`LEASE_PAGES_MAX`] pages, counted in every scope.
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased>;
     /// Ends a lease; an unknown one (timed out, another owner's) is ended already.
     fn release(&self, lease: LeaseNumber) -> Result<()>;
@@ -230,7 +230,13 @@ pub trait Catalog: Send + Sync {
     fn abort(&self, reservation: u64) -> Result<()>;
     /// Says that page `key` of the run of `generation` could not be believed: it is removed and
     /// its space quarantined.
-    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()>;
+    fn report_corruption(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()>;
     /// Counts as a use of the leading pages; returns their number.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
     /// Removes pages (in chained scopes with all behind them); returns how many of `keys` were

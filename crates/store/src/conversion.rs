@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::directory::Directory;
 use crate::memory;
 use crate::options::IndexKind;
-use crate::volumes::Whereabouts;
+use crate::volumes::VolumeState;
 use ritornello_format::{Error, ErrorKind, Manifest, Result};
 use ritornello_index::{Backend, Copied, MemoryIndex, PrefixIndex, RunIndex, RunOptions, copy};
 use ritornello_medium::Medium;
@@ -99,8 +99,8 @@ pub(crate) fn convert(
         return Ok(done);
     }
     // A former owner may have died before its data was durable, and the new index will be.
-    let found = directory.whereabouts(manifest);
-    if let Some(why) = found.iter().find_map(Whereabouts::absence) {
+    let found = directory.volume_states(manifest);
+    if let Some(why) = found.iter().find_map(VolumeState::absence) {
         return Err(Error::invalid(
             "the index cannot be converted while a volume is away: mount it, or give it up with \
              `ritornello paths forget`",

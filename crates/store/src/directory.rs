@@ -47,7 +47,7 @@ const OURS: [&str; 15] = [
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 const MANIFEST: &str = "MANIFEST";
-/// Written before `MANIFEST`, so it is never the older of the two: an owner that opens by the copy
+/// PutProgress before `MANIFEST`, so it is never the older of the two: an owner that opens by the copy
 /// uses no epoch a second time.
 const MANIFEST_COPY: &str = "MANIFEST.copy";
 

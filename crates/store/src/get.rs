@@ -58,11 +58,11 @@ impl Store {
             reason = "absent";
         }
         let bytes = verified * scope.page_bytes;
-        self.moved.gets.add(1);
-        self.moved.get_bytes.add(bytes);
-        self.moved.get_micros.add(started.elapsed().as_micros() as u64);
-        self.moved.pages_read.add(verified);
-        self.moved.pages_missed.add(covered - verified);
+        self.transfers.gets.add(1);
+        self.transfers.get_bytes.add(bytes);
+        self.transfers.get_micros.add(started.elapsed().as_micros() as u64);
+        self.transfers.pages_read.add(verified);
+        self.transfers.pages_missed.add(covered - verified);
         Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
     }
 
@@ -76,7 +76,8 @@ impl Store {
                 if on_disk {
                     // If the owner cannot be told, the next reader will.
                     let generation = run.place.generation;
-                    let _ = self.catalog.report_corruption(scope, keys[at], generation, reason.word());
+                    let _ =
+                        self.catalog.report_corruption(scope, keys[at], generation, reason.word());
                 }
                 if on_disk && scope.chained {
                     break;

@@ -18,17 +18,18 @@
 pub mod admission;
 mod budget;
 mod catalog;
+mod commit_order;
 mod conversion;
+mod core;
 mod directory;
 mod encode;
-mod core;
 pub mod eviction;
 mod get;
 pub mod lease;
 mod memory;
-mod moved;
 mod options;
 mod outcome;
+mod owner_silent;
 mod ownership;
 mod parts;
 mod policy;
@@ -36,36 +37,37 @@ mod put;
 mod registry_file;
 mod resolved;
 pub mod rounds;
-mod silence;
 mod stats;
 mod store;
 mod submit;
 mod sync;
 mod ticket;
+mod transfer_stats;
 mod volumes;
-mod written;
 
 pub use budget::Budget;
 pub use catalog::{
-    Catalog, Committed, HeldKeys, HeldScope, LEASED_AT_ONCE, LeaseNumber, Leased, Located,
-    LocatedRun, Refusal, Reserved, ReservedRun, ScopeRef, ReserveRequest,
+    Catalog, Committed, HeldKeys, HeldScope, LEASE_PAGES_MAX, LeaseNumber, Leased, Located,
+    LocatedRun, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef,
 };
 pub use conversion::{Conversion, convert_index};
+pub use core::{
+    CapacityChange, ClientAlive, ClientId, Finding, LocalCatalog, StoreCore, Verification,
+};
 pub use directory::Directory;
-pub use core::{Alive, ClientId, StoreCore, Finding, CapacityChange, LocalCatalog, Verification};
 pub use memory::{ControlGroup, check_memory, control_group, memory_left};
-pub use moved::{StoreStats, TransferStats};
 pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,
 };
 pub use outcome::Outcome;
+pub use owner_silent::{OwnerSilent, StoreReopening};
 pub use ownership::foreign_directory;
 pub use policy::{ClientCall, POLICY_FILE, StorePolicy};
-pub use silence::{OwnerSilent, StoreReopening};
 pub use stats::{
     AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,
     LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth, Unavailable,
 };
-pub use store::{Store, PutOptions, check_sections};
-pub use ticket::{Bell, Ticket};
+pub use store::{PutOptions, Store, check_sections};
+pub use ticket::{CompletionQueue, Ticket};
+pub use transfer_stats::{StoreStats, TransferStats};
 pub use volumes::open_segments;

@@ -1,11 +1,11 @@
 //! Putting: reserve, write, commit; part by part if the pages are encoded.
 
-use crate::catalog::{Refusal, Reserved, ReservedRun, ScopeRef, ReserveRequest};
+use crate::catalog::{Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
+use crate::commit_order::{CommitOrder, PutProgress};
 use crate::encode::{Encoder, raw_slices};
 use crate::outcome::Outcome;
 use crate::parts::{Part, Parts};
-use crate::store::{PATIENCE, Store, PutOptions};
-use crate::written::{Turns, Written};
+use crate::store::{DEFAULT_TIMEOUT, PutOptions, Store};
 use parking_lot::Mutex;
 use ritornello_format::{Result, RunHeader, Scope, UNIT};
 use ritornello_volume::memory::PageSource;
@@ -57,10 +57,10 @@ impl Store {
             Some(encoder) => put.encode(&encoder, source)?,
         };
         if written.bytes > 0 {
-            self.moved.puts.add(1);
-            self.moved.put_bytes.add(written.bytes);
-            self.moved.put_stored_bytes.add(written.disk_bytes);
-            self.moved.put_micros.add(started.elapsed().as_micros() as u64);
+            self.transfers.puts.add(1);
+            self.transfers.put_bytes.add(written.bytes);
+            self.transfers.put_stored_bytes.add(written.disk_bytes);
+            self.transfers.put_micros.add(started.elapsed().as_micros() as u64);
         }
         Ok(written.outcome(keys.len()))
     }
@@ -68,7 +68,7 @@ impl Store {
 
 impl Put<'_> {
     /// Encodes and writes what is missing: the next part is encoded while the last is written.
-    fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<Written> {
+    fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<PutProgress> {
         let mut present = self.store.catalog.exists(self.scope, self.keys)?;
         // There is nothing to encode. The reservation of their part tells whether they are stored.
         present[..self.lacking].fill(true);
@@ -87,7 +87,7 @@ impl Put<'_> {
         };
         let in_parts = !parts.is_one();
         let put = Put { in_parts, ..*self };
-        let (parts, turns) = (Mutex::new((0, parts)), Turns::new());
+        let (parts, turns) = (Mutex::new((0, parts)), CommitOrder::new());
         if !in_parts {
             put.write_parts(&parts, &turns);
         } else {
@@ -111,7 +111,7 @@ impl Put<'_> {
     }
 
     /// Encodes and writes parts until there are no more; commits them in their order.
-    fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, turns: &Turns) {
+    fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, turns: &CommitOrder) {
         loop {
             let (turn, part) = {
                 let mut parts = parts.lock();
@@ -130,7 +130,7 @@ impl Put<'_> {
     }
 
     /// Writes those of the `count` pages from `first` on that are missing, and makes them visible.
-    fn write(&self, first: usize, count: usize, source: &dyn PageSource) -> Result<Written> {
+    fn write(&self, first: usize, count: usize, source: &dyn PageSource) -> Result<PutProgress> {
         self.prepare(first, count, source, None)?.commit(self, count)
     }
 
@@ -149,7 +149,7 @@ impl Put<'_> {
         let (store, control) = (self.store, self.control);
         let timeout = control
             .deadline
-            .map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
+            .map_or(DEFAULT_TIMEOUT, |deadline| deadline.saturating_duration_since(Instant::now()));
         let request = ReserveRequest {
             page_units: part.map_or_else(Vec::new, Part::units),
             slices_per_page: slices_per_page(self.scope, part),
@@ -211,10 +211,10 @@ struct PreparedPart<'a> {
 
 impl PreparedPart<'_> {
     /// Makes the runs visible that are written. The put was of `count` pages.
-    fn commit(mut self, put: &Put<'_>, count: usize) -> Result<Written> {
+    fn commit(mut self, put: &Put<'_>, count: usize) -> Result<PutProgress> {
         let reserved = &self.reserved;
         let mut written =
-            Written { stored: reserved.present, reason: self.reason, ..Written::default() };
+            PutProgress { stored: reserved.present, reason: self.reason, ..PutProgress::default() };
         written.unflushed = reserved.durable && put.in_parts && written.stored > 0;
         if reserved.runs.is_empty() {
             return Ok(written);

@@ -2,12 +2,12 @@
 
 use crate::catalog::{Catalog, HeldKeys, HeldScope, LeaseNumber, Leased, ScopeRef};
 use crate::core::CapacityChange;
-use crate::moved::{Moved, StoreStats};
 use crate::outcome::Outcome;
+use crate::owner_silent;
 use crate::put::PutBytes;
 use crate::resolved::Resolved;
-use crate::silence;
 use crate::ticket::Workers;
+use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::memory::{BorrowedPages, PageSource, PageTarget, Shifted};
 use ritornello_volume::process_id;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Blocking calls give up after this long if the caller sets no deadline.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Times that a call is tried when it could not be answered for now.
 const ATTEMPTS: u32 = 3;
@@ -52,7 +52,7 @@ pub struct Store {
     pub(crate) catalog: Arc<dyn Catalog>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) staging: Arc<Staging>,
-    pub(crate) moved: Moved,
+    pub(crate) transfers: TransferCounters,
     resolved: Resolved,
     pub(crate) workers: Workers,
     process: u32,
@@ -71,7 +71,7 @@ impl Store {
             catalog,
             segments,
             staging,
-            moved: Moved::default(),
+            transfers: TransferCounters::default(),
             resolved: Resolved::default(),
             workers: Workers::new(),
             process: process_id(),
@@ -165,7 +165,7 @@ impl Store {
     /// are stored in several objects.
     ///
     /// # Errors
-    /// Like `lease`; `Invalid` for more than [`crate::LEASED_AT_ONCE`] pages, counted in every scope.
+    /// Like `lease`; `Invalid` for more than [`crate::LEASE_PAGES_MAX`] pages, counted in every scope.
     pub fn lease_all(&self, scopes: &[&Scope], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         check_keys(keys)?;
         let none = Leased { pages: 0, lease: LeaseNumber::default() };
@@ -329,7 +329,7 @@ impl Store {
     /// Those of the connection.
     pub fn stats(&self) -> Result<StoreStats> {
         self.check_process()?;
-        let transfer = self.moved.stats(self.staging.stats().in_use as u64);
+        let transfer = self.transfers.stats(self.staging.stats().in_use as u64);
         Ok(StoreStats { catalog: self.catalog.stats()?, transfer })
     }
 
@@ -375,10 +375,10 @@ impl Store {
     /// `miss`, which is told the reason, instead of an error that says that the owner does not
     /// answer for now.
     fn or_miss<T>(&self, asked: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
-        match asked.as_ref().err().and_then(silence::reason) {
+        match asked.as_ref().err().and_then(owner_silent::reason) {
             None => asked,
             Some(reason) => {
-                self.moved.unanswered.add(1);
+                self.transfers.unanswered.add(1);
                 Ok(miss(reason))
             }
         }
@@ -405,7 +405,8 @@ impl Store {
         loop {
             match ask() {
                 Err(error)
-                    if error.kind() == ErrorKind::Retry && silence::reason(&error).is_none() =>
+                    if error.kind() == ErrorKind::Retry
+                        && owner_silent::reason(&error).is_none() =>
                 {
                     attempts += 1;
                     let late = refused.get_or_insert_with(Instant::now).elapsed() > RETRY_FOR;

@@ -2,7 +2,7 @@
 
 use crate::outcome::Outcome;
 use crate::put::PutBytes;
-use crate::store::{Store, PutOptions, check_sections};
+use crate::store::{PutOptions, Store, check_sections};
 use crate::ticket::{Closing, Lane, Ticket};
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_volume::memory::{PageSource, PageTarget, Shifted};
@@ -71,7 +71,7 @@ impl Store {
         };
         let mut staged = self.staging.copy_leading(source, first..asked);
         let held = first + staged.len();
-        self.moved.staging_refusals.add((asked - held) as u64);
+        self.transfers.staging_refusals.add((asked - held) as u64);
         if held == 0 {
             let ticket = Ticket::new(None)?;
             ticket.finish(Outcome::none(asked, if asked > 0 { "staging_full" } else { "" }));

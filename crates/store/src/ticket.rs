@@ -22,32 +22,32 @@ const QUEUE_MAX: usize = 4096;
 /// A submitted put or get. Its buffers are kept until it is done, also if the ticket is dropped.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    shared: Arc<Shared>,
+    shared: Arc<TicketState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TicketState {
     outcome: Parked<Option<Arc<Outcome>>>,
     event: OwnedFd,
     cancelled: Arc<AtomicBool>,
-    listener: Mutex<Option<(Arc<Bell>, u64)>>,
+    listener: Mutex<Option<(Arc<CompletionQueue>, u64)>>,
     sections: Option<Arc<Sections>>,
 }
 
 /// Where many tickets say that they are done: one eventfd, and which they were.
 #[derive(Debug)]
-pub struct Bell {
+pub struct CompletionQueue {
     event: OwnedFd,
-    rung: Mutex<Vec<u64>>,
+    completed: Mutex<Vec<u64>>,
 }
 
-impl Bell {
+impl CompletionQueue {
     /// A bell that nobody has rung.
     ///
     /// # Errors
     /// `Retry` if there is no file descriptor left.
     pub fn new() -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { event: event()?, rung: Mutex::default() }))
+        Ok(Arc::new(Self { event: event()?, completed: Mutex::default() }))
     }
 
     /// An eventfd, readable from the moment somebody rings until it is read.
@@ -57,15 +57,15 @@ impl Bell {
     }
 
     /// Says `name`.
-    pub fn ring(&self, name: u64) {
-        self.rung.lock().push(name);
-        announce(&self.event);
+    pub fn push(&self, name: u64) {
+        self.completed.lock().push(name);
+        signal(&self.event);
     }
 
     /// Who rang since the last call. The eventfd is the caller's to read, before this.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
-        std::mem::take(&mut *self.rung.lock())
+        std::mem::take(&mut *self.completed.lock())
     }
 }
 
@@ -77,14 +77,14 @@ fn event() -> Result<OwnedFd> {
 }
 
 /// Adds one. It can only fail where the counter is full, and then it is readable anyway.
-fn announce(event: &OwnedFd) {
+fn signal(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 impl Ticket {
     pub(crate) fn new(sections: Option<Arc<Sections>>) -> Result<Self> {
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(TicketState {
                 outcome: Parked::new(None),
                 event: event()?,
                 cancelled: Arc::default(),
@@ -108,12 +108,12 @@ impl Ticket {
 
     /// Has the ticket ring `bell` with `name`, once, when it is done: at once if it is. Only the
     /// latest bell is rung.
-    pub fn tell(&self, bell: &Arc<Bell>, name: u64) {
+    pub fn notify(&self, queue: &Arc<CompletionQueue>, name: u64) {
         let mut listener = self.shared.listener.lock();
         if self.done() {
-            bell.ring(name);
+            queue.push(name);
         } else {
-            *listener = Some((Arc::clone(bell), name));
+            *listener = Some((Arc::clone(queue), name));
         }
     }
 
@@ -158,10 +158,10 @@ impl Ticket {
         if let Some(sections) = &self.shared.sections {
             sections.end();
         }
-        announce(&self.shared.event);
+        signal(&self.shared.event);
         // After the outcome is there, so that whoever comes to listen meanwhile sees it.
-        if let Some((bell, name)) = self.shared.listener.lock().take() {
-            bell.ring(name);
+        if let Some((queue, name)) = self.shared.listener.lock().take() {
+            queue.push(name);
         }
     }
 }

@@ -17,7 +17,7 @@ const SEARCH_SEGMENTS: usize = 8;
 
 /// Where a volume of the manifest is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Whereabouts {
+pub(crate) enum VolumeState {
     /// In this directory.
     Here(PathBuf),
     /// In this directory, whose marker is damaged or lost.
@@ -30,7 +30,7 @@ pub(crate) enum Whereabouts {
     Foreign(String),
 }
 
-impl Whereabouts {
+impl VolumeState {
     /// The directory to use; empty if there is none.
     pub(crate) fn dir(&self) -> PathBuf {
         match self {
@@ -50,11 +50,11 @@ impl Whereabouts {
 
 impl Directory {
     /// Where each volume of `manifest` is, by number.
-    pub(crate) fn whereabouts(&self, manifest: &Manifest) -> Vec<Whereabouts> {
+    pub(crate) fn volume_states(&self, manifest: &Manifest) -> Vec<VolumeState> {
         let each = (0..=u8::MAX).zip(&manifest.volumes);
         each.map(|(number, volume)| {
             if volume.is_gone() {
-                return Whereabouts::Gone;
+                return VolumeState::Gone;
             }
             let dir = self.path().join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
@@ -65,12 +65,12 @@ impl Directory {
 
     /// Writes lost markers again, and notes in the manifest which volumes carry one. Only the owner
     /// may.
-    pub(crate) fn repair_markers(&self, manifest: &mut Manifest, found: &[Whereabouts]) {
+    pub(crate) fn repair_markers(&self, manifest: &mut Manifest, found: &[VolumeState]) {
         let store = manifest.uuid;
         for ((number, volume), at) in (0..=u8::MAX).zip(&mut manifest.volumes).zip(found) {
             let marked = match at {
-                Whereabouts::Here(_) => Ok(()),
-                Whereabouts::Unmarked(dir) => {
+                VolumeState::Here(_) => Ok(()),
+                VolumeState::Unmarked(dir) => {
                     self.write_marker(dir, VolumeMarker { store, volume: number })
                 }
                 _ => continue,
@@ -92,7 +92,7 @@ impl Directory {
     /// The directories of the volumes that are here.
     #[must_use]
     pub fn volumes_here(&self, manifest: &Manifest) -> Vec<PathBuf> {
-        let dirs = self.whereabouts(manifest).into_iter().map(|at| at.dir());
+        let dirs = self.volume_states(manifest).into_iter().map(|at| at.dir());
         dirs.filter(|dir| !dir.as_os_str().is_empty()).collect()
     }
 
@@ -114,40 +114,40 @@ impl Directory {
         dir: PathBuf,
         expected: VolumeMarker,
         needs_marker: bool,
-    ) -> Whereabouts {
+    ) -> VolumeState {
         let found = match self.marker_in(&dir) {
             Ok(found) => found,
-            Err(error) => return Whereabouts::Away(error.to_string()),
+            Err(error) => return VolumeState::Away(error.to_string()),
         };
         let at = match found {
-            Some(Ok(found)) if found == expected => Whereabouts::Here(dir),
+            Some(Ok(found)) if found == expected => VolumeState::Here(dir),
             Some(Ok(found)) if found.store == expected.store => {
-                Whereabouts::Foreign(format!("its directory holds volume {}", found.volume))
+                VolumeState::Foreign(format!("its directory holds volume {}", found.volume))
             }
             Some(Ok(_)) => {
-                Whereabouts::Foreign("its directory holds another store's volume".to_owned())
+                VolumeState::Foreign("its directory holds another store's volume".to_owned())
             }
-            None if needs_marker => Whereabouts::Away(
+            None if needs_marker => VolumeState::Away(
                 "its directory has no marker: mount its file system, or, if the marker was lost, \
                  name the directory to `ritornello paths add`"
                     .to_owned(),
             ),
             // The marker is damaged, or this is a store of an earlier build.
             _ => match self.store_of_segments(&dir) {
-                Ok(Some(store)) if store == expected.store => Whereabouts::Unmarked(dir),
+                Ok(Some(store)) if store == expected.store => VolumeState::Unmarked(dir),
                 Ok(Some(_)) => {
-                    Whereabouts::Foreign("its directory holds another store's segments".to_owned())
+                    VolumeState::Foreign("its directory holds another store's segments".to_owned())
                 }
-                Ok(None) => Whereabouts::Away(
+                Ok(None) => VolumeState::Away(
                     "its directory has no marker: is its file system mounted?".to_owned(),
                 ),
-                Err(error) => Whereabouts::Away(error.to_string()),
+                Err(error) => VolumeState::Away(error.to_string()),
             },
         };
         match &at {
-            Whereabouts::Here(dir) | Whereabouts::Unmarked(dir) => {
+            VolumeState::Here(dir) | VolumeState::Unmarked(dir) => {
                 self.close_to_others(dir).map_or_else(
-                    |error| Whereabouts::Away(format!("cannot be closed to other users: {error}")),
+                    |error| VolumeState::Away(format!("cannot be closed to other users: {error}")),
                     |()| at.clone(),
                 )
             }
@@ -205,7 +205,7 @@ impl Directory {
             }
             let marker = VolumeMarker { store, volume: number };
             let own = being_made && self.is_marked_by(&dir, store);
-            if let Whereabouts::Foreign(why) =
+            if let VolumeState::Foreign(why) =
                 self.find_volume(dir.clone(), marker, needs_marker(volume))
                 && !own
             {
@@ -254,9 +254,9 @@ impl Directory {
 
     /// Refuses a directory that is not the main directory of the volumes that it names: none of them
     /// is its own, and some are other volumes.
-    pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[Whereabouts]) -> Result<()> {
-        let foreign = |at: &Whereabouts| matches!(at, Whereabouts::Foreign(_));
-        let ours = |at: &Whereabouts| matches!(at, Whereabouts::Here(_) | Whereabouts::Unmarked(_));
+    pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[VolumeState]) -> Result<()> {
+        let foreign = |at: &VolumeState| matches!(at, VolumeState::Foreign(_));
+        let ours = |at: &VolumeState| matches!(at, VolumeState::Here(_) | VolumeState::Unmarked(_));
         if !found.iter().any(foreign) || found.iter().any(ours) {
             return Ok(());
         }
@@ -277,11 +277,11 @@ impl Directory {
     pub(crate) fn open_segments(
         &self,
         manifest: &Manifest,
-        found: &[Whereabouts],
+        found: &[VolumeState],
         io: IoChoice,
     ) -> Result<Arc<Segments>> {
         let config = SegmentsConfig {
-            dirs: found.iter().map(Whereabouts::dir).collect(),
+            dirs: found.iter().map(VolumeState::dir).collect(),
             segment_bytes: manifest.segment_bytes,
             io,
             in_flight_bytes: SegmentsConfig::IN_FLIGHT_BYTES,
@@ -296,7 +296,7 @@ impl Directory {
         }));
         segments.discover_with(Box::new(move || {
             let Some(manifest) = this.manifest()? else { return Ok(Vec::new()) };
-            Ok(this.whereabouts(&manifest).iter().map(Whereabouts::dir).collect())
+            Ok(this.volume_states(&manifest).iter().map(VolumeState::dir).collect())
         }));
         Ok(Arc::new(segments))
     }
@@ -321,6 +321,6 @@ pub fn open_segments(
     let manifest = directory
         .manifest()?
         .ok_or_else(|| Error::retry("there is no store here yet").with("dir", dir.display()))?;
-    let segments = directory.open_segments(&manifest, &directory.whereabouts(&manifest), io)?;
+    let segments = directory.open_segments(&manifest, &directory.volume_states(&manifest), io)?;
     Ok((manifest, segments))
 }

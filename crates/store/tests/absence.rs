@@ -8,7 +8,7 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, CapacityChange};
+use ritornello_store::{CapacityChange, Options};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,7 +8,9 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::{Extent, Manifest};
 use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Alive, Catalog, ClientId, Directory, Options, CapacityChange, ReserveRequest};
+use ritornello_store::{
+    CapacityChange, Catalog, ClientAlive, ClientId, Directory, Options, ReserveRequest,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +44,8 @@ fn drained_volume_waits_for_its_absent_segment() {
         schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
         let open = reopen(faulty);
         let absent = found(&open);
-        let _ = open.core.change_capacity(&CapacityChange::DrainPath("/b".to_owned()), Duration::ZERO);
+        let _ =
+            open.core.change_capacity(&CapacityChange::DrainPath("/b".to_owned()), Duration::ZERO);
         for _ in 0..4 {
             open.core.run_once();
             open.store.flush().unwrap();
@@ -139,7 +142,7 @@ fn absent_segment_of_an_unmounted_volume_is_not_gone() {
 #[test]
 fn live_clients_space_in_absent_segment_is_not_given_away() {
     let disk = SimDisk::new(64 * MIB);
-    let alive: Alive = Arc::new(|_| true);
+    let alive: ClientAlive = Arc::new(|_| true);
     let all = Options { upkeep: false, ..options(Path::new("/store"), 8) };
     let open = open_beside(Arc::new(disk.clone()), &all, Arc::clone(&alive)).unwrap();
     let client = open.core.catalog_for(ClientId(1), NAME);

@@ -8,7 +8,9 @@ use ritornello_codec::Codec;
 use ritornello_format::{RunHeader, Scope, ScopeSettings};
 use ritornello_medium::SimDisk;
 use ritornello_store::admission::AdmissionMode;
-use ritornello_store::{Catalog, ClientId, Durability, Options, Outcome, PutOptions, ReserveRequest};
+use ritornello_store::{
+    Catalog, ClientId, Durability, Options, Outcome, PutOptions, ReserveRequest,
+};
 use ritornello_volume::memory::{BorrowedPages, Fragment, PageSource};
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::path::Path;

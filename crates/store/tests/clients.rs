@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::SimDisk;
-use ritornello_store::{Catalog, ClientId, StoreCore, Reserved, LocalCatalog, ReserveRequest};
+use ritornello_store::{Catalog, ClientId, LocalCatalog, ReserveRequest, Reserved, StoreCore};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 fn what_a_client_reserved_it_alone_settles() {
     // Nobody is proven gone: what a client that left had reserved stays withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));
-    let core = StoreCore::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
+    let core =
+        StoreCore::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
     let catalog = |id, name| core.catalog_for(ClientId(id), name);
     let (one, two) = (catalog(1, "one"), catalog(2, "two"));
     let reserved = reserve(&one, 4).unwrap();
@@ -41,7 +42,8 @@ fn what_a_client_reserved_it_alone_settles() {
     for name in ["three", "owner"] {
         let three = catalog(3, "three");
         let scope = three.resolve(&chained(4096), true).unwrap().unwrap();
-        let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
+        let wanted =
+            ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
         let keys = sequence(9, 4);
         let reserved = three.reserve(scope, &refs(&keys), None, &wanted).unwrap();
         core.client_left(ClientId(3));

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Result, Scope, ScopeSettings};
 use ritornello_medium::{Host, SimDisk};
-use ritornello_store::{ClientId, Durability, Options, Outcome, Store, PutOptions};
+use ritornello_store::{ClientId, Durability, Options, Outcome, PutOptions, Store};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::{Control, Packing};
@@ -63,7 +63,13 @@ fn put_pages(
     control: &Control,
 ) -> Result<Outcome> {
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
-    store.put_batch(scope, &refs(keys), &BorrowedPages::new(&pages), &PutOptions::default(), control)
+    store.put_batch(
+        scope,
+        &refs(keys),
+        &BorrowedPages::new(&pages),
+        &PutOptions::default(),
+        control,
+    )
 }
 
 fn put_all(store: &Store, scope: &Scope, keys: &[Vec<u8>], odd: usize) {

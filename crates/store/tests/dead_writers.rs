@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk, SimProcess};
-use ritornello_store::{Alive, Catalog, ClientId, Options, Store, ReserveRequest, open_segments};
+use ritornello_store::{
+    Catalog, ClientAlive, ClientId, Options, ReserveRequest, Store, open_segments,
+};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
@@ -69,7 +71,7 @@ fn owner_reuses_dead_clients_space_after_draining_it() {
     let disk = SimDisk::new(64 * MIB);
     let lives = Arc::new(AtomicBool::new(true));
     let looked_at = Arc::clone(&lives);
-    let alive: Alive = Arc::new(move |_| looked_at.load(Ordering::Relaxed));
+    let alive: ClientAlive = Arc::new(move |_| looked_at.load(Ordering::Relaxed));
     let open = open_beside(Arc::new(process(&disk)), &store_options(), alive).unwrap();
     // A client process with a view of the disk of its own.
     let dying = process(&disk);
@@ -123,12 +125,13 @@ fn reservation_log_is_found_after_it_was_shortened() {
         let disk = SimDisk::new(64 * MIB);
         let schedule = Schedule::new();
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-        let alive: Alive = Arc::new(|_| true);
+        let alive: ClientAlive = Arc::new(|_| true);
         let open = open_beside(medium, &store_options(), Arc::clone(&alive)).unwrap();
         let catalog = open.core.catalog_for(ClientId(1), NAME);
         let scope = catalog.resolve(&chained(4096), true).unwrap().unwrap();
         let keys = sequence(1, 4);
-        let reserve = || catalog.reserve(scope, &refs(&keys), None, &ReserveRequest::default()).unwrap();
+        let reserve =
+            || catalog.reserve(scope, &refs(&keys), None, &ReserveRequest::default()).unwrap();
         // The segment exists: its directory is synced when it is made.
         catalog.abort(reserve().id).unwrap();
         let renamed = schedule.count(Op::Rename);

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, CapacityChange, Store, open_segments};
+use ritornello_store::{CapacityChange, Options, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
@@ -135,7 +135,8 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
         let (after, done) = std::thread::scope(|scope| {
             let change = CapacityChange::DrainPath("/a".to_owned());
             let core = Arc::clone(&open.core);
-            let draining = scope.spawn(move || core.change_capacity(&change, Duration::from_secs(60)));
+            let draining =
+                scope.spawn(move || core.change_capacity(&change, Duration::from_secs(60)));
             let mut after = disk.crash(seed);
             for _ in 0..seed * 2 {
                 if draining.is_finished() {
@@ -174,9 +175,13 @@ fn a_segment_that_is_being_made_is_not_left_in_a_drained_directory() {
         while schedule.count(Op::Allocate) == before {
             std::thread::yield_now();
         }
-        open.core.change_capacity(&CapacityChange::DrainPath("/a".to_owned()), Duration::from_secs(60)).unwrap();
+        open.core
+            .change_capacity(&CapacityChange::DrainPath("/a".to_owned()), Duration::from_secs(60))
+            .unwrap();
     });
     assert_eq!(disk.list(Path::new("/a")).unwrap().len(), 0);
-    open.core.change_capacity(&CapacityChange::Capacity(12 * MIB), Duration::from_secs(60)).unwrap();
+    open.core
+        .change_capacity(&CapacityChange::Capacity(12 * MIB), Duration::from_secs(60))
+        .unwrap();
     open.close();
 }

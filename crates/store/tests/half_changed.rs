@@ -8,7 +8,7 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::{ErrorKind, Manifest};
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Directory, CapacityChange};
+use ritornello_store::{CapacityChange, Directory};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,8 @@ fn volume_that_could_not_be_forgotten_takes_no_flush() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     // The second is that of MANIFEST, the first that of MANIFEST.copy.
     schedule.add(Rule::nth(2, Fault::Io).on(Op::SyncDir).at("/store"));
-    let forgotten = open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
+    let forgotten =
+        open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
@@ -88,7 +89,8 @@ fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
     schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
     // Nor can the copy be put back.
     schedule.add(Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
-    let forgotten = open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
+    let forgotten =
+        open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!((forgotten.unwrap_err().kind(), schedule.injected()), (ErrorKind::Fatal, 2));
     disk.mount(Path::new("/b")).unwrap();
     std::mem::forget(open);

@@ -6,7 +6,9 @@ mod common;
 use common::*;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_medium::SimDisk;
-use ritornello_store::{Catalog, ClientId, LeaseNumber, Options, ScopeRef, LocalCatalog, ReserveRequest};
+use ritornello_store::{
+    Catalog, ClientId, LeaseNumber, LocalCatalog, Options, ReserveRequest, ScopeRef,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +35,11 @@ fn crowd(
     retain_until: u64,
 ) -> ScopeRef {
     let scope = catalog.resolve(scope, true).unwrap().unwrap();
-    let wanted = ReserveRequest { retain_until, timeout: Duration::from_secs(60), ..ReserveRequest::default() };
+    let wanted = ReserveRequest {
+        retain_until,
+        timeout: Duration::from_secs(60),
+        ..ReserveRequest::default()
+    };
     for name in names {
         let key = name.to_le_bytes();
         let reserved = catalog.reserve(scope, &[&key], None, &wanted).unwrap();

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::Scope;
-use ritornello_store::{Bell, Options, PutOptions};
+use ritornello_store::{CompletionQueue, Options, PutOptions};
 use ritornello_volume::memory::OwnedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ fn many_scopes_take_several_answers() {
 fn one_bell_rings_for_every_ticket_once() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
-    let (scope, bell) = (unchained(PAGE), Bell::new().unwrap());
+    let (scope, queue) = (unchained(PAGE), CompletionQueue::new().unwrap());
     let ticket = |name: u64| {
         let keys = sequence(name, 2);
         let source = Arc::new(OwnedPages::new(keys.iter().map(|key| page(&scope, key)).collect()));
@@ -131,21 +131,21 @@ fn one_bell_rings_for_every_ticket_once() {
     };
     let tickets: Vec<_> = (0..10).map(ticket).collect();
     for (name, ticket) in tickets.iter().enumerate() {
-        ticket.tell(&bell, name as u64);
+        ticket.notify(&queue, name as u64);
     }
     for ticket in &tickets {
         assert_eq!(ticket.wait(None).unwrap().pages, 2);
     }
-    let mut rung = bell.take();
+    let mut rung = queue.take();
     // The last ticket rings after its outcome is there.
     while rung.len() < tickets.len() {
         std::thread::yield_now();
-        rung.extend(bell.take());
+        rung.extend(queue.take());
     }
     rung.sort_unstable();
     assert!(rung.into_iter().eq(0..10));
     // One that is done rings at once.
-    tickets[3].tell(&bell, 77);
-    assert_eq!(bell.take(), [77]);
+    tickets[3].notify(&queue, 77);
+    assert_eq!(queue.take(), [77]);
     open.close();
 }

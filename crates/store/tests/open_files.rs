@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ritornello_store::{Options, CapacityChange};
+use ritornello_store::{CapacityChange, Options};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::{ErrorKind, Scope, UNIT};
 use ritornello_medium::Host;
 use ritornello_store::eviction::Policy;
-use ritornello_store::{LEASED_AT_ONCE, Options};
+use ritornello_store::{LEASE_PAGES_MAX, Options};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ fn no_question_is_so_large_that_others_wait_for_it() {
     let scope = chained(64 << 10);
     let keys = sequence(1, 8);
     put(&open.store, &scope, &keys, None);
-    let many = vec![&scope; LEASED_AT_ONCE / 8 + 1];
+    let many = vec![&scope; LEASE_PAGES_MAX / 8 + 1];
     let error = open.store.lease_all(&many, &refs(&keys), Duration::from_secs(60)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(open.store.stats().unwrap().catalog.leases, 0);

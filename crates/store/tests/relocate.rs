@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, CapacityChange};
+use ritornello_store::{CapacityChange, Options};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;

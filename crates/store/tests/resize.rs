@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule, SimDisk};
 use ritornello_store::eviction::Policy;
-use ritornello_store::{Directory, Options, CapacityChange, PutOptions};
+use ritornello_store::{CapacityChange, Directory, Options, PutOptions};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -200,7 +200,8 @@ fn a_leased_run_is_read_where_it_was() {
     let keys = sequence(49, PAGES);
     let leased = open.store.lease(&scope, &refs(&keys), Duration::from_secs(60)).unwrap();
     assert_eq!(leased.pages, PAGES);
-    let shrunk = open.core.change_capacity(&CapacityChange::Capacity(8 * MIB), Duration::from_millis(500));
+    let shrunk =
+        open.core.change_capacity(&CapacityChange::Capacity(8 * MIB), Duration::from_millis(500));
     if let Err(error) = &shrunk {
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
     }
@@ -273,8 +274,9 @@ fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
         let crashed = AtomicBool::new(false);
         let after = std::thread::scope(|scope| {
             let shrinking = scope.spawn(|| {
-                let done =
-                    open.core.change_capacity(&CapacityChange::Capacity(6 * MIB), Duration::from_secs(60));
+                let done = open
+                    .core
+                    .change_capacity(&CapacityChange::Capacity(6 * MIB), Duration::from_secs(60));
                 crashed.store(true, Ordering::Relaxed);
                 done
             });
@@ -364,7 +366,9 @@ fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
     std::thread::scope(|scope| {
         let writes = schedule.count(Op::Write);
         let resize = scope.spawn(|| {
-            open.core.change_capacity(&CapacityChange::Capacity(40 * MIB), Duration::from_secs(60)).unwrap();
+            open.core
+                .change_capacity(&CapacityChange::Capacity(40 * MIB), Duration::from_secs(60))
+                .unwrap();
         });
         while schedule.count(Op::Write) == writes && !resize.is_finished() {
             std::thread::yield_now();

@@ -7,7 +7,7 @@ use common::*;
 use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_medium::{Host, SimDisk};
-use ritornello_store::{Catalog, ClientId, StoreCore, Options, ReserveRequest, parse_codec};
+use ritornello_store::{Catalog, ClientId, Options, ReserveRequest, StoreCore, parse_codec};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,9 +122,11 @@ fn settings_survive_power_loss_and_go_with_their_scope() {
 fn a_reservation_is_settled_by_whoever_made_it() {
     let dir = tempfile::tempdir().unwrap();
     // Nobody is proven gone.
-    let core = StoreCore::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
+    let core =
+        StoreCore::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
     let scope = chained(4096);
-    let (mine, theirs) = (core.catalog_for(ClientId(1), "me"), core.catalog_for(ClientId(2), "them"));
+    let (mine, theirs) =
+        (core.catalog_for(ClientId(1), "me"), core.catalog_for(ClientId(2), "them"));
     let reference = mine.resolve(&scope, true).unwrap().unwrap();
     let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
     let reserved = mine.reserve(reference, &[b"12345678"], None, &wanted).unwrap();

@@ -9,7 +9,7 @@ use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
 use ritornello_store::eviction::Policy;
 use ritornello_store::{
-    Catalog, ClientId, StoreCore, Options, ScopeRef, LocalCatalog, SpaceHealth, ReserveRequest,
+    Catalog, ClientId, LocalCatalog, Options, ReserveRequest, ScopeRef, SpaceHealth, StoreCore,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -90,7 +90,11 @@ impl Steady {
         };
         let page_units =
             if kind.encoded == RAW { Vec::new() } else { (0..kind.pages).map(length).collect() };
-        let wanted = ReserveRequest { page_units, timeout: Duration::from_secs(60), ..ReserveRequest::default() };
+        let wanted = ReserveRequest {
+            page_units,
+            timeout: Duration::from_secs(60),
+            ..ReserveRequest::default()
+        };
         let reserved = self.catalog.reserve(kind.scope, &refs(&keys), None, &wanted).unwrap();
         assert_eq!(reserved.refused, None);
         let written = vec![Some(0); reserved.runs.len()];

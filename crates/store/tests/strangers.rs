@@ -8,7 +8,7 @@ use common::volumes::{PAGES, SEQUENCES, found};
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::Host;
-use ritornello_store::{Options, CapacityChange};
+use ritornello_store::{CapacityChange, Options};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -133,7 +133,9 @@ fn directory_of_another_user_is_refused_for_new_volumes() {
         let _ = fs::remove_dir_all(&home);
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
-    let add = |dir: &Path| open.store.change_capacity(&CapacityChange::AddPath(dir.to_str().unwrap().into()));
+    let add = |dir: &Path| {
+        open.store.change_capacity(&CapacityChange::AddPath(dir.to_str().unwrap().into()))
+    };
     refused(add(&theirs), "another user");
     refused(add(&group), "group/ritornello instead");
     for dir in [&theirs, &group] {

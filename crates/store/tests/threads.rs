@@ -81,7 +81,13 @@ fn tickets_finish_and_say_what_came() {
             let source = Arc::new(OwnedPages::new(pages));
             let control = Control::default();
             open.store
-                .submit_put(Arc::clone(&scope), boxed(&keys), source, PutOptions::default(), control)
+                .submit_put(
+                    Arc::clone(&scope),
+                    boxed(&keys),
+                    source,
+                    PutOptions::default(),
+                    control,
+                )
                 .unwrap()
         })
         .collect();
@@ -135,8 +141,10 @@ fn a_cancelled_or_late_ticket_is_done_and_leaves_nothing_behind() {
     let keys = sequence(1, 4);
     let boxed: Vec<Box<[u8]>> = keys.iter().map(|k| k.clone().into_boxed_slice()).collect();
     let source = Arc::new(OwnedPages::new(keys.iter().map(|key| page(&scope, key)).collect()));
-    let ticket =
-        open.store.submit_put(Arc::clone(&scope), boxed, source, PutOptions::default(), late).unwrap();
+    let ticket = open
+        .store
+        .submit_put(Arc::clone(&scope), boxed, source, PutOptions::default(), late)
+        .unwrap();
     let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
@@ -166,7 +174,13 @@ fn a_panic_in_a_put_ends_its_ticket_and_nothing_else() {
         let source = Arc::new(Broken);
         let ticket = open
             .store
-            .submit_put(Arc::clone(&scope), boxed, source, PutOptions::default(), Control::default())
+            .submit_put(
+                Arc::clone(&scope),
+                boxed,
+                source,
+                PutOptions::default(),
+                Control::default(),
+            )
             .unwrap();
         let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
         assert_eq!((outcome.pages, outcome.reason), (0, "panic"));

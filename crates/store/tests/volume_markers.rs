@@ -7,7 +7,7 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{ClientId, Directory, Options, CapacityChange, Store, open_segments};
+use ritornello_store::{CapacityChange, ClientId, Directory, Options, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
@@ -112,7 +112,9 @@ fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
     open.core.run_once();
     assert!(is_degraded(&open), "an empty directory is taken for a volume");
     for dir in ["/a", "/b"] {
-        open.core.change_capacity(&CapacityChange::AddPath(dir.to_owned()), Duration::ZERO).unwrap();
+        open.core
+            .change_capacity(&CapacityChange::AddPath(dir.to_owned()), Duration::ZERO)
+            .unwrap();
     }
     assert!(!is_degraded(&open));
     for name in 0..SEQUENCES {
@@ -139,7 +141,8 @@ fn marked_volume_is_not_found_in_segments_without_its_marker() {
     copy.write_at(&bytes, 0).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open));
-    let marked = open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO);
+    let marked =
+        open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(marked.unwrap_err().kind(), ErrorKind::Invalid, "most segments are not there");
     open.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
@@ -181,7 +184,9 @@ fn directory_with_other_files_is_marked_by_its_segments_only() {
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     make("/b/photos");
     let open = reopen(Arc::new(disk.clone()));
-    let add = |open: &Open| open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO);
+    let add = |open: &Open| {
+        open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO)
+    };
     let refused = add(&open).unwrap_err();
     assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("photos"));
     assert!(is_degraded(&open));

@@ -34,8 +34,14 @@ fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
     let pages: Vec<Vec<u8>> = keys.iter().map(|_| vec![0x5a; bytes]).collect();
     let source = BorrowedPages::new(&refs(&pages));
     let control = Control::default();
-    let ticket =
-        cache.submit_put(Arc::clone(scope), boxed(keys), 0, &source, PutOptions::default(), control);
+    let ticket = cache.submit_put(
+        Arc::clone(scope),
+        boxed(keys),
+        0,
+        &source,
+        PutOptions::default(),
+        control,
+    );
     let outcome = ticket.unwrap().wait(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(outcome.pages, keys.len());
 }

@@ -7,7 +7,7 @@ use crate::scratch::Scratch;
 use ritornello_format::Scope;
 use ritornello_medium::{Host, Medium};
 use ritornello_node::{Node, Role};
-use ritornello_store::{CatalogStats, Options, Outcome, Store, PutOptions};
+use ritornello_store::{CatalogStats, Options, Outcome, PutOptions, Store};
 use ritornello_volume::limit::{Limit, Rate};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;

@@ -121,7 +121,9 @@ impl Hand {
         let new = self.dir.join(format!("more-{number}")).to_string_lossy().into_owned();
         if active.len() > 1 && self.below(2) == 0 {
             let which = self.below(active.len() as u64) as usize;
-            return self.store.change_capacity(&CapacityChange::DrainPath(active[which].to_owned()));
+            return self
+                .store
+                .change_capacity(&CapacityChange::DrainPath(active[which].to_owned()));
         }
         if paths.iter().any(|path| path.dir == new) {
             return Ok(());

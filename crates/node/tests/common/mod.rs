@@ -3,7 +3,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Node, Options, open};
-use ritornello_store::{IndexKind, Outcome, Store, PutOptions};
+use ritornello_store::{IndexKind, Outcome, PutOptions, Store};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::io::{BufRead, BufReader, Write};

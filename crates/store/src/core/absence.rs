@@ -7,9 +7,9 @@
 
 use super::capacity::share_out;
 use super::hidden::{Cause, Hidden};
-use super::{StoreCore, State};
+use super::{State, StoreCore};
 use crate::stats::Unavailable;
-use crate::volumes::Whereabouts;
+use crate::volumes::VolumeState;
 use ritornello_format::{Error, Extent, Manifest, Result, SegmentId};
 use ritornello_index::{Removed, RunId, RunView};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -21,7 +21,7 @@ pub(super) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
 /// Sentences about absent segments in one answer at most.
 const REASONS_MAX: usize = 64;
 /// Taking space back waits this long for a change of the store's shape.
-const SHAPE_PATIENCE: Duration = Duration::from_secs(10);
+const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Space that cannot be used now, with the reasons.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) struct Absence {
 
 impl Absence {
     /// Volumes of `manifest` that are not in `found`'s directories.
-    pub(super) fn of(manifest: &Manifest, found: &[Whereabouts]) -> Self {
+    pub(super) fn of(manifest: &Manifest, found: &[VolumeState]) -> Self {
         let mut absence = Self::default();
         for (number, at) in (0..=u8::MAX).zip(found) {
             if let Some(why) = at.absence() {
@@ -126,7 +126,7 @@ impl StoreCore {
             return Ok(());
         }
         let mut volumes = self.attach_volumes();
-        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SHAPE_PATIENCE) else {
+        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SHAPE_TIMEOUT) else {
             return Ok(());
         };
         // Another caller may have taken one back, or given it up.
@@ -169,7 +169,7 @@ impl StoreCore {
             share_out(space, absence, &self.manifest(), &budget);
             volumes.iter().for_each(|(volume, _)| state.space.resume_growth(*volume));
         }
-        let (shown, dropped) = self.show_returned(&unmarked);
+        let (shown, dropped) = self.unhide_returned(&unmarked);
         tracing::warn!(
             volumes = volumes.len(),
             segments = restored.len(),
@@ -185,12 +185,12 @@ impl StoreCore {
     fn attach_volumes(&self) -> Vec<(u8, Vec<SegmentId>)> {
         let absent: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
         let manifest = self.manifest();
-        let found = self.directory().whereabouts(&manifest);
+        let found = self.directory().volume_states(&manifest);
         // Before a segment of theirs is looked for: without its marker a volume cannot be used.
         self.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
         let mut here = Vec::new();
         for number in absent {
-            let at = found.get(usize::from(number)).cloned().unwrap_or(Whereabouts::Gone);
+            let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Gone);
             let attached = match at.absence() {
                 Some(why) => Err(why.to_owned()),
                 None => self.attach(number, &at.dir()).map_err(|error| error.to_string()),
@@ -261,7 +261,7 @@ impl StoreCore {
                 }
             }
             state.restore_withheld(id);
-            state.hold_for_drain(id);
+            state.withhold_for_drain(id);
             state.dirty.insert(id);
         }
         unmarked
@@ -269,7 +269,7 @@ impl StoreCore {
 
     /// Shows the runs all of whose space is back, and drops those whose space is not what the index
     /// says. Returns how many runs are shown, and how many pages were dropped.
-    fn show_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
+    fn unhide_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
         let mut still = HashSet::new();
         let (mut shown, mut dropped) = (0, 0);
         for run in self.hidden.list(Cause::Absent) {
@@ -350,7 +350,7 @@ impl State {
     }
 
     /// Extents that lie in space which is here: only that is ever free.
-    pub(super) fn here(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
+    pub(super) fn in_present_segments(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
         extents.retain(|extent| self.space.has_segment(extent.segment));
         extents
     }

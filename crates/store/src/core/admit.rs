@@ -3,7 +3,7 @@
 use super::StoreCore;
 use super::reservations::PlannedRun;
 use crate::admission::AdmissionReject;
-use crate::catalog::{Refusal, ScopeRef, ReserveRequest};
+use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 
 /// What admission and quota leave of a put.

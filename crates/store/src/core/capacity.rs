@@ -6,10 +6,10 @@
 //! manifest that says the same to the next one.
 
 use super::absence::Absence;
-use super::{StoreCore, State};
+use super::{State, StoreCore};
 use crate::budget::Budget;
 use crate::directory::{Directory, LOST_AND_FOUND, VOLUMES_MAX};
-use crate::volumes::Whereabouts;
+use crate::volumes::VolumeState;
 use ritornello_format::{Error, Manifest, Result, UNIT, VolumeMarker, VolumeRecord};
 use ritornello_index::RunId;
 use ritornello_volume::segments::{Candidate, Segments};
@@ -67,7 +67,9 @@ impl StoreCore {
                     }
                 }
                 CapacityChange::DrainPath(dir) => self.drain_volume(&mut manifest, dir)?,
-                CapacityChange::ForgetPath(dir) => forgotten = Some(self.forget_path(&mut manifest, dir)?),
+                CapacityChange::ForgetPath(dir) => {
+                    forgotten = Some(self.forget_path(&mut manifest, dir)?)
+                }
             }
             let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
             self.check_holds_what_stays(&budget)?;
@@ -157,7 +159,7 @@ impl StoreCore {
         }
         let state = self.state.lock();
         let leased: Vec<RunId> =
-            state.leases.runs().filter(|run| !state.retention.holds(*run)).collect();
+            state.leases.runs().filter(|run| !state.retention.is_retained(*run)).collect();
         let (retained, written) = (state.retention.units(), state.reservations.units());
         drop(state);
         let places = leased.into_iter().filter_map(|run| self.index.place(run));
@@ -197,7 +199,7 @@ impl StoreCore {
         }
         directory.check_owner(&dir)?;
         let names = self.medium.list(&dir)?;
-        if let Whereabouts::Foreign(why) = directory.find_volume(dir.clone(), marker, false) {
+        if let VolumeState::Foreign(why) = directory.find_volume(dir.clone(), marker, false) {
             return refused(&why);
         }
         let mut named = BTreeSet::new();
@@ -385,6 +387,6 @@ impl State {
             .partition(|extent| self.space.is_closed(extent.segment));
         self.quarantine = kept.into();
         self.quarantine_units -= gone.iter().map(|e| u64::from(e.units)).sum::<u64>();
-        self.release_later(gone);
+        self.add_to_limbo(gone);
     }
 }

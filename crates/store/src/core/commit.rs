@@ -1,7 +1,7 @@
 //! Committing a put: its runs become visible, if what they hang behind is still there.
 
 use super::reservations::{PlannedRun, Reservation};
-use super::{ClientId, StoreCore, State, resident};
+use super::{ClientId, State, StoreCore, resident};
 use crate::catalog::{Committed, Refusal};
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
@@ -57,11 +57,11 @@ impl StoreCore {
                     state.usage.admit(scope.slot, &resident, u64::from(run.pages), units);
                     if found.is_none()
                         && let Some(parent) = run.parent
-                        && state.waiting.len() < WAITING_MAX
+                        && state.waiting_children.len() < WAITING_MAX
                     {
-                        state.waiting.insert((scope.slot, parent), pages[0]);
+                        state.waiting_children.insert((scope.slot, parent), pages[0]);
                     }
-                    retained |= self.adopt(&mut state, scope.slot, run_id, pages);
+                    retained |= self.link_waiting_children(&mut state, scope.slot, run_id, pages);
                     state.dirty.extend(place.extents.iter().map(|e| e.segment));
                     self.counters.pages_stored.add(u64::from(run.pages));
                     self.counters.bytes_admitted.add(u64::from(run.pages) * scope.page_bytes);
@@ -86,7 +86,7 @@ impl StoreCore {
             self.evict(&mut state, units);
         }
         let freed = state.leases.release(lease.0);
-        state.release_later(freed);
+        state.add_to_limbo(freed);
         drop(state);
         // In this order: space that is somebody else's by now must not be withheld for this one.
         if client != ClientId::LOCAL {
@@ -108,13 +108,19 @@ impl StoreCore {
 
     /// Attaches the runs that came before the pages they follow. Returns whether more is retained
     /// now.
-    fn adopt(&self, state: &mut State, slot: ScopeSlot, run: RunId, pages: &[PageHash]) -> bool {
+    fn link_waiting_children(
+        &self,
+        state: &mut State,
+        slot: ScopeSlot,
+        run: RunId,
+        pages: &[PageHash],
+    ) -> bool {
         let mut retained = false;
-        if state.waiting.is_empty() {
+        if state.waiting_children.is_empty() {
             return retained;
         }
         for (at, page) in (0u32..).zip(pages) {
-            if let Some(child) = state.waiting.remove(&(slot, *page))
+            if let Some(child) = state.waiting_children.remove(&(slot, *page))
                 && let Some((child_run, 0)) = self.index.locate(slot, child)
             {
                 self.index.link(slot, *page, child);

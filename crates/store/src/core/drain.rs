@@ -7,7 +7,7 @@
 //! an opening that was not clean, because an owner's own reservations are in no log, and the
 //! reservations of a client that died.
 
-use super::{StoreCore, State};
+use super::{State, StoreCore};
 use ritornello_format::{Extent, SegmentId};
 use ritornello_volume::space::Space;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A drain that failed is tried again after this.
-const AGAIN: Duration = Duration::from_secs(10);
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// Withheld extents by segment.
 ///
@@ -93,7 +93,7 @@ pub(super) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
 
 impl State {
     /// Withholds all that is free in a segment, until the next sync round and a drain after it.
-    pub(super) fn hold_for_drain(&mut self, id: SegmentId) {
+    pub(super) fn withhold_for_drain(&mut self, id: SegmentId) {
         let holes = self.space.holes_in(id);
         let withheld = withhold(&mut self.space, holes);
         self.draining.units += withheld.iter().map(|e| u64::from(e.units)).sum::<u64>();
@@ -106,7 +106,7 @@ impl StoreCore {
     /// without threads of its own.
     pub(super) fn start_drain(self: &Arc<Self>) {
         if self.state.lock().draining.waiting.is_empty()
-            || self.draining_now.swap(true, Ordering::AcqRel)
+            || self.is_draining.swap(true, Ordering::AcqRel)
         {
             return;
         }
@@ -121,7 +121,7 @@ impl StoreCore {
         if let Err(error) = started {
             // The upkeep thread tries again.
             tracing::warn!(%error, "no thread to wait for writes of a dead process");
-            self.draining_now.store(false, Ordering::Release);
+            self.is_draining.store(false, Ordering::Release);
         }
     }
 
@@ -146,7 +146,7 @@ impl StoreCore {
         });
         // Under the lock, so that no caller that has just looked misses the notice.
         let _state = self.state.lock();
-        self.draining_now.store(false, Ordering::Release);
+        self.is_draining.store(false, Ordering::Release);
         self.drained.notify_all();
     }
 
@@ -184,8 +184,8 @@ impl StoreCore {
     }
 
     /// Drains again what could not be drained, after a pause.
-    pub(super) fn drain_again(self: &Arc<Self>) {
-        let paused = self.drain_failed.lock().is_some_and(|at| at.elapsed() < AGAIN);
+    pub(super) fn retry_drain(self: &Arc<Self>) {
+        let paused = self.drain_failed.lock().is_some_and(|at| at.elapsed() < RETRY_PAUSE);
         if !paused {
             self.start_drain();
         }
@@ -200,7 +200,7 @@ impl StoreCore {
     /// Blocks until withheld space is freed. Returns `false` on timeout, or if no drain runs.
     pub(super) fn await_drain(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
-        let drains = !state.draining.is_empty() && self.draining_now.load(Ordering::Acquire);
+        let drains = !state.draining.is_empty() && self.is_draining.load(Ordering::Acquire);
         drains && !self.drained.wait_until(&mut state, until).timed_out()
     }
 }

@@ -1,8 +1,8 @@
 //! Which missing pages of a put share a run.
 
 use super::StoreCore;
-use super::reserve::RoomDeadline;
-use crate::catalog::{Refusal, ScopeRef, ReserveRequest};
+use super::reserve::SpaceDeadline;
+use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use ritornello_format::{Error, KEY_BYTES_MAX, Place, Result, RunHeader, UNIT, units_of};
 use std::ops::Range;
 
@@ -49,13 +49,13 @@ impl StoreCore {
         keys: &[&[u8]],
         pages: Range<usize>,
         request: &ReserveRequest,
-        until: RoomDeadline,
+        until: SpaceDeadline,
     ) -> std::result::Result<Place, Refusal> {
         let lengths = keys[pages.clone()].iter().map(|key| key.len());
         let header_units = RunHeader::units(lengths, request.slices_per_page.max(1));
         let longest = pages.clone().map(|page| length_of(scope, request, page)).max();
         let page_units = longest.unwrap_or(1);
-        let extents = self.find_room(header_units, page_units, pages.len() as u32, until)?;
+        let extents = self.find_space(header_units, page_units, pages.len() as u32, until)?;
         Ok(Place {
             generation: self.unique_number(),
             header_checksum: 0,
@@ -158,7 +158,8 @@ mod tests {
             codec: 1,
         };
         for (page_units, slices_per_page) in [(vec![0], 1), (vec![101], 1), (vec![50], 2000)] {
-            let request = ReserveRequest { page_units, slices_per_page, ..ReserveRequest::default() };
+            let request =
+                ReserveRequest { page_units, slices_per_page, ..ReserveRequest::default() };
             assert!(check_lengths(scope, 1, &request).is_err());
         }
     }

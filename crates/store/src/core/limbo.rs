@@ -36,7 +36,7 @@ impl Limbo {
     }
 
     /// These are free.
-    pub(super) fn landed(&mut self, extents: &[Extent]) {
+    pub(super) fn remove(&mut self, extents: &[Extent]) {
         for extent in extents {
             let units = u64::from(extent.units);
             self.units -= units;
@@ -77,7 +77,7 @@ impl State {
     }
 
     /// Space that was given up joins the limbo: the record that freed it may be young.
-    pub(super) fn release_later(&mut self, extents: Vec<Extent>) {
+    pub(super) fn add_to_limbo(&mut self, extents: Vec<Extent>) {
         self.limbo.add(extents);
     }
 }

@@ -1,10 +1,10 @@
 //! The owner's [`Catalog`], for one client.
 
 use super::reclaim::Abandoned;
-use super::{ClientId, StoreCore, CapacityChange, State};
+use super::{CapacityChange, ClientId, State, StoreCore};
 use crate::catalog::{
-    Catalog, Committed, HeldKeys, HeldScope, LEASED_AT_ONCE, LeaseNumber, Leased, Located,
-    LocatedRun, Reserved, ScopeRef, ReserveRequest,
+    Catalog, Committed, HeldKeys, HeldScope, LEASE_PAGES_MAX, LeaseNumber, Leased, Located,
+    LocatedRun, ReserveRequest, Reserved, ScopeRef,
 };
 use crate::eviction::{Demand, Used};
 use crate::stats::CatalogStats;
@@ -110,7 +110,7 @@ impl LocalCatalog {
         if within == 0 && pages > 0 {
             // Of several scopes, only the first ones have their first page leased.
             let freed = state.leases.release(lease);
-            state.release_later(freed);
+            state.add_to_limbo(freed);
             return Err(state.leases.share_exceeded(self.client, capacity));
         }
         state.touched = true;
@@ -195,11 +195,11 @@ impl Catalog for LocalCatalog {
     }
 
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
-        if scopes.len() > 1 && keys.len().saturating_mul(scopes.len()) > LEASED_AT_ONCE {
+        if scopes.len() > 1 && keys.len().saturating_mul(scopes.len()) > LEASE_PAGES_MAX {
             return Err(Error::invalid("too many pages to lease at once: ask in several calls")
                 .with("keys", keys.len())
                 .with("scopes", scopes.len())
-                .with("at_most", LEASED_AT_ONCE));
+                .with("at_most", LEASE_PAGES_MAX));
         }
         let core = &self.core;
         core.check_open()?;
@@ -244,7 +244,7 @@ impl Catalog for LocalCatalog {
             return Ok(());
         }
         let freed = state.leases.release(lease.0);
-        state.release_later(freed);
+        state.add_to_limbo(freed);
         Ok(())
     }
 
@@ -308,7 +308,13 @@ impl Catalog for LocalCatalog {
         Ok(())
     }
 
-    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+    fn report_corruption(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()> {
         let core = &self.core;
         core.check_open()?;
         core.scopes.check(scope)?;

@@ -3,7 +3,6 @@
 mod absence;
 mod admit;
 mod capacity;
-mod space_maintenance;
 mod commit;
 mod drain;
 mod grouping;
@@ -12,6 +11,7 @@ mod hidden;
 mod index_memory;
 mod limbo;
 mod listing;
+mod local_catalog;
 mod numbers;
 mod open;
 mod poisoned;
@@ -23,10 +23,10 @@ mod relocate;
 mod reservations;
 mod reserve;
 mod retention;
-mod scope_room;
+mod scope_limit;
 mod scopes;
 mod scrub;
-mod local_catalog;
+mod space_maintenance;
 mod verify;
 
 pub use capacity::CapacityChange;
@@ -42,7 +42,6 @@ use crate::options::{Durability, Options};
 use crate::rounds::Rounds;
 use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, PathStats};
 use absence::Absence;
-use space_maintenance::SpaceMaintenance;
 use drain::Draining;
 use hidden::Hidden;
 use limbo::Limbo;
@@ -59,6 +58,7 @@ use ritornello_volume::Parked;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::Space;
 use scopes::Scopes;
+use space_maintenance::SpaceMaintenance;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -79,10 +79,10 @@ impl ClientId {
 const STEP_RUNS: usize = 1024;
 
 /// A close waits this long for a change of the manifest.
-const SHAPE_PATIENCE: Duration = Duration::from_secs(60);
+const SHAPE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Says whether the client process of that name may still be writing.
-pub type Alive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The owner of a store. The caller holds the directory's lock for as long as this lives.
 pub struct StoreCore {
@@ -109,12 +109,12 @@ pub struct StoreCore {
     /// Held while a scope gets an order of its own. Taken before `state`.
     quotas: Mutex<()>,
     /// A scope's own order is whole, or gone.
-    formed: Condvar,
+    scope_eviction_built: Condvar,
     /// A removal is wholly filed in `state`.
     removals_applied: Condvar,
     /// Withheld space was freed.
     drained: Condvar,
-    draining_now: AtomicBool,
+    is_draining: AtomicBool,
     /// When a drain last failed.
     drain_failed: Mutex<Option<Instant>>,
     hidden: Hidden,
@@ -122,7 +122,7 @@ pub struct StoreCore {
     next_generation: AtomicU64,
     upkeep: BackgroundThread,
     maintenance: SpaceMaintenance,
-    alive: Alive,
+    alive: ClientAlive,
     closed: AtomicBool,
     counters: Counters,
     opened: OpenReport,
@@ -148,7 +148,7 @@ struct State {
     /// Pages were used since uses were last made durable.
     touched: bool,
     /// The first page of a run that came before the page it follows: by that page.
-    waiting: HashMap<(ScopeSlot, PageHash), PageHash>,
+    waiting_children: HashMap<(ScopeSlot, PageHash), PageHash>,
     /// Committed since the last sync.
     dirty: BTreeSet<SegmentId>,
     /// Space whose bytes could not be believed; bounded, oldest out first.
@@ -243,7 +243,7 @@ impl StoreCore {
         let mut state = self.state.lock();
         let name = state.clients.remove(&client).unwrap_or_default();
         let freed = state.leases.drop_client(client);
-        state.release_later(freed);
+        state.add_to_limbo(freed);
         let ids: Vec<u64> = state
             .reservations
             .open
@@ -284,7 +284,7 @@ impl StoreCore {
 
     /// Says in the manifest that nothing of this owner is on its way to the disk, if that is so.
     fn note_clean(&self) -> Result<()> {
-        let until = Instant::now() + SHAPE_PATIENCE;
+        let until = Instant::now() + SHAPE_TIMEOUT;
         let Some(_turn) = self.shape.try_lock_until(until) else { return Ok(()) };
         // A caller of before the close may still lead a round: if it fails, this end is not clean.
         match self.rounds.end(until) {
@@ -447,7 +447,8 @@ impl StoreCore {
         let mut removed = removed.into_iter().peekable();
         state.removals_under_way += 1;
         while removed.peek().is_some() {
-            let (more, found) = state.apply_removals(removed.by_ref().take(STEP_RUNS).collect(), suspect);
+            let (more, found) =
+                state.apply_removals(removed.by_ref().take(STEP_RUNS).collect(), suspect);
             pages += more;
             suspects.extend(found);
             if removed.peek().is_some() {
@@ -475,7 +476,11 @@ impl StoreCore {
 impl State {
     /// Files what the index gave up: at once into limbo, or, while leased, deferred. What lay in
     /// the run `suspect` is returned instead: its bytes could not be believed.
-    fn apply_removals(&mut self, removed: Vec<Removed>, suspect: Option<RunId>) -> (u64, Vec<Extent>) {
+    fn apply_removals(
+        &mut self,
+        removed: Vec<Removed>,
+        suspect: Option<RunId>,
+    ) -> (u64, Vec<Extent>) {
         let (mut pages, mut suspects) = (0, Vec::new());
         for gone in removed {
             pages += u64::from(gone.pages);
@@ -488,12 +493,12 @@ impl State {
                 let units = gone.extents.iter().map(|extent| u64::from(extent.units)).sum();
                 self.retention.shrink(gone.run, if gone.pages > 0 { units } else { 0 });
             }
-            let extents = self.here(gone.extents);
+            let extents = self.in_present_segments(gone.extents);
             if suspect == Some(gone.run) {
                 suspects.extend(extents);
             } else {
                 let free = self.leases.defer(gone.run, extents);
-                self.release_later(free);
+                self.add_to_limbo(free);
             }
         }
         (pages, suspects)

@@ -2,17 +2,17 @@
 
 use super::absence::Absence;
 use super::capacity::{CapacityChange, share_out};
-use super::space_maintenance::SpaceMaintenance;
 use super::drain::{Draining, withhold};
 use super::hidden::Hidden;
 use super::limbo::Limbo;
 use super::numbers;
 use super::quota::Usage;
-use super::recovery::{believe, find_segments, restore};
+use super::recovery::{find_segments, restore, validate_runs};
 use super::reservations::{ReservationLog, Reservations};
 use super::retention::StoreClock;
 use super::scopes::Scopes;
-use super::{Alive, ClientId, StoreCore, OpenReport, State, BackgroundThread};
+use super::space_maintenance::SpaceMaintenance;
+use super::{BackgroundThread, ClientAlive, ClientId, OpenReport, State, StoreCore};
 use crate::admission::Admission;
 use crate::budget::Budget;
 use crate::conversion::{convert, open_index, tidy};
@@ -22,7 +22,7 @@ use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
 use crate::rounds::Rounds;
 use crate::stats::Counters;
-use crate::volumes::Whereabouts;
+use crate::volumes::VolumeState;
 use parking_lot::{Condvar, Mutex, RwLock};
 use ritornello_format::{
     Error, ErrorKind, Extent, Manifest, Result, ScopeRegistry, ScopeSettings, ScopeSlot,
@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 /// Scopes without pages are forgotten at open if there are more than this: every epoch is one. Not
 /// sooner, because a lost index leaves all scopes without pages, and salvage needs them.
-const SCOPES_KEPT: usize = 1024;
+const EMPTY_SCOPES_MAX: usize = 1024;
 /// A ghost list is as long as the store would be full of pages of this length.
 const GHOST_PAGE_BYTES: u64 = 64 << 10;
 /// Part of the space that is kept free, in percent.
@@ -55,7 +55,11 @@ impl StoreCore {
     /// cannot be trusted; `Fatal` if both copies of the manifest are damaged. Damage to anything else
     /// is not an error: what cannot be believed is dropped and counted. Volumes and segments that
     /// cannot be used now are no error either: their pages are misses until they are back.
-    pub fn open(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Arc<Self>> {
+    pub fn open(
+        medium: Arc<dyn Medium>,
+        options: &Options,
+        alive: ClientAlive,
+    ) -> Result<Arc<Self>> {
         let started = Instant::now();
         let directory = Directory::new(Arc::clone(&medium), &options.dir);
         let mut manifest = directory.manifest_to_resize(options)?;
@@ -67,7 +71,7 @@ impl StoreCore {
         }
         let being_made = manifest.epoch == 0;
         directory.mark_volumes(&mut manifest)?;
-        let found = directory.whereabouts(&manifest);
+        let found = directory.volume_states(&manifest);
         directory.check_expected(&manifest, &found)?;
         directory.repair_markers(&mut manifest, &found);
         let mut absence = Absence::of(&manifest, &found);
@@ -82,7 +86,7 @@ impl StoreCore {
             absence.volumes.insert(number, why);
         }
         let clean = manifest.clean;
-        let kind = take_index(&medium, &directory, &mut manifest, &absence, options)?;
+        let kind = resolve_index(&medium, &directory, &mut manifest, &absence, options)?;
         manifest.epoch += 1;
         manifest.generations += 1;
         manifest.clean = false;
@@ -97,7 +101,7 @@ impl StoreCore {
         let mut dropped = BTreeMap::new();
         let unmarked: Vec<u8> = (0..=u8::MAX)
             .zip(&found)
-            .filter(|(_, at)| matches!(at, Whereabouts::Away(_)))
+            .filter(|(_, at)| matches!(at, VolumeState::Away(_)))
             .map(|(number, _)| number)
             .collect();
         if mark_empty_volumes(
@@ -133,12 +137,18 @@ impl StoreCore {
         let here = |number| directory.is_volume_here(&manifest, number);
         let existing =
             find_segments(&segments, &mut space, &manifest, &here, &mut absence, &mut dropped);
-        let (kept, absent) =
-            believe(index.as_ref(), &scopes, &mut space, &manifest, &mut absence, &mut dropped);
+        let (kept, absent) = validate_runs(
+            index.as_ref(),
+            &scopes,
+            &mut space,
+            &manifest,
+            &mut absence,
+            &mut dropped,
+        );
         let parents =
             kept.iter().filter_map(|kept| Some((kept.resident.run, kept.resident.parent?.0)));
         let hidden = Hidden::new(&absent, &parents.collect());
-        if scopes.len() > SCOPES_KEPT {
+        if scopes.len() > EMPTY_SCOPES_MAX {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
             // Settings of an empty scope must hold when its pages come back.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();
@@ -210,7 +220,7 @@ impl StoreCore {
                 removals_under_way: 0,
                 dropping: 0,
                 touched: false,
-                waiting: HashMap::new(),
+                waiting_children: HashMap::new(),
                 // What a former owner wrote last may be on no disk yet.
                 dirty: existing.into_iter().collect(),
                 quarantine: VecDeque::new(),
@@ -222,10 +232,10 @@ impl StoreCore {
             log: Mutex::new(log),
             growing: Mutex::new(()),
             quotas: Mutex::new(()),
-            formed: Condvar::new(),
+            scope_eviction_built: Condvar::new(),
             removals_applied: Condvar::new(),
             drained: Condvar::new(),
-            draining_now: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
             drain_failed: Mutex::new(None),
             hidden,
             rounds,
@@ -237,12 +247,12 @@ impl StoreCore {
             opened: OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
         });
         core.start_drain();
-        core.keep_to_quotas();
+        core.enforce_quotas();
         if options.upkeep {
             core.start_upkeep()?;
         }
         // Before the caretaker may be at work on what a former owner left.
-        core.take_capacity()?;
+        core.apply_capacity()?;
         if options.upkeep {
             core.start_maintenance()?;
         }
@@ -256,7 +266,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// Those after which the engine cannot go on.
-    fn take_capacity(&self) -> Result<()> {
+    fn apply_capacity(&self) -> Result<()> {
         let stored = self.budget().capacity;
         let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {
             return Ok(());
@@ -297,7 +307,7 @@ fn owner_line() -> String {
 }
 
 /// Gives the store the index that it is opened with, and removes what is left of others.
-fn take_index(
+fn resolve_index(
     medium: &Arc<dyn Medium>,
     directory: &Directory,
     manifest: &mut Manifest,

@@ -29,7 +29,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// Those of the file system; `Retry` while capacity or directories change.
-    pub fn try_disks(&self) -> Result<()> {
+    pub fn check_disks_writable(&self) -> Result<()> {
         let turn = self.shape.try_lock();
         let _turn =
             turn.ok_or_else(|| Error::retry("the store's directories are being changed"))?;

@@ -3,8 +3,8 @@
 //! A scope with a quota has an order of its own uses besides the store's: least recently used
 //! first, and leaf first as everywhere. So room within a quota never costs another scope a page.
 
-use super::reclaim::{Held, STEP_UNITS};
-use super::{StoreCore, STEP_RUNS, State};
+use super::reclaim::{Pins, STEP_UNITS};
+use super::{STEP_RUNS, State, StoreCore};
 use crate::catalog::{Refusal, ScopeRef};
 use crate::eviction::{Eviction, Policy, Resident, Used};
 use crate::stats::{SCOPES_SHOWN, ScopeUsage};
@@ -28,17 +28,17 @@ struct Holding {
     /// Units that a put was told it may have, and that are in no reservation yet.
     promised: u64,
     /// The scope's own order of uses, if it has a quota.
-    order: Option<Box<dyn Eviction>>,
+    eviction: Option<Box<dyn Eviction>>,
     /// While that is made of what the scope holds: runs that came, were used or were cut
     /// meanwhile. They join it last, in this order.
-    late: Option<Vec<RunId>>,
+    pending: Option<Vec<RunId>>,
 }
 
 impl Holding {
     /// Whether the scope's order takes notice of a run at once. If not, it does so later.
-    fn notes(&mut self, run: RunId) -> bool {
-        match &mut self.late {
-            Some(late) => late.push(run),
+    fn applies_now(&mut self, run: RunId) -> bool {
+        match &mut self.pending {
+            Some(pending) => pending.push(run),
             None => return true,
         }
         false
@@ -48,8 +48,8 @@ impl Holding {
 impl Usage {
     /// Nothing yet; the scopes in `limited` have a quota.
     pub(super) fn new(limited: Vec<ScopeSlot>) -> Self {
-        let order = || Some(Policy::Lru.build());
-        let empty = |slot| (slot, Holding { order: order(), ..Holding::default() });
+        let eviction = || Some(Policy::Lru.build());
+        let empty = |slot| (slot, Holding { eviction: eviction(), ..Holding::default() });
         Self { scopes: limited.into_iter().map(empty).collect() }
     }
 
@@ -58,27 +58,27 @@ impl Usage {
         let holding = self.scopes.entry(slot).or_default();
         holding.units += units;
         holding.pages += pages;
-        if holding.notes(resident.run)
-            && let Some(order) = &mut holding.order
+        if holding.applies_now(resident.run)
+            && let Some(eviction) = &mut holding.eviction
         {
-            order.admit(resident);
+            eviction.admit(resident);
         }
     }
 
     pub(super) fn link(&mut self, slot: ScopeSlot, child: RunId, parent: RunId, page: u32) {
         let Some(holding) = self.scopes.get_mut(&slot) else { return };
-        if holding.notes(child)
-            && let Some(order) = &mut holding.order
+        if holding.applies_now(child)
+            && let Some(eviction) = &mut holding.eviction
         {
-            order.link(child, parent, page);
+            eviction.link(child, parent, page);
         }
     }
 
     pub(super) fn hit(&mut self, slot: ScopeSlot, path: &[Used]) {
         let Some(holding) = self.scopes.get_mut(&slot) else { return };
-        match (&mut holding.late, &mut holding.order) {
-            (Some(late), _) => late.extend(path.iter().map(|used| used.run)),
-            (None, Some(order)) => order.hit(path),
+        match (&mut holding.pending, &mut holding.eviction) {
+            (Some(pending), _) => pending.extend(path.iter().map(|used| used.run)),
+            (None, Some(eviction)) => eviction.hit(path),
             (None, None) => {}
         }
     }
@@ -92,20 +92,24 @@ impl Usage {
         let units = gone.extents.iter().map(|extent| u64::from(extent.units)).sum();
         holding.units = holding.units.saturating_sub(units);
         holding.pages = holding.pages.saturating_sub(u64::from(gone.pages));
-        if (gone.whole || holding.notes(gone.run))
-            && let Some(order) = &mut holding.order
+        if (gone.whole || holding.applies_now(gone.run))
+            && let Some(eviction) = &mut holding.eviction
         {
-            if gone.whole { order.remove(gone.run) } else { order.shrink(gone.run, gone.pages) }
+            if gone.whole {
+                eviction.remove(gone.run)
+            } else {
+                eviction.shrink(gone.run, gone.pages)
+            }
         }
-        if holding.pages == 0 && holding.promised == 0 && holding.order.is_none() {
+        if holding.pages == 0 && holding.promised == 0 && holding.eviction.is_none() {
             self.scopes.remove(&gone.scope);
         }
     }
 
     /// A run that the scope's order named is not there.
     pub(super) fn forget_run(&mut self, slot: ScopeSlot, run: RunId) {
-        if let Some(order) = self.order(slot) {
-            order.remove(run);
+        if let Some(eviction) = self.eviction(slot) {
+            eviction.remove(run);
         }
     }
 
@@ -125,13 +129,13 @@ impl Usage {
         held.is_none_or(|held| held.pages == 0 && held.units == 0 && held.promised == 0)
     }
 
-    fn order(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
-        self.scopes.get_mut(&slot)?.order.as_mut()
+    fn eviction(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
+        self.scopes.get_mut(&slot)?.eviction.as_mut()
     }
 
     /// Whether the scope's order knows all that the scope holds.
-    fn is_formed(&self, slot: ScopeSlot) -> bool {
-        self.scopes.get(&slot).is_some_and(|held| held.order.is_some() && held.late.is_none())
+    fn is_built(&self, slot: ScopeSlot) -> bool {
+        self.scopes.get(&slot).is_some_and(|held| held.eviction.is_some() && held.pending.is_none())
     }
 
     fn units(&self, slot: ScopeSlot) -> u64 {
@@ -141,14 +145,14 @@ impl Usage {
 
 impl State {
     /// Units that a scope holds, is promised, or writes to.
-    fn held_by(&self, slot: ScopeSlot) -> u64 {
+    fn units_of_scope(&self, slot: ScopeSlot) -> u64 {
         let open = self.reservations.open.values().filter(|open| open.scope.slot == slot);
         let writing: u64 = open.flat_map(|open| &open.runs).map(|run| run.place.units()).sum();
         self.usage.units(slot) + writing
     }
 
-    /// A promise of [`StoreCore::make_quota_room`] was kept, or came to nothing.
-    pub(super) fn redeem(&mut self, slot: ScopeSlot, units: u64) {
+    /// A promise of [`StoreCore::make_quota_space`] was kept, or came to nothing.
+    pub(super) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
         if let Some(holding) = self.usage.scopes.get_mut(&slot) {
             holding.promised = holding.promised.saturating_sub(units);
         }
@@ -165,7 +169,7 @@ impl StoreCore {
 
     /// Promises `units` to a scope, after making room within its quota if it has one, in steps. The
     /// promise is to be redeemed.
-    pub(super) fn make_quota_room(
+    pub(super) fn make_quota_space(
         &self,
         slot: ScopeSlot,
         units: u64,
@@ -176,16 +180,16 @@ impl StoreCore {
             // Promised without a quota, too: one that comes now counts what is about to be written.
             let most =
                 self.scopes.settings(slot).quota_bytes.map_or(u64::MAX, |quota| quota / UNIT);
-            let over = (state.held_by(slot) + units).saturating_sub(most);
+            let over = (state.units_of_scope(slot) + units).saturating_sub(most);
             if over == 0 {
                 state.usage.scopes.entry(slot).or_default().promised += units;
                 return Ok(());
             }
             if self.evict_from(&mut state, slot, over.min(STEP_UNITS)) {
                 MutexGuard::bump(&mut state);
-            } else if state.usage.is_formed(slot) {
+            } else if state.usage.is_built(slot) {
                 return Err(Refusal::Quota);
-            } else if self.formed.wait_until(&mut state, deadline).timed_out() {
+            } else if self.scope_eviction_built.wait_until(&mut state, deadline).timed_out() {
                 return Err(Refusal::Deadline);
             }
         }
@@ -194,10 +198,10 @@ impl StoreCore {
     /// Evicts about `units` from a scope with a quota, leaves first. Returns whether anything went.
     fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let State { usage, leases, retention, .. } = state;
-        let Some(order) = usage.order(slot) else { return false };
-        let held = Held { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
-        let victims = order.victims(units, &held);
-        self.cut(state, &victims, Some(slot))
+        let Some(eviction) = usage.eviction(slot) else { return false };
+        let held = Pins { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
+        let victims = eviction.victims(units, &held);
+        self.remove_victims(state, &victims, Some(slot))
     }
 
     /// Gives the scope an order of its own if it has a quota now, takes it if it has none, and
@@ -205,30 +209,31 @@ impl StoreCore {
     pub(super) fn apply_quota(&self, slot: ScopeSlot) {
         let _turn = self.quotas.lock();
         let Some(quota) = self.scopes.settings(slot).quota_bytes else {
-            let order = self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.order.take());
+            let eviction =
+                self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.eviction.take());
             // What is long is not thrown away under the lock.
-            drop(order);
-            self.formed.notify_all();
+            drop(eviction);
+            self.scope_eviction_built.notify_all();
             return;
         };
-        self.form_order(slot);
+        self.build_scope_eviction(slot);
         self.in_steps(|state| {
-            let over = state.held_by(slot).saturating_sub(quota / UNIT);
+            let over = state.units_of_scope(slot).saturating_sub(quota / UNIT);
             over > 0 && self.evict_from(state, slot, over.min(STEP_UNITS))
         });
     }
 
     /// Makes a scope's own order of uses, unless it has one: of what the index holds, and last of
     /// what was used or changed meanwhile.
-    fn form_order(&self, slot: ScopeSlot) {
+    fn build_scope_eviction(&self, slot: ScopeSlot) {
         {
             let mut state = self.state.lock();
             let holding = state.usage.scopes.entry(slot).or_default();
-            if holding.order.is_some() {
+            if holding.eviction.is_some() {
                 return;
             }
-            holding.order = Some(Policy::Lru.build());
-            holding.late = Some(Vec::new());
+            holding.eviction = Some(Policy::Lru.build());
+            holding.pending = Some(Vec::new());
         }
         let mut runs: Vec<(u64, RunId)> = Vec::new();
         self.index.for_each(&mut |run, view| {
@@ -241,33 +246,39 @@ impl StoreCore {
         self.in_steps(|state| {
             // Dropped meanwhile, if there is none.
             let Some(holding) = state.usage.scopes.get_mut(&slot) else { return false };
-            let (Some(order), Some(late)) = (&mut holding.order, &mut holding.late) else {
+            let (Some(eviction), Some(pending)) = (&mut holding.eviction, &mut holding.pending)
+            else {
                 return false;
             };
             let mut next: Vec<RunId> = runs.by_ref().take(STEP_RUNS).collect();
             if next.is_empty() {
-                next.extend(late.drain(..late.len().min(STEP_RUNS)));
+                next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
             // What a removal has half filed is not known for what it is yet.
             let whole = next.is_empty() && state.removals_under_way == 0;
             for run in next {
                 match self.index.run(run) {
                     Some(view) => {
-                        order.admit(&super::resident(run, view.parent, &view.pages, &view.place));
+                        eviction.admit(&super::resident(
+                            run,
+                            view.parent,
+                            &view.pages,
+                            &view.place,
+                        ));
                     }
-                    None => order.remove(run),
+                    None => eviction.remove(run),
                 }
             }
             if whole {
-                holding.late = None;
+                holding.pending = None;
             }
             !whole
         });
-        self.formed.notify_all();
+        self.scope_eviction_built.notify_all();
     }
 
     /// After opening: the capacity may have changed, or a crash undone an eviction.
-    pub(super) fn keep_to_quotas(&self) {
+    pub(super) fn enforce_quotas(&self) {
         for slot in self.scopes.with_quota() {
             self.apply_quota(slot);
         }

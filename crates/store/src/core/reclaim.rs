@@ -6,7 +6,7 @@
 
 use super::hidden::Hidden;
 use super::retention::Retention;
-use super::{ClientId, StoreCore, STEP_RUNS, State};
+use super::{ClientId, STEP_RUNS, State, StoreCore};
 use crate::eviction::{Holdings, Victim};
 use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;
@@ -20,14 +20,14 @@ pub(super) const STEP_UNITS: u64 = (16 << 20) / UNIT;
 /// The upkeep thread looks around at least this often.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// A sync waits this long for those before it.
-const SYNC_PATIENCE: Duration = Duration::from_secs(300);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// Uses of pages become durable at least this often.
 const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 /// The index is synced when this much of its journal is only in memory.
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
 /// What the eviction policy may ask.
-pub(super) struct Held<'a> {
+pub(super) struct Pins<'a> {
     pub(super) leases: &'a LeaseTable,
     pub(super) retention: &'a Retention,
     /// Evicting a run that lies in absent space frees none that is here.
@@ -35,9 +35,9 @@ pub(super) struct Held<'a> {
     pub(super) index: &'a dyn PrefixIndex,
 }
 
-impl Holdings for Held<'_> {
+impl Holdings for Pins<'_> {
     fn is_pinned(&self, run: RunId) -> bool {
-        self.leases.pinned(run) || self.retention.holds(run) || self.hidden.is_absent(run)
+        self.leases.pinned(run) || self.retention.is_retained(run) || self.hidden.is_absent(run)
     }
     fn page_key(&self, run: RunId, page: u32) -> u64 {
         self.index.page(run, page).map_or(0, |page| page.low())
@@ -56,9 +56,9 @@ impl StoreCore {
             let leaving = state.leaving_units();
             let State { eviction, leases, retention, .. } = &mut **state;
             let hidden = &self.hidden;
-            let held = Held { leases, retention, hidden, index: self.index.as_ref() };
+            let held = Pins { leases, retention, hidden, index: self.index.as_ref() };
             let victims = eviction.victims(left.min(STEP_UNITS), &held);
-            if !self.cut(state, &victims, None) {
+            if !self.remove_victims(state, &victims, None) {
                 break;
             }
             any = true;
@@ -70,7 +70,7 @@ impl StoreCore {
 
     /// Cuts the victims that the store's order named, or that of the scope in `slot`. Returns
     /// whether anything went.
-    pub(super) fn cut(
+    pub(super) fn remove_victims(
         &self,
         state: &mut State,
         victims: &[Victim],
@@ -105,7 +105,7 @@ impl StoreCore {
     /// # Errors
     /// `Fatal`: the store is poisoned then. `Retry` if nothing could be begun.
     pub(super) fn make_durable(&self) -> Result<()> {
-        self.make_durable_by(Instant::now() + SYNC_PATIENCE)
+        self.make_durable_by(Instant::now() + SYNC_TIMEOUT)
     }
 
     /// The same, if the rounds before it end by `deadline`.
@@ -134,7 +134,7 @@ impl StoreCore {
         self.in_steps(|state| {
             let Some(extents) = limbo.next() else { return false };
             self.free(state, extents);
-            state.limbo.landed(extents);
+            state.limbo.remove(extents);
             true
         });
         self.counters.syncs.add(1);
@@ -159,7 +159,7 @@ impl StoreCore {
     /// # Errors
     /// As of [`StoreCore::make_durable`].
     pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
-        let _turn = self.rounds.between(Instant::now() + SYNC_PATIENCE)?;
+        let _turn = self.rounds.between(Instant::now() + SYNC_TIMEOUT)?;
         self.rounds.check()?;
         self.segments.sync(segments).inspect_err(|error| self.rounds.poison(error))
     }
@@ -216,7 +216,7 @@ impl StoreCore {
     fn run_upkeep_once(self: &Arc<Self>, last_sync: &mut Instant) {
         let mut state = self.state.lock();
         let (freed, expired) = state.leases.expire();
-        state.release_later(freed);
+        state.add_to_limbo(freed);
         self.counters.leases_expired.add(expired);
         let names: Vec<(u64, String)> = state
             .reservations
@@ -235,7 +235,7 @@ impl StoreCore {
                 self.abandon(id, Abandoned::ByDeath);
             }
         }
-        self.drain_again();
+        self.retry_drain();
         if self.rounds.cause().is_some() {
             return;
         }
@@ -265,7 +265,7 @@ impl StoreCore {
             } else if let Some(reservation) = state.reservations.open.remove(&id) {
                 self.counters.runs_abandoned.add(reservation.runs.len() as u64);
                 let freed = state.leases.release(reservation.lease.0);
-                state.release_later(freed);
+                state.add_to_limbo(freed);
                 let extents = reservation.runs.into_iter().flat_map(|run| run.place.extents);
                 (extents.collect(), reservation.client != ClientId::LOCAL)
             } else {

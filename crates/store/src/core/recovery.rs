@@ -13,7 +13,7 @@ use ritornello_volume::space::Space;
 use std::collections::{BTreeMap, HashSet};
 
 /// A run that was kept.
-pub(super) struct Kept {
+pub(super) struct RecoveredRun {
     pub(super) scope: ScopeSlot,
     pub(super) resident: Resident,
     pub(super) recency: u64,
@@ -73,19 +73,19 @@ pub(super) fn find_segments(
 
 /// Marks the space of every run that adds up, and takes the others out of the index. Also returns
 /// the runs in absent space: the index keeps them, lookups skip them.
-pub(super) fn believe(
+pub(super) fn validate_runs(
     index: &dyn PrefixIndex,
     scopes: &Scopes,
     space: &mut Space,
     manifest: &Manifest,
     absence: &mut Absence,
     dropped: &mut BTreeMap<String, u64>,
-) -> (Vec<Kept>, HashSet<RunId>) {
+) -> (Vec<RecoveredRun>, HashSet<RunId>) {
     let mut hidden = HashSet::new();
-    let mut kept: Vec<Kept> = Vec::new();
+    let mut kept: Vec<RecoveredRun> = Vec::new();
     let mut refused: Vec<(RunId, &'static str)> = Vec::new();
     let segment_units = (manifest.segment_bytes / UNIT) as u32;
-    index.for_each(&mut |run, view| match doubt(&view, scopes, segment_units) {
+    index.for_each(&mut |run, view| match rejection(&view, scopes, segment_units) {
         Some(reason) => refused.push((run, reason)),
         None => {
             let extents: Vec<Extent> = view.live_extents();
@@ -100,7 +100,7 @@ pub(super) fn believe(
                 hidden.insert(run);
             }
             let resident = resident(run, view.parent, &view.pages, &view.place);
-            kept.push(Kept {
+            kept.push(RecoveredRun {
                 scope: view.scope,
                 resident,
                 recency: view.recency,
@@ -133,7 +133,7 @@ pub(super) fn believe(
 }
 
 /// Why a run is not believed, if it is not.
-fn doubt(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
+fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
     let Some(scope) = scopes.by_slot(view.scope) else { return Some("dropped_scope") };
     let metadata_only = view.place.extents.is_empty();
     let adds_up = (1..=units_of(scope.page_bytes)).contains(&u64::from(view.place.page_units))
@@ -146,7 +146,7 @@ pub(super) fn restore(
     eviction: &mut dyn Eviction,
     usage: &mut Usage,
     now: u64,
-    mut kept: Vec<Kept>,
+    mut kept: Vec<RecoveredRun>,
 ) -> Retention {
     kept.sort_by_key(|kept| kept.recency);
     for kept in &kept {
@@ -154,12 +154,13 @@ pub(super) fn restore(
         usage.admit(kept.scope, &kept.resident, kept.pages, kept.units);
     }
     // In the order in which they were put, so roots come before what hangs from them.
-    let mut retained: Vec<Kept> = kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
+    let mut retained: Vec<RecoveredRun> =
+        kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
     retained.sort_by_key(|kept| kept.generation);
     let mut retention = Retention::default();
     for kept in retained {
         let end = kept.retain_until.min(now.saturating_add(RETENTION_MAX));
-        retention.hold(kept.resident.run, kept.scope, kept.units, end);
+        retention.retain(kept.resident.run, kept.scope, kept.units, end);
     }
     retention
 }

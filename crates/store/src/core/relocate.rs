@@ -5,9 +5,9 @@
 //! the journal record that leaves it, or waits for the leases on it; the new one is named by nothing
 //! until then, and is free again if the process ends.
 
-use super::reserve::RoomDeadline;
+use super::reserve::SpaceDeadline;
 use super::verify::Unreadable;
-use super::{StoreCore, State};
+use super::{State, StoreCore};
 use crate::catalog::Refusal;
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, SegmentId, UNIT};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const BATCH_BYTES: u64 = 32 << 20;
 const BATCH_RUNS: usize = 128;
 /// How long a run waits for its new place.
-const ROOM_PATIENCE: Duration = Duration::from_secs(30);
+const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A run that was copied and is not moved yet.
 struct Copied {
@@ -79,8 +79,8 @@ impl StoreCore {
         }
         let Place { header_units, page_units, .. } = view.place;
         let pages = view.pages.len() as u32;
-        let until = RoomDeadline::until(Instant::now() + ROOM_PATIENCE);
-        let extents = match self.find_room(header_units, page_units, pages, until) {
+        let until = SpaceDeadline::until(Instant::now() + SPACE_TIMEOUT);
+        let extents = match self.find_space(header_units, page_units, pages, until) {
             Ok(extents) => extents,
             Err(Refusal::NoSpace | Refusal::Deadline) => {
                 return Err(Error::miss("there is no room for a run that is to be moved"));
@@ -136,7 +136,8 @@ impl StoreCore {
             return Err(error);
         }
         let mut state = self.state.lock();
-        let moved = batch.into_iter().filter(|copied| self.switch_to_copy(&mut state, copied)).count();
+        let moved =
+            batch.into_iter().filter(|copied| self.switch_to_copy(&mut state, copied)).count();
         self.wake_if_limbo_is_large(&state);
         Ok(moved as u64)
     }
@@ -149,7 +150,7 @@ impl StoreCore {
             return false;
         };
         let free = state.leases.defer(*run, gone.extents);
-        state.release_later(free);
+        state.add_to_limbo(free);
         // Nothing names what stands for removed pages: it is free at once.
         let holes: Vec<Extent> = (0u32..)
             .zip(&view.pages)

@@ -5,8 +5,8 @@
 //! gone and the segment is drained. The log needs no sync: power loss ends the clients, too.
 
 use crate::catalog::{LeaseNumber, ScopeRef};
-use crate::directory::Directory;
 use crate::core::ClientId;
+use crate::directory::Directory;
 use ritornello_format::{Extent, PageHash, Place, ReservationRecord, Result};
 use ritornello_medium::MediumFile;
 use std::collections::HashMap;

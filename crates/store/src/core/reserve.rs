@@ -4,7 +4,7 @@ use super::grouping::check_lengths;
 use super::reservations::{PlannedRun, Reservation};
 use super::{ClientId, StoreCore};
 use crate::budget::Budget;
-use crate::catalog::{LeaseNumber, Refusal, Reserved, ReservedRun, ScopeRef, ReserveRequest};
+use crate::catalog::{LeaseNumber, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
 use crate::eviction::Demand;
 use crate::memory::check_memory;
 use ritornello_format::{Error, Extent, PageHash, Result, SegmentId, UNIT, check_keys};
@@ -21,23 +21,23 @@ const PUT_LEASE: Duration = Duration::from_secs(600);
 /// Growth that failed is tried again after this long.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);
 /// A put waits this long for space of a dead process before it grows the store or evicts.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Rounds of evict-and-sync for one run before it is refused.
 const RECLAIM_ROUNDS: u32 = 16;
 
 /// How long a put waits for its space.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RoomDeadline {
+pub(super) struct SpaceDeadline {
     /// For space of dead processes, all runs of the put together.
     drain: Instant,
     /// For any space.
-    room: Instant,
+    space: Instant,
 }
 
-impl RoomDeadline {
+impl SpaceDeadline {
     /// Until `room`, and less long for space of dead processes.
-    pub(super) fn until(room: Instant) -> Self {
-        Self { drain: room.min(Instant::now() + DRAIN_PATIENCE), room }
+    pub(super) fn until(space: Instant) -> Self {
+        Self { drain: space.min(Instant::now() + DRAIN_TIMEOUT), space }
     }
 }
 
@@ -65,7 +65,7 @@ impl StoreCore {
         let mut hashes = hash_batch(scope, keys)?;
         check_lengths(scope, keys.len(), request)?;
         self.ensure_numbers(deadline)?;
-        let until = RoomDeadline::until(deadline);
+        let until = SpaceDeadline::until(deadline);
         // Pages that are stored in absent space can be neither answered nor stored again.
         let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
         let parent = parent.transpose()?;
@@ -105,8 +105,8 @@ impl StoreCore {
             }
             return Ok(reserved);
         }
-        let lease = self.pin_neighbours(client, scope, &hashes, &present, parent)?;
-        self.demand_missing(&hashes, &present, parent);
+        let lease = self.pin_parents(client, scope, &hashes, &present, parent)?;
+        self.report_demand(&hashes, &present, parent);
         let admitted = self.admit(scope, &hashes, &present, request);
         let end = admitted.end;
         reserved.refused = admitted.refused.or(unavailable);
@@ -118,11 +118,11 @@ impl StoreCore {
                 break;
             }
             let units = admitted.run_units(pages);
-            if !self.leaves_enough(client, promised + units) {
+            if !self.is_within_share(client, promised + units) {
                 reserved.refused = Some(Refusal::NoSpace);
                 break;
             }
-            if let Err(refusal) = self.make_quota_room(scope.slot, units, deadline) {
+            if let Err(refusal) = self.make_quota_space(scope.slot, units, deadline) {
                 reserved.refused = Some(refusal);
                 break;
             }
@@ -163,10 +163,10 @@ impl StoreCore {
         let mut state = self.state.lock();
         // Under the lock: a close that finds no reservation open says that nothing is in flight.
         let logged = logged.and_then(|()| self.check_open());
-        state.redeem(scope.slot, promised);
+        state.release_promise(scope.slot, promised);
         if runs.is_empty() || logged.is_err() {
             let freed = state.leases.release(lease.0);
-            state.release_later(freed);
+            state.add_to_limbo(freed);
             for run in &runs {
                 self.free(&mut state, &run.place.extents);
             }
@@ -185,14 +185,14 @@ impl StoreCore {
     }
 
     /// Whether another process may have so many units more. The owner's own puts are not limited.
-    fn leaves_enough(&self, client: ClientId, units: u64) -> bool {
+    fn is_within_share(&self, client: ClientId, units: u64) -> bool {
         let budget = self.budget();
         let total = u64::from(budget.segments_max) * budget.segment_bytes / UNIT;
         client == ClientId::LOCAL || self.state.lock().reservations.allow(client, units, total)
     }
 
     /// Tells the eviction policy what has to be put, gap by gap.
-    fn demand_missing(&self, hashes: &[PageHash], present: &[bool], parent: Option<PageHash>) {
+    fn report_demand(&self, hashes: &[PageHash], present: &[bool], parent: Option<PageHash>) {
         let mut state = self.state.lock();
         let mut at: usize = 0;
         for gap in present.chunk_by(|a, b| a == b) {
@@ -215,7 +215,7 @@ impl StoreCore {
     }
 
     /// Pins the runs that the missing pages will hang behind, and with them their ancestors.
-    fn pin_neighbours(
+    fn pin_parents(
         &self,
         client: ClientId,
         scope: ScopeRef,
@@ -242,14 +242,14 @@ impl StoreCore {
     }
 
     /// Extents for a header and pages, by growth, eviction and reclaim, in that order.
-    pub(super) fn find_room(
+    pub(super) fn find_space(
         &self,
         header_units: u32,
         page_units: u32,
         pages: u32,
-        until: RoomDeadline,
+        until: SpaceDeadline,
     ) -> std::result::Result<Vec<Extent>, Refusal> {
-        let RoomDeadline { drain: drain_until, room: deadline } = until;
+        let SpaceDeadline { drain: drain_until, space: deadline } = until;
         let (mut round, mut drains) = (0, true);
         while round < RECLAIM_ROUNDS {
             let obstacle = match self.try_place(header_units, page_units, pages, round, drains) {
@@ -360,7 +360,7 @@ impl StoreCore {
     }
 
     /// Whether the engine still runs: checked where a loop may be long.
-    pub(super) fn running(self: &Arc<Self>) -> bool {
+    pub(super) fn is_running(self: &Arc<Self>) -> bool {
         !self.closed.load(Ordering::Acquire)
     }
 }

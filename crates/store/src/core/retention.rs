@@ -9,7 +9,7 @@
 //! believed end a retention.
 
 use super::reclaim::PENDING_BYTES_MAX;
-use super::{StoreCore, STEP_RUNS, State};
+use super::{STEP_RUNS, State, StoreCore};
 use parking_lot::{Mutex, MutexGuard};
 use ritornello_format::{PageHash, ScopeSlot, UNIT};
 use ritornello_index::RunId;
@@ -68,14 +68,14 @@ impl StoreClock {
 type End = (u64, Reverse<u64>, RunId);
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Retained {
     slot: ScopeSlot,
     end: u64,
     order: u64,
     units: u64,
 }
 
-impl Held {
+impl Retained {
     fn key(&self, run: RunId) -> End {
         (self.end, Reverse(self.order), run)
     }
@@ -84,7 +84,7 @@ impl Held {
 /// What is retained.
 #[derive(Debug, Default)]
 pub(super) struct Retention {
-    runs: HashMap<RunId, Held>,
+    runs: HashMap<RunId, Retained>,
     ends: BTreeSet<End>,
     scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
     units: u64,
@@ -94,7 +94,7 @@ pub(super) struct Retention {
 }
 
 impl Retention {
-    pub(super) fn holds(&self, run: RunId) -> bool {
+    pub(super) fn is_retained(&self, run: RunId) -> bool {
         self.runs.contains_key(&run)
     }
 
@@ -118,10 +118,10 @@ impl Retention {
     }
 
     /// Retains a run, or gives it another end.
-    pub(super) fn hold(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
+    pub(super) fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
         self.release(run);
         self.order += 1;
-        let held = Held { slot, end, order: self.order, units };
+        let held = Retained { slot, end, order: self.order, units };
         self.runs.insert(run, held);
         self.ends.insert(held.key(run));
         let (total, ends) = self.scopes.entry(slot).or_default();
@@ -156,7 +156,7 @@ impl Retention {
     }
 
     /// Releases what has ended by `now`, a step of it.
-    fn lapse(&mut self, now: u64) -> Vec<RunId> {
+    fn expire(&mut self, now: u64) -> Vec<RunId> {
         let ended = self.ends.iter().take_while(|(end, ..)| *end <= now).take(STEP_RUNS);
         let ended: Vec<RunId> = ended.map(|(_, _, run)| *run).collect();
         ended.iter().for_each(|run| self.release(*run));
@@ -229,7 +229,7 @@ impl StoreCore {
         let grew = self.retain_path(state, slot, parent.map(|(parent, _)| parent), held.end);
         if grew {
             // Behind those it hangs from, which came just now.
-            state.retention.hold(child, slot, held.units, held.end);
+            state.retention.retain(child, slot, held.units, held.end);
         }
         grew
     }
@@ -257,7 +257,7 @@ impl StoreCore {
         }
         let mut changes = Vec::with_capacity(path.len());
         for (run, units) in path.into_iter().rev() {
-            state.retention.hold(run, slot, units, end);
+            state.retention.retain(run, slot, units, end);
             changes.push((run, end));
         }
         self.counters.runs_retained.add(changes.len() as u64);
@@ -287,12 +287,12 @@ impl StoreCore {
     pub(super) fn maintain_retention(&self) {
         let now = self.time.now();
         self.in_steps(|state| {
-            let lapsed = state.retention.lapse(now);
+            let expired = state.retention.expire(now);
             let most = state.space.capacity_units() / STORE_SHARE;
             let mut released = state.retention.trim(most);
-            self.counters.retentions_lapsed.add(lapsed.len() as u64);
+            self.counters.retentions_lapsed.add(expired.len() as u64);
             self.counters.retentions_displaced.add(released.len() as u64);
-            released.extend(lapsed);
+            released.extend(expired);
             let due = state.retention.noted.is_none_or(|noted| noted.elapsed() > CLOCK_INTERVAL);
             if !released.is_empty() || (due && state.retention.units > 0) {
                 state.retention.noted = Some(Instant::now());
@@ -324,16 +324,16 @@ mod tests {
         let mut retention = Retention::default();
         // A root and two leaves that end together, one that ends later, and another scope.
         for (run, slot, end) in [(1, a, 50), (2, a, 50), (3, a, 50), (4, a, 90), (5, b, 40)] {
-            retention.hold(RunId(run), slot, 10, end);
+            retention.retain(RunId(run), slot, 10, end);
         }
         assert_eq!((retention.units(), retention.units_of(a), retention.units_of(b)), (50, 40, 10));
         assert_eq!(names(&retention.trim_scope(a, 25)), [3, 2]);
         assert_eq!(names(&retention.trim(20)), [5]);
         retention.shrink(RunId(4), 4);
         assert_eq!((retention.units(), retention.units_of(a)), (16, 16));
-        assert!(retention.holds(RunId(1)) && !retention.holds(RunId(2)));
-        assert_eq!(names(&retention.lapse(49)), [] as [u64; 0]);
-        assert_eq!(names(&retention.lapse(50)), [1]);
+        assert!(retention.is_retained(RunId(1)) && !retention.is_retained(RunId(2)));
+        assert_eq!(names(&retention.expire(49)), [] as [u64; 0]);
+        assert_eq!(names(&retention.expire(50)), [1]);
         retention.release(RunId(4));
         assert_eq!((retention.units(), retention.units_of(a), retention.ends.len()), (0, 0, 0));
         assert!(retention.scopes.is_empty());
@@ -343,8 +343,8 @@ mod tests {
     fn very_many_end_in_steps() {
         let mut retention = Retention::default();
         let many = 3 * STEP_RUNS as u64;
-        (0..many).for_each(|run| retention.hold(RunId(run), ScopeSlot(1), 1, 50));
-        assert_eq!(retention.lapse(50).len(), STEP_RUNS);
+        (0..many).for_each(|run| retention.retain(RunId(run), ScopeSlot(1), 1, 50));
+        assert_eq!(retention.expire(50).len(), STEP_RUNS);
         assert_eq!(retention.trim_scope(ScopeSlot(1), 0).len(), STEP_RUNS);
         assert_eq!(retention.trim(10).len(), STEP_RUNS - 10);
         assert_eq!(retention.units(), 10);

@@ -148,7 +148,7 @@ impl Scopes {
             ));
         };
         let record = ScopeRegistry::registration(slot, scope);
-        let dropped = self.make_room(&mut registry, record.len() as u64, state)?;
+        let dropped = self.drop_empty_scopes(&mut registry, record.len() as u64, state)?;
         let Registry { table, file, arrangements } = &mut *registry;
         arrangements.warn(&table.scopes, scope);
         let scope = Arc::new(scope.clone());

@@ -2,7 +2,7 @@
 
 use super::absence::ABSENT_INTERVAL;
 use super::scrub::Scrub;
-use super::{StoreCore, BackgroundThread};
+use super::{BackgroundThread, StoreCore};
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Manifest, Result, SegmentId};
 use ritornello_index::RunId;
@@ -129,7 +129,7 @@ impl StoreCore {
         let mut state = self.state.lock();
         for &run in runs {
             let held = state.leases.pinned(run)
-                || state.retention.holds(run)
+                || state.retention.is_retained(run)
                 || self.hidden.is_absent(run);
             if !held && !self.index.has_children(run) {
                 let removed = self.index.truncate(run, 0);
@@ -276,7 +276,8 @@ fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
                 // Nothing is done until the store is reopened, and its owner says so.
                 Err(_) if core.rounds.cause().is_some() => {}
                 Err(error) => {
-                    let again = if error.kind() == ErrorKind::Fatal { PASS_INTERVAL } else { RETRY_PAUSE };
+                    let again =
+                        if error.kind() == ErrorKind::Fatal { PASS_INTERVAL } else { RETRY_PAUSE };
                     pause = pause.min(again);
                     tracing::warn!(%error, "segments that are to go could not be emptied for now");
                 }

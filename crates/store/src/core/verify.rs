@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Findings listed one by one; further ones are only counted.
 const FINDINGS_MAX: usize = 10_000;
 /// A verification waits this long for writes of dead processes.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a verification does with pages that the disk refuses to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl StoreCore {
         self.check_writable()?;
         let started = Instant::now();
         // Salvage takes space that no run has, so none of it may be withheld.
-        self.finish_drain(started + DRAIN_PATIENCE);
+        self.finish_drain(started + DRAIN_TIMEOUT);
         let mut report = Verification::default();
         let mut runs: Vec<(RunId, RunView)> = Vec::new();
         self.index.for_each(&mut |run, view| runs.push((run, view)));
@@ -78,7 +78,7 @@ impl StoreCore {
         let segments = if salvage { self.segments.listable() } else { Vec::new() };
         let total = used + segments.len() as u64 * self.budget().segment_bytes;
         for (run, view) in runs {
-            if !self.running() {
+            if !self.is_running() {
                 break;
             }
             if !self.hidden.is_absent(run) {

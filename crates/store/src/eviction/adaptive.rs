@@ -2,8 +2,8 @@
 
 use super::arc::Arc;
 use super::density::Density;
-use super::lru::Lru;
 use super::eviction_policy::EvictionPolicy;
+use super::lru::Lru;
 use super::s3fifo::S3Fifo;
 use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
 use super::tree::{CHUNK_UNITS, Tree};

@@ -1,7 +1,7 @@
 //! Adaptive replacement.
 
-use super::ghost::Ghosts;
 use super::eviction_policy::{Arrival, EvictionPolicy};
+use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
 /// What was used once, and what was used more than once, in two lists; how the space is shared

@@ -1,7 +1,7 @@
 //! The least hope of a hit, for the space and time it takes, first.
 
-use super::ghost::Ghosts;
 use super::eviction_policy::{Arrival, EvictionPolicy};
+use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
 /// Learns, for pages of each kind, how long after a use the next one comes, and evicts those whose

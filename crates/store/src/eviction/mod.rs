@@ -7,15 +7,15 @@ mod adaptive;
 mod arc;
 mod clock;
 mod density;
+mod eviction_policy;
+mod fixed;
 mod fold;
 mod ghost;
 mod lru;
-mod eviction_policy;
 mod pieces;
 mod policy;
 mod s3fifo;
 mod shadow;
-mod fixed;
 mod tree;
 mod two_q;
 

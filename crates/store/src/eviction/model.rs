@@ -3,10 +3,10 @@
 use super::adaptive::Adaptive;
 use super::arc::Arc;
 use super::density::Density;
-use super::lru::Lru;
 use super::eviction_policy::EvictionPolicy;
-use super::s3fifo::S3Fifo;
 use super::fixed::FixedPolicy;
+use super::lru::Lru;
+use super::s3fifo::S3Fifo;
 use super::tree::Tree;
 use super::two_q::TwoQ;
 use super::*;
@@ -53,7 +53,8 @@ fn orders() -> [Box<dyn EvictionPolicy>; 5] {
 
 /// Every policy, cutting in chunks.
 fn policies(chunk_units: u32) -> Vec<Box<dyn Eviction>> {
-    let single = |policy| Box::new(FixedPolicy::with_chunk(policy, chunk_units)) as Box<dyn Eviction>;
+    let single =
+        |policy| Box::new(FixedPolicy::with_chunk(policy, chunk_units)) as Box<dyn Eviction>;
     let adaptive = Box::new(Adaptive::with_chunk(chunk_units)) as Box<dyn Eviction>;
     orders().into_iter().map(single).chain([adaptive]).collect()
 }

@@ -46,7 +46,7 @@ const KNOWN: u8 = 2;
 const HELD: u8 = 4;
 /// From here on, the turn of the order that it belongs to: see `tree`.
 const TURN: u8 = 8;
-/// Turns are counted modulo this.
+/// CommitOrder are counted modulo this.
 pub(super) const TURNS: u8 = u8::MAX / TURN + 1;
 
 impl Piece {

@@ -4,10 +4,10 @@ use super::Eviction;
 use super::adaptive::Adaptive;
 use super::arc::Arc;
 use super::density::Density;
-use super::lru::Lru;
 use super::eviction_policy::EvictionPolicy;
-use super::s3fifo::S3Fifo;
 use super::fixed::FixedPolicy;
+use super::lru::Lru;
+use super::s3fifo::S3Fifo;
 use super::two_q::TwoQ;
 use ritornello_format::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! Three queues, first in first out.
 
-use super::ghost::Ghosts;
 use super::eviction_policy::{Arrival, EvictionPolicy};
+use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
 /// New pages go through a small queue, a tenth of the space, and on to the main one only if they were used there; what

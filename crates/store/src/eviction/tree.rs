@@ -1,7 +1,7 @@
 //! What all policies share: which pages there are, in pieces; what hangs from what; what may go.
 
-use super::fold::{Folding, table_bytes};
 use super::eviction_policy::{Arrival, EvictionPolicy};
+use super::fold::{Folding, table_bytes};
 use super::pieces::{NONE, Piece, Pieces, TURNS};
 use super::{Resident, Used};
 use capacity::CapacityEstimate;

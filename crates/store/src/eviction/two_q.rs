@@ -1,7 +1,7 @@
 //! Two queues.
 
-use super::ghost::Ghosts;
 use super::eviction_policy::{Arrival, EvictionPolicy};
+use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
 /// New pages go through a queue that uses do not change; those that are wanted again after they

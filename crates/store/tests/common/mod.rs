@@ -11,8 +11,8 @@ pub mod volumes;
 use ritornello_format::{Result, Scope};
 use ritornello_medium::{Host, Medium};
 use ritornello_store::{
-    Alive, Catalog, ClientId, Durability, StoreCore, IndexKind, LeaseNumber, Options, Outcome, Store,
-    PutOptions,
+    Catalog, ClientAlive, ClientId, Durability, IndexKind, LeaseNumber, Options, Outcome,
+    PutOptions, Store, StoreCore,
 };
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::segments::IoChoice;
@@ -76,7 +76,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Open> {
 }
 
 /// Opens a store that client processes use; `alive` says which of them live.
-pub fn open_beside(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Open> {
+pub fn open_beside(medium: Arc<dyn Medium>, options: &Options, alive: ClientAlive) -> Result<Open> {
     let core = StoreCore::open(medium, options, alive)?;
     let catalog = Arc::new(core.catalog_for(ClientId::LOCAL, ""));
     let staging = Staging::new(8 * MIB as usize)?;

@@ -4,7 +4,7 @@ use crate::half::Half;
 use crate::link::Link;
 use crate::watch::Watched;
 use parking_lot::Mutex;
-use ritornello_store::{Alive, Catalog, ClientId, StoreCore, Store, open_segments};
+use ritornello_store::{Catalog, ClientAlive, ClientId, Store, StoreCore, open_segments};
 use ritornello_volume::segments::{IoChoice, Segments};
 use ritornello_volume::staging::Staging;
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ pub struct Names(Arc<Mutex<BTreeSet<String>>>);
 
 impl Names {
     /// What an engine asks.
-    pub fn alive(&self) -> Alive {
+    pub fn alive(&self) -> ClientAlive {
         let names = Arc::clone(&self.0);
         Arc::new(move |name| names.lock().contains(name))
     }

@@ -20,7 +20,7 @@ use crate::kinds::{
 use crate::watch::Watched;
 use ritornello_format::Result;
 use ritornello_medium::SimDisk;
-use ritornello_store::{ClientId, Durability, IndexKind, LeaseNumber, Options, CapacityChange};
+use ritornello_store::{CapacityChange, ClientId, Durability, IndexKind, LeaseNumber, Options};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
@@ -325,7 +325,14 @@ impl Life {
     }
 
     /// A flush, or upkeep, and after so many changes of the disk the other half of a put.
-    fn beside(&mut self, open: &Open, half: Option<Half>, maintain: bool, after: u64, before: &Bounds) {
+    fn beside(
+        &mut self,
+        open: &Open,
+        half: Option<Half>,
+        maintain: bool,
+        after: u64,
+        before: &Bounds,
+    ) {
         let there = present(&open.store);
         self.check_what_stays(open, &there);
         // In durable mode it would wait for the sync that it is in.

@@ -4,8 +4,8 @@ use crate::watch::Watched;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved,
-    CapacityChange, ScopeRef, LocalCatalog, ReserveRequest,
+    CapacityChange, Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased,
+    LocalCatalog, Located, ReserveRequest, Reserved, ScopeRef,
 };
 use std::time::Duration;
 
@@ -71,7 +71,13 @@ impl Catalog for Link {
     fn abort(&self, reservation: u64) -> Result<()> {
         self.ask()?.abort(reservation)
     }
-    fn report_corruption(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
+    fn report_corruption(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()> {
         self.ask()?.report_corruption(scope, key, generation, reason)
     }
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {

@@ -6,7 +6,7 @@ use crate::exit::Status;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
 use ritornello_node::Node;
-use ritornello_store::{Options, Store, PutOptions};
+use ritornello_store::{Options, PutOptions, Store};
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::collections::VecDeque;

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 /// What this process moved.
 #[derive(Debug, Default)]
-pub(crate) struct Moved {
+pub(crate) struct TransferCounters {
     pub(crate) puts: Counter,
     pub(crate) put_bytes: Counter,
     pub(crate) put_stored_bytes: Counter,
@@ -59,7 +59,7 @@ pub struct TransferStats {
     pub unanswered: u64,
 }
 
-impl Moved {
+impl TransferCounters {
     /// The figures; `staging_bytes` of staging memory are in use.
     pub(crate) fn stats(&self, staging_bytes: u64) -> TransferStats {
         TransferStats {

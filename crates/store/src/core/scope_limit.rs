@@ -33,7 +33,7 @@ impl Limits {
 
 /// Scopes that lookups do not find any more, to be dropped durably.
 #[derive(Debug, Default)]
-struct Chosen {
+struct ChosenScopes {
     slots: Vec<ScopeSlot>,
     /// Bytes of their records.
     bytes: u64,
@@ -45,7 +45,7 @@ impl Scopes {
     ///
     /// # Errors
     /// `Miss` if too few scopes are empty; those of the file system. Nothing is dropped then.
-    pub(super) fn make_room(
+    pub(super) fn drop_empty_scopes(
         &self,
         registry: &mut Registry,
         added: u64,
@@ -57,14 +57,14 @@ impl Scopes {
         if limits.hold(scopes, bytes) {
             return Ok(0);
         }
-        let left = |chosen: &Chosen| {
+        let left = |chosen: &ChosenScopes| {
             (scopes - chosen.slots.len() as u64, bytes.saturating_sub(chosen.bytes))
         };
-        let is_enough = |limits: Limits, chosen: &Chosen| {
+        let is_enough = |limits: Limits, chosen: &ChosenScopes| {
             let (scopes, bytes) = left(chosen);
             limits.hold(scopes, bytes)
         };
-        let mut chosen = Chosen::default();
+        let mut chosen = ChosenScopes::default();
         if added <= limits.bytes {
             let with_slack = limits.with_slack();
             self.choose_empty(registry, state, &mut chosen, |chosen| is_enough(with_slack, chosen));
@@ -98,8 +98,8 @@ impl Scopes {
         &self,
         registry: &Registry,
         state: &Mutex<State>,
-        chosen: &mut Chosen,
-        is_enough: impl Fn(&Chosen) -> bool,
+        chosen: &mut ChosenScopes,
+        is_enough: impl Fn(&ChosenScopes) -> bool,
     ) {
         let oldest_first = oldest_first(&self.live().read());
         for step in oldest_first.chunks(STEP_SCOPES) {

@@ -6,7 +6,7 @@ use ritornello_format::{Error, Result};
 
 /// What became of a put, or of a part of it.
 #[derive(Default)]
-pub(crate) struct Written {
+pub(crate) struct PutProgress {
     /// Leading pages that are in the store.
     pub(crate) stored: usize,
     /// Payload bytes written, and bytes that they take on disk.
@@ -17,7 +17,7 @@ pub(crate) struct Written {
     pub(crate) unflushed: bool,
 }
 
-impl Written {
+impl PutProgress {
     /// Takes in the part that follows.
     fn add(&mut self, part: &Self) {
         self.stored += part.stored;
@@ -37,7 +37,7 @@ impl Written {
 }
 
 /// Who commits next: a part hangs behind the one before it.
-pub(crate) struct Turns {
+pub(crate) struct CommitOrder {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -47,41 +47,41 @@ struct State {
     next: usize,
     /// No part from this one on is committed.
     end: usize,
-    all: Written,
+    all: PutProgress,
     error: Option<Error>,
 }
 
 /// The turn of one part. If it is dropped, no part from this one on is committed.
-pub(crate) struct Turn<'a> {
-    turns: &'a Turns,
+pub(crate) struct CommitTurn<'a> {
+    turns: &'a CommitOrder,
     number: usize,
 }
 
-impl Turns {
+impl CommitOrder {
     pub(crate) fn new() -> Self {
-        let state = State { next: 0, end: usize::MAX, all: Written::default(), error: None };
+        let state = State { next: 0, end: usize::MAX, all: PutProgress::default(), error: None };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// The turn of part `number`; each is to be asked for once.
-    pub(crate) fn turn(&self, number: usize) -> Turn<'_> {
-        Turn { turns: self, number }
+    pub(crate) fn turn(&self, number: usize) -> CommitTurn<'_> {
+        CommitTurn { turns: self, number }
     }
 
     /// What became of all parts.
     ///
     /// # Errors
     /// That of the first part that failed.
-    pub(crate) fn into_written(self) -> Result<Written> {
+    pub(crate) fn into_written(self) -> Result<PutProgress> {
         let State { all, error, .. } = self.state.into_inner();
         error.map_or(Ok(all), Err)
     }
 }
 
-impl Turn<'_> {
+impl CommitTurn<'_> {
     /// Waits for the parts before this one, of `count` pages, and commits it, unless one of them was
     /// not stored whole. Returns whether this one was.
-    pub(crate) fn commit(self, count: usize, commit: impl FnOnce() -> Result<Written>) -> bool {
+    pub(crate) fn commit(self, count: usize, commit: impl FnOnce() -> Result<PutProgress>) -> bool {
         let mut state = self.turns.state.lock();
         while state.next < self.number && self.number < state.end {
             self.turns.changed.wait(&mut state);
@@ -106,7 +106,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CommitTurn<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.state.lock();
         if state.next <= self.number {
