@@ -1,11 +1,12 @@
-//! One question in, one answer out: the owner's side of [`crate::socket_catalog`].
+//! One request in, one response out: the owner's side of [`crate::socket_catalog`].
 
 use crate::permissions::ClientPermissions;
 use crate::protocol::{RESERVE_TIMEOUT_MAX, Request, Response};
 use ritornello_format::Result;
 use ritornello_store::Catalog;
 
-/// Asks `catalog` what `request` says, if `permissions` let a client; `None` for what is not answered.
+/// Calls `catalog` as `request` says, if `permissions` allow it to a client. Returns `None` for
+/// requests without a response.
 pub(crate) fn answer(
     catalog: &dyn Catalog,
     permissions: &ClientPermissions,

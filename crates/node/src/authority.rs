@@ -1,24 +1,24 @@
-//! What a server needs of the engine behind it.
+//! What a server needs of the core behind it.
 
 use ritornello_format::Result;
 use ritornello_store::{Catalog, ClientId, StoreCore};
 use std::sync::Arc;
 
-/// Who answers the clients: an [`StoreCore`], or something simpler in a test.
+/// Answers clients: a [`StoreCore`], or a stub in a test.
 pub(crate) trait Authority: Send + Sync {
-    /// Whether clients are let in.
+    /// Whether clients are admitted.
     ///
     /// # Errors
-    /// `Miss`, with what failed, while the store is reopened.
+    /// `Miss`, with the failure, while the store is reopened.
     fn admit(&self) -> Result<()> {
         Ok(())
     }
-    /// A catalog for one client.
+    /// Returns a catalog for one client.
     ///
     /// # Errors
     /// As of [`Authority::admit`].
     fn catalog_for(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
-    /// The last connection of a client is gone.
+    /// The last connection of a client is closed.
     fn client_disconnected(&self, client: ClientId);
 }
 

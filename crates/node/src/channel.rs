@@ -1,5 +1,5 @@
-//! Framed messages over a stream socket: a `u32` length, then a message in postcard. One side asks,
-//! the other answers in the same order; questions may come in a row, ahead of their answers.
+//! Framed messages over a stream socket: a `u32` length, then a message in postcard. One side sends
+//! requests, the other responds in the same order; requests may be pipelined.
 
 use crate::memory_budget::Grant;
 use crate::owner_lost::owner_lost;
@@ -15,19 +15,19 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The bytes_max message, both ways. A put of 65,535 pages with 64-byte keys takes 4 MiB.
+/// Maximum message length in both directions. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// The bytes_max first message: nobody takes memory before it is known who asks.
+/// Maximum length of the first message: before the peer is known, it gets no memory.
 const HELLO_BYTES_MAX: usize = 1 << 10;
-/// Buffers larger than this are not kept between messages: there may be a thousand connections.
+/// Larger buffers are not kept between messages: there may be a thousand connections.
 const BUFFER_KEPT: usize = 64 << 10;
-/// Buffers start with this much: 256 keys of 32 bytes and then some.
+/// Initial buffer length: 256 keys of 32 bytes, with some to spare.
 const BUFFER_START: usize = 16 << 10;
-/// Length of the length.
+/// Bytes of the length field.
 const PREFIX: usize = 4;
 
-/// Asked once a slice of time while a message is not whole, whether it moves or not; its error ends
-/// the wait. It is told whether part of a message is here already.
+/// Called once per time slice while a message is incomplete, whether bytes arrive or not; an error
+/// ends the wait. The argument says whether part of the message has arrived.
 pub(crate) type WaitCheck<'a> = &'a mut dyn FnMut(bool) -> Result<()>;
 
 /// One end of a connection.
@@ -36,19 +36,19 @@ pub(crate) struct Channel {
     stream: Arc<UnixStream>,
     slice: Duration,
     input: Vec<u8>,
-    /// Bytes of `input` that have come.
+    /// Bytes received into `input`.
     filled: usize,
-    /// Of them, those of the message that was handed out last.
+    /// Bytes of `input` that the last returned message takes.
     consumed: usize,
-    /// The bytes_max message that is received.
+    /// Maximum length of a received message.
     bytes_max: usize,
-    /// What `input` takes beyond what every connection has.
+    /// Memory of `input` beyond what every connection has.
     grant: Grant,
     output: Vec<u8>,
 }
 
 impl Channel {
-    /// Talks over `stream`, and looks up from waiting once a `slice`.
+    /// Creates a channel over `stream` that calls its wait check once per `slice`.
     pub(crate) fn new(stream: Arc<UnixStream>, slice: Duration) -> Result<Self> {
         for timeout in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&stream, timeout, Some(slice))
@@ -59,13 +59,13 @@ impl Channel {
         Ok(Self { stream, slice, input, filled: 0, consumed: 0, bytes_max, grant, output })
     }
 
-    /// For a stranger: what is longer than a hello is not received.
+    /// Limits received messages to the length of a hello, until the peer is known.
     pub(crate) fn unauthenticated(mut self) -> Self {
         self.bytes_max = HELLO_BYTES_MAX;
         self
     }
 
-    /// It is known by now who sends: long messages are received as far as there is `budget`.
+    /// Accepts long messages of a known peer, as far as `grant` allows.
     pub(crate) fn authenticate(&mut self, grant: Grant) {
         self.bytes_max = MESSAGE_BYTES_MAX;
         self.grant = grant;
@@ -74,7 +74,7 @@ impl Channel {
     /// Encodes the message that [`Channel::send`] sends.
     ///
     /// # Errors
-    /// `Invalid` if it is too long; the connection is as good as before.
+    /// `Invalid` if it is too long; the connection remains usable.
     pub(crate) fn stage(&mut self, message: &impl Serialize) -> Result<()> {
         let mut output = std::mem::take(&mut self.output);
         output.clear();
@@ -92,10 +92,10 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends the message that was staged.
+    /// Sends the staged message.
     ///
     /// # Errors
-    /// OwnerLost, or what `check` throttle.
+    /// Lost, or the error of `check`.
     pub(crate) fn send(&mut self, check: WaitCheck<'_>) -> Result<()> {
         self.send_all(&self.output, check)?;
         self.output.clear();
@@ -106,9 +106,10 @@ impl Channel {
     fn send_all(&self, mut bytes: &[u8], check: WaitCheck<'_>) -> Result<()> {
         let mut checked = Instant::now();
         while !bytes.is_empty() {
-            // In pieces: while the other side takes some of it in time, one call does not return.
+            // Sent in pieces, so that one call returns in time even while the peer keeps taking
+            // bytes slowly.
             let piece = bytes.get(..BUFFER_KEPT).unwrap_or(bytes);
-            // Not by `write`: a host process may not have ignored SIGPIPE.
+            // Not `write`: the host process may not ignore SIGPIPE.
             let stuck = match send(&self.stream, piece, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     bytes = bytes.get(sent..).unwrap_or_default();
@@ -126,10 +127,10 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives one message: its bytes, or `None` if the other side is done.
+    /// Receives one message. Returns its bytes, or `None` if the peer has closed the connection.
     ///
     /// # Errors
-    /// `Invalid` if it is too long; lost, or what `check` throttle.
+    /// `Invalid` if the message is too long; lost, or the error of `check`.
     pub(crate) fn receive(&mut self, check: WaitCheck<'_>) -> Result<Option<&[u8]>> {
         self.discard_consumed();
         let (mut checked, mut stuck) = (Instant::now(), false);
@@ -140,7 +141,7 @@ impl Channel {
                     return Ok(Some(&self.input[PREFIX..whole]));
                 }
                 if self.filled == self.input.len() {
-                    // Grows with what has come, not with what was announced.
+                    // Grows with the bytes received, not with the announced length.
                     let length = whole.min(2 * self.filled);
                     self.grant.resize(length.saturating_sub(BUFFER_KEPT))?;
                     self.input.resize(length, 0);
@@ -162,16 +163,16 @@ impl Channel {
         }
     }
 
-    /// Whether something came behind the message that was handed out last.
+    /// Whether bytes arrived behind the last returned message.
     pub(crate) fn has_more(&self) -> bool {
         self.filled > self.consumed
     }
 
-    /// Ends the connection for both sides, and returns the message that was due if all of it had
-    /// come by then. If not, the other side fails to send it, and knows that it did not arrive.
+    /// Shuts the connection down in both directions and returns the pending message if it has
+    /// arrived completely. Otherwise the peer fails to send it and knows that it did not arrive.
     pub(crate) fn take_last_message(&mut self) -> Option<&[u8]> {
         shut_down(&self.stream, Shutdown::Both);
-        // What had come can still be read; behind it the connection ends.
+        // Received bytes can still be read; the connection ends behind them.
         self.receive(&mut |_| Ok(())).ok().flatten()
     }
 
@@ -183,12 +184,12 @@ impl Channel {
         if self.input.len() > kept {
             self.input.truncate(kept);
             self.input.shrink_to_fit();
-            // Less than it has: that is always there.
+            // Shrinking a grant cannot fail.
             let _ = self.grant.resize(kept - BUFFER_KEPT);
         }
     }
 
-    /// Length of the message that comes next, prefix included, once the prefix is there.
+    /// Length of the next message including its prefix, once the prefix has arrived.
     fn whole_length(&self) -> Result<Option<usize>> {
         let Some(prefix) = self.input[..self.filled].first_chunk::<PREFIX>() else {
             return Ok(None);
@@ -290,7 +291,7 @@ mod tests {
                     return;
                 }
             }
-            // Enough that it would have been noticed: the rest.
+            // The rest of the message, so that a missed timeout fails the test.
             let _ = far.write_all(&vec![0; 1 << 20]);
         });
         assert!(near.receive(&mut deny).unwrap_err().to_string().contains("no check"));

@@ -17,30 +17,30 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Connections of one process to its owner at most: calls that wait for a disk, mostly.
+/// Maximum connections of one process to its owner; most of them carry calls that wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
-/// An owner that lives answers a hello within this.
+/// An owner that is running answers a handshake within this time.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a waiting call looks whether its owner lives. A closed connection wakes it at once;
-/// this is for those that a forked child of the dead owner keeps open.
+/// How often a waiting call checks the owner's lock. A closed connection wakes the call at once;
+/// the check covers connections that a forked child of a dead owner keeps open.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
-/// The pause before knocking again at a door with a queue.
+/// The pause before dialling again while the listen queue is full.
 const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// Time for each thing that could not be told in a silence.
+/// Timeout of each deferred call.
 const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// This process, as one owner knows it.
+/// This process as a client of one owner.
 ///
-/// A client stands and falls with its owner: after a loss the process comes back as a new client,
-/// under a new name. The old one lives on while it holds reservations (see [`crate::reservations`]), and
-/// when it is dropped its name is free: whatever the former owner had handed out under it, heard
-/// of or not, goes back to the store.
+/// A client lives as long as its owner: after a failover the process connects as a new client under
+/// a new name. The old client remains while it holds reservations (see [`crate::reservations`]).
+/// When it is dropped its name is released, and all space that the former owner had granted under
+/// it, known to the client or not, returns to the store.
 #[derive(Debug)]
 pub(crate) struct Client {
     directory: Arc<NodeDirectory>,
     presence: Presence,
     owner: Holder,
-    /// The protocol version that both speak.
+    /// The protocol version of this connection.
     version: u32,
     epoch: OwnerEpoch,
     liveness: OwnerLiveness,
@@ -55,14 +55,15 @@ struct Pool {
 }
 
 impl Client {
-    /// Connects to the owner of `directory`, if there is one that listens.
+    /// Connects to the owner of `directory`, if one listens.
     ///
     /// # Errors
-    /// OwnerLost if there is none, or it went away; reopening if it reopens the store; `Invalid` if it is
-    /// another user's; `Retry`, for a second without asking again, if it speaks no version of this
-    /// build.
+    /// [`OwnerLost`](crate::owner_lost::OwnerLost) if there is no owner, or it died;
+    /// [`StoreReopening`](ritornello_store::StoreReopening) if it reopens the store; `Invalid` if
+    /// another user owns it; `Retry`, cached for a second, if it has no protocol version in common
+    /// with this build.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
-        // Before connecting: were the owner to change meanwhile, the first check_wait would tell.
+        // Read before connecting: if the owner changes meanwhile, the first liveness check notices.
         let owner =
             directory.lock.holder()?.ok_or_else(|| owner_lost(io::ErrorKind::NotFound.into()))?;
         directory.mismatch.check(owner)?;
@@ -94,16 +95,16 @@ impl Client {
         }))
     }
 
-    /// The owner's.
+    /// The owner's epoch.
     pub(crate) fn epoch(&self) -> &OwnerEpoch {
         &self.epoch
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for its response.
     ///
     /// # Errors
-    /// What the owner answered; lost if it went away; silent if it is not heard; `Retry` if it did
-    /// not answer in time.
+    /// The error that the owner returned; lost if it died; [`OwnerSilent`] if it does not respond;
+    /// `Retry` if the response did not arrive in time.
     pub(crate) fn call(
         self: &Arc<Self>,
         request: &Request<'_>,
@@ -122,10 +123,10 @@ impl Client {
         }
     }
 
-    /// Says what is not answered.
+    /// Sends a request that has no response.
     ///
     /// # Errors
-    /// As those of [`Client::call`].
+    /// As of [`Client::call`].
     pub(crate) fn notify(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<()> {
         self.exchange(request, until, |_, _| Ok(None)).map(drop)
     }
@@ -149,12 +150,13 @@ impl Client {
             self.check_in(channel);
             return exchanged;
         }
-        // What comes over this connection next would answer the wrong question.
+        // The next response on this connection would be taken for that of another request.
         let last = channel.take_last_message().map(response);
         drop(channel);
         self.close_one();
         match (exchanged, last) {
-            // It came while somebody gave up, or this process was the one that was stopped.
+            // The response arrived while the wait was given up, or this process was the one that
+            // was stopped.
             (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
                 Ok(Some(response))
             }
@@ -163,7 +165,8 @@ impl Client {
         }
     }
 
-    /// Whether to wait any longer for what was asked then.
+    /// Checks whether a call made at `asked` may wait longer, and starts a probe if it has waited
+    /// long.
     fn check_wait(self: &Arc<Self>, asked: Instant, until: Instant) -> Result<()> {
         self.check_responsive()?;
         let now = Instant::now();
@@ -179,7 +182,7 @@ impl Client {
     }
 
     /// # Errors
-    /// OwnerLost if the owner went away, silent if it is not heard.
+    /// Lost if the owner died, [`OwnerSilent`] if it does not respond.
     pub(crate) fn check_responsive(&self) -> Result<()> {
         if self.directory.lock.holder()? != Some(self.owner) {
             return Err(owner_lost(io::ErrorKind::ConnectionAborted.into()));
@@ -187,7 +190,7 @@ impl Client {
         if self.liveness.is_silent() { Err(OwnerSilent::error(self.owner.0)) } else { Ok(()) }
     }
 
-    /// See [`crate::liveness`].
+    /// Starts a probe thread unless one runs; see [`crate::liveness`].
     fn start_probe(self: &Arc<Self>) {
         if !self.liveness.begin_probe() {
             return;
@@ -213,26 +216,26 @@ impl Client {
         }
     }
 
-    /// Tells a silent owner that a lease is over, as soon as it is heard.
+    /// Releases a lease as soon as the silent owner responds.
     pub(crate) fn release_later(self: &Arc<Self>, lease: LeaseNumber) {
         if self.liveness.defer_release(lease) {
             self.send_deferred();
         }
     }
 
-    /// Tells a silent owner that nobody writes to a reservation, as soon as it is heard.
+    /// Aborts a reservation as soon as the silent owner responds.
     pub(crate) fn abort_later(self: &Arc<Self>, reservation: u64) {
         if self.liveness.defer_abort(reservation) {
             self.send_deferred();
         }
     }
 
-    /// What could not be told in a silence.
+    /// Sends the calls that were deferred during a silence.
     fn send_deferred(self: &Arc<Self>) {
         let deferred = self.liveness.take_deferred();
         let leases = deferred.leases.into_iter().map(|lease| Request::Release { lease });
         for request in leases {
-            // Where it fails, the lease runs out by itself.
+            // If it fails, the lease expires on its own.
             let _ = self.notify(&request, Instant::now() + DEFERRED_TIMEOUT);
         }
         for reservation in deferred.reservations {
@@ -246,7 +249,7 @@ impl Client {
         }
     }
 
-    /// An idle connection, or a new one, or the next that is returned.
+    /// Returns an idle connection, a new one, or the next that is returned to the pool.
     fn check_out(self: &Arc<Self>, until: Instant) -> Result<Channel> {
         let mut pool = self.pool.lock();
         loop {
@@ -275,7 +278,7 @@ impl Client {
         First { version: self.version, body: Hello::new(self.presence.name(), false) }
     }
 
-    /// One more connection under the same name.
+    /// Opens one more connection under the same name.
     fn join(self: &Arc<Self>, until: Instant) -> Result<Channel> {
         let is_owner = self.directory.lock.holder()? == Some(self.owner);
         if !is_owner || self.directory.mismatch.check(self.owner).is_err() {
@@ -292,7 +295,7 @@ impl Client {
         }
         match joined {
             Ok((channel, _)) => Ok(channel),
-            // The owner of this client spoke this version.
+            // This client's owner spoke this version, so another process owns the store now.
             Err(error) if OtherVersion::of(&error).is_some() => Err(replaced()),
             Err(error) => Err(error),
         }
@@ -309,14 +312,14 @@ impl Client {
     }
 }
 
-/// Whoever is at the door of a silent owner; see [`crate::liveness`].
+/// The probe of a silent owner; see [`crate::liveness`].
 struct OwnerProbe {
-    /// Not kept alive from here: its name is held for as long as it lives.
+    /// Weak, because a client holds its name for as long as it lives.
     client: Weak<Client>,
     directory: Arc<NodeDirectory>,
     hello: First<Hello>,
     owner: Holder,
-    /// An owner that has not answered by then is silent.
+    /// An owner that has not answered by then is marked silent.
     until: Instant,
 }
 
@@ -328,7 +331,7 @@ impl OwnerProbe {
                 handshake(&self.directory, dialled, &self.hello, self.owner, &mut || self.wait())
             });
             match greeted {
-                // Others wait at the door as well, or nobody needs to know any more.
+                // The listen queue is full, and the client still exists.
                 Err(error) if OwnerSilent::caused(&error) && self.wait() => {
                     std::thread::sleep(DIAL_RETRY_PAUSE)
                 }
@@ -343,7 +346,7 @@ impl OwnerProbe {
         }
     }
 
-    /// Whether anybody still wants to know.
+    /// Returns whether the client still exists; marks the owner silent after the deadline.
     fn wait(&self) -> bool {
         let Some(client) = self.client.upgrade() else { return false };
         if Instant::now() >= self.until {
@@ -353,7 +356,7 @@ impl OwnerProbe {
     }
 }
 
-/// Another process owns the store by now, or none.
+/// The error if another process, or none, owns the store by now.
 fn replaced() -> Error {
     owner_lost(io::ErrorKind::ConnectionReset.into())
 }
@@ -366,10 +369,10 @@ fn unexpected() -> Error {
     Error::fatal("the store's owner said what no owner says: report this")
 }
 
-/// A connection to whoever listens, and the socket file that led there.
+/// Connects to the listening owner. Returns the connection and the socket file that led to it.
 ///
 /// # Errors
-/// OwnerLost if nobody does; silent if `owner` has a socket whose queue stays full.
+/// Lost if no process listens; [`OwnerSilent`] if the listen queue of `owner` stays full.
 fn dial(
     directory: &NodeDirectory,
     owner: Holder,
@@ -381,11 +384,11 @@ fn dial(
     Ok((Channel::new(Arc::new(stream), LIVENESS_INTERVAL)?, file))
 }
 
-/// Says hello, and waits for the answer while `patient` says so. Returns the connection and the
-/// epoch of the owner behind it.
+/// Sends `hello` and waits for the reply while `patient` returns true. Returns the connection and
+/// the owner's epoch.
 ///
 /// # Errors
-/// OwnerLost if the owner went away, silent if it did not answer; what it answered.
+/// Lost if the owner died, [`OwnerSilent`] if it did not reply; the error that it returned.
 fn handshake(
     directory: &NodeDirectory,
     (mut channel, file): (Channel, Option<SocketFile>),
@@ -394,8 +397,8 @@ fn handshake(
     patient: &mut dyn FnMut() -> bool,
 ) -> Result<(Channel, OwnerEpoch)> {
     let mut patience = |_| {
-        // A socket that a forked child of a dead owner keeps open takes connections and never
-        // answers; the next owner puts its own in that place.
+        // A socket that a forked child of a dead owner keeps open accepts connections and never
+        // answers; the next owner puts its own socket file in that place.
         if directory.lock.holder()? != Some(owner) || socket::present(directory) != file {
             return Err(owner_lost(io::ErrorKind::TimedOut.into()));
         }

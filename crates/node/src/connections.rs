@@ -1,9 +1,9 @@
-//! Who is connected to an owner: clients by name, each with its connections, and unauthenticated that
-//! have not throttle who they are.
+//! Connections to an owner: clients by name, each with its connections, and unauthenticated
+//! connections whose client is not known yet.
 //!
-//! Nobody takes what others need: unauthenticated have places of their own, and when these are taken the
-//! one that has been silent longest goes; a client has so many connections, a process so many
-//! names, and long messages share a budget, of which one client gets a part.
+//! Limits keep one peer from starving the others. Unauthenticated connections have a quota of their
+//! own; when it is used up, the oldest of them is closed. Connections per client, names per process
+//! and memory for long messages are bounded.
 
 use crate::authority::Authority;
 use crate::client;
@@ -18,21 +18,23 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Client processes at most.
+/// Maximum client processes.
 const CLIENTS_MAX: usize = 256;
-/// Connections at most, of all clients together. Each has a thread.
+/// Maximum connections over all clients. Each has a thread.
 const CONNECTIONS_MAX: usize = 1024;
-/// Of one client: what it needs, and as many that it gave up and that the owner still answers.
+/// Maximum connections of one client: those it uses, and as many that it gave up on and that the
+/// owner still answers.
 const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
-/// Names of one process: it takes a new one with each owner, and keeps those that it writes under.
+/// Maximum names of one process: it takes a new name with each owner and keeps those it has
+/// reservations under.
 const NAMES_PER_PROCESS_MAX: usize = 8;
-/// Connections that have not throttle hello.
+/// Maximum connections without a handshake.
 const UNAUTHENTICATED_MAX: usize = 64;
-/// Bytes of long messages, of all clients and of one.
+/// Bytes of long messages over all clients, and per client.
 const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
 const CLIENT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// The client state.
+/// The connection table of an owner.
 pub(crate) struct Connections {
     authority: Arc<dyn Authority>,
     state: Mutex<State>,
@@ -43,7 +45,7 @@ pub(crate) struct Connections {
 #[derive(Default)]
 struct State {
     clients: HashMap<String, ClientEntry>,
-    /// By number: the oldest first.
+    /// By number, oldest first.
     connections: BTreeMap<u64, Connection>,
     last_client: u64,
     last_connection: u64,
@@ -51,7 +53,7 @@ struct State {
 
 struct ClientEntry {
     id: ClientId,
-    /// Its process, or zero where that cannot be seen from here.
+    /// Process id, or zero if the process is in another PID namespace.
     pid: i32,
     catalog: Arc<dyn Catalog>,
     connections: usize,
@@ -63,22 +65,22 @@ struct Connection {
     name: Option<String>,
 }
 
-/// One connection's entry, struck out when dropped.
+/// Removes its connection from the table when dropped.
 pub(crate) struct ConnectionGuard {
     connections: Arc<Connections>,
     number: u64,
 }
 
 impl Connections {
-    /// Nobody is here yet.
+    /// Creates an empty table.
     pub(crate) fn new(authority: Arc<dyn Authority>) -> Arc<Self> {
         let (state, closed, budget) =
             (Mutex::default(), Condvar::new(), MemoryBudget::new(MESSAGE_BYTES_TOTAL_MAX));
         Arc::new(Self { authority, state, closed, budget })
     }
 
-    /// Enters a connection that was accepted; `None` if unauthenticated come faster than they can be
-    /// hung up on.
+    /// Registers an accepted connection. Returns `None` if twice the quota of unauthenticated
+    /// connections is open, because they arrive faster than they can be closed.
     pub(crate) fn accept(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<ConnectionGuard> {
         let mut state = self.state.lock();
         let unauthenticated = || state.connections.values().filter(|other| other.name.is_none());
@@ -98,12 +100,12 @@ impl Connections {
         Some(ConnectionGuard { connections: Arc::clone(self), number })
     }
 
-    /// Names of the clients that are connected.
+    /// Returns the names of all connected clients.
     pub(crate) fn names(&self) -> Vec<String> {
         self.state.lock().clients.keys().cloned().collect()
     }
 
-    /// Hangs up on a client.
+    /// Shuts down all connections of a client.
     pub(crate) fn disconnect(&self, name: &str) {
         for connected in self.state.lock().connections.values() {
             if connected.name.as_deref() == Some(name) {
@@ -112,15 +114,15 @@ impl Connections {
         }
     }
 
-    /// Hangs up on everybody. With `Shutdown::Read` no further question comes in, but answers
-    /// still go out.
+    /// Shuts down all connections. With `Shutdown::Read` no further request arrives, but responses
+    /// are still sent.
     pub(crate) fn shut_down_all(&self, how: Shutdown) {
         for connected in self.state.lock().connections.values() {
             shut_down(&connected.stream, how);
         }
     }
 
-    /// Waits until every connection's thread is done. Whether that came about in time.
+    /// Waits until every connection's thread has ended. Returns `false` on timeout.
     pub(crate) fn wait_until_empty(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let mut state = self.state.lock();
@@ -134,12 +136,13 @@ impl Connections {
 }
 
 impl ConnectionGuard {
-    /// Names the connection's client: a new one, or one that is here. Returns the client's
-    /// catalog and the budget for its long messages, or `None` if the client to be joined is gone.
+    /// Assigns the connection to a client: a new one if `first`, otherwise a connected one. Returns
+    /// the client's catalog and a grant of memory for its long messages, or `None` if the connected
+    /// client is gone.
     ///
     /// # Errors
-    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; those of
-    /// [`Authority::admit`].
+    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; those
+    /// of [`Authority::admit`].
     pub(crate) fn register(
         &self,
         name: &str,

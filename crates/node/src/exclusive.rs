@@ -1,4 +1,4 @@
-//! Work on a store's directory that no process has open.
+//! Work on a store's directory while no process has the store open.
 
 use crate::node_directory::{Identity, NodeDirectory, unusable};
 use crate::registry;
@@ -6,14 +6,14 @@ use ritornello_format::{Error, Result};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A store that this process is opening or closing is waited for this long.
+/// Maximum time to wait while this process is opening or closing the store.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Does `work` in `path`, a directory without symbolic links that holds a store, with its lock.
+/// Runs `work` on `path`, a canonical directory that holds a store, while holding its lock.
 ///
 /// # Errors
-/// `Invalid` if a process owns the store, this one included; `Retry` if a thread of this process is
-/// opening or closing it; those of `work`.
+/// `Invalid` if a process owns the store, including this one; `Retry` if a thread of this process
+/// is opening or closing it; those of `work`.
 pub(crate) fn with_exclusive_store<T>(
     path: &Path,
     work: impl FnOnce(&Path) -> Result<T>,

@@ -1,5 +1,5 @@
-//! One catalog for all of a process's life with a store: asks the engine while the process owns
-//! it, the owner while another does, and changes over when that one goes away.
+//! The catalog of a process for as long as it has the store open: calls the core while this process
+//! owns the store and the owner while another process does, and fails over when the owner dies.
 
 use crate::membership::{Membership, OpenContext, closed};
 use crate::owner_epoch::Unflushed;
@@ -19,52 +19,52 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// A call through a client takes at most this long, the takeover included.
+/// Maximum duration of a call through a client, including a takeover.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Likewise for calls that wait for a disk: a commit in `durable` mode, `flush`, `clear`.
+/// Maximum duration of a call that waits for a disk: a commit in `durable` mode, `flush`, `clear`.
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
-/// Closing waits this long for writes that are on their way.
+/// Maximum time to wait for writes in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
-/// OpenContext a store waits this long for an owner that reopens it.
+/// Maximum time that opening waits for an owner that reopens the store.
 const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
-/// A call is asked again at once this often; after that an owner that hangs up on it every time
-/// is given a pause.
+/// Retries without a pause; an owner that closes the connection more often is retried after
+/// [`RETRY_PAUSE`].
 const QUICK_RETRIES: u32 = 3;
-/// That pause.
+/// The pause before each further retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// When no next owner was found in the time of a call, calls look for one this often, and not long.
+/// Shortest pause after a search that found no owner; calls in between fail at once.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
-/// And not less often than this.
+/// Longest such pause.
 const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// See the module documentation.
 pub(crate) struct FailoverCatalog {
     process: Process,
     pub(crate) opening: OpenContext,
     pub(crate) store: [u8; 16],
     pub(crate) membership: RwLock<Arc<Membership>>,
-    /// Held by the call that looks for a new membership. The others wait and use what it found, unless the
-    /// last search was in failed_search.
+    /// Held by the call that searches for a new owner. Other calls wait for it and use its result,
+    /// unless the last search failed.
     pub(crate) changing: Mutex<Option<FailedSearch>>,
-    /// The last search was in failed_search, because the owner reopens the store or it cannot be opened.
+    /// The last search failed, because the owner reopens the store or the store cannot be opened.
     is_reopening: AtomicBool,
     pub(crate) reservations: PendingReservations<Arc<Membership>>,
     unflushed: Unflushed,
     /// The segments that calls of this process read and write.
     pub(crate) segments: OnceLock<Weak<Segments>>,
-    /// Times that this process has reopened the store.
+    /// Number of times that this process has reopened the store.
     pub(crate) reopenings: AtomicU64,
-    /// Another store has taken this one's place.
+    /// Another store has replaced this one at the path.
     pub(crate) replaced: AtomicBool,
 }
 
-/// A search for a membership that was in failed_search.
+/// A search for an owner that failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FailedSearch {
     at: Instant,
-    /// Until the next search.
+    /// Time until the next search.
     pause: Duration,
-    /// The owner reopens the store; otherwise it is silent.
+    /// Whether the owner reopens the store; otherwise it is silent.
     reopening: bool,
 }
 
@@ -77,7 +77,8 @@ impl FailoverCatalog {
         let membership = opening
             .join(until, REOPENING_TIMEOUT, false)
             .inspect_err(|_| opening.directory.lock.close())?;
-        // Whoever takes over later takes the store as it is by then: it may have been resized.
+        // A later takeover opens the store with its settings at that time: it may have been
+        // resized.
         opening.options.capacity = None;
         opening.options.paths.clear();
         opening.options.index = None;
@@ -96,7 +97,7 @@ impl FailoverCatalog {
         })
     }
 
-    /// What the process is at the moment.
+    /// Returns what the process is to the store at the moment.
     pub(crate) fn membership(&self) -> Arc<Membership> {
         Arc::clone(&self.membership.read())
     }
@@ -106,12 +107,12 @@ impl FailoverCatalog {
         self.store
     }
 
-    /// Waits for writes and calls that are on their way, gives the membership up, and lets the lock go.
+    /// Waits for writes and calls in progress, ends the membership and closes the lock file.
     ///
     /// # Errors
-    /// `Retry` if something is still on its way: the lock is kept then, because the next owner
-    /// would give the space of those writes to somebody else. Otherwise those of the last sync,
-    /// and it is closed.
+    /// `Retry` if a write or call is still in progress: the lock is kept, because the next owner
+    /// would reuse the space of those writes. Otherwise the error of the last sync, and the store
+    /// is closed.
     pub(crate) fn close(&self) -> Result<()> {
         let until = Instant::now() + CLOSE_TIMEOUT;
         let directory = &self.opening.directory;
@@ -132,8 +133,8 @@ impl FailoverCatalog {
         closed
     }
 
-    /// Puts `question` to whoever answers, and to the next owner if that one goes away. So only
-    /// for questions that may be asked twice. Returns who answered, too, as `whom` wants it.
+    /// Sends `question` to the owner, and to the next owner if that one dies; only for idempotent
+    /// questions. Also returns `whom` of the membership that answered.
     fn ask_whom<T, W>(
         &self,
         timeout: Duration,
@@ -145,7 +146,8 @@ impl FailoverCatalog {
         let mut losses = 0;
         loop {
             let held = self.membership.read();
-            // Held throughout a call of one's own engine, so that closing waits for it.
+            // The guard is held during a call of the local core, so that closing waits for the
+            // call.
             if let Membership::Owner(owner) = &**held {
                 return question(owner.catalog()).map(|answer| (answer, whom(&held)));
             }
@@ -172,10 +174,10 @@ impl FailoverCatalog {
         }
     }
 
-    /// Takes over from an owner that is gone, as any call would.
+    /// Takes over from an owner that died, as any call would.
     ///
     /// # Errors
-    /// Silent if the owner is not heard; those of [`OpenContext::join`].
+    /// [`OwnerSilent`] if the owner does not respond; those of [`OpenContext::join`].
     pub(crate) fn ensure_owner(&self) -> Result<()> {
         self.process.check()?;
         let membership = self.membership();
@@ -188,7 +190,7 @@ impl FailoverCatalog {
         }
     }
 
-    /// Why no space is reserved now: the store is closed, or about to be reopened.
+    /// Why no space can be reserved now: the store is closed, or about to be reopened.
     fn refusal(&self) -> Error {
         let is_open = !self.opening.closing.load(Ordering::Acquire);
         match &*self.membership() {
@@ -200,8 +202,8 @@ impl FailoverCatalog {
         }
     }
 
-    /// What keeps the store from being used in full, if something does: its owner's last write or sync
-    /// failed, and it is not reopened yet; or the owner cannot be asked.
+    /// What prevents full use of the store, if anything: the owner's last write or sync failed and
+    /// the store is not reopened yet, or the owner cannot be asked.
     pub(crate) fn problem(&self) -> Option<String> {
         match &*self.membership() {
             Membership::Owner(_) | Membership::Reopening(_) => self.failure(),
@@ -213,7 +215,7 @@ impl FailoverCatalog {
         }
     }
 
-    /// What failed in this process, while it owns the store and has not reopened it.
+    /// What failed in this process while it owns the store and has not reopened it.
     pub(crate) fn failure(&self) -> Option<String> {
         match &*self.membership() {
             Membership::Owner(owner) => owner.core().poisoned(),
@@ -222,9 +224,9 @@ impl FailoverCatalog {
         }
     }
 
-    /// Gives up the membership and the lock for good, so that the process can open the store that is in the
-    /// directory now, beside handles that are left here. Returns the error that says so. The caller
-    /// holds `changing`.
+    /// Closes the membership and the lock for good, so that the process can open the store that is
+    /// in the directory now while old handles still exist. Returns the error that says so. The
+    /// caller holds `changing`.
     pub(crate) fn close_as_replaced(&self) -> Error {
         *self.membership.write() = Arc::new(Membership::Closed);
         self.opening.directory.lock.close();
@@ -233,16 +235,16 @@ impl FailoverCatalog {
             .with("dir", self.opening.directory.path().display())
     }
 
-    /// Closes this process's segments before a new owner is used: the former one may have removed
-    /// some, or failed to make them, whose numbers the new one gives again; and a fault may have
-    /// ended in a new mount. What was reserved before cannot be committed any more.
+    /// Closes this process's segment files before a new owner is used. The former owner may have
+    /// removed segments, or failed to create them, whose numbers the new owner reuses; and a fault
+    /// may have ended in a new mount. Earlier reservations cannot be committed any more.
     pub(crate) fn close_segments(&self) {
         if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
             segments.let_go_of_all();
         }
     }
 
-    /// Whether another store has taken this one's place. Never waits.
+    /// Returns whether another store has replaced this one. Never waits.
     pub(crate) fn is_replaced(&self) -> bool {
         self.replaced.load(Ordering::Acquire)
     }
@@ -255,11 +257,12 @@ impl FailoverCatalog {
         self.ask_whom(DISK_CALL_TIMEOUT, question, |_| ()).map(|(answer, ())| answer)
     }
 
-    /// Finds a membership in place of `lost`, unless somebody has.
+    /// Replaces the membership `lost`, unless another call has done so.
     ///
     /// # Errors
-    /// Silent if some process has the lock and does not listen: once after the whole patience of a
-    /// call, then at once. Reopening, at once, if the owner reopens the store.
+    /// [`OwnerSilent`] if a process holds the lock and does not listen: after the full timeout the
+    /// first time, then immediately. [`StoreReopening`], immediately, if the owner reopens the
+    /// store.
     fn change(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
         let unheard = || {
             OwnerSilent::error(
@@ -286,7 +289,7 @@ impl FailoverCatalog {
         let taken = self.opening.join(until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
-        // A store that takes long to fail to open holds up few calls.
+        // A store that takes long to fail to open is tried less often, so that it delays few calls.
         let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
         *failed_search = failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
@@ -301,14 +304,14 @@ impl FailoverCatalog {
         self.close_segments();
         let old = std::mem::replace(&mut *self.membership.write(), Arc::new(membership));
         drop(old);
-        // An engine may have failed before this process was seen to own it.
+        // The core may have been poisoned before this membership was visible to the heal thread.
         self.opening.heal_signal.notify();
         Ok(())
     }
 }
 
-/// Everything may be asked twice except `commit`. Asking `reserve` twice strands space under the
-/// name of a client that is dropped, and comes back with it (see [`crate::client::Client`]).
+/// Every call may be repeated except `commit`. A repeated `reserve` strands space under the name of
+/// a dropped client; the space is freed with the name (see [`crate::client::Client`]).
 impl Catalog for FailoverCatalog {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         self.ask(|catalog| catalog.resolve(scope, create))
@@ -330,7 +333,7 @@ impl Catalog for FailoverCatalog {
                 }
                 Ok(())
             }
-            // Leases end with the engine that granted them.
+            // Leases end with the core that granted them.
             Err(error) if StoreReopening::caused(&error) => Ok(()),
             released => released,
         }
@@ -375,8 +378,8 @@ impl Catalog for FailoverCatalog {
         Ok(reserved)
     }
 
-    /// Asked once, and only of the owner that gave the reservation: to any other its number says
-    /// nothing. If that one is gone, the pages are not stored, and may be put again.
+    /// Sent once, and only to the owner that issued the reservation: its number means nothing to
+    /// another owner. If that owner is gone, the pages are not stored and may be put again.
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         self.process.check()?;
         let issuer = self.reservations.issuer(reservation).ok_or_else(|| {
@@ -399,8 +402,8 @@ impl Catalog for FailoverCatalog {
         Ok(committed)
     }
 
-    /// The issuer is told if it lives, and otherwise the owner of the day, who found the
-    /// reservation in the log.
+    /// Sent to the issuer if it lives, otherwise to the present owner, which found the reservation
+    /// in the log.
     fn abort(&self, reservation: u64) -> Result<()> {
         self.process.check()?;
         let Some(issuer) = self.reservations.remove(reservation) else { return Ok(()) };
@@ -463,8 +466,9 @@ impl Catalog for FailoverCatalog {
         self.ask_disk(|catalog| catalog.clear())
     }
 
-    /// Fails with `Miss`, once, if an owner died, or its engine failed and was reopened, after it had acknowledged puts or deletes to this
-    /// process that no flush has covered, whether the process wrote the pages or found them present.
+    /// Fails with `Miss`, once, if an owner died, or its core failed and was reopened, after it had
+    /// acknowledged puts or deletes to this process that no flush has covered, whether the process
+    /// wrote the pages or found them present.
     fn flush(&self) -> Result<()> {
         let mark = self.unflushed.mark();
         let flushed = self.ask_whom(

@@ -1,7 +1,7 @@
-//! Messages of the socket, for a fuzzer. Behind the feature `fuzzing`.
+//! Socket messages for a fuzzer. Behind the feature `fuzzing`.
 //!
-//! A message is preceded by a byte that says as which of the four kinds it is to be read; on the
-//! socket that follows from whose turn it is.
+//! The first byte of an input selects which of the four kinds of message follows; on the socket the
+//! sender's turn decides that.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
@@ -29,9 +29,9 @@ const WELCOME: u8 = 1;
 const REQUEST: u8 = 2;
 const RESPONSE: u8 = 3;
 
-/// Whether `bytes` are a message of that kind. One that is comes back the same when it is written
-/// and read once more, and is no longer than it came. (The bytes are compared: figures that are no
-/// numbers differ from themselves.)
+/// Returns whether `bytes` decode as this kind of message. If so, asserts that encoding and
+/// decoding again gives the same bytes, no longer than the input. (Bytes are compared, because a
+/// NaN differs from itself.)
 macro_rules! is_message {
     ($kind:ty, $bytes:expr) => {
         decode::<$kind>($bytes).is_ok_and(|message| {
@@ -44,7 +44,7 @@ macro_rules! is_message {
     };
 }
 
-/// The same of a first message.
+/// Like `is_message`, for a first message.
 fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
     let read = |bytes: &[u8]| First::<T>::read(bytes, OLDEST..=NEWEST, "a peer");
     read(bytes).is_ok_and(|message| {
@@ -56,10 +56,10 @@ fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
     })
 }
 
-/// Reads `message` as a peer does, and returns whether it is one.
+/// Decodes `message` as a peer does. Returns whether it is valid.
 ///
 /// # Panics
-/// If it is, and does not come back as it was.
+/// If a valid message changes when it is encoded and decoded again.
 #[must_use]
 pub fn parse(message: &[u8]) -> bool {
     let Some((kind, bytes)) = message.split_first() else { return false };
@@ -72,11 +72,11 @@ pub fn parse(message: &[u8]) -> bool {
     }
 }
 
-/// Asks `catalog` what `message` says, as a server does; returns whether it was a question. A change
-/// of the store's shape is not asked for: it waits for threads.
+/// Handles `message` as a server does. Returns whether it was a request. Skips capacity changes,
+/// because they wait for threads.
 ///
 /// # Panics
-/// If the answer does not come back as it was.
+/// If the response changes when it is encoded and decoded again.
 pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
     let Some((&REQUEST, bytes)) = message.split_first() else { return false };
     match decode(bytes) {
@@ -90,10 +90,10 @@ pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
     }
 }
 
-/// Every kind of message; the questions are about `scope`, whose reference is `known`.
+/// Every kind of message; the requests are about `scope`, whose reference is `known`.
 ///
 /// # Panics
-/// Never: they can all be written.
+/// Never: all of them can be encoded.
 #[must_use]
 pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
     let kind = |kind: u8, message: Vec<u8>| [vec![kind], message].concat();
@@ -133,7 +133,7 @@ fn questions<'a>(
     let second = Duration::from_secs(1);
     let reserve_request =
         ReserveRequest { slices_per_page: 2, timeout: second, ..ReserveRequest::default() };
-    // Numbers that small changes to small numbers do not lead to.
+    // Values that a fuzzer does not reach by small mutations of small numbers.
     let greedy = ReserveRequest {
         flushed_later: true,
         page_units: vec![18; 3],

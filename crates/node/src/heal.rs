@@ -1,19 +1,21 @@
-//! Reopening a poisoned store, in the process that owns it, and leaving one whose path leads to another
-//! place by now.
+//! Reopens a poisoned store in the process that owns it, and closes a store whose path leads to
+//! another directory by now.
 //!
-//! A failed write or sync poisons an engine for good, because the kernel may have dropped what it
-//! could not write, and reports success afterwards. What is certain is on the disk. So the owner
-//! closes the engine and opens another one, which recovers as the next owner would after a kill: past
-//! the page cache, with all free space drained before it is reused. A thread of its own does that,
-//! with a back-off: while the disks take no writes, the poisoned engine goes on finding and reading.
+//! A failed write or sync poisons a core for good, because the kernel may have dropped the pages it
+//! could not write and may report success afterwards. Only the bytes on disk are certain. The owner
+//! therefore closes the core and opens another one, which recovers as the next owner would after a
+//! kill: past the page cache, with all free space drained before it is reused. A dedicated thread
+//! does this with back-off; while the disks reject writes, the poisoned core keeps answering
+//! lookups and reads.
 //!
 //! ```text
 //!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
 //!   any ── a disk is mounted over the directory ──▶ Closed
 //! ```
 //!
-//! The second serves a late mount: an engine that starts before its disk is mounted makes a store below the
-//! mount point. Every process leaves it soon after the mount, and its caller opens the path again.
+//! The second transition serves a late mount: an inference engine that starts before its disk is
+//! mounted creates a store below the mount point. Every process leaves that store soon after the
+//! mount, and its caller opens the path again.
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::membership::Membership;
@@ -26,21 +28,21 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// The pause before the first attempt, and the longest between two. Clients look for the owner again
-/// every second: all processes are served again well within 10 seconds of the end of a fault.
+/// First and longest pause between attempts. Clients look for the owner every second, so all
+/// processes are served again within 10 seconds of the end of a fault.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-/// After this long without an attempt the next failure is a new one.
+/// A failure after this long without an attempt starts the back-off anew.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
-/// An attempt waits this long for writes of this process that are on their way.
+/// Maximum time an attempt waits for this process's writes in progress.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
-/// And this long for its calls to leave the poisoned engine: later ones wait for that.
+/// Maximum time it waits for calls to leave the poisoned core; new calls are blocked meanwhile.
 const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
-/// The directory's path is looked at this often.
+/// Interval of checks where the directory's path leads.
 const PATH_PERIOD: Duration = Duration::from_secs(2);
-/// A store that fails, or cannot be reopened, is logged this often at most.
+/// Shortest interval between log lines about a store that fails or cannot be reopened.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 
-/// Wakes the thread.
+/// Wakes the heal thread.
 #[derive(Debug, Default)]
 pub(crate) struct HealSignal(Parked<HealState>);
 
@@ -51,19 +53,19 @@ struct HealState {
 }
 
 impl HealSignal {
-    /// An engine is poisoned. Never waits.
+    /// Reports a poisoned core. Never waits.
     pub(crate) fn notify(&self) {
         self.0.lock().poisoned = true;
         self.0.wake_all();
     }
 
-    /// The store is being closed: the thread ends.
+    /// Ends the thread, because the store is being closed.
     pub(crate) fn stop(&self) {
         self.0.lock().stopped = true;
         self.0.wake_all();
     }
 
-    /// Waits for a ring, `period` at most; `false` if the thread is to end.
+    /// Waits for a notification, at most `period`. Returns `false` if the thread shall end.
     fn wait(&self, period: Duration) -> bool {
         let until = Instant::now() + period;
         let mut state = self.0.lock();
@@ -78,7 +80,7 @@ impl HealSignal {
         !state.stopped
     }
 
-    /// Sleeps that long, whether it rings or not; `false` if the thread is to end.
+    /// Sleeps for `pause` whether notified or not. Returns `false` if the thread shall end.
     fn sleep(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         let mut state = self.0.lock();
@@ -93,8 +95,8 @@ impl HealSignal {
     }
 }
 
-/// Pauses between attempts. They do not start over with a store that fails again soon after it was
-/// reopened.
+/// Pauses between attempts. A store that fails again soon after it was reopened continues the
+/// sequence.
 #[derive(Debug, Default)]
 struct Backoff {
     last: Option<(Instant, Duration)>,
@@ -113,7 +115,7 @@ impl Backoff {
     }
 }
 
-/// When the log was last written to.
+/// Limits how often a condition is logged: when it was logged last.
 #[derive(Debug, Default)]
 struct LogThrottle(Option<Instant>);
 
@@ -130,7 +132,7 @@ impl LogThrottle {
 /// Starts the thread. It ends when the store is closed or dropped.
 ///
 /// # Errors
-/// `Retry` if there is no thread to be had.
+/// `Retry` if the thread cannot be created.
 pub(crate) fn start(catalog: &Arc<FailoverCatalog>) -> Result<()> {
     let (heal_signal, catalog) =
         (Arc::clone(&catalog.opening.heal_signal), Arc::downgrade(catalog));
@@ -183,9 +185,9 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
 }
 
 impl FailoverCatalog {
-    /// Leaves a store that belongs at the new place of its path (see [`NodeDirectory::is_superseded`]): it is
-    /// closed where it is, and the process may open the path again. Returns whether it did; if calls are
-    /// on their way, it is to be tried again.
+    /// Closes a store that belongs at the new target of its path (see
+    /// [`NodeDirectory::is_superseded`]), so that the process may open the path again. Returns
+    /// whether it was closed; if calls are in progress, the caller tries again.
     ///
     /// [`NodeDirectory::is_superseded`]: crate::node_directory::NodeDirectory::is_superseded
     fn close_if_superseded(&self, heal_signal: &HealSignal) -> bool {
@@ -209,7 +211,7 @@ impl FailoverCatalog {
         let left = std::mem::replace(&mut *membership, Arc::new(Membership::Closed));
         drop(membership);
         self.replaced.store(true, Ordering::Release);
-        // The lock is kept until no call is in the engine.
+        // The lock is kept until no call is inside the core.
         while let Err(error) = left.close().map(drop) {
             tracing::debug!(%error, %dir, "the store that is left cannot be closed yet");
             if !heal_signal.sleep(PAUSES.0) {
@@ -223,8 +225,8 @@ impl FailoverCatalog {
     /// Reopens the store if this process owns it and it is poisoned. Returns whether it did.
     ///
     /// # Errors
-    /// If it cannot be reopened yet: the disks refuse, or a write of this process is on its way. The
-    /// poisoned engine goes on then; or, if it is closed by now, calls are answered with misses.
+    /// If the disks reject writes or a write of this process is in progress. The poisoned core then
+    /// keeps serving; if it is closed already, calls return misses.
     fn reopen(&self) -> Result<bool> {
         let busy = || Error::retry("calls of this process are still in the failed store");
         let turn = self.changing.try_lock_until(Instant::now() + WRITES_TIMEOUT);
@@ -241,7 +243,7 @@ impl FailoverCatalog {
             let core = owner.core();
             let Some(cause) = core.poisoned() else { return Ok(false) };
             core.check_disks_writable()?;
-            // From here on no space is reserved, so that none is in use when the next engine decides
+            // No space is reserved from here on, so that none is in use when the next core decides
             // what is free.
             if !self.reservations.close(Instant::now() + WRITES_TIMEOUT) {
                 return Err(busy());

@@ -1,25 +1,26 @@
-//! Whether an owner that lives is heard.
+//! Liveness of an owner that holds the lock but may not answer.
 //!
-//! A stopped process (SIGSTOP, a frozen container, a debugger) keeps its lock and says nothing. It
-//! cannot be deposed: what it was about to write, it may write yet. A process that waits for its
-//! disk keeps its lock and says nothing, too, but it still greets whoever knocks, because a greeting
-//! takes none of its engine's locks. So when a call has waited for a while, a thread knocks. If
-//! that is not answered either, the owner counts as silent: calls that wait for it end, later ones
-//! are not made. The thread goes on listening at the probe, and the answer ends the silence.
+//! A stopped process (SIGSTOP, a frozen container, a debugger) keeps its lock and answers nothing.
+//! It cannot be deposed, because writes it had begun may still be issued. A process that waits for
+//! its disk keeps its lock and answers no calls either, but it still answers a handshake, because a
+//! handshake takes none of its core's locks. When a call has waited for [`PROBE_AFTER`], a probe
+//! thread starts a handshake. If the handshake is not answered either, the owner is marked silent:
+//! pending calls fail and later calls are not sent. The probe thread waits for a reply, then marks
+//! the owner responsive.
 
 use parking_lot::Mutex;
 use ritornello_store::LeaseNumber;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A call that has waited this long has somebody knock.
+/// A call that has waited this long starts a probe.
 pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(1);
-/// After an answer nobody knocks for this long.
+/// No probe starts for this long after an answered one.
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
-/// Leases whose end is told later; further ones run out by themselves.
+/// Maximum releases deferred while the owner is silent; further leases expire on their own.
 const DEFERRED_LEASES_MAX: usize = 4096;
 
-/// What one client knows of its owner's liveness.
+/// What one client knows about its owner's liveness.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerLiveness {
     silent: AtomicBool,
@@ -29,33 +30,33 @@ pub(crate) struct OwnerLiveness {
 
 #[derive(Debug, Default)]
 struct ProbeState {
-    /// Whether a thread is at it.
+    /// Whether a probe thread is running.
     running: bool,
     answered: Option<Instant>,
 }
 
-/// What the owner is to be told when it is heard again.
+/// Calls to send once the owner responds again.
 #[derive(Debug, Default)]
 pub(crate) struct Deferred {
-    /// Nobody reads under these leases any more.
+    /// Leases to release.
     pub(crate) leases: Vec<LeaseNumber>,
-    /// Nobody writes to these reservations any more.
+    /// Reservations to abort.
     pub(crate) reservations: Vec<u64>,
 }
 
 impl OwnerLiveness {
-    /// Whether the owner counts as silent.
+    /// Returns whether the owner is marked silent.
     pub(crate) fn is_silent(&self) -> bool {
         self.silent.load(Ordering::Acquire)
     }
 
-    /// From now on it does. Returns whether that is news.
+    /// Marks the owner silent. Returns whether it was responsive before.
     pub(crate) fn mark_silent(&self) -> bool {
         !self.silent.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether the caller is to knock: nobody does, and nobody was answered just now. It says
-    /// [`OwnerLiveness::end_probe`] when it is done.
+    /// Returns whether the caller shall run a probe: none is running, and none was answered within
+    /// [`PROBE_PAUSE`]. The caller ends the probe with [`OwnerLiveness::end_probe`].
     pub(crate) fn begin_probe(&self) -> bool {
         let mut probe = self.probe.lock();
         let assured = probe.answered.is_some_and(|answered| answered.elapsed() < PROBE_PAUSE);
@@ -64,8 +65,8 @@ impl OwnerLiveness {
         goes
     }
 
-    /// Nobody is at the probe any more, and a silence is over: the owner answered, or it is gone.
-    /// Returns whether there was one.
+    /// Ends a probe and marks the owner responsive: it answered, or it is gone. Returns whether it
+    /// was silent before.
     pub(crate) fn end_probe(&self, answered: bool) -> bool {
         let mut probe = self.probe.lock();
         probe.running = false;
@@ -73,8 +74,8 @@ impl OwnerLiveness {
         self.silent.swap(false, Ordering::AcqRel)
     }
 
-    /// Keeps in mind that a lease is over, and says whether to tell at once what was kept: the
-    /// silence may have ended meanwhile, and who ended it did not see this any more.
+    /// Defers the release of `lease`. Returns whether the caller shall send all deferred calls now:
+    /// if the silence ended meanwhile, the thread that ended it may have missed this one.
     #[must_use]
     pub(crate) fn defer_release(&self, lease: LeaseNumber) -> bool {
         let mut deferred = self.deferred.lock();
@@ -84,7 +85,8 @@ impl OwnerLiveness {
         !self.is_silent()
     }
 
-    /// The same of a reservation. There are no more of them than there was space.
+    /// Defers the abort of `reservation`, as [`Self::defer_release`] does for a lease. Needs no
+    /// limit: reservations are bounded by space.
     #[must_use]
     pub(crate) fn defer_abort(&self, reservation: u64) -> bool {
         let mut deferred = self.deferred.lock();
@@ -92,7 +94,7 @@ impl OwnerLiveness {
         !self.is_silent()
     }
 
-    /// What was kept in mind.
+    /// Takes all deferred calls.
     pub(crate) fn take_deferred(&self) -> Deferred {
         std::mem::take(&mut *self.deferred.lock())
     }

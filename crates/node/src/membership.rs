@@ -1,4 +1,4 @@
-//! What a process is to a store at the moment, and how it comes to be that.
+//! What a process is to a store at the moment: owner, client, reopening or closed.
 
 use crate::client::Client;
 use crate::heal::HealSignal;
@@ -15,44 +15,44 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A free lock rings no heal_signal, and neither does an owner that is still recovering: whoever waits
-/// for one looks again after these pauses, first and longest.
+/// First and longest pause between attempts: a released lock gives no notice, and neither does an
+/// owner that has recovered.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-/// A process's part.
+/// What this process is to the store.
 pub(crate) enum Membership {
-    /// It owns the store.
+    /// This process owns the store.
     Owner(Owner),
-    /// Another process does.
+    /// Another process owns the store.
     Client(Arc<Client>),
-    /// It owns the store, whose engine failed, and opens it again.
+    /// This process owns the store, whose core failed, and opens another one.
     Reopening(Reopening),
-    /// It has none any more.
+    /// The store is closed in this process.
     Closed,
 }
 
-/// Everything it takes to open a store, the first time or again.
+/// What opening a store takes, the first time and after a failover.
 pub(crate) struct OpenContext {
     pub(crate) directory: Arc<NodeDirectory>,
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) options: Options,
     /// What clients may do while this process is the owner.
     pub(crate) permissions: Arc<ClientPermissions>,
-    /// Ends the search for a membership.
+    /// Ends the attempts of [`OpenContext::join`].
     pub(crate) closing: AtomicBool,
-    /// Rung when an engine is poisoned.
+    /// Notified when a core is poisoned.
     pub(crate) heal_signal: Arc<HealSignal>,
 }
 
 impl OpenContext {
-    /// Takes the lock and owns the store, or connects to whoever has it. If both fail because an
-    /// owner comes or goes, tries again until it is too late; because it reopens the store, for
-    /// `reopening` at most. Where `known`, this process has used the store already.
+    /// Takes the lock and opens the store as its owner, or connects to the owner. Retries until
+    /// `until` if both fail because an owner starts or ends; for at most `reopening` if the owner
+    /// reopens the store. `known` says that this process has used the store already.
     ///
     /// # Errors
-    /// Those of [`ritornello_store::StoreCore::open`] where the lock was free; `Invalid` for an owner
-    /// of another user; `Retry` if there is an owner that does not listen, that speaks no version of
-    /// this build, or that reopens the store.
+    /// Those of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an owner
+    /// of another user; `Retry` for an owner that does not listen, has no common protocol version,
+    /// or reopens the store.
     pub(crate) fn join(
         &self,
         until: Instant,
@@ -68,7 +68,8 @@ impl OpenContext {
                     self.directory.lock.release();
                 }
                 return owner.map(Membership::Owner).map_err(|error| match error.kind() {
-                    // The disk failed before the owner died: as if that one reopened the store.
+                    // The disk failed before the previous owner died: treated as if that owner were
+                    // reopening the store.
                     ErrorKind::Fatal | ErrorKind::Retry if known => {
                         tracing::debug!(%error, "the store cannot be taken over yet");
                         StoreReopening::error(&error.to_string())
@@ -101,13 +102,13 @@ impl OpenContext {
     }
 }
 
-/// What calls are told once the store is closed.
+/// The error of calls on a closed store.
 pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the store is closed: open it again")
 }
 
 impl Membership {
-    /// The owner's epoch.
+    /// Returns the epoch of the owner, if there is one.
     pub(crate) fn epoch(&self) -> Option<&OwnerEpoch> {
         match self {
             Self::Owner(owner) => Some(owner.epoch()),
@@ -116,10 +117,10 @@ impl Membership {
         }
     }
 
-    /// Gives the part up, if it is one that others wait for; see [`Owner::close`].
+    /// Ends an ownership that other processes may wait for; see [`Owner::close`].
     ///
     /// # Errors
-    /// `Retry` if it cannot be given up yet.
+    /// `Retry` if it cannot end yet.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         match self {
             Self::Owner(owner) => owner.close(),

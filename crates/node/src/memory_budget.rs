@@ -1,15 +1,15 @@
-//! Memory for long messages, of which there may be many at a time.
+//! A bound on the memory for long messages, which many connections may receive at once.
 
 use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that may be taken.
+/// The bytes left of a budget.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget(AtomicUsize);
 
 impl MemoryBudget {
-    /// With so many bytes.
+    /// Creates a budget of `bytes`.
     pub(crate) fn new(bytes: usize) -> Arc<Self> {
         Arc::new(Self(AtomicUsize::new(bytes)))
     }
@@ -24,7 +24,7 @@ impl MemoryBudget {
     }
 }
 
-/// What one connection has taken, of every budget that it must share.
+/// Bytes granted to one connection, charged to every budget that it shares.
 #[derive(Debug, Default)]
 pub(crate) struct Grant {
     budgets: Vec<Arc<MemoryBudget>>,
@@ -32,15 +32,15 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Nothing yet.
+    /// Creates an empty grant on `budgets`.
     pub(crate) fn of(budgets: Vec<Arc<MemoryBudget>>) -> Self {
         Self { budgets, bytes: 0 }
     }
 
-    /// Takes or gives back what makes it so many bytes.
+    /// Grows or shrinks the grant to `bytes`.
     ///
     /// # Errors
-    /// `Retry` if others have it; nothing is changed.
+    /// `Retry` if a budget is exhausted; the grant is unchanged.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<()> {
         let more = bytes.saturating_sub(self.bytes);
         for at in 0..self.budgets.len() {

@@ -1,4 +1,4 @@
-//! The directory of a store as processes meet in it.
+//! The directory of a store, where its processes find each other.
 //!
 //! ```text
 //! LOCK              held by the owner                    see `lock`
@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// The directory of the clients' lock files.
 pub(crate) const CLIENTS: &str = "clients";
 
-/// What tells one directory from another, whatever path leads to it.
+/// Identifies a directory independently of the path that leads to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Identity {
     device: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// That of the file system object `path` leads to.
+    /// Returns the identity of the file system object at `path`.
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let found = std::fs::metadata(path)?;
         Ok(Self { device: found.dev(), inode: found.ino() })
@@ -56,7 +56,7 @@ pub(crate) struct NodeDirectory {
 }
 
 impl NodeDirectory {
-    /// Opens a directory that exists and holds a store or nothing, and closes it to other users.
+    /// Opens an existing directory that is empty or holds a store, and revokes other users' access.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let refused = |error: io::Error| unusable(path, error);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -93,30 +93,32 @@ impl NodeDirectory {
         &self.path
     }
 
-    /// The directory itself, wherever it was moved to.
+    /// The directory itself, even if it was moved.
     pub(crate) fn dir(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
     }
 
-    /// Whether the path leads to another directory by now: it was moved, or is mounted over.
+    /// Returns whether the path now leads to another directory: this one was moved, or mounted
+    /// over.
     pub(crate) fn is_elsewhere(&self) -> bool {
         Identity::of(&self.path).ok() != Some(self.identity)
     }
 
-    /// Whether the store belongs at the path's new place: a disk was mounted over this directory, or
-    /// the path leads to another store. After an unmount it does not: what lies below a mount point is
-    /// no place for a store that was on the mounted disk.
+    /// Returns whether the store belongs at the path's new target: a disk was mounted over this
+    /// directory, or the path leads to another store. After an unmount it does not: the directory
+    /// below a mount point is no place for a store that was on the mounted disk.
     pub(crate) fn is_superseded(&self) -> bool {
         if !self.is_elsewhere() || !is_mount_point(&self.mount) {
             return false;
         }
-        // A disk that was mounted above the directory may not have it yet.
+        // A disk that was mounted above the directory may not contain the directory yet.
         let device = self.path.ancestors().find_map(|part| Identity::of(part).ok());
         device.is_some_and(|found| found.device != self.identity.device)
             || self.path.join("MANIFEST").exists()
     }
 
-    /// `medium` with the store's files reached through this directory, wherever the path leads later.
+    /// Wraps `medium` so that the store's files are reached through this directory's descriptor,
+    /// even if the path leads elsewhere later.
     ///
     /// # Errors
     /// Those of `dup(2)`.
@@ -124,9 +126,9 @@ impl NodeDirectory {
         Ok(Arc::new(Anchored::new(medium, &self.path, self.dir.try_clone()?)))
     }
 
-    /// Takes the directory's lock if nobody else has it.
+    /// Takes the directory's lock. Returns `false` if another process holds it.
     pub(crate) fn try_own(&self) -> Result<bool> {
-        // Whoever opens the store by its path would not find this owner.
+        // A process that opens the store by its path would not find this owner.
         if self.is_elsewhere() {
             return Err(Error::fatal(
                 "the store's directory was moved or replaced: open it again where it is now",
@@ -149,7 +151,7 @@ fn is_mount_point(path: &Path) -> bool {
     }
 }
 
-/// The error for a directory that cannot be used, with advice.
+/// The error for an unusable directory, with advice.
 pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
     let advice = match error.kind() {
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
@@ -178,7 +180,7 @@ mod tests {
     #[test]
     fn a_directory_of_another_user_is_refused_and_left_as_it_is() {
         let dir = tempfile::tempdir().unwrap();
-        // Whoever runs this test, one of the two belongs to somebody else.
+        // Whether or not root runs this test, one of the two directories belongs to another user.
         let path = if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(dir.path(), Some(12_345), None).unwrap();
             dir.path()

@@ -1,7 +1,7 @@
 //! What a process holds while it owns a store.
 //!
-//! An owner that closes removes its socket file last, when everything is durable. So a file that
-//! is left behind says that its owner died, and with it the puts of its last seconds.
+//! An owner that closes removes its socket file last, when everything is durable. A leftover socket
+//! file therefore says that its owner died, and that the puts of its last seconds may be lost.
 
 use crate::authority::Authority;
 use crate::membership::OpenContext;
@@ -14,7 +14,7 @@ use ritornello_format::{Error, Result};
 use ritornello_store::{Catalog, ClientAlive, ClientId, Durability, LocalCatalog, StoreCore};
 use std::sync::Arc;
 
-/// The engine, this process's session with it, and the server for the others.
+/// The core, this process's catalog on it, and the server for client processes.
 pub(crate) struct Owner {
     core: Arc<StoreCore>,
     catalog: LocalCatalog,
@@ -28,12 +28,12 @@ impl Owner {
         Self::serve(opening, Self::engine_of(opening)?)
     }
 
-    /// The same, in place of an engine that was poisoned: it is only used when it could sync what it
-    /// found.
+    /// Like [`Owner::open`], in place of a poisoned core. The new core is used only if it could
+    /// sync what it recovered.
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let core = Self::engine_of(opening)?;
         if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
-            // It fails for the same reason.
+            // Closing fails for the same reason.
             let _ = core.close();
             return Err(error);
         }
@@ -67,19 +67,19 @@ impl Owner {
                 server: Mutex::new(Some(server)),
             }),
             Err(error) => {
-                // The engine was given nothing to lose.
+                // The core has acknowledged nothing yet.
                 let _ = core.close();
                 Err(error)
             }
         }
     }
 
-    /// The engine.
+    /// The store's core.
     pub(crate) fn core(&self) -> &Arc<StoreCore> {
         &self.core
     }
 
-    /// Its own.
+    /// The epoch of this ownership.
     pub(crate) fn epoch(&self) -> &OwnerEpoch {
         &self.epoch
     }
@@ -89,12 +89,12 @@ impl Owner {
         &self.catalog
     }
 
-    /// Hangs up on the clients, who find the next owner, and closes the engine. What is inside is
-    /// the result of the last sync: the engine is closed whatever that says.
+    /// Closes all client connections, so that clients fail over, and closes the core. The inner
+    /// result is that of the last sync: the core is closed either way.
     ///
     /// # Errors
-    /// `Retry` if a client's call is stuck in the engine, on a disk that does not answer: the
-    /// directory must not be anybody else's before that has ended.
+    /// `Retry` if a client's call is stuck in the core, on a disk that does not answer: no other
+    /// process may own the directory before the call has ended.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         let mut server = self.server.lock();
         if let Some(server) = server.as_mut() {

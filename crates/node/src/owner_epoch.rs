@@ -1,44 +1,45 @@
-//! One owner's time, and what of the time before it is certain.
+//! The epoch of one owner, and which acknowledged writes of earlier epochs are known to have
+//! survived.
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// What clients are told about their owner.
+/// What an owner tells its clients about its epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnerEpoch {
     /// Identity of the store.
     pub(crate) store: [u8; 16],
-    /// The owner's number, counted since the store was made.
+    /// Number of the epoch, counted since the store was created.
     pub(crate) owner: u32,
-    /// Whether the owner before it closed the store, and so lost nothing.
+    /// Whether the previous owner closed the store, and so lost nothing.
     pub(crate) clean: bool,
     /// Whether a put or a delete is durable when it is acknowledged.
     pub(crate) durable: bool,
 }
 
 impl OwnerEpoch {
-    /// Whether everything is still there that the owner of that number acknowledged.
+    /// Returns whether every write that was acknowledged in epoch `owner` still exists.
     pub(crate) fn preserves(&self, owner: u32) -> bool {
         owner == self.owner || (self.clean && owner.checked_add(1) == Some(self.owner))
     }
 }
 
-/// Puts and deletes that an owner acknowledged and that no flush has covered yet. An owner that dies
-/// loses those of its last seconds, and a flush that the next owner answers must report it.
+/// Puts and deletes that an owner acknowledged and that no flush has covered. An owner that dies
+/// loses those since its last sync, and a flush in the next epoch must report the loss.
 #[derive(Debug, Default)]
 pub(crate) struct Unflushed(Mutex<FlushMark>);
 
-/// What a flush sets out to cover.
+/// What a flush covers if it succeeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlushMark {
-    /// The first owner that acknowledged one.
+    /// The earliest epoch with an uncovered acknowledgement.
     pub(crate) owner: Option<u32>,
-    /// Counts changes, so that a flush does not take credit for those that came after it began.
+    /// Counts acknowledgements, so that a flush does not cover those that came after it began.
     changes: u64,
 }
 
 impl Unflushed {
-    /// A put or a delete was acknowledged.
+    /// Records an acknowledged put or delete.
     pub(crate) fn note(&self, epoch: &OwnerEpoch) {
         if !epoch.durable {
             let mut mark = self.0.lock();
@@ -47,12 +48,12 @@ impl Unflushed {
         }
     }
 
-    /// A flush begins.
+    /// Returns the mark of a flush that begins now.
     pub(crate) fn mark(&self) -> FlushMark {
         *self.0.lock()
     }
 
-    /// It is done: all that was there at the mark is covered, or reported as lost.
+    /// Records that everything up to `mark` is durable, or was reported as lost.
     pub(crate) fn complete_flush(&self, mark: FlushMark) {
         let mut now = self.0.lock();
         if *now == mark {

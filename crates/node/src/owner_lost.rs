@@ -1,11 +1,11 @@
-//! How "nobody listens there any more" is told from an answer.
+//! Distinguishes the loss of an owner from an answer of that owner.
 
 use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::{fmt, io};
 
-/// The cause of an error that says nothing about the question: the owner went away before it
-/// answered. Whoever asked finds the next owner, or becomes it.
+/// The cause of an error that says nothing about the request: the owner died before it answered.
+/// The caller finds the next owner, or becomes it.
 #[derive(Debug)]
 pub(crate) struct OwnerLost(io::Error);
 
@@ -17,12 +17,12 @@ impl fmt::Display for OwnerLost {
 
 impl StdError for OwnerLost {}
 
-/// The owner went away, as `cause` shows.
+/// The error of a lost owner; `cause` is the failure that showed it.
 pub(crate) fn owner_lost(cause: io::Error) -> Error {
     Error::retry("the process that owned the store went away").because(OwnerLost(cause))
 }
 
-/// Whether `error` came about that way.
+/// Returns whether `error` is the loss of an owner.
 pub(crate) fn is_owner_lost(error: &Error) -> bool {
     error.source().is_some_and(<dyn StdError>::is::<OwnerLost>)
 }

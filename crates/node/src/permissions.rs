@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct ClientPermissions {
     policy: StorePolicy,
-    /// Whether the log says that a call was denied.
+    /// Whether a denied call was logged.
     logged: AtomicBool,
 }
 
@@ -18,7 +18,7 @@ impl ClientPermissions {
         Self { policy, logged: AtomicBool::new(false) }
     }
 
-    /// Checks that a client may ask `request`.
+    /// Checks that a client may send `request`.
     ///
     /// # Errors
     /// As of [`StorePolicy::check_client`].

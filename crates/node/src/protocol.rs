@@ -1,7 +1,7 @@
-//! What is throttle over the socket of a store.
+//! The messages on the socket of a store.
 //!
-//! The first message each way follows a [`crate::greeting`]. All messages are the same in the versions
-//! that this build speaks. Payload never comes this way.
+//! The first message in each direction follows a [`crate::greeting`]. All messages are the same in
+//! the versions that this build speaks. Payload never passes through the socket.
 
 use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::owner_epoch::OwnerEpoch;
@@ -14,43 +14,43 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// An owner lets nobody wait for space longer than this.
+/// Maximum time that an owner lets a request wait for space.
 pub(crate) const RESERVE_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
-/// What a client says first, behind the greeting.
+/// A client's first message, behind the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// The format of what the client writes.
+    /// The format version that the client writes.
     pub(crate) format: u32,
     /// The client's name, see [`crate::presence`].
     pub(crate) name: String,
-    /// Its process, for people.
+    /// Its process id, for diagnostics.
     pub(crate) pid: u32,
-    /// Whether this is the name's first connection. Later ones join it, and are refused if it is
-    /// gone: its leases and reservations went with it.
+    /// Whether this is the first connection under the name. Later ones join the client, and are
+    /// refused if it is gone, because its leases and reservations went with it.
     pub(crate) first: bool,
 }
 
 impl Hello {
-    /// The hello of a client of that name.
+    /// The hello of a client with this name.
     pub(crate) fn new(name: &str, first: bool) -> Self {
         Self { format: FORMAT_VERSION, name: name.to_owned(), pid: std::process::id(), first }
     }
 }
 
-/// The answer to a hello: whether the client is let in.
+/// The reply to a hello.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Entry {
-    /// It is, in this owner's epoch.
+    /// The client is admitted, in this owner's epoch.
     Granted(OwnerEpoch),
-    /// The name it wants to join is gone: it must come back under a new one.
+    /// The client to join is gone: the process must connect under a new name.
     Gone,
-    /// It is not. A fault of the kind `Miss` says that the owner reopens the store after the failure
-    /// that is its text.
+    /// The client is refused. A fault of kind `Miss` says that the owner reopens the store after
+    /// the failure in its text.
     Refused(Fault),
 }
 
-/// A question: one of each call of [`ritornello_store::Catalog`].
+/// A request: one for each call of [`ritornello_store::Catalog`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Request<'a> {
     Resolve {
@@ -68,7 +68,7 @@ pub(crate) enum Request<'a> {
         keys: Keys<'a>,
         ttl: Duration,
     },
-    /// Not answered: whoever lets go of something does not wait for it.
+    /// Has no response: a client does not wait when it releases a lease.
     Release {
         lease: LeaseNumber,
     },
@@ -138,7 +138,7 @@ pub(crate) enum Request<'a> {
     Stats,
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Response {
     /// To `Resolve`.
@@ -159,7 +159,7 @@ pub(crate) enum Response {
     Scopes(Vec<HeldScope>),
     /// To `Keys`.
     Keys(HeldKeys),
-    /// To what has no other answer.
+    /// To requests with no other response.
     Done,
     /// To `Stats`.
     Stats(Box<CatalogStats>),
@@ -167,14 +167,14 @@ pub(crate) enum Response {
     Failed(Fault),
 }
 
-/// An error, as it travels.
+/// An error on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fault {
     kind: Kind,
     text: String,
 }
 
-/// [`ErrorKind`], as it travels.
+/// [`ErrorKind`] on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Kind {
     Invalid,
@@ -190,14 +190,14 @@ impl Fault {
         self.kind == Kind::Closed
     }
 
-    /// The error of a hello that was refused.
+    /// The error of a refused hello.
     pub(crate) fn refusal(self) -> Error {
         if self.kind == Kind::Miss { StoreReopening::error(&self.text) } else { self.into() }
     }
 }
 
 impl Fault {
-    /// What `error` says.
+    /// The wire form of `error`.
     pub(crate) fn about(error: &Error) -> Self {
         let kind = match error.kind() {
             ErrorKind::Invalid => Kind::Invalid,
@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    /// Messages of a connection between a client and an owner that only know version 7.
+    /// Messages of a connection between a client and an owner that know only version 7.
     #[test]
     fn messages_of_version_7_are_laid_out_as_recorded() {
         let (spoken, peer) = (OLDEST..=NEWEST, "a peer");

@@ -1,8 +1,8 @@
-//! The time between a poisoned engine and the next one of the same process.
+//! The state between a poisoned core and the next one of the same process.
 //!
-//! The process keeps the directory's lock throughout, so that no client takes the store over. Its own
-//! calls are answered at once: with a miss, or `Retry` where that would be made up. Clients are hung
-//! up on, and a client that connects is told why it is refused.
+//! The process keeps the directory's lock throughout, so that no client takes the store over. Its
+//! own calls return immediately: with a miss, or with `Retry` where a miss would be an invented
+//! answer. Connections of clients are closed, and a connecting client is told why it is refused.
 
 use crate::authority::Authority;
 use crate::membership::Membership;
@@ -14,18 +14,18 @@ use ritornello_format::{Error, Result};
 use ritornello_store::{Catalog, CatalogStats, ClientId, StoreCore, StoreReopening};
 use std::sync::{Arc, Weak};
 
-/// See the module.
+/// See the module documentation.
 pub(crate) struct Reopening {
     cause: String,
-    /// The figures of the poisoned engine, with the cause among them.
+    /// The last figures of the poisoned core, including the cause.
     stats: Box<CatalogStats>,
-    /// The membership with the poisoned engine, until it is closed.
+    /// The membership with the poisoned core, until it is closed.
     former: Mutex<Option<Arc<Membership>>>,
     core: Weak<StoreCore>,
     refusing: Mutex<Option<Server>>,
 }
 
-/// Lets no client in, and says what failed. The kind `Miss` tells this from other refusals.
+/// Refuses every client with the failure. The kind `Miss` distinguishes this from other refusals.
 struct Refusing(String);
 
 impl Authority for Refusing {
@@ -41,7 +41,7 @@ impl Authority for Refusing {
 }
 
 impl Reopening {
-    /// What follows upon `former`, whose `engine` is poisoned. No reservation of this process is open.
+    /// Replaces `former`, whose `core` is poisoned. No reservation of this process is pending.
     pub(crate) fn new(former: Arc<Membership>, core: &Arc<StoreCore>, stats: CatalogStats) -> Self {
         let cause = stats.poisoned.clone().unwrap_or_default();
         let (former, core) = (Mutex::new(Some(former)), Arc::downgrade(core));
@@ -53,18 +53,18 @@ impl Reopening {
         &self.cause
     }
 
-    /// What calls are told.
+    /// The error of calls in this state.
     pub(crate) fn error(&self) -> Error {
         StoreReopening::error(&self.cause)
     }
 
-    /// The last figures of the poisoned engine.
+    /// The last figures of the poisoned core.
     pub(crate) fn stats(&self) -> CatalogStats {
         CatalogStats::clone(&self.stats)
     }
 
-    /// Hangs up on the clients and closes the poisoned engine. When this returns, no call is left in
-    /// it, and its index has let go of its files. Again: does nothing.
+    /// Closes all connections and the poisoned core. When this returns, no call is inside the core,
+    /// and its index has closed its files. Idempotent.
     ///
     /// # Errors
     /// `Retry` if a call or a drain does not end.
@@ -72,7 +72,7 @@ impl Reopening {
         let mut former = self.former.lock();
         if let Some(membership) = &*former {
             self.refuse(directory, membership.epoch());
-            // Inside is the result of the last sync, which is known to have failed.
+            // The inner result is that of the last sync, which is known to have failed.
             drop(membership.close()?);
         }
         *former = None;
@@ -82,13 +82,13 @@ impl Reopening {
         Ok(())
     }
 
-    /// Listens in place of the server that is about to stop. Without it clients wait, as for an owner
-    /// that recovers.
+    /// Listens in place of the server that is about to stop. Without this server clients wait, as
+    /// for an owner that recovers.
     fn refuse(&self, directory: &Arc<NodeDirectory>, epoch: Option<&OwnerEpoch>) {
         let mut refusing = self.refusing.lock();
         let Some(epoch) = epoch.filter(|_| refusing.is_none()) else { return };
         let authority = Arc::new(Refusing(self.cause.clone()));
-        // Clients are let in by nobody.
+        // Permissions do not matter, because no client is admitted.
         match Server::start(directory, authority, &Arc::default(), *epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
@@ -97,14 +97,14 @@ impl Reopening {
         }
     }
 
-    /// Refuses clients no longer: another server listens, or none will.
+    /// Stops refusing clients: another server listens, or none will.
     pub(crate) fn stop_refusing(&self) {
         if let Some(mut server) = self.refusing.lock().take() {
             server.stop();
         }
     }
 
-    /// Gives up. The store stays as the failure left it, for the next owner.
+    /// Gives up reopening. The store stays as the failure left it, for the next owner.
     ///
     /// # Errors
     /// As of [`Reopening::end_former`]. The inner error is the failure that poisoned the store.

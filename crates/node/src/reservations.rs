@@ -1,14 +1,14 @@
-//! Reservations that this process may be writing to, and who gave them.
+//! Reservations that this process may be writing to, with their issuers.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Reservations by their number, each with its issuer.
+/// Reservations by number, each with the owner that issued it.
 ///
-/// A issuer that is no longer asked, a client of a former owner, is kept here for as long as one of
-/// its reservations is: its name stays locked, and so the space stays withheld from others.
+/// An issuer that is no longer in use, the client of a former owner, is kept as long as one of its
+/// reservations is pending: its name stays locked, so that the space stays withheld from others.
 #[derive(Debug)]
 pub(crate) struct PendingReservations<G> {
     state: Mutex<State<G>>,
@@ -18,7 +18,7 @@ pub(crate) struct PendingReservations<G> {
 #[derive(Debug)]
 struct State<G> {
     open: HashMap<u64, G>,
-    /// Calls of `reserve` that may still bring a number.
+    /// Calls of `reserve` that have not returned.
     in_flight: usize,
     closed: bool,
 }
@@ -29,14 +29,14 @@ impl<G: Clone> PendingReservations<G> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Announces a reservation; `false` if none is taken any more.
+    /// Begins a call of `reserve`. Returns `false` if reservations are closed.
     pub(crate) fn begin(&self) -> bool {
         let mut state = self.state.lock();
         state.in_flight += usize::from(!state.closed);
         !state.closed
     }
 
-    /// Notes what came of the one that was announced.
+    /// Ends a call of `reserve` and adds its reservation, if any.
     pub(crate) fn complete(&self, reserved: Option<(u64, G)>) {
         let mut state = self.state.lock();
         state.in_flight -= 1;
@@ -45,25 +45,25 @@ impl<G: Clone> PendingReservations<G> {
         self.changed.notify_all();
     }
 
-    /// Who gave a reservation.
+    /// Returns the issuer of a pending reservation.
     pub(crate) fn issuer(&self, reservation: u64) -> Option<G> {
         self.state.lock().open.get(&reservation).cloned()
     }
 
-    /// Nothing is written to it any more. Returns who gave it.
+    /// Removes a reservation that is no longer written to. Returns its issuer.
     pub(crate) fn remove(&self, reservation: u64) -> Option<G> {
         let issuer = self.state.lock().open.remove(&reservation);
         self.changed.notify_all();
         issuer
     }
 
-    /// Takes reservations again, unless the store is being closed for good.
+    /// Accepts reservations again, unless `closing` is set.
     pub(crate) fn reopen(&self, closing: &AtomicBool) {
         let mut state = self.state.lock();
         state.closed = closing.load(Ordering::Acquire);
     }
 
-    /// Takes no more, and waits until there are none. Whether that came about in time.
+    /// Rejects new reservations and waits until none is pending. Returns `false` on timeout.
     pub(crate) fn close(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         state.closed = true;

@@ -1,4 +1,5 @@
-//! The owner's side of the socket: a thread that accepts, and one for each connection.
+//! The owner's side of the socket: a thread that accepts connections, and one thread for each of
+//! them.
 
 use crate::answer::answer;
 use crate::authority::Authority;
@@ -24,24 +25,23 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A peer that says hello slower than this is hung up on.
+/// Maximum time until a peer has sent its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// One that says the rest of a message, or takes an answer, slower than this is, too.
+/// Maximum time for the rest of a message, and for sending a response.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// And one that takes its dismissal slower than this.
+/// Maximum time for sending the reason why a connection is closed.
 const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a connection's thread looks at the clock.
+/// How often a connection's thread checks its deadline.
 const WAIT_SLICE: Duration = Duration::from_secs(5);
-/// How often clients are looked after that died behind a connection which a forked child of
-/// theirs keeps open.
+/// Interval of checks for dead clients whose connection a forked child keeps open.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Rounds between two sweeps of what dead clients left under `clients/`.
+/// Checks between two sweeps of files that dead clients left under `clients/`.
 const SWEEP_CHECKS: u32 = 12;
-/// Calls that have come in may take this long to finish when the server stops.
+/// When the server stops, received calls may run this long.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// And this long after the engine was closed under them.
+/// They may run this long after the core was closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// The pause after a connection that could not be accepted (no descriptors, usually).
+/// The pause after a failed accept (usually for want of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// A listening owner.
@@ -54,7 +54,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Listens for the clients of `authority`. The caller holds the lock of `directory`.
+    /// Listens for clients of `authority`. The caller holds the lock of `directory`.
     pub(crate) fn start(
         directory: &Arc<NodeDirectory>,
         authority: Arc<dyn Authority>,
@@ -89,12 +89,12 @@ impl Server {
         })
     }
 
-    /// Stops listening, lets calls finish that have come in, and hangs up.
+    /// Stops listening, lets received calls finish, and closes all connections.
     pub(crate) fn stop(&mut self) {
-        // It can only fail by overflow, and it is written once.
+        // Fails only by overflow, and is written once.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
-            // A panic in it was reported where it happened.
+            // A panic of that thread was reported where it happened.
             let _ = acceptor.join();
         }
         self.listener.shut();
@@ -104,12 +104,12 @@ impl Server {
         }
     }
 
-    /// Says that the engine was closed in order: see [`crate::owner`].
+    /// Removes the socket file, which says that the core was closed cleanly: see [`crate::owner`].
     pub(crate) fn unpublish(&self) {
         self.listener.unpublish(&self.directory);
     }
 
-    /// After the engine was closed, too: whether no call is left inside it.
+    /// Waits after the core was closed. Returns whether no call is left inside it.
     pub(crate) fn wait_until_idle(&self) -> bool {
         self.connections.wait_until_empty(CLOSE_TIMEOUT)
     }
@@ -196,7 +196,7 @@ impl Acceptor {
     }
 }
 
-/// One connection, from hello to the end.
+/// Serves one connection from its hello to its end.
 fn serve_connection(
     directory: &NodeDirectory,
     epoch: OwnerEpoch,
@@ -222,7 +222,7 @@ fn serve_connection(
     if let Err(error) = &served
         && !is_owner_lost(error)
     {
-        // Why it is hung up on; it may not be listening.
+        // The reason why the connection is closed; the peer may not read it.
         channel.stage(&Response::Failed(Fault::about(error)))?;
         channel.send(&mut deadline(REJECTION_TIMEOUT))?;
     }
@@ -243,7 +243,7 @@ fn admit(
         .with("format", FORMAT_VERSION)
         .with("yours", hello.format));
     }
-    // Space is handed out under a name only if its lock will tell when to take it back.
+    // Space is granted under a name only if the name's lock can prove the death of its process.
     if !presence::is_alive(directory, &hello.name) {
         return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
     }
@@ -260,7 +260,8 @@ fn serve(
         let Some(message) = channel.receive(&mut idle_or_deadline())? else { return Ok(()) };
         let Some(response) = answer(catalog, permissions, decode(message)?) else { continue };
         if matches!(&response, Response::Failed(fault) if fault.is_closed()) {
-            // The owner is closing: that is no answer. The client finds the next one.
+            // The owner is closing, so it sends no response. The client fails over to the next
+            // owner.
             return Ok(());
         }
         let sent = match channel.stage(&response) {
@@ -268,20 +269,20 @@ fn serve(
             Err(error) => {
                 channel.stage(&Response::Failed(error.into()))?;
                 channel.send(&mut deadline(MESSAGE_TIMEOUT))?;
-                // LogThrottle, but not the whole answer: what it reserved is not known to anybody.
+                // The response was not sent in full: the client does not know what it reserved.
                 undo_unsent(catalog, &response);
                 continue;
             }
         };
         if let Err(error) = sent {
             undo_unsent(catalog, &response);
-            // Part of an answer went out: nothing can follow it.
+            // Part of a response was sent, so nothing can follow it on this connection.
             return Err(owner_lost(io::Error::other(error)));
         }
     }
 }
 
-/// Takes back space and leases that the client was not told about.
+/// Returns space and leases that the client was not told about.
 fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
     let undone = match response {
         Response::Reserved(reserved) if !reserved.runs.is_empty() => catalog.abort(reserved.id),
@@ -295,13 +296,13 @@ fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
     }
 }
 
-/// Patience for a message that is due.
+/// A wait check that fails after `time`.
 fn deadline(time: Duration) -> impl FnMut(bool) -> Result<()> {
     let until = Instant::now() + time;
     move |_| if Instant::now() < until { Ok(()) } else { Err(timed_out()) }
 }
 
-/// Patience without end between messages, and little deadline one.
+/// A wait check without a limit between messages, and with [`MESSAGE_TIMEOUT`] within one.
 fn idle_or_deadline() -> impl FnMut(bool) -> Result<()> {
     let mut begun: Option<Instant> = None;
     move |partial| {

@@ -1,4 +1,4 @@
-//! What all handles of one process on one directory share.
+//! The state that all handles of one process on one directory share.
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::heal;
@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Memory for copies of pages and unaligned reads, a process. Resident as far as it is used.
+/// Memory per process for copies of pages and unaligned reads, resident as far as it is used.
 const STAGING_BYTES: usize = 256 << 20;
 
-/// A store, open.
+/// An open store.
 pub(crate) struct Shared {
     directory: Arc<NodeDirectory>,
     medium: Arc<dyn Medium>,
@@ -28,14 +28,14 @@ pub(crate) struct Shared {
     phase: Mutex<Phase>,
 }
 
-/// How far the life of a [`Shared`] has come.
+/// Life cycle of a [`Shared`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// In use by this many handles.
     Open(usize),
-    /// The last handle was closed. Writes may still be on their way.
+    /// The last handle was closed. Writes may still be in progress.
     Closing,
-    /// Over.
+    /// Closed.
     Closed,
 }
 
@@ -69,8 +69,8 @@ impl Shared {
         Ok(Self { directory, medium, catalog, store, phase: Mutex::new(Phase::Open(1)) })
     }
 
-    /// Adds a handle, unless the last one was closed or another store has taken this one's place. What
-    /// `options` say differently is logged.
+    /// Adds a handle. Returns `false` if the last one was closed or another store has replaced this
+    /// one. Differences between `options` and the store are logged.
     ///
     /// # Errors
     /// `Invalid` if the directory holds no store of this format.
@@ -85,7 +85,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Takes a handle away. [`Shared::finish`] is due afterwards.
+    /// Removes a handle. The caller calls [`Shared::finish`] afterwards.
     pub(crate) fn leave(&self) {
         let mut phase = self.phase.lock();
         *phase = match *phase {
@@ -98,7 +98,8 @@ impl Shared {
     /// Closes the store if no handle is left.
     ///
     /// # Errors
-    /// Those of [`FailoverCatalog::close`]. If it is [`Shared::unfinished`] after that, it is due again.
+    /// Those of [`FailoverCatalog::close`]. If [`Shared::unfinished`] holds afterwards, the caller
+    /// calls it again.
     pub(crate) fn finish(&self) -> Result<()> {
         if !self.unfinished() {
             return Ok(());
@@ -111,12 +112,12 @@ impl Shared {
         closed
     }
 
-    /// Whether the last handle is gone but the lock is not.
+    /// Whether the last handle is closed but the lock is still held.
     pub(crate) fn unfinished(&self) -> bool {
         *self.phase.lock() == Phase::Closing
     }
 
-    /// Whether it is over.
+    /// Whether the store is closed.
     pub(crate) fn is_closed(&self) -> bool {
         *self.phase.lock() == Phase::Closed
     }
@@ -159,7 +160,7 @@ impl Shared {
     }
 }
 
-/// Everybody's half of the store over a catalog, which is closed again if that fails.
+/// Creates the payload half of the store over a catalog; closes the catalog on failure.
 fn store_over(
     catalog: Arc<FailoverCatalog>,
     medium: &Arc<dyn Medium>,

@@ -1,5 +1,5 @@
-//! An owner's catalog as a client asks it: each call is one message there and, but for the end of a
-//! lease, one back.
+//! The owner's catalog, called over the socket: each call is one request and one response, except
+//! the release of a lease, which has no response.
 
 use crate::client::Client;
 use crate::keys::Flattened;
@@ -13,14 +13,14 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A client, and the deadline of the call that it is asked in.
+/// A client, and the deadline of one call.
 #[derive(Debug)]
 pub(crate) struct SocketCatalog<'a> {
     client: &'a Arc<Client>,
     until: Instant,
 }
 
-/// Takes the answer of one kind out of a response.
+/// Extracts one kind of answer from a response.
 macro_rules! expect {
     ($response:expr, $pattern:pat => $answer:expr) => {
         match $response {
@@ -31,7 +31,7 @@ macro_rules! expect {
 }
 
 impl<'a> SocketCatalog<'a> {
-    /// Asks through `client`, and waits until then.
+    /// Creates a catalog whose calls go through `client` and fail at `until`.
     pub(crate) fn new(client: &'a Arc<Client>, until: Instant) -> Self {
         Self { client, until }
     }
